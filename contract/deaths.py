@@ -1,4 +1,4 @@
-"""Which errors of Ray mean that infrastructure died under a call, and not that the call failed.
+"""Deaths under a call: the errors of Ray that mean that infrastructure died, and not that the call failed.
 
 Judged by the names of an error's classes, so that no package needs Ray for it.
 """
@@ -15,7 +15,7 @@ LONGEST = 300
 
 
 def death(error: BaseException) -> str | None:
-    """Why a call ended, where what it ran on died, was lost or had no room; such a call may be made again.
+    """The reason of a call's end where what it ran on died, was lost or had no room; such a call may be made again.
 
     A task that failed because of an actor that it called itself, such as an engine or a rank, counts as well.
 
@@ -35,7 +35,7 @@ def death(error: BaseException) -> str | None:
 
 
 def _out_of_memory(text: str) -> str:
-    """What Ray's memory monitor says, without its advice of thirty lines."""
+    """The report of Ray's memory monitor, without its advice of thirty lines."""
     node, used = _found(r"IP: ([^,\s)]+)", text), _found(r"\bwas ([\d.]+ ?GB[^()\n]*)", text)
     own = _found(r"actual memory used=([\d.]+ ?GB)", text)
     most = re.search(r"PID\s+MEM\(GB\)\s+COMMAND\s+(\d+)\s+([\d.]+)", text)

@@ -62,14 +62,7 @@ def atomic_write(
 
 
 def write_text(path: str | Path, text: str, *, error: type[IsoComputeError] = FileError) -> Path:
-    """Write a text as UTF-8, whole or not at all.
-
-    Args:
-        path: Where the file belongs; its folder is made when it is not there.
-        error: What to raise when the file cannot be written.
-
-    Returns:
-        The path written.
+    """Write a text as UTF-8, as of ``atomic_write``; returns the path.
 
     Raises:
         IsoComputeError: ``error``, when the file cannot be written. What was there stays.

@@ -72,7 +72,7 @@ def _is_server(uri: str) -> bool:
 
 @contextlib.contextmanager
 def _little_patience() -> Iterator[None]:
-    """MLflow's own client asks for minutes whether somebody is there: a first question is to be short."""
+    """Keep a first question short: MLflow's own client tries for minutes."""
     brief = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
     added = {name: value for name, value in brief.items() if name not in os.environ}
     os.environ.update(added)
@@ -102,10 +102,10 @@ def _refuse_missing(uri: str) -> None:
 
 
 def _holds_experiments(database: Path) -> bool:
-    asked = "SELECT 1 FROM sqlite_master WHERE name = 'experiments'"
+    query = "SELECT 1 FROM sqlite_master WHERE name = 'experiments'"
     try:
         with contextlib.closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-            return connection.execute(asked).fetchone() is not None
+            return connection.execute(query).fetchone() is not None
     except sqlite3.OperationalError:
         # Busy or unreadable: MLflow says so itself.
         return True

@@ -36,7 +36,6 @@ class Column:
     """One column of a schema.
 
     Attributes:
-        name: Column name.
         type: One of ``str``, ``bool``, ``i32``, ``i64``, ``f32``, ``f64``, or a ``list[...]`` of one of these.
         description: Meaning and unit.
         optional: Whether the column may be absent (and its values null).
@@ -89,7 +88,7 @@ class Schema:
 
 
 def has_schema(name: str) -> bool:
-    """Whether there is a table called ``name``."""
+    """Return whether there is a table called ``name``."""
     return (files(__package__) / "schemas" / f"{name}.json").is_file()
 
 

@@ -47,7 +47,7 @@ SUPERSEDED_TAG = "isocompute.superseded"
 OWNER_TAG = "isocompute.owner"
 """Who made a run, and in which folder: nobody else changes it."""
 KEY_TAG = "isocompute.run_id"
-"""What a run shows: an owner has one run of each."""
+"""Identity of what a run shows: an owner has one run of each."""
 
 
 def content_hash(path: Path) -> str:
@@ -64,7 +64,7 @@ def context_tags() -> dict[str, str]:
 
 
 def is_gone(error: Exception) -> bool:
-    """Whether MLflow says that something does not exist; whatever else goes wrong says nothing about that."""
+    """Return whether MLflow says that something does not exist; other errors say nothing about that."""
     return getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST"
 
 
@@ -196,7 +196,7 @@ def _refuse_several_owners(source: str, name: str, carriers: Collection[Any]) ->
 
 
 def is_store(source: str) -> bool:
-    """Whether a source is a tracking URI."""
+    """Return whether a source is a tracking URI."""
     return source.startswith(("sqlite:///", "http://", "https://"))
 
 

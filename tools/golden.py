@@ -77,7 +77,9 @@ def frontier(tree: Path, old: Path) -> Iterator[tuple[str, Any]]:
         ("sweep", f"{docs}/sweep.csv"),
     ):
         yield f"answer, {name}", command(tree, "frontier", "fit", *words, "--out", name)
-        yield f"posterior, {name}", json.loads(Path(name, "posterior.json").read_text())
+        saved = json.loads(Path(name, "posterior.json").read_text())
+        saved["split_r_hat"] = saved.get("split_r_hat") or saved.pop("spread")
+        yield f"posterior, {name}", saved
         yield f"draws, {name}", table(Path(name, "draws.parquet"))
 
 

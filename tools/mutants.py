@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-ANSWER, MODEL, ACTIONS, DECISION = "test_saved_answer.py", "test_model.py", "test_actions.py", "test_decision.py"
+ANSWER, MODEL, DECISION = "test_saved_answer.py", "test_model.py", "test_decision.py"
 REWARDS, RUNS, TRL, EVERY = "test_rewards.py", "test_ingest_runs.py", "test_trl.py", "test_every_trainer.py"
 
 
@@ -54,14 +54,14 @@ MUTANTS = [
         ("frontier", "(n / cell.rollouts_per_problem) ** 0.5", "(n / cell.rollouts_per_problem)", ANSWER, "root"),
         ("frontier", "probability_best >= 0.5", "probability_best >= 0.6", ANSWER, "half"),
         ("frontier", "AGREED = 1.1", "AGREED = 1.3", ANSWER, "chains"),
-        ("frontier", "if posterior.spread > AGREED:", "if posterior.spread < 1:", ANSWER, "chains"),
+        ("frontier", "if posterior.split_r_hat > AGREED:", "if posterior.split_r_hat < 1:", ANSWER, "chains"),
         ("frontier", "TAIL = (-2.0, 1.5)", "TAIL = (-1.0, 1.5)", MODEL, "expected"),
         ("frontier", "TAIL = (-2.0, 1.5)", "TAIL = (-2.0, 0.5)", MODEL, "expected"),
         ("frontier", "0.1 + 0.4 * theta", "0.4 * theta", MODEL, "expected"),
         ("frontier", "    shape: float = 0.1", "    shape: float = 0.3", MODEL, "expected"),
         ("frontier", "seed_amplitude: float = 0.06", "seed_amplitude: float = 0.03", MODEL, "expected"),
         ("frontier", "SEED_DEGREES = 4.0, 6.0", "SEED_DEGREES = 4.0, 30.0", MODEL, "expected"),
-        ("frontier", "MOST_SEEDS = 25", "MOST_SEEDS = 26", ACTIONS, "seeds"),
+        ("frontier", "MOST_SEEDS = 25", "MOST_SEEDS = 26", DECISION, "seeds"),
         ("frontier", "TIE = 0.001", "TIE = 0.002", DECISION, "tie"),
         ("frontier", "NEAR = 0.005", "NEAR = 0.01", DECISION, "near"),
         ("frontier", "rewards - failing * np.maximum", "rewards - 0 * np.maximum", DECISION, "fail"),

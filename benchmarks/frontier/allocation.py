@@ -1,4 +1,4 @@
-"""Whether ``next`` spends well: loops that fit, ask what to run, run it and ask again, on grids of B_p and n.
+"""Spending by ``next``: loops that fit, ask what to run, run it and ask again, on grids of B_p and n.
 
     python -m benchmarks.frontier.allocation [--sweeps 50] [--only NAME …] [--out FILE]
 
@@ -89,12 +89,12 @@ def uniform(laboratory: Laboratory, seeds: int, share: float) -> Reached:
 
 
 def by_next(fitted: Fitted, actions: list[Action]) -> Action:
-    """What ``next`` would run."""
+    """The choice of ``next``."""
     return actions[0]
 
 
 def by_mspe(fitted: Fitted, actions: list[Action]) -> Action:
-    """What lowers the mean squared prediction error most for its cost."""
+    """The run that lowers the mean squared prediction error most for its cost."""
     drawn = fitted.posterior.reward(LAST)[:, :, 0]
     model, theta = fitted.posterior.model, fitted.posterior.theta
     gain = drawn.max(axis=1) - model.start(theta)[:, 0]

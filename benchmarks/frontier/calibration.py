@@ -1,4 +1,4 @@
-"""Whether the posterior's intervals are right: counted over made-up sweeps of known truth.
+"""Calibration of the posterior's intervals: coverage counted over made-up sweeps of known truth.
 
     python -m benchmarks.frontier.calibration [--sweeps 100] [--only NAME …] [--out FILE]
 
@@ -21,11 +21,11 @@ from benchmarks.frontier.worlds import LAST, sweep, world
 
 COMPUTE = np.array([LAST, 4 * LAST, 1e15])
 PRIOR = {"median": 0.06, "factor": 0.7, "timing_median": 0.08, "timing_factor": 0.9, "degrees": 6.0}
-"""What the README states of seeds: their standard deviations, each known to the exponential of a factor."""
+"""The README on seeds: their standard deviations, each known to the exponential of a factor."""
 
 
 def one(kind: str, seeds: int, deviation: float | None, number: int) -> dict[str, float]:
-    """What one sweep shows.
+    """Measure one sweep.
 
     Args:
         kind: Of world.
@@ -62,7 +62,7 @@ def one(kind: str, seeds: int, deviation: float | None, number: int) -> dict[str
         "difference": ((ends[0] <= difference) & (difference <= ends[1])).mean(),
         **({"odd n": float(covered[ns.index(truth.named[0]), 0])} if truth.named else {}),
         "width": float(np.median(high[:, 0] - low[:, 0])),
-        "R-hat": fitted.posterior.spread,
+        "R-hat": fitted.posterior.split_r_hat,
         "CPU-seconds": spent,
     }
 

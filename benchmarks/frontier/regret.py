@@ -1,4 +1,4 @@
-"""How much reward is lost by choosing with the posterior, against other ways to choose from the same sweep, paired.
+"""Reward lost by choosing with the posterior, against other ways to choose from the same sweep, paired.
 
     python -m benchmarks.frontier.regret [--sweeps 80] [--only NAME …] [--out FILE]
 
@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import polars as pl
 from isocompute.frontier import Frontier
-from isocompute.frontier.posterior.runs import Cell
+from isocompute.frontier.posterior.runs import Setting
 
 from benchmarks.frontier.campaign import Bounds, Case, Records, main, means
 from benchmarks.frontier.rivals import best_so_far, separate
@@ -28,7 +28,7 @@ EVERY = ("posterior", "healthy", *RIVALS)
 
 
 def one(kind: str, number: int) -> dict[str, float]:
-    """What one sweep shows."""
+    """Measure one sweep."""
     rng = np.random.default_rng([number, 23])
     truth = world(kind, rng)
     evals = sweep(truth, rng, seeds=2, deviation=0.05)
@@ -49,11 +49,11 @@ def one(kind: str, number: int) -> dict[str, float]:
 
 
 def left_out(truth: World, evals: pl.DataFrame, number: int, rng: np.random.Generator) -> dict[str, float]:
-    """Whether the interval of an n that was left out covers its reward at the end of the data."""
+    """Return whether the interval of an n that was left out covers its reward at the end of the data."""
     ns = list(truth.gain)
     n = int(rng.choice(ns))
     rest = Frontier(evals.filter(pl.col("rollouts_per_problem") != n)).fit(seed=number)
-    cell = Cell(rollouts_per_problem=n, problems_per_batch=32)
+    cell = Setting(rollouts_per_problem=n, problems_per_batch=32)
     drawn = rest.posterior.reward_of((cell,), float(LAST), rng=rng)[:, 0, 0]
     low, high = np.quantile(drawn, [0.025, 0.975])
     covered = bool(low <= truth.reward(n, np.array([LAST]))[0] <= high)

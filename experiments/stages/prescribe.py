@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 from isocompute.frontier import Comparison, Frontier, compare
 from isocompute.frontier.answers import fitted
-from isocompute.frontier.posterior.runs import Cell as Setting
+from isocompute.frontier.posterior.runs import Setting
 from isocompute.rollout.contract import tables
 
 from ..running.schedule import Run, workers

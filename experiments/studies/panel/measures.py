@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from isocompute.frontier import Frontier, FrontierError
 from isocompute.frontier.notebook import Fit
-from isocompute.frontier.posterior.runs import Cell
+from isocompute.frontier.posterior.runs import Setting
 
 from .statistics import TAIL, Array, vertex
 from .whole import Whole
@@ -49,24 +49,24 @@ class Posteriors:
     def _of(self, *kinds: str) -> pl.DataFrame:
         return self.whole.evals.filter(pl.col("kind").is_in(kinds)).drop("kind", "factor")
 
-    def cells(self, factor: float) -> list[Cell]:
+    def cells(self, factor: float) -> list[Setting]:
         """The setting of each n at a factor on the √B rule."""
         own = self.whole.trunks.filter(pl.col("factor") == factor)
         rates = dict(own.select("rollouts_per_problem", "learning_rate").unique().iter_rows())
         return [self._cell(n, rates[n]) for n in self.whole.group_sizes]
 
-    def _cell(self, n: int, rate: float, size: int | None = None) -> Cell:
+    def _cell(self, n: int, rate: float, size: int | None = None) -> Setting:
         size = size or self.whole.problems_per_batch
-        return Cell(rollouts_per_problem=n, problems_per_batch=size, learning_rate=rate)
+        return Setting(rollouts_per_problem=n, problems_per_batch=size, learning_rate=rate)
 
     @cached_property
-    def tuned(self) -> list[Cell]:
+    def tuned(self) -> list[Setting]:
         """Of each n the setting whose fitted reward at C_max is highest, failures included."""
         every = [self.cells(factor) for factor in sorted(self.whole.trunks["factor"].unique())]
         ends = np.stack([rewards(self.fit, cells, self.whole.budget).mean(axis=0) for cells in every])
         return [every[k][place] for place, k in enumerate(ends.argmax(axis=0))]
 
-    def vertex(self, cells: Sequence[Cell], budget: float, *, fit: Fit | None = None, since: float = 0.0) -> Array:
+    def vertex(self, cells: Sequence[Setting], budget: float, *, fit: Fit | None = None, since: float = 0.0) -> Array:
         """Draws of v(C), from every n with 64 updates by then, or by an earlier budget.
 
         Args:
@@ -153,7 +153,7 @@ class Posteriors:
 
 
 def prescribed(
-    fit: Fit, quarter: Fit, every: Sequence[Cell], *, always: Sequence[int], usual: Mapping[int, Cell]
+    fit: Fit, quarter: Fit, every: Sequence[Setting], *, always: Sequence[int], usual: Mapping[int, Setting]
 ) -> tuple[dict[str, float], Array]:
     """Regret at C_max of what the cheapest quarter prescribes and of rivals, and draws of its regret less the first's.
 
@@ -178,7 +178,7 @@ def prescribed(
     return regret, own[f"n = {always[0]}"] - own["prescribed"]
 
 
-def vertex_of(cells: Sequence[Cell], drawn: Array, budget: float, group_sizes: Sequence[int]) -> Array:
+def vertex_of(cells: Sequence[Setting], drawn: Array, budget: float, group_sizes: Sequence[int]) -> Array:
     """Draws of v(C), from every n with 64 updates by some budget.
 
     Args:
@@ -190,7 +190,7 @@ def vertex_of(cells: Sequence[Cell], drawn: Array, budget: float, group_sizes: S
     return vertex(at, drawn[:, used], (float(np.log2(min(group_sizes))), float(np.log2(max(group_sizes)))))
 
 
-def rewards(fit: Fit, cells: Sequence[Cell], budget: float) -> Array:
+def rewards(fit: Fit, cells: Sequence[Setting], budget: float) -> Array:
     """Draws of the reward of settings at a budget, failures included, shape ``(draws, cells)``.
 
     A setting without a curve, all of whose runs failed, has what those ended at.
@@ -205,7 +205,7 @@ def rewards(fit: Fit, cells: Sequence[Cell], budget: float) -> Array:
     return np.stack(columns, axis=1)
 
 
-def _ended(failures: Mapping[Cell, Any], cell: Cell) -> float:
+def _ended(failures: Mapping[Setting, Any], cell: Setting) -> float:
     ended = failures[cell].reward
     if ended is None:
         raise FrontierError(f"n = {cell.rollouts_per_problem} has neither a curve nor a run that failed")

@@ -63,7 +63,7 @@ def measure(whole: Whole) -> dict[str, Any]:
         "regret": regret,
         "crossings": own.crossings(),
         "probe": _probe(whole),
-        "spread": own.fit.posterior.spread,
+        "spread": own.fit.posterior.split_r_hat,
         "power law": _share(forecasts(whole, own.fit, "power")),
     }
 

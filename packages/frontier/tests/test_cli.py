@@ -1,3 +1,6 @@
+"""The console script: what every command shares, and what it needs of the machine."""
+
+import argparse
 import json
 import os
 import subprocess
@@ -7,13 +10,38 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from isocompute.frontier import cli
 from isocompute.frontier.cli import main
+from isocompute.frontier.commands.arguments import positive
 from isocompute.frontier.contract import command_line
 
-pytestmark = pytest.mark.slow("fits by commands")
+slow = pytest.mark.slow("fits, or an interpreter that is started")
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("16M", 16e6), ("2k", 2e3), ("1.5B", 1.5e9), ("0.5K", 500.0), ("3T", 3e12), ("4e4", 4e4), ("50000", 5e4)],
+)
+def test_amounts_have_suffixes(text: str, value: float) -> None:
+    assert positive(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "M", "16X", "16MM", "1,000", "-2k", "0", "0M", "nan", "inf", "infM", "two"])
+def test_nonsense_is_one_sentence(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError) as error:
+        positive(text)
+    assert str(error.value) == f"{text!r} is not an amount above 0, such as 50000, 2k, 16M or 1.5B"
+
+
+@given(st.floats(1e-6, 1e15))
+def test_every_number_is_an_amount(value: float) -> None:
+    assert positive(repr(value)) == value
+
+
+@slow
+@pytest.mark.usefixtures("short_chains")
 def test_fit_then_prescribe(table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table.write_csv(tmp_path / "evals.csv")
     out = tmp_path / "out"
@@ -26,28 +54,22 @@ def test_fit_then_prescribe(table: pl.DataFrame, tmp_path: Path, capsys: pytest.
     assert (document["budget"], document["rollouts_per_problem"]) == (40_000, 16)
 
 
-def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["--version"])
-    assert end.value.code == 0
-    assert capsys.readouterr().out.startswith("isocompute-frontier ")
-
-
-def test_a_source_tree_that_is_not_installed_has_no_version(
+def test_the_version_is_printed_also_of_a_source_tree_that_is_not_installed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(command_line, "version", missing)
-    with pytest.raises(SystemExit):
-        main(["--version"])
-    assert capsys.readouterr().out == "isocompute-frontier of a source tree that is not installed\n"
+    for said in ("", "of a source tree that is not installed\n"):
+        with pytest.raises(SystemExit) as end:
+            main(["--version"])
+        assert end.value.code == 0
+        assert capsys.readouterr().out.startswith(f"isocompute-frontier {said}")
+        monkeypatch.setattr(command_line, "version", missing)
 
 
 def test_a_negative_seed_is_one_line(table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    own = table.filter((pl.col("rollouts_per_problem") == 4) & (pl.col("seed") == 0) & (pl.col("rollouts") > 0))
-    own.write_csv(tmp_path / "curve.csv")
+    table.filter(pl.col("run_id") == "n4s0", pl.col("rollouts") > 0).write_csv(tmp_path / "curve.csv")
     path = str(tmp_path / "curve.csv")
     for command in (
         ["fit", path, "--out", str(tmp_path / "out")],
@@ -61,7 +83,7 @@ def test_an_error_that_is_not_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch
     def broken(*_: object, **__: object) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(cli.prescribe.saved, "load", broken)
+    monkeypatch.setattr(cli.prescribe, "load_fitted", broken)
     with pytest.raises(ValueError, match="a bug"):
         main(["prescribe", str(tmp_path), "--budget", "8"])
 
@@ -83,17 +105,18 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert not (tmp_path / "out").exists()
 
 
+@slow
 def test_a_figure_that_cannot_be_written_is_one_line_and_exit_code_2(
     table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = table.filter((pl.col("rollouts_per_problem") == 4) & (pl.col("seed") == 0))
-    own.write_csv(tmp_path / "curve.csv")
+    table.filter(pl.col("run_id") == "n4s0").write_csv(tmp_path / "curve.csv")
     (tmp_path / "file").touch()
     arguments = ["--x", "rollouts", "--y", "avg_at_4", "--bootstrap", "20", "--figure", str(tmp_path / "file" / "f")]
     assert main(["predict", str(tmp_path / "curve.csv"), *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'file' / 'f.svg'}: cannot be written (")
 
 
+@slow
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     curve = Path(__file__).parents[1] / "docs" / "sweep.csv"
     options = "--where rollouts_per_problem=4 --where seed=1 --x rollouts --y avg_at_4 --bootstrap 20"
@@ -103,3 +126,43 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@slow
+def test_commands_take_amounts_with_suffixes(table: pl.DataFrame, tmp_path: Path) -> None:
+    table.write_csv(tmp_path / "evals.csv")
+    path = str(tmp_path / "evals.csv")
+    where = ["--where", "rollouts_per_problem=4", "--where", "seed=0"]
+    curve = ["predict", path, "--x", "rollouts", "--y", "avg_at_4", *where, "--bootstrap", "20", "--fit-max", "16k"]
+    assert main([*curve, "--cuts", "12k", "16k", "--json", str(tmp_path / "b.json")]) == 0
+    assert [c["cut"] for c in json.loads((tmp_path / "b.json").read_text())["cuts"]] == [12e3, 16e3]
+
+
+WITHOUT_POSIX = """
+import os, sys
+sys.modules["fcntl"] = sys.modules["resource"] = None
+if hasattr(os, "fchmod"):
+    del os.fchmod
+import polars as pl
+import isocompute.frontier
+from isocompute.frontier.contract import store, tables, tracking
+from isocompute.frontier.cli import main
+print([name for name in ("torch", "ray", "mlflow", "matplotlib") if name in sys.modules])
+rows = [
+    {"run_id": f"r{n}", "step": s, "rollouts": s * 8 * n, "tokens": s * 80 * n, "rollouts_per_problem": n,
+     "problems_per_batch": 8, "seed": 0, "problem_set": "easy", "split": "validation", "questions": 300, "samples": 4,
+     "avg_at_4": 0.3 + 0.4 * (1 - 2.718 ** (-s * n / 400))}
+    for n in (4, 16) for s in range(0, 400, 20)
+]
+tables.write(pl.DataFrame(rows), "evals", "evals.parquet")
+assert tables.read("evals.parquet", "evals").height == 40
+assert callable(main)
+"""
+
+
+@slow
+def test_tables_are_read_and_written_without_posix_and_nothing_heavy_is_imported(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_POSIX], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

@@ -1,37 +1,27 @@
-"""What a fit rests on: settings left out, deviations against expectation, the best learning rate of each n."""
+"""The checks of a fit: settings left out, deviations against expectation, the best learning rate of each n."""
 
 import numpy as np
 import polars as pl
 import pytest
-from isocompute.frontier import Fit, Frontier
+from isocompute.frontier import Fit
+from isocompute.frontier.answers import checks
 from isocompute.frontier.answers.checks import conflicts, left_out_line
 
-from ..conftest import evals
+from ..conftest import evals, quick, run
 
 pytestmark = pytest.mark.slow("many fits")
 
 
-def sweep(gains: dict[tuple[int, float], float], *, seeds: int = 2, deviation: float = 0.02) -> pl.DataFrame:
+def sweep(gains: dict[tuple[int, float], float], *, seeds: int = 1, deviation: float = 0.02) -> pl.DataFrame:
     """Exponential runs of some n and learning rates, whose gains differ by a share from seed to seed."""
     rng, parts = np.random.default_rng(0), []
     compute = np.arange(0, 17) * 1024
     for (n, rate), gain in gains.items():
         for seed in range(seeds):
             made = gain * (1 + deviation * rng.standard_normal()) * (1 - np.exp(-compute / 5e3))
-            parts.append(
-                pl.DataFrame(
-                    {
-                        "rollouts": compute,
-                        "avg_at_4": rng.binomial(1200, 0.2 + made) / 1200,
-                        "seed": seed,
-                        "rollouts_per_problem": n,
-                        "problems_per_batch": 8,
-                        "learning_rate": rate,
-                    }
-                )
-            )
-    fixed = {"problem_set": "easy", "split": "validation", "questions": 300, "samples": 4}
-    return pl.concat(parts).with_columns(**{name: pl.lit(value) for name, value in fixed.items()})
+            reward = rng.binomial(1200, 0.2 + made) / 1200
+            parts.append(run(compute, reward, seed=seed, rollouts_per_problem=n, learning_rate=rate))
+    return pl.concat(parts)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +33,7 @@ def tuned() -> Fit:
         for n, top in best.items()
         for factor in (0.25, 1, 4)
     }
-    return Frontier(sweep(gains, seeds=1)).fit()
+    return quick(sweep(gains))
 
 
 def test_the_best_rates_and_how_they_grow_are_found(tuned: Fit) -> None:
@@ -60,28 +50,30 @@ def test_the_best_rates_and_how_they_grow_are_found(tuned: Fit) -> None:
 
 def test_a_rate_that_does_not_grow_is_told_from_the_root_rule() -> None:
     gains = {(n, 1e-4 * factor): 0.4 - 0.06 * np.log2(factor) ** 2 for n in (2, 16, 128) for factor in (0.25, 1, 4)}
-    found = Frontier(sweep(gains, seeds=1, deviation=0.0)).fit().best_rates(16_384)
+    found = quick(sweep(gains, deviation=0.0)).best_rates(16_384)
     assert found is not None
     assert "outside" in found.line()
     assert abs(found.exponent) < 0.25
 
 
 def test_of_two_n_at_one_rate_no_rate_is_the_best_and_none_is_left_out() -> None:
-    fitted = Frontier(evals(seeds=1, points=10)).fit()
+    fitted = quick(evals(seeds=1, points=10))
     assert fitted.best_rates(10_240) is None
     assert fitted.left_out() == ()
 
 
-def test_an_n_that_follows_the_others_is_predicted_and_an_odd_one_is_not() -> None:
+def test_an_n_that_follows_the_others_is_predicted_and_an_odd_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "QUICK", (16, 40, 16))
+    monkeypatch.setattr("isocompute.frontier.posterior.posterior.AGREED", np.inf)
     smooth = {(n, 1e-4): 0.3 + 0.03 * np.log2(n) for n in (2, 4, 8, 16)}
-    found = Frontier(sweep({**smooth, (8, 1e-4): 0.05}, seeds=1)).fit().left_out()
+    found = quick(sweep({**smooth, (8, 1e-4): 0.05})).left_out()
     assert [f.rollouts_per_problem for f in found] == [2, 4, 8, 16]
     assert [f.inside for f in found] == [True, True, False, True]
     assert "n = 8: 0.2" in left_out_line(found)
 
 
 def test_seeds_that_differ_far_more_than_expected_are_named() -> None:
-    calm = {(n, 1e-4): 0.3 for n in (2, 16)}
-    assert not any("seeds differ in gain" in line for line in conflicts(Frontier(sweep(calm, seeds=2)).fit()))
-    wild = Frontier(sweep(calm, seeds=4, deviation=0.5)).fit()
-    assert any("seeds differ in gain by 0." in line and "0.06 was expected" in line for line in conflicts(wild))
+    same = {(n, 1e-4): 0.3 for n in (2, 16)}
+    assert not any("seeds differ in gain" in line for line in conflicts(quick(sweep(same, seeds=2))))
+    wild = conflicts(quick(sweep(same, seeds=4, deviation=0.5)))
+    assert any("seeds differ in gain by 0." in line and "0.06 was expected" in line for line in wild)

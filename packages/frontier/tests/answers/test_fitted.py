@@ -10,16 +10,16 @@ import pytest
 from isocompute.frontier import Frontier, FrontierError
 from isocompute.frontier.answers.fitted import Fitted, load_fitted, save
 from isocompute.frontier.answers.next import plan, plan_lines, rates_to_open
-from isocompute.frontier.posterior.runs import Cell
+from isocompute.frontier.posterior.runs import Setting
 
-from ..conftest import TRUTH, evals
+from ..conftest import TRUTH, evals, quick
 
 pytestmark = pytest.mark.slow("many fits")
 
 
 @pytest.fixture(scope="module")
 def fitted() -> Fitted:
-    return Frontier(evals(seeds=3, between=0.005)).fit()
+    return quick(evals(seeds=3, between=0.005))
 
 
 def test_it_covers_the_curves_that_the_table_was_made_of(fitted: Fitted) -> None:
@@ -53,18 +53,14 @@ def test_the_answer_says_which_n_at_which_budget_how_sure_and_what_is_not_in_it(
     assert re.fullmatch(r"n\*: 4 → 16 at [\d.]+k \(90 % interval: .+ to .+\)", path)
     assert any(line.startswith("Risk: none of 6 runs failed") for line in lines)
     assert "one base model" in lines[-1]
-
-
-def test_chains_that_do_not_agree_are_named_in_the_answer(fitted: Fitted) -> None:
-    assert "chains" not in fitted.answer().lines()[-1]
-    astray = replace(fitted, posterior=replace(fitted.posterior, spread=1.26))
+    astray = replace(fitted, posterior=replace(fitted.posterior, split_r_hat=1.26))
     assert astray.answer().lines()[-1].endswith("its chains do not agree (split R̂ 1.26)")
 
 
 def test_a_run_that_died_does_not_change_the_choice_and_is_named() -> None:
     table = evals(seeds=3, between=0.005)
     dead = pl.when((pl.col("run_id") == "n16s1") & (pl.col("rollouts") > 0)).then(0.02).otherwise(pl.col("avg_at_4"))
-    broken = Frontier(table.with_columns(avg_at_4=dead)).fit()
+    broken = quick(table.with_columns(avg_at_4=dead))
     assert broken.best(20_480).cell.rollouts_per_problem == 16
     lines = broken.answer().lines()
     assert "n = 16, seed 1" in lines[0]
@@ -91,7 +87,7 @@ def test_width_refuses_a_budget_that_the_runs_say_nothing_of_and_no_multiple_of_
     # Curves that have levelled off are known far beyond their data.
     assert fitted.best(100 * fitted.largest).cell.rollouts_per_problem == 16
     # A run that ends long before its half is not.
-    short = Frontier(evals().filter(pl.col("rollouts") <= 3072, pl.col("rollouts_per_problem") == 16)).fit()
+    short = quick(evals().filter(pl.col("rollouts") <= 3072, pl.col("rollouts_per_problem") == 16))
     with pytest.raises(FrontierError, match=r"at 307k .*n = 16 may be"):
         short.decide(307_200)
     # What to run before deciding there can be said.
@@ -109,7 +105,7 @@ def test_what_an_n_reaches_is_predicted_with_its_interval_whether_it_was_run_or_
 
 def test_a_run_is_forecast_with_its_own_seed() -> None:
     table = evals(seeds=3, between=0.05, noise=0.005)
-    half = Frontier(table.filter((pl.col("run_id") != "n16s0") | (pl.col("rollouts") <= 10_240))).fit()
+    half = quick(table.filter((pl.col("run_id") != "n16s0") | (pl.col("rollouts") <= 10_240)))
     later = table.filter(pl.col("run_id") == "n16s0", pl.col("rollouts") > 10_240)
     found = half.forecast("n16s0", later["rollouts"].to_list())
     inside = (found["low"] - 0.01 < later["avg_at_4"]) & (later["avg_at_4"] < found["high"] + 0.01)
@@ -132,7 +128,7 @@ def test_a_run_is_forecast_with_its_own_seed() -> None:
 def test_rates_seeds_and_rewards_that_limit_the_answer_are_named(rates: dict[int, float], said: str) -> None:
     rate = pl.col("rollouts_per_problem").replace_strict(rates)
     table = evals(seeds=1, points=10).with_columns(learning_rate=rate, split=pl.lit("train"))
-    caveats = Frontier(table).fit().answer().lines()[-1]
+    caveats = quick(table).answer().lines()[-1]
     assert said in caveats
     assert "one seed: that seeds differ by 6 % of the gain is assumed" in caveats
     assert "these rewards are of training" in caveats
@@ -169,8 +165,8 @@ def test_what_to_run_next_is_ranked_by_its_value_per_rollout(fitted: Fitted) -> 
 
 
 def test_a_rate_next_to_the_chosen_one_is_opened_at_an_edge_of_the_rates_that_were_run() -> None:
-    def cell(rate: float | None, n: int = 8) -> Cell:
-        return Cell(rollouts_per_problem=n, problems_per_batch=8, learning_rate=rate)
+    def cell(rate: float | None, n: int = 8) -> Setting:
+        return Setting(rollouts_per_problem=n, problems_per_batch=8, learning_rate=rate)
 
     run = (cell(1e-4), cell(4e-4), cell(1e-3, n=16))
     assert rates_to_open(run, run[0]) == (cell(2.5e-5),)
@@ -182,7 +178,7 @@ def test_a_rate_next_to_the_chosen_one_is_opened_at_an_edge_of_the_rates_that_we
 
 def test_next_opens_another_rate_of_the_chosen_n_where_that_may_be_better() -> None:
     rated = evals(seeds=2, between=0.005).with_columns(learning_rate=pl.col("rollouts_per_problem").sqrt() * 1e-4)
-    found = plan(Frontier(rated).fit(), 20_480)
+    found = plan(quick(rated), 20_480)
     opened = {(a.cell.rollouts_per_problem, f"{a.cell.learning_rate:.2g}") for a in found.actions if a.kind == "open"}
     assert opened >= {(16, "0.0002"), (16, "0.0008"), (32, "0.00057"), (2, "0.00014")}
     assert any("open n = 16 at 0.0008" in line for line in plan_lines(found, "rollouts", most=99))
@@ -201,7 +197,7 @@ def test_next_says_how_many_seeds_tell_two_n_apart(fitted: Fitted) -> None:
 def test_of_settings_that_look_alike_next_names_no_number_of_seeds() -> None:
     one = evals(seeds=6, between=0.03).filter(rollouts_per_problem=16)
     other = one.with_columns(rollouts_per_problem=pl.lit(32, pl.Int64), run_id="other " + pl.col("run_id"))
-    found = plan(Frontier(pl.concat([one, other])).fit(), 20_480)
+    found = plan(quick(pl.concat([one, other])), 20_480)
     assert found.seeds is None
     assert re.search(r"25 seeds of each would not tell n = \d+ from n = \d+, should", plan_lines(found, "rollouts")[-1])
 
@@ -213,13 +209,10 @@ def test_only_two_n_that_were_run_can_be_told_apart(fitted: Fitted, tell: tuple[
 
 
 @pytest.mark.parametrize("library", ["pandas", "pyarrow"])
-def test_data_frames_of_other_libraries_are_fitted(library: str) -> None:
+def test_data_frames_of_other_libraries_are_fitted_and_nothing_else_is(library: str) -> None:
     pytest.importorskip(library)
     table = evals(seeds=1)
     other = table.to_pandas() if library == "pandas" else table.to_arrow()
     assert Frontier(other).evals.equals(table)
-
-
-def test_what_is_no_data_frame_is_refused() -> None:
     with pytest.raises(FrontierError, match=r"a str .*Frontier\.read"):
         Frontier("runs/")

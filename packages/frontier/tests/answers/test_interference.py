@@ -59,11 +59,13 @@ def test_runs_that_share_no_compute_are_not_compared() -> None:
         at_equal_rollouts(measures)
 
 
-def test_an_evaluation_whose_rollouts_are_not_known_is_an_error() -> None:
+def test_no_pass_rates_and_an_evaluation_whose_rollouts_are_not_known_are_errors() -> None:
     rates = polarised(4, {1024: 0.1, 4096: 0.8})
     evals = evals_of(rates, {"n4": 4}).filter(pl.col("step") < 100)
     with pytest.raises(FrontierError, match="run n4 at step 128"):
         interference(rates, evals)
+    with pytest.raises(FrontierError, match="no pass rates"):
+        interference(pl.DataFrame(), pl.DataFrame())
 
 
 @pytest.mark.slow
@@ -123,8 +125,3 @@ def test_the_gap_is_train_minus_validation_at_the_same_step() -> None:
     assert found["gap"].to_list() == pytest.approx([0.1])
     with pytest.raises(FrontierError, match="evaluated on both"):
         train_validation_gap(pl.DataFrame(rows[1:]))
-
-
-def test_no_pass_rates_are_an_error() -> None:
-    with pytest.raises(FrontierError, match="no pass rates"):
-        interference(pl.DataFrame(), pl.DataFrame())

@@ -1,4 +1,4 @@
-"""What an answer says of a posterior that is read and not fitted: each number here decides a sentence.
+"""The answer of a posterior that is read and not fitted: each number here decides a sentence.
 
 ``fixtures/`` holds some draws of the fits of two tables of docs/, rounded to two digits. Where the format of a saved
 posterior changes, ``python packages/frontier/tests/answers/test_saved_answer.py`` makes them again; the digits then are
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from isocompute.frontier import Frontier, FrontierError
 from isocompute.frontier.answers.fitted import Fitted, at_n, load_fitted, save
-from isocompute.frontier.posterior.runs import Cell
+from isocompute.frontier.posterior.runs import Setting
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 KEPT = {"trl": 100, "playbook-easy": 50}
@@ -80,7 +80,7 @@ def test_of_settings_that_are_as_good_at_the_quarter_the_one_of_the_path_is_name
 
 @pytest.mark.parametrize(("n", "rate"), [(32, 2e-6), (2, 5e-7), (8, 1e-6)])
 def test_an_n_that_was_not_run_has_a_rate_scaled_by_the_root_of_n(n: int, rate: float) -> None:
-    run = Cell(rollouts_per_problem=8, problems_per_batch=16, learning_rate=1e-6)
+    run = Setting(rollouts_per_problem=8, problems_per_batch=16, learning_rate=1e-6)
     made = at_n(run, n)
     assert (made.rollouts_per_problem, made.problems_per_batch) == (n, 16)
     assert made.learning_rate == pytest.approx(rate)
@@ -89,9 +89,9 @@ def test_an_n_that_was_not_run_has_a_rate_scaled_by_the_root_of_n(n: int, rate: 
 
 def test_chains_that_do_not_agree_to_within_a_tenth_are_said_to() -> None:
     trl = read("trl")
-    for spread, doubtful in ((1.09, False), (1.11, True)):
-        said = replace(trl, posterior=replace(trl.posterior, spread=spread)).answer().lines()[-1]
-        assert (f"R̂ {spread}" in said) == doubtful
+    for r_hat, doubtful in ((1.09, False), (1.11, True)):
+        said = replace(trl, posterior=replace(trl.posterior, split_r_hat=r_hat)).answer().lines()[-1]
+        assert (f"R̂ {r_hat}" in said) == doubtful
 
 
 def test_use_is_said_where_p_best_is_a_half_or_more() -> None:

@@ -1,11 +1,16 @@
-import warnings
+"""Reading evaluations: files of any columns, bad input as one clear error, groups of runs, and units of compute."""
+
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
-from isocompute.frontier import FrontierError, fit_as_paper, read_evals
+from isocompute.frontier import Frontier, FrontierError, PaperConfig, convert, fit_as_paper, read_evals, with_gpu_hours
 from isocompute.frontier.cli import main
+from isocompute.frontier.contract import tables
 from isocompute.frontier.contract.errors import TableError
+
+from ..conftest import quick, run
 
 COLUMNS = {"rollouts": "C", "rollouts_per_problem": "n", "problems_per_batch": "B_p", "avg_at_4": "reward"}
 
@@ -41,17 +46,6 @@ def test_what_the_file_lacks_can_be_given(tmp_path: Path, table: pl.DataFrame) -
     assert found["problems_per_batch"].unique().to_list() == [32]
 
 
-def test_the_same_row_twice_counts_once_and_is_said(tmp_path: Path, table: pl.DataFrame) -> None:
-    path = plain(tmp_path, table)
-    twice = tmp_path / "twice.csv"
-    twice.write_text(path.read_text() + "".join(path.read_text().splitlines(keepends=True)[1:3]))
-    with pytest.warns(UserWarning, match="2 rows occur"):
-        found = read_evals([twice], columns=COLUMNS)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert found.equals(read_evals([path], columns=COLUMNS))
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -72,41 +66,17 @@ def test_a_table_that_is_not_a_curve_is_one_clear_error(content: str, message: s
         read_evals([path], columns=COLUMNS)
 
 
-def test_a_file_that_is_not_what_its_name_says_is_named(tmp_path: Path) -> None:
-    for name in ("a.parquet", "a.csv", "a.jsonl"):
-        path = tmp_path / name
-        path.write_bytes(b"\x00\xff\x00PAR")
-        with pytest.raises(FrontierError, match=name):
-            read_evals([path], columns=COLUMNS)
-    with pytest.raises(FrontierError, match=r"ends in .csv"):
-        read_evals([Path(__file__)], columns=COLUMNS)
-
-
-@pytest.fixture
-def newer(table: pl.DataFrame, tmp_path: Path) -> Path:
-    """An ``evals`` file of schema version 2.0, which lacks a column that 1.x requires."""
+def test_a_table_of_a_newer_major_version_is_refused_as_external_rows_too(
+    table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "evals.parquet"
     stated = {"isocompute.table": "evals", "isocompute.schema_version": "2.0"}
     table.drop("samples").write_parquet(path, metadata=stated)
-    return path
-
-
-def test_a_table_of_a_newer_major_version_is_refused_as_foreign_rows_too(newer: Path) -> None:
     for columns in (None, {"tokens": "rollouts"}):
         with pytest.raises(TableError, match=r"evals\.parquet.*2\.0"):
-            read_evals([newer], columns=columns)
-
-
-def test_predict_refuses_a_table_of_a_newer_major_version(newer: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", str(newer), "--x", "rollouts", "--y", "avg_at_4"]) == 2
+            read_evals([path], columns=columns)
+    assert main(["predict", str(path), "--x", "rollouts", "--y", "avg_at_4"]) == 2
     assert "schema version 2.0" in capsys.readouterr().err
-
-
-def test_one_row_that_occurs_twice_is_said_in_the_singular(tmp_path: Path, table: pl.DataFrame) -> None:
-    path = tmp_path / "rows.csv"
-    pl.concat([table, table.head(1)]).write_csv(path)
-    with pytest.warns(UserWarning, match="1 row occurs twice"):
-        read_evals([path], constants={"split": "validation"})
 
 
 def test_runs_of_other_samples_are_fitted_together(table: pl.DataFrame, tmp_path: Path) -> None:
@@ -135,3 +105,337 @@ def test_two_tables_of_one_seed_are_not_fitted_as_one_run(table: pl.DataFrame, t
         read_evals(tables)
     # Told apart by a column, they are two curves.
     assert len(read_evals(tables, group="recipe")) == 2 * len(one)
+
+
+def fitted(source: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str, str]:
+    code = main(["fit", str(source), "--out", str(source.parent / "out"), "--method", "paper", *more])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def refused(source: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
+    code, _, error = fitted(source, capsys, *more)
+    assert code == 2
+    lines = [line for line in error.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert "Traceback" not in error
+    assert not (source.parent / "out").exists()
+    return lines[0]
+
+
+def test_one_point_is_a_result_with_a_reason(
+    table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "evals.csv"
+    table.head(1).write_csv(path)
+    code, said, _ = fitted(path, capsys)
+    assert code == 0
+    assert "no fit: fewer than three evaluations" in said
+
+
+def test_a_sweep_that_cannot_be_fitted_is_one_sentence_and_writes_nothing(
+    table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table.filter(pl.col("rollouts") == 0).write_csv(tmp_path / "evals.csv")
+    assert main(["fit", str(tmp_path / "evals.csv"), "--out", str(tmp_path / "out")]) == 2
+    assert "none of the 4 runs can be fitted" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_one_short_curve_does_not_spoil_the_others(table: pl.DataFrame) -> None:
+    short = table.filter((pl.col("rollouts_per_problem") == 16) | (pl.col("rollouts") <= 1024))
+    assert [c.parameters is None for c in fit_as_paper(short).curves] == [True, False]
+    fitted = quick(short)
+    assert fitted.best(20_480).cell.rollouts_per_problem == 16
+
+
+@pytest.mark.parametrize("form", ["exp", "hill", "power"])
+@pytest.mark.parametrize("level", [0.0, 0.4, 1.0])
+def test_a_constant_reward_levels_off_where_it_is(table: pl.DataFrame, form: str, level: float) -> None:
+    flat = table.with_columns(avg_at_4=pl.lit(level))
+    for c in fit_as_paper(flat, PaperConfig(form=form)).curves:
+        assert c.parameters is not None
+        assert c.parameters(20_000.0) == pytest.approx(level, abs=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [0.0, 1.0])
+def test_where_nothing_was_gained_nothing_is_claimed(table: pl.DataFrame, level: float) -> None:
+    fitted = quick(table.with_columns(avg_at_4=pl.lit(level)))
+    low, high = fitted.best(20_480).interval
+    assert low - 0.03 < level < high + 0.03
+    assert not fitted.decide(20_480).known
+
+
+@pytest.mark.parametrize(("value", "what"), [(1.2, "is above 1"), (-0.1, "is below 0"), (float("nan"), "finite")])
+def test_a_reward_that_cannot_be_names_its_row(
+    table: pl.DataFrame, value: float, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "evals.parquet"
+    table.with_row_index("row").with_columns(
+        avg_at_4=pl.when(pl.col("row") == 7).then(value).otherwise("avg_at_4")
+    ).drop("row").write_parquet(path)
+    error = refused(path, capsys)
+    assert what in error
+    assert "row 8" in error
+    # The same from memory, where there is no row of a file to name.
+    with pytest.raises(FrontierError, match=r"avg_at_4 (lies outside 0 to 1|is not a finite number) at n = 4"):
+        fit_as_paper(pl.read_parquet(path))
+
+
+@pytest.mark.slow
+def test_a_row_that_is_there_twice_is_refused_in_a_table_and_counts_once_in_a_plain_file(
+    table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "evals.csv"
+    doubled = pl.concat([table, table.head(3)])
+    doubled.write_csv(path)
+    assert "repeats the key" in refused(path, capsys)
+    doubled.drop("run_id", "step").write_csv(path)
+    code, _, said = fitted(path, capsys)
+    assert code == 0
+    assert "3 rows occur more than once and count once" in said
+    both = [read_evals([tmp_path / "evals.csv"]), table.drop("run_id", "step")]
+    first, second = (fit_as_paper(t) for t in both)
+    assert [c.parameters for c in first.curves] == [c.parameters for c in second.curves]
+
+
+def test_mixed_units_a_unit_that_is_missing_and_an_empty_folder_are_refused(
+    table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "evals.csv"
+    table.write_csv(path)
+    assert "gpu_hours" in refused(path, capsys, "--unit", "gpu_hours")
+    in_thousands = pl.when(pl.col("rollouts_per_problem") == 4).then(pl.col("rollouts") // 1000).otherwise("rollouts")
+    table.with_columns(rollouts=in_thousands).write_csv(path)
+    assert "mix units of compute" in refused(path, capsys)
+    (tmp_path / "runs").mkdir()
+    assert "holds no evals.parquet" in refused(tmp_path / "runs", capsys)
+
+
+def test_rows_in_any_order_give_the_same(table: pl.DataFrame, tmp_path: Path) -> None:
+    for name, rows in (("a.csv", table), ("b.csv", table.reverse())):
+        rows.write_csv(tmp_path / name)
+    first, second = (read_evals([tmp_path / name]) for name in ("a.csv", "b.csv"))
+    assert first.equals(second)
+
+
+def test_a_table_in_several_chunks_is_read(table: pl.DataFrame, tmp_path: Path) -> None:
+    # polars reads a longer CSV in chunks, and evaluates a literal once in each.
+    chunked = pl.concat([table.head(40), table.tail(44)], rechunk=False)
+    assert chunked.n_chunks() == 2
+    assert tables.check(chunked, "evals", where="memory").equals(tables.check(table, "evals", where="memory"))
+
+
+@pytest.mark.slow
+def test_two_hundred_thousand_rows_are_fitted() -> None:
+    # 4 curves × 50 seeds × 1,000 evaluations: memory goes with distinct compute, not with rows times candidates.
+    rng = np.random.default_rng(0)
+    compute = np.tile(np.arange(1, 1001) * 4096, 50)
+    seed = np.repeat(np.arange(50), 1000)
+    parts = [
+        run(
+            compute,
+            0.6 - 0.2 * np.exp(-compute / (n * 3e4)) + rng.normal(0, 0.014, len(compute)),
+            rollouts_per_problem=n,
+        ).with_columns(seed=seed)
+        for n in (4, 8, 16, 32)
+    ]
+    found = fit_as_paper(pl.concat(parts))
+    assert [c.parameters.asymptote for c in found.curves if c.parameters] == pytest.approx([0.6] * 4, abs=1e-3)
+    assert [c.parameters.scale for c in found.curves if c.parameters] == pytest.approx(
+        [1.2e5, 2.4e5, 4.8e5, 9.6e5], rel=0.02
+    )
+
+
+def test_distinct_compute_beyond_what_a_grid_holds_is_joined_with_its_neighbours() -> None:
+    rng = np.random.default_rng(0)
+    compute = np.sort(rng.uniform(1e3, 4e6, 30_000))
+    table = run(compute, 0.6 - 0.2 * np.exp(-compute / 4e5) + rng.normal(0, 0.014, len(compute)))
+    (found,) = fit_as_paper(table).curves
+    assert found.parameters is not None
+    assert found.parameters.asymptote == pytest.approx(0.6, abs=2e-3)
+    assert found.parameters.scale == pytest.approx(4e5, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("evals.csv", b"", "empty"),
+        ("evals.parquet", b"", "parquet"),
+        ("evals.jsonl", b"", "evals.jsonl"),
+        ("evals.parquet", b"rollouts,avg_at_4\n1,0.5\n", "parquet"),
+        ("evals.csv", b"PAR1\x00\x01\xff\xfe\x00garbage\x00PAR1", "evals.csv"),
+        ("evals.jsonl", b"rollouts,avg_at_4\n1,0.5\n", "jsonl"),
+        ("evals.json", b"{not json", "json"),
+        ("evals.xlsx", b"PK", "ends in"),
+        ("evals.csv", b"rollouts,avg_at_4\n", "row"),
+    ],
+)
+def test_a_file_that_is_empty_or_not_what_its_name_says(
+    name: str, content: bytes, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    error = refused(path, capsys)
+    assert what in error
+    assert name in error
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"form": "line"}, "the form 'line' is unknown"),
+        ({"points": "some"}, "points is 'some'"),
+        ({"bin_width": -1.0}, "bin_width is -1.0"),
+        ({"bin_width": float("nan")}, "bin_width is nan"),
+        ({"window": 4}, "window is 4"),
+    ],
+)
+def test_a_config_is_checked_when_it_is_made(settings: dict[str, object], what: str) -> None:
+    with pytest.raises(FrontierError, match=what):
+        PaperConfig(**settings)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unknown"):
+        PaperConfig(unknown=1)  # type: ignore[call-arg]
+
+
+def recipes(table: pl.DataFrame) -> pl.DataFrame:
+    """The runs of n = 4 under two recipes, one of them lower."""
+    one = table.filter(pl.col("rollouts_per_problem") == 4).with_columns(recipe=pl.lit("plain"))
+    other = one.with_columns(
+        recipe=pl.lit("filtered"), avg_at_4=pl.col("avg_at_4") + 0.08, run_id=pl.col("run_id") + "-filtered"
+    )
+    return pl.concat([one, other])
+
+
+@pytest.mark.slow
+def test_runs_that_differ_in_the_column_are_settings_of_their_own_in_every_table(table: pl.DataFrame) -> None:
+    fitted = quick(recipes(table), group="recipe")
+    assert [c.group for c in fitted.cells] == ["recipe = filtered", "recipe = plain"]
+    assert fitted.regret(20_480)["group"].to_list() == ["recipe = filtered", "recipe = plain"]
+    assert "recipe = filtered" in "\n".join(fitted.answer().lines())
+    paper = fit_as_paper(recipes(table), PaperConfig(group="recipe"))
+    assert set(paper.frontier_table()["group"]) == {"recipe = filtered"}
+
+
+def test_without_the_column_they_are_one_curve_or_refused(table: pl.DataFrame) -> None:
+    assert len(fit_as_paper(recipes(table)).curves) == 1
+    with pytest.raises(FrontierError, match="are both n = 4"):
+        Frontier(recipes(table)).fit()
+
+
+@pytest.mark.slow
+def test_the_command_groups_a_plain_file(
+    table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.csv"
+    recipes(table).drop("run_id", "step").write_csv(path)
+    arguments = ["fit", str(path), "--out", str(tmp_path / "out"), "--method", "paper"]
+    assert main([*arguments, "--group", "recipe"]) == 0
+    assert "recipe = filtered" in capsys.readouterr().out
+    assert (tmp_path / "out" / "curves.svg").exists()
+    assert main([*arguments, "--group", "colour"]) == 2
+    assert "there is no column 'colour' to group by" in capsys.readouterr().err
+    with pytest.raises(FrontierError, match="no column 'colour'"):
+        Frontier(table, group="colour").fit()
+
+
+@pytest.mark.parametrize("column", ["seed", "rollouts", "rollouts_per_problem"])
+def test_columns_that_tell_runs_apart_already_are_no_groups(
+    column: str, table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table.write_csv(tmp_path / "evals.csv")
+    assert main(["fit", str(tmp_path / "evals.csv"), "--out", str(tmp_path / "out"), "--group", column]) == 2
+    assert f"error: curves cannot be grouped by {column!r}" in capsys.readouterr().err
+    with pytest.raises(FrontierError, match="cannot be grouped by"):
+        Frontier(table, group=column).fit()
+
+
+def timings(table: pl.DataFrame) -> pl.DataFrame:
+    """Every step of every run: 36 device-seconds of sampling and updating, and 1,000 of evaluation."""
+    parts = []
+    for (name,), own in table.group_by("run_id", maintain_order=True):
+        steps = range(1, int(own["step"].max() or 0) + 1)
+        for phase, seconds in (("sample", 30.0), ("update", 6.0), ("evaluate", 1000.0)):
+            parts.append(
+                pl.DataFrame({"run_id": [name] * len(steps), "step": list(steps)}).with_columns(
+                    phase=pl.lit(phase), seconds=pl.lit(seconds / 2), device_seconds=pl.lit(seconds)
+                )
+            )
+    return pl.concat(parts)
+
+
+def test_gpu_hours_are_those_of_all_steps_so_far_without_evaluation(table: pl.DataFrame) -> None:
+    found = with_gpu_hours(table, timings(table))
+    # 36 device-seconds a step are a hundredth of an hour.
+    assert found["gpu_hours"].to_list() == pytest.approx((found["step"] / 100).to_list())
+    every = with_gpu_hours(table, timings(table), without=())
+    assert every["gpu_hours"].max() > 20 * (found["gpu_hours"].max() or 0)
+
+
+def test_runs_without_timings_are_refused_by_name(table: pl.DataFrame) -> None:
+    times = timings(table)
+    with pytest.raises(FrontierError, match=r"n16s1 .*160 .*no timings"):
+        with_gpu_hours(table, times.filter(pl.col("run_id") != "n16s1"))
+    with pytest.raises(FrontierError, match=r"n4s0 .*640 .* step 9"):
+        with_gpu_hours(table, times.filter((pl.col("run_id") != "n4s0") | (pl.col("step") < 10)))
+    with pytest.raises(FrontierError, match="the evals lack run_id"):
+        with_gpu_hours(table.drop("run_id"), times)
+
+
+@pytest.mark.slow
+def test_a_fit_in_gpu_hours_from_two_files(
+    table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table.write_parquet(tmp_path / "evals.parquet")
+    timings(table).write_parquet(tmp_path / "timings.parquet")
+    arguments = ["--unit", "gpu_hours", "--method", "paper", "--out", str(tmp_path / "out")]
+    source = str(tmp_path / "evals.parquet")
+    assert main(["fit", source, *arguments, "--timings", str(tmp_path / "timings.parquet")]) == 0
+    assert "avg_at_4 against gpu_hours" in capsys.readouterr().out
+    for c in fit_as_paper(with_gpu_hours(table, timings(table)), PaperConfig(unit="gpu_hours")).fitted:
+        assert c.parameters is not None
+        # τ of 3,000 and 9,000 rollouts, at 32 and 128 rollouts a step and a hundredth of an hour a step.
+        rate = 100 * 8 * c.curve.rollouts_per_problem
+        assert c.parameters.scale * rate == pytest.approx({4: 3000, 16: 9000}[c.curve.rollouts_per_problem], rel=0.2)
+
+
+def growing() -> pl.DataFrame:
+    """Responses of 10 tokens up to 1,000 rollouts, of 30 after."""
+    rollouts = [0, 500, 1000, 1500, 2000]
+    return pl.DataFrame({"rollouts": rollouts, "tokens": [0, 5000, 10_000, 25_000, 40_000]}).with_columns(
+        rollouts_per_problem=pl.lit(4), problems_per_batch=pl.lit(8)
+    )
+
+
+@pytest.mark.parametrize(
+    ("amount", "to", "value", "length", "measured"),
+    [
+        (800, "tokens", 8000, 10, True),
+        (1800, "tokens", 34_000, 30, True),
+        (3000, "tokens", 70_000, 30, False),
+        (34_000, "rollouts", 1800, 30, True),
+        (70_000, "rollouts", 3000, 30, False),
+    ],
+)
+def test_rollouts_and_tokens_are_converted_along_the_runs(
+    amount: float, to: str, value: float, length: float, measured: bool
+) -> None:
+    found = convert(growing(), amount, to=to, rollouts_per_problem=4)
+    assert (found.value, found.tokens_per_rollout, found.measured) == (value, length, measured)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"rollouts_per_problem": 16}, "no run of n = 16"),
+        ({"to": "steps"}, "not to 'steps'"),
+        ({"amount": -1}, "above 0"),
+        ({"evals": growing().with_columns(tokens=pl.lit(0))}, "has counted tokens"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused(changed: dict[str, object], message: str) -> None:
+    asked = {"evals": growing(), "amount": 100, "to": "tokens", "rollouts_per_problem": 4, **changed}
+    with pytest.raises(FrontierError, match=message):
+        convert(**asked)  # type: ignore[arg-type]

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from isocompute.frontier import Frontier
 from isocompute.frontier.posterior.posterior import CHAINS, KEPT, WARM_UP, Posterior, posterior
-from isocompute.frontier.posterior.runs import Cell, Runs
+from isocompute.frontier.posterior.runs import Runs, Setting
 
 numpyro = pytest.importorskip("numpyro", reason="numpyro is installed by nox -s oracle")
 
 from oracle.nuts import drawn  # noqa: E402
-from posterior.sweeps import exponential, sweep  # noqa: E402
+from sweeps import exponential, sweep  # noqa: E402
 
 DOCS = Path(__file__).parents[2] / "docs"
 WITHIN = 0.005
@@ -22,7 +22,7 @@ def made_up(rates: bool) -> Runs:
     """Seven n at one rate, or three at three, two seeds each."""
     ns = (8, 32, 128) if rates else (4, 8, 16, 32, 64, 128, 256)
     curves = {
-        Cell(rollouts_per_problem=n, problems_per_batch=8, learning_rate=rate): exponential(
+        Setting(rollouts_per_problem=n, problems_per_batch=8, learning_rate=rate): exponential(
             0.2, 0.25 + 0.02 * np.log2(n) - (0.03 * np.log2(rate / 4e-6) ** 2 if rate else 0.0), 2e3 * np.sqrt(n)
         )
         for n in ns

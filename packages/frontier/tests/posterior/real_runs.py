@@ -1,4 +1,4 @@
-"""Real runs with labels, and ways to damage them."""
+"""Real runs with labels, ways to damage them, and made-up runs."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from isocompute.frontier.data.curves import Array
 from isocompute.frontier.posterior.evaluations import Run, runs_of
+from isocompute.frontier.posterior.runs import Setting
 
 LABELLED = Path(__file__).parent / "labelled_runs.parquet"
 
@@ -22,6 +24,30 @@ def labelled() -> pl.DataFrame:
 def sweep(name: str) -> tuple[Run, ...]:
     rows = labelled().filter(pl.col("sweep") == name)
     return tuple(runs_of(rows, metric="avg_at_4", unit="rollouts", split="validation"))
+
+
+def made(compute: Array, reward: Array, error: Array, *, trials: float | None = None, seed: int = 0) -> Run:
+    """A run of n = 8 and B_p = 8; its errors are known where trials are."""
+    return Run(
+        name=f"n = 8, seed {seed}",
+        run_id=None,
+        cell=Setting(rollouts_per_problem=8, problems_per_batch=8),
+        seed=seed,
+        compute=compute,
+        reward=reward,
+        error=error,
+        trials=None if trials is None else np.full(len(compute), trials),
+        error_is_known=trials is not None,
+    )
+
+
+def zeros(*where: int) -> Callable[[Run], Run]:
+    def damaged(run: Run) -> Run:
+        reward = run.reward.copy()
+        reward[list(where)] = 0.0
+        return replace(run, reward=reward)
+
+    return damaged
 
 
 def without_some(run: Run) -> Run:
@@ -54,12 +80,3 @@ def asleep(run: Run) -> Run:
     """A run of a default sweep that stays at 0.36, where its base model is."""
     reward = np.random.default_rng(0).binomial(1200, 0.36, len(run.reward)) / 1200
     return replace(run, reward=np.append(run.reward[0], reward[1:]))
-
-
-def zero_at(i: int) -> Callable[[Run], Run]:
-    def damaged(run: Run) -> Run:
-        reward = run.reward.copy()
-        reward[i] = 0.0
-        return replace(run, reward=reward)
-
-    return damaged

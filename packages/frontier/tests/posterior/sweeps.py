@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
-from isocompute.frontier.posterior.runs import Cell, Runs, padded
+from isocompute.frontier.posterior.runs import Runs, Setting, padded
 
 TRIALS = 1200
 
@@ -14,7 +14,7 @@ def exponential(start: float, gain: float, half: float) -> Callable[[np.ndarray]
 
 
 def sweep(
-    curves: dict[Cell, Callable[[np.ndarray], np.ndarray]],
+    curves: dict[Setting, Callable[[np.ndarray], np.ndarray]],
     *,
     seeds: int = 2,
     deviation: float = 0.03,
@@ -46,6 +46,6 @@ def sweep(
 
 def line(ns: tuple[int, ...], gains: tuple[float, ...], halves: tuple[float, ...], **settings: float) -> Runs:
     """A sweep over n at one B_p."""
-    cells = [Cell(rollouts_per_problem=n, problems_per_batch=8) for n in ns]
+    cells = [Setting(rollouts_per_problem=n, problems_per_batch=8) for n in ns]
     curves = {c: exponential(0.2, g, h) for c, g, h in zip(cells, gains, halves, strict=True)}
     return sweep(curves, **settings)  # type: ignore[arg-type]

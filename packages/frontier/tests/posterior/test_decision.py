@@ -1,10 +1,14 @@
-"""Decisions by expected regret."""
+"""Decisions by expected regret, failure rates, and the value of what could be run next."""
 
 import numpy as np
-from isocompute.frontier.posterior.decision import decide
-from isocompute.frontier.posterior.runs import Cell
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from isocompute.frontier.posterior.decision import decide, failure_rates, seeds_to_tell, value_of
+from isocompute.frontier.posterior.runs import Setting
+from scipy.stats import norm
 
-CELLS = tuple(Cell(rollouts_per_problem=n, problems_per_batch=8) for n in (8, 16, 32))
+CELLS = tuple(Setting(rollouts_per_problem=n, problems_per_batch=8) for n in (8, 16, 32))
 NEVER = np.zeros(3)
 
 
@@ -56,3 +60,78 @@ def test_a_tie_is_a_thousandth_and_near_is_five() -> None:
     for behind, near in ((0.0048, [8, 16]), (0.0052, [8])):
         found = decided(draws([0.5, 0.5 - behind, 0.4], [1e-6, 1e-6, 1e-6]))
         assert [o.cell.rollouts_per_problem for o in found.near()] == near
+
+
+def rates(failed: list[int], runs: list[int], rate: list[float] | None = None) -> np.ndarray:
+    at = np.zeros((len(runs), 2))
+    at[:, 1] = rate or 0.0
+    return failure_rates(np.array(failed), np.array(runs), at)
+
+
+def test_a_setting_that_failed_is_expected_to_fail_more_often_than_its_siblings() -> None:
+    mean = rates([1, 0, 0, 0, 0], [4] * 5)
+    assert 0.06 < mean[0] < 0.25
+    assert (mean[1:] < mean[0] - 0.03).all()
+
+
+def test_many_runs_of_settings_that_differ_keep_their_own_rates() -> None:
+    mean = rates([30, 0], [40, 40])
+    assert abs(mean[0] - 0.75) < 0.05
+    assert mean[1] < 0.05
+
+
+def test_a_setting_without_a_run_has_about_the_rate_of_the_others() -> None:
+    mean = rates([5, 5, 5, 5, 0], [20, 20, 20, 20, 0])
+    assert abs(mean[4] - 0.25) < 0.06
+
+
+def test_where_twice_the_rate_fails_always_the_rate_itself_is_little_suspected() -> None:
+    # Two n at three rates, of which the highest failed.
+    mean = rates([0, 0, 1, 0, 0, 1], [1, 2, 1, 1, 2, 1], rate=[-1, 0, 1] * 2)
+    assert mean[2] > 0.4
+    assert mean[1] < 0.2
+    assert mean[0] < mean[1]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.floats(-2, 2)), min_size=1, max_size=6))
+def test_rates_lie_within_0_and_1_and_do_not_depend_on_the_order(counts: list[tuple[int, int, float]]) -> None:
+    failed, runs = [min(a, b) for a, b, _ in counts], [b for _, b, _ in counts]
+    rate = [r for *_, r in counts]
+    found = rates(failed, runs, rate)
+    assert ((found > 0) & (found < 1)).all()
+    np.testing.assert_allclose(rates(failed[::-1], runs[::-1], rate[::-1])[::-1], found, atol=1e-8)
+
+
+RNG = np.random.default_rng
+
+
+def test_the_value_of_a_measurement_is_the_known_one_for_normal_rewards() -> None:
+    drawn = RNG(0).normal([0.0, 0.0], [0.1, 1e-9], size=(40_000, 2))
+    noise = 0.1
+    value = value_of(drawn, drawn[:, 0], np.full(40_000, noise), rng=RNG(1))
+    # The mean after the measurement has the deviation σ²/√(σ² + noise²), and its positive part σ̃·φ(0).
+    assert value == pytest.approx(0.1**2 / np.hypot(0.1, noise) * norm.pdf(0), rel=0.03)
+
+
+def test_nothing_is_worth_measuring_that_cannot_change_the_choice() -> None:
+    drawn = RNG(0).normal([0.5, 0.1], [0.01, 0.01], size=(10_000, 2))
+    assert value_of(drawn, drawn[:, 1], np.full(10_000, 0.01), rng=RNG(1)) == pytest.approx(0, abs=1e-4)
+
+
+def test_the_seeds_that_tell_two_settings_apart_do() -> None:
+    difference, deviation = 0.03, 0.03
+    count = seeds_to_tell(difference, deviation)
+    assert count is not None
+    rng = RNG(0)
+    means = rng.normal([0, difference], deviation / np.sqrt(count), size=(20_000, 2))
+    told = np.abs(means[:, 1] - means[:, 0]) > 1.96 * deviation * np.sqrt(2 / count)
+    assert 0.79 < told.mean() < 0.83
+
+
+def test_no_number_of_seeds_tells_equal_settings_apart_and_nobody_is_told_to_run_more_than_25() -> None:
+    assert seeds_to_tell(0.0, 0.05) is None
+    assert seeds_to_tell(1e-6, 0.05) is None
+    # 2·(2.80·σ/d)² seeds: 24.7 and 25.3.
+    assert seeds_to_tell(1.0, 1.255) == 25
+    assert seeds_to_tell(1.0, 1.27) is None

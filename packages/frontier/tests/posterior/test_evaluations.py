@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from isocompute.frontier import FrontierError
 from isocompute.frontier.data.curves import binomial_error
 from isocompute.frontier.posterior.evaluations import Run, runs_of
-from isocompute.frontier.posterior.runs import Cell
+from isocompute.frontier.posterior.runs import Setting
 from real_runs import labelled
 
 
@@ -21,7 +21,7 @@ def test_each_run_is_one_record_sorted_by_compute(table: pl.DataFrame) -> None:
     runs = made(table)
     assert [r.name for r in runs] == ["n = 4, seed 0", "n = 4, seed 1", "n = 16, seed 0", "n = 16, seed 1"]
     assert [r.run_id for r in runs] == ["n4s0", "n4s1", "n16s0", "n16s1"]
-    assert runs[0].cell == Cell(rollouts_per_problem=4, problems_per_batch=8)
+    assert runs[0].cell == Setting(rollouts_per_problem=4, problems_per_batch=8)
     assert all((np.diff(r.compute) > 0).all() and len(r.compute) == 21 for r in runs)
     own = table.filter(pl.col("run_id") == "n16s1").sort("rollouts")
     np.testing.assert_array_equal(runs[3].reward, own["avg_at_4"].to_numpy())
@@ -110,10 +110,3 @@ def test_a_reward_in_percent_is_read_and_one_that_is_no_number_is_not(table: pl.
     assert all(np.isfinite(r.error).all() for r in made(percent))
     with pytest.raises(FrontierError, match=r"avg_at_4 .*n = 4.*seed 0"):
         made(table.with_columns(avg_at_4=pl.when(pl.col("run_id") == "n4s0").then(None).otherwise("avg_at_4")))
-
-
-def test_a_run_less_some_evaluations(table: pl.DataFrame) -> None:
-    left = made(table)[0].without([0, 3])
-    assert len(left.compute) == len(left.reward) == len(left.error) == 19
-    assert left.trials is not None
-    assert left.compute[0] == 1024

@@ -1,4 +1,4 @@
-"""Health of runs: against labels of real ones, and against real sweeps that were damaged by hand."""
+"""Health of runs: against labels of real ones and real sweeps damaged by hand; noise, spikes and dense logs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,9 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.frontier import FrontierError
+from isocompute.frontier.data.curves import Array
 from isocompute.frontier.data.reading import short
 from isocompute.frontier.posterior.evaluations import Run, runs_of
-from isocompute.frontier.posterior.health import Kind, Thresholds, judge
+from isocompute.frontier.posterior.health import (
+    POINTS,
+    Kind,
+    Thresholds,
+    between,
+    binned,
+    excess,
+    judge,
+    local_median,
+    spikes,
+)
 from real_runs import (
     asleep,
     broken_down,
@@ -19,11 +30,13 @@ from real_runs import (
     in_percent,
     killed,
     labelled,
+    made,
     of_minus_one_and_one,
     sweep,
     without_some,
-    zero_at,
+    zeros,
 )
+from scipy.signal import lfilter
 
 MISSED = {("small, easy", "n = 4, learning rate 0.00636, seed 1"): {Kind.TRAINED}}
 """Labels that the judgement does not share: one low evaluation of a run on its plateau, 0.940 between 0.993 and 0.995,
@@ -65,9 +78,9 @@ DAMAGE = [
     (half_above, {Kind.RESCALED}),
     (broken_down, {Kind.COLLAPSED}),
     (asleep, {Kind.NEVER_TOOK_OFF}),
-    (zero_at(0), {Kind.TRAINED, Kind.SPIKY}),
-    (zero_at(6), {Kind.TRAINED, Kind.SPIKY}),
-    (zero_at(-1), {Kind.TRAINED, Kind.SPIKY}),
+    (zeros(0), {Kind.TRAINED, Kind.SPIKY}),
+    (zeros(6), {Kind.TRAINED, Kind.SPIKY}),
+    (zeros(-1), {Kind.TRAINED, Kind.SPIKY}),
 ]
 
 
@@ -139,10 +152,10 @@ def test_unknown_errors_are_taken_from_the_scatter() -> None:
 def test_four_percent_of_zeros_change_whether_no_run_failed(name: str) -> None:
     """Unless two of them end a run, which is what a collapse is."""
     runs, rng = sweep(name), np.random.default_rng(1)
-    zeros = [rng.random(len(run.reward)) < 0.04 for run in runs]
-    for zero in zeros:
+    bad = [rng.random(len(run.reward)) < 0.04 for run in runs]
+    for zero in bad:
         zero[-2] &= ~zero[-1]
-    dirty = [replace(run, reward=np.where(z, 0.0, run.reward)) for run, z in zip(runs, zeros, strict=True)]
+    dirty = [replace(run, reward=np.where(z, 0.0, run.reward)) for run, z in zip(runs, bad, strict=True)]
     assert [h.failed for h in judge(dirty)] == [h.failed for h in judge(runs)]
 
 
@@ -174,20 +187,7 @@ def test_the_order_of_runs_does_not_matter(random: object) -> None:
 @given(st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=12), min_size=1, max_size=5))
 @settings(max_examples=60, deadline=None)
 def test_every_run_is_something_and_says_why(rewards: list[list[float]]) -> None:
-    cell = sweep("panel")[0].cell
-    runs = [
-        Run(
-            name=f"seed {i}",
-            run_id=None,
-            cell=cell,
-            seed=i,
-            compute=np.arange(len(r)) * 64.0,
-            reward=np.array(r),
-            error=np.full(len(r), 0.02),
-            error_is_known=False,
-        )
-        for i, r in enumerate(rewards)
-    ]
+    runs = [made(64.0 * np.arange(len(r)), np.array(r), np.full(len(r), 0.02), seed=i) for i, r in enumerate(rewards)]
     for health in judge(runs):
         assert health.findings
         assert all(f.evidence for f in health.findings)
@@ -196,3 +196,132 @@ def test_every_run_is_something_and_says_why(rewards: list[list[float]]) -> None
 @pytest.mark.parametrize(("compute", "text"), [(920.0, "920"), (12_288.0, "12.3k"), (999_999.0, "1M"), (2.5e9, "2.5B")])
 def test_amounts_have_three_digits(compute: float, text: str) -> None:
     assert short(compute) == text
+
+
+def rising(rng: np.random.Generator) -> Run:
+    compute = 1024.0 * np.arange(20)
+    rate = 0.3 + 0.5 * (1 - np.exp(-compute / 6000))
+    return made(compute, rng.binomial(1200, rate) / 1200, np.sqrt(rate * (1 - rate) / 1200), trials=1200.0)
+
+
+def test_normal_noise_has_almost_no_spikes() -> None:
+    found = [int(spikes(rising(np.random.default_rng(i)), 1.0).sum()) for i in range(100)]
+    assert sum(found) <= 2
+
+
+@given(st.sets(st.integers(3, 18), min_size=1, max_size=3), st.integers(0, 50))
+@settings(max_examples=60, deadline=None)
+def test_zeros_are_found_and_what_lies_between_them_is_not(where: set[int], seed: int) -> None:
+    # Three in a row are no single evaluations.
+    if len(where) == 3 and max(where) - min(where) == 2:
+        where = {min(where), max(where)}
+    run = zeros(*where)(rising(np.random.default_rng(seed)))
+    found = np.flatnonzero(spikes(run, 1.0))
+    assert where <= set(found.tolist())
+    assert len(found) <= len(where) + 1
+
+
+def test_a_last_evaluation_that_alone_lost_the_gain_is_a_spike_and_two_are_not() -> None:
+    run = rising(np.random.default_rng(0))
+    np.testing.assert_array_equal(np.flatnonzero(spikes(zeros(19)(run), 1.0)), [19])
+    assert not spikes(zeros(18, 19)(run), 1.0).any()
+
+
+@pytest.mark.parametrize("kappa", [1.0, 2.0, 4.0])
+def test_noise_beyond_sampling_is_measured_and_few_bad_evaluations_do_not_count(kappa: float) -> None:
+    runs = []
+    for i in range(20):
+        rng = np.random.default_rng(i)
+        run = rising(rng)
+        off: Array = rng.normal(0, np.sqrt(kappa**2 - 1), 20) * run.error
+        runs.append(zeros(*[7] * (i % 3 > 0))(replace(run, reward=np.clip(run.reward + off, 0, 1))))
+    assert excess(runs) == pytest.approx(kappa, rel=0.25)
+
+
+def test_a_median_of_neighbours_hides_a_single_zero() -> None:
+    np.testing.assert_array_equal(local_median(np.array([0.4, 0.0, 0.5, 0.6])), [0.4, 0.4, 0.5, 0.5])
+    np.testing.assert_array_equal(local_median(np.array([0.4, 0.1])), [0.4, 0.1])
+
+
+def truth(compute: Array) -> Array:
+    return np.asarray(0.2 + 0.4 * compute / (compute + 60_000))
+
+
+def log(rng: np.random.Generator, *, memory: float, drift: float, responses: int = 256, points: int = 10_000) -> Run:
+    """A run evaluated at every step, whose reward wanders about a curve.
+
+    Args:
+        memory: Evaluations over which the wander forgets.
+        drift: Its standard deviation.
+    """
+    compute = 64.0 * np.arange(points)
+    kept = np.exp(-1 / memory)
+    shocks = rng.normal(0, np.sqrt(1 - kept**2), points)
+    shocks[0] /= np.sqrt(1 - kept**2)
+    rate = np.clip(truth(compute) + drift * lfilter([1], [1, -kept], shocks), 0, 1)
+    reward = rng.binomial(responses, rate) / responses
+    return made(compute, reward, np.full(points, np.sqrt(0.25 / responses)), trials=float(responses))
+
+
+def off(run: Run) -> tuple[Array, Array]:
+    bins = binned(run)
+    return (bins.reward - truth(bins.compute)) / bins.error, bins.error
+
+
+def test_a_run_of_fifty_evaluations_is_left_alone() -> None:
+    run = log(np.random.default_rng(0), memory=1, drift=0.0, points=POINTS)
+    assert binned(run) is run
+
+
+@given(st.integers(51, 2000), st.integers(5, 60))
+@settings(max_examples=15, deadline=None)
+def test_bins_keep_the_start_the_order_and_the_mean(points: int, most: int) -> None:
+    run = log(np.random.default_rng(points), memory=1, drift=0.0, points=points)
+    bins = binned(run, most)
+    assert len(bins.compute) <= max(most, 5)
+    assert (np.diff(bins.compute) > 0).all()
+    assert (bins.compute[0], bins.reward[0]) == (0, run.reward[0])
+    assert run.reward.min() <= bins.reward.min()
+    assert bins.reward.max() <= run.reward.max()
+
+
+def test_independent_evaluations_keep_their_error() -> None:
+    scores = [off(log(np.random.default_rng(i), memory=0.01, drift=0.0)) for i in range(8)]
+    assert 0.8 < np.sqrt(np.mean([np.mean(z**2) for z, _ in scores])) < 1.2
+    # The last bin is of 1,700 evaluations of 256 responses.
+    assert 0.0005 < np.median([error[-1] for _, error in scores]) < 0.004
+
+
+@pytest.mark.parametrize("memory", [10, 100, 300])
+def test_a_slow_drift_makes_bins_less_sure(memory: float) -> None:
+    """Ten thousand evaluations say of the wander what a few dozen independent ones do."""
+    scores = [off(log(np.random.default_rng(i), memory=memory, drift=0.02)) for i in range(8)]
+    assert np.median([np.sqrt(np.mean(z**2)) for z, _ in scores]) < 2.0
+    naive = np.sqrt(0.24 / 256 / 1700)
+    assert np.median([error[-1] for _, error in scores]) > 4 * naive
+
+
+def test_without_known_errors_the_scatter_says_them() -> None:
+    run = replace(log(np.random.default_rng(3), memory=0.01, drift=0.0), trials=None, error_is_known=False)
+    z, error = off(run)
+    assert binned(run).trials is None
+    assert 0.7 < np.sqrt(np.mean(z**2)) < 1.4
+    assert error[-1] < 0.01
+
+
+def test_a_rate_near_zero_is_not_pulled_to_its_lucky_evaluations() -> None:
+    """Weighted by errors at the measured rewards, evaluations of 0.05 in 120 trials have the mean 0.042."""
+    rng = np.random.default_rng(0)
+    run = log(rng, memory=1, drift=0.0, points=4000)
+    flat = replace(run, reward=rng.binomial(120, 0.05, 4000) / 120, trials=np.full(4000, 120.0))
+    bins = binned(flat)
+    assert np.average(bins.reward, weights=1 / bins.error**2) == pytest.approx(0.05, abs=0.0015)
+
+
+@given(st.floats(0.0, 0.01), st.integers(0, 100))
+@settings(max_examples=15, deadline=None)
+def test_the_variance_between_is_that_put_in(added: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    variance = rng.uniform(1e-4, 1e-3, 4000)
+    drawn = rng.normal(0, np.sqrt(variance + added))
+    assert between(drawn, variance, np.ones(4000)) == pytest.approx(added, rel=0.12, abs=5e-5)

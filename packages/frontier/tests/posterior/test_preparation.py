@@ -5,11 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from isocompute.frontier import FrontierError
-from isocompute.frontier.posterior.evaluations import Run
 from isocompute.frontier.posterior.health import Kind
 from isocompute.frontier.posterior.preparation import prepare
-from isocompute.frontier.posterior.runs import Cell
-from real_runs import asleep, broken_down, in_percent, killed, sweep, zero_at
+from real_runs import asleep, broken_down, in_percent, killed, made, sweep, zeros
 
 
 def test_healthy_runs_are_passed_on_as_they_are() -> None:
@@ -51,7 +49,7 @@ def test_a_run_that_ended_early_keeps_its_points() -> None:
 @pytest.mark.parametrize("where", [0, 6, 9])
 def test_a_spike_weighs_almost_nothing_even_at_the_fitted_reward(where: int) -> None:
     runs = list(sweep("default 2"))
-    before, runs[2] = runs[2], zero_at(where)(runs[2])
+    before, runs[2] = runs[2], zeros(where)(runs[2])
     fitted = prepare(runs).runs
     again = fitted.with_errors_at(np.where(np.arange(10) == where, before.reward, fitted.reward))
     for error in (fitted.error, again.error):
@@ -98,27 +96,13 @@ def test_errors_are_known_only_if_they_are_of_all_runs() -> None:
     assert "do not say how many responses" in prepared.notes[-1]
 
 
-def logged(points: int = 10_000) -> Run:
-    compute = 64.0 * np.arange(points)
-    rng = np.random.default_rng(0)
-    truth = 0.2 + 0.4 * compute / (compute + 60_000)
-    return Run(
-        name="n = 8, seed 0",
-        run_id=None,
-        cell=Cell(rollouts_per_problem=8, problems_per_batch=8),
-        seed=0,
-        compute=compute,
-        reward=rng.binomial(64, truth) / 64,
-        error=np.full(points, 0.06),
-        trials=np.full(points, 64.0),
-    )
-
-
 def test_a_dense_log_becomes_at_most_fifty_points_and_says_so() -> None:
-    prepared = prepare([logged()])
+    compute = 64.0 * np.arange(10_000)
+    reward = np.random.default_rng(0).binomial(64, 0.2 + 0.4 * compute / (compute + 60_000)) / 64
+    prepared = prepare([made(compute, reward, np.full(10_000, 0.06), trials=64.0)])
     (health,) = prepared.health
     assert health.kinds == {Kind.TRAINED, Kind.DENSE}
     assert prepared.runs.compute.shape[1] <= 50
     assert prepared.runs.compute[0, 0] == 0
-    assert prepared.runs.last[0] > 0.8 * logged().last
+    assert prepared.runs.last[0] > 0.8 * compute[-1]
     assert prepared.notes == ("1 run of more than 50 evaluations averaged to at most 50 points",)

@@ -3,13 +3,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from isocompute.frontier import Fit, Frontier, PaperConfig, fit_as_paper
+from isocompute.frontier import Fit, PaperConfig, fit_as_paper
 from isocompute.frontier.cli import main
 from isocompute.frontier.show.drawing import line_styles
 from isocompute.frontier.show.panels import interference_panels
 from isocompute.frontier.show.paper import paper_figures
 
-from ..conftest import evals
+from ..conftest import evals, quick
 
 pytestmark = pytest.mark.slow("every figure")
 
@@ -21,32 +21,30 @@ def joint(table: pl.DataFrame) -> pl.DataFrame:
 
 @pytest.fixture(scope="module")
 def fit() -> Fit:
-    return Frontier(evals()).fit()
+    return quick(evals())
 
 
 def names(folder: Path) -> set[str]:
     return {p.stem for p in folder.glob("*.svg")}
 
 
-def test_every_figure_that_the_settings_allow_is_drawn(fit: Fit, table: pl.DataFrame, tmp_path: Path) -> None:
-    usual = {"curves", "frontier", "decision"}
-    fit.report(tmp_path / "one")
-    assert names(tmp_path / "one") == usual
-    # n = 4 with B_p = 32 and n = 16 with B_p = 8 are both batches of 128.
-    traded = joint(table).filter(pl.col("rollouts_per_problem") * pl.col("problems_per_batch") == 128)
-    Frontier(traded).fit().report(tmp_path / "traded")
-    assert names(tmp_path / "traded") == usual | {"b_p_star", "trade"}
-    page = (tmp_path / "traded" / "report.html").read_text()
-    assert page.count("data:image/png") == 5
-    assert "<script" not in page
-
-
 def test_the_same_fit_is_drawn_the_same_and_without_a_date(fit: Fit, tmp_path: Path) -> None:
     for name in ("a", "b"):
         fit.report(tmp_path / name)
+    assert names(tmp_path / "a") == {"curves", "frontier", "decision"}
     first = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()}
     assert first == {p.name: p.read_bytes() for p in (tmp_path / "b").iterdir()}
     assert all(b"<dc:date>" not in content for content in first.values())
+
+
+def test_problems_per_batch_are_drawn_where_they_differ(table: pl.DataFrame, tmp_path: Path) -> None:
+    # n = 4 with B_p = 32 and n = 16 with B_p = 8 are both batches of 128.
+    traded = joint(table).filter(pl.col("rollouts_per_problem") * pl.col("problems_per_batch") == 128)
+    quick(traded).report(tmp_path)
+    assert names(tmp_path) == {"curves", "frontier", "decision", "b_p_star", "trade"}
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("data:image/png") == 5
+    assert "<script" not in page
 
 
 def test_figures_draw_on_axes_of_a_notebook_and_leave_its_settings_alone(fit: Fit) -> None:
@@ -97,13 +95,11 @@ def test_interference_is_measured_and_drawn_by_n(
     pass_rates().write_csv(tmp_path / "pass_rates.csv")
     table.write_csv(tmp_path / "evals.csv")
     command = ["interference", str(tmp_path / "pass_rates.csv"), "--evals", str(tmp_path / "evals.csv"), "--out"]
-    for name in ("a", "b"):
-        assert main([*command, str(tmp_path / name)]) == 0
+    assert main([*command, str(tmp_path / "a")]) == 0
     printed = capsys.readouterr().out
     assert "60 problems, at 20,480 rollouts" in printed
     assert "n =   16" in printed
-    for name in ("interference.svg", "interference.parquet"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert {p.name for p in (tmp_path / "a").iterdir()} >= {"interference.svg", "interference.parquet"}
     table.with_columns(run_id=pl.lit("x") + pl.col("run_id")).write_csv(tmp_path / "evals.csv")
     assert main([*command, str(tmp_path / "c")]) == 2
     assert "have no run in common" in capsys.readouterr().err
@@ -114,6 +110,7 @@ def test_interference_is_measured_and_drawn_by_n(
     assert axis.get_xlabel() == "rollouts"
 
 
+@pytest.mark.usefixtures("short_chains")
 def test_the_gap_is_drawn_where_runs_were_evaluated_on_both_splits(table: pl.DataFrame, tmp_path: Path) -> None:
     train = table.with_columns(split=pl.lit("train"), avg_at_4=(pl.col("avg_at_4") + 0.05).clip(0, 1))
     pl.concat([table, train]).write_parquet(tmp_path / "evals.parquet")

@@ -8,7 +8,7 @@ from .contract.errors import IsoComputeError
 
 
 class FrontierError(IsoComputeError):
-    """Something asked of the package cannot be done; the message says what is wrong and what would be right."""
+    """A request that cannot be met; the message says what is wrong and what would be right."""
 
 
 class InputWarning(UserWarning):
@@ -16,7 +16,7 @@ class InputWarning(UserWarning):
 
 
 class Flag(StrEnum):
-    """Why a result should be read with care."""
+    """A reason to read a result with care."""
 
     AT_BOUND = "parameter_at_bound"
     TOO_FEW_POINTS = "too_few_points"

@@ -1,4 +1,4 @@
-"""For notebooks: a sweep from files or from a data frame of any library, its fit, and what can be asked of that."""
+"""A sweep and its fit in Python: from files or from a data frame of any library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .posterior.evaluations import POPULATION, Run, runs_of
 from .posterior.model import Priors
 from .posterior.posterior import Posterior, posterior
 from .posterior.preparation import Prepared, luck_of, prepare
-from .posterior.runs import Cell
+from .posterior.runs import Setting
 from .show.curves import draw_frontier
 from .show.decision import draw_best, draw_regret
 from .show.report import write_report
@@ -31,7 +31,7 @@ class Fit(Fitted):
     """The fit of a sweep, with what a notebook does with it; the attributes are those of ``Fitted``."""
 
     def next(self, compute: float, *, tell: tuple[int, int] | None = None) -> Plan:
-        """What to run before deciding about a budget, ranked by the expected fall of regret per rollout.
+        """Plan what to run before deciding about a budget, ranked by the expected fall of regret per rollout.
 
         Args:
             tell: Two n that seeds are to tell apart; by default those of the first two settings.
@@ -150,7 +150,7 @@ class Frontier:
             caveats=self._caveats(),
         )
 
-    def fit_separately(self, *, priors: Priors | None = None, seed: int = 0) -> dict[Cell, Posterior]:
+    def fit_separately(self, *, priors: Priors | None = None, seed: int = 0) -> dict[Setting, Posterior]:
         """Fit each setting alone, so that none learns from another: nothing is decided from this.
 
         Args:
@@ -174,11 +174,11 @@ class Frontier:
         return runs, prepare(runs, unit=self.unit)
 
     def _caveats(self) -> tuple[str, ...]:
-        """What the table says of itself: rewards of training are of other problems at each point."""
+        """Caveats that the table implies: rewards of training are of other problems at each point."""
         own = self.evals["split"].unique().to_list()
         return ("problems that are not trained on: these rewards are of training",) if own == ["train"] else ()
 
-    def _lengths(self, cells: tuple[Cell, ...]) -> tuple[float, ...]:
+    def _lengths(self, cells: tuple[Setting, ...]) -> tuple[float, ...]:
         """Mean tokens of a response, over all runs of an n and B_p; nothing where one of them has no count."""
         if not {"tokens", "rollouts"} <= set(self.evals.columns):
             return ()

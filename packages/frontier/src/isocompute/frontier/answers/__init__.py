@@ -1,1 +1,1 @@
-"""What a user asks: fits of a sweep, prescriptions, forecasts and comparisons, each a result that can be printed."""
+"""Answers: fits of a sweep, prescriptions, forecasts and comparisons, each a result that can be printed."""

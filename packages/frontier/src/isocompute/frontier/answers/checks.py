@@ -1,4 +1,4 @@
-"""What a fit rests on: settings left out and predicted, deviations against what was expected, learning rates."""
+"""Checks of a fit: settings left out and predicted, deviations against expectation, the best learning rates."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..data.curves import Array
 from ..posterior.posterior import posterior
-from ..posterior.runs import Cell
 from .fitted import Fitted
 
 QUICK = (16, 24, 16)
@@ -41,7 +39,7 @@ class LeftOut:
 
     @property
     def inside(self) -> bool:
-        """Whether the prediction holds."""
+        """Return whether the prediction holds."""
         return self.interval[0] <= self.reward <= self.interval[1]
 
 
@@ -69,7 +67,7 @@ def left_out(fitted: Fitted) -> tuple[LeftOut, ...]:
 
 
 def left_out_line(found: tuple[LeftOut, ...]) -> str:
-    """What leaving out says, to be printed."""
+    """Summarise leaving out in a line."""
     inside = sum(f.inside for f in found)
     missed = [
         f"n = {f.rollouts_per_problem}: {f.reward:.3f}, predicted {f.interval[0]:.3f}–{f.interval[1]:.3f}"
@@ -99,7 +97,7 @@ class BestRates:
 
     Attributes:
         rollouts_per_problem: Every n at the chosen B_p.
-        rate: Median of the best rate of each, at the chosen B_p.
+        rate: Median of the best rate of each.
         interval: Their 95 % intervals; one that reaches an end of what is searched is open there.
         exponent: Of B in the best rate, median: ½ is the √B rule.
         exponent_interval: Its 95 % interval.
@@ -114,7 +112,7 @@ class BestRates:
     searched: tuple[float, float]
 
     def line(self) -> str:
-        """To be printed."""
+        """Summarise the rates in a line."""
         low, high = self.exponent_interval
         each = ", ".join(f"{r:.2g} at n = {n}" for n, r in zip(self.rollouts_per_problem, self.rate, strict=True))
         rule = "the √B rule lies inside" if low <= 0.5 <= high else "the √B rule lies outside"
@@ -136,7 +134,10 @@ def best_rates(fitted: Fitted, compute: float) -> BestRates | None:
     if not fitted.posterior.model.rates or len(ns) < 2 or not rates:
         return None
     grid = np.geomspace(min(rates) / BEYOND, max(rates) * BEYOND, RATES)
-    best = np.stack([grid[_rewards(fitted, n, chosen, grid, compute).argmax(axis=1)] for n in ns], axis=1)
+    best = np.empty((len(fitted.posterior.theta), len(ns)))
+    for k, n in enumerate(ns):
+        cells = tuple(replace(chosen, rollouts_per_problem=n, learning_rate=float(rate)) for rate in grid)
+        best[:, k] = grid[fitted.posterior.reward_of(cells, compute)[:, :, 0].argmax(axis=1)]
     at = np.log2(ns) - np.mean(np.log2(ns))
     slopes = (np.log2(best) @ at) / (at @ at)
     low, high = np.quantile(slopes, [0.025, 0.975])
@@ -149,9 +150,3 @@ def best_rates(fitted: Fitted, compute: float) -> BestRates | None:
         exponent_interval=(float(low), float(high)),
         searched=(float(grid[0]), float(grid[-1])),
     )
-
-
-def _rewards(fitted: Fitted, n: int, chosen: Cell, grid: Array, compute: float) -> Array:
-    """Expected rewards of an n at some rates, shape ``(draws, rates)``."""
-    cells = tuple(replace(chosen, rollouts_per_problem=n, learning_rate=float(rate)) for rate in grid)
-    return fitted.posterior.reward_of(cells, compute)[:, :, 0]

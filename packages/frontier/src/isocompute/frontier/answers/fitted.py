@@ -1,17 +1,13 @@
-"""A sweep fitted as one: its posterior, and what it says at any budget.
+"""A fitted sweep: what it says at any budget, the sentences of that answer, and its files.
 
-The sixty-second answer: what to use at a budget, what the others lose, how sure that is, and what is not in it.
-
-Sentences of the sixty-second answer about the runs: what they are, how they failed, and what they leave out.
-
-A fitted posterior on disk: ``posterior.json``, ``draws.parquet`` and ``runs.parquet``.
+A fit on disk is ``posterior.json``, ``draws.parquet`` and ``runs.parquet``.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from html import escape
@@ -30,284 +26,8 @@ from ..posterior.health import FAILED, Finding, Health, Kind
 from ..posterior.model import Model, Priors, coordinates
 from ..posterior.posterior import AGREED, Posterior
 from ..posterior.preparation import Failures, Prepared
-from ..posterior.runs import Cell, Runs, padded
+from ..posterior.runs import Runs, Setting, padded
 from . import paper
-
-MOST_NAMED = 7
-"""Settings whose loss is given one by one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unmeasured:
-    """A number of rollouts per problem that was not run, against the chosen setting at the budget.
-
-    Attributes:
-        gain: Expected gain if the better of the two were known.
-        probability: That it is better.
-    """
-
-    rollouts_per_problem: int
-    gain: float
-    probability: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a sweep says, ready to be printed.
-
-    Attributes:
-        data: The sentence about the runs.
-        metric: Name of the reward.
-        unit: Unit of the budget.
-        compute: What the chosen setting gets for the budget, in the unit of the fit.
-        decision: At the budget.
-        earlier: At a quarter of it, where that was measured.
-        path: n* over the compute that was measured.
-        path_unit: Unit of the fit.
-        cells: The settings of the path.
-        beyond: The largest multiple of the budget at which the same setting is still chosen, and its P(best) there.
-        unmeasured: Numbers of rollouts that were not run.
-        risk: The sentence about failures.
-        missing: What the answer leaves out.
-    """
-
-    data: str
-    metric: str
-    unit: str
-    compute: float
-    decision: Decision
-    earlier: Decision | None
-    path: DecisionPath
-    path_unit: str
-    cells: tuple[Cell, ...]
-    beyond: tuple[float, float] | None
-    unmeasured: tuple[Unmeasured, ...]
-    risk: str
-    missing: tuple[str, ...]
-
-    def lines(self) -> list[str]:
-        """The answer, a line each; of an n and B_p at several rates only the best one is named."""
-        several = len({c.problems_per_batch for c in self.cells}) > 1
-        lines = [self.data, self._use(), "  " + self._losses(several)]
-        if len(self.decision.options) > 1:
-            lines.append(self._path(several))
-        if self._beyond():
-            lines.append(self._beyond())
-        return [*lines, f"Risk: {self.risk}", f"Not in this: {'; '.join(self.missing)}"]
-
-    def _use(self) -> str:
-        chosen = self.decision.chosen
-        cell = chosen.cell
-        rate = f", learning rate {cell.learning_rate:.2g}" if cell.learning_rate else ""
-        steps = f", {self.compute / cell.batch_rollouts:,.0f} steps" if self.path_unit == "rollouts" else ""
-        group = f", {cell.group}" if cell.group else ""
-        low, high = chosen.interval
-        words = "use" if chosen.probability_best >= 0.5 else "the least expected regret is with"
-        return (
-            f"At {short(self.decision.compute)} {self.unit} {words} n = {cell.rollouts_per_problem}, "
-            f"B_p = {cell.problems_per_batch}{steps}{rate}{group}     {self.metric} {chosen.reward:.3f} "
-            f"(95 %: {low:.3f}–{high:.3f})   "
-            f"P(best) {percent(chosen.probability_best)}"
-        )
-
-    def _losses(self, several: bool) -> str:
-        others = at_best_rates(self.decision.options)[1:]
-        if not others and not self.decision.unknown:
-            return "nothing else was run"
-        near = at_best_rates(self.decision.near())
-        said = _alike(near, several)
-        far = [o for o in others if o not in near]
-        if far:
-            low, high = far[0].loss_interval
-            first = f"{listed(far[:1], several)} gets {far[0].loss:.3f} less (95 %: {signed(low)} to {signed(high)})"
-            rest = [f"{listed([o], several)} {o.loss:.3f}" for o in far[1:MOST_NAMED]]
-            if more := far[MOST_NAMED:]:
-                rest.append(f"{len(more)} more up to {more[-1].loss:.3f}")
-            said.append(", ".join([first, *rest]))
-        if self.decision.unknown:
-            names = dict.fromkeys(name(c, several) for c in self.decision.unknown)
-            said.append(f"not known here, for its runs end too early: {', '.join(names)}")
-        text = "; ".join(said) + "."
-        if self.earlier is not None:
-            # What n* is there, so that both say the same of two that are as good.
-            kept = self.cells[self.path.at(self.compute / 4)]
-            near = sorted(at_best_rates(self.earlier.near()), key=lambda option: _key(option.cell) != _key(kept))
-            best = f"n* = {name(near[0].cell, several)}, P(best) {percent(near[0].probability_best)}"
-            text += f"  At {short(self.earlier.compute)}: {'; '.join([best, *_alike(near, several)])}."
-        return text
-
-    def _path(self, several: bool) -> str:
-        names = [name(c, several) for c in self.cells]
-        # Another rate of the same n and B_p is no other n.
-        changes = [c for c in self.path.changes if names[c.before] != names[c.after]]
-        if not changes:
-            return f"n*: {names[int(self.path.chosen[-1])]} at every budget"
-        parts = [names[changes[0].before]]
-        first, last = short(float(self.path.compute[0])), short(float(self.path.compute[-1]))
-        for change in changes:
-            low, high = change.interval
-            span = f"{short(low) if low else f'<{first}'} to {short(high) if high else f'>{last}'}"
-            said = f"90 % interval: {span}" if len(parts) == 1 else span
-            parts.append(f"{names[change.after]} at {short(change.compute)} ({said})")
-        return "n*: " + " → ".join(parts)
-
-    def _beyond(self) -> str:
-        said, chosen = [], self.decision.chosen.cell.rollouts_per_problem
-        if self.beyond is not None:
-            until, share = self.beyond
-            said.append(f"Beyond: {chosen} to at least {short(until)} (P {percent(share)}).")
-        worth = [u for u in self.unmeasured if u.gain > 0.001]
-        if worth:
-            best = max(worth, key=lambda u: u.gain)
-            at = short(self.decision.compute)
-            said.append(
-                f"n = {best.rollouts_per_problem} was not run: by extrapolation it is better than {chosen} at {at} "
-                f"with probability {percent(best.probability)} (expected improvement from trying it: {best.gain:.3f})."
-            )
-        return " ".join(said)
-
-
-def _alike(near: Sequence[Option], several: bool) -> list[str]:
-    """What is said of the settings that are as good as the first, if there are any."""
-    if len(near) == 1:
-        return []
-    shares = ", ".join(percent(o.probability_best) for o in sorted(near[1:], key=lambda option: _key(option.cell)))
-    verb = "are" if len(near) > 2 else "is"
-    return [f"{listed(near[1:], several)} {verb} within {NEAR} of that (P(best) {shares})"]
-
-
-def at_best_rates(options: Sequence[Option]) -> list[Option]:
-    """The first option of each n, B_p and group."""
-    first: dict[tuple[int, int, str], Option] = {}
-    for option in options:
-        first.setdefault(_key(option.cell), option)
-    return list(first.values())
-
-
-def name(cell: Cell, several: bool, rated: bool = False) -> str:
-    """A setting to be printed: n, with B_p and the rate where settings differ in them."""
-    text = f"{cell.rollouts_per_problem}" + (f" × {cell.problems_per_batch}" if several else "")
-    text += f" at {cell.learning_rate:.2g}" if rated and cell.learning_rate else ""
-    return f"{text} {cell.group}".strip()
-
-
-def listed(options: Sequence[Option], several: bool) -> str:
-    """Settings in the order of n: "8, 16 and 32"."""
-    names = list(dict.fromkeys(name(o.cell, several) for o in sorted(options, key=lambda option: _key(option.cell))))
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _key(cell: Cell) -> tuple[int, int, str]:
-    """What is one setting whatever its learning rate; settings are listed in this order."""
-    return cell.rollouts_per_problem, cell.problems_per_batch, cell.group
-
-
-def signed(number: float) -> str:
-    """A number with three digits and a minus that is no hyphen."""
-    return f"{number:.3f}".replace("-", "−")
-
-
-def percent(share: float) -> str:
-    """A share as whole percent, never 0 or 100 from draws."""
-    return "<1 %" if share < 0.005 else ">99 %" if share > 0.995 else f"{100 * share:.0f} %"
-
-
-MOST = 3
-"""Failures named in a sentence; the report names all."""
-CONSTANT = 0.1
-"""Difference of two exponents of the learning rate in n that nobody tells apart."""
-
-
-def differing(prepared: Prepared) -> tuple[bool, bool]:
-    """Whether settings differ in B_p, and whether some n and B_p was run at several rates."""
-    every = prepared.failures
-    pairs = {(c.rollouts_per_problem, c.problems_per_batch, c.group) for c in every}
-    return len({c.problems_per_batch for c in every}) > 1, len(pairs) < len(every)
-
-
-def of_data(prepared: Prepared, unit: str) -> str:
-    """What was run."""
-    health, runs = prepared.health, prepared.runs
-    several, rated = differing(prepared)
-    seeds = Counter(np.bincount(runs.cell, minlength=len(runs.cells)).tolist())
-    points = Counter((runs.seen & (runs.compute > 0)).sum(axis=1).tolist())
-    failed = [h for h in health if h.failed]
-    settings = f"{len(runs.cells)} settings" if several or rated else f"{len(runs.cells)} values of n"
-    what = "run" if len(runs.bases) > 1 else "seed"
-    text = f"{len(runs.bases)} base models; " if len(runs.bases) > 1 else ""
-    text += (
-        f"{settings} × {_span(seeds)} {what}{'s' if max(seeds) > 1 else ''} × {_span(points)} evaluations to "
-        f"{short(float(runs.last.max()))} {unit}; {len(health)} run{'s' if len(health) > 1 else ''}"
-    )
-    if failed:
-        named = [f"{h.name}: {' and '.join(sorted(k for k in h.kinds if k in FAILED))}" for h in failed]
-        text += f", of which {len(failed)} failed ({'; '.join(named[:MOST])}{'; …' if len(named) > MOST else ''})"
-    return text
-
-
-def of_risk(prepared: Prepared, failing: Array) -> str:
-    """How often runs fail.
-
-    Args:
-        failing: Probability that the next run of each cell fails, shape ``(cells,)``.
-    """
-    every, cells = prepared.failures, prepared.runs.cells
-    count, total = sum(f.failed for f in every.values()), sum(f.runs for f in every.values())
-    if not count:
-        return f"none of {total} runs failed; the next one does with about {percent(float(failing.mean()))}"
-    several, rated = differing(prepared)
-    own = [every[c] for c in cells]
-    worst = [k for k in np.argsort(-failing).tolist() if own[k].failed][:MOST]
-    said = [
-        f"n = {name(cells[k], several, rated)} with {percent(float(failing[k]))} ({own[k].failed} of {own[k].runs} did)"
-        for k in worst
-    ]
-    calm = [failing[k] for k, f in enumerate(own) if not f.failed]
-    if calm:
-        said.append(f"one of the {'others' if worst else 'settings above'} with {percent(float(np.mean(calm)))}")
-    never = [c for c, f in every.items() if c not in cells and f.failed]
-    lost = f"; no run came through of n = {', '.join(name(c, several, rated) for c in never)}" if never else ""
-    return f"{count} of {total} runs failed; the next run fails: {', '.join(said)}{lost}"
-
-
-def left_out_of(prepared: Prepared, posterior: Posterior, *, caveats: tuple[str, ...]) -> tuple[str, ...]:
-    """What the answer does not hold for, and what makes it doubtful."""
-    runs = prepared.runs
-    missing = [] if len(runs.bases) > 1 else ["one base model", "one problem set"]
-    if posterior.luck is None:
-        missing.append("the luck of which validation questions are asked")
-    if not differing(prepared)[1]:
-        missing.append(_of_rates(runs.cells))
-    if np.bincount(runs.cell).max() == 1:
-        assumed = 100 * posterior.model.priors.seed_amplitude
-        missing.append(f"one seed: that seeds differ by {assumed:.0f} % of the gain is assumed")
-    if posterior.spread > AGREED:
-        missing.append(f"certainty about the fit itself: its chains do not agree (split R̂ {posterior.spread:.2f})")
-    return (*missing, *caveats)
-
-
-def _of_rates(cells: tuple[Cell, ...]) -> str:
-    """What is known of the learning rate where each n and B_p has one: it cannot be told from them."""
-    known = [(c.batch_rollouts, c.learning_rate) for c in cells if c.learning_rate]
-    if len(known) < len(cells):
-        return "the learning rate, which the runs do not say"
-    batch, rate = np.log(np.array(known)).T
-    slope = float(np.polyfit(batch, rate, 1)[0]) if np.ptp(batch) > 0 else 0.0
-    scattered = len(known) > 1 and np.ptp(rate - slope * batch) > CONSTANT
-    if not scattered and abs(slope) < CONSTANT:
-        return "other learning rates than the one of all runs"
-    if not scattered and abs(slope - 0.5) < CONSTANT:
-        return "other learning rates: each n at one, scaled by √B"
-    low, high = min(cells, key=lambda c: c.learning_rate or 0.0), max(cells, key=lambda c: c.learning_rate or 0.0)
-    return (
-        f"whether n or the learning rate makes the difference: they change together, from {low.learning_rate:.2g} at "
-        f"n = {low.rollouts_per_problem} to {high.learning_rate:.2g} at n = {high.rollouts_per_problem}"
-    )
-
-
-def _span(counted: Counter[int]) -> str:
-    return f"{min(counted)}" if len(counted) == 1 else f"{min(counted)}–{max(counted)}"
-
 
 UNKNOWN = 1.0
 """Width of a setting's 95 % interval beyond its data, over all that it had gained, from which on it is not known."""
@@ -320,13 +40,10 @@ class Fitted:
     """The posterior of a sweep.
 
     Attributes:
-        metric: Metric fitted.
-        unit: Unit of compute.
-        prepared: The runs, and what was found of each.
-        posterior: Draws of the curves.
+        unit: Of compute.
         tokens_per_rollout: Mean tokens of a response of each setting; empty where the table does not say.
-        caveats: What the answer leaves out beside what the runs show.
-        seed: Fixes what is drawn.
+        caveats: Limits of the answer beside those that the runs show.
+        seed: Fixes all random draws.
     """
 
     metric: str
@@ -350,11 +67,11 @@ class Fitted:
 
     @property
     def differing(self) -> tuple[bool, bool]:
-        """Whether settings differ in B_p, and whether some n and B_p was run at several rates."""
-        return differing(self.prepared)
+        """As of the function ``differing``."""
+        return differing(self.prepared.failures)
 
     @property
-    def cells(self) -> tuple[Cell, ...]:
+    def cells(self) -> tuple[Setting, ...]:
         """The settings with a curve."""
         return self.prepared.runs.cells
 
@@ -404,7 +121,7 @@ class Fitted:
         Args:
             unit: Unit of the budget: that of the fit, or ``tokens`` of a fit in rollouts, which buy each setting as
                 many rollouts as its responses are long.
-            guess: Whether to decide even where no setting is known at the budget, as for what to run next.
+            guess: Decide even where no setting is known at the budget, as for what to run next.
 
         Raises:
             FrontierError: The budget is not above 0, lies so far beyond the data that every setting's interval is as
@@ -443,7 +160,7 @@ class Fitted:
         return np.asarray(self.posterior.reward(self.last[:, None])[:, :, 0].mean(axis=0) - start)
 
     def _lengths(self, unit: str) -> Array:
-        """What a unit of the fit costs in another one, by setting, shape ``(cells,)``."""
+        """Cost of a unit of the fit in another one, by setting, shape ``(cells,)``."""
         if unit == self.unit:
             return np.ones(len(self.cells))
         if (unit, self.unit) != ("tokens", "rollouts") or not self.tokens_per_rollout:
@@ -581,7 +298,7 @@ def option_row(option: Option) -> dict[str, object]:
     }
 
 
-def at_n(cell: Cell, n: int) -> Cell:
+def at_n(cell: Setting, n: int) -> Setting:
     """The setting at another n, with its learning rate scaled by √B."""
     rate = cell.learning_rate and cell.learning_rate * (n / cell.rollouts_per_problem) ** 0.5
     return replace(cell, rollouts_per_problem=n, learning_rate=rate)
@@ -592,14 +309,281 @@ def _band(compute: Array, drawn: Array) -> pl.DataFrame:
     return pl.DataFrame({"compute": compute, "reward": drawn.mean(axis=0), "low": low, "high": high})
 
 
+MOST_NAMED = 7
+"""Settings whose loss is given one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unmeasured:
+    """A number of rollouts per problem that was not run, against the chosen setting at the budget.
+
+    Attributes:
+        gain: Expected gain if the better of the two were known.
+        probability: That it is better.
+    """
+
+    rollouts_per_problem: int
+    gain: float
+    probability: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The sixty-second answer: what to use at a budget, what the others lose, how sure that is, and what is not in it.
+
+    Attributes:
+        data: The sentence about the runs.
+        unit: Of the budget.
+        compute: What the chosen setting gets for the budget, in the unit of the fit.
+        earlier: At a quarter of it, where that was measured.
+        path: n* over the compute that was measured.
+        path_unit: Unit of the fit.
+        beyond: The largest multiple of the budget at which the same setting is still chosen, and its P(best) there.
+        risk: The sentence about failures.
+        missing: What the answer leaves out.
+    """
+
+    data: str
+    metric: str
+    unit: str
+    compute: float
+    decision: Decision
+    earlier: Decision | None
+    path: DecisionPath
+    path_unit: str
+    cells: tuple[Setting, ...]
+    beyond: tuple[float, float] | None
+    unmeasured: tuple[Unmeasured, ...]
+    risk: str
+    missing: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """The answer, a line each; of an n and B_p at several rates only the best one is named."""
+        several = len({c.problems_per_batch for c in self.cells}) > 1
+        lines = [self.data, self._use(), "  " + self._losses(several)]
+        if len(self.decision.options) > 1:
+            lines.append(self._path(several))
+        if self._beyond():
+            lines.append(self._beyond())
+        return [*lines, f"Risk: {self.risk}", f"Not in this: {'; '.join(self.missing)}"]
+
+    def _use(self) -> str:
+        chosen = self.decision.chosen
+        cell = chosen.cell
+        rate = f", learning rate {cell.learning_rate:.2g}" if cell.learning_rate else ""
+        steps = f", {self.compute / cell.batch_rollouts:,.0f} steps" if self.path_unit == "rollouts" else ""
+        group = f", {cell.group}" if cell.group else ""
+        low, high = chosen.interval
+        words = "use" if chosen.probability_best >= 0.5 else "the least expected regret is with"
+        return (
+            f"At {short(self.decision.compute)} {self.unit} {words} n = {cell.rollouts_per_problem}, "
+            f"B_p = {cell.problems_per_batch}{steps}{rate}{group}     {self.metric} {chosen.reward:.3f} "
+            f"(95 %: {low:.3f}–{high:.3f})   "
+            f"P(best) {percent(chosen.probability_best)}"
+        )
+
+    def _losses(self, several: bool) -> str:
+        others = at_best_rates(self.decision.options)[1:]
+        if not others and not self.decision.unknown:
+            return "nothing else was run"
+        near = at_best_rates(self.decision.near())
+        said = _alike(near, several)
+        far = [o for o in others if o not in near]
+        if far:
+            low, high = far[0].loss_interval
+            first = f"{listed(far[:1], several)} gets {far[0].loss:.3f} less (95 %: {signed(low)} to {signed(high)})"
+            rest = [f"{listed([o], several)} {o.loss:.3f}" for o in far[1:MOST_NAMED]]
+            if more := far[MOST_NAMED:]:
+                rest.append(f"{len(more)} more up to {more[-1].loss:.3f}")
+            said.append(", ".join([first, *rest]))
+        if self.decision.unknown:
+            names = dict.fromkeys(name(c, several) for c in self.decision.unknown)
+            said.append(f"not known here, for its runs end too early: {', '.join(names)}")
+        text = "; ".join(said) + "."
+        if self.earlier is not None:
+            # What n* is there, so that both say the same of two that are as good.
+            kept = self.cells[self.path.at(self.compute / 4)]
+            near = sorted(at_best_rates(self.earlier.near()), key=lambda option: _key(option.cell) != _key(kept))
+            best = f"n* = {name(near[0].cell, several)}, P(best) {percent(near[0].probability_best)}"
+            text += f"  At {short(self.earlier.compute)}: {'; '.join([best, *_alike(near, several)])}."
+        return text
+
+    def _path(self, several: bool) -> str:
+        names = [name(c, several) for c in self.cells]
+        # Another rate of the same n and B_p is no other n.
+        changes = [c for c in self.path.changes if names[c.before] != names[c.after]]
+        if not changes:
+            return f"n*: {names[int(self.path.chosen[-1])]} at every budget"
+        parts = [names[changes[0].before]]
+        first, last = short(float(self.path.compute[0])), short(float(self.path.compute[-1]))
+        for change in changes:
+            low, high = change.interval
+            span = f"{short(low) if low else f'<{first}'} to {short(high) if high else f'>{last}'}"
+            said = f"90 % interval: {span}" if len(parts) == 1 else span
+            parts.append(f"{names[change.after]} at {short(change.compute)} ({said})")
+        return "n*: " + " → ".join(parts)
+
+    def _beyond(self) -> str:
+        said, chosen = [], self.decision.chosen.cell.rollouts_per_problem
+        if self.beyond is not None:
+            until, share = self.beyond
+            said.append(f"Beyond: {chosen} to at least {short(until)} (P {percent(share)}).")
+        worth = [u for u in self.unmeasured if u.gain > 0.001]
+        if worth:
+            best = max(worth, key=lambda u: u.gain)
+            at = short(self.decision.compute)
+            said.append(
+                f"n = {best.rollouts_per_problem} was not run: by extrapolation it is better than {chosen} at {at} "
+                f"with probability {percent(best.probability)} (expected improvement from trying it: {best.gain:.3f})."
+            )
+        return " ".join(said)
+
+
+def _alike(near: Sequence[Option], several: bool) -> list[str]:
+    """The sentence about settings that are as good as the first, if there are any."""
+    if len(near) == 1:
+        return []
+    shares = ", ".join(percent(o.probability_best) for o in sorted(near[1:], key=lambda option: _key(option.cell)))
+    verb = "are" if len(near) > 2 else "is"
+    return [f"{listed(near[1:], several)} {verb} within {NEAR} of that (P(best) {shares})"]
+
+
+def at_best_rates(options: Sequence[Option]) -> list[Option]:
+    """The first option of each n, B_p and group."""
+    first: dict[tuple[int, int, str], Option] = {}
+    for option in options:
+        first.setdefault(_key(option.cell), option)
+    return list(first.values())
+
+
+def name(cell: Setting, several: bool, rated: bool = False) -> str:
+    """A setting to be printed: n, with B_p and the rate where settings differ in them."""
+    text = f"{cell.rollouts_per_problem}" + (f" × {cell.problems_per_batch}" if several else "")
+    text += f" at {cell.learning_rate:.2g}" if rated and cell.learning_rate else ""
+    return f"{text} {cell.group}".strip()
+
+
+def listed(options: Sequence[Option], several: bool) -> str:
+    """Settings in the order of n: "8, 16 and 32"."""
+    names = list(dict.fromkeys(name(o.cell, several) for o in sorted(options, key=lambda option: _key(option.cell))))
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _key(cell: Setting) -> tuple[int, int, str]:
+    """Identify a setting whatever its learning rate; settings are listed in this order."""
+    return cell.rollouts_per_problem, cell.problems_per_batch, cell.group
+
+
+def signed(number: float) -> str:
+    """A number with three digits and a minus that is no hyphen."""
+    return f"{number:.3f}".replace("-", "−")
+
+
+def percent(share: float) -> str:
+    """A share as whole percent, never 0 or 100 from draws."""
+    return "<1 %" if share < 0.005 else ">99 %" if share > 0.995 else f"{100 * share:.0f} %"
+
+
+MOST = 3
+"""Failures named in a sentence; the report names all."""
+CONSTANT = 0.1
+"""Difference of two exponents of the learning rate in n that nobody tells apart."""
+
+
+def differing(cells: Collection[Setting]) -> tuple[bool, bool]:
+    """Return whether settings differ in B_p, and whether some n and B_p was run at several rates."""
+    return len({c.problems_per_batch for c in cells}) > 1, len({_key(c) for c in cells}) < len(cells)
+
+
+def of_data(prepared: Prepared, unit: str) -> str:
+    """The sentence about the runs."""
+    health, runs = prepared.health, prepared.runs
+    several, rated = differing(prepared.failures)
+    seeds = Counter(np.bincount(runs.cell, minlength=len(runs.cells)).tolist())
+    points = Counter((runs.seen & (runs.compute > 0)).sum(axis=1).tolist())
+    failed = [h for h in health if h.failed]
+    settings = f"{len(runs.cells)} settings" if several or rated else f"{len(runs.cells)} values of n"
+    what = "run" if len(runs.bases) > 1 else "seed"
+    text = f"{len(runs.bases)} base models; " if len(runs.bases) > 1 else ""
+    text += (
+        f"{settings} × {_span(seeds)} {what}{'s' if max(seeds) > 1 else ''} × {_span(points)} evaluations to "
+        f"{short(float(runs.last.max()))} {unit}; {len(health)} run{'s' if len(health) > 1 else ''}"
+    )
+    if failed:
+        named = [f"{h.name}: {' and '.join(sorted(k for k in h.kinds if k in FAILED))}" for h in failed]
+        text += f", of which {len(failed)} failed ({'; '.join(named[:MOST])}{'; …' if len(named) > MOST else ''})"
+    return text
+
+
+def of_risk(prepared: Prepared, failing: Array) -> str:
+    """The sentence about failures.
+
+    Args:
+        failing: Probability that the next run of each cell fails, shape ``(cells,)``.
+    """
+    every, cells = prepared.failures, prepared.runs.cells
+    count, total = sum(f.failed for f in every.values()), sum(f.runs for f in every.values())
+    if not count:
+        return f"none of {total} runs failed; the next one does with about {percent(float(failing.mean()))}"
+    several, rated = differing(prepared.failures)
+    own = [every[c] for c in cells]
+    worst = [k for k in np.argsort(-failing).tolist() if own[k].failed][:MOST]
+    said = [
+        f"n = {name(cells[k], several, rated)} with {percent(float(failing[k]))} ({own[k].failed} of {own[k].runs} did)"
+        for k in worst
+    ]
+    calm = [failing[k] for k, f in enumerate(own) if not f.failed]
+    if calm:
+        said.append(f"one of the {'others' if worst else 'settings above'} with {percent(float(np.mean(calm)))}")
+    never = [c for c, f in every.items() if c not in cells and f.failed]
+    lost = f"; no run came through of n = {', '.join(name(c, several, rated) for c in never)}" if never else ""
+    return f"{count} of {total} runs failed; the next run fails: {', '.join(said)}{lost}"
+
+
+def left_out_of(prepared: Prepared, posterior: Posterior, *, caveats: tuple[str, ...]) -> tuple[str, ...]:
+    """Name what the answer does not hold for, and what makes it doubtful."""
+    runs = prepared.runs
+    missing = [] if len(runs.bases) > 1 else ["one base model", "one problem set"]
+    if posterior.luck is None:
+        missing.append("the luck of which validation questions are asked")
+    if not differing(prepared.failures)[1]:
+        missing.append(_of_rates(runs.cells))
+    if np.bincount(runs.cell).max() == 1:
+        assumed = 100 * posterior.model.priors.seed_amplitude
+        missing.append(f"one seed: that seeds differ by {assumed:.0f} % of the gain is assumed")
+    if posterior.split_r_hat > AGREED:
+        missing.append(f"certainty about the fit itself: its chains do not agree (split R̂ {posterior.split_r_hat:.2f})")
+    return (*missing, *caveats)
+
+
+def _of_rates(cells: tuple[Setting, ...]) -> str:
+    """Name the limit on learning rates where each n and B_p has one rate, which cannot be told from them."""
+    known = [(c.batch_rollouts, c.learning_rate) for c in cells if c.learning_rate]
+    if len(known) < len(cells):
+        return "the learning rate, which the runs do not say"
+    batch, rate = np.log(np.array(known)).T
+    slope = float(np.polyfit(batch, rate, 1)[0]) if np.ptp(batch) > 0 else 0.0
+    scattered = len(known) > 1 and np.ptp(rate - slope * batch) > CONSTANT
+    if not scattered and abs(slope) < CONSTANT:
+        return "other learning rates than the one of all runs"
+    if not scattered and abs(slope - 0.5) < CONSTANT:
+        return "other learning rates: each n at one, scaled by √B"
+    low, high = min(cells, key=lambda c: c.learning_rate or 0.0), max(cells, key=lambda c: c.learning_rate or 0.0)
+    return (
+        f"whether n or the learning rate makes the difference: they change together, from {low.learning_rate:.2g} at "
+        f"n = {low.rollouts_per_problem} to {high.learning_rate:.2g} at n = {high.rollouts_per_problem}"
+    )
+
+
+def _span(counted: Counter[int]) -> str:
+    return f"{min(counted)}" if len(counted) == 1 else f"{min(counted)}–{max(counted)}"
+
+
 DOCUMENT, DRAWS, RUNS = "posterior.json", "draws.parquet", "runs.parquet"
 
 
 def save(fitted: Fitted, folder: str | Path) -> None:
     """Write a posterior; the same one gives the same bytes.
-
-    Args:
-        folder: Where it is written; made when it does not exist.
 
     Raises:
         FrontierError: The folder cannot be written to.
@@ -610,7 +594,7 @@ def save(fitted: Fitted, folder: str | Path) -> None:
         "metric": fitted.metric,
         "unit": fitted.unit,
         "seed": fitted.seed,
-        "spread": fitted.posterior.spread,
+        "split_r_hat": fitted.posterior.split_r_hat,
         "error_is_known": model.runs.error_is_known,
         "priors": asdict(model.priors),
         "cells": [asdict(c) for c in model.runs.cells],
@@ -636,7 +620,7 @@ def save(fitted: Fitted, folder: str | Path) -> None:
 
 
 def load_fitted(folder: str | Path) -> Fitted:
-    """Read what ``save`` wrote.
+    """Load a saved posterior.
 
     Raises:
         FrontierError: The folder holds no posterior, or a damaged one.
@@ -661,7 +645,7 @@ def load_fitted(folder: str | Path) -> Fitted:
             health=tuple(_health(h) for h in document["health"]),
             notes=tuple(document["notes"]),
             failures={
-                Cell(**f["cell"]): Failures(failed=f["failed"], runs=f["runs"], reward=f["reward"])
+                Setting(**f["cell"]): Failures(failed=f["failed"], runs=f["runs"], reward=f["reward"])
                 for f in document["failures"]
             },
         )
@@ -670,7 +654,7 @@ def load_fitted(folder: str | Path) -> Fitted:
             unit=document["unit"],
             prepared=prepared,
             seed=document["seed"],
-            posterior=Posterior(model=model, theta=theta, spread=document["spread"], luck=luck),
+            posterior=Posterior(model=model, theta=theta, split_r_hat=document["split_r_hat"], luck=luck),
             tokens_per_rollout=tuple(document["tokens_per_rollout"]),
             caveats=tuple(document["caveats"]),
         )
@@ -702,7 +686,7 @@ def _runs(table: pl.DataFrame, document: dict[str, Any]) -> Runs:
         return padded([own[name].to_numpy() for own in each], fill)
 
     return Runs(
-        cells=tuple(Cell(**c) for c in document["cells"]),
+        cells=tuple(Setting(**c) for c in document["cells"]),
         cell=np.array([own["cell"][0] for own in each]),
         compute=column("compute", 1.0),
         reward=column("reward", 0.0),

@@ -1,15 +1,6 @@
-"""Fit one curve up to a cut, extend it, and compare with what came later (ScaleRL, sections 3 and 4).
+"""Forecasts of single runs, recipes compared by their fits, and prescriptions compared with fixed n.
 
-Whether a prescription won: paired differences over seeds, with t intervals and jointly valid verdicts.
-
-ScaleRL's leave-one-out view: recipes compared by the compute that each needs for one reward (section 4 there).
-
-With one asymptote held for all recipes, F(R) = (R − R0)/(A − R) = (C/C_mid)^B is a line of slope B in logarithms. A
-steeper line is not always the more efficient one: it may lie farther to the right. What is compared is therefore the
-compute at which a line reaches a reward, C(R) = C_mid · F(R)^(1/B): a reward that some recipe reached, and for the
-others no compute beyond four times their data.
-
-How a fitted curve did beyond its cut (ScaleRL, section 4).
+A forecast fits one curve up to a cut, extends it, and is judged by what came later (ScaleRL, sections 3 and 4).
 """
 
 from __future__ import annotations
@@ -44,123 +35,297 @@ from ..fitting.point import (
     standard_deviation,
 )
 
-K = TypeVar("K")
+METHODS = ("projection", "scalerl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """The prescribed n against one fixed n at the same budget.
+class ForecastConfig:
+    """Settings of a forecast.
 
     Attributes:
-        prescribed: The prescribed n.
-        baseline: The fixed n.
-        differences: Last evaluation of the prescribed n minus that of the baseline, seed by seed.
-        mean: Their mean, or None without pairs.
-        interval: 95 % t interval of the mean, of this comparison alone, or None with fewer than two pairs.
-        p_value: Of no difference, adjusted for all the comparisons made (Holm), or None with fewer than two pairs.
-        comparisons: How many were made.
-        verdict: ``won`` or ``lost`` where the adjusted p is below 0.05, else ``unresolved``; ``same`` when the baseline
-            is what was prescribed.
-    """
-
-    prescribed: int
-    baseline: int
-    differences: tuple[float, ...]
-    mean: float | None
-    interval: tuple[float, float] | None
-    verdict: str
-    p_value: float | None = None
-    comparisons: int = 1
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        plain = asdict(self)
-        plain["differences"] = list(self.differences)
-        plain["interval"] = list(self.interval) if self.interval else None
-        return plain
-
-    def summary(self) -> str:
-        """One line to be printed."""
-        head = f"n = {self.prescribed} against n = {self.baseline}"
-        if self.verdict == "same":
-            return f"{head}: the same allocation"
-        if self.mean is None:
-            return f"{head}: no seed was trained with both, unresolved"
-        span = f" (95 % {self.interval[0]:+.3f} to {self.interval[1]:+.3f})" if self.interval else ""
-        chance = "" if self.p_value is None else f", p = {self.p_value:.2g}"
-        chance += f" with {self.comparisons} comparisons" if chance and self.comparisons > 1 else ""
-        return f"{head}: {self.mean:+.3f}{span} over {counted(len(self.differences), 'seed')}{chance}, {self.verdict}"
-
-
-def compare(
-    evals: pl.DataFrame, *, prescribed: int, baselines: Sequence[int], metric: str = "avg_at_4"
-) -> list[Comparison]:
-    """Compare the last evaluations of runs at one budget.
-
-    Where nothing differs, any verdict is ``won`` or ``lost`` in at most one comparison of twenty, however many
-    baselines there are.
-
-    Args:
-        evals: An ``evals`` table of the runs, none of which the prescription was fitted to.
+        r0: Reward before training; None fits it (``exp``, ``power``) or takes the points at zero compute.
+        fit_max: Most compute fitted; what lies beyond is the extension.
+        method: ``projection``, or ``scalerl`` for that paper's grid procedure (form ``hill``).
+        bootstrap: Refits behind the intervals.
 
     Raises:
-        FrontierError: The runs did not end at the same compute.
+        FrontierError: The form or the method is unknown, ``r0`` lies outside 0 to 1, the window is empty, there are
+            fewer than 20 refits, or the seed is negative.
     """
-    last = evals.sort("rollouts").group_by("rollouts_per_problem", "seed", maintain_order=True).last()
-    if last["rollouts"].n_unique() > 1:
-        spans = sorted(set(last["rollouts"].to_list()))
-        raise FrontierError(f"the runs compared end at different rollouts ({spans}): compare equal budgets")
-    scores = {(r["rollouts_per_problem"], r["seed"]): r[metric] for r in last.iter_rows(named=True)}
-    return _with_verdicts([_comparison(scores, prescribed, n) for n in baselines])
+
+    form: str = "hill"
+    r0: float | None = None
+    fit_min: float = 0.0
+    fit_max: float = float("inf")
+    method: str = "projection"
+    bootstrap: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        form_of(self.form)
+        if self.method not in METHODS:
+            raise FrontierError(f"the method {self.method!r} is unknown; it must be one of {', '.join(METHODS)}")
+        if self.method == "scalerl" and self.form != "hill":
+            raise FrontierError("the method scalerl fits the form hill")
+        if self.r0 is not None and not 0 <= self.r0 < 1:
+            raise FrontierError(f"r0 is {self.r0}; a reward before training lies within 0 to 1")
+        if not self.fit_min < self.fit_max:
+            raise FrontierError(f"fit_min ({self.fit_min:g}) must be below fit_max ({self.fit_max:g})")
+        if self.bootstrap < 20:
+            raise FrontierError(f"bootstrap is {self.bootstrap}; an interval needs 20 refits or more")
+        if self.seed < 0:
+            raise FrontierError(f"the seed is {self.seed}; it must be 0 or more")
 
 
-def holm(ps: Mapping[K, float]) -> dict[K, float]:
-    """Holm's adjusted p of each hypothesis of a family."""
-    adjusted, largest = {}, 0.0
-    for rank, (name, p) in enumerate(sorted(ps.items(), key=lambda item: item[1])):
-        largest = max(largest, min(1.0, (len(ps) - rank) * p))
-        adjusted[name] = largest
-    return adjusted
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """A fitted curve and its extension.
+
+    Attributes:
+        intervals: 95 % interval of each parameter.
+        autocorrelation: Lag-1, of the residuals.
+        effective_points: N(1−φ)/(1+φ).
+        fitted: Points fitted.
+        support: Least and most compute fitted.
+    """
+
+    parameters: Parameters
+    intervals: dict[str, tuple[float, float]]
+    residual_sd: float
+    autocorrelation: float
+    effective_points: float
+    fitted: int
+    support: tuple[float, float]
+    extension: Extension | None
+    flags: tuple[Flag, ...]
+    band: Refits | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As ``predict --json`` writes it."""
+        return {
+            "form": self.parameters.form,
+            "params": self.parameters.named(),
+            "intervals": {k: list(v) for k, v in self.intervals.items()},
+            "residual_sd": self.residual_sd,
+            "autocorrelation": self.autocorrelation,
+            "effective_points": self.effective_points,
+            "fitted": self.fitted,
+            "support": list(self.support),
+            "flags": [str(f) for f in self.flags],
+            "extension": None if self.extension is None else self.extension.as_dict(),
+        }
+
+    def summary(self) -> str:
+        """Lines to be printed: parameters with intervals, the extension, and the meaning of the flags."""
+        low, high = self.support
+        lines = [f"{self.parameters.form}, {self.fitted} points from {low:,.6g} to {high:,.6g}"]
+        for name, value in self.parameters.named().items():
+            span = self.intervals.get(name)
+            lines.append(
+                f"  {name:6} {value:.5g}" + (f"  (95 %: {span[0]:.5g} to {span[1]:.5g})" if span else "  fixed")
+            )
+        if self.extension is not None:
+            e = self.extension
+            verdict = "FAILED" if e.contradicted else e.verdict
+            lines.append(
+                f"  extension {verdict}: {counted(e.points, 'later point')}, rmse {e.rmse:.4f}, bias {e.bias:+.4f}, "
+                f"{e.coverage:.0%} inside the 95 % prediction interval"
+            )
+        lines += [f"  note: {MEANING[flag]}" for flag in self.flags]
+        return "\n".join(lines)
 
 
-def _with_verdicts(found: list[Comparison]) -> list[Comparison]:
-    """Holm's adjustment, and the verdicts that follow."""
-    adjusted = holm({c.baseline: c.p_value for c in found if c.p_value is not None})
-    return [
-        c
-        if c.p_value is None
-        else replace(
-            c,
-            p_value=adjusted[c.baseline],
-            comparisons=len(adjusted),
-            verdict="unresolved" if adjusted[c.baseline] >= 0.05 else "won" if (c.mean or 0.0) > 0 else "lost",
+def forecast(compute: Array, reward: Array, config: ForecastConfig, *, trials: Array | None = None) -> Forecast:
+    """Fit one run up to a cut and judge its extension.
+
+    Args:
+        reward: Its reward, within 0 to 1.
+        trials: Responses behind each reward, for its binomial error; by default the scatter about the fit is
+            the error.
+
+    Raises:
+        FrontierError: Fewer than five points lie in the window, or they do not differ in compute or reward.
+    """
+    order = np.argsort(compute, kind="stable")
+    compute, reward = compute[order], reward[order]
+    zero = compute == 0
+    r0 = config.r0
+    if r0 is None and form_of(config.form).start_is_measured and zero.any():
+        r0 = float(reward[zero].mean())
+    inside = (compute >= config.fit_min) & (compute <= config.fit_max) & (compute > 0)
+    later = compute > config.fit_max
+    x, y = compute[inside], reward[inside]
+    if len(np.unique(x)) < 5:
+        raise FrontierError(
+            f"{len(np.unique(x))} points at different compute lie from {config.fit_min:g} to {config.fit_max:g}; "
+            "a fit needs 5 or more"
         )
-        for c in found
+    if np.ptp(y) == 0:
+        raise FrontierError(f"the reward is {y[0]:g} at every point: there is no curve to fit")
+    error = _errors(config.form, x, y, r0, None if trials is None else trials[order][inside])
+    parameters, at_bound, disagree = _point(config, x, y, error, r0)
+    noise = scatter_of((y - parameters(x)) / error, config.form)
+    residual_sd = standard_deviation(((y - parameters(x)) ** 2).sum(), len(y), SEARCHED)
+    draws = refit(
+        parameters,
+        x,
+        error,
+        noise,
+        start=r0,
+        least=0.0 if trials is None else 1.0,
+        count=config.bootstrap,
+        rng=np.random.default_rng(config.seed),
+    )
+    intervals = _intervals(draws, () if r0 is None else ("R0",))
+    extension = extension_of(
+        parameters, draws.at(compute[later]), reward[later], compute[later], residual_sd, config.seed
+    )
+    flags = _flags(parameters, intervals, extension, x, at_bound=at_bound, disagree=disagree)
+    return Forecast(
+        parameters=parameters,
+        intervals=intervals,
+        residual_sd=residual_sd,
+        autocorrelation=noise.autocorrelation,
+        effective_points=noise.effective_points,
+        fitted=len(x),
+        support=(float(x[0]), float(x[-1])),
+        extension=extension,
+        flags=flags,
+        band=draws,
+    )
+
+
+def forecasts_over_cuts(
+    compute: Array, reward: Array, config: ForecastConfig, cuts: Sequence[float]
+) -> list[tuple[float, Forecast | FrontierError]]:
+    """The same forecast from several cuts.
+
+    Returns:
+        Each cut with its forecast, or with the error where too few points lie before it.
+    """
+    found: list[tuple[float, Forecast | FrontierError]] = []
+    for cut in cuts:
+        try:
+            found.append((cut, forecast(compute, reward, replace(config, fit_max=cut))))
+        except FrontierError as error:
+            found.append((cut, error))
+    return found
+
+
+def _errors(form: str, x: Array, y: Array, r0: float | None, trials: Array | None) -> Array:
+    """Standard error of each point: binomial where trials are known, else the scatter about a first fit."""
+    if trials is not None:
+        return binomial_errors(y, trials)
+    candidates = grid(form, x)
+    fixed = None if r0 is None else np.array([r0])
+    _, _, squares = project(candidates, y[None, :], np.ones_like(y), fixed)
+    spread = standard_deviation(squares.min(), len(y), SEARCHED)
+    return np.full_like(y, max(spread, 1e-6))
+
+
+def _point(config: ForecastConfig, x: Array, y: Array, error: Array, r0: float | None) -> tuple[Parameters, bool, bool]:
+    if config.method == "scalerl":
+        if r0 is None:
+            raise FrontierError("the method scalerl needs the reward before training: give r0")
+        return fit_scalerl(x, y, r0), False, False
+    best = fit_form(config.form, x, y, error, r0)
+    return best.parameters, best.at_bound, best.starts_disagree
+
+
+def _intervals(draws: Refits, held: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """95 % intervals of the parameters that are not held, by the names of the papers."""
+    named = [
+        Parameters(form=draws.form, start=float(a), gain=float(b), scale=float(c), shape=float(d)).named()
+        for a, b, c, d in zip(draws.start, draws.gain, draws.scale, draws.shape, strict=True)
     ]
+    return {name: interval(np.array([d[name] for d in named])) for name in named[0] if name not in held}
 
 
-def _comparison(scores: dict[tuple[int, int], float], prescribed: int, baseline: int) -> Comparison:
-    if baseline == prescribed:
-        return Comparison(
-            prescribed=prescribed, baseline=baseline, differences=(), mean=None, interval=None, verdict="same"
-        )
-    seeds = sorted(s for n, s in scores if n == prescribed and (baseline, s) in scores)
-    differences = np.array([scores[prescribed, s] - scores[baseline, s] for s in seeds])
-    mean = float(differences.mean()) if len(seeds) else None
-    interval, p_value = None, None
-    if mean is not None and len(seeds) >= 2:
-        error = float(differences.std(ddof=1) / np.sqrt(len(seeds)))
-        half = t_quantile(len(seeds) - 1) * error
-        interval = (mean - half, mean + half)
-        p_value = float(2 * stats.t.sf(abs(mean) / error, len(seeds) - 1)) if error > 0 else float(mean == 0)
-    return Comparison(
-        prescribed=prescribed,
-        baseline=baseline,
-        differences=tuple(differences.tolist()),
-        mean=mean,
-        interval=interval,
-        p_value=p_value,
-        verdict="unresolved",
+def _flags(
+    parameters: Parameters,
+    intervals: dict[str, tuple[float, float]],
+    extension: Extension | None,
+    x: Array,
+    *,
+    at_bound: bool,
+    disagree: bool,
+) -> tuple[Flag, ...]:
+    found = []
+    if at_bound:
+        found.append(Flag.AT_BOUND)
+    if disagree:
+        found.append(Flag.STARTS_DISAGREE)
+    if len(x) < 8:
+        found.append(Flag.TOO_FEW_POINTS)
+    if x[-1] < 1.5 * parameters.half_compute:
+        found.append(Flag.SUPPORT_TOO_SHORT)
+    low, high = intervals["A"]
+    if high - low > 0.15 or high > 0.999:
+        found.append(Flag.ASYMPTOTE_NOT_IDENTIFIED)
+    if extension is not None and extension.contradicted:
+        found.append(Flag.EXTENSION_FAILED)
+    found.append(Flag.WITHIN_RUN_ONLY)
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """A fitted curve compared with what came beyond its cut (ScaleRL, section 4).
+
+    Attributes:
+        points: Points beyond the cut.
+        rmse: Root mean squared error.
+        bias: Mean of prediction minus measurement; above 0 where the fit was too optimistic.
+        coverage: Share of the points inside the 95 % prediction interval.
+        verdict: ``held`` when the number of points inside is at least the 5 % quantile of Binomial(points, 0.95), the
+            count expected of independent points; else ``failed`` when it is below the 5 % quantile of that count in
+            extensions simulated from the fit, whose points move together; else ``unresolved``.
+    """
+
+    points: int
+    rmse: float
+    bias: float
+    coverage: float
+    verdict: str
+
+    @property
+    def contradicted(self) -> bool:
+        """Return whether the later points contradict the forecast."""
+        return self.verdict == "failed"
+
+    def as_dict(self) -> dict[str, Any]:
+        """As ``predict --json`` writes it."""
+        return asdict(self)
+
+
+def extension_of(
+    parameters: Parameters, drawn: Array, reward: Array, compute: Array, residual_sd: float, seed: int
+) -> Extension | None:
+    """Compare what came after a cut with the curve fitted before it; None where nothing came.
+
+    Args:
+        drawn: Rewards of its refits at the later evaluations, shape ``(refits, points)``.
+        reward: The rewards measured there, shape ``(points,)``.
+        compute: Compute of the later evaluations, shape ``(points,)``.
+        residual_sd: Standard deviation of the residuals before the cut.
+    """
+    if not len(compute):
+        return None
+    noise = np.random.default_rng(seed + 1).standard_normal(drawn.shape) * residual_sd
+    runs = drawn + noise
+    low, high = ends(runs)
+    miss = parameters(compute) - reward
+    inside = int(((reward >= low) & (reward <= high)).sum())
+    expected = ((runs >= low) & (runs <= high)).sum(axis=1)
+    verdict = "failed" if inside < np.quantile(expected, 1 - LEVEL, method="inverted_cdf") else "unresolved"
+    if inside >= stats.binom.ppf(1 - LEVEL, len(compute), LEVEL):
+        verdict = "held"
+    return Extension(
+        points=len(compute),
+        rmse=float(np.sqrt((miss**2).mean())),
+        bias=float(miss.mean()),
+        coverage=inside / len(compute),
+        verdict=verdict,
     )
 
 
@@ -173,11 +338,8 @@ class Efficiency:
     """One recipe with the shared asymptote.
 
     Attributes:
-        name: The recipe.
         parameters: Its curve, A and R0 held.
         intervals: 95 % intervals of ``B`` and ``C_mid``, within the run.
-        compute: Compute of the points fitted.
-        reward: Their reward.
         target: The reward at which recipes are compared.
         needed: Compute that this one needs for it, or where that is refused the most that is not: it needs more.
         needed_interval: 95 % interval of that, within the run; open above where it is refused.
@@ -227,7 +389,12 @@ def efficiency(parameters: Parameters, compute: Array, reward: Array) -> tuple[A
 def leave_one_out(
     series: Mapping[str, tuple[Array, Array]], *, r0: float, asymptote: float | None = None, target: float | None = None
 ) -> list[Efficiency]:
-    """Compare recipes at one asymptote, the one that needs least compute for the target first.
+    """Compare recipes at one asymptote, the one that needs least compute for the target first (ScaleRL, section 4).
+
+    With one asymptote for all, F(R) = (R − R0)/(A − R) = (C/C_mid)^B is a line of slope B in logarithms. A steeper line
+    is not always the more efficient one: it may lie farther to the right. What is compared is therefore the compute at
+    which a line reaches a reward, C(R) = C_mid · F(R)^(1/B): a reward that some recipe reached, and for the others no
+    compute beyond four times their data.
 
     Args:
         r0: Reward before training, the same for all.
@@ -329,308 +496,118 @@ def _recipe(
     )
 
 
+K = TypeVar("K")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extension:
-    """How the fitted curve did beyond its cut.
+class Comparison:
+    """The prescribed n against one fixed n at the same budget.
 
     Attributes:
-        points: Points beyond the cut.
-        rmse: Root mean squared error.
-        bias: Mean of prediction minus measurement; above 0 where the fit was too optimistic.
-        coverage: Share of the points inside the 95 % prediction interval.
-        verdict: ``held`` when the number of points inside is at least the 5 % quantile of Binomial(points, 0.95), the
-            count expected of independent points; else ``failed`` when it is below the 5 % quantile of that count in
-            extensions simulated from the fit, whose points move together; else ``unresolved``.
+        differences: Last evaluation of the prescribed n minus that of the baseline, seed by seed.
+        mean: None without pairs.
+        interval: 95 % t interval of the mean, of this comparison alone, or None with fewer than two pairs.
+        p_value: Of no difference, adjusted for all the comparisons made (Holm), or None with fewer than two pairs.
+        verdict: ``won`` or ``lost`` where the adjusted p is below 0.05, else ``unresolved``; ``same`` when the baseline
+            is what was prescribed.
     """
 
-    points: int
-    rmse: float
-    bias: float
-    coverage: float
+    prescribed: int
+    baseline: int
+    differences: tuple[float, ...]
+    mean: float | None
+    interval: tuple[float, float] | None
     verdict: str
-
-    @property
-    def contradicted(self) -> bool:
-        """Whether the later points contradict the forecast."""
-        return self.verdict == "failed"
+    p_value: float | None = None
+    comparisons: int = 1
 
     def as_dict(self) -> dict[str, Any]:
-        """As ``predict --json`` writes it."""
-        return asdict(self)
-
-
-def extension_of(
-    parameters: Parameters, drawn: Array, reward: Array, compute: Array, residual_sd: float, seed: int
-) -> Extension | None:
-    """Compare what came after a cut with the curve fitted before it; None where nothing came.
-
-    Args:
-        drawn: Rewards of its refits at the later evaluations, shape ``(refits, points)``.
-        reward: The rewards measured there, shape ``(points,)``.
-        compute: Compute of the later evaluations, shape ``(points,)``.
-        residual_sd: Standard deviation of the residuals before the cut.
-    """
-    if not len(compute):
-        return None
-    noise = np.random.default_rng(seed + 1).standard_normal(drawn.shape) * residual_sd
-    runs = drawn + noise
-    low, high = ends(runs)
-    miss = parameters(compute) - reward
-    inside = int(((reward >= low) & (reward <= high)).sum())
-    expected = ((runs >= low) & (runs <= high)).sum(axis=1)
-    verdict = "failed" if inside < np.quantile(expected, 1 - LEVEL, method="inverted_cdf") else "unresolved"
-    if inside >= stats.binom.ppf(1 - LEVEL, len(compute), LEVEL):
-        verdict = "held"
-    return Extension(
-        points=len(compute),
-        rmse=float(np.sqrt((miss**2).mean())),
-        bias=float(miss.mean()),
-        coverage=inside / len(compute),
-        verdict=verdict,
-    )
-
-
-METHODS = ("projection", "scalerl")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForecastConfig:
-    """How a curve is fitted and extended.
-
-    Attributes:
-        form: ``exp``, ``hill`` or ``power``.
-        r0: Reward before training; None fits it (``exp``, ``power``) or takes the points at zero compute.
-        fit_min: Least compute fitted.
-        fit_max: Most compute fitted; what lies beyond is the extension.
-        method: ``projection``, or ``scalerl`` for that paper's grid procedure (form ``hill``).
-        bootstrap: Refits behind the intervals.
-        seed: Fixes them.
-
-    Raises:
-        FrontierError: The form or the method is unknown, ``r0`` lies outside 0 to 1, the window is empty, there are
-            fewer than 20 refits, or the seed is negative.
-    """
-
-    form: str = "hill"
-    r0: float | None = None
-    fit_min: float = 0.0
-    fit_max: float = float("inf")
-    method: str = "projection"
-    bootstrap: int = 1000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        form_of(self.form)
-        if self.method not in METHODS:
-            raise FrontierError(f"the method {self.method!r} is unknown; it must be one of {', '.join(METHODS)}")
-        if self.method == "scalerl" and self.form != "hill":
-            raise FrontierError("the method scalerl fits the form hill")
-        if self.r0 is not None and not 0 <= self.r0 < 1:
-            raise FrontierError(f"r0 is {self.r0}; a reward before training lies within 0 to 1")
-        if not self.fit_min < self.fit_max:
-            raise FrontierError(f"fit_min ({self.fit_min:g}) must be below fit_max ({self.fit_max:g})")
-        if self.bootstrap < 20:
-            raise FrontierError(f"bootstrap is {self.bootstrap}; an interval needs 20 refits or more")
-        if self.seed < 0:
-            raise FrontierError(f"the seed is {self.seed}; it must be 0 or more")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """A fitted curve and its extension.
-
-    Attributes:
-        parameters: The curve.
-        intervals: 95 % interval of each parameter.
-        residual_sd: Standard deviation of the residuals.
-        autocorrelation: Lag-1, of the residuals.
-        effective_points: N(1−φ)/(1+φ).
-        fitted: Points fitted.
-        support: Least and most compute fitted.
-        extension: What came later, or None when nothing did.
-        flags: Why to read it with care.
-        band: The refits, or None.
-    """
-
-    parameters: Parameters
-    intervals: dict[str, tuple[float, float]]
-    residual_sd: float
-    autocorrelation: float
-    effective_points: float
-    fitted: int
-    support: tuple[float, float]
-    extension: Extension | None
-    flags: tuple[Flag, ...]
-    band: Refits | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """As ``predict --json`` writes it."""
-        return {
-            "form": self.parameters.form,
-            "params": self.parameters.named(),
-            "intervals": {k: list(v) for k, v in self.intervals.items()},
-            "residual_sd": self.residual_sd,
-            "autocorrelation": self.autocorrelation,
-            "effective_points": self.effective_points,
-            "fitted": self.fitted,
-            "support": list(self.support),
-            "flags": [str(f) for f in self.flags],
-            "extension": None if self.extension is None else self.extension.as_dict(),
-        }
+        """The comparison as plain values."""
+        plain = asdict(self)
+        plain["differences"] = list(self.differences)
+        plain["interval"] = list(self.interval) if self.interval else None
+        return plain
 
     def summary(self) -> str:
-        """To be printed: parameters with intervals, the extension, and what the flags mean."""
-        low, high = self.support
-        lines = [f"{self.parameters.form}, {self.fitted} points from {low:,.6g} to {high:,.6g}"]
-        for name, value in self.parameters.named().items():
-            span = self.intervals.get(name)
-            lines.append(
-                f"  {name:6} {value:.5g}" + (f"  (95 %: {span[0]:.5g} to {span[1]:.5g})" if span else "  fixed")
-            )
-        if self.extension is not None:
-            e = self.extension
-            verdict = "FAILED" if e.contradicted else e.verdict
-            lines.append(
-                f"  extension {verdict}: {counted(e.points, 'later point')}, rmse {e.rmse:.4f}, bias {e.bias:+.4f}, "
-                f"{e.coverage:.0%} inside the 95 % prediction interval"
-            )
-        lines += [f"  note: {MEANING[flag]}" for flag in self.flags]
-        return "\n".join(lines)
+        """One line to be printed."""
+        head = f"n = {self.prescribed} against n = {self.baseline}"
+        if self.verdict == "same":
+            return f"{head}: the same allocation"
+        if self.mean is None:
+            return f"{head}: no seed was trained with both, unresolved"
+        span = f" (95 % {self.interval[0]:+.3f} to {self.interval[1]:+.3f})" if self.interval else ""
+        chance = "" if self.p_value is None else f", p = {self.p_value:.2g}"
+        chance += f" with {self.comparisons} comparisons" if chance and self.comparisons > 1 else ""
+        return f"{head}: {self.mean:+.3f}{span} over {counted(len(self.differences), 'seed')}{chance}, {self.verdict}"
 
 
-def forecast(compute: Array, reward: Array, config: ForecastConfig, *, trials: Array | None = None) -> Forecast:
-    """Fit one run up to a cut and judge its extension.
+def compare(
+    evals: pl.DataFrame, *, prescribed: int, baselines: Sequence[int], metric: str = "avg_at_4"
+) -> list[Comparison]:
+    """Compare the last evaluations of runs at one budget.
+
+    Where nothing differs, any verdict is ``won`` or ``lost`` in at most one comparison of twenty, however many
+    baselines there are.
 
     Args:
-        reward: Its reward, within 0 to 1.
-        trials: Responses behind each reward, for its binomial error; by default the scatter about the fit is
-            the error.
+        evals: An ``evals`` table of the runs, none of which the prescription was fitted to.
 
     Raises:
-        FrontierError: Fewer than five points lie in the window, or they do not differ in compute or reward.
+        FrontierError: The runs did not end at the same compute.
     """
-    order = np.argsort(compute, kind="stable")
-    compute, reward = compute[order], reward[order]
-    zero = compute == 0
-    r0 = config.r0
-    if r0 is None and form_of(config.form).start_is_measured and zero.any():
-        r0 = float(reward[zero].mean())
-    inside = (compute >= config.fit_min) & (compute <= config.fit_max) & (compute > 0)
-    later = compute > config.fit_max
-    x, y = compute[inside], reward[inside]
-    if len(np.unique(x)) < 5:
-        raise FrontierError(
-            f"{len(np.unique(x))} points at different compute lie from {config.fit_min:g} to {config.fit_max:g}; "
-            "a fit needs 5 or more"
+    last = evals.sort("rollouts").group_by("rollouts_per_problem", "seed", maintain_order=True).last()
+    if last["rollouts"].n_unique() > 1:
+        spans = sorted(set(last["rollouts"].to_list()))
+        raise FrontierError(f"the runs compared end at different rollouts ({spans}): compare equal budgets")
+    scores = {(r["rollouts_per_problem"], r["seed"]): r[metric] for r in last.iter_rows(named=True)}
+    return _with_verdicts([_comparison(scores, prescribed, n) for n in baselines])
+
+
+def holm(ps: Mapping[K, float]) -> dict[K, float]:
+    """Holm's adjusted p of each hypothesis of a family."""
+    adjusted, largest = {}, 0.0
+    for rank, (name, p) in enumerate(sorted(ps.items(), key=lambda item: item[1])):
+        largest = max(largest, min(1.0, (len(ps) - rank) * p))
+        adjusted[name] = largest
+    return adjusted
+
+
+def _with_verdicts(found: list[Comparison]) -> list[Comparison]:
+    """Holm's adjustment, and the verdicts that follow."""
+    adjusted = holm({c.baseline: c.p_value for c in found if c.p_value is not None})
+    return [
+        c
+        if c.p_value is None
+        else replace(
+            c,
+            p_value=adjusted[c.baseline],
+            comparisons=len(adjusted),
+            verdict="unresolved" if adjusted[c.baseline] >= 0.05 else "won" if (c.mean or 0.0) > 0 else "lost",
         )
-    if np.ptp(y) == 0:
-        raise FrontierError(f"the reward is {y[0]:g} at every point: there is no curve to fit")
-    error = _errors(config.form, x, y, r0, None if trials is None else trials[order][inside])
-    parameters, at_bound, disagree = _point(config, x, y, error, r0)
-    noise = scatter_of((y - parameters(x)) / error, config.form)
-    residual_sd = standard_deviation(((y - parameters(x)) ** 2).sum(), len(y), SEARCHED)
-    draws = refit(
-        parameters,
-        x,
-        error,
-        noise,
-        start=r0,
-        least=0.0 if trials is None else 1.0,
-        count=config.bootstrap,
-        rng=np.random.default_rng(config.seed),
-    )
-    intervals = _intervals(draws, () if r0 is None else ("R0",))
-    extension = extension_of(
-        parameters, draws.at(compute[later]), reward[later], compute[later], residual_sd, config.seed
-    )
-    flags = _flags(parameters, intervals, extension, x, at_bound=at_bound, disagree=disagree)
-    return Forecast(
-        parameters=parameters,
-        intervals=intervals,
-        residual_sd=residual_sd,
-        autocorrelation=noise.autocorrelation,
-        effective_points=noise.effective_points,
-        fitted=len(x),
-        support=(float(x[0]), float(x[-1])),
-        extension=extension,
-        flags=flags,
-        band=draws,
-    )
-
-
-def forecasts_over_cuts(
-    compute: Array, reward: Array, config: ForecastConfig, cuts: Sequence[float]
-) -> list[tuple[float, Forecast | FrontierError]]:
-    """The same forecast from several cuts.
-
-    Args:
-        compute: Compute of each evaluation, shape ``(points,)``.
-        reward: Its reward, within 0 to 1.
-        cuts: Most compute fitted, one value per forecast.
-
-    Returns:
-        Each cut with its forecast, or with the error where too few points lie before it.
-    """
-    found: list[tuple[float, Forecast | FrontierError]] = []
-    for cut in cuts:
-        try:
-            found.append((cut, forecast(compute, reward, replace(config, fit_max=cut))))
-        except FrontierError as error:
-            found.append((cut, error))
-    return found
-
-
-def _intervals(draws: Refits, held: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """95 % intervals of the parameters that are not held, by the names of the papers."""
-    named = [
-        Parameters(form=draws.form, start=float(a), gain=float(b), scale=float(c), shape=float(d)).named()
-        for a, b, c, d in zip(draws.start, draws.gain, draws.scale, draws.shape, strict=True)
+        for c in found
     ]
-    return {name: interval(np.array([d[name] for d in named])) for name in named[0] if name not in held}
 
 
-def _errors(form: str, x: Array, y: Array, r0: float | None, trials: Array | None) -> Array:
-    """Standard error of each point: binomial where trials are known, else the scatter about a first fit."""
-    if trials is not None:
-        return binomial_errors(y, trials)
-    candidates = grid(form, x)
-    fixed = None if r0 is None else np.array([r0])
-    _, _, squares = project(candidates, y[None, :], np.ones_like(y), fixed)
-    spread = standard_deviation(squares.min(), len(y), SEARCHED)
-    return np.full_like(y, max(spread, 1e-6))
-
-
-def _point(config: ForecastConfig, x: Array, y: Array, error: Array, r0: float | None) -> tuple[Parameters, bool, bool]:
-    if config.method == "scalerl":
-        if r0 is None:
-            raise FrontierError("the method scalerl needs the reward before training: give r0")
-        return fit_scalerl(x, y, r0), False, False
-    best = fit_form(config.form, x, y, error, r0)
-    return best.parameters, best.at_bound, best.starts_disagree
-
-
-def _flags(
-    parameters: Parameters,
-    intervals: dict[str, tuple[float, float]],
-    extension: Extension | None,
-    x: Array,
-    *,
-    at_bound: bool,
-    disagree: bool,
-) -> tuple[Flag, ...]:
-    found = []
-    if at_bound:
-        found.append(Flag.AT_BOUND)
-    if disagree:
-        found.append(Flag.STARTS_DISAGREE)
-    if len(x) < 8:
-        found.append(Flag.TOO_FEW_POINTS)
-    if x[-1] < 1.5 * parameters.half_compute:
-        found.append(Flag.SUPPORT_TOO_SHORT)
-    low, high = intervals["A"]
-    if high - low > 0.15 or high > 0.999:
-        found.append(Flag.ASYMPTOTE_NOT_IDENTIFIED)
-    if extension is not None and extension.contradicted:
-        found.append(Flag.EXTENSION_FAILED)
-    found.append(Flag.WITHIN_RUN_ONLY)
-    return tuple(found)
+def _comparison(scores: dict[tuple[int, int], float], prescribed: int, baseline: int) -> Comparison:
+    if baseline == prescribed:
+        return Comparison(
+            prescribed=prescribed, baseline=baseline, differences=(), mean=None, interval=None, verdict="same"
+        )
+    seeds = sorted(s for n, s in scores if n == prescribed and (baseline, s) in scores)
+    differences = np.array([scores[prescribed, s] - scores[baseline, s] for s in seeds])
+    mean = float(differences.mean()) if len(seeds) else None
+    interval, p_value = None, None
+    if mean is not None and len(seeds) >= 2:
+        error = float(differences.std(ddof=1) / np.sqrt(len(seeds)))
+        half = t_quantile(len(seeds) - 1) * error
+        interval = (mean - half, mean + half)
+        p_value = float(2 * stats.t.sf(abs(mean) / error, len(seeds) - 1)) if error > 0 else float(mean == 0)
+    return Comparison(
+        prescribed=prescribed,
+        baseline=baseline,
+        differences=tuple(differences.tolist()),
+        mean=mean,
+        interval=interval,
+        p_value=p_value,
+        verdict="unresolved",
+    )

@@ -1,4 +1,4 @@
-"""How unevenly training helps problems: pass rates at equal rollouts (Playbook, section 5.1, Figures 11 and 27)."""
+"""Interference: the unevenness of training over problems, at equal rollouts (Playbook, 5.1, Figures 11 and 27)."""
 
 from __future__ import annotations
 

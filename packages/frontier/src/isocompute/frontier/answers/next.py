@@ -13,7 +13,7 @@ from ..data.reading import short
 from ..errors import FrontierError
 from ..posterior.decision import MOST_SEEDS, Action, Decision, Plan, seeds_to_tell, value_of
 from ..posterior.model import SEED_DEGREES
-from ..posterior.runs import Cell
+from ..posterior.runs import Setting
 from .fitted import Fitted, at_n, name
 
 DOMINATED = 0.01
@@ -54,7 +54,7 @@ def plan(fitted: Fitted, compute: float, *, tell: tuple[int, int] | None = None)
     )
 
 
-def _pair(decision: Decision, tell: tuple[int, int] | None) -> tuple[Cell, Cell] | None:
+def _pair(decision: Decision, tell: tuple[int, int] | None) -> tuple[Setting, Setting] | None:
     """The settings to be told apart, of several of one n that of least regret; None where there is one setting."""
     options = [o.cell for o in decision.options]
     if tell is None:
@@ -66,7 +66,7 @@ def _pair(decision: Decision, tell: tuple[int, int] | None) -> tuple[Cell, Cell]
     return best[tell[0]], best[tell[1]]
 
 
-def opening(fitted: Fitted) -> tuple[Cell, ...]:
+def opening(fitted: Fitted) -> tuple[Setting, ...]:
     """Settings that could be opened: n between, below and above those that were run, at each B_p and group."""
     found = []
     for batch, group in sorted({(c.problems_per_batch, c.group) for c in fitted.cells}):
@@ -80,7 +80,7 @@ def opening(fitted: Fitted) -> tuple[Cell, ...]:
     return tuple(found)
 
 
-def rates_to_open(cells: Sequence[Cell], chosen: Cell) -> tuple[Cell, ...]:
+def rates_to_open(cells: Sequence[Setting], chosen: Setting) -> tuple[Setting, ...]:
     """The chosen setting at learning rates next to its own that were not run, a step of its grid (else 2) apart."""
     if not chosen.learning_rate:
         return ()
@@ -88,11 +88,11 @@ def rates_to_open(cells: Sequence[Cell], chosen: Cell) -> tuple[Cell, ...]:
     own = sorted(rate for rate in here if rate)
     steps = [high / low for low, high in pairwise(own)]
     step = min(steps, default=2.0)
-    place = own.index(chosen.learning_rate)
+    index = own.index(chosen.learning_rate)
     found = []
-    if place == 0:
+    if index == 0:
         found.append(chosen.learning_rate / step)
-    if place == len(own) - 1:
+    if index == len(own) - 1:
         found.append(chosen.learning_rate * step)
     return tuple(replace(chosen, learning_rate=rate) for rate in found)
 
@@ -124,7 +124,7 @@ def _of_measured(fitted: Fitted, compute: float, rewards: Array, rng: np.random.
 
 
 def _of_opened(
-    fitted: Fitted, compute: float, opened: tuple[Cell, ...], rewards: Array, rng: np.random.Generator
+    fitted: Fitted, compute: float, opened: tuple[Setting, ...], rewards: Array, rng: np.random.Generator
 ) -> list[Action]:
     noise, known = _run_noise(fitted, rewards), len(fitted.cells)
     found = []

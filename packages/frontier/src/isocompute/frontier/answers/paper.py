@@ -11,7 +11,6 @@ higher). So all are fitted unless ``points`` is ``records``, and what records wo
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +27,7 @@ from ..fitting.nstar import Sigmoid, fit_n_star
 from ..fitting.point import FORMS, Parameters, fit_form
 
 FORM = "exp"
-"""What the paper's figures draw: R = A − D·exp(−C/τ)."""
+"""As in the paper's figures: R = A − D·exp(−C/τ)."""
 FALL = 0.05
 """A run whose last quarter of evaluations lies this much below its best quarter has collapsed."""
 GRID_POINTS = 120
@@ -37,14 +36,12 @@ DOCUMENT = "fits.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperConfig:
-    """What the paper's method is applied to, and how.
+    """Settings of the paper's method.
 
     Attributes:
         form: One of ``FORMS``.
-        metric: Metric column fitted.
         unit: ``rollouts``, ``tokens``, ``update_steps`` or ``gpu_hours`` (join ``timings`` for these).
-        split: Split evaluated.
-        problem_set: Problem set, needed when there are several.
+        problem_set: Needed when there are several.
         points: ``all`` or ``records``: the points that break the record, which are biased upward.
         bin_width: Width of a record's bin of reward.
         window: Points of a centred running mean before records are sought; 1 takes them raw.
@@ -119,7 +116,6 @@ class PaperFits:
     """A sweep as the paper fits it.
 
     Attributes:
-        config: How.
         curves: One per (n, B_p) and group.
     """
 
@@ -301,13 +297,9 @@ def _least_squares(form: str, curve: Curve) -> Parameters | None:
 
 
 def _collapses(curve: Curve) -> bool:
-    """Whether a run of the curve ends far below its best quarter of evaluations."""
+    """Return whether a run of the curve ends far below its best quarter of evaluations."""
     for seed in range(curve.seeds):
-        quarters = [float(q.mean()) for q in _quarters(curve.reward[curve.seed == seed])]
+        quarters = [float(q.mean()) for q in np.array_split(curve.reward[curve.seed == seed], 4) if len(q)]
         if max(quarters) - quarters[-1] > FALL:
             return True
     return False
-
-
-def _quarters(reward: Array) -> Sequence[Array]:
-    return [part for part in np.array_split(reward, 4) if len(part)]

@@ -1,7 +1,4 @@
-"""What the commands share: types of arguments, and the document behind ``--json``.
-
-What ``predict --series`` does: the recipes of one file at one asymptote.
-"""
+"""Types of arguments, the document behind ``--json``, and the comparison of ``predict --series``."""
 
 from __future__ import annotations
 

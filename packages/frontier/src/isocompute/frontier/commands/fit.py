@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from ..answers.checks import conflicts, left_out, left_out_line
-from ..answers.fitted import name
+from ..answers.fitted import differing, name
 from ..answers.interference import train_validation_gap
 from ..answers.paper import PaperConfig, fit_as_paper
 from ..contract import tables
@@ -162,8 +162,7 @@ def _written(fitted: Fit, frontier: Frontier, folder: Path) -> Iterable[str]:
 def _separately(frontier: Frontier, priors: Priors, seed: int) -> Iterable[str]:
     """Every setting fitted alone, as a table."""
     fits = frontier.fit_separately(priors=priors, seed=seed)
-    several = len({c.problems_per_batch for c in fits}) > 1
-    rated = len({(c.rollouts_per_problem, c.problems_per_batch, c.group) for c in fits}) < len(fits)
+    several, rated = differing(fits)
     yield f"every setting fitted alone: {frontier.metric} at its last evaluation, and where it levels off"
     for cell, own in fits.items():
         last = float(own.model.runs.last.max())

@@ -1,1 +1,1 @@
-"""What was measured: evaluations and pass rates read, checked, and grouped into curves with their errors."""
+"""Data: evaluations and pass rates read, checked, and grouped into curves with their errors."""

@@ -1,18 +1,7 @@
-"""A curve: the evaluations of one (n, B_p), over seeds, in one unit of compute.
+"""Curves and errors: the evaluations of one (n, B_p) in one unit of compute, and how exactly each measures its metric.
 
-How exactly an evaluation measures its metric on the questions that it asked.
-
-The error here is that of sampling responses: what would differ if the same questions were asked again. Which questions
-are asked is another matter (see ``questions``).
-
-Pass rates matched to evaluations: what each question contributed to each of them.
-
-From an ``evals`` table to curves: the runs of each (n, B_p), checked; and the errors of evaluations.
-
-Record-breaking points, and the isotonic companion (IsoCompute Playbook, section 4, Figures 5 and 15).
-
-A maximum of noisy evaluations is biased upward, and the more so the more often a run is evaluated; so fits
-are of all points by default, and what records would say is reported beside them.
+Errors are those of sampling responses: what would differ if the same questions were asked again. The luck of which
+questions are asked is another matter (``posterior/preparation.py``).
 """
 
 from __future__ import annotations
@@ -41,7 +30,7 @@ TOLERANCE = 1e-9
 
 
 def not_beyond(compute: Array | float, last: Array | float) -> Mask:
-    """Whether data that end at some compute reach another one; broadcasts over its arguments."""
+    """Return whether data that end at some compute reach another one; broadcasts over its arguments."""
     return np.asarray(compute <= last * (1 + TOLERANCE), dtype=np.bool_)
 
 
@@ -50,10 +39,6 @@ class Curve:
     """The evaluations of all runs of one setting, sorted by seed and compute.
 
     Attributes:
-        rollouts_per_problem: n.
-        problems_per_batch: B_p.
-        compute: Compute of each evaluation, in the unit of the fit.
-        reward: Its metric.
         seed: Which run it belongs to, as 0, 1, …
         group: Value of the grouping column, or empty without one.
         whole: Support of the runs where the points are only some of theirs, as records are; else None.
@@ -74,7 +59,7 @@ class Curve:
 
     @property
     def seeds(self) -> int:
-        """How many runs the curve has."""
+        """Number of runs."""
         return int(self.seed.max()) + 1
 
     @property
@@ -87,190 +72,6 @@ class Curve:
             return (0.0, 0.0)
         last = min(float(self.compute[self.seed == s].max()) for s in range(self.seeds))
         return float(positive.min()), last
-
-
-RATES = np.linspace(0.0, 1.0, 513)
-"""Pass rates at which the variance of a metric is tabulated."""
-LEVELS = (np.arange(64) + 0.5) / 64
-
-
-def kind_of(metric: str) -> tuple[str, int] | None:
-    """``avg``, ``best`` or ``worst`` and k of a metric such as ``best_at_4``; None for any other."""
-    if not re.fullmatch(METRIC_PATTERN, metric):
-        return None
-    kind, k = metric.split("_at_")
-    return (kind, int(k)) if int(k) > 0 else None
-
-
-def values_of(metric: str, successes: NDArray[Any], samples: int) -> Array:
-    """What a question with some successes among its samples contributes to a metric.
-
-    ``best_at_k`` and ``worst_at_k`` are the exact chances that the best and the worst of k of the samples, drawn
-    without replacement, is right.
-
-    Args:
-        metric: Such as ``best_at_4``.
-        successes: Whole numbers, of any shape.
-        samples: Samples of each question, k or more for ``best`` and ``worst``.
-    """
-    kind, k = kind_of(metric) or ("avg", 1)
-    if kind == "avg":
-        return np.asarray(successes / samples)
-    table = [comb(samples - c if kind == "best" else c, k) / comb(samples, k) for c in range(samples + 1)]
-    chance = np.array(table)[np.asarray(successes, dtype=np.int64)]
-    return np.asarray(1.0 - chance if kind == "best" else chance)
-
-
-def response_variance(metric: str, rates: Array, samples: int) -> Array:
-    """Mean variance of a question's contribution over samplings of its responses, one per evaluation.
-
-    Questions' true pass rates are taken to follow the Beta distribution with the mean and spread of those measured,
-    less the spread that sampling adds: one value per question, as of ``best_at_k`` with k samples, says nothing of it.
-
-    Args:
-        metric: Such as ``best_at_4``.
-        rates: Pass rates measured, shape ``(evaluations, questions)``.
-    """
-    questions = rates.shape[1]
-    # Half a success and half a failure more: a mean of 0 or 1 has an error too.
-    trials = questions * samples
-    mean = (rates.mean(axis=1) * trials + 0.5) / (trials + 1)
-    largest = mean * (1 - mean)
-    sampled = sampling_variance((rates * (1 - rates)).mean(axis=1), samples) if samples > 1 else largest
-    between = rates.var(axis=1, ddof=1) - sampled if questions > 1 else np.zeros_like(mean)
-    alike = np.clip(between / largest, 1e-3, 0.999)
-    nodes = beta.ppf(LEVELS, (mean * (1 / alike - 1))[:, None], ((1 - mean) * (1 / alike - 1))[:, None])
-    counts = np.arange(samples + 1)
-    chance = np.array([comb(samples, c) for c in counts]) * RATES[:, None] ** counts
-    chance = chance * (1 - RATES[:, None]) ** (samples - counts)
-    value = values_of(metric, counts, samples)
-    variance = chance @ value**2 - (chance @ value) ** 2
-    return np.asarray(np.interp(nodes, RATES, np.maximum(variance, 0.0)).mean(axis=1))
-
-
-def trials_of(metric: str, questions: Array, samples: Array) -> tuple[Array, bool]:
-    """How many independent trials an evaluation counts as where pass rates are not known, and whether that is exact.
-
-    ``avg_at_k`` has at most the binomial error of all its samples. A question's contribution to any other metric lies
-    between 0 and 1, so that its error is at most the binomial one of the questions; at k samples it is that.
-
-    Args:
-        metric: Such as ``avg_at_4``.
-        questions: Questions of each evaluation, shape ``(evaluations,)``.
-        samples: Samples of each question, shape ``(evaluations,)``.
-    """
-    found = kind_of(metric)
-    average = found is not None and found[0] == "avg"
-    return np.asarray(questions * (samples if average else 1), dtype=np.float64), average
-
-
-def binomial_errors(reward: Array, trials: Array) -> Array:
-    """Standard errors of shares of successes.
-
-    Half a success and half a failure are added, as shares of 0 and 1 have an error too.
-
-    Args:
-        reward: Shares, within 0 to 1.
-    """
-    rate = (reward * trials + 0.5) / (trials + 1.0)
-    return binomial_error(rate, trials)
-
-
-def binomial_error(rate: Array, trials: Array | float) -> Array:
-    """Standard deviation of a share of successes in independent trials of a known rate.
-
-    Args:
-        rate: The rate, within 0 to 1.
-    """
-    return np.asarray(np.sqrt(rate * (1 - rate) / trials))
-
-
-def sampling_variance(spread: Array, samples: Array | int) -> Array:
-    """Binomial variance of a measured pass rate, estimated without bias, shape of the arguments.
-
-    Args:
-        spread: r(1−r) of the rates measured, or the mean of that over questions.
-        samples: Samples of each question; one says nothing of it, and is taken as two.
-    """
-    return np.asarray(spread / np.maximum(samples - 1, 1))
-
-
-PASS_RATE_TOLERANCE = 5e-3
-"""How far an evaluation may lie from the mean of its questions: some tables are in single precision."""
-
-
-def rates_of(pass_rates: pl.DataFrame, rows: pl.DataFrame) -> tuple[Array, int]:
-    """Successes of every question at every evaluation, shape ``(evaluations, questions)``, and the samples of each.
-
-    Args:
-        rows: Evaluations, with ``run_id`` and ``step``.
-
-    Raises:
-        FrontierError: An evaluation has no pass rates, or evaluations differ in their questions or samples.
-    """
-    if not {"run_id", "step"} <= set(rows.columns):
-        raise FrontierError("pass rates are matched to evaluations by run_id and step, which the evaluations lack")
-    wanted = rows.select("run_id", "step").with_row_index("row")
-    own = wanted.join(pass_rates, on=["run_id", "step"], how="left", maintain_order="left")
-    missing = own.filter(pl.col("problem_id").is_null())
-    if not missing.is_empty():
-        first = missing.row(0, named=True)
-        raise FrontierError(f"the pass rates have no row of run {first['run_id']} at step {first['step']}")
-    samples = own["samples"].unique().to_list()
-    if len(samples) > 1:
-        low, high = min(samples), max(samples)
-        raise FrontierError(f"the pass rates have {low} to {high} samples per question: fit without them")
-    ids = own["problem_id"].unique().sort()
-    if len(own) != len(ids) * len(rows) or own.select("row", "problem_id").is_duplicated().any():
-        raise FrontierError("the evaluations did not all ask the same questions once: fit without pass rates")
-    return own.sort("row", "problem_id")["successes"].to_numpy().reshape(len(rows), len(ids)), int(samples[0])
-
-
-def answers_of(pass_rates: pl.DataFrame, rows: pl.DataFrame, metric: str, reward: Array) -> tuple[Array, Array, int]:
-    """Each question's contribution to a metric and its pass rate, both ``(evaluations, questions)``, and the samples.
-
-    Args:
-        rows: Evaluations, with ``run_id``, ``step`` and the metric.
-        metric: Metric column, such as ``best_at_4``.
-        reward: Its values, shape ``(evaluations,)``.
-
-    Raises:
-        FrontierError: As for ``rates_of``; or the metric does not follow from pass rates, or they are of other
-            evaluations.
-    """
-    found = kind_of(metric)
-    if found is None:
-        known = "avg_at_k, best_at_k and worst_at_k"
-        raise FrontierError(f"{metric} cannot be computed from pass rates (only {known} can): fit without pass rates")
-    successes, samples = rates_of(pass_rates, rows)
-    if found[0] != "avg" and found[1] > samples:
-        raise FrontierError(f"{metric} needs {found[1]} samples per question; the pass rates have {samples}")
-    values = values_of(metric, successes, samples)
-    off = np.abs(values.mean(axis=1) - reward)
-    if off.max() > PASS_RATE_TOLERANCE:
-        row = rows.row(int(off.argmax()), named=True)
-        raise FrontierError(
-            f"run {row['run_id']} has {metric} {row[metric]:.4f} at step {row['step']} and pass rates of "
-            f"{values.mean(axis=1)[int(off.argmax())]:.4f}: they are not of the same evaluation"
-        )
-    return values, successes / samples, samples
-
-
-TAKEN = frozenset({"seed", "rollouts_per_problem", "problems_per_batch", *UNITS.values()})
-"""Columns that tell curves, seeds or evaluations apart already."""
-
-
-def check_group(group: str | None) -> None:
-    """Refuse to group by a column that already tells curves, seeds or evaluations apart.
-
-    Raises:
-        FrontierError: It is such a column.
-    """
-    if group in TAKEN:
-        raise FrontierError(
-            f"curves cannot be grouped by {group!r}, which has its own meaning in a fit: name another column, such as "
-            "a recipe"
-        )
 
 
 def curves(
@@ -305,29 +106,21 @@ def curves(
     return sorted(found, key=lambda c: (c.problems_per_batch, c.rollouts_per_problem, c.group))
 
 
-def of_setting(evals: pl.DataFrame, *, problems_per_batch: int | None, batch_rollouts: int | None) -> pl.DataFrame:
-    """The evaluations of one of the three settings of the IsoCompute Playbook, section 4.
+TAKEN = frozenset({"seed", "rollouts_per_problem", "problems_per_batch", *UNITS.values()})
+"""Columns that tell curves, seeds or evaluations apart already."""
 
-    Args:
-        problems_per_batch: Only this B_p: n against M (the first setting); None takes all.
-        batch_rollouts: Only this B = B_p·n: B_p against n (the second). With neither all are taken (the third).
+
+def check_group(group: str | None) -> None:
+    """Refuse to group by a column that already tells curves, seeds or evaluations apart.
 
     Raises:
-        FrontierError: No run belongs to it.
+        FrontierError: It is such a column.
     """
-    batch = pl.col("problems_per_batch") * pl.col("rollouts_per_problem")
-    kept = evals.filter(
-        pl.col("problems_per_batch") == (problems_per_batch or pl.col("problems_per_batch")),
-        batch == (batch_rollouts or batch),
-    )
-    if kept.is_empty() and not evals.is_empty():
-        pairs = evals.select("problems_per_batch", "rollouts_per_problem").unique().sort(pl.all()).rows()
-        known = ", ".join(f"({size}, {n})" for size, n in pairs)
+    if group in TAKEN:
         raise FrontierError(
-            f"no run has B_p = {problems_per_batch or 'any'} and B = {batch_rollouts or 'any'}; "
-            f"the (B_p, n) are {known}"
+            f"curves cannot be grouped by {group!r}, which has its own meaning in a fit: name another column, such as "
+            "a recipe"
         )
-    return kept
 
 
 def chosen_rows(
@@ -346,7 +139,7 @@ def chosen_rows(
         mixed: Whether several problem sets may be there, as draws of a population.
 
     Raises:
-        FrontierError: What is asked for is not there, several problem sets are mixed, or a value is not finite.
+        FrontierError: A column, split or problem set is missing, problem sets are mixed, or a value is not finite.
     """
     if unit not in UNITS:
         raise FrontierError(f"the unit {unit!r} is unknown; it must be one of {', '.join(UNITS)}")
@@ -377,24 +170,6 @@ def chosen_rows(
     return rows
 
 
-def errors_and_answers(
-    rows: pl.DataFrame, metric: str, pass_rates: pl.DataFrame | None
-) -> tuple[Array | None, bool, Array | None]:
-    """Standard errors of evaluations, whether they are known, and the answers behind them.
-
-    Raises:
-        FrontierError: The pass rates are not those of the evaluations.
-    """
-    reward = rows[metric].to_numpy().astype(np.float64)
-    if pass_rates is not None:
-        answers, rates, samples = answers_of(pass_rates, rows, metric, reward)
-        return np.sqrt(response_variance(metric, rates, samples) / answers.shape[1]), True, answers
-    if {"questions", "samples"} <= set(rows.columns):
-        trials, known = trials_of(metric, rows["questions"].to_numpy(), rows["samples"].to_numpy())
-        return binomial_errors(reward, trials), known, None
-    return None, False, None
-
-
 def _refuse(rows: pl.DataFrame, wrong: Mapping[str, pl.Expr], metric: str, column: str) -> None:
     """Refuse impossible values.
 
@@ -414,11 +189,38 @@ def _refuse(rows: pl.DataFrame, wrong: Mapping[str, pl.Expr], metric: str, colum
             )
 
 
-def records(compute: Array, reward: Array, *, bin_width: float = 0.005, window: int = 1) -> np.ndarray:
-    """Indices of the points that break the record, one per bin of reward.
+def of_setting(evals: pl.DataFrame, *, problems_per_batch: int | None, batch_rollouts: int | None) -> pl.DataFrame:
+    """The evaluations of one of the three settings of the IsoCompute Playbook, section 4.
 
     Args:
-        compute: Compute of each point, in any order.
+        problems_per_batch: Only this B_p: n against M (the first setting); None takes all.
+        batch_rollouts: Only this B = B_p·n: B_p against n (the second). With neither all are taken (the third).
+
+    Raises:
+        FrontierError: No run belongs to it.
+    """
+    batch = pl.col("problems_per_batch") * pl.col("rollouts_per_problem")
+    kept = evals.filter(
+        pl.col("problems_per_batch") == (problems_per_batch or pl.col("problems_per_batch")),
+        batch == (batch_rollouts or batch),
+    )
+    if kept.is_empty() and not evals.is_empty():
+        pairs = evals.select("problems_per_batch", "rollouts_per_problem").unique().sort(pl.all()).rows()
+        known = ", ".join(f"({size}, {n})" for size, n in pairs)
+        raise FrontierError(
+            f"no run has B_p = {problems_per_batch or 'any'} and B = {batch_rollouts or 'any'}; "
+            f"the (B_p, n) are {known}"
+        )
+    return kept
+
+
+def records(compute: Array, reward: Array, *, bin_width: float = 0.005, window: int = 1) -> np.ndarray:
+    """Indices of the points that break the record, one per bin of reward (Playbook, section 4, Figures 5 and 15).
+
+    A maximum of noisy evaluations is biased upward, and the more so the more often a run is evaluated: fits are of all
+    points by default, and what records would say stands beside.
+
+    Args:
         bin_width: A record counts when it reaches a bin of this width that no earlier point reached; 0 takes
             every new maximum.
         window: Points of a centred running mean taken before records are sought; 1 leaves them raw.
@@ -445,7 +247,6 @@ def smoothed(values: Array, window: int) -> Array:
     """Centred running mean; shorter at the ends.
 
     Args:
-        values: Values in order, shape ``(points,)``.
         window: Points averaged, a positive odd number; 1 leaves the values as they are.
     """
     if window == 1 or not len(values):
@@ -483,7 +284,6 @@ def isotonic(compute: Array, reward: Array, weights: Array | None = None) -> Arr
 
     Args:
         compute: Compute of each point; equal ones get one value.
-        weights: Its weight; equal by default.
 
     Returns:
         Fitted value of each point, in the order given.
@@ -495,3 +295,183 @@ def isotonic(compute: Array, reward: Array, weights: Array | None = None) -> Arr
     mass = np.bincount(where, weights)
     means = np.bincount(where, weights * reward) / mass
     return np.asarray(isotonic_regression(means, weights=mass).x[where])
+
+
+def errors_and_answers(
+    rows: pl.DataFrame, metric: str, pass_rates: pl.DataFrame | None
+) -> tuple[Array | None, bool, Array | None]:
+    """Standard errors of evaluations, whether they are known, and the answers behind them.
+
+    Raises:
+        FrontierError: The pass rates are not those of the evaluations.
+    """
+    reward = rows[metric].to_numpy().astype(np.float64)
+    if pass_rates is not None:
+        answers, rates, samples = answers_of(pass_rates, rows, metric, reward)
+        return np.sqrt(response_variance(metric, rates, samples) / answers.shape[1]), True, answers
+    if {"questions", "samples"} <= set(rows.columns):
+        trials, known = trials_of(metric, rows["questions"].to_numpy(), rows["samples"].to_numpy())
+        return binomial_errors(reward, trials), known, None
+    return None, False, None
+
+
+PASS_RATE_TOLERANCE = 5e-3
+"""Largest distance of an evaluation from the mean of its questions: some tables are in single precision."""
+
+
+def answers_of(pass_rates: pl.DataFrame, rows: pl.DataFrame, metric: str, reward: Array) -> tuple[Array, Array, int]:
+    """Each question's contribution to a metric and its pass rate, both ``(evaluations, questions)``, and the samples.
+
+    Args:
+        reward: Values of the metric, shape ``(evaluations,)``.
+
+    Raises:
+        FrontierError: As for ``rates_of``; or the metric does not follow from pass rates, or they are of other
+            evaluations.
+    """
+    found = kind_of(metric)
+    if found is None:
+        known = "avg_at_k, best_at_k and worst_at_k"
+        raise FrontierError(f"{metric} cannot be computed from pass rates (only {known} can): fit without pass rates")
+    successes, samples = rates_of(pass_rates, rows)
+    if found[0] != "avg" and found[1] > samples:
+        raise FrontierError(f"{metric} needs {found[1]} samples per question; the pass rates have {samples}")
+    values = values_of(metric, successes, samples)
+    off = np.abs(values.mean(axis=1) - reward)
+    if off.max() > PASS_RATE_TOLERANCE:
+        row = rows.row(int(off.argmax()), named=True)
+        raise FrontierError(
+            f"run {row['run_id']} has {metric} {row[metric]:.4f} at step {row['step']} and pass rates of "
+            f"{values.mean(axis=1)[int(off.argmax())]:.4f}: they are not of the same evaluation"
+        )
+    return values, successes / samples, samples
+
+
+def rates_of(pass_rates: pl.DataFrame, rows: pl.DataFrame) -> tuple[Array, int]:
+    """Successes of every question at every evaluation, shape ``(evaluations, questions)``, and the samples of each.
+
+    Args:
+        rows: Evaluations, with ``run_id`` and ``step``.
+
+    Raises:
+        FrontierError: An evaluation has no pass rates, or evaluations differ in their questions or samples.
+    """
+    if not {"run_id", "step"} <= set(rows.columns):
+        raise FrontierError("pass rates are matched to evaluations by run_id and step, which the evaluations lack")
+    wanted = rows.select("run_id", "step").with_row_index("row")
+    own = wanted.join(pass_rates, on=["run_id", "step"], how="left", maintain_order="left")
+    missing = own.filter(pl.col("problem_id").is_null())
+    if not missing.is_empty():
+        first = missing.row(0, named=True)
+        raise FrontierError(f"the pass rates have no row of run {first['run_id']} at step {first['step']}")
+    samples = own["samples"].unique().to_list()
+    if len(samples) > 1:
+        low, high = min(samples), max(samples)
+        raise FrontierError(f"the pass rates have {low} to {high} samples per question: fit without them")
+    ids = own["problem_id"].unique().sort()
+    if len(own) != len(ids) * len(rows) or own.select("row", "problem_id").is_duplicated().any():
+        raise FrontierError("the evaluations did not all ask the same questions once: fit without pass rates")
+    return own.sort("row", "problem_id")["successes"].to_numpy().reshape(len(rows), len(ids)), int(samples[0])
+
+
+RATES = np.linspace(0.0, 1.0, 513)
+"""Pass rates at which the variance of a metric is tabulated."""
+LEVELS = (np.arange(64) + 0.5) / 64
+
+
+def kind_of(metric: str) -> tuple[str, int] | None:
+    """``avg``, ``best`` or ``worst`` and k of a metric such as ``best_at_4``; None for any other."""
+    if not re.fullmatch(METRIC_PATTERN, metric):
+        return None
+    kind, k = metric.split("_at_")
+    return (kind, int(k)) if int(k) > 0 else None
+
+
+def values_of(metric: str, successes: NDArray[Any], samples: int) -> Array:
+    """Contribution to a metric of a question with some successes among its samples.
+
+    ``best_at_k`` and ``worst_at_k`` are the exact chances that the best and the worst of k of the samples, drawn
+    without replacement, is right.
+
+    Args:
+        successes: Whole numbers, of any shape.
+        samples: Samples of each question, k or more for ``best`` and ``worst``.
+    """
+    kind, k = kind_of(metric) or ("avg", 1)
+    if kind == "avg":
+        return np.asarray(successes / samples)
+    table = [comb(samples - c if kind == "best" else c, k) / comb(samples, k) for c in range(samples + 1)]
+    chance = np.array(table)[np.asarray(successes, dtype=np.int64)]
+    return np.asarray(1.0 - chance if kind == "best" else chance)
+
+
+def response_variance(metric: str, rates: Array, samples: int) -> Array:
+    """Mean variance of a question's contribution over samplings of its responses, one per evaluation.
+
+    Questions' true pass rates are taken to follow the Beta distribution with the mean and spread of those measured,
+    less the spread that sampling adds: one value per question, as of ``best_at_k`` with k samples, says nothing of it.
+
+    Args:
+        rates: Pass rates measured, shape ``(evaluations, questions)``.
+    """
+    questions = rates.shape[1]
+    # Half a success and half a failure more: a mean of 0 or 1 has an error too.
+    trials = questions * samples
+    mean = (rates.mean(axis=1) * trials + 0.5) / (trials + 1)
+    largest = mean * (1 - mean)
+    sampled = sampling_variance((rates * (1 - rates)).mean(axis=1), samples) if samples > 1 else largest
+    between = rates.var(axis=1, ddof=1) - sampled if questions > 1 else np.zeros_like(mean)
+    alike = np.clip(between / largest, 1e-3, 0.999)
+    nodes = beta.ppf(LEVELS, (mean * (1 / alike - 1))[:, None], ((1 - mean) * (1 / alike - 1))[:, None])
+    counts = np.arange(samples + 1)
+    chance = np.array([comb(samples, c) for c in counts]) * RATES[:, None] ** counts
+    chance = chance * (1 - RATES[:, None]) ** (samples - counts)
+    value = values_of(metric, counts, samples)
+    variance = chance @ value**2 - (chance @ value) ** 2
+    return np.asarray(np.interp(nodes, RATES, np.maximum(variance, 0.0)).mean(axis=1))
+
+
+def trials_of(metric: str, questions: Array, samples: Array) -> tuple[Array, bool]:
+    """Independent trials that an evaluation counts as where pass rates are not known, and whether that is exact.
+
+    ``avg_at_k`` has at most the binomial error of all its samples. A question's contribution to any other metric lies
+    between 0 and 1, so that its error is at most the binomial one of the questions; at k samples it is that.
+
+    Args:
+        questions: Questions of each evaluation, shape ``(evaluations,)``.
+        samples: Samples of each question, shape ``(evaluations,)``.
+    """
+    found = kind_of(metric)
+    average = found is not None and found[0] == "avg"
+    return np.asarray(questions * (samples if average else 1), dtype=np.float64), average
+
+
+def binomial_errors(reward: Array, trials: Array) -> Array:
+    """Standard errors of shares of successes.
+
+    Half a success and half a failure are added, as shares of 0 and 1 have an error too.
+
+    Args:
+        reward: Shares, within 0 to 1.
+    """
+    rate = (reward * trials + 0.5) / (trials + 1.0)
+    return binomial_error(rate, trials)
+
+
+def binomial_error(rate: Array, trials: Array | float) -> Array:
+    """Standard deviation of a share of successes in independent trials of a known rate.
+
+    Args:
+        rate: The rate, within 0 to 1.
+    """
+    return np.asarray(np.sqrt(rate * (1 - rate) / trials))
+
+
+def sampling_variance(spread: Array, samples: Array | int) -> Array:
+    """Binomial variance of a measured pass rate, estimated without bias, shape of the arguments.
+
+    Args:
+        spread: r(1−r) of the rates measured, or the mean of that over questions.
+        samples: Samples of each question; one says nothing of it, and is taken as two.
+    """
+    return np.asarray(spread / np.maximum(samples - 1, 1))

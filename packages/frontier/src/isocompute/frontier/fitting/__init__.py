@@ -1,1 +1,1 @@
-"""What the curves say: fits of one curve with their noise and intervals, and of all curves side by side."""
+"""Fits of single curves, with their noise and intervals, and the log2-sigmoid of n*(C)."""

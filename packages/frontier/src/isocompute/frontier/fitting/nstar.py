@@ -23,7 +23,6 @@ class Sigmoid:
     Attributes:
         params: L, k, x0, b; None when there is nothing to fit (n* never changes, or too few points).
         intervals: 95 % interval of each, from resamples of the points; empty for an envelope, which has none.
-        flags: Why to read it with care.
         constant: n* when one n is best at every supported compute, else None.
     """
 
@@ -34,7 +33,7 @@ class Sigmoid:
 
     @property
     def plateau(self) -> float | None:
-        """Where n* saturates, 2^(L + b), or the one n that is best everywhere; None without either."""
+        """The n* of saturation, 2^(L + b), or the one n that is best everywhere; None without either."""
         return 2.0 ** (self.params["L"] + self.params["b"]) if self.params else self.constant
 
     def at(self, compute: Array) -> Array:

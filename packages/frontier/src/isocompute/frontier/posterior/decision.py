@@ -1,24 +1,8 @@
-"""What to do with a budget: the setting of least expected regret, and what the others would lose.
+"""Decisions: the setting of least expected regret at a budget, n* over compute, failure rates, and what to run next.
 
 With draws d of the reward R_k(d) that setting k is expected to reach at a budget, failures included, the regret of k is
-the mean of max_j R_j − R_k: what would be gained on average if the truth were known. The setting of least regret is
-that of the highest mean, so a wide interval is no advantage; P(best) stands beside it and decides nothing.
-
-What to run next: the expected fall of regret per rollout of each thing that could be run.
-
-The value of an action is that of the sample it gives (Raiffa and Schlaifer, 1961): what the best choice after it is
-worth on average, less what the best choice now is worth. The choice after it needs the rewards expected given the
-measurement, which are their regression on it over the draws (Strong, Oakley, Brennan and Breeze, 2015), so nothing is
-fitted again.
-
-How often a run fails, by setting: a logistic regression on n and rate, and how single settings depart from it.
-
-    logit P(fail) = b_0 + b_n·log2 n + b_rate·log2(rate over √B) + departure
-
-with normal priors; departures of settings are normal, their deviation τ integrated over a grid by the evidence of
-Laplace's method. Settings that share nothing keep their own counts, and one failure of four is no rate of a quarter.
-
-n* over compute: which setting is chosen at each budget, where the choice changes, and how sure that is.
+the mean of max_j R_j − R_k: the average gain if the truth were known. The setting of least regret is that of the
+highest mean, so a wide interval is no advantage; P(best) stands beside it and decides nothing.
 """
 
 from __future__ import annotations
@@ -31,147 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.curves import Array
-from .runs import Cell
-
-POWER = 2.8016
-"""Normal quantiles of 97.5 % and of 80 %, added: 1.96 + 0.84."""
-MOST_SEEDS = 25
-"""Nobody runs more seeds of a setting than this."""
-SEEDS = 16
-"""How often the noise of a measurement is drawn: the value is a mean over them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
-    """Something that could be run.
-
-    Attributes:
-        kind: ``extend`` all runs of a setting, run another ``seed`` of it, or ``open`` one that was not run: another
-            n, or the chosen n at another learning rate.
-        cell: The setting.
-        until: Compute that its runs would reach.
-        rollouts: What that costs, in the unit of the fit.
-        value: Expected fall of regret at the budget.
-    """
-
-    kind: str
-    cell: Cell
-    until: float
-    rollouts: float
-    value: float
-
-    @property
-    def rate(self) -> float:
-        """Expected fall of regret for each unit of compute."""
-        return self.value / self.rollouts
-
-
-def value_of(rewards: Array, measured: Array, noise: Array, *, rng: np.random.Generator) -> float:
-    """Expected gain of choosing after a measurement over choosing now.
-
-    Args:
-        rewards: Draws of the reward of every setting at the budget, shape ``(draws, settings)``.
-        measured: Draws of what a measurement without noise would show, shape ``(draws,)``.
-        noise: Standard deviation of the measurement in each draw, shape ``(draws,)``.
-    """
-    now = float(rewards.mean(axis=0).max())
-    shown = measured + noise * rng.standard_normal((SEEDS, len(measured)))
-    shown = (shown - shown.mean()) / max(float(shown.std()), 1e-12)
-    # A parabola: a reward that levels off is no line of an earlier one.
-    basis = np.stack([np.ones_like(shown), shown, shown**2], axis=2).reshape(-1, 3)
-    repeated = np.tile(rewards, (SEEDS, 1))
-    solved, *_ = np.linalg.lstsq(basis, repeated, rcond=None)
-    return max(float((basis @ solved).max(axis=1).mean()) - now, 0.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What to run next for a decision at one budget.
-
-    Attributes:
-        compute: The budget.
-        actions: Sorted by expected fall of regret per unit of compute, the best first.
-        dominated: Settings that are best with less than 1 % and can be stopped.
-        pair: Settings to be told apart; None where there is one setting.
-        difference: Of their rewards, the root mean square over the draws.
-        seeds: Seeds of each, those that were run included, that would tell the two apart in four sweeps of five, were
-            they to differ by that; None where ``MOST_SEEDS`` would not.
-    """
-
-    compute: float
-    actions: tuple[Action, ...]
-    dominated: tuple[Cell, ...]
-    pair: tuple[Cell, Cell] | None
-    difference: float
-    seeds: int | None
-
-
-def seeds_to_tell(difference: float, deviation: float) -> int | None:
-    """Seeds of each of two settings that tell them apart at 95 % with a power of 80 %.
-
-        seeds = 2·((1.96 + 0.84)·σ / difference)²
-
-    Args:
-        deviation: σ, standard deviation of a run's reward over seeds and evaluations.
-
-    Returns:
-        None beyond ``MOST_SEEDS``.
-    """
-    if difference <= 0:
-        return None
-    count = math.ceil(2 * (POWER * deviation / difference) ** 2)
-    return count if count <= MOST_SEEDS else None
-
-
-PRIOR = np.array([[-2.6, 0.0, 0.7], [1.0, 0.3, 1.0]])
-"""Mean and deviation of b_0, b_n and b_rate: about 7 % before the data, and more at higher rates."""
-DEPARTURES = (0.3, 0.8, 1.6, 3.0)
-"""Grid of τ."""
-NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
-
-
-def failure_rates(failed: NDArray[np.int64], runs: NDArray[np.int64], at: Array) -> Array:
-    """Probability that the next run of each setting fails, shape ``(settings,)``.
-
-    Args:
-        failed: Runs of each setting that failed, shape ``(settings,)``.
-        runs: All of its runs; 0 for a setting that was not run.
-        at: log2 n and log2 of the rate over √B of each setting, from their means, shape ``(settings, 2)``.
-    """
-    count = len(runs)
-    design = np.concatenate([np.ones((count, 1)), at, np.eye(count)], axis=1)
-    mean = np.concatenate([PRIOR[0], np.zeros(count)])
-    evidence, rates = [], []
-    for deviation in DEPARTURES:
-        precision = np.concatenate([PRIOR[1], np.full(count, deviation)]) ** -2.0
-        top, hessian, value = _mode(design, failed, runs, mean, precision)
-        _, determinant = np.linalg.slogdet(hessian)
-        evidence.append(value + 0.5 * np.log(precision).sum() - 0.5 * determinant)
-        spread = np.sqrt(np.einsum("ij,jk,ik->i", design, np.linalg.inv(hessian), design))
-        nodes = (design @ top)[:, None] + spread[:, None] * NODES
-        rates.append((WEIGHTS / (1 + np.exp(-nodes))).sum(axis=1) / WEIGHTS.sum())
-    weights = np.exp(np.array(evidence) - max(evidence))
-    return np.asarray(weights @ np.array(rates) / weights.sum())
-
-
-def _mode(
-    design: Array, failed: NDArray[np.int64], runs: NDArray[np.int64], mean: Array, precision: Array
-) -> tuple[Array, Array, float]:
-    """Mode of the log-density by Newton's method, its curvature, and its value there."""
-    beta = mean.copy()
-    for _ in range(50):
-        rate = 1 / (1 + np.exp(-(design @ beta)))
-        gradient = design.T @ (failed - runs * rate) - precision * (beta - mean)
-        hessian = design.T @ (design * (runs * rate * (1 - rate))[:, None]) + np.diag(precision)
-        step = np.linalg.solve(hessian, gradient)
-        # A full step overshoots where all runs of a setting failed.
-        beta = beta + step / max(1.0, float(np.abs(step).max()) / 2)
-        if np.abs(step).max() < 1e-10:
-            break
-    line = design @ beta
-    value = float((failed * line - runs * np.logaddexp(0, line)).sum() - 0.5 * (precision * (beta - mean) ** 2).sum())
-    return beta, hessian, value
-
+from .runs import Setting
 
 TIE = 0.001
 """Reward within which expected regrets count as equal: below what any evaluation resolves."""
@@ -194,7 +38,7 @@ class Option:
         reach: The budget over the compute of its last evaluation; above 1 it is extrapolated.
     """
 
-    cell: Cell
+    cell: Setting
     reward: float
     interval: tuple[float, float]
     regret: float
@@ -210,14 +54,13 @@ class Decision:
     """All settings at one budget.
 
     Attributes:
-        compute: The budget, in the unit of the fit.
         options: Sorted by regret, the chosen one first.
         unknown: Settings whose runs end so early that nothing can be said of them here.
     """
 
     compute: float
     options: tuple[Option, ...]
-    unknown: tuple[Cell, ...] = ()
+    unknown: tuple[Setting, ...] = ()
 
     @property
     def chosen(self) -> Option:
@@ -230,12 +73,12 @@ class Decision:
 
     @property
     def known(self) -> bool:
-        """Whether one setting is best with a probability of 95 %."""
+        """Return whether one setting is best with a probability of 95 %."""
         return self.chosen.probability_best >= 0.95
 
 
 def decide(
-    compute: float, cells: tuple[Cell, ...], rewards: Array, failing: Array, failed_reward: Array, reach: Array
+    compute: float, cells: tuple[Setting, ...], rewards: Array, failing: Array, failed_reward: Array, reach: Array
 ) -> Decision:
     """Rank settings at one budget.
 
@@ -273,8 +116,8 @@ def decide(
     )
 
 
-def _least(regret: Array, reach: Array, cells: tuple[Cell, ...]) -> int:
-    """Of the settings whose regret is least but for a tie: one that was measured so far, then that of fewest steps."""
+def _least(regret: Array, reach: Array, cells: tuple[Setting, ...]) -> int:
+    """Break ties in regret: prefer settings measured at this budget, then fewer steps."""
     tied = np.flatnonzero(regret <= regret.min() + TIE)
     return int(min(tied, key=lambda k: (reach[k] > 1 + 1e-9, -cells[k].batch_rollouts, regret[k])))
 
@@ -285,7 +128,7 @@ POINTS = 48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Where one setting takes over from another.
+    """The point at which one setting takes over from another.
 
     Attributes:
         before: Index of the setting chosen below.
@@ -330,7 +173,7 @@ class DecisionPath:
 def path_of(
     first: float,
     last: float,
-    cells: tuple[Cell, ...],
+    cells: tuple[Setting, ...],
     decide_at: Callable[[float], Decision],
     whole: Callable[[Array], Array],
 ) -> DecisionPath:
@@ -386,3 +229,152 @@ def _overtakes(compute: Array, lead: Array) -> tuple[float | None, float | None]
     where = np.where(ahead[:, -1], where, np.inf)
     low, high = np.quantile(where, [0.05, 0.95], method="inverted_cdf")
     return (float(low) if np.isfinite(low) else None, float(high) if np.isfinite(high) else None)
+
+
+PRIOR = np.array([[-2.6, 0.0, 0.7], [1.0, 0.3, 1.0]])
+"""Mean and deviation of b_0, b_n and b_rate: about 7 % before the data, and more at higher rates."""
+DEPARTURES = (0.3, 0.8, 1.6, 3.0)
+"""Grid of τ."""
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
+
+
+def failure_rates(failed: NDArray[np.int64], runs: NDArray[np.int64], at: Array) -> Array:
+    """Probability that the next run of each setting fails, shape ``(settings,)``.
+
+    A logistic regression on n and rate, with departures of single settings:
+
+        logit P(fail) = b_0 + b_n·log2 n + b_rate·log2(rate over √B) + departure
+
+    with normal priors; departures are normal, their deviation τ integrated over a grid by the evidence of Laplace's
+    method. Settings that share nothing keep their own counts, and one failure of four is no rate of a quarter.
+
+    Args:
+        failed: Runs of each setting that failed, shape ``(settings,)``.
+        runs: All of its runs; 0 for a setting that was not run.
+        at: log2 n and log2 of the rate over √B of each setting, from their means, shape ``(settings, 2)``.
+    """
+    count = len(runs)
+    design = np.concatenate([np.ones((count, 1)), at, np.eye(count)], axis=1)
+    mean = np.concatenate([PRIOR[0], np.zeros(count)])
+    evidence, rates = [], []
+    for deviation in DEPARTURES:
+        precision = np.concatenate([PRIOR[1], np.full(count, deviation)]) ** -2.0
+        top, hessian, value = _mode(design, failed, runs, mean, precision)
+        _, determinant = np.linalg.slogdet(hessian)
+        evidence.append(value + 0.5 * np.log(precision).sum() - 0.5 * determinant)
+        spread = np.sqrt(np.einsum("ij,jk,ik->i", design, np.linalg.inv(hessian), design))
+        nodes = (design @ top)[:, None] + spread[:, None] * NODES
+        rates.append((WEIGHTS / (1 + np.exp(-nodes))).sum(axis=1) / WEIGHTS.sum())
+    weights = np.exp(np.array(evidence) - max(evidence))
+    return np.asarray(weights @ np.array(rates) / weights.sum())
+
+
+def _mode(
+    design: Array, failed: NDArray[np.int64], runs: NDArray[np.int64], mean: Array, precision: Array
+) -> tuple[Array, Array, float]:
+    """Mode of the log-density by Newton's method, its curvature, and its value there."""
+    beta = mean.copy()
+    for _ in range(50):
+        rate = 1 / (1 + np.exp(-(design @ beta)))
+        gradient = design.T @ (failed - runs * rate) - precision * (beta - mean)
+        hessian = design.T @ (design * (runs * rate * (1 - rate))[:, None]) + np.diag(precision)
+        step = np.linalg.solve(hessian, gradient)
+        # A full step overshoots where all runs of a setting failed.
+        beta = beta + step / max(1.0, float(np.abs(step).max()) / 2)
+        if np.abs(step).max() < 1e-10:
+            break
+    line = design @ beta
+    value = float((failed * line - runs * np.logaddexp(0, line)).sum() - 0.5 * (precision * (beta - mean) ** 2).sum())
+    return beta, hessian, value
+
+
+POWER = 2.8016
+"""Normal quantiles of 97.5 % and of 80 %, added: 1.96 + 0.84."""
+MOST_SEEDS = 25
+"""Nobody runs more seeds of a setting than this."""
+SEEDS = 16
+"""Draws of the noise of a measurement, over which its value is a mean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """Something that could be run.
+
+    Attributes:
+        kind: ``extend`` all runs of a setting, run another ``seed`` of it, or ``open`` one that was not run: another
+            n, or the chosen n at another learning rate.
+        until: Compute that its runs would reach.
+        rollouts: What that costs, in the unit of the fit.
+        value: Expected fall of regret at the budget.
+    """
+
+    kind: str
+    cell: Setting
+    until: float
+    rollouts: float
+    value: float
+
+    @property
+    def rate(self) -> float:
+        """Expected fall of regret for each unit of compute."""
+        return self.value / self.rollouts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Ranked actions before a decision at one budget.
+
+    Attributes:
+        actions: Sorted by expected fall of regret per unit of compute, the best first.
+        dominated: Settings that are best with less than 1 % and can be stopped.
+        pair: Settings to be told apart; None where there is one setting.
+        difference: Of their rewards, the root mean square over the draws.
+        seeds: Seeds of each, those that were run included, that would tell the two apart in four sweeps of five, were
+            they to differ by that; None where ``MOST_SEEDS`` would not.
+    """
+
+    compute: float
+    actions: tuple[Action, ...]
+    dominated: tuple[Setting, ...]
+    pair: tuple[Setting, Setting] | None
+    difference: float
+    seeds: int | None
+
+
+def value_of(rewards: Array, measured: Array, noise: Array, *, rng: np.random.Generator) -> float:
+    """Expected gain of choosing after a measurement over choosing now.
+
+    The value of an action is that of the sample it gives (Raiffa and Schlaifer, 1961): the worth of the best choice
+    after it, less that of the best choice now. The rewards expected given the measurement are their regression on it
+    over the draws (Strong, Oakley, Brennan and Breeze, 2015), so nothing is fitted again.
+
+    Args:
+        rewards: Draws of the reward of every setting at the budget, shape ``(draws, settings)``.
+        measured: Draws of what a measurement without noise would show, shape ``(draws,)``.
+        noise: Standard deviation of the measurement in each draw, shape ``(draws,)``.
+    """
+    now = float(rewards.mean(axis=0).max())
+    shown = measured + noise * rng.standard_normal((SEEDS, len(measured)))
+    shown = (shown - shown.mean()) / max(float(shown.std()), 1e-12)
+    # A parabola: a reward that levels off is no line of an earlier one.
+    basis = np.stack([np.ones_like(shown), shown, shown**2], axis=2).reshape(-1, 3)
+    repeated = np.tile(rewards, (SEEDS, 1))
+    solved, *_ = np.linalg.lstsq(basis, repeated, rcond=None)
+    return max(float((basis @ solved).max(axis=1).mean()) - now, 0.0)
+
+
+def seeds_to_tell(difference: float, deviation: float) -> int | None:
+    """Seeds of each of two settings that tell them apart at 95 % with a power of 80 %.
+
+        seeds = 2·((1.96 + 0.84)·σ / difference)²
+
+    Args:
+        deviation: σ, standard deviation of a run's reward over seeds and evaluations.
+
+    Returns:
+        None beyond ``MOST_SEEDS``.
+    """
+    if difference <= 0:
+        return None
+    count = math.ceil(2 * (POWER * deviation / difference) ** 2)
+    return count if count <= MOST_SEEDS else None

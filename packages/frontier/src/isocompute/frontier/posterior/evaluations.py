@@ -1,4 +1,4 @@
-"""From an ``evals`` table to its runs: one record each, with the error of every evaluation."""
+"""The runs of an ``evals`` table: one record each, with the error of every evaluation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import polars as pl
 
 from ..data.curves import UNITS, Array, binomial_error, chosen_rows, errors_and_answers, trials_of
 from ..errors import FrontierError
-from .runs import Cell
+from .runs import Setting
 
 CELL = ("problems_per_batch", "rollouts_per_problem", "learning_rate")
 POPULATION = ("base_model",)
@@ -23,13 +23,11 @@ class Run:
 
     Attributes:
         name: To be printed, such as ``n = 8, seed 1``; other settings are in it where they differ in the sweep.
-        run_id: None where the table has none.
-        seed: As the table names it.
         compute: In the unit of the fit, shape ``(evaluations,)``.
         reward: The metric. It may lie outside 0 to 1, where a run was logged in another unit.
         error: Standard error of each evaluation, at the reward that was measured.
         trials: How many independent responses each evaluation counts as; None where its error is not binomial.
-        error_is_known: Whether the error is that of sampling responses; else only ratios of errors mean something.
+        error_is_known: True where the error is that of sampling responses; else only ratios of errors mean something.
         base: Which draw it is of, such as its base model; empty where there is one.
         answers: Each question's contribution to each evaluation, shape ``(evaluations, questions)``; None without pass
             rates.
@@ -37,7 +35,7 @@ class Run:
 
     name: str
     run_id: str | None
-    cell: Cell
+    cell: Setting
     seed: int
     compute: Array
     reward: Array
@@ -151,7 +149,7 @@ def _errors(
     """Standard errors of evaluations, whether they are known, the trials that they amount to, and the answers."""
     reward = rows[metric].to_numpy().astype(np.float64)
     if pass_rates is None:
-        # A run in percent is judged later; its error has no meaning, but is to be a number.
+        # A run in percent is judged later; its error has no meaning, but must be a number.
         rows = rows.with_columns(pl.col(metric).clip(0, 1))
     error, known, answers = errors_and_answers(rows, metric, pass_rates)
     columns = [rows[c] for c in ("questions", "samples") if c in rows.columns]
@@ -166,15 +164,15 @@ def _errors(
 
 
 def _scatter(reward: Array) -> Array:
-    """Where nothing is known of the questions: what neighbouring evaluations of the run differ by."""
+    """Error where nothing is known of the questions: the typical difference of neighbouring evaluations."""
     steps = np.abs(np.diff(reward))
     # The median of |N(0, 2σ²)| is 0.954 σ.
     return np.full(len(reward), max(float(np.median(steps)) / 0.954 if len(steps) else 0.0, 1e-4))
 
 
-def _cell(values: dict[str, object], group: str | None) -> Cell:
+def _cell(values: dict[str, object], group: str | None) -> Setting:
     rate = values["learning_rate"]
-    return Cell(
+    return Setting(
         rollouts_per_problem=int(str(values["rollouts_per_problem"])),
         problems_per_batch=int(str(values["problems_per_batch"])),
         learning_rate=None if rate is None else float(str(rate)),

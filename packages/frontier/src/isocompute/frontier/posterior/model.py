@@ -12,26 +12,9 @@ For run r of cell c (one n, B_p and learning rate) from base model b, evaluated 
 * ``α`` and ``δ`` are the seeds: Student-t with 6 degrees of freedom, in amplitude (a share of the gain) and timing.
 * noise has the standard deviation κ·e and the autocorrelation φ from one evaluation of a run to the next.
 
-All is written in numbers that are standard normal or Student-t before the data are seen (non-centred), so a sampler
-needs no constraint. Every function takes a stack of such vectors: the first axis is that of the chains.
-
-How likely evaluations are under fitted rewards: normal, wider than their errors, autocorrelated within a run.
-
-What is expected before the data: deviations that are learned from all runs together, known to a factor each.
-
-All numbers of a sweep whose deviations are learned, as one array: in their own unit, and their prior.
-
-What a step of the chains costs is mostly numpy's calls, so that all families are computed in the same ones.
-
-One family of curves for all forms: the share of the gain made at some compute, with its derivatives.
-
-    rise = 1 − (1 + q·w)^(−1/q),   w = w_half·(C/C_half)^s,   w_half = (2^q − 1)/q
-
-(Burr's twelfth distribution; half of the gain is made at C_half whatever q and s are.) ``q = 1`` is ``hill`` with
-B = s, ``q → 0`` and ``s = 1`` is ``exp``, ``s = 1`` is ``power`` with β = 1/q. So the form is a number to be integrated
-over, not a choice to be made.
-
-What settings are described by: their place in log n, log B_p and log rate, and how alike two of them are.
+Everything is written in numbers that are standard normal or Student-t before the data (non-centred), so a sampler needs
+no constraint. Every function takes a stack of such vectors, whose first axis is the chains: a step costs mostly numpy's
+calls, so chains share them, and so do all families of numbers.
 """
 
 from __future__ import annotations
@@ -44,47 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.curves import Array, Mask
-from .runs import Cell, Curves, Runs, members
+from .runs import Curves, Runs, Setting, members
 
-
-class Likelihood(NamedTuple):
-    """The logarithm of it, shape ``(chains,)``, and its derivatives; by rewards, shape ``(chains, runs, points)``."""
-
-    value: Array
-    by_reward: Array
-    by_log_excess: Array
-    by_autocorrelation: Array
-
-
-def log_likelihood(runs: Runs, reward: Array, excess: Array, phi: Array) -> Likelihood:
-    """The evaluations' likelihood.
-
-    A residual in units of κ·e follows that of the evaluation before by φ, with innovations of variance 1 − φ².
-
-    Args:
-        reward: Fitted, shape ``(chains, runs, points)``.
-        excess: κ, shape ``(chains, 1, 1)``.
-        phi: φ, likewise.
-    """
-    seen, width = runs.seen, excess * runs.error
-    residual = np.where(seen, (runs.reward - reward) / width, 0.0)
-    left = 1 - phi**2
-    root = np.sqrt(left)
-    shock = residual.copy()
-    shock[:, :, 1:] = np.where(seen[:, 1:], (residual[:, :, 1:] - phi * residual[:, :, :-1]) / root, 0.0)
-    points, later = float(seen.sum()), float(seen[:, 1:].sum())
-    squares = (shock**2).sum(axis=(1, 2))
-    value = -0.5 * squares - points * np.log(excess[:, 0, 0]) - 0.5 * later * np.log(left[:, 0, 0])
-    by_residual = -shock
-    by_residual[:, :, 1:] /= root
-    by_residual[:, :, :-1] += phi / root * shock[:, :, 1:]
-    by_reward = np.where(seen, -by_residual / width, 0.0)
-    change = -residual[:, :, :-1] / root + shock[:, :, 1:] * phi / left
-    # Where nothing was seen the shock is 0.
-    turned = (shock[:, :, 1:] * change).sum(axis=(1, 2))
-    return Likelihood(value, by_reward, squares - points, later * (phi / left)[:, 0, 0] - turned)
-
-
+Index = NDArray[np.int64]
 DEPARTURE_DEGREES, SEED_DEGREES = 4.0, 6.0
 """Of freedom of Student's t, of single settings and of seeds."""
 
@@ -122,293 +67,8 @@ class Priors:
     wide: float = 0.9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """Numbers that share a deviation: ``median · k``, with ``k = exp(factor · h)`` and h standard normal.
-
-    Attributes:
-        median: Of the deviation, shape ``(rows,)``.
-        factor: Logarithm of the factor to which it is known, shape ``(rows,)``.
-        centred: The numbers are sampled in units of ``k`` to the power of one minus this: 1 where the data say much
-            of each, 0 where they say little.
-        degrees: Of freedom of Student's t; infinite for a normal distribution.
-    """
-
-    median: Array
-    factor: Array
-    centred: float
-    degrees: float
-
-
-def families(prior: Priors, *, slopes: int = 0, bases: bool = False) -> dict[str, Family]:
-    """The numbers of a sweep whose deviation is learned.
-
-    Args:
-        slopes: Axes along which base models may differ.
-    """
-    wide = (prior.wide, prior.wide)
-    known = (prior.departure_factor, prior.departure_factor)
-    seeds = (prior.seed_amplitude, prior.seed_timing)
-    made = {
-        "smooth": _family(prior.smooth, wide, centred=1.0),
-        "departure": _family(prior.departure, known, centred=1.0, degrees=DEPARTURE_DEGREES),
-        "shapes": _family((prior.shape,), wide[:1], centred=0.0),
-        "seeds": _family(seeds, (prior.seed_factor, prior.wide), centred=1.0, degrees=SEED_DEGREES),
-    }
-    if bases:
-        both = [(level, *(slope,) * slopes) for level, slope in zip(prior.base_level, prior.base_slope, strict=True)]
-        medians = (*both[0], *both[1])
-        made["bases"] = _family(medians, (prior.wide,) * len(medians), centred=1.0)
-        made["own"] = _family(prior.base_departure, wide, centred=0.0)
-    return made
-
-
-def _family(median: tuple[float, ...], factor: tuple[float, ...], *, centred: float, degrees: float = np.inf) -> Family:
-    return Family(median=np.array(median), factor=np.array(factor), centred=centred, degrees=degrees)
-
-
-Index = NDArray[np.int64]
-
-
-class Scaled(NamedTuple):
-    """Numbers in their own unit.
-
-    Attributes:
-        values: Of each family, shape ``(chains, rows, members)``.
-        unit: What 1 in the vector is in it, of all families, shape ``(chains, numbers)``.
-    """
-
-    values: dict[str, Array]
-    unit: Array
-
-
-@dataclass(frozen=True, kw_only=True)
-class Families:
-    """Families of numbers and their places in the vector that is sampled.
-
-    Attributes:
-        families: What is known of each before the data.
-        parts: Where each one's numbers stand in the vector, and under ``_sd`` its deviations.
-    """
-
-    families: dict[str, Family]
-    parts: dict[str, slice]
-
-    @cached_property
-    def deviations(self) -> Index:
-        """Where the deviations of all families stand, one for each row, shape ``(rows,)``."""
-        return np.concatenate([_places(self.parts[name + "_sd"]) for name in self.families])
-
-    @cached_property
-    def numbers(self) -> Index:
-        """Where the numbers of all families stand, shape ``(numbers,)``."""
-        return np.concatenate([_places(self.parts[name]) for name in self.families])
-
-    @cached_property
-    def _counts(self) -> list[int]:
-        """How many numbers each family has."""
-        return [self.parts[name].stop - self.parts[name].start for name in self.families]
-
-    @cached_property
-    def own(self) -> dict[str, slice]:
-        """Where each family stands among all ``numbers``."""
-        ends = np.cumsum(self._counts).tolist()
-        return {name: slice(end - many, end) for name, many, end in zip(self.families, self._counts, ends, strict=True)}
-
-    @cached_property
-    def _row(self) -> Index:
-        """Which row each number is of, shape ``(numbers,)``."""
-        rows = [len(family.median) for family in self.families.values()]
-        members = [many // own for many, own in zip(self._counts, rows, strict=True) for _ in range(own)]
-        return np.repeat(np.arange(len(members)), members)
-
-    @cached_property
-    def _median(self) -> Array:
-        return np.concatenate([family.median for family in self.families.values()])
-
-    @cached_property
-    def _powers(self) -> tuple[Array, Array]:
-        """Of e, per h: what the numbers in the vector are a multiple of, and the rest of their unit, by rows."""
-        families = self.families.values()
-        return (
-            np.concatenate([family.centred * family.factor for family in families]),
-            np.concatenate([(1 - family.centred) * family.factor for family in families]),
-        )
-
-    @cached_property
-    def _heavy(self) -> tuple[Index, Array]:
-        """Which numbers are Student-t, and their degrees of freedom."""
-        degrees = np.repeat([family.degrees for family in self.families.values()], self._counts)
-        heavy = np.flatnonzero(np.isfinite(degrees))
-        return heavy, degrees[heavy]
-
-    def scaled(self, theta: Array) -> Scaled:
-        """All numbers in their own unit."""
-        unit = _taken(self._median * np.exp(self._powers[1] * _taken(theta, self.deviations)), self._row)
-        values = unit * _taken(theta, self.numbers)
-        return Scaled({name: self._rows(values, name) for name in self.families}, unit)
-
-    def deviation(self, theta: Array, name: str) -> Array:
-        """Standard deviations (of the Student-t ones their scale) of a family, shape ``(chains, rows)``."""
-        family = self.families[name]
-        return np.asarray(family.median * np.exp(family.factor * theta[:, self.parts[name + "_sd"]]))
-
-    def back(self, by_value: dict[str, Array], scaled: Scaled, gradient: Array) -> None:
-        """Write the gradient by the vector, from that by the numbers in their own unit."""
-        by_all = np.empty_like(scaled.unit)
-        for name, own in self.own.items():
-            by_all[:, own] = by_value[name].reshape(len(gradient), -1)
-            family, deviation = self.families[name], self.parts[name + "_sd"]
-            gradient[:, deviation] = 0.0
-            if family.centred < 1:
-                turned = (by_value[name] * scaled.values[name]).sum(axis=2)
-                gradient[:, deviation] = (1 - family.centred) * family.factor * turned
-        gradient[:, self.numbers] = by_all * scaled.unit
-
-    def prior(self, theta: Array, gradient: Array) -> Array:
-        """Logarithm of the prior density of the numbers, shape ``(chains,)``, given their deviations.
-
-        Args:
-            gradient: By the vector; its numbers are written, and what deviations add to it is added.
-        """
-        scale = np.exp(self._powers[0] * _taken(theta, self.deviations))
-        wide = _taken(scale, self._row)
-        unit = _taken(theta, self.numbers) / wide
-        density, slope = -0.5 * unit**2, -unit
-        heavy, degrees = self._heavy
-        far = _taken(unit, heavy)
-        square = far**2
-        density[:, heavy] = -0.5 * (degrees + 1) * np.log1p(square / degrees)
-        slope[:, heavy] = -(degrees + 1) * far / (degrees + square)
-        density -= _taken(np.log(scale), self._row)
-        gradient[:, self.numbers] = slope / wide
-        turned = slope * unit
-        total = np.zeros(len(theta))
-        for name, family in self.families.items():
-            total += self._rows(density, name).sum(axis=(1, 2))
-            if family.centred > 0:
-                rows = self._rows(turned, name)
-                power = family.centred * family.factor
-                gradient[:, self.parts[name + "_sd"]] -= power * (rows.sum(axis=2) + rows.shape[2])
-        return total
-
-    def _rows(self, numbers: Array, name: str) -> Array:
-        """One family of all numbers, shape ``(chains, rows, members)``."""
-        return numbers[:, self.own[name]].reshape(len(numbers), len(self.families[name].median), -1)
-
-
-def _places(part: slice) -> Index:
-    return np.arange(part.start, part.stop)
-
-
-def _taken(columns: Array, which: Index) -> Array:
-    """Some columns, contiguous by rows: an index would leave them contiguous by columns, and what follows slow."""
-    return np.take(columns, which, axis=1)
-
-
-LOG_2 = float(np.log(2.0))
-LARGEST = 60.0
-"""Logarithm of w beyond which all of the gain is made."""
-
-
-class Rise(NamedTuple):
-    """The share made, and its derivatives by z = s·log(C/C_half) and by q; shapes broadcast."""
-
-    share: Array
-    by_position: Array
-    by_tail: Array
-
-
-def rise(position: Array, tail: Array) -> Rise:
-    """The share of the gain at z = s·log(C/C_half).
-
-    Args:
-        position: z; minus infinity before training.
-        tail: q, above 0.
-    """
-    half = np.expm1(tail * LOG_2) / tail
-    w = half * np.exp(np.minimum(position, LARGEST))
-    grown = tail * w
-    spread = 1.0 + grown
-    logarithm = np.log1p(grown)
-    left = np.exp(-logarithm / tail)
-    by_position = left * w / spread
-    by_half = LOG_2 / (-np.expm1(-tail * LOG_2)) - 1.0 / tail
-    by_tail = left * (w / (tail * spread) - logarithm / tail**2) + by_position * by_half
-    return Rise(1.0 - left, by_position, by_tail)
-
-
-LENGTHS = (2.5, 2.5, 2.0)
-"""Octaves of n, B_p and rate over which the Gaussian process forgets: correlation exp(−½) at this distance."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Features:
-    """What cells are described by: columns of a line or parabola, and correlations of a Gaussian process.
-
-    Attributes:
-        columns: Shape ``(cells, columns)``; none that is constant over the cells.
-        centre: Mean and deviation of each column's prior, shape ``(2, columns)``.
-        root: Lower root of the correlations of the cells, shape ``(cells, cells)``.
-    """
-
-    columns: Array
-    centre: Array
-    root: Array
-
-
-def coordinates(cells: tuple[Cell, ...]) -> Array:
-    """log2 n, log2 B_p and log2 of the rate over √B (0 where no rate is known), shape ``(cells, 3)``."""
-    rows = []
-    for c in cells:
-        n, batch = np.log2(c.rollouts_per_problem), np.log2(c.problems_per_batch)
-        rate = 0.0 if c.learning_rate is None else np.log2(c.learning_rate) - (n + batch) / 2
-        rows.append((n, batch, rate))
-    return np.array(rows)
-
-
-def features(at: Array, centre: Array, *, rates: bool) -> tuple[Array, Array]:
-    """Columns of the line and the parabola, and the mean and deviation of the prior of their coefficients.
-
-    Args:
-        at: From ``coordinates``, shape ``(cells, 3)``.
-        centre: What the coordinates are taken from, shape ``(3,)``.
-        rates: Whether the rate is an axis of its own.
-
-    Returns:
-        Shapes ``(cells, columns)`` and ``(2, columns)``.
-    """
-    n, batch, rate = (at - centre).T
-    columns, prior = [n, batch], [(0.0, 0.25), (0.0, 0.25)]
-    if rates:
-        columns += [rate, rate**2, rate * n]
-        # The reward falls on both sides of the best rate.
-        prior += [(0.0, 0.7), (-0.3, 0.3), (0.0, 0.2)]
-    return np.stack(columns, axis=1), np.array(prior).T
-
-
-def correlations(first: Array, second: Array) -> Array:
-    """Of the Gaussian process between settings, shape ``(first, second)``."""
-    distance = (first[:, None] - second[None]) / np.array(LENGTHS)
-    return np.asarray(np.exp(-0.5 * (distance**2).sum(axis=2)))
-
-
 TAIL = (-2.0, 1.5)
 """Mean and standard deviation of log q: a curve may be an exponential, where q is 0, as well as a power."""
-
-
-class _Forward(NamedTuple):
-    """What a gradient needs of the fitted rewards; by runs."""
-
-    reward: Array
-    made: Rise
-    gain: Array
-    shape: Array
-    position: Array
-    share: Array
-    start: Array
-    tail: Array
-    numbers: Scaled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -435,13 +95,13 @@ class Model:
 
     @cached_property
     def rates(self) -> bool:
-        """Whether some n and B_p was run at several rates; else rate and n are one axis."""
+        """Return whether some n and B_p was run at several rates; else rate and n are one axis."""
         settings = [(c.rollouts_per_problem, c.problems_per_batch) for c in self.runs.cells if c.learning_rate]
         return len(set(settings)) < len(settings)
 
     @cached_property
     def features(self) -> Features:
-        """What describes the cells."""
+        """The features of the cells."""
         columns, prior = features(self.at, self.centre, rates=self.rates)
         at = self.at if self.rates else self.at * np.array([1.0, 1.0, 0.0])
         root = np.asarray(np.linalg.cholesky(correlations(at, at) + 1e-6 * np.eye(len(at))), dtype=np.float64)
@@ -454,7 +114,7 @@ class Model:
 
     @cached_property
     def tilts(self) -> Array:
-        """What a base model's shift and tilts act on: a column of ones, and each axis, shape ``(cells, 1 + axes)``."""
+        """Factors of a base model's shift and tilts: a column of ones, and each axis, shape ``(cells, 1 + axes)``."""
         return self.tilts_at(self.at)
 
     def tilts_at(self, at: Array) -> Array:
@@ -469,7 +129,7 @@ class Model:
 
     @cached_property
     def parts(self) -> dict[str, slice]:
-        """Where each number stands in a vector."""
+        """Part of each kind of number in a vector."""
         cells, bases, columns = len(self.runs.cells), len(self.runs.bases), self.features.columns.shape[1]
         members = {
             "smooth": cells,
@@ -496,7 +156,7 @@ class Model:
 
     @cached_property
     def size(self) -> int:
-        """How many numbers there are."""
+        """Numbers in a vector."""
         return max(int(part.stop) for part in self.parts.values())
 
     @cached_property
@@ -525,7 +185,7 @@ class Model:
 
     @cached_property
     def _of_base(self) -> Array:
-        """Which base model each run is of, shape ``(runs, bases)``."""
+        """Membership of runs in base models, as ones and zeros, shape ``(runs, bases)``."""
         return members(self.runs.base_of_run, len(self.runs.bases))
 
     @cached_property
@@ -670,3 +330,327 @@ class Model:
         value[:, self._families.numbers] = 0.0
         total = self._families.prior(theta, gradient)
         return total + value.sum(axis=1), gradient
+
+
+class _Forward(NamedTuple):
+    """Intermediate results of the fitted rewards, by runs, that the gradient needs."""
+
+    reward: Array
+    made: Rise
+    gain: Array
+    shape: Array
+    position: Array
+    share: Array
+    start: Array
+    tail: Array
+    numbers: Scaled
+
+
+LOG_2 = float(np.log(2.0))
+LARGEST = 60.0
+"""Logarithm of w beyond which all of the gain is made."""
+
+
+class Rise(NamedTuple):
+    """The share made, and its derivatives by z = s·log(C/C_half) and by q; shapes broadcast."""
+
+    share: Array
+    by_position: Array
+    by_tail: Array
+
+
+def rise(position: Array, tail: Array) -> Rise:
+    """The share of the gain made at z = s·log(C/C_half), one family of curves for all forms.
+
+        rise = 1 − (1 + q·w)^(−1/q),   w = w_half·(C/C_half)^s,   w_half = (2^q − 1)/q
+
+    (Burr's twelfth distribution; half of the gain is made at C_half whatever q and s are.) ``q = 1`` is ``hill`` with
+    B = s, ``q → 0`` and ``s = 1`` is ``exp``, ``s = 1`` is ``power`` with β = 1/q. So the form is a number to be
+    integrated over, not a choice to be made.
+
+    Args:
+        position: z; minus infinity before training.
+        tail: q, above 0.
+    """
+    half = np.expm1(tail * LOG_2) / tail
+    w = half * np.exp(np.minimum(position, LARGEST))
+    grown = tail * w
+    spread = 1.0 + grown
+    logarithm = np.log1p(grown)
+    left = np.exp(-logarithm / tail)
+    by_position = left * w / spread
+    by_half = LOG_2 / (-np.expm1(-tail * LOG_2)) - 1.0 / tail
+    by_tail = left * (w / (tail * spread) - logarithm / tail**2) + by_position * by_half
+    return Rise(1.0 - left, by_position, by_tail)
+
+
+class Likelihood(NamedTuple):
+    """The log-likelihood, shape ``(chains,)``, and its derivatives; by rewards, shape ``(chains, runs, points)``."""
+
+    value: Array
+    by_reward: Array
+    by_log_excess: Array
+    by_autocorrelation: Array
+
+
+def log_likelihood(runs: Runs, reward: Array, excess: Array, phi: Array) -> Likelihood:
+    """The likelihood of the evaluations: normal, wider than their errors, autocorrelated within a run.
+
+    A residual in units of κ·e follows that of the evaluation before by φ, with innovations of variance 1 − φ².
+
+    Args:
+        reward: Fitted, shape ``(chains, runs, points)``.
+        excess: κ, shape ``(chains, 1, 1)``.
+        phi: φ, likewise.
+    """
+    seen, width = runs.seen, excess * runs.error
+    residual = np.where(seen, (runs.reward - reward) / width, 0.0)
+    left = 1 - phi**2
+    root = np.sqrt(left)
+    shock = residual.copy()
+    shock[:, :, 1:] = np.where(seen[:, 1:], (residual[:, :, 1:] - phi * residual[:, :, :-1]) / root, 0.0)
+    points, later = float(seen.sum()), float(seen[:, 1:].sum())
+    squares = (shock**2).sum(axis=(1, 2))
+    value = -0.5 * squares - points * np.log(excess[:, 0, 0]) - 0.5 * later * np.log(left[:, 0, 0])
+    by_residual = -shock
+    by_residual[:, :, 1:] /= root
+    by_residual[:, :, :-1] += phi / root * shock[:, :, 1:]
+    by_reward = np.where(seen, -by_residual / width, 0.0)
+    change = -residual[:, :, :-1] / root + shock[:, :, 1:] * phi / left
+    # Where nothing was seen the shock is 0.
+    turned = (shock[:, :, 1:] * change).sum(axis=(1, 2))
+    return Likelihood(value, by_reward, squares - points, later * (phi / left)[:, 0, 0] - turned)
+
+
+LENGTHS = (2.5, 2.5, 2.0)
+"""Octaves of n, B_p and rate over which the Gaussian process forgets: correlation exp(−½) at this distance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """Features of cells: columns of a line or parabola, and correlations of a Gaussian process.
+
+    Attributes:
+        columns: Shape ``(cells, columns)``; none that is constant over the cells.
+        centre: Mean and deviation of each column's prior, shape ``(2, columns)``.
+        root: Lower root of the correlations of the cells, shape ``(cells, cells)``.
+    """
+
+    columns: Array
+    centre: Array
+    root: Array
+
+
+def coordinates(cells: tuple[Setting, ...]) -> Array:
+    """log2 n, log2 B_p and log2 of the rate over √B (0 where no rate is known), shape ``(cells, 3)``."""
+    rows = []
+    for c in cells:
+        n, batch = np.log2(c.rollouts_per_problem), np.log2(c.problems_per_batch)
+        rate = 0.0 if c.learning_rate is None else np.log2(c.learning_rate) - (n + batch) / 2
+        rows.append((n, batch, rate))
+    return np.array(rows)
+
+
+def features(at: Array, centre: Array, *, rates: bool) -> tuple[Array, Array]:
+    """Columns of the line and the parabola, and the mean and deviation of the prior of their coefficients.
+
+    Args:
+        at: From ``coordinates``, shape ``(cells, 3)``.
+        centre: What the coordinates are taken from, shape ``(3,)``.
+
+    Returns:
+        Shapes ``(cells, columns)`` and ``(2, columns)``.
+    """
+    n, batch, rate = (at - centre).T
+    columns, prior = [n, batch], [(0.0, 0.25), (0.0, 0.25)]
+    if rates:
+        columns += [rate, rate**2, rate * n]
+        # The reward falls on both sides of the best rate.
+        prior += [(0.0, 0.7), (-0.3, 0.3), (0.0, 0.2)]
+    return np.stack(columns, axis=1), np.array(prior).T
+
+
+def correlations(first: Array, second: Array) -> Array:
+    """Of the Gaussian process between settings, shape ``(first, second)``."""
+    distance = (first[:, None] - second[None]) / np.array(LENGTHS)
+    return np.asarray(np.exp(-0.5 * (distance**2).sum(axis=2)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Numbers that share a deviation: ``median · k``, with ``k = exp(factor · h)`` and h standard normal.
+
+    Attributes:
+        median: Of the deviation, shape ``(rows,)``.
+        factor: Logarithm of the factor to which it is known, shape ``(rows,)``.
+        centred: The numbers are sampled in units of ``k`` to the power of one minus this: 1 where the data say much
+            of each, 0 where they say little.
+        degrees: Of freedom of Student's t; infinite for a normal distribution.
+    """
+
+    median: Array
+    factor: Array
+    centred: float
+    degrees: float
+
+
+def families(prior: Priors, *, slopes: int = 0, bases: bool = False) -> dict[str, Family]:
+    """The numbers of a sweep whose deviation is learned.
+
+    Args:
+        slopes: Axes along which base models may differ.
+    """
+    wide = (prior.wide, prior.wide)
+    known = (prior.departure_factor, prior.departure_factor)
+    seeds = (prior.seed_amplitude, prior.seed_timing)
+    made = {
+        "smooth": _family(prior.smooth, wide, centred=1.0),
+        "departure": _family(prior.departure, known, centred=1.0, degrees=DEPARTURE_DEGREES),
+        "shapes": _family((prior.shape,), wide[:1], centred=0.0),
+        "seeds": _family(seeds, (prior.seed_factor, prior.wide), centred=1.0, degrees=SEED_DEGREES),
+    }
+    if bases:
+        both = [(level, *(slope,) * slopes) for level, slope in zip(prior.base_level, prior.base_slope, strict=True)]
+        medians = (*both[0], *both[1])
+        made["bases"] = _family(medians, (prior.wide,) * len(medians), centred=1.0)
+        made["own"] = _family(prior.base_departure, wide, centred=0.0)
+    return made
+
+
+def _family(median: tuple[float, ...], factor: tuple[float, ...], *, centred: float, degrees: float = np.inf) -> Family:
+    return Family(median=np.array(median), factor=np.array(factor), centred=centred, degrees=degrees)
+
+
+class Scaled(NamedTuple):
+    """Numbers in their own unit.
+
+    Attributes:
+        values: Of each family, shape ``(chains, rows, members)``.
+        unit: What 1 in the vector is in it, of all families, shape ``(chains, numbers)``.
+    """
+
+    values: dict[str, Array]
+    unit: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Families:
+    """All numbers of a sweep whose deviations are learned, as one array: in their own unit, and their prior.
+
+    Attributes:
+        parts: Part of each one's numbers in the vector, and under ``_sd`` of its deviations.
+    """
+
+    families: dict[str, Family]
+    parts: dict[str, slice]
+
+    @cached_property
+    def deviations(self) -> Index:
+        """Indices of the deviations of all families, one for each row, shape ``(rows,)``."""
+        return np.concatenate([_places(self.parts[name + "_sd"]) for name in self.families])
+
+    @cached_property
+    def numbers(self) -> Index:
+        """Indices of the numbers of all families, shape ``(numbers,)``."""
+        return np.concatenate([_places(self.parts[name]) for name in self.families])
+
+    @cached_property
+    def _counts(self) -> list[int]:
+        """Size of each family."""
+        return [self.parts[name].stop - self.parts[name].start for name in self.families]
+
+    @cached_property
+    def own(self) -> dict[str, slice]:
+        """Part of each family in all ``numbers``."""
+        ends = np.cumsum(self._counts).tolist()
+        return {name: slice(end - many, end) for name, many, end in zip(self.families, self._counts, ends, strict=True)}
+
+    @cached_property
+    def _row(self) -> Index:
+        """Row of each number, shape ``(numbers,)``."""
+        rows = [len(family.median) for family in self.families.values()]
+        members = [many // own for many, own in zip(self._counts, rows, strict=True) for _ in range(own)]
+        return np.repeat(np.arange(len(members)), members)
+
+    @cached_property
+    def _median(self) -> Array:
+        return np.concatenate([family.median for family in self.families.values()])
+
+    @cached_property
+    def _powers(self) -> tuple[Array, Array]:
+        """Of e, per h: what the numbers in the vector are a multiple of, and the rest of their unit, by rows."""
+        families = self.families.values()
+        return (
+            np.concatenate([family.centred * family.factor for family in families]),
+            np.concatenate([(1 - family.centred) * family.factor for family in families]),
+        )
+
+    @cached_property
+    def _heavy(self) -> tuple[Index, Array]:
+        """Indices of the Student-t numbers, and their degrees of freedom."""
+        degrees = np.repeat([family.degrees for family in self.families.values()], self._counts)
+        heavy = np.flatnonzero(np.isfinite(degrees))
+        return heavy, degrees[heavy]
+
+    def scaled(self, theta: Array) -> Scaled:
+        """All numbers in their own unit."""
+        unit = _taken(self._median * np.exp(self._powers[1] * _taken(theta, self.deviations)), self._row)
+        values = unit * _taken(theta, self.numbers)
+        return Scaled({name: self._rows(values, name) for name in self.families}, unit)
+
+    def deviation(self, theta: Array, name: str) -> Array:
+        """Standard deviations (of the Student-t ones their scale) of a family, shape ``(chains, rows)``."""
+        family = self.families[name]
+        return np.asarray(family.median * np.exp(family.factor * theta[:, self.parts[name + "_sd"]]))
+
+    def back(self, by_value: dict[str, Array], scaled: Scaled, gradient: Array) -> None:
+        """Write the gradient by the vector, from that by the numbers in their own unit."""
+        by_all = np.empty_like(scaled.unit)
+        for name, own in self.own.items():
+            by_all[:, own] = by_value[name].reshape(len(gradient), -1)
+            family, deviation = self.families[name], self.parts[name + "_sd"]
+            gradient[:, deviation] = 0.0
+            if family.centred < 1:
+                turned = (by_value[name] * scaled.values[name]).sum(axis=2)
+                gradient[:, deviation] = (1 - family.centred) * family.factor * turned
+        gradient[:, self.numbers] = by_all * scaled.unit
+
+    def prior(self, theta: Array, gradient: Array) -> Array:
+        """Logarithm of the prior density of the numbers, shape ``(chains,)``, given their deviations.
+
+        Args:
+            gradient: By the vector; its numbers are written, and what deviations add to it is added.
+        """
+        scale = np.exp(self._powers[0] * _taken(theta, self.deviations))
+        wide = _taken(scale, self._row)
+        unit = _taken(theta, self.numbers) / wide
+        density, slope = -0.5 * unit**2, -unit
+        heavy, degrees = self._heavy
+        far = _taken(unit, heavy)
+        square = far**2
+        density[:, heavy] = -0.5 * (degrees + 1) * np.log1p(square / degrees)
+        slope[:, heavy] = -(degrees + 1) * far / (degrees + square)
+        density -= _taken(np.log(scale), self._row)
+        gradient[:, self.numbers] = slope / wide
+        turned = slope * unit
+        total = np.zeros(len(theta))
+        for name, family in self.families.items():
+            total += self._rows(density, name).sum(axis=(1, 2))
+            if family.centred > 0:
+                rows = self._rows(turned, name)
+                power = family.centred * family.factor
+                gradient[:, self.parts[name + "_sd"]] -= power * (rows.sum(axis=2) + rows.shape[2])
+        return total
+
+    def _rows(self, numbers: Array, name: str) -> Array:
+        """One family of all numbers, shape ``(chains, rows, members)``."""
+        return numbers[:, self.own[name]].reshape(len(numbers), len(self.families[name].median), -1)
+
+
+def _places(part: slice) -> Index:
+    return np.arange(part.start, part.stop)
+
+
+def _taken(columns: Array, which: Index) -> Array:
+    """Some columns, contiguous by rows: an index would leave them contiguous by columns, and what follows slow."""
+    return np.take(columns, which, axis=1)

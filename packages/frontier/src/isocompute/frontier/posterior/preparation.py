@@ -1,11 +1,4 @@
-"""The runs of a sweep as they are fitted: healthy curves, failures counted apart, and what was done to whom.
-
-The luck of which questions were asked: a curve is measured on these, and stands for all that might have been.
-
-All evaluations of a sweep ask the same questions, so that their luck moves every curve, and moves two curves alike as
-far as both find the same questions easy. Each question contributes, per setting, to the level and to the gain; the
-covariance of these over questions, less what sampling responses adds to it, is that of the means.
-"""
+"""A sweep as it is fitted: healthy curves, failures counted apart, notes, and the luck of the questions."""
 
 from __future__ import annotations
 
@@ -20,41 +13,12 @@ from ..errors import FrontierError
 from .evaluations import Run
 from .health import POINTS, Health, Kind, Thresholds, binned, judge
 from .posterior import Posterior
-from .runs import Cell, Runs, padded
-
-
-def luck_of(runs: Sequence[Run], fitted: Posterior, *, rng: np.random.Generator) -> Array | None:
-    """What other questions would do to level and gain of each setting, shape ``(draws, 2, cells)``.
-
-    Returns:
-        None where the answers to each question are not known, or where base models were asked their own.
-    """
-    cells = fitted.model.runs.cells
-    used = [run for run in runs if run.cell in cells]
-    if any(run.answers is None for run in used) or len(fitted.model.runs.bases) > 1:
-        return None
-    parts, sampled = [], []
-    for k, cell in enumerate(cells):
-        own = [run for run in used if run.cell == cell]
-        compute, error = (np.concatenate([getattr(r, name) for r in own]) for name in ("compute", "error"))
-        answers = np.concatenate([r.answers for r in own if r.answers is not None])
-        share = fitted.share(compute)[:, k].mean(axis=0)
-        basis = np.stack([np.ones_like(compute), share], axis=1)
-        weighted = basis * error[:, None] ** -2
-        solve = np.linalg.pinv(basis.T @ weighted, rcond=1e-9, hermitian=True) @ weighted.T
-        parts.append(solve @ answers)
-        # Of one question, whose mean over questions has the standard error.
-        sampled.append((solve * error**2 * answers.shape[1]) @ solve.T)
-    every = np.concatenate(parts)
-    covariance = (np.cov(every) - block_diag(*sampled)) / every.shape[1]
-    value, vector = np.linalg.eigh(covariance)
-    drawn = rng.standard_normal((len(fitted.theta), len(value))) * np.sqrt(np.maximum(value, 0.0)) @ vector.T
-    return np.asarray(drawn.reshape(len(drawn), len(cells), 2).transpose(0, 2, 1))
+from .runs import Runs, Setting, padded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """What became of the runs of one cell.
+    """Counts of the runs of one cell.
 
     Attributes:
         failed: Runs that never took off or collapsed.
@@ -73,14 +37,14 @@ class Prepared:
 
     Attributes:
         runs: The healthy curves.
-        health: What was found of each run, in the order in which they were given.
+        health: Of each run, in the order in which they were given.
         failures: Of every cell that was run, with a curve or without.
         notes: Sentences on what is not as a reader of the table would expect.
     """
 
     runs: Runs
     health: tuple[Health, ...]
-    failures: Mapping[Cell, Failures]
+    failures: Mapping[Setting, Failures]
     notes: tuple[str, ...]
 
 
@@ -145,7 +109,7 @@ def _arrays(runs: Sequence[Run]) -> Runs:
     )
 
 
-def _failures(runs: Sequence[Run], health: Sequence[Health], fitted: Sequence[bool]) -> dict[Cell, Failures]:
+def _failures(runs: Sequence[Run], health: Sequence[Health], fitted: Sequence[bool]) -> dict[Setting, Failures]:
     found = {}
     for cell in dict.fromkeys(run.cell for run in runs):
         own = [(h, f) for run, h, f in zip(runs, health, fitted, strict=True) if run.cell == cell]
@@ -155,7 +119,7 @@ def _failures(runs: Sequence[Run], health: Sequence[Health], fitted: Sequence[bo
     return found
 
 
-def _notes(runs: Sequence[Run], health: Sequence[Health], failures: Mapping[Cell, Failures]) -> tuple[str, ...]:
+def _notes(runs: Sequence[Run], health: Sequence[Health], failures: Mapping[Setting, Failures]) -> tuple[str, ...]:
     notes = []
     for run, own in zip(runs, health, strict=True):
         if own.fitted and run.compute[-1] == 0:
@@ -176,3 +140,36 @@ def _notes(runs: Sequence[Run], health: Sequence[Health], failures: Mapping[Cell
     if len({run.trials is None for run in runs}) > 1:
         notes.append("some runs do not say how many responses an evaluation has: errors are those measured")
     return tuple(notes)
+
+
+def luck_of(runs: Sequence[Run], fitted: Posterior, *, rng: np.random.Generator) -> Array | None:
+    """Draws of what other questions would add to level and gain of each setting, shape ``(draws, 2, cells)``.
+
+    All evaluations of a sweep ask the same questions, so their luck moves every curve, and two curves alike as far as
+    both find the same questions easy. Each question contributes, per setting, to the level and to the gain; the
+    covariance of these over questions, less what sampling responses adds to it, is that of the means.
+
+    Returns:
+        None where the answers to each question are not known, or where base models have their own.
+    """
+    cells = fitted.model.runs.cells
+    used = [run for run in runs if run.cell in cells]
+    if any(run.answers is None for run in used) or len(fitted.model.runs.bases) > 1:
+        return None
+    parts, sampled = [], []
+    for k, cell in enumerate(cells):
+        own = [run for run in used if run.cell == cell]
+        compute, error = (np.concatenate([getattr(r, name) for r in own]) for name in ("compute", "error"))
+        answers = np.concatenate([r.answers for r in own if r.answers is not None])
+        share = fitted.share(compute)[:, k].mean(axis=0)
+        basis = np.stack([np.ones_like(compute), share], axis=1)
+        weighted = basis * error[:, None] ** -2
+        solve = np.linalg.pinv(basis.T @ weighted, rcond=1e-9, hermitian=True) @ weighted.T
+        parts.append(solve @ answers)
+        # Of one question, whose mean over questions has the standard error.
+        sampled.append((solve * error**2 * answers.shape[1]) @ solve.T)
+    every = np.concatenate(parts)
+    covariance = (np.cov(every) - block_diag(*sampled)) / every.shape[1]
+    value, vector = np.linalg.eigh(covariance)
+    drawn = rng.standard_normal((len(fitted.theta), len(value))) * np.sqrt(np.maximum(value, 0.0)) @ vector.T
+    return np.asarray(drawn.reshape(len(drawn), len(cells), 2).transpose(0, 2, 1))

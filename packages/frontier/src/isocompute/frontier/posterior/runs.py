@@ -12,7 +12,7 @@ from ..data.curves import Array, Mask, binomial_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Setting:
     """One setting of a sweep.
 
     Attributes:
@@ -41,14 +41,14 @@ class Runs:
         compute: Compute of each evaluation, rising, padded by 1, shape ``(runs, points)``.
         reward: The metric, padded by 0.
         error: Standard error within the run, padded by 1.
-        seen: What is no padding.
+        seen: False where padded.
         trials: Responses behind an evaluation, shape of ``compute``; None where the error is not binomial.
-        error_is_known: Whether noise is at least ``error``; else only ratios of errors mean something.
+        error_is_known: True where noise is at least ``error``; else only ratios of errors mean something.
         bases: What the runs are draws of: base models, or base models with their problem sets.
         base: Index of each run's base, shape ``(runs,)``; all of the first one by default.
     """
 
-    cells: tuple[Cell, ...]
+    cells: tuple[Setting, ...]
     cell: NDArray[np.int64]
     compute: Array
     reward: Array
@@ -107,9 +107,9 @@ class Curves:
         base: Index of each curve's base model, shape ``(curves,)``.
         cell: Index of its cell.
         of_run: Index of each run's curve, shape ``(runs,)``.
-        members: Which curve each run is of, as ones and zeros, shape ``(runs, curves)``.
-        of_base: Which base model each curve is of, shape ``(curves, bases)``.
-        of_cell: Which cell, shape ``(curves, cells)``.
+        members: Membership of runs in curves, as ones and zeros, shape ``(runs, curves)``.
+        of_base: Of curves in base models, shape ``(curves, bases)``.
+        of_cell: Of curves in cells, shape ``(curves, cells)``.
     """
 
     base: NDArray[np.int64]
@@ -136,7 +136,7 @@ class Curves:
 
 
 def members(index: NDArray[np.int64], count: int) -> Array:
-    """Which of some groups each thing is of, as ones and zeros, shape ``(things, groups)``."""
+    """Membership of things in groups, as ones and zeros, shape ``(things, groups)``."""
     return np.asarray((index[:, None] == np.arange(count)).astype(np.float64))
 
 
@@ -144,7 +144,7 @@ def padded(rows: Sequence[Array], fill: float) -> Array:
     """Rows of any length as one array, shape ``(rows, longest)``.
 
     Args:
-        fill: What stands where a row has ended.
+        fill: Value after the end of a row.
     """
     whole = np.full((len(rows), max(map(len, rows))), fill)
     for row, values in zip(whole, rows, strict=True):

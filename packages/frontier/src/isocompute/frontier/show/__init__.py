@@ -1,1 +1,1 @@
-"""What results look like: figures, and a report on one page."""
+"""Figures, and a report on one page."""

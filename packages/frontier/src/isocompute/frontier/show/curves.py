@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ..answers.fitted import Fitted, name
+from ..answers.fitted import Fitted, at_best_rates, name
 from ..data.curves import Array
-from ..posterior.runs import Cell
+from ..posterior.runs import Setting
 from .drawing import compute_axis, line_styles, styled, subplots
 
 POINTS = 80
@@ -64,7 +64,8 @@ def draw_frontier(fitted: Fitted, axes: Any) -> Any:
     chosen = np.stack([drawn[:, k, p] for p, k in enumerate(path.chosen)])
     axes.fill_between(path.compute, *np.quantile(chosen, [0.025, 0.975], axis=1), color="0.88", lw=0)
     axes.plot(path.compute, chosen.mean(axis=1), color="0.65", lw=5, solid_capstyle="round", label="chosen at a budget")
-    for k in _best_rates(fitted):
+    options = at_best_rates(fitted.decide(fitted.largest).options)
+    for k in sorted(fitted.cells.index(option.cell) for option in options):
         cell, grid, own = fitted.cells[k], _grid(fitted, k), runs.cell == k
         look = styles[key(cell)]
         mean = fitted.posterior.reward(grid)[:, k].mean(axis=0)
@@ -86,8 +87,8 @@ def styles_of(fitted: Fitted) -> dict[object, dict[str, Any]]:
     return line_styles(sorted({key(c) for c in fitted.cells}, key=lambda k: (isinstance(k, str), k)))
 
 
-def key(cell: Cell) -> Any:
-    """What a setting's colour says."""
+def key(cell: Setting) -> Any:
+    """The value that a setting's colour stands for."""
     return cell.group or cell.rollouts_per_problem
 
 
@@ -96,12 +97,3 @@ def _grid(fitted: Fitted, k: int) -> Array:
     runs = fitted.prepared.runs
     own = runs.seen & (runs.cell == k)[:, None] & (runs.compute > 0)
     return np.geomspace(runs.compute[own].min(), runs.compute[own].max(), POINTS)
-
-
-def _best_rates(fitted: Fitted) -> list[int]:
-    """The setting of least regret of each n, B_p and group."""
-    first: dict[tuple[int, int, str], int] = {}
-    for option in fitted.decide(fitted.largest).options:
-        cell = option.cell
-        first.setdefault((cell.rollouts_per_problem, cell.problems_per_batch, cell.group), fitted.cells.index(cell))
-    return sorted(first.values())

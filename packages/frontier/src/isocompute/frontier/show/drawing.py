@@ -1,4 +1,4 @@
-"""What the figures share: one style per n, legible in greyscale, and files that are the same every time."""
+"""Drawing: one style per n, legible in greyscale, and files that are the same every time."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ BINS = 10
 
 @styled
 def interference_panels(pass_rates: pl.DataFrame, evals: pl.DataFrame, *, of: str = "problems") -> Any:
-    """How unevenly training helps problems, by n: the measures against rollouts, and histograms at equal rollouts.
+    """Draw interference by n: the measures against rollouts, and histograms at equal rollouts.
 
     Args:
         evals: An ``evals`` table of the runs; runs of one n are averaged, with their range.
@@ -37,25 +37,7 @@ def interference_panels(pass_rates: pl.DataFrame, evals: pl.DataFrame, *, of: st
     for axis, (column, label) in zip(axes.flat, shown.items(), strict=False):
         for n, look in styles.items():
             own = measures.filter((pl.col("rollouts_per_problem") == n) & (pl.col("rollouts") > 0))
-            own = (
-                own.group_by("rollouts")
-                .agg(
-                    pl.col(column).mean().alias("mean"),
-                    pl.col(column).min().alias("low"),
-                    pl.col(column).max().alias("high"),
-                )
-                .sort("rollouts")
-            )
-            axis.fill_between(own["rollouts"], own["low"], own["high"], color=look["color"], alpha=0.15, linewidth=0)
-            axis.plot(
-                own["rollouts"],
-                own["mean"],
-                color=look["color"],
-                linestyle=look["linestyle"],
-                marker=look["marker"],
-                markersize=3,
-                label=f"n = {n}",
-            )
+            _draw_range(axis, own, "rollouts", column, label=f"n = {n}", look=look)
         axis.set(xscale="log", xlabel="rollouts", ylabel=label)
     axes[0][0].legend(frameon=False, fontsize=8)
     _histograms(axes[1][1], pass_rates, measures, styles, bins, of)
@@ -75,7 +57,7 @@ def _histograms(
     rates = rates.join(matched.select("run_id", "step", "rollouts_per_problem"), on=["run_id", "step"])
     for n, look in styles.items():
         after = histogram(rates.filter(pl.col("rollouts_per_problem") == n)["rate"].to_numpy(), bins)
-        axis.plot(centres, after, color=look["color"], linestyle=look["linestyle"], marker=look["marker"], markersize=3)
+        axis.plot(centres, after, **look, markersize=3)
     axis.set(xlabel=f"pass rate at {max(matched['rollouts'].to_list()):,} rollouts", ylabel=f"share of {of}")
     axis.legend(frameon=False, fontsize=8)
 
@@ -90,28 +72,20 @@ def gap_panel(gap: pl.DataFrame, unit: str, metric: str) -> Any:
     styles = line_styles(sorted(gap["rollouts_per_problem"].unique().to_list()))
     figure, axis = subplots(figsize=(6, 3.4))
     for n, look in styles.items():
-        own = (
-            gap.filter(pl.col("rollouts_per_problem") == n)
-            .group_by(unit)
-            .agg(
-                pl.col("gap").mean().alias("mean"), pl.col("gap").min().alias("low"), pl.col("gap").max().alias("high")
-            )
-            .sort(unit)
-        )
-        axis.fill_between(own[unit], own["low"], own["high"], color=look["color"], alpha=0.15, linewidth=0)
-        axis.plot(
-            own[unit],
-            own["mean"],
-            color=look["color"],
-            linestyle=look["linestyle"],
-            marker=look["marker"],
-            markersize=3,
-            label=f"n = {n}",
-        )
+        own = gap.filter(pl.col("rollouts_per_problem") == n)
+        _draw_range(axis, own, unit, "gap", label=f"n = {n}", look=look)
     axis.axhline(0, color="0.6", linewidth=0.8)
     axis.set(xlabel=unit, ylabel=f"{metric}, train minus validation")
     axis.legend(frameon=False, fontsize=8)
     return figure
+
+
+def _draw_range(axis: Any, rows: pl.DataFrame, x: str, y: str, *, label: str, look: Mapping[str, Any]) -> None:
+    """Draw the mean of a column over runs, with its range."""
+    value = pl.col(y)
+    own = rows.group_by(x).agg(mean=value.mean(), low=value.min(), high=value.max()).sort(x)
+    axis.fill_between(own[x], own["low"], own["high"], color=look["color"], alpha=0.15, linewidth=0)
+    axis.plot(own[x], own["mean"], **look, markersize=3, label=label)
 
 
 @styled

@@ -113,5 +113,5 @@ def best_setting(fits: PaperFits, what: str) -> Any:
 
 
 def _rank(values: Array, levels: np.ndarray) -> Array:
-    """Where values lie on an axis on which the levels are 0, 1, 2, … by logarithm."""
+    """Positions of values on an axis on which the levels are 0, 1, 2, … by logarithm."""
     return np.asarray(np.interp(np.log2(values), np.log2(levels), np.arange(len(levels))))

@@ -53,7 +53,7 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        """Where links to it point."""
+        """Target of links to it."""
         return "".join(c if c.isalnum() else "-" for c in self.title.lower())
 
 
@@ -114,13 +114,13 @@ def _curves(fitted: Fitted, folder: Path) -> Section:
 
 
 def _rests_on(fitted: Fitted) -> Section:
-    """What the intervals rest on."""
+    """The section on the intervals' foundations."""
     priors, rates = fitted.posterior.model.priors, best_rates(fitted, fitted.largest)
     lines = [] if rates is None else [rates.line()]
     lines += [
         f"Before the data, seeds were expected to differ by {100 * priors.seed_amplitude:.0f} % of the gain.",
-        f"Chains agree to a split R̂ of {fitted.posterior.spread:.2f} (1 where they agree perfectly; above {AGREED} "
-        "they do not).",
+        f"Chains agree to a split R̂ of {fitted.posterior.split_r_hat:.2f} (1 where they agree perfectly; above "
+        f"{AGREED} they do not).",
         *(f"Against expectation: {line}." for line in conflicts(fitted)),
     ]
     return Section(title="What it rests on", lines=tuple(lines))
