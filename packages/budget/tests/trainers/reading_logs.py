@@ -15,7 +15,7 @@ import pytest
 from isocompute.budget import Allocation
 from isocompute.budget.trainers.evals import ingest
 from isocompute.budget.trainers.registry import convert, read, trainer
-from isocompute.budget.trainers.settings import Run, load, render
+from isocompute.budget.trainers.settings import RunPlan, load, render
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 QUESTIONS = {"questions": "16"}
@@ -28,10 +28,10 @@ def needed(name: str, *, session: str = "ISOCOMPUTE_TRAINERS") -> Any:
     return pytest.importorskip(name, exc_type=ImportError)
 
 
-def run_of(problems: int, n: int, steps: int, **other: Any) -> Run:
+def run_of(problems: int, n: int, steps: int, **other: Any) -> RunPlan:
     """A run to be configured."""
     split = Allocation(problems_per_batch=problems, rollouts_per_problem=n, update_steps=steps)
-    return Run(allocation=split, **other)
+    return RunPlan(allocation=split, **other)
 
 
 def rollouts(name: str, rows: list[dict[str, Any]], config: dict[str, Any] | None, **given: str) -> list[int]:
@@ -64,7 +64,7 @@ def ingested(
     return ingest(name, [str(folder / file)], config=settings, constants={**QUESTIONS, **given})
 
 
-def words(name: str, run: Run) -> list[str]:
+def words(name: str, run: RunPlan) -> list[str]:
     """The settings of a run as the words of a command line."""
     return shlex.split(" ".join(render(convert(name, run), trainer(name).style)))
 
@@ -81,7 +81,7 @@ def recorded(file: str, text: str) -> dict[str, Any]:
         return dict(load(path))
 
 
-def check_override(name: str, settings: dict[str, Any], run: Run, *, unset: set[str] | None = None) -> None:
+def check_override(name: str, settings: dict[str, Any], run: RunPlan, *, unset: set[str] | None = None) -> None:
     """That converted settings override recorded ones, of which the sources and the engine are kept out.
 
     Args:

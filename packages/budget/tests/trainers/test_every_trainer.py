@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import Allocation, BudgetError
 from isocompute.budget.trainers.registry import TRAINERS, convert, read, trainer
-from isocompute.budget.trainers.settings import Parallelism, Run, flags, render
+from isocompute.budget.trainers.settings import Parallelism, RunPlan, flags, render
 
 names = st.sampled_from(sorted(TRAINERS))
 worlds = st.integers(1, 64)
@@ -16,7 +16,7 @@ parts = {
 
 def run_of(batch, rollouts, steps, **other):
     allocation = Allocation(problems_per_batch=batch, rollouts_per_problem=rollouts, update_steps=steps)
-    return Run(allocation=allocation, **other)
+    return RunPlan(allocation=allocation, **other)
 
 
 degrees = st.builds(
@@ -35,9 +35,9 @@ def test_an_allocation_comes_back_from_every_trainer_or_is_refused(name, copies,
     world = copies * spread.devices
     if batch % copies:
         with pytest.raises(BudgetError, match="problems_per_batch"):
-            Run(allocation=allocation, world_size=world, parallelism=spread, problems=problems)
+            RunPlan(allocation=allocation, world_size=world, parallelism=spread, problems=problems)
         return
-    run = Run(allocation=allocation, world_size=world, parallelism=spread, gpus_per_node=gpus, problems=problems)
+    run = RunPlan(allocation=allocation, world_size=world, parallelism=spread, gpus_per_node=gpus, problems=problems)
     assert run.data_parallel == copies
     asked = {kind for kind, degree in spread.degrees.items() if degree > 1}
     if not asked <= set(trainer(name).parallelism):
@@ -68,11 +68,11 @@ def test_an_allocation_comes_back_from_every_trainer_or_is_refused(name, copies,
 @given(names, worlds, st.builds(dict, **parts), st.integers(1, 2000))
 def test_the_batch_that_a_refusal_names_divides(name, world, split, more):
     try:
-        Run(allocation=Allocation(**split), world_size=world)
+        RunPlan(allocation=Allocation(**split), world_size=world)
     except BudgetError as error:
         named = str(error).split("problems_per_batch ")[1].removesuffix(" would").replace(",", "")
         for problems in named.split(" or "):
-            Run(allocation=Allocation(**{**split, "problems_per_batch": int(problems)}), world_size=world)
+            RunPlan(allocation=Allocation(**{**split, "problems_per_batch": int(problems)}), world_size=world)
 
 
 @given(st.builds(dict, **parts), st.integers(1, 20_000))
@@ -80,9 +80,9 @@ def test_openrlhf_takes_whole_episodes_or_says_how_many_steps_it_can(split, prob
     allocation = Allocation(**split)
     if problems < allocation.problems_per_batch:
         with pytest.raises(BudgetError, match="cannot be drawn from"):
-            Run(allocation=allocation, problems=problems)
+            RunPlan(allocation=allocation, problems=problems)
         return
-    run = Run(allocation=allocation, problems=problems)
+    run = RunPlan(allocation=allocation, problems=problems)
     batches = problems // allocation.problems_per_batch
     if allocation.update_steps <= problems // allocation.problems_per_batch or allocation.update_steps % batches == 0:
         configuration = convert("openrlhf", run)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import Allocation, BudgetError
 from isocompute.budget.trainers.registry import read
-from isocompute.budget.trainers.settings import Parallelism, Run
+from isocompute.budget.trainers.settings import Parallelism, RunPlan
 
 degrees = st.builds(
     Parallelism, tensor=st.sampled_from([1, 2, 4]), pipeline=st.sampled_from([1, 2]), context=st.sampled_from([1, 2, 3])
@@ -126,7 +126,7 @@ def test_devices_that_do_not_divide_into_copies_are_told(name, settings):
 def test_the_world_that_a_refusal_names_divides(world, spread, problems):
     allocation = Allocation(problems_per_batch=problems * world, rollouts_per_problem=1, update_steps=1)
     try:
-        run = Run(allocation=allocation, world_size=world, parallelism=spread)
+        run = RunPlan(allocation=allocation, world_size=world, parallelism=spread)
     except BudgetError as error:
         assert world % spread.devices
         for named in str(error).split("world_size ")[1].removesuffix(" would").replace(",", "").split(" or "):
@@ -142,9 +142,9 @@ def test_degrees_that_cannot_be_are_refused():
         Parallelism(context=2**21)
     allocation = Allocation(problems_per_batch=8, rollouts_per_problem=4, update_steps=3)
     with pytest.raises(BudgetError, match="world_size 4 or 8 would"):
-        Run(allocation=allocation, world_size=6, parallelism=Parallelism(tensor=2, context=2))
+        RunPlan(allocation=allocation, world_size=6, parallelism=Parallelism(tensor=2, context=2))
     with pytest.raises(BudgetError, match="problems_per_batch 2 or 4"):
-        Run(
+        RunPlan(
             allocation=Allocation(problems_per_batch=3, rollouts_per_problem=11, update_steps=3),
             world_size=8,
             parallelism=Parallelism(tensor=4),
