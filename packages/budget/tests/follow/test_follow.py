@@ -19,19 +19,19 @@ from training import BATCH, arguments, command
 pytestmark = pytest.mark.slow("commands that are followed, and killed")
 
 
-def rollouts(folder: Path) -> tuple[int, int]:
+def rollouts(folder):
     """Used, and lost."""
     totals = History.read(folder / "run.ledger").totals()
     return totals.used.rollouts, totals.lost_training.rollouts
 
 
-def started(folder: Path, *args: str, **options: object) -> subprocess.Popen[str]:
+def started(folder, *args, **options):
     """``run`` in a process of its own."""
     program = [sys.executable, "-m", "isocompute.budget.cli", *arguments(folder, *args, **options)]
     return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(condition: object) -> None:
+def wait_for(condition):
     for _ in range(600):
         if condition():
             return
@@ -127,7 +127,7 @@ def test_what_a_command_left_running_is_ended_with_it(tmp_path, options):
     assert main(arguments(tmp_path, steps, "--grace", "1", forks=True, **options)) == (3 if "hangs" in options else 0)
     child = int((tmp_path / "child").read_text())
 
-    def ended() -> bool:
+    def ended():
         try:
             return Path(f"/proc/{child}/stat").read_text().split()[2] == "Z"
         except FileNotFoundError:

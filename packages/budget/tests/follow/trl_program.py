@@ -17,7 +17,7 @@ from trl_runs import model_of, problems_of, rewards_of
 
 
 class Disturbed(TrainerCallback):
-    def __init__(self, killed: int, slow: int) -> None:
+    def __init__(self, killed, slow):
         self.killed, self.slow = killed, slow
 
     def on_step_begin(self, args, state, control, **_):
@@ -27,7 +27,7 @@ class Disturbed(TrainerCallback):
             time.sleep(120)
 
 
-def main(folder: Path, killed: int, slow: int, ledger: str = "") -> None:
+def main(folder, killed, slow, ledger=""):
     model, tokenizer = model_of()
     config = trl.GRPOConfig(
         output_dir=str(folder),

@@ -186,7 +186,7 @@ def test_what_several_ranks_are_admitted_never_exceeds_any_limit(tmp_path_factor
     )
     with Ledger.open(path, run_id="run") as ledger:
         meter = Meter(ledger, limits)
-        held: dict[int, tuple[int, int]] = {}
+        held = {}
         for step, (rank, act, size) in enumerate(acts, start=1):
             if act == "reserve" and rank not in held:
                 used, spent = meter.used, meter.device_seconds

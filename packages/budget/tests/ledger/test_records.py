@@ -1,5 +1,3 @@
-from pathlib import Path
-
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import COHORTS, Counts, History, Limits
@@ -46,7 +44,7 @@ def test_charges_come_back_as_they_were_made(contents):
     assert list(history.times) == times
 
 
-def test_a_run_id_that_is_no_utf_8_is_read_all_the_same(tmp_path: Path) -> None:
+def test_a_run_id_that_is_no_utf_8_is_read_all_the_same(tmp_path):
     opening = frames.ATTEMPTED.pack(frames.ATTEMPT, 0) + b"run-\xff"
     path = tmp_path / "odd.ledger"
     body = frames.frame(0, opening)

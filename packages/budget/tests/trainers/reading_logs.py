@@ -8,9 +8,7 @@ import os
 import shlex
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-import polars as pl
 import pytest
 from isocompute.budget import Allocation
 from isocompute.budget.trainers.evals import ingest
@@ -21,20 +19,20 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 QUESTIONS = {"questions": "16"}
 
 
-def needed(name: str, *, session: str = "ISOCOMPUTE_TRAINERS") -> Any:
+def needed(name, *, session="ISOCOMPUTE_TRAINERS"):
     """A trainer's module; the session that installs the trainers (``nox -s trainers``) does not let one be missing."""
     if session in os.environ:
         return importlib.import_module(name)
     return pytest.importorskip(name, exc_type=ImportError)
 
 
-def run_of(problems: int, n: int, steps: int, **other: Any) -> RunPlan:
+def run_of(problems, n, steps, **other):
     """A run to be configured."""
     split = Allocation(problems_per_batch=problems, rollouts_per_problem=n, update_steps=steps)
     return RunPlan(allocation=split, **other)
 
 
-def rollouts(name: str, rows: list[dict[str, Any]], config: dict[str, Any] | None, **given: str) -> list[int]:
+def rollouts(name, rows, config, **given):
     """Cumulative rollouts of a run's evaluations.
 
     Args:
@@ -50,9 +48,7 @@ def rollouts(name: str, rows: list[dict[str, Any]], config: dict[str, Any] | Non
         return evals["rollouts"].to_list()
 
 
-def ingested(
-    folder: Path, name: str, log: str, config: object, *, file: str = "log.jsonl", form: str = "json", **given: str
-) -> tuple[pl.DataFrame, list[str]]:
+def ingested(folder, name, log, config, *, file="log.jsonl", form="json", **given):
     """The ``evals`` table of one log and its configuration, and the notes on it.
 
     Args:
@@ -64,12 +60,12 @@ def ingested(
     return ingest(name, [str(folder / file)], config=settings, constants={**QUESTIONS, **given})
 
 
-def words(name: str, run: RunPlan) -> list[str]:
+def words(name, run):
     """The settings of a run as the words of a command line."""
     return shlex.split(" ".join(render(convert(name, run), trainer(name).style)))
 
 
-def recorded(file: str, text: str) -> dict[str, Any]:
+def recorded(file, text):
     """The settings of a configuration as a trainer's documentation describes it.
 
     Args:
@@ -81,7 +77,7 @@ def recorded(file: str, text: str) -> dict[str, Any]:
         return dict(load(path))
 
 
-def check_override(name: str, settings: dict[str, Any], run: RunPlan, *, unset: set[str] | None = None) -> None:
+def check_override(name, settings, run, *, unset=None):
     """That converted settings override recorded ones, of which the sources and the engine are kept out.
 
     Args:

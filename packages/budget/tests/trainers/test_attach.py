@@ -339,7 +339,7 @@ def test_the_run_of_the_manual_ends_as_it_says(trl, tmp_path, monkeypatch):
     section = text[text.index("## Inside TRL") :]
     begin, end = section.index("    from datasets import Dataset"), section.index("It ends after step 12")
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
+    names = {}
     exec(compile(textwrap.dedent(section[begin:end]), str(STOPPING), "exec"), names)
     trainer = names["trainer"]
     assert trainer.state.global_step == 12

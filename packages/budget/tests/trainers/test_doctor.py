@@ -2,8 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -13,13 +11,13 @@ from reading_logs import FIXTURES
 from test_loggers import CONFIG, DOCS, entries
 
 
-def lines(path: Path, rows: list[dict[str, Any]], **config: Any) -> None:
+def lines(path, rows, **config):
     """A log in JSON lines, whose first one repeats the configuration."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_runs_of_several_trainers_are_found_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_several_trainers_are_found_and_written(tmp_path, capsys):
     shutil.copytree(DOCS, tmp_path / "runs" / "trl")
     shutil.copy(FIXTURES / "wandb" / "run.wandb", tmp_path / "runs")
     (tmp_path / "runs" / "notes.csv").write_text("a,b\n1,2\n")
@@ -36,14 +34,14 @@ def test_runs_of_several_trainers_are_found_and_written(tmp_path: Path, capsys: 
     assert "--group learning_rate" in said
 
 
-def test_a_run_of_two_loggers_counts_once(tmp_path: Path) -> None:
+def test_a_run_of_two_loggers_counts_once(tmp_path):
     shutil.copytree(FIXTURES / "trl", tmp_path / "run")
     assert main(["doctor", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     evals = pl.read_parquet(tmp_path / "out" / "evals.parquet")
     assert evals["rollouts"].to_list() == [32, 64, 96]
 
 
-def test_all_that_is_missing_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_that_is_missing_is_said_at_once(tmp_path, capsys):
     shutil.copy(FIXTURES / "verl" / "run.jsonl", tmp_path / "run.jsonl")
     assert main(["doctor", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().out
@@ -55,9 +53,7 @@ def test_all_that_is_missing_is_said_at_once(tmp_path: Path, capsys: pytest.Capt
     assert "--set algorithm.filter_groups.enable=true or false" in said
 
 
-def test_the_reward_of_training_is_offered_loudly_where_there_is_no_evaluation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_reward_of_training_is_offered_loudly_where_there_is_no_evaluation(tmp_path, capsys):
     rows = [row for row in entries() if "train/loss" in row]
     for number, row in enumerate(rows):
         row["train/rewards/right/mean"], row["train/reward"] = number / 8, number / 8
@@ -72,7 +68,7 @@ def test_the_reward_of_training_is_offered_loudly_where_there_is_no_evaluation(
     assert evals["rollouts"].to_list() == [16, 32, 48, 64, 80, 96]
 
 
-def test_a_folder_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_runs_says_so(tmp_path, capsys):
     assert main(["doctor", str(tmp_path)]) == 2
     assert "no run of trl, verl, openrlhf, prime-rl found" in capsys.readouterr().err
 
@@ -89,7 +85,7 @@ READ = (
 )
 
 
-def logged(client: Any, experiment: str, *, first: int, last: int, more: float = 0.0, **other: Any) -> None:
+def logged(client, experiment, *, first, last, more=0.0, **other):
     """A start of the run in docs/trl/n4, from its entry after step ``first`` on, as transformers' callback logs it.
 
     Args:
@@ -114,7 +110,7 @@ def logged(client: Any, experiment: str, *, first: int, last: int, more: float =
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+def store(tmp_path_factory):
     """An MLflow store with the run resumed in a second MLflow run, and with a run that began like it beside it."""
     pytest.importorskip("mlflow")
     import mlflow
@@ -130,9 +126,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_of_two_mlflow_runs_is_one_run_of_one_seed(
-    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resumed_run_of_two_mlflow_runs_is_one_run_of_one_seed(store, tmp_path, monkeypatch, capsys):
     assert main(["doctor", str(DOCS / "n4"), "--out", str(tmp_path / "whole")]) == 0
     whole = pl.read_parquet(tmp_path / "whole" / "evals.parquet").drop("run_id")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
@@ -148,9 +142,7 @@ def test_a_resumed_run_of_two_mlflow_runs_is_one_run_of_one_seed(
 
 
 @pytest.mark.slow
-def test_two_mlflow_runs_of_one_seed_that_begin_alike_are_two(
-    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_mlflow_runs_of_one_seed_that_begin_alike_are_two(store, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     assert main(["doctor", "mlflow:twice", "--out", str(tmp_path / "out")]) == 0
     assert "has the seed of another run like it, and is numbered 5" in capsys.readouterr().out
@@ -160,7 +152,7 @@ def test_two_mlflow_runs_of_one_seed_that_begin_alike_are_two(
     assert (sorted(lengths["seed"]), sorted(lengths["len"])) == ([4, 5], [16, 31])
 
 
-def test_a_table_of_a_named_trainer_needs_a_column_of_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_of_a_named_trainer_needs_a_column_of_steps(tmp_path, capsys):
     log = tmp_path / "run.csv"
     log.write_text("at,val-core/m/acc/mean@4,response_length/mean\n4,0.25,5\n8,0.5,5\n")
     command = ["doctor", str(log), "--trainer", "verl", "--config", str(FIXTURES / "verl" / "config.json")]

@@ -309,7 +309,7 @@ def test_a_learning_rate_stands_where_the_trainer_looks_for_it():
         run_of(8, 4, 1, learning_rate=-1)
 
 
-def test_trl_trains_for_three_epochs_of_8_completions_where_nothing_else_is_said() -> None:
+def test_trl_trains_for_three_epochs_of_8_completions_where_nothing_else_is_said():
     # Eight completions of one process are one group of eight, so that 40 problems are 40 steps.
     found = read("trl", {"learning_rate": 1e-6}, world_size=1, problems=40)
     assert (found.rollouts_per_problem, found.problems_per_batch) == (8, 1)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from isocompute.budget import BudgetError
@@ -12,7 +11,7 @@ from isocompute.budget.trainers.evals import ingest
 from reading_logs import FIXTURES, QUESTIONS, rollouts
 
 
-def test_what_was_ingested_is_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_ingested_is_a_table(tmp_path, capsys):
     log = tmp_path / "run.jsonl"
     lines = [{"step": s, "data": {"val-core/m/acc/mean@4": 0.2 + 0.3 * s / (s + 5)}} for s in range(12)]
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -35,14 +34,14 @@ def test_what_was_ingested_is_a_table(tmp_path: Path, capsys: pytest.CaptureFixt
         ("run.jsonl", '{"step": 1, "loss": 2}\n', "holds no evaluation"),
     ],
 )
-def test_a_file_that_is_not_a_log_is_one_clear_error(name: str, content: str, message: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_log_is_one_clear_error(name, content, message, tmp_path):
     (tmp_path / name).write_text(content)
     given = {"actor_rollout_ref.rollout.n": "4", "data.train_batch_size": "4", "questions": "9"}
     with pytest.raises(BudgetError, match=message):
         ingest("verl", [str(tmp_path / name)], constants=given)
 
 
-def test_a_folder_holds_one_run(tmp_path: Path) -> None:
+def test_a_folder_holds_one_run(tmp_path):
     for name in ("a.jsonl", "b.jsonl"):
         shutil.copy(FIXTURES / "verl" / "run.jsonl", tmp_path / name)
     with pytest.raises(BudgetError, match=r"a.jsonl, b.jsonl"):
@@ -50,6 +49,6 @@ def test_a_folder_holds_one_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trainer", ["verl", "trl", "openrlhf", "prime-rl"])
-def test_a_setting_that_no_trainer_knows_is_refused(trainer: str) -> None:
+def test_a_setting_that_no_trainer_knows_is_refused(trainer):
     with pytest.raises(BudgetError, match="wrold_size"):
         rollouts(trainer, [{"step": 1, "loss": 1.0}], None, wrold_size="8")

@@ -72,7 +72,7 @@ frameworks = st.sampled_from(["verl", "trl", "openrlhf", "prime-rl"])
 often = settings(max_examples=240, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def checked(trainer: str, name: str, content: str) -> None:
+def checked(trainer, name, content):
     with TemporaryDirectory() as folder:
         log, config = Path(folder) / name, Path(folder) / "config.json"
         log.write_text(content)
@@ -86,10 +86,8 @@ def checked(trainer: str, name: str, content: str) -> None:
 
 @often
 @given(trainer=frameworks, rows=log_rows, cells=cells, torn=st.booleans(), table=st.booleans())
-def test_logs_of_anything_are_a_table_or_a_clear_error(
-    trainer: str, rows: list[dict[str, object]], cells: list[tuple[int, str, object]], torn: bool, table: bool
-) -> None:
-    rows.sort(key=lambda found: found["step"])  # type: ignore[arg-type, return-value]
+def test_logs_of_anything_are_a_table_or_a_clear_error(trainer, rows, cells, torn, table):
+    rows.sort(key=lambda found: found["step"])
     for index, name, value in cells:
         rows[index % len(rows)][name] = value
     if table:
@@ -110,7 +108,7 @@ def test_logs_of_anything_are_a_table_or_a_clear_error(
         ("questions", "99999999999"),
     ],
 )
-def test_a_setting_beyond_all_counts_is_refused(name: str, value: str, tmp_path: Path) -> None:
+def test_a_setting_beyond_all_counts_is_refused(name, value, tmp_path):
     log, config = tmp_path / "log.jsonl", tmp_path / "config.json"
     log.write_text('{"step": 1000000, "val-core/m/acc/mean@4": 0.5}\n')
     config.write_text(json.dumps(CONFIG))
@@ -129,7 +127,7 @@ def test_a_setting_beyond_all_counts_is_refused(name: str, value: str, tmp_path:
         ("prime-rl", {"eval/m/avg@4": 0.5, "progress/tokens": -1e300, "progress/rollouts": 32}),
     ],
 )
-def test_a_count_that_cannot_be_is_refused(trainer: str, metrics: dict[str, float], tmp_path: Path) -> None:
+def test_a_count_that_cannot_be_is_refused(trainer, metrics, tmp_path):
     log, config = tmp_path / "log.jsonl", tmp_path / "config.json"
     log.write_text("".join(json.dumps({"step": step, **metrics}) + "\n" for step in (1, 2)))
     config.write_text(json.dumps(CONFIG))
@@ -141,9 +139,7 @@ def test_a_count_that_cannot_be_is_refused(trainer: str, metrics: dict[str, floa
     ("step", "epoch", "message"),
     [(10**9, None, "logs step 1,000,000,000, and no run has more"), (50_000, 1e-9, "epoch is 1e-09 after 50,000 ")],
 )
-def test_a_run_longer_than_any_is_refused_before_its_steps_are_walked_through(
-    step: int, epoch: float | None, message: str, tmp_path: Path
-) -> None:
+def test_a_run_longer_than_any_is_refused_before_its_steps_are_walked_through(step, epoch, message, tmp_path):
     log, config = tmp_path / "log.jsonl", tmp_path / "config.json"
     row = {"eval_reward": 0.5, "completions/mean_length": 5.0} | ({} if epoch is None else {"epoch": epoch})
     log.write_text("".join(json.dumps({"step": s, **row}) + "\n" for s in (1, step)))

@@ -1,10 +1,7 @@
 """One curve is one run: what tells runs apart, and what is refused because nothing does."""
 
 import json
-from pathlib import Path
-from typing import Any
 
-import polars as pl
 import pytest
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.evals import ingest, join_restarts, reader_of
@@ -24,7 +21,7 @@ CONFIG = {
 QUESTIONS = {"questions": "16"}
 
 
-def lines(path: Path, rewards: dict[int, float], **more: Any) -> Path:
+def lines(path, rewards, **more):
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as stream:
         for step, reward in rewards.items():
@@ -32,7 +29,7 @@ def lines(path: Path, rewards: dict[int, float], **more: Any) -> Path:
     return path
 
 
-def state(path: Path, rewards: dict[int, float]) -> Path:
+def state(path, rewards):
     path.parent.mkdir(parents=True, exist_ok=True)
     history = [{"step": step, "eval_reward": reward} for step, reward in rewards.items()]
     path.write_text(json.dumps({"global_step": max(rewards), "log_history": history}))
@@ -40,17 +37,17 @@ def state(path: Path, rewards: dict[int, float]) -> Path:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG))
     return path
 
 
-def read(config: Path, *sources: Path, **given: str) -> tuple[pl.DataFrame, list[str]]:
+def read(config, *sources, **given):
     return ingest("trl", [str(s) for s in sources], config=config, constants={**QUESTIONS, **given})
 
 
-def test_two_runs_of_one_configured_seed_are_not_one_curve(tmp_path: Path, config: Path) -> None:
+def test_two_runs_of_one_configured_seed_are_not_one_curve(tmp_path, config):
     a = lines(tmp_path / "a.jsonl", {2: 0.1, 4: 0.2})
     b = lines(tmp_path / "b.jsonl", {2: 0.5, 4: 0.6})
     with pytest.raises(BudgetError, match=r"a.jsonl and .*seed, 42"):
@@ -60,7 +57,7 @@ def test_two_runs_of_one_configured_seed_are_not_one_curve(tmp_path: Path, confi
     assert evals.sort("seed", "step")["avg_at_4"].to_list() == [0.1, 0.2, 0.5, 0.6]
 
 
-def test_one_file_of_several_runs_is_read_run_by_run(tmp_path: Path, config: Path) -> None:
+def test_one_file_of_several_runs_is_read_run_by_run(tmp_path, config):
     path = tmp_path / "all.csv"
     path.write_text("run_id,step,eval_reward\nx,2,0.1\ny,2,0.5\nx,4,0.2\ny,4,0.6\n")
     evals, _ = read(config, path, seed="auto")
@@ -69,7 +66,7 @@ def test_one_file_of_several_runs_is_read_run_by_run(tmp_path: Path, config: Pat
         read(config, path)
 
 
-def test_a_file_that_interleaves_two_runs_is_refused(tmp_path: Path, config: Path) -> None:
+def test_a_file_that_interleaves_two_runs_is_refused(tmp_path, config):
     path = lines(tmp_path / "log.jsonl", {2: 0.1})
     lines(path, {2: 0.5})
     lines(path, {4: 0.2})
@@ -78,7 +75,7 @@ def test_a_file_that_interleaves_two_runs_is_refused(tmp_path: Path, config: Pat
         read(config, path)
 
 
-def test_of_a_run_that_went_back_to_a_checkpoint_the_later_attempt_counts(tmp_path: Path, config: Path) -> None:
+def test_of_a_run_that_went_back_to_a_checkpoint_the_later_attempt_counts(tmp_path, config):
     path = lines(tmp_path / "log.jsonl", {2: 0.1, 4: 0.2, 6: 0.3, 8: 0.4})
     lines(path, {6: 0.35, 8: 0.45})
     evals, notes = read(config, path)
@@ -91,14 +88,14 @@ def test_of_a_run_that_went_back_to_a_checkpoint_the_later_attempt_counts(tmp_pa
     assert read(config, path)[0]["avg_at_4"].to_list() == [0.1, 0.3, 0.4]
 
 
-def test_columns_of_two_runs_of_one_name_are_refused(tmp_path: Path, config: Path) -> None:
+def test_columns_of_two_runs_of_one_name_are_refused(tmp_path, config):
     path = tmp_path / "export.csv"
     path.write_text("train/global_step,a - eval/reward,a - eval/reward\n2,0.1,0.5\n4,0.2,0.6\n")
     with pytest.raises(BudgetError, match="'a - eval/reward' twice"):
         read(config, path)
 
 
-def test_a_folder_of_several_trainer_states_is_several_runs(tmp_path: Path, config: Path) -> None:
+def test_a_folder_of_several_trainer_states_is_several_runs(tmp_path, config):
     # The newest file is not the furthest one once a folder has been copied.
     state(tmp_path / "out" / "a" / "checkpoint-10" / "trainer_state.json", {5: 0.1, 10: 0.2})
     state(tmp_path / "out" / "a" / "checkpoint-5" / "trainer_state.json", {5: 0.1})
@@ -109,7 +106,7 @@ def test_a_folder_of_several_trainer_states_is_several_runs(tmp_path: Path, conf
         read(config, tmp_path / "out")
 
 
-def test_what_logs_and_configuration_say_differently_is_refused(tmp_path: Path) -> None:
+def test_what_logs_and_configuration_say_differently_is_refused(tmp_path):
     trainer = tmp_path / "trainer_state.json"
     trainer.write_text(json.dumps({"log_history": [{"step": 1, "eval_reward": 0.5}], "train_batch_size": 4}))
     given = tmp_path / "config.json"
@@ -127,7 +124,7 @@ def test_what_logs_and_configuration_say_differently_is_refused(tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["config.json", "config.yaml", "config.toml"])
-def test_a_configuration_that_cannot_be_read_is_named(name: str, tmp_path: Path) -> None:
+def test_a_configuration_that_cannot_be_read_is_named(name, tmp_path):
     log = lines(tmp_path / "log.jsonl", {2: 0.1})
     for content in (b"\xff\xfe\x00", b"{[", b"- 1\n- 2\n", b"[" * 5_000):
         path = tmp_path / name
@@ -136,7 +133,7 @@ def test_a_configuration_that_cannot_be_read_is_named(name: str, tmp_path: Path)
             ingest("trl", [str(log)], config=path, constants=QUESTIONS)
 
 
-def starts(*of: tuple[range, dict[str, Any]]) -> list[tuple[list[int], tuple[int, ...]]]:
+def starts(*of):
     """The steps and the restarts of each run that is found in the logs of several starts."""
     reader = reader_of(trainer("trl"))
     logs = [
@@ -147,7 +144,7 @@ def starts(*of: tuple[range, dict[str, Any]]) -> list[tuple[list[int], tuple[int
 
 
 @pytest.mark.parametrize(("first", "whole"), [(11, True), (12, True), (13, True), (14, False), (6, True), (2, False)])
-def test_a_start_that_goes_on_where_another_had_come_to_is_the_same_run(first: int, whole: bool) -> None:
+def test_a_start_that_goes_on_where_another_had_come_to_is_the_same_run(first, whole):
     # Every second step is logged, up to 10: after a checkpoint at 11 the first entry is that of 13.
     found = starts((range(2, 12, 2), CONFIG), (range(first, 20, 2), CONFIG))
     assert len(found) == (1 if whole else 2)
@@ -155,7 +152,7 @@ def test_a_start_that_goes_on_where_another_had_come_to_is_the_same_run(first: i
         assert found == [([*range(2, min(first, 11), 2), *range(first, 20, 2)], (first,))]
 
 
-def test_a_start_goes_on_only_with_a_run_of_its_own_settings() -> None:
+def test_a_start_goes_on_only_with_a_run_of_its_own_settings():
     other = {**CONFIG, "num_iterations": 2}
     assert len(starts((range(2, 12, 2), CONFIG), (range(12, 20, 2), other))) == 2
     # Where a run was written to is no setting of it; a log without any may be of another run.

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.evals import ingest
@@ -25,13 +24,11 @@ VERL_ROW = {"step": 2, "val-core/m/acc/mean@4": 0.5}
 OPENRLHF_ROW = {"eval/global_step": 2, "eval/eval_m_pass1": 0.5}
 
 
-def read(
-    folder: Path, trainer: str, row: dict[str, Any], config: object, **options: str
-) -> tuple[pl.DataFrame, list[str]]:
+def read(folder, trainer, row, config, **options):
     return ingested(folder, trainer, json.dumps(row) + "\n", config, **options)
 
 
-def test_a_configuration_may_be_toml_or_what_wandb_keeps(tmp_path: Path) -> None:
+def test_a_configuration_may_be_toml_or_what_wandb_keeps(tmp_path):
     toml = "[data]\ntrain_batch_size = 8\n[actor_rollout_ref.rollout]\nn = 4\n[actor_rollout_ref.actor]\n"
     evals, _ = read(tmp_path, "verl", VERL_ROW, f"{toml}ppo_mini_batch_size = 8\n", form="toml")
     assert evals["rollouts"].to_list() == [64]
@@ -40,7 +37,7 @@ def test_a_configuration_may_be_toml_or_what_wandb_keeps(tmp_path: Path) -> None
     assert evals["rollouts"].to_list() == [64]
 
 
-def test_a_default_that_a_configuration_leaves_out_is_noted(tmp_path: Path) -> None:
+def test_a_default_that_a_configuration_leaves_out_is_noted(tmp_path):
     _, notes = read(tmp_path, "verl", VERL_ROW, VERL)
     assert "actor_rollout_ref.actor.ppo_epochs is not set; the default of 1 is assumed" in notes
     # Without a configuration there is nothing that could have left it out.
@@ -53,7 +50,7 @@ def test_a_default_that_a_configuration_leaves_out_is_noted(tmp_path: Path) -> N
         ingest("verl", [str(tmp_path / "log.jsonl")], constants={"questions": "16", **given})
 
 
-def test_verls_v1_trainer_fetches_a_batch_in_pieces(tmp_path: Path) -> None:
+def test_verls_v1_trainer_fetches_a_batch_in_pieces(tmp_path):
     pieces = {**VERL, "data": {"train_batch_size": 8, "gen_batch_size": 2}}
     evals, _ = read(tmp_path, "verl", VERL_ROW, {**pieces, "trainer": {"use_v1": True}})
     assert evals["rollouts"].to_list() == [64]
@@ -71,9 +68,7 @@ def test_verls_v1_trainer_fetches_a_batch_in_pieces(tmp_path: Path) -> None:
         ({"rollout_batch_size": True}, {}, "rollout_batch_size is True; it must be a whole number of at least 1"),
     ],
 )
-def test_a_setting_that_cannot_be_is_named(
-    config: dict[str, Any], given: dict[str, str], message: str, tmp_path: Path
-) -> None:
+def test_a_setting_that_cannot_be_is_named(config, given, message, tmp_path):
     with pytest.raises(BudgetError, match=message):
         read(tmp_path, "openrlhf", OPENRLHF_ROW, {**OPENRLHF, **config}, **given)
 
@@ -85,7 +80,7 @@ def test_a_setting_that_cannot_be_is_named(
         (320.0, "prompts", "is 320, which is not a percentage of prompts"),
     ],
 )
-def test_a_pass_rate_that_cannot_be_is_named(rate: float, said: str, message: str, tmp_path: Path) -> None:
+def test_a_pass_rate_that_cannot_be_is_named(rate, said, message, tmp_path):
     row = {**OPENRLHF_ROW, "train/dynamic_filtering_pass_rate": rate}
     with pytest.raises(BudgetError, match=message):
         read(tmp_path, "openrlhf", row, OPENRLHF, pass_rate_of=said)
@@ -95,7 +90,7 @@ def test_a_pass_rate_that_cannot_be_is_named(rate: float, said: str, message: st
     assert read(tmp_path, "openrlhf", row, single)[0]["rollouts"].to_list() == [16]
 
 
-def test_logs_and_file_that_differ_are_refused(tmp_path: Path) -> None:
+def test_logs_and_file_that_differ_are_refused(tmp_path):
     events = Path(__file__).parents[1] / "fixtures" / "trl" / "events"
     (tmp_path / "config.json").write_text(json.dumps({"num_generations": 8}))
     with pytest.raises(BudgetError, match=r"num_generations is 4 .*8"):

@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-from pathlib import Path
 
 import pytest
 from isocompute.budget import BudgetError
@@ -27,7 +26,7 @@ QUESTIONS = {"questions": "16"}
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+def store(tmp_path_factory):
     """A store with an empty experiment, and one of two runs of one name, configuration and seed."""
     pytest.importorskip("mlflow")
     import mlflow
@@ -47,21 +46,19 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return uri
 
 
-def everything(folder: Path) -> list[Path]:
+def everything(folder):
     return sorted(folder.rglob("*"))
 
 
 @pytest.fixture
-def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def empty(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return tmp_path
 
 
 @pytest.mark.parametrize("source", ["mlflow:some", "runs:/abc", "sqlite:///no/such/mlflow.db"])
-def test_reading_a_store_that_does_not_exist_creates_nothing(
-    source: str, empty: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reading_a_store_that_does_not_exist_creates_nothing(source, empty, capsys):
     pytest.importorskip("mlflow")
     assert main(["doctor", source, "--trainer", "trl", "--out", "out"]) == 2
     assert "there is no MLflow store" in capsys.readouterr().err
@@ -69,7 +66,7 @@ def test_reading_a_store_that_does_not_exist_creates_nothing(
 
 
 @pytest.mark.parametrize("uri", ["sqlite:///elsewhere/mlflow.db", "./mlruns", "file:elsewhere/mlruns"])
-def test_a_tracking_uri_that_points_nowhere_is_named(uri: str, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracking_uri_that_points_nowhere_is_named(uri, empty, monkeypatch):
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     for read in (lambda: ingest("trl", ["mlflow:some"]), lambda: tables.read("mlflow:some", "evals")):
@@ -78,7 +75,7 @@ def test_a_tracking_uri_that_points_nowhere_is_named(uri: str, empty: Path, monk
     assert everything(empty) == []
 
 
-def test_a_database_of_something_else_is_left_alone(empty: Path) -> None:
+def test_a_database_of_something_else_is_left_alone(empty):
     pytest.importorskip("mlflow")
     with sqlite3.connect(empty / "mine.db") as database:
         database.execute("create table mine (a integer)")
@@ -88,7 +85,7 @@ def test_a_database_of_something_else_is_left_alone(empty: Path) -> None:
     assert (empty / "mine.db").read_bytes() == before
 
 
-def test_an_experiment_without_runs_says_so(store: str, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_experiment_without_runs_says_so(store, empty, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     with pytest.raises(TrackingError, match=r"mlflow:empty: .*no run"):
         ingest("trl", ["mlflow:empty"], constants=QUESTIONS)
@@ -97,7 +94,7 @@ def test_an_experiment_without_runs_says_so(store: str, empty: Path, monkeypatch
     assert everything(empty) == []
 
 
-def test_runs_of_one_name_and_seed_in_mlflow_are_two(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_one_name_and_seed_in_mlflow_are_two(store, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     with pytest.raises(BudgetError, match=r"runs:/.* one seed, 42"):
         ingest("trl", ["mlflow:two"], constants=QUESTIONS)
@@ -110,7 +107,7 @@ def test_runs_of_one_name_and_seed_in_mlflow_are_two(store: str, monkeypatch: py
     assert whole.equals(evals)
 
 
-def events(folder: Path, rewards: dict[int, float], *, name: str = "1", text: str = "") -> None:
+def events(folder, rewards, *, name="1", text=""):
     """An event file as TensorBoard's own writer leaves it."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
@@ -135,14 +132,14 @@ def events(folder: Path, rewards: dict[int, float], *, name: str = "1", text: st
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path):
     pytest.importorskip("tensorboard")
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG))
     return path
 
 
-def test_a_parent_folder_of_event_files_is_read_run_by_run(tmp_path: Path, config: Path) -> None:
+def test_a_parent_folder_of_event_files_is_read_run_by_run(tmp_path, config):
     events(tmp_path / "runs" / "a", {2: 0.1, 4: 0.2})
     events(tmp_path / "runs" / "b", {2: 0.5, 4: 0.6})
     # Hyperparameters are written into a folder of their own, without metrics.
@@ -153,7 +150,7 @@ def test_a_parent_folder_of_event_files_is_read_run_by_run(tmp_path: Path, confi
     assert evals.sort("seed", "step")["avg_at_4"].to_list() == pytest.approx([0.1, 0.2, 0.5, 0.6])
 
 
-def test_two_event_files_of_one_folder_are_one_run_continued_or_refused(tmp_path: Path, config: Path) -> None:
+def test_two_event_files_of_one_folder_are_one_run_continued_or_refused(tmp_path, config):
     events(tmp_path / "run", {2: 0.1, 4: 0.2, 6: 0.3}, name="1")
     events(tmp_path / "run", {6: 0.35, 8: 0.4}, name="2")
     evals, notes = ingest("trl", [str(tmp_path / "run")], config=config, constants=QUESTIONS)
@@ -164,7 +161,7 @@ def test_two_event_files_of_one_folder_are_one_run_continued_or_refused(tmp_path
         ingest("trl", [str(tmp_path / "run")], config=config, constants=QUESTIONS)
 
 
-def test_the_arguments_that_a_trainer_writes_into_its_events_are_read(tmp_path: Path) -> None:
+def test_the_arguments_that_a_trainer_writes_into_its_events_are_read(tmp_path):
     pytest.importorskip("tensorboard")
     events(tmp_path / "run", {2: 0.1}, text=json.dumps(CONFIG))
     evals, _ = ingest("trl", [str(tmp_path / "run")], constants=QUESTIONS)
@@ -172,7 +169,7 @@ def test_the_arguments_that_a_trainer_writes_into_its_events_are_read(tmp_path: 
     assert evals["seed"].to_list() == [42]
 
 
-def test_a_folder_of_events_without_metrics_is_refused(tmp_path: Path, config: Path) -> None:
+def test_a_folder_of_events_without_metrics_is_refused(tmp_path, config):
     events(tmp_path / "run", {})
     with pytest.raises(BudgetError, match="no metrics"):
         ingest("trl", [str(tmp_path / "run")], config=config, constants=QUESTIONS)

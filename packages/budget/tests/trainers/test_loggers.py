@@ -6,7 +6,6 @@ import sqlite3
 import zipfile
 from pathlib import Path
 
-import polars as pl
 import pytest
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.evals import ingest
@@ -29,9 +28,9 @@ CONFIG = {
 }
 
 
-def entries() -> list[dict[str, float]]:
+def entries():
     """The run that fixtures/wandb holds, as it was logged."""
-    rows: list[dict[str, float]] = []
+    rows = []
     for s in range(1, 7):
         rows.append(
             {
@@ -55,7 +54,7 @@ def entries() -> list[dict[str, float]]:
     return rows
 
 
-def check(evals: pl.DataFrame) -> None:
+def check(evals):
     assert evals["step"].to_list() == [2, 4, 6]
     assert evals["rollouts"].to_list() == [32, 64, 96]
     assert evals["avg_at_2"].to_list() == [0.25, 0.5, 0.75]
@@ -63,12 +62,12 @@ def check(evals: pl.DataFrame) -> None:
     assert evals["questions"].to_list() == [16] * 3
 
 
-def test_wandbs_own_file_is_read_without_wandb() -> None:
+def test_wandbs_own_file_is_read_without_wandb():
     check(ingest("trl", [str(FIXTURES / "wandb" / "run.wandb")])[0])
     check(ingest("trl", [str(FIXTURES / "wandb")])[0])
 
 
-def test_a_wandb_file_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_wandb_file_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path):
     whole = (FIXTURES / "wandb" / "run.wandb").read_bytes()
     path = tmp_path / "run.wandb"
     for length in range(7, len(whole), 997):
@@ -83,7 +82,7 @@ def test_a_wandb_file_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path)
         ingest("trl", [str(path)])
 
 
-def test_trackios_database_is_read_without_trackio(tmp_path: Path) -> None:
+def test_trackios_database_is_read_without_trackio(tmp_path):
     with sqlite3.connect(tmp_path / "p.db") as database:
         database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_id TEXT, run_name TEXT, metrics TEXT)")
         database.execute("CREATE TABLE configs (id INTEGER PRIMARY KEY, run_id TEXT, config TEXT)")
@@ -96,7 +95,7 @@ def test_trackios_database_is_read_without_trackio(tmp_path: Path) -> None:
         ingest("trl", [str(tmp_path / "q.db")])
 
 
-def test_a_trainers_arguments_are_read_without_unpickling() -> None:
+def test_a_trainers_arguments_are_read_without_unpickling():
     for n in (4, 16):
         found = read_arguments(DOCS / f"n{n}" / "training_args.bin")
         assert (found["num_generations"], found["generation_batch_size"], found["seed"]) == (n, 64, n)
@@ -106,14 +105,14 @@ def test_a_trainers_arguments_are_read_without_unpickling() -> None:
 class Trap:
     """Would leave a file behind if it were unpickled."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place):
         self.place = place
 
-    def __reduce__(self) -> object:
+    def __reduce__(self):
         return Path.touch, (self.place,)
 
 
-def test_arguments_that_would_run_code_do_not(tmp_path: Path) -> None:
+def test_arguments_that_would_run_code_do_not(tmp_path):
     for name, content in (("a", {"num_generations": 4, "x": Trap(tmp_path / "ran")}), ("b", [Trap(tmp_path / "ran")])):
         path = tmp_path / f"{name}.bin"
         with zipfile.ZipFile(path, "w") as archive:
@@ -125,7 +124,7 @@ def test_arguments_that_would_run_code_do_not(tmp_path: Path) -> None:
         read_arguments(tmp_path / "c.bin")
 
 
-def test_a_damaged_event_file_is_one_clear_error_or_read_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_damaged_event_file_is_one_clear_error_or_read_as_far_as_it_goes(tmp_path):
     (events,) = (FIXTURES / "trl" / "events").iterdir()
     whole = events.read_bytes()
     path = tmp_path / "events.out.tfevents.x"

@@ -1,7 +1,5 @@
 """NeMo-RL's settings, as its documentation describes them: no package registry has it."""
 
-from typing import Any
-
 import pytest
 from isocompute.budget.trainers.registry import read
 from isocompute.budget.trainers.settings import Parallelism
@@ -28,7 +26,7 @@ cluster: {gpus_per_node: 8, num_nodes: 3}
 """
 
 
-def test_a_recorded_nemo_rl_configuration_says_what_it_generates() -> None:
+def test_a_recorded_nemo_rl_configuration_says_what_it_generates():
     found = read("nemo-rl", recorded("grpo.yaml", NEMO_RL), problems=100_000)
     assert (found.problems_generated, found.rollouts_per_problem, found.generations) == (64, 8, 300)
     assert (found.world_size, found.data_parallel) == (16, 4)
@@ -36,7 +34,7 @@ def test_a_recorded_nemo_rl_configuration_says_what_it_generates() -> None:
 
 
 @pytest.mark.parametrize("world", [8, 32])
-def test_settings_for_nemo_rl_override_a_recorded_configuration(world: int) -> None:
+def test_settings_for_nemo_rl_override_a_recorded_configuration(world):
     run = run_of(16, 4, 50, world_size=world, parallelism=Parallelism(tensor=2, pipeline=2), learning_rate=2e-6)
     check_override("nemo-rl", recorded("grpo.yaml", NEMO_RL), run)
 
@@ -48,11 +46,11 @@ def test_settings_for_nemo_rl_override_a_recorded_configuration(world: int) -> N
         ({f"{ENGINE}.enabled": False, f"{ENGINE}.resources.gpus_per_node": 1}, "leaves no device"),
     ],
 )
-def test_nemo_rl_settings_that_contradict_each_other_are_named(settings: dict[str, Any], remark: str) -> None:
+def test_nemo_rl_settings_that_contradict_each_other_are_named(settings, remark):
     found = read("nemo-rl", settings)
     assert any(remark in told for told in found.inconsistent), found
 
 
-def test_nemo_rl_does_not_know_the_devices_of_an_engine_of_its_own() -> None:
+def test_nemo_rl_does_not_know_the_devices_of_an_engine_of_its_own():
     found = read("nemo-rl", {f"{ENGINE}.enabled": False})
     assert any("colocated.resources.gpus_per_node is not set" in told for told in found.unknown), found

@@ -15,7 +15,7 @@ python open_instruct/grpo_fast.py \\
 """
 
 
-def test_a_recorded_open_instruct_configuration_says_what_it_generates() -> None:
+def test_a_recorded_open_instruct_configuration_says_what_it_generates():
     found = read("open-instruct", recorded("launch.sh", OPEN_INSTRUCT), problems=100_000)
     assert (found.problems_generated, found.rollouts_per_problem, found.generations) == (32, 16, 100)
     assert (found.world_size, found.data_parallel) == (16, 8)
@@ -23,16 +23,16 @@ def test_a_recorded_open_instruct_configuration_says_what_it_generates() -> None
 
 
 @pytest.mark.parametrize("world", [8, 32])
-def test_settings_for_open_instruct_override_a_recorded_configuration(world: int) -> None:
+def test_settings_for_open_instruct_override_a_recorded_configuration(world):
     run = run_of(16, 4, 50, world_size=world, parallelism=Parallelism(context=4), learning_rate=2e-6)
     check_override("open-instruct", recorded("launch.sh", OPEN_INSTRUCT), run)
 
 
-def test_open_instruct_episodes_that_are_no_whole_batch_are_never_generated() -> None:
+def test_open_instruct_episodes_that_are_no_whole_batch_are_never_generated():
     found = read("open-instruct", {"total_episodes": 1000, "num_unique_prompts_rollout": 48})
     assert any("the last 40 are never generated" in told for told in found.inconsistent), found
 
 
-def test_open_instruct_learners_that_are_no_number_are_unknown() -> None:
+def test_open_instruct_learners_that_are_no_number_are_unknown():
     found = read("open-instruct", {"num_learners_per_node": "eight"})
     assert any("num_learners_per_node is 'eight'" in told for told in found.unknown), found

@@ -19,7 +19,7 @@ from reading_logs import QUESTIONS, needed, rollouts, run_of, words
 quick = settings(max_examples=40, deadline=None)
 
 
-def openrlhf_run(seed: int, steps: int, *, n: int, batch: int, passing: float, responses: bool):  # type: ignore[no-untyped-def]
+def openrlhf_run(seed, steps, *, n, batch, passing, responses):
     """Prompts are replaced until a batch has passed; the rate is of prompts, or (later) n times that."""
     rng = random.Random(seed)
     made, rows, truth = 0, [], []
@@ -55,7 +55,7 @@ FLAT = {
 @pytest.mark.slow
 @quick
 @given(seed=st.integers(0, 10**6), passing=st.floats(0.05, 0.95))
-def test_openrlhf_counts_the_prompts_that_filtering_replaced(seed: int, passing: float) -> None:
+def test_openrlhf_counts_the_prompts_that_filtering_replaced(seed, passing):
     rows, truth = openrlhf_run(seed, 4, n=8, batch=16, passing=passing, responses=True)
     assert rollouts("openrlhf", rows, NESTED) == truth
     assert rollouts("openrlhf", rows, FLAT, pass_rate_of="responses") == truth
@@ -63,7 +63,7 @@ def test_openrlhf_counts_the_prompts_that_filtering_replaced(seed: int, passing:
     assert rollouts("openrlhf", rows, FLAT, pass_rate_of="prompts") == truth
 
 
-def test_openrlhf_asks_what_its_pass_rate_is_of() -> None:
+def test_openrlhf_asks_what_its_pass_rate_is_of():
     # 80 % of the prompts, or 10 % of them with eight responses each: the log does not say.
     rows, _ = openrlhf_run(0, 2, n=8, batch=16, passing=0.8, responses=False)
     with pytest.raises(BudgetError, match="pass_rate_of=responses"):
@@ -72,7 +72,7 @@ def test_openrlhf_asks_what_its_pass_rate_is_of() -> None:
     assert rollouts("openrlhf", rows, FLAT) == truth
 
 
-def test_openrlhf_asks_where_filtering_left_no_rate() -> None:
+def test_openrlhf_asks_where_filtering_left_no_rate():
     rows, _ = openrlhf_run(0, 2, n=8, batch=16, passing=0.8, responses=True)
     bare = [{k: v for k, v in row.items() if "filtering" not in k} for row in rows]
     with pytest.raises(BudgetError, match="--set rollouts_per_step="):
@@ -81,13 +81,13 @@ def test_openrlhf_asks_where_filtering_left_no_rate() -> None:
     assert rollouts("openrlhf", bare, off) == [128, 256]
 
 
-def test_openrlhf_asks_for_a_filtered_step_that_is_not_logged() -> None:
+def test_openrlhf_asks_for_a_filtered_step_that_is_not_logged():
     rows, _ = openrlhf_run(0, 4, n=8, batch=16, passing=0.8, responses=True)
     with pytest.raises(BudgetError, match="rollouts step 2 generated"):
         rollouts("openrlhf", rows[:2] + rows[4:], NESTED)
 
 
-def test_openrlhf_divides_by_what_dynamic_filtering_kept(tmp_path: Path) -> None:
+def test_openrlhf_divides_by_what_dynamic_filtering_kept(tmp_path):
     log = tmp_path / "wandb.csv"
     log.write_text(
         "train/global_step,train/dynamic_filtering_pass_rate,train/response_length,"

@@ -2,8 +2,6 @@
 
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,9 +16,7 @@ whole = st.integers(1, 4)
 quick = settings(max_examples=40, deadline=None)
 
 
-def trl_run(
-    *, per_device: int, world: int, accumulation: int, per_generation: int, iterations: int, steps: int
-) -> tuple[list[dict[str, Any]], list[int]]:
+def trl_run(*, per_device, world, accumulation, per_generation, iterations, steps):
     """TRL's loop: a batch is generated before every per_generation × iterations micro-batches."""
     micro, made, rows, truth = 0, 0, [], []
     for step in range(1, steps + 1):
@@ -37,9 +33,7 @@ def trl_run(
 @pytest.mark.parametrize(
     ("batches", "said"), [((2, 2, 2), (32, 64, 96)), ((2, 3, 2), (32, 72, 104)), ((2, 2, 3), (32, 64, 104))]
 )
-def test_tokens_show_a_start_from_a_checkpoint_that_nothing_else_does(
-    batches: tuple[int, ...], said: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_tokens_show_a_start_from_a_checkpoint_that_nothing_else_does(batches, said, tmp_path):
     # A batch of 16 every other step, an entry every fourth: what began anew made three batches between two entries.
     config = {
         "num_generations": 4,
@@ -76,9 +70,7 @@ def test_tokens_show_a_start_from_a_checkpoint_that_nothing_else_does(
     iterations=whole,
     steps=st.integers(1, 12),
 )
-def test_trl_counts_every_process(
-    per_device: int, world: int, accumulation: int, per_generation: int, iterations: int, steps: int
-) -> None:
+def test_trl_counts_every_process(per_device, world, accumulation, per_generation, iterations, steps):
     per_device *= 2
     rows, truth = trl_run(
         per_device=per_device,
@@ -115,12 +107,12 @@ TRL_CONFIG = {
 
 
 @pytest.mark.parametrize("known", [{}, {"steps_per_generation": 2}, {"generation_batch_size": 128}])
-def test_trl_asks_for_a_world_size_that_does_not_follow(known: dict[str, int]) -> None:
+def test_trl_asks_for_a_world_size_that_does_not_follow(known):
     with pytest.raises(BudgetError, match="--set world_size=NUMBER"):
         rollouts("trl", TRL_ROWS, {**TRL_CONFIG, **known})
 
 
-def test_trl_refuses_sizes_that_contradict_each_other() -> None:
+def test_trl_refuses_sizes_that_contradict_each_other():
     sizes = {"steps_per_generation": 2, "generation_batch_size": 128}
     with pytest.raises(BudgetError, match=r"is 128 and .* are 16"):
         rollouts("trl", TRL_ROWS, {**TRL_CONFIG, **sizes, "world_size": 1})
@@ -128,7 +120,7 @@ def test_trl_refuses_sizes_that_contradict_each_other() -> None:
         rollouts("trl", TRL_ROWS, {**TRL_CONFIG, "generation_batch_size": 100, "world_size": 2})
 
 
-def test_trl_counts_completions_over_micro_batches() -> None:
+def test_trl_counts_completions_over_micro_batches():
     trl = FIXTURES / "trl"
     evals, notes = ingest("trl", [str(trl / "trainer_state.json")], config=trl / "config.json", constants=QUESTIONS)
     assert evals["step"].to_list() == [2, 4, 6]
@@ -146,7 +138,7 @@ def test_trl_counts_completions_over_micro_batches() -> None:
     assert evals["rollouts_error"].unique().to_list() == [0]
 
 
-def test_trl_settings_that_the_log_contradicts_are_refused(tmp_path: Path) -> None:
+def test_trl_settings_that_the_log_contradicts_are_refused(tmp_path):
     trl = FIXTURES / "trl"
     settings = json.loads((trl / "config.json").read_text())
     # One batch of 32 completions for four micro-batches, each used twice: a batch lasts four optimizer steps.
@@ -158,7 +150,7 @@ def test_trl_settings_that_the_log_contradicts_are_refused(tmp_path: Path) -> No
         ingest("trl", [str(trl / "trainer_state.json")], config=config, constants=QUESTIONS)
 
 
-def test_trl_asks_for_what_a_trainer_state_does_not_hold() -> None:
+def test_trl_asks_for_what_a_trainer_state_does_not_hold():
     state = str(FIXTURES / "trl" / "trainer_state.json")
     with pytest.raises(BudgetError, match="--set num_generations="):
         ingest("trl", [state])
@@ -167,7 +159,7 @@ def test_trl_asks_for_what_a_trainer_state_does_not_hold() -> None:
 
 
 @pytest.mark.parametrize("value", ["inf", "nan", "1e999", "0", "-3", "2.5", "many"])
-def test_a_setting_that_is_not_a_count_is_refused(value: str) -> None:
+def test_a_setting_that_is_not_a_count_is_refused(value):
     with pytest.raises(BudgetError, match="world_size is"):
         rollouts("trl", TRL_ROWS, TRL_CONFIG, world_size=value)
 
@@ -234,7 +226,7 @@ def test_a_trl_run_generates_exactly_the_rollouts_of_the_allocation(trl, tmp_pat
         assert all(prompts.count(prompt) == a.rollouts_per_problem for prompt in prompts)
 
 
-def test_what_trl_generated_is_read_or_refused(trl, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_what_trl_generated_is_read_or_refused(trl, tmp_path, request):
     """``nox -s trainers -- --trl-runs 200`` is the long campaign."""
     from trl_runs import campaign, summary
 

@@ -1,7 +1,6 @@
 """veRL's logs, against simulations of how it generates and logs that its tracker wrote (fixtures/make.py)."""
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,12 @@ VERL: dict[str, Any] = {
 }
 
 
-def verl_row(step: int, data: dict[str, float]) -> dict[str, Any]:
+def verl_row(step, data):
     evaluated = {"val-core/m/acc/mean@4": 0.5} if step % 2 == 0 else {}
     return {"step": step, "data": {**data, **evaluated}}
 
 
-def verl_run(one_step: Callable[[random.Random], tuple[int, dict[str, float]]], seed: int, steps: int, per_prompt: int):  # type: ignore[no-untyped-def]
+def verl_run(one_step, seed, steps, per_prompt):
     """Rows of a run evaluated before training and every other step, and the rollouts made by then."""
     rng = random.Random(seed)
     made, rows, truth = 0, [verl_row(0, {})], [0]
@@ -43,7 +42,7 @@ def verl_run(one_step: Callable[[random.Random], tuple[int, dict[str, float]]], 
     return rows, truth
 
 
-def resampled(rng: random.Random) -> tuple[int, dict[str, float]]:
+def resampled(rng):
     """DAPO: whole generation batches until enough groups have a spread of rewards; what is over is dropped."""
     batches = kept = 0
     while kept < 8:
@@ -52,7 +51,7 @@ def resampled(rng: random.Random) -> tuple[int, dict[str, float]]:
     return 12 * batches, {"train/num_gen_batches": batches}
 
 
-def evicted(rng: random.Random) -> tuple[int, dict[str, float]]:
+def evicted(rng):
     """The V1 trainer: k evicted groups are refilled, and what is left over is discarded; zeros are not logged."""
     counts = {
         "training/filter_groups/evicted_samples": rng.randint(0, 5),
@@ -66,7 +65,7 @@ def evicted(rng: random.Random) -> tuple[int, dict[str, float]]:
 @pytest.mark.slow
 @quick
 @given(seed=st.integers(0, 10**6), steps=st.integers(2, 12), remax=st.booleans())
-def test_verl_counts_the_batches_that_dynamic_sampling_generated(seed: int, steps: int, remax: bool) -> None:
+def test_verl_counts_the_batches_that_dynamic_sampling_generated(seed, steps, remax):
     # ReMax samples one more response to each prompt, greedily, as its baseline.
     rows, truth = verl_run(resampled, seed, steps, per_prompt=5 if remax else 4)
     estimator = {"adv_estimator": "remax"} if remax else {}
@@ -76,26 +75,26 @@ def test_verl_counts_the_batches_that_dynamic_sampling_generated(seed: int, step
 
 @quick
 @given(seed=st.integers(0, 10**6), steps=st.integers(3, 12))
-def test_verl_counts_evicted_prompts_with_all_their_responses(seed: int, steps: int) -> None:
+def test_verl_counts_evicted_prompts_with_all_their_responses(seed, steps):
     rows, truth = verl_run(evicted, seed, steps, per_prompt=4)
     if any("filter_groups" in key for row in rows for key in row["data"]):
         assert rollouts("verl", rows, {**VERL, "data": {"train_batch_size": 8}}) == truth
 
 
-def test_verl_asks_where_filtering_left_no_count() -> None:
+def test_verl_asks_where_filtering_left_no_count():
     rows, _ = verl_run(lambda _: (8, {}), 0, 4, 4)
     with pytest.raises(BudgetError, match=r"step 1 .*rollouts_per_step="):
         rollouts("verl", rows, VERL)
     assert rollouts("verl", rows, VERL, rollouts_per_step="96") == [0, 192, 384]
 
 
-def test_verl_asks_for_a_step_of_dynamic_sampling_that_is_not_logged() -> None:
+def test_verl_asks_for_a_step_of_dynamic_sampling_that_is_not_logged():
     rows, _ = verl_run(resampled, 0, 6, 4)
     with pytest.raises(BudgetError, match="rollouts step 3 generated"):
         rollouts("verl", rows[:3] + rows[4:], VERL)
 
 
-def test_verl_asks_whether_groups_were_filtered_where_no_configuration_says() -> None:
+def test_verl_asks_whether_groups_were_filtered_where_no_configuration_says():
     rows, _ = verl_run(lambda _: (8, {}), 0, 4, 4)
     known = {
         "actor_rollout_ref__rollout__n": "4",
@@ -109,21 +108,21 @@ def test_verl_asks_whether_groups_were_filtered_where_no_configuration_says() ->
     assert rollouts("verl", rows, None, **known, algorithm__filter_groups__enable="false") == [0, 64, 128]
 
 
-def test_verl_asks_where_the_generation_batch_is_not_the_training_batch() -> None:
+def test_verl_asks_where_the_generation_batch_is_not_the_training_batch():
     rows, _ = verl_run(lambda _: (12, {}), 0, 4, 4)
     unfiltered = {**VERL, "algorithm": {"filter_groups": {"enable": False}}}
     with pytest.raises(BudgetError, match=r"gen_batch_size is 12 .*8"):
         rollouts("verl", rows, unfiltered)
 
 
-def test_verl_asks_for_what_a_fully_asynchronous_run_generated() -> None:
+def test_verl_asks_for_what_a_fully_asynchronous_run_generated():
     rows, _ = verl_run(lambda _: (8, {"fully_async/count/stale_trajectory_processed": 1.0}), 0, 4, 4)
     unfiltered = {**VERL, "data": {"train_batch_size": 8}, "algorithm": {"filter_groups": {"enable": False}}}
     with pytest.raises(BudgetError, match=r"asynchronous.*_per_step="):
         rollouts("verl", rows, unfiltered)
 
 
-def test_verl_counts_prompts_and_marks_what_is_biased() -> None:
+def test_verl_counts_prompts_and_marks_what_is_biased():
     verl = FIXTURES / "verl"
     evals, notes = ingest("verl", [str(verl / "run.jsonl")], config=verl / "config.json", constants=QUESTIONS)
     assert evals["rollouts"].to_list() == [0, 2 * 64, 4 * 64]

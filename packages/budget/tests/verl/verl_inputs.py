@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 WORDS = ["<pad>", "<eos>", "<unk>", *"0123456789+=", "user", "assistant", ":"]
@@ -59,7 +57,7 @@ class Case:
     in_actor: bool = False
 
 
-def configuration(case: Case, folder: Path) -> Any:
+def configuration(case, folder):
     """What Hydra composes of veRL's defaults for a run."""
     from hydra import compose, initialize_config_module
 
@@ -119,7 +117,7 @@ def configuration(case: Case, folder: Path) -> Any:
         return compose("ppo_trainer", overrides)
 
 
-def random_case(rng: random.Random) -> Case:
+def random_case(rng):
     """A layout, a limit, and steps in which it is killed."""
     mode = rng.choice(["sync", "sync", "colocate_async", "colocate_async", "separate_async"])
     samples = rng.choice([1, 2]) if mode == "separate_async" else 1
@@ -155,7 +153,7 @@ def random_case(rng: random.Random) -> Case:
     )
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder):
     """A tokenizer, a model's configuration, and problems."""
     import pandas
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
