@@ -4,7 +4,7 @@ from hypothesis import settings
 
 # Signals, forks, pipes, limits of files: what these files do to a ledger can be done on POSIX only. What Windows must
 # do is in test_windows.py.
-POSIX = ("test_crash", "test_creation", "test_ledger", "test_repair", "test_torture", "test_writer")
+POSIX = ("test_ledger", "test_repair", "test_torture", "test_writer")
 collect_ignore: list[str] = []
 if sys.platform == "win32":
     collect_ignore += [*(f"ledger/{name}.py" for name in POSIX), "commands/test_misuse.py", "follow"]

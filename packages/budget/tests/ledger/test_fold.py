@@ -23,7 +23,7 @@ from isocompute.budget.ledger.fold import CODES, Fold
 
 pytestmark = pytest.mark.slow("a campaign of random histories")
 
-HISTORIES = int(os.environ.get("ISOCOMPUTE_HISTORIES", "3000"))
+HISTORIES = int(os.environ.get("ISOCOMPUTE_HISTORIES", "300"))
 
 
 @dataclass
