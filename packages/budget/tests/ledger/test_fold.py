@@ -14,7 +14,6 @@ from isocompute.budget import (
     Counts,
     History,
     Ledger,
-    LedgerError,
     Limits,
     Meter,
 )
@@ -292,44 +291,3 @@ def test_a_small_charge_reaches_every_step_that_shares_it(tmp_path):
             with pytest.raises(BudgetError, match="share"):
                 ledger.charge(4, {"trained": Counts(rollouts=1)}, shares=shares)
         assert ledger.used.rollouts == 1
-
-
-def test_a_late_charge_to_a_step_taken_over_adds(tmp_path):
-    path = tmp_path / "a.ledger"
-    with Ledger.open(path, run_id="run") as ledger:
-        ledger.charge(1, {"trained": Counts(rollouts=32)})
-    with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
-        ledger.charge(1, {"failed": Counts(rollouts=2)})
-        ledger.charge(1, {"trained": Counts(rollouts=3)})
-        assert ledger.used.rollouts == 37
-    with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
-        assert ledger.used.rollouts == 37
-    with Ledger.open(path, run_id="run", resumed_from=0) as ledger:
-        assert (ledger.used.rollouts, ledger.totals.lost_training.rollouts) == (0, 37)
-
-
-def test_a_repetition_that_was_rolled_back_replaces_nothing_any_more(tmp_path):
-    path = tmp_path / "a.ledger"
-    evaluation = {"eval": Counts(rollouts=100)}
-    for resumed_from, steps in ((0, (1, 2, 3)), (3, (3,)), (2, (3,))):
-        with Ledger.open(path, run_id="run", resumed_from=resumed_from) as ledger:
-            for step in steps:
-                ledger.charge(step, evaluation)
-            assert ledger.totals == History.read(path).totals()
-    # Steps 1 and 2 of the first attempt and step 3 of the last.
-    assert ledger.totals.canonical["eval"].rollouts == 300
-    assert ledger.totals.lost["eval"].rollouts == 200
-
-
-def test_a_step_that_generated_nothing_can_be_resumed_past(tmp_path):
-    path = tmp_path / "a.ledger"
-    with Ledger.open(path, run_id="run") as ledger:
-        ledger.charge(1, {"trained": Counts(rollouts=32)})
-        ledger.charge(2, {})
-        ledger.charge(3, {"failed": Counts()}, device_seconds=2.5)
-    for resumed_from in (3, 3, 2, 2):
-        with Ledger.open(path, run_id="run", resumed_from=resumed_from) as ledger:
-            assert ledger.used.rollouts == 32
-            assert ledger.device_seconds == 2.5
-    with pytest.raises(LedgerError, match=r"from step 3, .* at step 2"):
-        Ledger.open(path, run_id="run", resumed_from=3)

@@ -1,6 +1,5 @@
 """The bytes of a ledger: what was recorded comes back, a torn end is told from damage, and damage is named."""
 
-from datetime import UTC, datetime
 from itertools import pairwise
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import COHORTS, Counts, History, Ledger, LedgerError, Limits
 from isocompute.budget.ledger import frames
-from isocompute.budget.ledger.frames import Origin, decode_origin, encode_origin, here
+from isocompute.budget.ledger.frames import here
 
 counts = st.builds(Counts, rollouts=st.integers(1, 10**6), response_tokens=st.integers(0, 2**40))
 by_cohort = st.dictionaries(st.sampled_from(COHORTS), counts)
@@ -75,16 +74,6 @@ def test_limits_come_back_as_they_were_noted(limits):
 names = st.text(st.characters(min_codepoint=33, max_codepoint=0xD7FF), max_size=90)
 
 
-@given(host=names, job=st.none() | names, seconds=st.integers(0, 2**33), salt=st.binary(min_size=8, max_size=8))
-def test_an_origin_comes_back_with_names_cut_to_64_bytes(host, job, seconds, salt):
-    origin = Origin(began=datetime.fromtimestamp(seconds, UTC), host=host, job=job, salt=salt)
-    back = decode_origin(encode_origin(frames.ORIGIN_KIND, origin) + b"of a later version")
-    assert (back.began, back.salt) == (origin.began, salt)
-    assert host.startswith(back.host)
-    assert len(back.host.encode()) >= min(len(host.encode()), frames.TEXT_BYTES - 2)
-    assert (job or "").startswith(back.job or "")
-
-
 def test_every_attempt_has_its_time_host_and_salt_and_no_table_does(tmp_path, monkeypatch):
     for name in frames.JOB_VARIABLES:
         monkeypatch.delenv(name, raising=False)
@@ -101,18 +90,6 @@ def test_every_attempt_has_its_time_host_and_salt_and_no_table_does(tmp_path, mo
     assert tables[0].equals(tables[1])
 
 
-@pytest.mark.slow
-@given(payloads, st.integers(0, 6))
-def test_truncating_past_the_watermark_recovers_exactly_the_whole_records(contents, synced):
-    ends = ends_of(contents)
-    synced = ends[min(synced, len(contents))]
-    data = joined(contents, synced)
-    for cut in range(synced, len(data) + 1):
-        end = max(e for e in ends if e <= cut)
-        history = History.decode(data[:cut], "x")
-        assert (history.records, history.whole_bytes, history.torn_bytes) == (ends.index(end), end, cut - end)
-
-
 @given(payloads, st.integers(0, 6), st.binary(max_size=300) | st.integers(1, 5000).map(bytes))
 def test_whatever_follows_the_watermark_is_a_torn_end_however_long(contents, synced, garbage):
     ends = ends_of(contents)
@@ -120,14 +97,6 @@ def test_whatever_follows_the_watermark_is_a_torn_end_however_long(contents, syn
     data = joined(contents, synced)[:synced] + garbage
     assert read(data) == contents[: ends.index(synced)]
     assert History.decode(data, "x").torn_bytes == len(garbage)
-
-
-def test_a_file_of_zeros_is_not_an_empty_ledger():
-    with pytest.raises(LedgerError, match="x: not a ledger"):
-        History.decode(bytes(500), "x")
-    with pytest.raises(LedgerError, match="x: is empty"):
-        History.decode(b"", "x")
-    assert History.decode(frames.head(), "x").records == 0
 
 
 def test_every_single_bit_flip_in_a_synced_ledger_is_named():
@@ -179,11 +148,6 @@ def test_an_unknown_ancillary_record_is_left_out_and_a_charge_before_any_attempt
     assert history.origins == (None,)
     with pytest.raises(LedgerError, match="attempt must begin"):
         History.decode(joined(charged), "x")
-
-
-def test_a_run_id_that_is_no_utf_8_is_read_all_the_same():
-    opening = frames.ATTEMPTED.pack(frames.ATTEMPT, 0) + b"run-\xff"
-    assert History.decode(joined([opening]), "x").run_id == "run-\N{REPLACEMENT CHARACTER}"
 
 
 def told(read, data):

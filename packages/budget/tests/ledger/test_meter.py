@@ -46,24 +46,6 @@ def test_used_is_batches_taken_plus_failed_whatever_was_filtered(tmp_path_factor
         assert ledger.history().totals().used == meter.used
 
 
-@pytest.mark.slow
-@given(st.integers(1, 500), st.integers(1, 200), st.lists(st.integers(1, 60), min_size=1, max_size=20))
-def test_with_several_limits_the_run_stops_at_the_first(tmp_path_factory, tokens, rollouts, lengths):
-    with Ledger.open(tmp_path_factory.mktemp("run") / "a.ledger", run_id="run") as ledger:
-        meter = Meter(ledger, Limits(rollouts=rollouts, response_tokens=tokens))
-        last = 0
-        for step, length in enumerate(lengths, start=1):
-            admission = meter.admit(step, 8)
-            assert bool(admission) == (8 * step <= rollouts and meter.used.response_tokens < tokens)
-            assert bool(admission.reason) != bool(admission)
-            if not admission:
-                break
-            meter.charge(step, step_of(8, 0, 0, 0, tokens=length))
-            last = length
-        assert meter.used.rollouts <= rollouts
-        assert meter.overshoot.response_tokens == max(0, meter.used.response_tokens - tokens) < max(1, last)
-
-
 def test_a_refusal_says_how_much_there_is_and_how_much_was_asked(tmp_path):
     with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
         meter = Meter(ledger, Limits(rollouts=48))
@@ -105,12 +87,6 @@ def test_after_a_sync_every_charge_is_on_the_disk(tmp_path, monkeypatch):
         meter.sync()
 
 
-@pytest.mark.parametrize(("step", "rollouts"), [(-1, 32), (1, 0), (1, 2.5), ("1", 32)])
-def test_asking_for_what_cannot_be_is_refused(tmp_path, step, rollouts):
-    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger, pytest.raises(BudgetError):
-        Meter(ledger, Limits(rollouts=64)).admit(step, rollouts)
-
-
 def taken(rollouts, tokens=0):
     return {"trained": Counts(rollouts=rollouts, response_tokens=tokens)}
 
@@ -143,20 +119,6 @@ def test_device_time_and_money_stop_after_the_step_that_reaches_them(tmp_path):
         ledger.charge(2, {}, device_seconds=1.5)
         assert ledger.device_seconds == 301.5
     assert History.read(path).device_seconds == 301.5
-
-
-@pytest.mark.parametrize(
-    ("limits", "said"),
-    [
-        ({"device_seconds": 0}, "the limit on device_seconds is 0; it must be a finite number above 0"),
-        ({"money": float("nan"), "price_per_device_hour": 1.0}, "the limit on money is nan"),
-        ({"money": 5.0}, "needs price_per_device_hour"),
-        ({"price_per_device_hour": -1.0}, "price_per_device_hour is -1.0"),
-    ],
-)
-def test_limits_on_time_and_money_that_cannot_be_are_refused(limits, said):
-    with pytest.raises(BudgetError, match=said):
-        Limits(**limits)
 
 
 def test_negative_device_time_is_refused_and_nothing_charged(tmp_path):
@@ -225,16 +187,6 @@ def test_a_partial_charge_leaves_the_rest_of_a_reservation(tmp_path):
         assert meter.reserved == 32
         meter.charge(1, taken(40), rank=1)
         assert meter.reserved == 0
-
-
-def test_what_a_rank_does_not_charge_it_may_release(tmp_path):
-    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
-        meter = Meter(ledger, Limits(rollouts=64))
-        assert meter.reserve(1, 32, rank=0)
-        meter.charge(1, taken(8), rank=0)
-        meter.release(1, rank=0)
-        assert meter.admit(1, 56)
-        assert not meter.admit(1, 57)
 
 
 RANK = """

@@ -176,22 +176,6 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, number):
         Ledger.open(tmp_path / "a.ledger", run_id="run")
 
 
-def test_a_torn_end_is_told_when_the_ledger_is_opened(tmp_path, caplog):
-    path = tmp_path / "a.ledger"
-    with Ledger.open(path, run_id="run") as ledger:
-        ledger.charge(1, STEP)
-        assert ledger.torn_bytes == 0
-    assert not caplog.records
-    with path.open("ab") as stream:
-        stream.write(bytes(70) + b"more than one record of anything" * 9)
-    torn = 70 + 32 * 9
-    assert History.read(path).torn_bytes == torn
-    with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
-        assert ledger.torn_bytes == torn
-    assert f"a.ledger: {torn} bytes at its end were torn and are dropped" in caplog.text
-    assert History.read(path).torn_bytes == 0
-
-
 def test_steps_charged_in_turn_cost_a_sync_each_and_not_one_a_charge(tmp_path, monkeypatch):
     syncs = []
     sync = os.fsync

@@ -68,11 +68,6 @@ def test_the_reward_of_training_is_offered_loudly_where_there_is_no_evaluation(t
     assert evals["rollouts"].to_list() == [16, 32, 48, 64, 80, 96]
 
 
-def test_a_folder_without_runs_says_so(tmp_path, capsys):
-    assert main(["doctor", str(tmp_path)]) == 2
-    assert "no run of trl, verl, openrlhf, prime-rl found" in capsys.readouterr().err
-
-
 READ = (
     "completions/mean_length",
     "completions/max_length",
@@ -150,13 +145,3 @@ def test_two_mlflow_runs_of_one_seed_that_begin_alike_are_two(store, tmp_path, m
     # Which of them keeps its seed follows from their ids.
     lengths = evals.group_by("seed").len()
     assert (sorted(lengths["seed"]), sorted(lengths["len"])) == ([4, 5], [16, 31])
-
-
-def test_a_table_of_a_named_trainer_needs_a_column_of_steps(tmp_path, capsys):
-    log = tmp_path / "run.csv"
-    log.write_text("at,val-core/m/acc/mean@4,response_length/mean\n4,0.25,5\n8,0.5,5\n")
-    command = ["doctor", str(log), "--trainer", "verl", "--config", str(FIXTURES / "verl" / "config.json")]
-    assert main(command) == 2
-    assert "has no column of steps" in capsys.readouterr().err
-    assert main([*command, "--set", "step_column=at", "--set", "questions=9"]) == 0
-    assert "2 evaluations of 9 problems" in capsys.readouterr().out

@@ -81,12 +81,6 @@ def test_openrlhf_asks_where_filtering_left_no_rate():
     assert rollouts("openrlhf", bare, off) == [128, 256]
 
 
-def test_openrlhf_asks_for_a_filtered_step_that_is_not_logged():
-    rows, _ = openrlhf_run(0, 4, n=8, batch=16, passing=0.8, responses=True)
-    with pytest.raises(BudgetError, match="rollouts step 2 generated"):
-        rollouts("openrlhf", rows[:2] + rows[4:], NESTED)
-
-
 def test_openrlhf_divides_by_what_dynamic_filtering_kept(tmp_path):
     log = tmp_path / "wandb.csv"
     log.write_text(

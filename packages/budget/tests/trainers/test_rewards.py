@@ -52,15 +52,6 @@ def test_a_scale_that_is_none_is_refused():
         success_rates([MeanReward(step=0, mean=0.5)], "reward", "stars", where="a run")
 
 
-@pytest.mark.parametrize(
-    ("scale", "mean", "rate"),
-    [("rate", 0.25, 0.25), ("sign", -0.5, 0.25), ("percent", 25.0, 0.25), ("percent", 100, 1)],
-)
-def test_a_mean_reward_is_a_share_of_its_scale(scale, mean, rate):
-    rates, _ = success_rates([MeanReward(step=0, mean=mean)], "reward", scale, where="a run")
-    assert rates == {0: pytest.approx(rate)}
-
-
 def test_a_percentage_is_recognised_and_what_lies_above_100_is_none():
     rates, said = success_rates(
         [MeanReward(step=0, mean=12.5), MeanReward(step=1, mean=99.0)], "reward", "", where="a run"

@@ -88,12 +88,6 @@ def test_verl_asks_where_filtering_left_no_count():
     assert rollouts("verl", rows, VERL, rollouts_per_step="96") == [0, 192, 384]
 
 
-def test_verl_asks_for_a_step_of_dynamic_sampling_that_is_not_logged():
-    rows, _ = verl_run(resampled, 0, 6, 4)
-    with pytest.raises(BudgetError, match="rollouts step 3 generated"):
-        rollouts("verl", rows[:3] + rows[4:], VERL)
-
-
 def test_verl_asks_whether_groups_were_filtered_where_no_configuration_says():
     rows, _ = verl_run(lambda _: (8, {}), 0, 4, 4)
     known = {
