@@ -13,10 +13,35 @@ import pytest
 from isocompute.budget import Allocation
 from isocompute.budget.trainers.evals import ingest
 from isocompute.budget.trainers.registry import convert, read, trainer
-from isocompute.budget.trainers.settings import RunPlan, load, render
+from isocompute.budget.trainers.settings import RunPlan, flags, load, render
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 QUESTIONS = {"questions": "16"}
+
+
+def settings(text):
+    """The settings that a text says, as on a command line."""
+    return flags(text.split())
+
+
+# A batch of 16 completions, 4 of each problem, for every optimizer step.
+TRL = settings(
+    "num_generations=4 num_generations_eval=4 per_device_train_batch_size=8 gradient_accumulation_steps=2 "
+    "steps_per_generation=2 generation_batch_size=16 num_iterations=1 seed=42"
+)
+VERL = settings("data.train_batch_size=8 actor_rollout_ref.rollout.n=4 actor_rollout_ref.actor.ppo_mini_batch_size=8")
+OPENRLHF = settings(
+    "rollout.n_samples_per_prompt=4 rollout.batch_size=8 train.batch_size=32 train.max_epochs=1 "
+    "eval.n_samples_per_prompt=4"
+)
+PRIME_RL = settings("group_size=4 batch_size=32")
+
+
+def lines(path, rows):
+    """A log in JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 def needed(name, *, session="ISOCOMPUTE_TRAINERS"):
@@ -41,7 +66,7 @@ def rollouts(name, rows, config, **given):
     """
     with TemporaryDirectory() as folder:
         log, settings = Path(folder) / "log.jsonl", Path(folder) / "config.json"
-        log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        lines(log, rows)
         settings.write_text(json.dumps(config or {}))
         given_all = {**QUESTIONS, **{name.replace("__", "."): value for name, value in given.items()}}
         evals, _ = ingest(name, [str(log)], config=settings if config else None, constants=given_all)
