@@ -16,6 +16,7 @@ from isocompute.budget.trainers.registry import convert, read, trainer
 from isocompute.budget.trainers.settings import RunPlan, flags, load, render
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
+DOCS = Path(__file__).parents[2] / "docs" / "trl"
 QUESTIONS = {"questions": "16"}
 
 
@@ -35,6 +36,25 @@ OPENRLHF = settings(
     "eval.n_samples_per_prompt=4"
 )
 PRIME_RL = settings("group_size=4 batch_size=32")
+
+
+def run_settings():
+    """The settings of the run that fixtures/wandb holds."""
+    return {
+        **TRL,
+        **settings("num_generations_eval=2 max_steps=6 seed=3 learning_rate=1e-4 per_device_eval_batch_size=8"),
+    }
+
+
+def logged_run():
+    """The run that fixtures/wandb holds, as it was logged."""
+    for step in range(1, 7):
+        at = {"train/global_step": step}
+        length = {"train/completions/mean_length": 2.0 + step / 16}
+        yield {"train/loss": 0.1, "train/num_tokens": 100 * step, "train/epoch": step / 6, **length, **at}
+        if step % 2 == 0:
+            took = {"eval/runtime": 2.0, "eval/samples_per_second": 8.0, "eval/completions/mean_length": 2.0}
+            yield {"eval/rewards/right/mean": step / 8, **took, **at}
 
 
 def lines(path, rows):

@@ -7,8 +7,7 @@ import polars as pl
 import pytest
 from isocompute.budget.cli import main
 from isocompute.budget.trainers.logs.log import read_arguments
-from reading_logs import FIXTURES
-from test_loggers import CONFIG, DOCS, entries
+from reading_logs import DOCS, FIXTURES, logged_run, run_settings
 
 
 def lines(path, rows, **config):
@@ -54,13 +53,13 @@ def test_all_that_is_missing_is_said_at_once(tmp_path, capsys):
 
 
 def test_the_reward_of_training_is_offered_loudly_where_there_is_no_evaluation(tmp_path, capsys):
-    rows = [row for row in entries() if "train/loss" in row]
+    rows = [row for row in logged_run() if "train/loss" in row]
     for number, row in enumerate(rows):
         row["train/rewards/right/mean"], row["train/reward"] = number / 8, number / 8
     state = [{k.removeprefix("train/").replace("global_", ""): v for k, v in row.items()} for row in rows]
     (tmp_path / "n4").mkdir()
     (tmp_path / "n4" / "trainer_state.json").write_text(json.dumps({"log_history": state}))
-    given = [word for name, value in CONFIG.items() for word in ("--set", f"{name}={value}")]
+    given = [word for name, value in run_settings().items() for word in ("--set", f"{name}={value}")]
     assert main(["doctor", str(tmp_path), "--out", str(tmp_path / "out"), *given]) == 0
     assert "note: TRAINING REWARD: measured on the problems that are trained on" in capsys.readouterr().out
     evals = pl.read_parquet(tmp_path / "out" / "evals.parquet")
