@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 import pytest
 from isocompute.budget import Allocation
 from isocompute.budget.trainers.evals import ingest
-from isocompute.budget.trainers.registry import convert, read, trainer
-from isocompute.budget.trainers.settings import RunPlan, flags, load, render
+from isocompute.budget.trainers.registry import convert, trainer
+from isocompute.budget.trainers.settings import RunPlan, flags, render
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 DOCS = Path(__file__).parents[2] / "docs" / "trl"
@@ -71,9 +71,9 @@ def needed(name, *, session="ISOCOMPUTE_TRAINERS"):
     return pytest.importorskip(name, exc_type=ImportError)
 
 
-def run_of(problems, n, steps, **other):
+def run_of(batch, n, steps, **other):
     """A run to be configured."""
-    split = Allocation(problems_per_batch=problems, rollouts_per_problem=n, update_steps=steps)
+    split = Allocation(problems_per_batch=batch, rollouts_per_problem=n, update_steps=steps)
     return RunPlan(allocation=split, **other)
 
 
@@ -108,30 +108,3 @@ def ingested(folder, name, log, config, *, file="log.jsonl", form="json", **give
 def words(name, run):
     """The settings of a run as the words of a command line."""
     return shlex.split(" ".join(render(convert(name, run), trainer(name).style)))
-
-
-def recorded(file, text):
-    """The settings of a configuration as a trainer's documentation describes it.
-
-    Args:
-        file: Its name, of which the form follows.
-    """
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / file
-        path.write_text(text)
-        return dict(load(path))
-
-
-def check_override(name, settings, run, *, unset=None):
-    """That converted settings override recorded ones, of which the sources and the engine are kept out.
-
-    Args:
-        unset: Keys that the recorded run had no need to set.
-    """
-    converted = dict(convert(name, run).settings)
-    assert converted.keys() - settings.keys() <= (unset or set())
-    kept = {k: v for k, v in settings.items() if "source" not in k and "colocated" not in k}
-    found = read(name, {**kept, **converted}, problems=100_000)
-    assert (found.allocation, found.world_size) == (run.allocation, run.world_size)
-    assert found.data_parallel == run.data_parallel
-    assert (found.unknown, found.inconsistent) == ((), ())
