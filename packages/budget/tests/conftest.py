@@ -1,6 +1,10 @@
 import sys
+from pathlib import Path
 
 from hypothesis import settings
+
+# The helpers of these tests can be imported by name.
+sys.path[:0] = [str(Path(__file__).parent / name) for name in ("trainers", "verl", "follow")]
 
 # Signals, forks, pipes, limits of files: what these files do to a ledger can be done on POSIX only. What Windows must
 # do is in test_windows.py.

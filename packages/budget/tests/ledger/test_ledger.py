@@ -231,16 +231,6 @@ def test_a_step_without_charges_is_recorded_once_and_is_in_no_table(tmp_path):
         assert ledger.history().last_step == 1
 
 
-def test_limits_are_noted_once(tmp_path):
-    path = tmp_path / "a.ledger"
-    for limits in (Limits(rollouts=96), Limits(rollouts=96), Limits(response_tokens=10)):
-        with Ledger.open(path, run_id="run") as ledger:
-            ledger.note_limits(limits)
-            assert History.read(path).limits == limits
-    # Each attempt is two records: that it began, and when and where.
-    assert History.read(path).records == 3 * 2 + 2
-
-
 @pytest.mark.parametrize("charge", [STEP, EVALUATION, {}])
 def test_a_ledger_with_charges_is_not_opened_without_a_word_on_where_it_goes_on(tmp_path, charge):
     path = write(tmp_path / "a.ledger", [1])
@@ -306,24 +296,13 @@ def test_a_run_never_pays_for_more_training_than_its_limit_however_often_it_star
         last = step
 
 
-def test_a_limit_on_what_is_used_leaves_lost_work_out(tmp_path):
-    path = tmp_path / "a.ledger"
-    for _ in range(2):
-        with Ledger.open(path, run_id="run", resumed_from=0) as ledger:
-            meter = Meter(ledger, Limits(rollouts=100, counted="used"))
-            for step in (1, 2, 3):
-                assert meter.admit(step, 32)
-                meter.charge(step, STEP)
-            assert not meter.admit(4, 32)
-            assert meter.used.rollouts == 96
-    assert meter.paid.rollouts == 192
-    assert History.read(path).limits == Limits(rollouts=100, counted="used")
-
-
 @pytest.mark.parametrize("counted", ["paid", "used"])
-def test_response_tokens_are_held_against_the_same(tmp_path, counted):
+def test_a_limit_on_what_is_used_leaves_lost_work_out(tmp_path, counted):
     path = write(tmp_path / "a.ledger", [1, 2])
-    with Ledger.open(path, run_id="run", resumed_from=0) as ledger:
-        meter = Meter(ledger, Limits(response_tokens=900, counted=counted))
-        assert bool(meter.admit(1, 32)) == (counted == "used")
-        assert meter.overshoot.response_tokens == (60 if counted == "paid" else 0)
+    for limits in (Limits(rollouts=100, counted=counted), Limits(response_tokens=900, counted=counted)):
+        with Ledger.open(path, run_id="run", resumed_from=0) as ledger:
+            meter = Meter(ledger, limits)
+            assert (meter.used.rollouts, meter.paid.rollouts) == (0, 64)
+            assert bool(meter.admit(1, 48)) == (counted == "used")
+            assert meter.overshoot.response_tokens == (60 if limits.response_tokens and counted == "paid" else 0)
+        assert History.read(path).limits == limits

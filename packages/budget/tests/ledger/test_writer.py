@@ -115,41 +115,6 @@ def test_a_fork_may_not_charge_and_neither_keeps_the_ledger_locked_nor_unlocks_i
     os.waitpid(child, 0)
 
 
-ORPHAN = """
-import os, signal, sys, time
-from isocompute.budget import Counts, Ledger, LedgerError
-ledger = Ledger.open(sys.argv[1], run_id="run")
-ledger.charge(1, {"trained": Counts(rollouts=32)})
-if not os.fork():
-    for act in (lambda: ledger.charge(2, {"trained": Counts(rollouts=32)}), ledger.sync):
-        try:
-            act()
-        except LedgerError as error:
-            assert "is used by its fork" in str(error), error
-        else:
-            raise AssertionError("a fork has written")
-    os.write(1, b"%d\\n" % os.getpid())
-    time.sleep(60)
-    os._exit(0)
-signal.pause()
-"""
-
-
-@pytest.mark.slow
-def test_a_fork_does_not_hold_the_ledger_of_an_owner_that_was_killed(tmp_path):
-    path = tmp_path / "a.ledger"
-    with subprocess.Popen([sys.executable, "-c", ORPHAN, str(path)], stdout=subprocess.PIPE) as owner:
-        child = int(owner.stdout.readline())
-        try:
-            owner.kill()
-            owner.wait()
-            with Ledger.open(path, run_id="run", resumed_from=1) as again:
-                assert again.totals.paid.rollouts == 32
-            os.kill(child, 0)
-        finally:
-            os.kill(child, signal.SIGKILL)
-
-
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_file_that_was_removed_or_replaced_is_noticed_at_the_next_sync(tmp_path, replaced):
     path = tmp_path / "a.ledger"

@@ -2,21 +2,20 @@
 
 import ast
 import importlib.util
-import json
 import random
 import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as profile
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers.evals import ingest
 from isocompute.budget.trainers.registry import read
 from isocompute.budget.trainers.settings import Parallelism
-from reading_logs import QUESTIONS, needed, rollouts, run_of, words
+from reading_logs import ingested, needed, rollouts, run_of, settings, words
 
-quick = settings(max_examples=40, deadline=None)
+quick = profile(max_examples=40, deadline=None)
 
 
 def openrlhf_run(seed, steps, *, n, batch, passing, responses):
@@ -36,20 +35,14 @@ def openrlhf_run(seed, steps, *, n, batch, passing, responses):
     return rows, truth
 
 
-NESTED = {
-    "rollout": {"n_samples_per_prompt": 8, "batch_size": 16},
-    "train": {"batch_size": 64, "max_epochs": 1},
-    "eval": {"n_samples_per_prompt": 4},
-    "algo": {"dynamic_filtering_enable": True},
-}
-FLAT = {
-    "n_samples_per_prompt": 8,
-    "rollout_batch_size": 16,
-    "train_batch_size": 64,
-    "max_epochs": 1,
-    "eval_n_samples_per_prompt": 4,
-    "dynamic_filtering": True,
-}
+NESTED = settings(
+    "rollout.n_samples_per_prompt=8 rollout.batch_size=16 train.batch_size=64 train.max_epochs=1 "
+    "eval.n_samples_per_prompt=4 algo.dynamic_filtering_enable=true"
+)
+FLAT = settings(
+    "n_samples_per_prompt=8 rollout_batch_size=16 train_batch_size=64 max_epochs=1 eval_n_samples_per_prompt=4 "
+    "dynamic_filtering=true"
+)
 
 
 @pytest.mark.slow
@@ -77,27 +70,16 @@ def test_openrlhf_asks_where_filtering_left_no_rate():
     bare = [{k: v for k, v in row.items() if "filtering" not in k} for row in rows]
     with pytest.raises(BudgetError, match="--set rollouts_per_step="):
         rollouts("openrlhf", bare, NESTED)
-    off = {**NESTED, "algo": {"dynamic_filtering_enable": False}}
+    off = {**NESTED, "algo.dynamic_filtering_enable": False}
     assert rollouts("openrlhf", bare, off) == [128, 256]
 
 
 def test_openrlhf_divides_by_what_dynamic_filtering_kept(tmp_path):
-    log = tmp_path / "wandb.csv"
-    log.write_text(
+    log = (
         "train/global_step,train/dynamic_filtering_pass_rate,train/response_length,"
         "eval/eval_math_pass1,eval/eval_math_pass4\n0,,,0.2,0.5\n1,400,100,,\n2,200,100,0.3,0.6\n"
     )
-    config = tmp_path / "config.json"
-    config.write_text(
-        json.dumps(
-            {
-                "rollout": {"n_samples_per_prompt": 8, "batch_size": 16},
-                "train": {"batch_size": 64, "seed": 1},
-                "eval": {"n_samples_per_prompt": 4},
-            }
-        )
-    )
-    evals, notes = ingest("openrlhf", [str(log)], config=config, constants=QUESTIONS)
+    evals, notes = ingested(tmp_path, "openrlhf", log, NESTED, file="wandb.csv")
     # 400 responses per 100 prompts: half of the prompts passed, with eight responses each.
     assert evals["rollouts"].to_list() == [0, 128 * 2 + 128 * 4]
     assert evals["step"].to_list() == [0, 4]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.evals import ingest
 from isocompute.budget.trainers.registry import convert
-from reading_logs import FIXTURES, QUESTIONS, needed, rollouts, run_of
+from reading_logs import FIXTURES, QUESTIONS, TRL, ingested, needed, rollouts, run_of
 from trl_runs import model_of
 
 whole = st.integers(1, 4)
@@ -35,24 +35,13 @@ def trl_run(*, per_device, world, accumulation, per_generation, iterations, step
 )
 def test_tokens_show_a_start_from_a_checkpoint_that_nothing_else_does(batches, said, tmp_path):
     # A batch of 16 every other step, an entry every fourth: what began anew made three batches between two entries.
-    config = {
-        "num_generations": 4,
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 2,
-        "steps_per_generation": 4,
-        "generation_batch_size": 16,
-        "num_generations_eval": 4,
-    }
+    config = {**TRL, "per_device_train_batch_size": 4, "steps_per_generation": 4}
     rows, total = [], 0
     for step, made in zip((4, 8, 12), batches, strict=True):
         total += made * 16 * 15
-        rows.append(
-            {"step": step, "loss": 0.1, "completions/mean_length": 5.0, "num_tokens": total, "eval_reward": 0.5}
-        )
-    log, settings = tmp_path / "log.jsonl", tmp_path / "config.json"
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings.write_text(json.dumps(config))
-    evals, _ = ingest("trl", [str(log)], config=settings, constants=QUESTIONS)
+        logged = {"loss": 0.1, "completions/mean_length": 5.0, "num_tokens": total, "eval_reward": 0.5}
+        rows.append({"step": step, **logged})
+    evals, _ = ingested(tmp_path, "trl", "".join(json.dumps(row) + "\n" for row in rows), config)
     # Half of a batch off, where the tokens may be unlikely ones, and two more starts may have left no trace.
     assert tuple(evals["rollouts"]) == said
     truth = [16 * sum(batches[: k + 1]) for k in range(3)]
@@ -98,12 +87,7 @@ def test_trl_counts_every_process(per_device, world, accumulation, per_generatio
 
 
 TRL_ROWS, _ = trl_run(per_device=8, world=8, accumulation=2, per_generation=2, iterations=1, steps=4)
-TRL_CONFIG = {
-    "num_generations": 4,
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 2,
-    "num_iterations": 1,
-}
+TRL_CONFIG = {k: v for k, v in TRL.items() if k not in ("steps_per_generation", "generation_batch_size")}
 
 
 @pytest.mark.parametrize("known", [{}, {"steps_per_generation": 2}, {"generation_batch_size": 128}])
