@@ -7,10 +7,9 @@ from datetime import datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget import Counts, Ledger, Limits, Meter, account
+from isocompute.budget import Counts, Ledger, Limits, Meter
 from isocompute.budget.cli import main
 from isocompute.budget.commands import text as text_module
-from isocompute.budget.contract import tables
 
 
 @pytest.fixture
@@ -38,14 +37,6 @@ def fails(arguments, capsys):
     return err
 
 
-def test_an_error_of_the_system_is_one_line(ledger, monkeypatch, capsys):
-    def refuse(self, *_, **__):
-        raise OSError(5, "Input/output error", str(self))
-
-    monkeypatch.setattr("pathlib.Path.is_dir", refuse)
-    assert "Input/output error" in fails(["show", ledger], capsys)
-
-
 def test_show_prints_canonical_and_lost_as_paid(ledger, capsys):
     assert main(["show", str(ledger)]) == 0
     out = capsys.readouterr().out
@@ -61,14 +52,6 @@ def test_show_sums_by_step_and_by_run(ledger, capsys, by, first):
     assert lines[0].startswith(by)
     assert [line.split()[0] for line in lines[1:-1]] == first
     assert lines[-1].split()[:4] == ["everything", "96", "32", "128"]
-
-
-def test_a_ledger_table_can_be_shown(ledger, tmp_path, capsys):
-    out = tmp_path / "ledger.parquet"
-    account([ledger]).ledger.write_parquet(out)
-    assert tables.read(out, "ledger")["rollouts"].to_list() == [32, 32, 32]
-    assert main(["show", str(out)]) == 0
-    assert "which does not hold lost work" in capsys.readouterr().out
 
 
 def test_a_damaged_ledger_leaves_earlier_figures_alone(ledger, tmp_path, capsys):

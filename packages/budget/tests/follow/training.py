@@ -71,8 +71,6 @@ def writer(folder, logger):
             stream.flush()
 
         return log
-    if logger == "mlflow":
-        return mlflow_writer(folder.parent / "mlflow.db")
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
@@ -94,23 +92,6 @@ def writer(folder, logger):
     return log_events
 
 
-def mlflow_writer(path):
-    """What logs to an MLflow store as veRL does."""
-    import mlflow
-    from mlflow.entities import Metric
-
-    mlflow.set_tracking_uri(f"sqlite:///{path}")
-    client = mlflow.MlflowClient()
-    run = client.create_run("0").info.run_id
-
-    def log(step, length):
-        values = {"training/global_step": step, "response_length/mean": length, "actor/loss": 0.1}
-        now = time.time_ns() // 1_000_000
-        client.log_batch(run, metrics=[Metric(name, float(value), now, step) for name, value in values.items()])
-
-    return log
-
-
 def command(folder, steps, **options):
     """How it is started."""
     return [sys.executable, __file__, str(folder), json.dumps({"steps": steps, **options})]
@@ -120,11 +101,10 @@ def arguments(folder, steps, *flags, logger="lines", **options):
     """How it is followed, with a ledger beside its log."""
     (folder / "config.json").write_text(json.dumps(VERL))
     config = ["--config", str(folder / "config.json")] if logger != "events" else []
-    source = f"sqlite:///{folder}/mlflow.db" if logger == "mlflow" else str(folder / "log")
-    place = ["--ledger", str(folder / "run.ledger"), "--log", source, *config]
+    words = ["--ledger", str(folder / "run.ledger"), "--log", str(folder / "log"), *config]
     if not any(flag in flags for flag in ("--rollouts", "--device-hours", "--response-tokens", "--money")):
-        place += ["--rollouts", str(4 * BATCH)]
-    return ["run", *place, *flags, "--", *command(folder / "log", steps, logger=logger, **options)]
+        words += ["--rollouts", str(4 * BATCH)]
+    return ["run", *words, *flags, "--", *command(folder / "log", steps, logger=logger, **options)]
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError, Counts, History, Ledger, LedgerError, Limits, Meter
-from isocompute.budget.contract import tables
-from isocompute.budget.ledger import frames
 
 STEP = {"trained": Counts(rollouts=28, response_tokens=420), "filtered": Counts(rollouts=4, response_tokens=60)}
 EVALUATION = {"eval": Counts(rollouts=100, response_tokens=900)}
@@ -63,71 +61,6 @@ def test_a_kill_at_every_byte_after_the_last_sync_recovers_what_was_acknowledged
         with pytest.raises(LedgerError, match=r"not a ledger|watermark|disk"):
             Ledger.open(path, run_id="run")
         assert path.read_bytes() == data[:cut]
-
-
-@pytest.mark.slow
-@given(
-    steps=st.integers(1, 12),
-    evaluate_every=st.integers(1, 5),
-    save_every=st.integers(1, 5),
-    evaluate_first=st.booleans(),
-    deaths=st.lists(st.tuples(st.integers(0, 12), st.binary(max_size=7)), max_size=6),
-)
-def test_the_canonical_ledger_is_the_same_after_any_number_of_deaths(
-    tmp_path_factory, steps, evaluate_every, save_every, evaluate_first, deaths
-):
-    folder = tmp_path_factory.mktemp("run")
-
-    def go(path, saved, charges_left):
-        """Run from a checkpoint (step, evaluated) until the end or death; return the last checkpoint."""
-        done, evaluated = saved
-        ledger = Ledger.open(path, run_id="run", resumed_from=done)
-        paid = Counts()
-
-        def charge(step, counts):
-            nonlocal charges_left, paid
-            if charges_left == 0:
-                raise InterruptedError
-            charges_left -= 1
-            ledger.charge(step, counts)
-            paid += sum(counts.values(), Counts())
-
-        def evaluate(step):
-            nonlocal evaluated
-            if step % evaluate_every == 0 and evaluated < step:
-                charge(step, {"eval": Counts(rollouts=100 + step)})
-                evaluated = step
-
-        try:
-            evaluate(done)
-            for step in range(done + 1, steps + 1):
-                charge(step, {"trained": Counts(rollouts=30 + step), "stale": Counts(rollouts=2)})
-                if evaluate_first:
-                    evaluate(step)
-                if step % save_every == 0:
-                    saved = (step, evaluated)
-                evaluate(step)
-            return saved, paid, True
-        except InterruptedError:
-            return saved, paid, False
-        finally:
-            ledger.close()
-
-    go(folder / "undisturbed", (0, -1), -1)
-    saved, paid, finished = (0, -1), Counts(), False
-    for charges_left, torn in [*deaths, (-1, b"")]:
-        if not finished:
-            saved, more, finished = go(folder / "disturbed", saved, charges_left)
-            paid += more
-            with (folder / "disturbed").open("ab") as stream:
-                stream.write(frames.frame(10**6, b"C")[: len(torn)])
-    assert finished
-    undisturbed, disturbed = History.read(folder / "undisturbed"), History.read(folder / "disturbed")
-    assert disturbed.totals().canonical == undisturbed.totals().canonical
-    assert disturbed.totals().paid == paid
-    assert disturbed.table().equals(undisturbed.table())
-    files = [tables.write(h.table(), "ledger", folder / f"{i}.parquet") for i, h in enumerate((undisturbed, disturbed))]
-    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def test_threads_may_charge_at_once(tmp_path):

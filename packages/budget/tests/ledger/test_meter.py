@@ -11,46 +11,16 @@ from hypothesis import strategies as st
 from isocompute.budget import BudgetError, Counts, History, Ledger, LedgerError, Limits, Meter
 from isocompute.budget.ledger import frames
 
-parts = st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 3))
 
-
-def step_of(batch, filtered, stale, failed, tokens):
-    """A step of ``batch`` rollouts, some filtered or stale, and ``failed`` ones that were generated again."""
-    filtered = min(filtered, batch)
-    stale = min(stale, batch - filtered)
-    return {
-        "trained": Counts(rollouts=batch - filtered - stale, response_tokens=tokens),
-        "filtered": Counts(rollouts=filtered),
-        "stale": Counts(rollouts=stale),
-        "failed": Counts(rollouts=failed),
-    }
-
-
-@pytest.mark.slow
-@given(st.integers(1, 300), st.integers(1, 40), st.lists(parts, min_size=1, max_size=10))
-def test_used_is_batches_taken_plus_failed_whatever_was_filtered(tmp_path_factory, budget, batch, steps):
-    with Ledger.open(tmp_path_factory.mktemp("run") / "a.ledger", run_id="run") as ledger:
-        meter = Meter(ledger, Limits(rollouts=budget))
-        failed_so_far = 0
-        for step, (filtered, stale, failed) in enumerate(steps, start=1):
-            fits = step * batch + failed_so_far <= budget
-            assert bool(meter.admit(step, batch)) == fits
-            if not fits:
-                break
-            meter.charge(step, step_of(batch, filtered, stale, failed, tokens=1))
-            meter.charge(step, {"eval": Counts(rollouts=1000), "pilot": Counts(rollouts=1000)})
-            failed_so_far += failed
-            assert meter.used.rollouts == step * batch + failed_so_far
-            assert meter.used.rollouts - failed <= budget
-            assert meter.overshoot.rollouts == max(0, meter.used.rollouts - budget)
-        assert ledger.history().totals().used == meter.used
+def taken(rollouts, tokens=0):
+    return {"trained": Counts(rollouts=rollouts, response_tokens=tokens)}
 
 
 def test_a_refusal_says_how_much_there_is_and_how_much_was_asked(tmp_path):
     with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
         meter = Meter(ledger, Limits(rollouts=48))
         assert meter.admit(1, 32).reason == ""
-        meter.charge(1, step_of(32, 0, 0, 0, tokens=480))
+        meter.charge(1, taken(32, 480))
         assert meter.admit(2, 32).reason == ("step 2 would take the run from 32 to 64 rollouts, and the budget is 48")
         assert meter.admit(2, 16)
         tokens = Meter(ledger, Limits(response_tokens=400))
@@ -76,7 +46,7 @@ def test_after_a_sync_every_charge_is_on_the_disk(tmp_path, monkeypatch):
     with Ledger.open(path, run_id="run") as ledger:
         monkeypatch.setattr(os, "fsync", spy)
         meter = Meter(ledger, Limits(rollouts=96))
-        meter.charge(1, step_of(32, 0, 0, 0, tokens=480))
+        meter.charge(1, taken(32, 480))
         # A second charge to a step, such as the evaluation after it, waits for the next sync.
         meter.charge(1, {"eval": Counts(rollouts=8)})
         assert content(synced[-1]) != content(path.read_bytes())
@@ -85,10 +55,6 @@ def test_after_a_sync_every_charge_is_on_the_disk(tmp_path, monkeypatch):
         assert frames.read_watermark(path.read_bytes()) == len(synced[-1])
     with pytest.raises(LedgerError, match="the ledger is closed"):
         meter.sync()
-
-
-def taken(rollouts, tokens=0):
-    return {"trained": Counts(rollouts=rollouts, response_tokens=tokens)}
 
 
 def test_device_time_and_money_stop_after_the_step_that_reaches_them(tmp_path):

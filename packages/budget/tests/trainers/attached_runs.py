@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trl_runs import layout, model_of, problems_of, quiet, rewards_of
+from trl_runs import grpo, layout, problems_of, quiet
 
 
 class KilledError(Exception):
@@ -94,30 +94,16 @@ def train(case, folder):
 
 def _live(case, folder, found, kill_after):
     """One process of a run."""
-    import trl
     from isocompute.budget import BudgetError
     from isocompute.budget.trl import attach
     from transformers import TrainerCallback
     from transformers.trainer_utils import get_last_checkpoint
 
     out = folder / "out"
-    config = trl.GRPOConfig(
-        output_dir=str(out),
-        use_cpu=True,
-        bf16=False,
-        disable_tqdm=True,
-        save_strategy="steps",
-        report_to=[],
-        save_steps=case.save_steps,
-        **case.chosen["args"],
-    )
-    model, tokenizer = model_of()
-    trainer = trl.GRPOTrainer(
-        model=model,
-        reward_funcs=rewards_of("one"),
-        processing_class=tokenizer,
-        args=config,
-        train_dataset=problems_of(case.chosen["problems"]),
+    trainer = grpo(
+        out,
+        {"save_strategy": "steps", "save_steps": case.save_steps, **case.chosen["args"]},
+        problems=case.chosen["problems"],
         eval_dataset=problems_of(case.chosen["eval_problems"], 100),
     )
     _hook(trainer, folder)
@@ -137,7 +123,7 @@ def _live(case, folder, found, kill_after):
                 raise KilledError
 
     trainer.add_callback(Killer())
-    found.batch = config.generation_batch_size
+    found.batch = trainer.args.generation_batch_size
     per_batch = {"rollouts": found.batch, "response_tokens": found.batch * 2.5, "device_hours": 1 / 3600}
     found.limit = case.batches * per_batch.get(case.limit, 0.01)
     if case.limit in ("rollouts", "response_tokens"):

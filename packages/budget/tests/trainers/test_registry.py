@@ -205,13 +205,6 @@ def test_the_last_step_of_a_trl_epoch_may_be_short():
     assert (found.update_steps, found.generated) == (6, 60)
 
 
-def test_verls_asynchronous_modes_generate_in_addition():
-    settings = {"trainer.total_training_steps": 10, "trainer.v1.trainer_mode": "separate_async"}
-    notes = read("verl", settings, problems=10**6).notes
-    assert any("starts 1 batches ahead" in note for note in notes)
-    assert any("further devices" in note for note in notes)
-
-
 def test_older_names_of_settings_are_understood():
     found = read("prime-rl", {"batch_size": 64, "rollouts_per_example": 16, "max_steps": 3})
     assert (found.problems_per_batch, found.rollouts_per_problem, found.update_steps) == (4, 16, 3)
@@ -284,14 +277,6 @@ def test_a_learning_rate_stands_where_the_trainer_looks_for_it():
     }
     with pytest.raises(BudgetError, match="learning_rate is -1"):
         run_of(8, 4, 1, learning_rate=-1)
-
-
-def test_trl_trains_for_three_epochs_of_8_completions_where_nothing_else_is_said():
-    # Eight completions of one process are one group of eight, so that 40 problems are 40 steps.
-    found = read("trl", {"learning_rate": 1e-6}, world_size=1, problems=40)
-    assert (found.rollouts_per_problem, found.problems_per_batch) == (8, 1)
-    assert (found.update_steps, found.generated) == (120, 960)
-    assert read("trl", {"num_train_epochs": 2}, world_size=1, problems=40).update_steps == 80
 
 
 VERL = "data.train_batch_size=12 actor_rollout_ref.actor.ppo_mini_batch_size=12 trainer.total_epochs=1 "

@@ -6,8 +6,8 @@ import sqlite3
 import pytest
 from isocompute.budget import BudgetError
 from isocompute.budget.cli import main
-from isocompute.budget.contract import tables
 from isocompute.budget.contract.tracking import TrackingError
+from isocompute.budget.follow.following import LiveLog
 from isocompute.budget.trainers.evals import ingest
 from reading_logs import QUESTIONS, TRL
 
@@ -54,16 +54,6 @@ def test_reading_a_store_that_does_not_exist_creates_nothing(source, empty, caps
     assert main(["doctor", source, "--trainer", "trl", "--out", "out"]) == 2
     assert "there is no MLflow store" in capsys.readouterr().err
     assert everything(empty) == []
-
-
-def test_a_database_of_something_else_is_left_alone(empty):
-    pytest.importorskip("mlflow")
-    with sqlite3.connect(empty / "mine.db") as database:
-        database.execute("create table mine (a integer)")
-    before = (empty / "mine.db").read_bytes()
-    with pytest.raises(TrackingError, match=r"mine.db is not"):
-        tables.read("sqlite:///mine.db", "evals")
-    assert (empty / "mine.db").read_bytes() == before
 
 
 def test_an_experiment_without_runs_says_so(store, empty, monkeypatch):
@@ -133,3 +123,12 @@ def test_two_event_files_of_one_folder_are_one_run_continued_or_refused(tmp_path
     events(tmp_path / "run", {2: 0.7}, name="3")
     with pytest.raises(BudgetError, match="step 2 after step 8"):
         ingest("trl", [str(tmp_path / "run")], config=config, constants=QUESTIONS)
+
+
+def test_a_store_is_followed_once_something_was_logged(store, tmp_path):
+    live = LiveLog(store)
+    assert len(live.look().logs) == 2
+    assert (live.trainer.name, live.remote, live.look().settled) == ("trl", True, True)
+    # Whoever reads a store while it is being made makes both fail.
+    sqlite3.connect(tmp_path / "new.db").close()
+    assert LiveLog(f"sqlite:///{tmp_path}/new.db").look().logs == ()

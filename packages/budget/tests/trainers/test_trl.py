@@ -10,7 +10,7 @@ from isocompute.budget import BudgetError
 from isocompute.budget.trainers.evals import ingest
 from isocompute.budget.trainers.registry import convert
 from reading_logs import FIXTURES, QUESTIONS, TRL, ingested, needed, rollouts, run_of
-from trl_runs import model_of
+from trl_runs import grpo
 
 whole = st.integers(1, 4)
 quick = settings(max_examples=40, deadline=None)
@@ -174,32 +174,15 @@ def test_trl_takes_the_settings_for_the_same_batches(trl, tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("case", [(3, 4, 3, 1, 2), (2, 3, 2, 1, None)])
 def test_a_trl_run_generates_exactly_the_rollouts_of_the_allocation(trl, tmp_path, case):
-    datasets = needed("datasets")
     run = run_of(*case[:3], world_size=case[3], micro_batch=case[4])
-    model, tokenizer = model_of()
     seen = []
 
     def reward(prompts, completions, **_):
         seen.append(list(prompts))
         return [float(len(c) % 2) for c in completions]
 
-    trainer = trl.GRPOTrainer(
-        model=model,
-        reward_funcs=reward,
-        processing_class=tokenizer,
-        args=trl.GRPOConfig(
-            output_dir=str(tmp_path),
-            use_cpu=True,
-            bf16=False,
-            report_to=[],
-            save_strategy="no",
-            logging_steps=1,
-            max_completion_length=4,
-            disable_tqdm=True,
-            **convert("trl", run).settings,
-        ),
-        train_dataset=datasets.Dataset.from_dict({"prompt": [f"{a}+{b}=" for a in range(4) for b in range(4)]}),
-    )
+    args = {"save_strategy": "no", "logging_steps": 1, "max_completion_length": 4, **convert("trl", run).settings}
+    trainer = grpo(tmp_path, args, problems=16, rewards=[reward])
     trainer.train()
     a = run.allocation
     assert sum(map(len, seen)) == a.rollouts

@@ -113,6 +113,22 @@ def problems_of(count, first=0):
     return datasets.Dataset.from_dict({"prompt": [f"{7 ** (k % 5)}+{k}=" for k in range(first, first + count)]})
 
 
+def grpo(out, args, *, problems, rewards="one", **options):
+    """A trainer of the tiny model, on a CPU."""
+    import trl
+
+    model, tokenizer = model_of()
+    plain = {"use_cpu": True, "bf16": False, "disable_tqdm": True, "report_to": []}
+    return trl.GRPOTrainer(
+        model=model,
+        reward_funcs=rewards_of(rewards) if isinstance(rewards, str) else rewards,
+        processing_class=tokenizer,
+        args=trl.GRPOConfig(output_dir=str(out), **plain | args),
+        train_dataset=problems_of(problems),
+        **options,
+    )
+
+
 @dataclass
 class Generation:
     """Rollouts that the hooked generator saw, by optimizer step, and the steps at which it is still to be stopped."""
@@ -139,28 +155,16 @@ def train(chosen, folder):
 
 def segment(chosen, out, at, seen):
     """Train in one process, from a checkpoint on, until the next stop; whether the run is finished."""
-    import trl
     from transformers import TrainerCallback
 
     args = chosen["args"]
-    config = trl.GRPOConfig(
-        output_dir=str(out),
-        use_cpu=True,
-        bf16=False,
-        disable_tqdm=True,
-        save_strategy="steps",
-        save_steps=1,
-        report_to=["tensorboard"] if chosen["log"] == "tensorboard" else [],
-        **args,
-    )
-    model, tokenizer = model_of()
     sets = {f"set{k}": problems_of(chosen["eval_problems"], 100 * k) for k in range(1, chosen["eval_sets"] + 1)}
-    trainer = trl.GRPOTrainer(
-        model=model,
-        reward_funcs=rewards_of(chosen["rewards"]),
-        processing_class=tokenizer,
-        args=config,
-        train_dataset=problems_of(chosen["problems"]),
+    logged = {"report_to": ["tensorboard"] if chosen["log"] == "tensorboard" else []}
+    trainer = grpo(
+        out,
+        {"save_strategy": "steps", "save_steps": 1, **logged, **args},
+        problems=chosen["problems"],
+        rewards=chosen["rewards"],
         eval_dataset=None if "eval_strategy" not in args else sets if len(sets) > 1 else sets["set1"],
     )
     generate = trainer._generate_and_score_completions
