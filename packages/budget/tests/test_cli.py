@@ -45,15 +45,6 @@ def test_show_prints_canonical_and_lost_as_paid(ledger, capsys):
     assert table_of(out)["trained"] == ["96", "32", "128", "960", "320", "1,280", "1,440", "480", "1,920"]
 
 
-@pytest.mark.parametrize(("by", "first"), [("step", ["1", "2", "3"]), ("run", ["a"])])
-def test_show_sums_by_step_and_by_run(ledger, capsys, by, first):
-    assert main(["show", str(ledger), "--by", by]) == 0
-    lines = capsys.readouterr().out.split("\n\n")[1].splitlines()
-    assert lines[0].startswith(by)
-    assert [line.split()[0] for line in lines[1:-1]] == first
-    assert lines[-1].split()[:4] == ["everything", "96", "32", "128"]
-
-
 def test_a_damaged_ledger_leaves_earlier_figures_alone(ledger, tmp_path, capsys):
     out = tmp_path / "out.json"
     out.write_text("kept")

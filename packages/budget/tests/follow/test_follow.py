@@ -144,17 +144,6 @@ def test_signals_reach_the_command_and_the_ledger_is_closed(tmp_path, number):
     assert History.read(tmp_path / "run.ledger").device_seconds > 0
 
 
-def test_a_command_that_ignores_the_signal_goes_on_and_so_does_the_one_who_follows_it(tmp_path):
-    run = started(tmp_path, 100, "--rollouts", str(6 * BATCH), hangs=3, ignored=["SIGUSR1"])
-    wait_for((tmp_path / "hangs").exists)
-    run.send_signal(signal.SIGUSR1)
-    time.sleep(0.5)
-    assert run.poll() is None
-    run.send_signal(signal.SIGTERM)
-    run.communicate(timeout=60)
-    assert run.returncode == 143
-
-
 def test_steps_that_were_logged_after_the_follower_was_killed_are_charged_later(tmp_path, capsys):
     run = started(tmp_path, 100, "--rollouts", str(20 * BATCH), hangs=3)
     wait_for((tmp_path / "hangs").exists)

@@ -191,7 +191,6 @@ def test_random_histories_have_the_same_sums_live_reopened_and_in_the_model(tmp_
         lost += history.totals().lost_training.rollouts > 0
         late += failed > 0
     assert min(lost, late) > HISTORIES / 4
-    print(f"\n{HISTORIES:,} histories: no difference, none refused; {lost:,} lost work, {late:,} have late charges")
 
 
 small = st.integers(0, 9)

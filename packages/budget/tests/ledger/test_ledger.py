@@ -153,17 +153,6 @@ def test_a_charge_that_makes_no_sense_is_refused_and_not_recorded(tmp_path, step
         assert ledger.path.stat().st_size == size
 
 
-def test_a_step_without_charges_is_recorded_once_and_is_in_no_table(tmp_path):
-    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
-        ledger.charge(1, {})
-        size = ledger.path.stat().st_size
-        ledger.charge(1, {"failed": Counts()})
-        assert ledger.path.stat().st_size == size
-        assert ledger.table().is_empty()
-        assert ledger.lost_work().is_empty()
-        assert ledger.history().last_step == 1
-
-
 @pytest.mark.parametrize("charge", [STEP, EVALUATION, {}])
 def test_a_ledger_with_charges_is_not_opened_without_a_word_on_where_it_goes_on(tmp_path, charge):
     path = write(tmp_path / "a.ledger", [1])

@@ -1,4 +1,3 @@
-import fcntl
 from itertools import pairwise
 
 from hypothesis import given
@@ -79,24 +78,3 @@ def test_the_command_writes_a_new_ledger_and_lists_what_is_not_in_it(tmp_path, c
     assert [file.name for file in new.parent.iterdir()] == ["b.ledger"]
     with Ledger.open(new, run_id="demo", resumed_from=3) as ledger:
         assert ledger.used.rollouts == 64
-
-
-def test_what_cannot_be_repaired_is_said_in_one_line(tmp_path, capsys):
-    whole, table, held = tmp_path / "a.ledger", tmp_path / "b.parquet", tmp_path / "c.ledger"
-    Ledger.open(whole, run_id="demo").close()
-    table.write_bytes(b"PAR1" * 100)
-    damaged(held)
-    for path, problem in (
-        (whole, "is whole, so there is nothing to repair"),
-        (table, "holds no whole record, so nothing can be saved"),
-        (tmp_path / "none", "cannot be read (No such file or directory)"),
-        (tmp_path, "cannot be read (Is a directory)"),
-        (held, "a run has this ledger open; stop it first"),
-    ):
-        with held.open("rb") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
-            assert main(["show", str(path), "--repair", str(tmp_path / "new")]) == 2
-        said = capsys.readouterr()
-        assert said.err == f"error: {path}: {problem}\n"
-        assert not said.out
-    assert not (tmp_path / "new").exists()

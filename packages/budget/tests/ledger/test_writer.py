@@ -141,18 +141,6 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, number):
         Ledger.open(tmp_path / "a.ledger", run_id="run")
 
 
-def test_steps_charged_in_turn_cost_a_sync_each_and_not_one_a_charge(tmp_path, monkeypatch):
-    syncs = []
-    sync = os.fsync
-    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
-        monkeypatch.setattr(os, "fsync", lambda handle: syncs.append(handle) or sync(handle))
-        for _ in range(20):
-            for step in (1, 2, 3):
-                ledger.charge(step, STEP)
-        assert len(syncs) == 3
-    assert History.read(tmp_path / "a.ledger").totals().used.rollouts == 20 * 3 * 32
-
-
 STORM = """
 import os, signal, sys
 from isocompute.budget import Counts, History, Ledger

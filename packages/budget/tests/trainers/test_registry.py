@@ -333,12 +333,7 @@ def test_degrees_that_cannot_be_are_refused():
         Parallelism(tensor=0)
     with pytest.raises(BudgetError, match=r"context .* is 2,097,152"):
         Parallelism(context=2**21)
-    allocation = Allocation(problems_per_batch=8, rollouts_per_problem=4, update_steps=3)
     with pytest.raises(BudgetError, match="world_size 4 or 8 would"):
-        RunPlan(allocation=allocation, world_size=6, parallelism=Parallelism(tensor=2, context=2))
+        run_of(8, 4, 3, world_size=6, parallelism=Parallelism(tensor=2, context=2))
     with pytest.raises(BudgetError, match="problems_per_batch 2 or 4"):
-        RunPlan(
-            allocation=Allocation(problems_per_batch=3, rollouts_per_problem=11, update_steps=3),
-            world_size=8,
-            parallelism=Parallelism(tensor=4),
-        )
+        run_of(3, 11, 3, world_size=8, parallelism=Parallelism(tensor=4))

@@ -33,6 +33,7 @@ def store(tmp_path_factory):
             client.log_param(run, key, value)
         for step in (2, 4):
             client.log_metric(run, "eval_reward", reward + step / 100, step=step)
+            client.log_metric(run, "eval_completions/mean_length", 5.0, step=step)
         client.set_terminated(run)
     return uri
 

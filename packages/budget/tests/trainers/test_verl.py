@@ -2,27 +2,27 @@
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as profile
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.evals import ingest
 from isocompute.budget.trainers.registry import convert, read
 from isocompute.budget.trainers.settings import Parallelism
-from reading_logs import FIXTURES, QUESTIONS, needed, rollouts, run_of
+from reading_logs import FIXTURES, QUESTIONS, needed, rollouts, run_of, settings
 
 whole = st.integers(1, 4)
-quick = settings(max_examples=40, deadline=None)
+quick = profile(max_examples=40, deadline=None)
 
 
-VERL: dict[str, Any] = {
-    "data": {"train_batch_size": 8, "gen_batch_size": 12},
-    "trainer": {"val_before_train": True},
-    "actor_rollout_ref": {"rollout": {"n": 4}, "actor": {"ppo_mini_batch_size": 8}},
-    "algorithm": {"adv_estimator": "grpo", "filter_groups": {"enable": True, "max_num_gen_batches": 0}},
-}
+VERL = settings(
+    "data.train_batch_size=8 data.gen_batch_size=12 actor_rollout_ref.rollout.n=4 "
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8 algorithm.adv_estimator=grpo algorithm.filter_groups.enable=true"
+)
+UNFILTERED = {"algorithm.filter_groups.enable": False}
+ASYNCHRONOUS = {"fully_async/count/stale_trajectory_processed": 1.0}
 
 
 def verl_row(step, data):
@@ -68,9 +68,8 @@ def evicted(rng):
 def test_verl_counts_the_batches_that_dynamic_sampling_generated(seed, steps, remax):
     # ReMax samples one more response to each prompt, greedily, as its baseline.
     rows, truth = verl_run(resampled, seed, steps, per_prompt=5 if remax else 4)
-    estimator = {"adv_estimator": "remax"} if remax else {}
-    former = {**VERL, "trainer": {"use_v1": False}}
-    assert rollouts("verl", rows, {**former, "algorithm": {**VERL["algorithm"], **estimator}}) == truth
+    estimator = {"algorithm.adv_estimator": "remax"} if remax else {}
+    assert rollouts("verl", rows, {**VERL, "trainer.use_v1": False, **estimator}) == truth
 
 
 @quick
@@ -78,42 +77,36 @@ def test_verl_counts_the_batches_that_dynamic_sampling_generated(seed, steps, re
 def test_verl_counts_evicted_prompts_with_all_their_responses(seed, steps):
     rows, truth = verl_run(evicted, seed, steps, per_prompt=4)
     if any("filter_groups" in key for row in rows for key in row["data"]):
-        assert rollouts("verl", rows, {**VERL, "data": {"train_batch_size": 8}}) == truth
+        assert rollouts("verl", rows, {**VERL, "data.gen_batch_size": 8}) == truth
 
 
-def test_verl_asks_where_filtering_left_no_count():
-    rows, _ = verl_run(lambda _: (8, {}), 0, 4, 4)
-    with pytest.raises(BudgetError, match=r"step 1 .*rollouts_per_step="):
-        rollouts("verl", rows, VERL)
-    assert rollouts("verl", rows, VERL, rollouts_per_step="96") == [0, 192, 384]
+@pytest.mark.parametrize(
+    ("prompts", "logged", "changed", "said"),
+    [
+        (8, {}, {}, r"step 1 .*rollouts_per_step="),
+        (12, {}, UNFILTERED, r"gen_batch_size is 12 .*8"),
+        (
+            8,
+            ASYNCHRONOUS,
+            {"data.gen_batch_size": 8, "algorithm.filter_groups.enable": False},
+            r"asynchronous.*_per_step=",
+        ),
+    ],
+)
+def test_verl_asks_for_what_its_log_leaves_open(prompts, logged, changed, said):
+    rows, _ = verl_run(lambda _: (prompts, logged), 0, 4, 4)
+    with pytest.raises(BudgetError, match=said):
+        rollouts("verl", rows, {**VERL, **changed})
+    assert rollouts("verl", rows, {**VERL, **changed}, rollouts_per_step="96") == [0, 192, 384]
 
 
 def test_verl_asks_whether_groups_were_filtered_where_no_configuration_says():
     rows, _ = verl_run(lambda _: (8, {}), 0, 4, 4)
-    known = {
-        "actor_rollout_ref__rollout__n": "4",
-        "data__train_batch_size": "8",
-        "data__gen_batch_size": "8",
-        "actor_rollout_ref__actor__ppo_mini_batch_size": "8",
-        "actor_rollout_ref__actor__ppo_epochs": "1",
-    }
+    known = {**VERL, "data.gen_batch_size": 8, "actor_rollout_ref.actor.ppo_epochs": 1}
+    known = {key: str(value) for key, value in known.items() if not key.startswith("algorithm.")}
     with pytest.raises(BudgetError, match=r"filter_groups.enable="):
         rollouts("verl", rows, None, **known)
-    assert rollouts("verl", rows, None, **known, algorithm__filter_groups__enable="false") == [0, 64, 128]
-
-
-def test_verl_asks_where_the_generation_batch_is_not_the_training_batch():
-    rows, _ = verl_run(lambda _: (12, {}), 0, 4, 4)
-    unfiltered = {**VERL, "algorithm": {"filter_groups": {"enable": False}}}
-    with pytest.raises(BudgetError, match=r"gen_batch_size is 12 .*8"):
-        rollouts("verl", rows, unfiltered)
-
-
-def test_verl_asks_for_what_a_fully_asynchronous_run_generated():
-    rows, _ = verl_run(lambda _: (8, {"fully_async/count/stale_trajectory_processed": 1.0}), 0, 4, 4)
-    unfiltered = {**VERL, "data": {"train_batch_size": 8}, "algorithm": {"filter_groups": {"enable": False}}}
-    with pytest.raises(BudgetError, match=r"asynchronous.*_per_step="):
-        rollouts("verl", rows, unfiltered)
+    assert rollouts("verl", rows, None, **known, **{"algorithm.filter_groups.enable": "false"}) == [0, 64, 128]
 
 
 def test_verl_counts_prompts_and_marks_what_is_biased():
