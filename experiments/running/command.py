@@ -18,7 +18,7 @@ import polars as pl
 from isocompute.budget import TRAINING_COHORTS, Allocation, History
 from isocompute.budget.trainers.evals import ingest
 from isocompute.budget.trainers.registry import convert, trainer
-from isocompute.budget.trainers.settings import Configuration, Run, render
+from isocompute.budget.trainers.settings import Configuration, RunPlan, render
 from isocompute.learner import EvaluationRecord
 from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import atomic_write
@@ -196,7 +196,7 @@ def configuration_of(cell: CommandCell) -> Configuration:
         rollouts_per_problem=cell.rollouts_per_problem,
         update_steps=cell.update_steps,
     )
-    run = Run(
+    run = RunPlan(
         allocation=allocation,
         world_size=settings.world_size,
         micro_batch=settings.micro_batch,

@@ -1,10 +1,14 @@
 import sys
+from pathlib import Path
 
 from hypothesis import settings
 
+# The helpers of these tests can be imported by name.
+sys.path[:0] = [str(Path(__file__).parent / name) for name in ("trainers", "verl", "follow")]
+
 # Signals, forks, pipes, limits of files: what these files do to a ledger can be done on POSIX only. What Windows must
 # do is in test_windows.py.
-POSIX = ("test_crash", "test_creation", "test_ledger", "test_repair", "test_torture", "test_writer")
+POSIX = ("test_ledger", "test_repair", "test_torture", "test_writer")
 collect_ignore: list[str] = []
 if sys.platform == "win32":
     collect_ignore += [*(f"ledger/{name}.py" for name in POSIX), "commands/test_misuse.py", "follow"]

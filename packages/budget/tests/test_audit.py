@@ -1,35 +1,22 @@
 """One run by its settings, its log and its ledger, and why they differ."""
 
 import json
-from pathlib import Path
 
 import pytest
 from isocompute.budget import BudgetError, Counts, Ledger
 from isocompute.budget.audit import OF_LEDGER, audit
 from isocompute.budget.cli import main
+from reading_logs import DOCS, VERL, lines, settings
 
-DOCS = Path(__file__).parents[1] / "docs" / "trl"
-TRL = {
-    "num_generations": 2,
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 1,
-    "max_steps": 20,
-    "steps_per_generation": 1,
-    "generation_batch_size": 4,
-    "num_iterations": 1,
-}
-VERL = {
-    "data.train_batch_size": 8,
-    "actor_rollout_ref.rollout.n": 4,
-    "trainer.total_training_steps": 10,
-    "actor_rollout_ref.actor.ppo_mini_batch_size": 8,
-}
+TRL = settings(
+    "num_generations=2 per_device_train_batch_size=4 gradient_accumulation_steps=1 max_steps=20 "
+    "steps_per_generation=1 generation_batch_size=4 num_iterations=1"
+)
+VERL = {**VERL, "trainer.total_training_steps": 10}
 
 
 def logged(folder, rows):
-    path = folder / "log.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return str(lines(folder / "log.jsonl", rows))
 
 
 def trl_rows(steps, generates=lambda step: True, epoch=lambda step: step / 120):
@@ -71,8 +58,8 @@ def test_steps_that_were_not_taken_are_named(tmp_path):
 
 
 def test_several_passes_and_a_batch_that_is_not_used_up_are_named(tmp_path):
-    settings = {**TRL, "num_iterations": 3, "max_steps": 10}
-    found = audit(logged(tmp_path, trl_rows(10, lambda step: step % 3 == 1)), shared=settings)
+    shared = {**TRL, "num_iterations": 3, "max_steps": 10}
+    found = audit(logged(tmp_path, trl_rows(10, lambda step: step % 3 == 1)), shared=shared)
     # Ten steps of 4 are 40, in three passes 13; the fourth batch of 4 is used once.
     assert found.planned == 40
     assert sum(changes(found).values()) == 4 * 4 - 40
@@ -81,36 +68,33 @@ def test_several_passes_and_a_batch_that_is_not_used_up_are_named(tmp_path):
 
 
 def test_short_epochs_are_named(tmp_path):
-    settings = {**TRL, "gradient_accumulation_steps": 2, "max_steps": 4}
+    shared = {**TRL, "gradient_accumulation_steps": 2, "max_steps": 4}
     # Three batches make an epoch of two steps, the second of which has one.
     epochs = {1: 2 / 3, 2: 1.0, 3: 5 / 3, 4: 2.0}
     rows = ({k: v for k, v in row.items() if k != "num_tokens"} for row in trl_rows(4, epoch=epochs.get))
-    found = audit(logged(tmp_path, rows), shared=settings)
+    found = audit(logged(tmp_path, rows), shared=shared)
     assert changes(found) == {"short epochs": -8}
     assert found.rollouts == 24
 
 
 def test_a_resume_within_a_batch_is_named(tmp_path):
-    settings = {**TRL, "num_iterations": 4, "max_steps": 8}
+    shared = {**TRL, "num_iterations": 4, "max_steps": 8}
     # Resumed after step 2, with a new batch in step 3 and in step 7.
-    found = audit(logged(tmp_path, trl_rows(8, lambda step: step in (1, 3, 7))), shared=settings)
+    found = audit(logged(tmp_path, trl_rows(8, lambda step: step in (1, 3, 7))), shared=shared)
     assert changes(found)["resume"] == 4
     assert found.rollouts == 12
 
 
 def test_refill_and_baselines_are_named(tmp_path):
-    settings = {**VERL, "algorithm.adv_estimator": "remax", "trainer.use_v1": False}
+    shared = {**VERL, "algorithm.adv_estimator": "remax", "trainer.use_v1": False}
     evicted = {"training/filter_groups/evicted_samples": 3}
-    found = audit(logged(tmp_path, verl_rows(10, **evicted)), shared=settings)
+    found = audit(logged(tmp_path, verl_rows(10, **evicted)), shared=shared)
     # 11 prompts a step, with four responses and one more.
     assert changes(found) == {"remax baselines": 110, "refill": 120}
     assert found.rollouts == 550
-
-
-def test_what_warm_up_may_have_generated_is_noted(tmp_path):
-    settings = {**VERL, "trainer.v1.trainer_mode": "separate_async", "trainer.v1.separate_async.num_warmup_batches": 2}
-    found = audit(logged(tmp_path, verl_rows(10)), shared=settings)
-    assert any(note.startswith("warm-up: 64 rollouts are started ahead of their step") for note in found.notes)
+    ahead = {"trainer.v1.trainer_mode": "separate_async", "trainer.v1.separate_async.num_warmup_batches": 2}
+    notes = audit(logged(tmp_path, verl_rows(10)), shared={**VERL, **ahead}).notes
+    assert any(note.startswith("warm-up: 64 rollouts are started ahead of their step") for note in notes)
 
 
 def ledger_of(path, steps, *, resumed_from=0, rollouts=32):
@@ -139,16 +123,18 @@ def test_a_ledger_that_ends_earlier_or_later_than_the_log_is_named(tmp_path):
     assert changes(audit(source, short, shared=VERL)) == {"uncharged steps": -64}
     assert changes(audit(source, long, shared=VERL)) == {"unlogged steps": 64}
     assert changes(audit(source, other, shared=VERL)) == {"not explained": 10}
+    ledger_of(tmp_path / "empty.ledger", [])
+    assert changes(audit(source, tmp_path / "empty.ledger", shared=VERL)) == {"uncharged steps": -320}
 
 
 def test_a_ledger_whose_attempt_ended_ahead_is_explained(tmp_path):
     path = tmp_path / "run.ledger"
-    settings = {**TRL, "num_iterations": 4, "max_steps": 6}
+    shared = {**TRL, "num_iterations": 4, "max_steps": 6}
     with Ledger.open(path, run_id="run") as ledger:
         for step in (1, 5):
             ledger.charge(step, {"trained": Counts(rollouts=4)}, shares=(1,) * 4)
         ledger.end(6)
-    found = audit(logged(tmp_path, trl_rows(6, lambda step: step in (1, 5))), path, shared=settings)
+    found = audit(logged(tmp_path, trl_rows(6, lambda step: step in (1, 5))), path, shared=shared)
     assert "lost work" not in changes(found)
     assert "not explained" not in changes(found)
 
@@ -182,14 +168,3 @@ def test_what_cannot_be_audited_is_refused(tmp_path):
         audit(str(DOCS))
     with pytest.raises(BudgetError, match=r"rollout\.n"):
         audit(logged(tmp_path, verl_rows(3)))
-
-
-def test_a_ledger_without_charges_has_figures_too(tmp_path):
-    path, config = tmp_path / "run.ledger", tmp_path / "verl.json"
-    ledger_of(path, [])
-    config.write_text(json.dumps(VERL))
-    arguments = ["audit", logged(tmp_path, verl_rows(3)), "--ledger", str(path), "--config", str(config)]
-    assert main([*arguments, "--json", str(tmp_path / "a.json")]) == 0
-    written = json.loads((tmp_path / "a.json").read_text())
-    assert written["figures"]["rollouts for training"] == {"settings": 320, "log": 96, "ledger": 0}
-    assert [d["mechanism"] for d in written["differences"]] == ["steps not taken", "uncharged steps"]

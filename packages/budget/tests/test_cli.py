@@ -3,15 +3,13 @@ import socket
 import subprocess
 import sys
 from datetime import datetime, timedelta
-from importlib.metadata import version
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget import Counts, Ledger, Limits, Meter, account
+from isocompute.budget import Counts, Ledger, Limits, Meter
 from isocompute.budget.cli import main
 from isocompute.budget.commands import text as text_module
-from isocompute.budget.contract import tables
 
 
 @pytest.fixture
@@ -39,21 +37,6 @@ def fails(arguments, capsys):
     return err
 
 
-@pytest.mark.slow
-def test_the_module_runs_the_command(ledger):
-    command = [sys.executable, "-m", "isocompute.budget.cli", "show", str(ledger)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "run a, 2 attempts" in done.stdout
-
-
-def test_an_error_of_the_system_is_one_line(ledger, monkeypatch, capsys):
-    def refuse(self, *_, **__):
-        raise OSError(5, "Input/output error", str(self))
-
-    monkeypatch.setattr("pathlib.Path.is_dir", refuse)
-    assert "Input/output error" in fails(["show", ledger], capsys)
-
-
 def test_show_prints_canonical_and_lost_as_paid(ledger, capsys):
     assert main(["show", str(ledger)]) == 0
     out = capsys.readouterr().out
@@ -62,44 +45,12 @@ def test_show_prints_canonical_and_lost_as_paid(ledger, capsys):
     assert table_of(out)["trained"] == ["96", "32", "128", "960", "320", "1,280", "1,440", "480", "1,920"]
 
 
-@pytest.mark.parametrize(("by", "first"), [("step", ["1", "2", "3"]), ("run", ["a"])])
-def test_show_sums_by_step_and_by_run(ledger, capsys, by, first):
-    assert main(["show", str(ledger), "--by", by]) == 0
-    lines = capsys.readouterr().out.split("\n\n")[1].splitlines()
-    assert lines[0].startswith(by)
-    assert [line.split()[0] for line in lines[1:-1]] == first
-    assert lines[-1].split()[:4] == ["everything", "96", "32", "128"]
-
-
-def test_show_tells_of_a_torn_record(ledger, capsys):
-    with ledger.open("ab") as stream:
-        stream.write(b"\x29\x00\xd6")
-    assert main(["show", str(ledger)]) == 0
-    told = f"{ledger}: a torn end of 3 bytes, which was never synced to the disk, is not counted"
-    assert told in capsys.readouterr().out
-
-
-def test_a_ledger_table_can_be_shown(ledger, tmp_path, capsys):
-    out = tmp_path / "ledger.parquet"
-    account([ledger]).ledger.write_parquet(out)
-    assert tables.read(out, "ledger")["rollouts"].to_list() == [32, 32, 32]
-    assert main(["show", str(out)]) == 0
-    assert "which does not hold lost work" in capsys.readouterr().out
-
-
 def test_a_damaged_ledger_leaves_earlier_figures_alone(ledger, tmp_path, capsys):
     out = tmp_path / "out.json"
     out.write_text("kept")
     ledger.write_bytes(ledger.read_bytes()[:-30] + b"?" + ledger.read_bytes()[-29:])
     assert "is damaged" in fails(["show", ledger, "--json", out], capsys)
     assert out.read_text() == "kept"
-
-
-def test_help_names_the_commands(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    out = capsys.readouterr().out
-    assert all(command in out for command in ("show", "audit", "plan"))
 
 
 @pytest.mark.slow
@@ -164,12 +115,6 @@ def test_show_tells_when_and_where_attempts_began(tmp_path, capsys, monkeypatch)
         assert attempt["host"] in out
 
 
-def test_the_version_is_the_packages(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["--version"])
-    assert capsys.readouterr().out == f"isocompute-budget {version('isocompute-budget')}\n"
-
-
 STRICT = ["convert", "--from", "verl", "--strict", "--problems", "6400", "--"]
 
 
@@ -199,11 +144,6 @@ def test_convert_carries_the_learning_rate_from_the_batch_it_was_tuned_at(capsys
     ):
         assert main((split + more).split()) == 0
         assert f"--learning_rate {rate}\n" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("text", "number"), [("0.5b", 5e8), ("1.5e9", 1.5e9), ("7_000K", 7e6), ("2T", 2e12)])
-def test_parameters_may_have_a_suffix(text, number):
-    assert text_module.parameters(text) == number
 
 
 @given(st.integers(1, 10**6), st.sampled_from(["K", "M", "B"]))

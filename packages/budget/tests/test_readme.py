@@ -24,7 +24,7 @@ def test_every_example_runs_and_prints_what_it_says(document, tmp_path, monkeypa
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     blocks = re.findall(r"^```(python|console)\n(.*?)^```", document.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     assert "console" in {kind for kind, _ in blocks}
-    names: dict[str, object] = {}
+    names = {}
     for kind, text in blocks:
         if kind == "python":
             exec(compile(text, str(document), "exec"), names)

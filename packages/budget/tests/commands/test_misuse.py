@@ -6,7 +6,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -23,33 +22,23 @@ LAUGHS = "a: &a {x: 1}\n" + "".join(
     f"{b}: &{b} {{{', '.join(f'k{i}: *{a}' for i in range(9))}}}\n"
     for a, b in zip("abcdefghijk", "bcdefghijkl", strict=True)
 )
-EMPTY_LAUGHS = LAUGHS.replace("{x: 1}", "{}")
 
 FILES = {
     "circle.yaml": "a: &a {b: *a}",
     "list.yaml": "max_steps: &a [*a, *a]",
     "laughs.yaml": LAUGHS,
-    "nothing.yaml": EMPTY_LAUGHS,
     "deep.yaml": "a: " + "{a: " * 5_000 + "1" + "}" * 5_000,
     "below.yaml": "\n".join(f"{' ' * k}a:" for k in range(200)),
     "tag.yaml": "a: !!python/object/apply:os.system [true]",
-    "date.yaml": "max_steps: 2026-13-45",
     "day.yaml": "max_steps: 2026-01-01",
     "huge.yaml": "max_steps: 0x" + "f" * 5_000,
     "key.yaml": "? 0x" + "f" * 5_000 + "\n: 1",
-    "long.json": json.dumps({"k" * 2_000: 1}),
-    "deep.json": "[" * 200_000,
-    "nested.json": '{"a":' * 100_000 + "1" + "}" * 100_000,
     "digits.json": '{"max_steps": ' + "9" * 5_000 + "}",
     "escape.json": '{"max_steps": "\\u001b[31mred"}',
-    "surrogate.json": '{"max_steps": "\\ud800"}',
     "list.json": "[1]",
-    "deep.toml": "a = " + "[" * 5_000 + "]" * 5_000,
-    "twice.toml": "a = 1\na = 2",
     "train.py": "import trl  # --max_steps 5",
     "launch": "#!/usr/bin/env python3\nprint('--max_steps 5')",
     "open.sh": "trl grpo --max_steps '5",
-    "brackets.sh": "--max_steps " + "[" * 5_000 + "]" * 5_000,
     "script.sh": "echo nothing",
     "a.csv": "run_id,step\na,1\n",
     "empty.csv": "",
@@ -59,22 +48,14 @@ FILES = {
 WRONG = [
     # The command line itself.
     ("", "arguments are required: COMMAND"),
-    ("bogus", "invalid choice: 'bogus'"),
-    ("--bogus", "required: COMMAND"),
-    ("show", "required: LEDGER"),
     ("show x $'\\x1b[31m' --bogus $'\\x1b[31m'", "\\x1b[31m"),
-    (f"plan --rollouts nan {BATCH}", "'nan' is not a whole number"),
     (f"plan --rollouts 1e999999999 {BATCH}", "is not a whole number of at most"),
     (f"plan --rollouts 1e-999999999 {BATCH}", "'1e-999999999' is not a whole number"),
     (f"plan --rollouts -5 {BATCH}", "rollouts is -5"),
     (f"plan --rollouts 16 {BATCH}", "split with fewer than 1 step"),
     (f"plan --rollouts 64 {BATCH} --anchor 1e-3", "both --anchor and --anchor-batch"),
-    (f"plan --rollouts 64 {BATCH} --anchor 1e-3 --anchor-batch 0", "anchor_batch is 0"),
     ("plan --rollouts 1e5 --rollouts-per-problem 4", "give --max-batch, or values"),
-    (f"{PLAN} --problems 100 --max-epochs nan", "'nan' is not a finite number"),
-    (f"{PLAN} --max-epochs 2", "needs the number of problems"),
     (f"{PLAN} --rollouts-per-problem 4,,8", "'' is not a whole number"),
-    (f"{PLAN} --rollouts-per-problem 4,4", "holds a value twice: 4, 4"),
     (f"{PLAN} --rollouts-per-problem {','.join(map(str, range(1, 300)))}", "at most 200 are considered"),
     ("plan --rollouts 1e5 --max-batch 1", "batches of at most 1"),
     (f"{PLAN} --min-steps 1e9", "no split of 100,000 rollouts can be run"),
@@ -82,68 +63,46 @@ WRONG = [
     (f"{PLAN} --json pipe", "pipe: cannot be written (it is a special file)"),
     (f"{PLAN} --json script.sh/plan.json", "script.sh/plan.json: cannot be written ("),
     (f"{COST} --model-parameters 7X", "'7X' is not a whole number"),
-    (f"{COST} --model-parameters 0.3", "'0.3' is not a whole number"),
-    (f"{COST} --device abacus", "invalid choice: 'abacus'"),
     (f"{COST} --response-tokens 1e308", "both at most 1,000,000,000"),
     (f"{COST} --layers 32", "needs both the layers and the width"),
     (f"{COST} --training-utilisation 0.1,0.2", "is not one share of the peak or three"),
     (f"{COST} --training-utilisation 2", "must be in ascending order between 0 and 1"),
     (f"{COST} --price -1", "the price of a device-hour is -1.0"),
-    (f"{COST} --world-size 0", "world_size is 0"),
     # convert
-    (f"convert --to rl4lms {SPLIT}", "invalid choice: 'rl4lms'"),
     (f"convert --to verl {SPLIT} --world-size 3", "over 3 devices; problems_per_batch 6 or 9 would"),
     (f"convert --to verl {SPLIT} --world-size 1e15", "it must be at most 1,048,576"),
     (f"convert --to trl {SPLIT} --world-size 2 --tensor-parallel 2", "TRL trains without tensor parallelism"),
     (f"convert --to verl {SPLIT} --world-size 6 --tensor-parallel 4", "world_size 4 or 8 would"),
-    (f"convert --to verl {SPLIT} --micro-batch 3", "1, 2, 4, 8, 16, 32 would"),
     ("convert --to verl --rollouts-per-problem 1e9 --problems-per-batch 1e9 --update-steps 1 --micro-batch 3", "would"),
-    (f"convert --to verl {SPLIT} --learning-rate 0", "learning_rate is 0.0"),
     (f"convert --to verl {SPLIT} --learning-rate-anchor 64", "give --learning-rate as well"),
     (f"convert --to verl {SPLIT} --problems 4", "cannot be drawn from 4"),
     (f"convert --from verl {SPLIT}", "goes with --to"),
-    ("convert --to verl --update-steps 5", "--to needs --rollouts-per-problem"),
     (f"convert --to verl {SPLIT} circle.yaml", "and no settings"),
-    (f"convert --to verl --from trl {SPLIT}", "not allowed with argument"),
-    (f"convert {SPLIT}", "one of the arguments --to --from"),
     ("convert --from trl circle.yaml", "nested more than 100 deep, or contains itself"),
     ("convert --from trl list.yaml", "max_steps is [["),
     ("convert --from trl laughs.yaml", "holds more than 100,000 keys"),
-    ("convert --from trl nothing.yaml", "holds more than 100,000 keys"),
     ("convert --from trl deep.yaml", "is nested too deeply"),
     ("convert --from trl below.yaml", "nested more than 100 deep"),
     ("convert --from trl tag.yaml", "not YAML ("),
-    ("convert --from trl date.yaml", "not yaml (month must be in 1..12"),
     ("convert --from trl day.yaml", "max_steps is datetime.date(2026, 1, 1); it must be a whole number"),
     ("convert --from trl huge.yaml", "max_steps is a whole number of 20,000 bits; it must be a whole number"),
     ("convert --from trl key.yaml --world-size 1 --json x.json", "no allocation to write"),
-    ("convert --from trl long.json", "holds more than 1,000 characters in a key"),
-    ("convert --from trl deep.json", "is nested too deeply"),
-    ("convert --from trl nested.json", "is nested too deeply"),
     ("convert --from trl digits.json", "not json ("),
     ("convert --from trl escape.json", "max_steps is '\\x1b[31mred'"),
-    ("convert --from trl surrogate.json", "max_steps is '\\ud800'"),
     ("convert --from trl list.json", "its top level must be keys with values"),
-    ("convert --from trl deep.toml", "is nested too deeply"),
-    ("convert --from trl twice.toml", "not toml (Cannot overwrite a value"),
     ("convert --from trl train.py", "settings are not read from .py files; give YAML"),
     ("convert --from trl launch", "is a Python program"),
     ("convert --from trl open.sh", "not sh (No closing quotation)"),
-    ("convert --from trl brackets.sh", "max_steps is ["),
     ("convert --from trl script.sh", "no settings were given"),
     ("convert --from trl none.yaml", "none.yaml: cannot be read (No such file or directory)"),
     ("convert --from trl -- --max_steps", "max_steps is True"),
-    ("convert --from trl -- --max_steps -5", "max_steps is -5"),
-    ("convert --from trl -- words alone", "words: cannot be read"),
     ("convert --from prime-rl --json x.json -- --batch_size 8", "no allocation to write: update steps"),
     ("convert --from trl --world-size 0 -- --max_steps 5", "world_size is 0"),
     ("show a.ledger other.ledger --repair new", "--repair takes one damaged ledger, not 2"),
     ("show none.ledger", "none.ledger: "),
     ("show .", "plain.ledger: not a ledger"),
-    ("show plain.ledger", "not a ledger"),
     ("show a.csv", "lacks the columns"),
     ("show empty.csv", "the file is empty"),
-    ("show a.ledger --by day", "invalid choice: 'day'"),
     ("show a.ledger --json pipe", "it is a special file"),
     ("audit nowhere", "nowhere: no run of a trainer that is known is logged there"),
     ("audit a.csv --trainer verl --ledger none.ledger", "a.csv: "),
@@ -211,8 +170,9 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-@pytest.mark.parametrize("line", [f"{COST} --json made.json", "show a.ledger --json made.json"])
+@pytest.mark.parametrize(
+    ("name", "line"), [("SIGTERM", f"{COST} --json made.json"), ("SIGINT", "show a.ledger --json made.json")]
+)
 def test_a_write_that_is_interrupted_leaves_nothing(folder, name, line):
     before = sorted(folder.rglob("*"))
     status, err = child(SIGNAL, name, *line.split())
@@ -231,11 +191,7 @@ sys.exit(main(sys.argv[1:]))
 def test_a_write_that_fails_keeps_what_was_there(folder):
     (folder / "made.json").write_text("before")
     before = sorted(folder.rglob("*"))
-    for line in (
-        f"{COST} --json made.json",
-        f"convert --to trl {SPLIT} --json new.json",
-        "show a.ledger --json new.json",
-    ):
+    for line in (f"{COST} --json made.json", "show a.ledger --json new.json"):
         status, err = child(FULL, *line.split())
         assert status == 2
         assert err.endswith(".json: cannot be written (File too large)\n")
@@ -243,26 +199,16 @@ def test_a_write_that_fails_keeps_what_was_there(folder):
     assert (folder / "made.json").read_text() == "before"
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
-def test_output_that_cannot_be_written_is_told(folder):
-    with Path("/dev/full").open("w") as full:
-        code = "import sys; from isocompute.budget.cli import main; sys.exit(main(sys.argv[1:]))"
-        done = subprocess.run(
-            [sys.executable, "-c", code, *COST.split()], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
-    assert (done.returncode, done.stderr) == (2, "error: the output cannot be written (No space left on device)\n")
-
-
 def test_a_locale_without_unicode_is_no_error(folder, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     code = "import sys; from isocompute.budget.cli import main; sys.exit(main(sys.argv[1:]))"
-    for line in (f"convert --to trl {SPLIT}", "plan --help", "convert --from trl \u00fc.yaml"):
+    for line in (f"convert --to trl {SPLIT}", "convert --from trl \u00fc.yaml"):
         status, err = child(code, *line.split())
         assert status == (2 if "yaml" in line else 0)
         assert "Traceback" not in err
 
 
-ODD = ["", "..", "../../etc", "a/b", "two\nlines", "\x1b[2Jgone", "\u202etxt", "tab\there", "x" * 2_000]
+ODD = ["", "../../etc", "two\nlines", "\x1b[2Jgone", "x" * 2_000]
 
 
 @pytest.mark.parametrize("run_id", ODD)

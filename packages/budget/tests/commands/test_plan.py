@@ -54,18 +54,3 @@ def test_one_split_needs_no_limit_on_its_batch(capsys):
     arguments = "plan --rollouts 2e4 --problems-per-batch 8 --rollouts-per-problem 4 --problems 100"
     assert main([*arguments.split(), "--anchor", "1e-3", "--anchor-batch", "128"]) == 0
     assert capsys.readouterr().out.splitlines()[3].split() == ["8", "4", "32", "625", "20,000", "0", "50.00", "0.0005"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--anchor", "1e-3"], "both --anchor and --anchor-batch"),
-        (["--device", "h100"], "needs --model-parameters and --response-tokens as well"),
-        (["--min-steps", "1e9"], "no split of 1,600,000 rollouts can be run: "),
-    ],
-)
-def test_what_the_command_cannot_do_is_one_line(arguments, said, capsys):
-    assert main([*PLAN, *arguments]) == 2
-    err = capsys.readouterr().err
-    assert said in err
-    assert err.count("\n") == 1

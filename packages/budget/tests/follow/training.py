@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 N, PROBLEMS = 4, 2
 BATCH = N * PROBLEMS
@@ -32,7 +31,7 @@ TRL = {
 }
 
 
-def main(folder: Path, options: dict[str, Any]) -> None:
+def main(folder, options):
     """Log steps of 0.02 seconds, until a step in which it hangs, dies or is done."""
     for name in options.get("ignored", []):
         signal.signal(signal.Signals[name], signal.SIG_IGN)
@@ -61,19 +60,17 @@ def main(folder: Path, options: dict[str, Any]) -> None:
     sys.exit(options.get("status", 0))
 
 
-def writer(folder: Path, logger: str) -> Any:
+def writer(folder, logger):
     """What logs a step and its mean response length, as veRL to a file or as a transformers Trainer to TensorBoard."""
     if logger == "lines":
         stream = (folder / "log.jsonl").open("a")
 
-        def log(step: int, length: float) -> None:
+        def log(step, length):
             metrics = {"training/global_step": step, "response_length/mean": length, "actor/loss": 0.1}
             stream.write(json.dumps({"step": step, "data": metrics}) + "\n")
             stream.flush()
 
         return log
-    if logger == "mlflow":
-        return mlflow_writer(folder.parent / "mlflow.db")
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
@@ -83,7 +80,7 @@ def writer(folder: Path, logger: str) -> Any:
     settings = TensorProto(dtype="DT_STRING", string_val=[json.dumps(TRL).encode()])
     events.add_event(Event(summary=Summary(value=[Summary.Value(tag="args/text_summary", tensor=settings)])))
 
-    def log_events(step: int, length: float) -> None:
+    def log_events(step, length):
         # A checkpoint holds them, so that they go on.
         tokens = BATCH * 15 * step + os.getpid() % 7
         entry = {"loss": 0.1, "num_tokens": tokens, "completions/mean_length": length, "epoch": step / 4}
@@ -95,37 +92,19 @@ def writer(folder: Path, logger: str) -> Any:
     return log_events
 
 
-def mlflow_writer(path: Path) -> Any:
-    """What logs to an MLflow store as veRL does."""
-    import mlflow
-    from mlflow.entities import Metric
-
-    mlflow.set_tracking_uri(f"sqlite:///{path}")
-    client = mlflow.MlflowClient()
-    run = client.create_run("0").info.run_id
-
-    def log(step: int, length: float) -> None:
-        values = {"training/global_step": step, "response_length/mean": length, "actor/loss": 0.1}
-        now = time.time_ns() // 1_000_000
-        client.log_batch(run, metrics=[Metric(name, float(value), now, step) for name, value in values.items()])
-
-    return log
-
-
-def command(folder: Path, steps: int, **options: Any) -> list[str]:
+def command(folder, steps, **options):
     """How it is started."""
     return [sys.executable, __file__, str(folder), json.dumps({"steps": steps, **options})]
 
 
-def arguments(folder: Path, steps: int, *flags: str, logger: str = "lines", **options: Any) -> list[str]:
+def arguments(folder, steps, *flags, logger="lines", **options):
     """How it is followed, with a ledger beside its log."""
     (folder / "config.json").write_text(json.dumps(VERL))
     config = ["--config", str(folder / "config.json")] if logger != "events" else []
-    source = f"sqlite:///{folder}/mlflow.db" if logger == "mlflow" else str(folder / "log")
-    place = ["--ledger", str(folder / "run.ledger"), "--log", source, *config]
+    words = ["--ledger", str(folder / "run.ledger"), "--log", str(folder / "log"), *config]
     if not any(flag in flags for flag in ("--rollouts", "--device-hours", "--response-tokens", "--money")):
-        place += ["--rollouts", str(4 * BATCH)]
-    return ["run", *place, *flags, "--", *command(folder / "log", steps, logger=logger, **options)]
+        words += ["--rollouts", str(4 * BATCH)]
+    return ["run", *words, *flags, "--", *command(folder / "log", steps, logger=logger, **options)]
 
 
 if __name__ == "__main__":

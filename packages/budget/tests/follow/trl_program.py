@@ -9,15 +9,14 @@ import sys
 import time
 from pathlib import Path
 
-import trl
 from transformers import TrainerCallback
 
 sys.path.append(str(Path(__file__).parents[1] / "trainers"))
-from trl_runs import model_of, problems_of, rewards_of
+from trl_runs import grpo
 
 
 class Disturbed(TrainerCallback):
-    def __init__(self, killed: int, slow: int) -> None:
+    def __init__(self, killed, slow):
         self.killed, self.slow = killed, slow
 
     def on_step_begin(self, args, state, control, **_):
@@ -27,31 +26,19 @@ class Disturbed(TrainerCallback):
             time.sleep(120)
 
 
-def main(folder: Path, killed: int, slow: int, ledger: str = "") -> None:
-    model, tokenizer = model_of()
-    config = trl.GRPOConfig(
-        output_dir=str(folder),
-        use_cpu=True,
-        bf16=False,
-        disable_tqdm=True,
-        report_to=["tensorboard"],
-        num_generations=2,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=1,
-        num_iterations=2,
-        logging_steps=1,
-        save_steps=5,
-        max_steps=40,
-        max_completion_length=4,
-    )
-    trainer = trl.GRPOTrainer(
-        model=model,
-        reward_funcs=rewards_of("one"),
-        processing_class=tokenizer,
-        args=config,
-        train_dataset=problems_of(16),
-        callbacks=[Disturbed(killed, slow)],
-    )
+def main(folder, killed, slow, ledger=""):
+    args = {
+        "report_to": ["tensorboard"],
+        "num_generations": 2,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "num_iterations": 2,
+        "logging_steps": 1,
+        "save_steps": 5,
+        "max_steps": 40,
+        "max_completion_length": 4,
+    }
+    trainer = grpo(folder, args, problems=16, callbacks=[Disturbed(killed, slow)])
     generate = trainer._generate_and_score_completions
 
     def hooked(inputs):

@@ -1,23 +1,28 @@
+"""Counts, of numbers and of rollouts tables, and the limits that they are held against."""
+
+from functools import partial
+
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget import BudgetError, Counts
+from isocompute.budget import COHORTS, BudgetError, Counts, History, Ledger, Limits, Meter, counts_by_cohort
+from isocompute.budget.ledger.counts import admission
 
 counts = st.builds(
     Counts, rollouts=st.integers(0, 10**9), prompt_tokens=st.integers(0, 10**12), response_tokens=st.integers(0, 10**12)
 )
+ROLLOUTS = pl.DataFrame({"cohort": ["trained", "eval"], "prompt_ids": [[1, 2], [3]], "response_ids": [[4, 5, 6], []]})
 
 
 @given(counts, counts, counts)
-def test_counts_add_up_in_any_order(a, b, c):
+def test_counts_add_up_in_any_order_and_to_nothing_else(a, b, c):
     assert a + b == b + a
     assert (a + b) + c == a + (b + c) == sum([a, b, c], Counts())
     assert (a + b).response_tokens == a.response_tokens + b.response_tokens
-
-
-def test_counts_do_not_add_to_bare_numbers():
+    assert bool(a) == any((a.rollouts, a.prompt_tokens, a.response_tokens))
     with pytest.raises(TypeError):
-        Counts(rollouts=1) + 1
+        a + 1
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, "3", None, 2**63])
@@ -26,6 +31,96 @@ def test_a_count_that_is_no_count_is_refused_by_name(value):
         Counts(response_tokens=value)
 
 
-def test_counts_are_empty_only_when_nothing_was_generated():
-    assert not Counts()
-    assert Counts(prompt_tokens=1)
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"rollouts": 0}, "limit on rollouts is 0"),
+        ({"rollouts": 2.5}, r"limit on rollouts is 2\.5"),
+        ({"device_seconds": 0}, "the limit on device_seconds is 0; it must be a finite number above 0"),
+        ({"money": float("nan"), "price_per_device_hour": 1.0}, "the limit on money is nan"),
+        ({"money": 5.0}, "needs price_per_device_hour"),
+        ({"price_per_device_hour": -1.0}, r"price_per_device_hour is -1\.0"),
+        ({"rollouts": 1, "counted": "spent"}, r"'spent'.*'paid' or 'used'"),
+    ],
+)
+def test_limits_that_cannot_be_are_refused(limits, said):
+    with pytest.raises(BudgetError, match=said):
+        Limits(**limits)
+
+
+def test_a_step_that_generates_nothing_is_refused_only_by_time_and_money():
+    spent = {"used": Counts(rollouts=9, response_tokens=9), "lost": Counts(), "reserved": 0, "device_seconds": 9.0}
+    assert admission(Limits(rollouts=8, response_tokens=8), 2, 0, **spent)
+    assert not admission(Limits(rollouts=8), 2, 1, **spent)
+    assert not admission(Limits(device_seconds=9.0), 2, 0, **spent)
+
+
+@st.composite
+def rollouts_tables(draw):
+    """A rollouts table, and its rows as cohort, prompt length and response length."""
+    lengths = st.integers(0, 7)
+    rows = draw(st.lists(st.tuples(st.sampled_from(COHORTS), lengths, lengths), max_size=40))
+    columns = {
+        "cohort": [cohort for cohort, _, _ in rows],
+        "prompt_ids": [[1] * prompt for _, prompt, _ in rows],
+        "response_ids": [[2] * response for _, _, response in rows],
+    }
+    schema = {"cohort": pl.String, "prompt_ids": pl.List(pl.Int32), "response_ids": pl.List(pl.Int32)}
+    return pl.DataFrame(columns, schema=schema), rows
+
+
+@given(rollouts_tables(), st.booleans())
+def test_a_rollouts_table_is_counted_as_by_hand(case, categories):
+    table, rows = case
+    by_hand = {}
+    for cohort, prompt, response in rows:
+        one = Counts(rollouts=1, prompt_tokens=prompt, response_tokens=response)
+        by_hand[cohort] = by_hand.get(cohort, Counts()) + one
+    counted = counts_by_cohort(table.with_columns(pl.col("cohort").cast(pl.Categorical)) if categories else table)
+    assert counted == by_hand
+    assert list(counted) == [cohort for cohort in COHORTS if cohort in by_hand]
+
+
+def test_a_rollouts_table_is_charged_as_its_counts_are(tmp_path):
+    histories = []
+    for name, charged in (("table", ROLLOUTS), ("counts", counts_by_cohort(ROLLOUTS))):
+        with Ledger.open(tmp_path / name, run_id="a") as ledger:
+            meter = Meter(ledger, Limits(rollouts=100))
+            meter.charge(1, charged, device_seconds=2.5)
+            meter.charge(2, charged)
+            histories.append(ledger.history())
+    assert histories[0].charges == histories[1].charges
+    assert histories[0].times == histories[1].times
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (ROLLOUTS.drop("cohort"), r"lack the column cohort \(they have prompt_ids, response_ids\)"),
+        (ROLLOUTS.select("cohort"), r"lack the columns prompt_ids, response_ids \(they have cohort\)"),
+        (ROLLOUTS.with_columns(prompt_ids=pl.lit(3)), "column prompt_ids of the rollouts is Int32, not lists"),
+        (ROLLOUTS.with_columns(cohort=pl.Series(["trained", None])), "row 2 of the rollouts has no cohort"),
+        (ROLLOUTS.with_columns(response_ids=pl.Series([None, [1]])), "row 1 of the rollouts has no response_ids"),
+        (ROLLOUTS.with_columns(cohort=pl.Series(["trained", "wasted"])), "row 2 of the rollouts: 'wasted' is not a"),
+        (ROLLOUTS.lazy(), "must be counts by cohort or a rollouts table"),
+        ([Counts(rollouts=1)], "must be counts by cohort or a rollouts table"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused_and_charges_nothing(tmp_path, table, said):
+    with Ledger.open(tmp_path / "a.ledger", run_id="a") as ledger:
+        meter = Meter(ledger, Limits(rollouts=8))
+        meter.reserve(1, 2, rank=0)
+        before = ledger.path.stat().st_size
+        for charge in (ledger.charge, meter.charge, partial(meter.charge, rank=0)):
+            with pytest.raises(BudgetError, match=said):
+                charge(1, table)
+        assert ledger.path.stat().st_size == before
+        assert (meter.used, meter.reserved) == (Counts(), 2)
+
+
+@pytest.mark.parametrize("nothing", [{}, pl.DataFrame(), pl.DataFrame(schema={"cohort": pl.String})])
+def test_a_table_without_rows_says_as_no_counts_do_that_the_step_was_reached(tmp_path, nothing):
+    with Ledger.open(tmp_path / "a.ledger", run_id="a") as ledger:
+        Meter(ledger, Limits(rollouts=8)).charge(3, nothing)
+        assert ledger.used == Counts()
+    assert History.read(tmp_path / "a.ledger").last_step == 3

@@ -14,7 +14,6 @@ from isocompute.budget import (
     Counts,
     History,
     Ledger,
-    LedgerError,
     Limits,
     Meter,
 )
@@ -23,7 +22,7 @@ from isocompute.budget.ledger.fold import CODES, Fold
 
 pytestmark = pytest.mark.slow("a campaign of random histories")
 
-HISTORIES = int(os.environ.get("ISOCOMPUTE_HISTORIES", "3000"))
+HISTORIES = int(os.environ.get("ISOCOMPUTE_HISTORIES", "300"))
 
 
 @dataclass
@@ -192,7 +191,6 @@ def test_random_histories_have_the_same_sums_live_reopened_and_in_the_model(tmp_
         lost += history.totals().lost_training.rollouts > 0
         late += failed > 0
     assert min(lost, late) > HISTORIES / 4
-    print(f"\n{HISTORIES:,} histories: no difference, none refused; {lost:,} lost work, {late:,} have late charges")
 
 
 small = st.integers(0, 9)
@@ -268,6 +266,9 @@ def test_a_charge_is_shared_by_the_steps_that_use_it(tmp_path):
     path = tmp_path / "a.ledger"
     with Ledger.open(path, run_id="run") as ledger:
         ledger.charge(1, {"trained": Counts(rollouts=64, response_tokens=10)}, shares=(1, 1, 1, 1))
+        for shares in ((), (1, 0), (1,) * 257):
+            with pytest.raises(BudgetError, match="share"):
+                ledger.charge(1, {"trained": Counts(rollouts=1)}, shares=shares)
         assert ledger.used == Counts(rollouts=64, response_tokens=10)
     # A checkpoint of step 2: what was generated for steps 3 and 4 is generated again.
     with Ledger.open(path, run_id="run", resumed_from=2) as ledger:
@@ -281,55 +282,3 @@ def test_a_charge_is_shared_by_the_steps_that_use_it(tmp_path):
     assert history.totals() == ledger.totals
     assert history.table()["step"].to_list() == [1, 2, 3, 4, 5]
     assert history.table()["rollouts"].to_list() == [16] * 5
-
-
-def test_a_small_charge_reaches_every_step_that_shares_it(tmp_path):
-    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
-        ledger.charge(1, {"trained": Counts(rollouts=1)}, shares=(1, 1, 1))
-        assert ledger.history().last_step == 3
-        assert ledger.table().select("step", "rollouts").rows() == [(3, 1)]
-        for shares in ((), (1, 0), (1,) * 257):
-            with pytest.raises(BudgetError, match="share"):
-                ledger.charge(4, {"trained": Counts(rollouts=1)}, shares=shares)
-        assert ledger.used.rollouts == 1
-
-
-def test_a_late_charge_to_a_step_taken_over_adds(tmp_path):
-    path = tmp_path / "a.ledger"
-    with Ledger.open(path, run_id="run") as ledger:
-        ledger.charge(1, {"trained": Counts(rollouts=32)})
-    with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
-        ledger.charge(1, {"failed": Counts(rollouts=2)})
-        ledger.charge(1, {"trained": Counts(rollouts=3)})
-        assert ledger.used.rollouts == 37
-    with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
-        assert ledger.used.rollouts == 37
-    with Ledger.open(path, run_id="run", resumed_from=0) as ledger:
-        assert (ledger.used.rollouts, ledger.totals.lost_training.rollouts) == (0, 37)
-
-
-def test_a_repetition_that_was_rolled_back_replaces_nothing_any_more(tmp_path):
-    path = tmp_path / "a.ledger"
-    evaluation = {"eval": Counts(rollouts=100)}
-    for resumed_from, steps in ((0, (1, 2, 3)), (3, (3,)), (2, (3,))):
-        with Ledger.open(path, run_id="run", resumed_from=resumed_from) as ledger:
-            for step in steps:
-                ledger.charge(step, evaluation)
-            assert ledger.totals == History.read(path).totals()
-    # Steps 1 and 2 of the first attempt and step 3 of the last.
-    assert ledger.totals.canonical["eval"].rollouts == 300
-    assert ledger.totals.lost["eval"].rollouts == 200
-
-
-def test_a_step_that_generated_nothing_can_be_resumed_past(tmp_path):
-    path = tmp_path / "a.ledger"
-    with Ledger.open(path, run_id="run") as ledger:
-        ledger.charge(1, {"trained": Counts(rollouts=32)})
-        ledger.charge(2, {})
-        ledger.charge(3, {"failed": Counts()}, device_seconds=2.5)
-    for resumed_from in (3, 3, 2, 2):
-        with Ledger.open(path, run_id="run", resumed_from=resumed_from) as ledger:
-            assert ledger.used.rollouts == 32
-            assert ledger.device_seconds == 2.5
-    with pytest.raises(LedgerError, match=r"from step 3, .* at step 2"):
-        Ledger.open(path, run_id="run", resumed_from=3)

@@ -1,13 +1,15 @@
+"""Ledgers as they are read: what survived + what was lost = what was paid, of one run and of several."""
+
+import shutil
+
 import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget import COHORTS, TRAINING_COHORTS, Counts, History, LedgerError
+from isocompute.budget import COHORTS, TRAINING_COHORTS, BudgetError, Counts, History, Ledger, LedgerError, account
 from isocompute.budget.contract import tables
 from isocompute.budget.ledger import frames
 from isocompute.budget.ledger.ledger import drop_copies
-
-pytestmark = pytest.mark.slow("random histories")
 
 counts = st.builds(
     Counts, rollouts=st.integers(1, 64), prompt_tokens=st.integers(0, 640), response_tokens=st.integers(0, 960)
@@ -32,53 +34,42 @@ def one(step, rollouts, cohort="trained"):
 
 
 def rows(frame):
-    return [tuple(row) for row in frame.select("step", "cohort", "rollouts").rows()]
+    return frame.select("step", "cohort", "rollouts").rows()
 
 
+@pytest.mark.slow
 @given(attempts)
-def test_canonical_and_lost_add_up_to_what_was_paid(attempts):
+def test_canonical_and_lost_add_up_to_what_was_paid_in_tables_of_the_schema(attempts):
     h = history(attempts)
     generated = [c for _, charged in attempts for _, by_cohort in charged for c in by_cohort.values()]
     assert h.totals().paid == sum(generated, Counts())
-    both = pl.concat([h.table(), h.lost_work().drop("attempt")])
+    both = [h.table(), h.lost_work().drop("attempt")]
+    for frame in both:
+        assert dict(frame.schema) == {c.name: c.dtype() for c in tables.schema("ledger").columns}
     for name in ("rollouts", "prompt_tokens", "response_tokens"):
-        assert both[name].sum() == getattr(h.totals().paid, name)
-
-
-@given(attempts)
-def test_evaluations_and_pilots_of_a_step_have_one_canonical_attempt(attempts):
+        assert pl.concat(both)[name].sum() == getattr(h.totals().paid, name)
+    if not h.table().is_empty():
+        assert tables.check(h.table(), "ledger", where="x").equals(h.table())
     seen = {}
-    for step, code, attempt, *_ in history(attempts).fold.canonical():
+    for step, code, attempt, *_ in h.fold.canonical():
         if COHORTS[code] not in TRAINING_COHORTS:
+            # Of an evaluation or a pilot of a step, one attempt survives.
             assert seen.setdefault((step, code), attempt) == attempt
 
 
-@given(attempts)
-def test_the_tables_fit_their_schema(attempts):
-    h = history(attempts)
-    for frame in (h.table(), h.lost_work().drop("attempt")):
-        assert dict(frame.schema) == {c.name: c.dtype() for c in tables.schema("ledger").columns}
-    if not h.table().is_empty():
-        assert tables.check(h.table(), "ledger", where="x").equals(h.table())
-
-
-def test_steps_after_the_one_resumed_from_are_lost():
+def test_steps_after_the_one_resumed_from_are_lost_and_do_not_come_back():
     h = history([(0, [one(1, 8), one(2, 9), one(3, 10)]), (1, [one(2, 11)])])
     assert rows(h.table()) == [(1, "trained", 8), (2, "trained", 11)]
     assert rows(h.lost_work()) == [(2, "trained", 9), (3, "trained", 10)]
     assert h.lost_work()["attempt"].to_list() == [1, 1]
     assert h.last_step == 2
-
-
-def test_work_lost_once_does_not_come_back():
     h = history([(0, [one(1, 8), one(2, 9)]), (0, []), (0, [one(1, 10)])])
     assert rows(h.table()) == [(1, "trained", 10)]
     assert rows(h.lost_work()) == [(1, "trained", 8), (2, "trained", 9)]
 
 
 def test_an_evaluation_repeated_at_a_step_taken_over_counts_once():
-    start = [one(0, 1200, "eval"), one(1, 32)]
-    h = history([(0, start), (0, [one(0, 1200, "eval")])])
+    h = history([(0, [one(0, 1200, "eval"), one(1, 32)]), (0, [one(0, 1200, "eval")])])
     assert rows(h.table()) == [(0, "eval", 1200)]
     assert rows(h.lost_work()) == [(0, "eval", 1200), (1, "trained", 32)]
 
@@ -90,47 +81,62 @@ def test_a_copy_of_a_ledger_is_not_counted_again():
     assert drop_copies([early, late, other, late]) == [late, other]
 
 
-def test_a_ledger_of_two_runs_is_refused():
-    data = (
-        frames.head() + frames.frame(0, frames.encode_attempt("a", 0)) + frames.frame(1, frames.encode_attempt("b", 0))
-    )
-    with pytest.raises(LedgerError, match="runs a and b"):
-        History.decode(data, "x")
+def run(path, run_id, steps, **options):
+    with Ledger.open(path, run_id=run_id, **options) as ledger:
+        for step in steps:
+            ledger.charge(step, {"trained": Counts(rollouts=32, prompt_tokens=320, response_tokens=480)})
+        ledger.charge(max(steps), {"eval": Counts(rollouts=100)})
+    return path
 
 
-@pytest.mark.parametrize(
-    ("payload", "problem"),
-    [
-        (b"X", "record 1 is not one that this version knows"),
-        (b"", "record 1 is not one that this version knows"),
-        (b"E", "record 1 is not one that this version knows"),
-        (frames.TIMED.pack(frames.TIMED_CHARGE, 1, 2.0) + b"12345", "record 1 is not one that this version knows"),
-        (b"C" + frames.ENTRY.pack(1, 17, 1, 1, 1), "a charge of attempt 1 is not one that this version knows"),
-        (b"C" + frames.ENTRY.pack(1, 0, -1, 1, 1), "a charge of attempt 1 is not one that this version knows"),
-    ],
-)
-def test_a_whole_record_that_makes_no_sense_is_named(payload, problem):
-    data = frames.head() + frames.frame(0, frames.encode_attempt("a", 0)) + frames.frame(1, payload)
-    with pytest.raises(LedgerError, match=f"x: {problem}"):
-        History.decode(data, "x")
+@pytest.fixture
+def sweep(tmp_path):
+    """Two runs, one of which was killed after step 3 and resumed from step 1."""
+    run(tmp_path / "sweep" / "a.ledger", "a", [1, 2, 3])
+    run(tmp_path / "sweep" / "a.ledger", "a", [2, 3], resumed_from=1)
+    run(tmp_path / "sweep" / "b" / "b.ledger", "b", [1, 2])
+    return tmp_path / "sweep"
 
 
-def test_an_unknown_ancillary_record_is_left_out():
-    contents = [
-        frames.encode_attempt("a", 0),
-        b"x",
-        frames.encode_charge(1, {"trained": Counts(rollouts=1)}),
-        b"zanything",
-        frames.encode_charge(2, {"trained": Counts(rollouts=2)}),
-    ]
-    history = History.decode(
-        frames.head() + b"".join(frames.frame(number, payload) for number, payload in enumerate(contents)), "x"
-    )
-    assert (history.totals().used.rollouts, history.records, history.last_step) == (3, 5, 2)
-    assert history.origins == (None,)
+def test_canonical_and_lost_make_paid_by_every_group(sweep, tmp_path):
+    total = account([sweep])
+    for group in ("cohort", "phase", "step", "run"):
+        sums = total.by(group)
+        assert (sums["rollouts"] + sums["lost_rollouts"] == sums["paid_rollouts"]).all()
+        assert sums["rollouts"].sum() == 5 * 32 + 200
+        assert sums["paid_rollouts"].sum() == 7 * 32 + 300
+        assert sums["paid_response_tokens"].sum() == 7 * 480
+    assert total.by("run")["run_id"].to_list() == ["a", "b"]
+    assert total.by("run")["lost_rollouts"].to_list() == [64 + 100, 0]
+    with pytest.raises(BudgetError, match="'week'"):
+        total.by("week")
+    # A step that lost everything is shown.
+    path = run(tmp_path / "c.ledger", "c", [1, 2, 3])
+    run(path, "c", [2], resumed_from=1)
+    third = account([path]).by("step").row(by_predicate=pl.col("step") == 3, named=True)
+    assert (third["rollouts"], third["lost_rollouts"], third["paid_rollouts"]) == (0, 132, 132)
 
 
-def test_a_charge_before_any_attempt_is_named():
-    data = frames.head() + frames.frame(0, frames.encode_charge(1, {"trained": Counts(rollouts=1)}))
-    with pytest.raises(LedgerError, match="attempt must begin"):
-        History.decode(data, "x")
+def test_copies_and_exported_tables_of_the_same_runs_count_once(sweep, tmp_path):
+    once = account([sweep])
+    table = tables.write(once.ledger, "ledger", tmp_path / "ledger.parquet")
+    copy = shutil.copy(sweep / "a.ledger", tmp_path / "copy.ledger")
+    again = account([sweep, sweep / "a.ledger", copy, table])
+    assert again.ledger.equals(once.ledger)
+    assert again.lost_work.equals(once.lost_work)
+    assert again.tables == (str(table),)
+
+
+def test_two_runs_that_charged_the_same_are_no_copies(tmp_path):
+    paths = [run(tmp_path / name / "a.ledger", "a", [1, 2]) for name in ("here", "there")]
+    with pytest.raises(LedgerError, match="run a and differ"):
+        account(paths)
+
+
+def test_a_folder_with_a_damaged_ledger_or_without_charges_is_not_summed(sweep, tmp_path):
+    (sweep / "b" / "b.ledger").write_bytes(b"xsocompute" + (sweep / "b" / "b.ledger").read_bytes()[10:])
+    with pytest.raises(LedgerError, match=r"b\.ledger: not a ledger"):
+        account([sweep])
+    Ledger.open(tmp_path / "empty.ledger", run_id="a").close()
+    with pytest.raises(LedgerError, match="nothing was charged yet"):
+        account([tmp_path / "empty.ledger"])

@@ -1,3 +1,6 @@
+"""A ledger that is charged, killed and opened again: what is counted, what becomes lost, and what is refused."""
+
+import logging
 import resource
 import subprocess
 import sys
@@ -6,9 +9,7 @@ from threading import Thread
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget import BudgetError, Counts, History, Ledger, LedgerError, Limits
-from isocompute.budget.contract import tables
-from isocompute.budget.ledger import frames
+from isocompute.budget import BudgetError, Counts, History, Ledger, LedgerError, Limits, Meter
 
 STEP = {"trained": Counts(rollouts=28, response_tokens=420), "filtered": Counts(rollouts=4, response_tokens=60)}
 EVALUATION = {"eval": Counts(rollouts=100, response_tokens=900)}
@@ -18,6 +19,7 @@ def write(path, steps, **options):
     with Ledger.open(path, run_id="run", **options) as ledger:
         for step in steps:
             ledger.charge(step, STEP)
+    return path
 
 
 def test_a_charge_is_in_the_file_when_it_returns(tmp_path):
@@ -59,71 +61,6 @@ def test_a_kill_at_every_byte_after_the_last_sync_recovers_what_was_acknowledged
         with pytest.raises(LedgerError, match=r"not a ledger|watermark|disk"):
             Ledger.open(path, run_id="run")
         assert path.read_bytes() == data[:cut]
-
-
-@pytest.mark.slow
-@given(
-    steps=st.integers(1, 12),
-    evaluate_every=st.integers(1, 5),
-    save_every=st.integers(1, 5),
-    evaluate_first=st.booleans(),
-    deaths=st.lists(st.tuples(st.integers(0, 12), st.binary(max_size=7)), max_size=6),
-)
-def test_the_canonical_ledger_is_the_same_after_any_number_of_deaths(
-    tmp_path_factory, steps, evaluate_every, save_every, evaluate_first, deaths
-):
-    folder = tmp_path_factory.mktemp("run")
-
-    def go(path, saved, charges_left):
-        """Run from a checkpoint (step, evaluated) until the end or death; return the last checkpoint."""
-        done, evaluated = saved
-        ledger = Ledger.open(path, run_id="run", resumed_from=done)
-        paid = Counts()
-
-        def charge(step, counts):
-            nonlocal charges_left, paid
-            if charges_left == 0:
-                raise InterruptedError
-            charges_left -= 1
-            ledger.charge(step, counts)
-            paid += sum(counts.values(), Counts())
-
-        def evaluate(step):
-            nonlocal evaluated
-            if step % evaluate_every == 0 and evaluated < step:
-                charge(step, {"eval": Counts(rollouts=100 + step)})
-                evaluated = step
-
-        try:
-            evaluate(done)
-            for step in range(done + 1, steps + 1):
-                charge(step, {"trained": Counts(rollouts=30 + step), "stale": Counts(rollouts=2)})
-                if evaluate_first:
-                    evaluate(step)
-                if step % save_every == 0:
-                    saved = (step, evaluated)
-                evaluate(step)
-            return saved, paid, True
-        except InterruptedError:
-            return saved, paid, False
-        finally:
-            ledger.close()
-
-    go(folder / "undisturbed", (0, -1), -1)
-    saved, paid, finished = (0, -1), Counts(), False
-    for charges_left, torn in [*deaths, (-1, b"")]:
-        if not finished:
-            saved, more, finished = go(folder / "disturbed", saved, charges_left)
-            paid += more
-            with (folder / "disturbed").open("ab") as stream:
-                stream.write(frames.frame(10**6, b"C")[: len(torn)])
-    assert finished
-    undisturbed, disturbed = History.read(folder / "undisturbed"), History.read(folder / "disturbed")
-    assert disturbed.totals().canonical == undisturbed.totals().canonical
-    assert disturbed.totals().paid == paid
-    assert disturbed.table().equals(undisturbed.table())
-    files = [tables.write(h.table(), "ledger", folder / f"{i}.parquet") for i, h in enumerate((undisturbed, disturbed))]
-    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def test_threads_may_charge_at_once(tmp_path):
@@ -172,10 +109,22 @@ def test_a_full_disk_charges_nothing_and_leaves_the_ledger_whole(tmp_path):
     assert History.read(path).totals().used.rollouts == 64
 
 
-def test_another_runs_ledger_is_refused(tmp_path):
-    write(tmp_path / "a.ledger", [1])
+def test_another_runs_ledger_a_closed_one_and_an_odd_run_id_are_refused(tmp_path):
+    path = write(tmp_path / "a.ledger", [1])
     with pytest.raises(LedgerError, match="run run, not of other"):
-        Ledger.open(tmp_path / "a.ledger", run_id="other")
+        Ledger.open(path, run_id="other")
+    for run_id in ("", "x" * 1001, "\udc80"):
+        with pytest.raises(LedgerError, match="run_id"):
+            Ledger.open(tmp_path / "new.ledger", run_id=run_id)
+    for word in ("first", "3", -1):
+        with pytest.raises(BudgetError, match="resumed_from"):
+            Ledger.open(path, run_id="run", resumed_from=word)
+    ledger = Ledger.open(path, run_id="run", resumed_from="last")
+    ledger.close()
+    ledger.close()
+    for act in (lambda: ledger.charge(2, STEP), ledger.sync):
+        with pytest.raises(LedgerError, match="the ledger is closed"):
+            act()
 
 
 def test_resuming_from_a_step_that_was_never_charged_is_refused(tmp_path):
@@ -204,46 +153,78 @@ def test_a_charge_that_makes_no_sense_is_refused_and_not_recorded(tmp_path, step
         assert ledger.path.stat().st_size == size
 
 
-def test_a_step_without_charges_is_recorded_once_and_is_in_no_table(tmp_path):
-    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
-        ledger.charge(1, {})
-        size = ledger.path.stat().st_size
-        ledger.charge(1, {"failed": Counts()})
-        assert ledger.path.stat().st_size == size
-        assert ledger.table().is_empty()
-        assert ledger.lost_work().is_empty()
-        assert ledger.history().last_step == 1
+@pytest.mark.parametrize("charge", [STEP, EVALUATION, {}])
+def test_a_ledger_with_charges_is_not_opened_without_a_word_on_where_it_goes_on(tmp_path, charge):
+    path = write(tmp_path / "a.ledger", [1])
+    with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
+        ledger.charge(2, charge)
+    before = path.read_bytes()
+    with pytest.raises(LedgerError) as caught:
+        Ledger.open(path, run_id="run")
+    assert str(caught.value) == (
+        f"{path}: has charges up to step 2, so say where this attempt goes on: resumed_from='last' keeps them all, "
+        "resumed_from=STEP what was charged up to the step of a checkpoint, resumed_from=0 nothing; the rest was paid "
+        "for and becomes lost work"
+    )
+    assert path.read_bytes() == before
 
 
-def test_a_closed_ledger_refuses_charges(tmp_path):
-    ledger = Ledger.open(tmp_path / "a.ledger", run_id="run")
-    ledger.close()
-    ledger.close()
-    with pytest.raises(LedgerError, match="the ledger is closed"):
-        ledger.charge(1, STEP)
-    with pytest.raises(LedgerError, match="the ledger is closed"):
-        ledger.sync()
+def test_last_keeps_every_step(tmp_path, caplog):
+    path = write(tmp_path / "a.ledger", [1, 2, 3])
+    with Ledger.open(path, run_id="run", resumed_from="last") as ledger:
+        ledger.charge(4, {})
+    with Ledger.open(path, run_id="run", resumed_from="last") as ledger:
+        assert ledger.used.rollouts == ledger.totals.paid.rollouts == 96
+    assert History.read(path).resumed_from == (0, 3, 4)
+    assert not caplog.records
 
 
-def test_limits_are_noted_once(tmp_path):
-    path = tmp_path / "a.ledger"
-    for limits in (Limits(rollouts=96), Limits(rollouts=96), Limits(response_tokens=10)):
-        with Ledger.open(path, run_id="run") as ledger:
-            ledger.note_limits(limits)
-            assert History.read(path).limits == limits
-    # Each attempt is two records: that it began, and when and where.
-    assert History.read(path).records == 3 * 2 + 2
+def test_what_becomes_lost_is_told_as_it_happens(tmp_path, caplog):
+    path = write(tmp_path / "a.ledger", [1, 2, 3])
+    with Ledger.open(path, run_id="run", resumed_from=3) as ledger:
+        ledger.charge(3, EVALUATION)
+    write(path, [], resumed_from=1)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage() == (
+        f"{path}: attempt 3 goes on after step 1, so what was charged to later steps is lost work from now on: "
+        "64 rollouts for training and 100 of evaluations and pilots, which were paid for"
+    )
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(LedgerError, match=r"Not a directory|File exists"):
-        Ledger.open(tmp_path / "file" / "a.ledger", run_id="run")
-    with pytest.raises(LedgerError, match="Is a directory"):
-        Ledger.open(tmp_path, run_id="run")
+@pytest.mark.slow
+@given(
+    limit=st.integers(1, 300),
+    restarts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=6),
+)
+def test_a_run_never_pays_for_more_training_than_its_limit_however_often_it_starts_again(
+    tmp_path_factory, limit, restarts
+):
+    path = tmp_path_factory.mktemp("run") / "a.ledger"
+    last = 0
+    for resumed_from, steps in restarts:
+        step = min(resumed_from, last)
+        with Ledger.open(path, run_id="run", resumed_from=step) as ledger:
+            meter = Meter(ledger, Limits(rollouts=limit))
+            while steps and (admission := meter.admit(step + 1, 32)):
+                step, steps = step + 1, steps - 1
+                meter.charge(step, STEP)
+            assert not steps or f"and the budget is {limit:,}" in admission.reason
+            meter.charge(step, EVALUATION)
+            totals = History.read(path).totals()
+            assert meter.paid == totals.used + totals.lost_training
+            assert meter.paid.rollouts <= limit
+            assert not meter.overshoot
+        last = step
 
 
-@pytest.mark.parametrize("run_id", ["", "x" * 1001, "\udc80"])
-def test_a_run_id_is_text_of_a_sensible_length(tmp_path, run_id):
-    with pytest.raises(LedgerError, match="run_id"):
-        Ledger.open(tmp_path / "a.ledger", run_id=run_id)
+@pytest.mark.parametrize("counted", ["paid", "used"])
+def test_a_limit_on_what_is_used_leaves_lost_work_out(tmp_path, counted):
+    path = write(tmp_path / "a.ledger", [1, 2])
+    for limits in (Limits(rollouts=100, counted=counted), Limits(response_tokens=900, counted=counted)):
+        with Ledger.open(path, run_id="run", resumed_from=0) as ledger:
+            meter = Meter(ledger, limits)
+            assert (meter.used.rollouts, meter.paid.rollouts) == (0, 64)
+            assert bool(meter.admit(1, 48)) == (counted == "used")
+            assert meter.overshoot.response_tokens == (60 if limits.response_tokens and counted == "paid" else 0)
+        assert History.read(path).limits == limits

@@ -21,8 +21,8 @@ limits = st.builds(
 def test_every_planned_cell_spends_no_more_than_the_budget_and_keeps_every_limit(constraints):
     found = grid(constraints)
     looked_at = len(constraints.problems_per_batch) * len(constraints.rollouts_per_problem)
-    assert len(found.cells) + len(found.left_out) == looked_at
-    for cell in found.cells:
+    assert len(found.splits) + len(found.left_out) == looked_at
+    for cell in found.splits:
         a = cell.allocation
         assert a.rollouts == a.problems_per_batch * a.rollouts_per_problem * a.update_steps
         assert a.rollouts + cell.unused == constraints.rollouts

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trl_runs import layout, model_of, problems_of, quiet, rewards_of
+from trl_runs import grpo, layout, problems_of, quiet
 
 
 class KilledError(Exception):
@@ -49,7 +48,7 @@ class Found:
     resumed: list[int] = field(default_factory=list)
 
 
-def random_case(rng: random.Random, *, killed: bool, world: int = 1) -> Case:
+def random_case(rng, *, killed, world=1):
     """A layout with an evaluation, a limit, and places at which it is killed."""
     chosen = layout(rng)
     while chosen["rewards"] != "one" or "eval_strategy" not in chosen["args"]:
@@ -74,7 +73,7 @@ def random_case(rng: random.Random, *, killed: bool, world: int = 1) -> Case:
     )
 
 
-def train(case: Case, folder: Path) -> Found:
+def train(case, folder):
     """Train until the run ends by itself, and count what is sampled on this rank.
 
     Raises:
@@ -93,43 +92,29 @@ def train(case: Case, folder: Path) -> Found:
         return found
 
 
-def _live(case: Case, folder: Path, found: Found, kill_after: int) -> None:
+def _live(case, folder, found, kill_after):
     """One process of a run."""
-    import trl
     from isocompute.budget import BudgetError
     from isocompute.budget.trl import attach
     from transformers import TrainerCallback
     from transformers.trainer_utils import get_last_checkpoint
 
     out = folder / "out"
-    config = trl.GRPOConfig(
-        output_dir=str(out),
-        use_cpu=True,
-        bf16=False,
-        disable_tqdm=True,
-        save_strategy="steps",
-        report_to=[],
-        save_steps=case.save_steps,
-        **case.chosen["args"],
-    )
-    model, tokenizer = model_of()
-    trainer = trl.GRPOTrainer(
-        model=model,
-        reward_funcs=rewards_of("one"),
-        processing_class=tokenizer,
-        args=config,
-        train_dataset=problems_of(case.chosen["problems"]),
+    trainer = grpo(
+        out,
+        {"save_strategy": "steps", "save_steps": case.save_steps, **case.chosen["args"]},
+        problems=case.chosen["problems"],
         eval_dataset=problems_of(case.chosen["eval_problems"], 100),
     )
     _hook(trainer, folder)
 
-    class Killer(TrainerCallback):  # type: ignore[misc]
+    class Killer(TrainerCallback):
         passes = 0
 
-        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        def on_pre_optimizer_step(self, *_, **__):
             self.on_substep_end()
 
-        def on_substep_end(self, *_: Any, **__: Any) -> None:
+        def on_substep_end(self, *_, **__):
             self.passes += 1
             if self.passes == kill_after:
                 if case.for_real:
@@ -138,7 +123,7 @@ def _live(case: Case, folder: Path, found: Found, kill_after: int) -> None:
                 raise KilledError
 
     trainer.add_callback(Killer())
-    found.batch = config.generation_batch_size
+    found.batch = trainer.args.generation_batch_size
     per_batch = {"rollouts": found.batch, "response_tokens": found.batch * 2.5, "device_hours": 1 / 3600}
     found.limit = case.batches * per_batch.get(case.limit, 0.01)
     if case.limit in ("rollouts", "response_tokens"):
@@ -160,12 +145,12 @@ def _live(case: Case, folder: Path, found: Found, kill_after: int) -> None:
     found.saved = (out / f"checkpoint-{found.steps}").is_dir()
 
 
-def _hook(trainer: Any, folder: Path) -> None:
+def _hook(trainer, folder):
     """Write down what the sampler makes on this rank, at once."""
     sample = trainer._generate_single_turn
     place = folder / f"truth-{trainer.accelerator.process_index}.jsonl"
 
-    def hooked(prompt_ids: Any, *args: Any, **options: Any) -> Any:
+    def hooked(prompt_ids, *args, **options):
         made = sample(prompt_ids, *args, **options)
         counts = [len(made[0]), sum(map(len, prompt_ids)), sum(map(len, made[0]))]
         with place.open("a") as stream:
@@ -175,7 +160,7 @@ def _hook(trainer: Any, folder: Path) -> None:
     trainer._generate_single_turn = hooked
 
 
-def _read_truth(folder: Path) -> dict[str, list[int]]:
+def _read_truth(folder):
     truth = {"train": [0, 0, 0], "eval": [0, 0, 0]}
     for path in folder.glob("truth-*.jsonl"):
         for mode, *counts in map(json.loads, path.read_text().splitlines()):
@@ -183,7 +168,7 @@ def _read_truth(folder: Path) -> dict[str, list[int]]:
     return truth
 
 
-def _let_go(budget: Any) -> None:
+def _let_go(budget):
     """What the kernel does for a dead process: close its files, and with them its locks."""
     from isocompute.budget.ledger import writer
 
@@ -191,23 +176,23 @@ def _let_go(budget: Any) -> None:
         writer.close_handle(budget._ledger._writer._handle)
 
 
-def _barrier() -> None:
+def _barrier():
     import torch
 
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
 
 
-def _rank_zero_touches(path: Path) -> None:
+def _rank_zero_touches(path):
     _barrier()
     if int(os.environ.get("RANK", "0")) == 0:
         path.touch()
     _barrier()
 
 
-def main(cases: str, folder: str, out: str, wanted: str) -> None:
+def main(cases, folder, out, wanted):
     """Train cases one after the other, until so many were trained; of those that TRL refuses, nothing is found."""
-    found: list[dict[str, Any]] = []
+    found = []
     for number, case in enumerate(json.loads(Path(cases).read_text())):
         if sum("truth" in of_case and bool(of_case["steps"] or of_case["refused"]) for of_case in found) == int(wanted):
             break

@@ -8,33 +8,76 @@ import os
 import shlex
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-import polars as pl
 import pytest
 from isocompute.budget import Allocation
 from isocompute.budget.trainers.evals import ingest
-from isocompute.budget.trainers.registry import convert, read, trainer
-from isocompute.budget.trainers.settings import Run, load, render
+from isocompute.budget.trainers.registry import convert, trainer
+from isocompute.budget.trainers.settings import RunPlan, flags, render
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
+DOCS = Path(__file__).parents[2] / "docs" / "trl"
 QUESTIONS = {"questions": "16"}
 
 
-def needed(name: str, *, session: str = "ISOCOMPUTE_TRAINERS") -> Any:
+def settings(text):
+    """The settings that a text says, as on a command line."""
+    return flags(text.split())
+
+
+# A batch of 16 completions, 4 of each problem, for every optimizer step.
+TRL = settings(
+    "num_generations=4 num_generations_eval=4 per_device_train_batch_size=8 gradient_accumulation_steps=2 "
+    "steps_per_generation=2 generation_batch_size=16 num_iterations=1 seed=42"
+)
+VERL = settings("data.train_batch_size=8 actor_rollout_ref.rollout.n=4 actor_rollout_ref.actor.ppo_mini_batch_size=8")
+OPENRLHF = settings(
+    "rollout.n_samples_per_prompt=4 rollout.batch_size=8 train.batch_size=32 train.max_epochs=1 "
+    "eval.n_samples_per_prompt=4"
+)
+PRIME_RL = settings("group_size=4 batch_size=32")
+
+
+def run_settings():
+    """The settings of the run that fixtures/wandb holds."""
+    return {
+        **TRL,
+        **settings("num_generations_eval=2 max_steps=6 seed=3 learning_rate=1e-4 per_device_eval_batch_size=8"),
+    }
+
+
+def logged_run():
+    """The run that fixtures/wandb holds, as it was logged."""
+    for step in range(1, 7):
+        at = {"train/global_step": step}
+        length = {"train/completions/mean_length": 2.0 + step / 16}
+        yield {"train/loss": 0.1, "train/num_tokens": 100 * step, "train/epoch": step / 6, **length, **at}
+        if step % 2 == 0:
+            took = {"eval/runtime": 2.0, "eval/samples_per_second": 8.0, "eval/completions/mean_length": 2.0}
+            yield {"eval/rewards/right/mean": step / 8, **took, **at}
+
+
+def lines(path, rows):
+    """A log in JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def needed(name, *, session="ISOCOMPUTE_TRAINERS"):
     """A trainer's module; the session that installs the trainers (``nox -s trainers``) does not let one be missing."""
     if session in os.environ:
         return importlib.import_module(name)
     return pytest.importorskip(name, exc_type=ImportError)
 
 
-def run_of(problems: int, n: int, steps: int, **other: Any) -> Run:
+def run_of(batch, n, steps, **other):
     """A run to be configured."""
-    split = Allocation(problems_per_batch=problems, rollouts_per_problem=n, update_steps=steps)
-    return Run(allocation=split, **other)
+    split = Allocation(problems_per_batch=batch, rollouts_per_problem=n, update_steps=steps)
+    return RunPlan(allocation=split, **other)
 
 
-def rollouts(name: str, rows: list[dict[str, Any]], config: dict[str, Any] | None, **given: str) -> list[int]:
+def rollouts(name, rows, config, **given):
     """Cumulative rollouts of a run's evaluations.
 
     Args:
@@ -43,16 +86,14 @@ def rollouts(name: str, rows: list[dict[str, Any]], config: dict[str, Any] | Non
     """
     with TemporaryDirectory() as folder:
         log, settings = Path(folder) / "log.jsonl", Path(folder) / "config.json"
-        log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        lines(log, rows)
         settings.write_text(json.dumps(config or {}))
         given_all = {**QUESTIONS, **{name.replace("__", "."): value for name, value in given.items()}}
         evals, _ = ingest(name, [str(log)], config=settings if config else None, constants=given_all)
         return evals["rollouts"].to_list()
 
 
-def ingested(
-    folder: Path, name: str, log: str, config: object, *, file: str = "log.jsonl", form: str = "json", **given: str
-) -> tuple[pl.DataFrame, list[str]]:
+def ingested(folder, name, log, config, *, file="log.jsonl", form="json", **given):
     """The ``evals`` table of one log and its configuration, and the notes on it.
 
     Args:
@@ -64,33 +105,6 @@ def ingested(
     return ingest(name, [str(folder / file)], config=settings, constants={**QUESTIONS, **given})
 
 
-def words(name: str, run: Run) -> list[str]:
+def words(name, run):
     """The settings of a run as the words of a command line."""
     return shlex.split(" ".join(render(convert(name, run), trainer(name).style)))
-
-
-def recorded(file: str, text: str) -> dict[str, Any]:
-    """The settings of a configuration as a trainer's documentation describes it.
-
-    Args:
-        file: Its name, of which the form follows.
-    """
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / file
-        path.write_text(text)
-        return dict(load(path))
-
-
-def check_override(name: str, settings: dict[str, Any], run: Run, *, unset: set[str] | None = None) -> None:
-    """That converted settings override recorded ones, of which the sources and the engine are kept out.
-
-    Args:
-        unset: Keys that the recorded run had no need to set.
-    """
-    converted = dict(convert(name, run).settings)
-    assert converted.keys() - settings.keys() <= (unset or set())
-    kept = {k: v for k, v in settings.items() if "source" not in k and "colocated" not in k}
-    found = read(name, {**kept, **converted}, problems=100_000)
-    assert (found.allocation, found.world_size) == (run.allocation, run.world_size)
-    assert found.data_parallel == run.data_parallel
-    assert (found.unknown, found.inconsistent) == ((), ())

@@ -18,6 +18,8 @@ from isocompute.budget.trl import attach
 from isocompute.budget.trl.attachment import Passes
 from reading_logs import needed
 
+pytestmark = pytest.mark.slow("runs of TRL")
+
 RUNS = int(os.environ.get("ISOCOMPUTE_ATTACHED_RUNS", "5"))
 SEED = int(os.environ.get("ISOCOMPUTE_ATTACHED_SEED", "0"))
 
@@ -222,28 +224,17 @@ def test_a_limit_on_time_or_money_ends_a_run_in_the_middle_of_a_batch_too(trl, t
     assert 0 < history.last_step == found.steps < 100_000
 
 
-def trainer_of(trl, folder, **options):
-    from trl_runs import model_of, problems_of, rewards_of
+def trainer_of(folder, **options):
+    from trl_runs import grpo, problems_of
 
-    model, tokenizer = model_of()
     args = {**ARGS, **options.pop("args", {})}
     if options.get("eval_dataset", "one") is None:
         args["eval_strategy"] = "no"
-    config = trl.GRPOConfig(
-        output_dir=str(folder / "out"), use_cpu=True, bf16=False, report_to=[], disable_tqdm=True, **args
-    )
-    return trl.GRPOTrainer(
-        model=model,
-        reward_funcs=rewards_of("one"),
-        processing_class=tokenizer,
-        args=config,
-        train_dataset=problems_of(8),
-        **{"eval_dataset": problems_of(4, 100), **options},
-    )
+    return grpo(folder / "out", args, problems=8, **{"eval_dataset": problems_of(4, 100), **options})
 
 
 def test_what_cannot_be_attached_is_named(trl, tmp_path):
-    trainer = trainer_of(trl, tmp_path)
+    trainer = trainer_of(tmp_path)
     with pytest.raises(BudgetError, match="not to 'trainer'"):
         attach("trainer", tmp_path / "a.ledger", rollouts=10)
     with pytest.raises(BudgetError, match="no limit"):
@@ -260,30 +251,30 @@ def test_what_cannot_be_attached_is_named(trl, tmp_path):
 
 def test_a_run_whose_first_batch_does_not_fit_is_refused_and_its_ledger_untouched(trl, tmp_path):
     path = tmp_path / "run.ledger"
-    trainer = trainer_of(trl, tmp_path)
+    trainer = trainer_of(tmp_path)
     attach(trainer, path, rollouts=7)
     with pytest.raises(BudgetError, match=r"from 0 to 8 .*is 7"):
         trainer.train()
     assert not path.exists()
-    trainer = trainer_of(trl, tmp_path)
+    trainer = trainer_of(tmp_path)
     budget = attach(trainer, path, rollouts=8)
     trainer.train()
     assert budget.reason.startswith("step 3 would take the run from 8 to 16 rollouts")
     before = path.read_bytes()
     # Started again from nothing by mistake: what was paid stays canonical.
-    trainer = trainer_of(trl, tmp_path)
+    trainer = trainer_of(tmp_path)
     attach(trainer, path, rollouts=8)
     with pytest.raises(BudgetError, match=r"from 8 \(8 .*to 16"):
         trainer.train()
     assert path.read_bytes() == before
-    trainer = trainer_of(trl, tmp_path)
+    trainer = trainer_of(tmp_path)
     attach(trainer, tmp_path / "other.ledger", rollouts=100)
     with pytest.raises(LedgerError, match=r"from step 2, .* at step 0"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
 
 
 def test_a_run_without_an_evaluation_set_is_ended_without_one(trl, tmp_path):
-    trainer = trainer_of(trl, tmp_path, eval_dataset=None)
+    trainer = trainer_of(tmp_path, eval_dataset=None)
     budget = attach(trainer, tmp_path / "run.ledger", rollouts=8, run_id="mine")
     trainer.train()
     assert (trainer.state.global_step, budget.standing.paid.rollouts) == (2, 8)
@@ -293,7 +284,7 @@ def test_a_run_without_an_evaluation_set_is_ended_without_one(trl, tmp_path):
 
 def test_strategies_by_epoch_evaluate_and_save_once_at_the_stop(trl, tmp_path):
     trainer = trainer_of(
-        trl, tmp_path, args={"eval_strategy": "epoch", "save_strategy": "epoch", "max_steps": -1, "num_train_epochs": 9}
+        tmp_path, args={"eval_strategy": "epoch", "save_strategy": "epoch", "max_steps": -1, "num_train_epochs": 9}
     )
     attach(trainer, tmp_path / "run.ledger", rollouts=8)
     trainer.train()
@@ -303,7 +294,7 @@ def test_strategies_by_epoch_evaluate_and_save_once_at_the_stop(trl, tmp_path):
 
 
 def test_an_evaluation_outside_of_training_is_charged_to_the_step_it_follows(trl, tmp_path):
-    trainer = trainer_of(trl, tmp_path, args={"eval_strategy": "no", "max_steps": 2})
+    trainer = trainer_of(tmp_path, args={"eval_strategy": "no", "max_steps": 2})
     budget = attach(trainer, tmp_path / "run.ledger", rollouts=100, run_id="run")
     trainer.evaluate()
     trainer.train()
@@ -325,7 +316,7 @@ def test_what_tools_wrote_is_prefill_and_no_response(trl, tmp_path):
             "env_mask": [[1, 0, 0, 1] for _ in prompts],
         }
 
-    trainer = trainer_of(trl, tmp_path, rollout_func=roll_out)
+    trainer = trainer_of(tmp_path, rollout_func=roll_out)
     budget = attach(trainer, tmp_path / "run.ledger", response_tokens=16)
     trainer.train()
     trained = History.read(budget.path).totals().canonical["trained"]
@@ -339,7 +330,7 @@ def test_the_run_of_the_manual_ends_as_it_says(trl, tmp_path, monkeypatch):
     section = text[text.index("## Inside TRL") :]
     begin, end = section.index("    from datasets import Dataset"), section.index("It ends after step 12")
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
+    names = {}
     exec(compile(textwrap.dedent(section[begin:end]), str(STOPPING), "exec"), names)
     trainer = names["trainer"]
     assert trainer.state.global_step == 12

@@ -10,7 +10,7 @@ from isocompute.budget import BudgetError
 from isocompute.budget.trainers.schedule import Evidence, Schedule, count
 
 
-def simulated(schedule: Schedule, steps: int, restarts: list[int]) -> list[int]:
+def simulated(schedule, steps, restarts):
     """Batches generated up to and including each step, in a process's first micro-step and then every so many."""
     made, totals, since = 0, [0], 0
     for step in range(1, steps + 1):
@@ -29,7 +29,7 @@ schedules = st.builds(lambda e, a, b: Schedule(every=e, accumulation=a, batches=
 
 @settings(max_examples=150, deadline=None)
 @given(schedules, st.integers(1, 30))
-def test_the_formula_is_the_simulation(schedule: Schedule, steps: int) -> None:
+def test_the_formula_is_the_simulation(schedule, steps):
     totals = simulated(schedule, steps, [])
     assert [schedule.generations(0, step) for step in range(steps + 1)] == totals
     found = count(schedule, steps, {}, [], where="a run")
@@ -38,7 +38,7 @@ def test_the_formula_is_the_simulation(schedule: Schedule, steps: int) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(schedules, st.integers(2, 30), st.integers(0, 10**6))
-def test_a_restart_is_found_where_every_step_is_logged(schedule: Schedule, steps: int, seed: int) -> None:
+def test_a_restart_is_found_where_every_step_is_logged(schedule, steps, seed):
     restart = random.Random(seed).randrange(1, steps)
     totals = simulated(schedule, steps, [restart])
     new = [b - a for a, b in pairwise(totals)]
@@ -52,9 +52,7 @@ def test_a_restart_is_found_where_every_step_is_logged(schedule: Schedule, steps
 
 @settings(max_examples=100, deadline=None)
 @given(schedules, st.integers(2, 30), st.integers(0, 10**6))
-def test_a_known_restart_is_within_the_error_where_nothing_else_is_logged(
-    schedule: Schedule, steps: int, seed: int
-) -> None:
+def test_a_known_restart_is_within_the_error_where_nothing_else_is_logged(schedule, steps, seed):
     restart = random.Random(seed).randrange(1, steps)
     totals = simulated(schedule, steps, [restart])
     found = count(schedule, steps, {}, [(0, steps)], where="a run")
@@ -63,15 +61,13 @@ def test_a_known_restart_is_within_the_error_where_nothing_else_is_logged(
 
 @settings(max_examples=100, deadline=None)
 @given(schedules, st.integers(2, 30), st.sets(st.integers(1, 29), max_size=2))
-def test_up_to_two_restarts_that_left_no_trace_are_within_the_error(
-    schedule: Schedule, steps: int, restarts: set[int]
-) -> None:
+def test_up_to_two_restarts_that_left_no_trace_are_within_the_error(schedule, steps, restarts):
     totals = simulated(schedule, steps, [r for r in restarts if r < steps])
     found = count(schedule, steps, {}, [], where="a run")
     assert all(low <= true <= high for low, true, high in zip(found.fewest, totals, found.greatest, strict=True))
 
 
-def test_a_log_that_no_schedule_explains_is_refused() -> None:
+def test_a_log_that_no_schedule_explains_is_refused():
     schedule = Schedule(every=4, accumulation=1)
     never = {s: Evidence(entry=lambda g: g == 0) for s in range(1, 9)}
     with pytest.raises(BudgetError, match=r"contradicts .*at step 1"):
@@ -82,7 +78,7 @@ def test_a_log_that_no_schedule_explains_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_long_run_that_hardly_logs_is_counted_and_its_error_is_that_of_two_unlogged_restarts() -> None:
+def test_a_long_run_that_hardly_logs_is_counted_and_its_error_is_that_of_two_unlogged_restarts():
     schedule, steps = Schedule(every=4, accumulation=2), 20_000
     said = {step: Evidence(entry=lambda made: made > 0) for step in (4, steps)}
     found = count(schedule, steps, said, [], where="a run")

@@ -2,8 +2,6 @@
 
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,16 +9,14 @@ from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.evals import ingest
 from isocompute.budget.trainers.registry import convert
-from reading_logs import FIXTURES, QUESTIONS, needed, rollouts, run_of
-from trl_runs import model_of
+from reading_logs import FIXTURES, QUESTIONS, TRL, ingested, needed, rollouts, run_of
+from trl_runs import grpo
 
 whole = st.integers(1, 4)
 quick = settings(max_examples=40, deadline=None)
 
 
-def trl_run(
-    *, per_device: int, world: int, accumulation: int, per_generation: int, iterations: int, steps: int
-) -> tuple[list[dict[str, Any]], list[int]]:
+def trl_run(*, per_device, world, accumulation, per_generation, iterations, steps):
     """TRL's loop: a batch is generated before every per_generation × iterations micro-batches."""
     micro, made, rows, truth = 0, 0, [], []
     for step in range(1, steps + 1):
@@ -37,28 +33,15 @@ def trl_run(
 @pytest.mark.parametrize(
     ("batches", "said"), [((2, 2, 2), (32, 64, 96)), ((2, 3, 2), (32, 72, 104)), ((2, 2, 3), (32, 64, 104))]
 )
-def test_tokens_show_a_start_from_a_checkpoint_that_nothing_else_does(
-    batches: tuple[int, ...], said: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_tokens_show_a_start_from_a_checkpoint_that_nothing_else_does(batches, said, tmp_path):
     # A batch of 16 every other step, an entry every fourth: what began anew made three batches between two entries.
-    config = {
-        "num_generations": 4,
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 2,
-        "steps_per_generation": 4,
-        "generation_batch_size": 16,
-        "num_generations_eval": 4,
-    }
+    config = {**TRL, "per_device_train_batch_size": 4, "steps_per_generation": 4}
     rows, total = [], 0
     for step, made in zip((4, 8, 12), batches, strict=True):
         total += made * 16 * 15
-        rows.append(
-            {"step": step, "loss": 0.1, "completions/mean_length": 5.0, "num_tokens": total, "eval_reward": 0.5}
-        )
-    log, settings = tmp_path / "log.jsonl", tmp_path / "config.json"
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings.write_text(json.dumps(config))
-    evals, _ = ingest("trl", [str(log)], config=settings, constants=QUESTIONS)
+        logged = {"loss": 0.1, "completions/mean_length": 5.0, "num_tokens": total, "eval_reward": 0.5}
+        rows.append({"step": step, **logged})
+    evals, _ = ingested(tmp_path, "trl", "".join(json.dumps(row) + "\n" for row in rows), config)
     # Half of a batch off, where the tokens may be unlikely ones, and two more starts may have left no trace.
     assert tuple(evals["rollouts"]) == said
     truth = [16 * sum(batches[: k + 1]) for k in range(3)]
@@ -76,9 +59,7 @@ def test_tokens_show_a_start_from_a_checkpoint_that_nothing_else_does(
     iterations=whole,
     steps=st.integers(1, 12),
 )
-def test_trl_counts_every_process(
-    per_device: int, world: int, accumulation: int, per_generation: int, iterations: int, steps: int
-) -> None:
+def test_trl_counts_every_process(per_device, world, accumulation, per_generation, iterations, steps):
     per_device *= 2
     rows, truth = trl_run(
         per_device=per_device,
@@ -106,21 +87,16 @@ def test_trl_counts_every_process(
 
 
 TRL_ROWS, _ = trl_run(per_device=8, world=8, accumulation=2, per_generation=2, iterations=1, steps=4)
-TRL_CONFIG = {
-    "num_generations": 4,
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 2,
-    "num_iterations": 1,
-}
+TRL_CONFIG = {k: v for k, v in TRL.items() if k not in ("steps_per_generation", "generation_batch_size")}
 
 
 @pytest.mark.parametrize("known", [{}, {"steps_per_generation": 2}, {"generation_batch_size": 128}])
-def test_trl_asks_for_a_world_size_that_does_not_follow(known: dict[str, int]) -> None:
+def test_trl_asks_for_a_world_size_that_does_not_follow(known):
     with pytest.raises(BudgetError, match="--set world_size=NUMBER"):
         rollouts("trl", TRL_ROWS, {**TRL_CONFIG, **known})
 
 
-def test_trl_refuses_sizes_that_contradict_each_other() -> None:
+def test_trl_refuses_sizes_that_contradict_each_other():
     sizes = {"steps_per_generation": 2, "generation_batch_size": 128}
     with pytest.raises(BudgetError, match=r"is 128 and .* are 16"):
         rollouts("trl", TRL_ROWS, {**TRL_CONFIG, **sizes, "world_size": 1})
@@ -128,7 +104,7 @@ def test_trl_refuses_sizes_that_contradict_each_other() -> None:
         rollouts("trl", TRL_ROWS, {**TRL_CONFIG, "generation_batch_size": 100, "world_size": 2})
 
 
-def test_trl_counts_completions_over_micro_batches() -> None:
+def test_trl_counts_completions_over_micro_batches():
     trl = FIXTURES / "trl"
     evals, notes = ingest("trl", [str(trl / "trainer_state.json")], config=trl / "config.json", constants=QUESTIONS)
     assert evals["step"].to_list() == [2, 4, 6]
@@ -146,7 +122,7 @@ def test_trl_counts_completions_over_micro_batches() -> None:
     assert evals["rollouts_error"].unique().to_list() == [0]
 
 
-def test_trl_settings_that_the_log_contradicts_are_refused(tmp_path: Path) -> None:
+def test_trl_settings_that_the_log_contradicts_are_refused(tmp_path):
     trl = FIXTURES / "trl"
     settings = json.loads((trl / "config.json").read_text())
     # One batch of 32 completions for four micro-batches, each used twice: a batch lasts four optimizer steps.
@@ -158,7 +134,7 @@ def test_trl_settings_that_the_log_contradicts_are_refused(tmp_path: Path) -> No
         ingest("trl", [str(trl / "trainer_state.json")], config=config, constants=QUESTIONS)
 
 
-def test_trl_asks_for_what_a_trainer_state_does_not_hold() -> None:
+def test_trl_asks_for_what_a_trainer_state_does_not_hold():
     state = str(FIXTURES / "trl" / "trainer_state.json")
     with pytest.raises(BudgetError, match="--set num_generations="):
         ingest("trl", [state])
@@ -167,7 +143,7 @@ def test_trl_asks_for_what_a_trainer_state_does_not_hold() -> None:
 
 
 @pytest.mark.parametrize("value", ["inf", "nan", "1e999", "0", "-3", "2.5", "many"])
-def test_a_setting_that_is_not_a_count_is_refused(value: str) -> None:
+def test_a_setting_that_is_not_a_count_is_refused(value):
     with pytest.raises(BudgetError, match="world_size is"):
         rollouts("trl", TRL_ROWS, TRL_CONFIG, world_size=value)
 
@@ -198,32 +174,15 @@ def test_trl_takes_the_settings_for_the_same_batches(trl, tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("case", [(3, 4, 3, 1, 2), (2, 3, 2, 1, None)])
 def test_a_trl_run_generates_exactly_the_rollouts_of_the_allocation(trl, tmp_path, case):
-    datasets = needed("datasets")
     run = run_of(*case[:3], world_size=case[3], micro_batch=case[4])
-    model, tokenizer = model_of()
     seen = []
 
     def reward(prompts, completions, **_):
         seen.append(list(prompts))
         return [float(len(c) % 2) for c in completions]
 
-    trainer = trl.GRPOTrainer(
-        model=model,
-        reward_funcs=reward,
-        processing_class=tokenizer,
-        args=trl.GRPOConfig(
-            output_dir=str(tmp_path),
-            use_cpu=True,
-            bf16=False,
-            report_to=[],
-            save_strategy="no",
-            logging_steps=1,
-            max_completion_length=4,
-            disable_tqdm=True,
-            **convert("trl", run).settings,
-        ),
-        train_dataset=datasets.Dataset.from_dict({"prompt": [f"{a}+{b}=" for a in range(4) for b in range(4)]}),
-    )
+    args = {"save_strategy": "no", "logging_steps": 1, "max_completion_length": 4, **convert("trl", run).settings}
+    trainer = grpo(tmp_path, args, problems=16, rewards=[reward])
     trainer.train()
     a = run.allocation
     assert sum(map(len, seen)) == a.rollouts
@@ -234,7 +193,7 @@ def test_a_trl_run_generates_exactly_the_rollouts_of_the_allocation(trl, tmp_pat
         assert all(prompts.count(prompt) == a.rollouts_per_problem for prompt in prompts)
 
 
-def test_what_trl_generated_is_read_or_refused(trl, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_what_trl_generated_is_read_or_refused(trl, tmp_path, request):
     """``nox -s trainers -- --trl-runs 200`` is the long campaign."""
     from trl_runs import campaign, summary
 

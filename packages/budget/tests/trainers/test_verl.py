@@ -1,37 +1,36 @@
 """veRL's logs, against simulations of how it generates and logs that its tracker wrote (fixtures/make.py)."""
 
 import random
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as profile
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.evals import ingest
 from isocompute.budget.trainers.registry import convert, read
 from isocompute.budget.trainers.settings import Parallelism
-from reading_logs import FIXTURES, QUESTIONS, needed, rollouts, run_of
+from reading_logs import FIXTURES, QUESTIONS, needed, rollouts, run_of, settings
 
 whole = st.integers(1, 4)
-quick = settings(max_examples=40, deadline=None)
+quick = profile(max_examples=40, deadline=None)
 
 
-VERL: dict[str, Any] = {
-    "data": {"train_batch_size": 8, "gen_batch_size": 12},
-    "trainer": {"val_before_train": True},
-    "actor_rollout_ref": {"rollout": {"n": 4}, "actor": {"ppo_mini_batch_size": 8}},
-    "algorithm": {"adv_estimator": "grpo", "filter_groups": {"enable": True, "max_num_gen_batches": 0}},
-}
+VERL = settings(
+    "data.train_batch_size=8 data.gen_batch_size=12 actor_rollout_ref.rollout.n=4 "
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8 algorithm.adv_estimator=grpo algorithm.filter_groups.enable=true"
+)
+UNFILTERED = {"algorithm.filter_groups.enable": False}
+ASYNCHRONOUS = {"fully_async/count/stale_trajectory_processed": 1.0}
 
 
-def verl_row(step: int, data: dict[str, float]) -> dict[str, Any]:
+def verl_row(step, data):
     evaluated = {"val-core/m/acc/mean@4": 0.5} if step % 2 == 0 else {}
     return {"step": step, "data": {**data, **evaluated}}
 
 
-def verl_run(one_step: Callable[[random.Random], tuple[int, dict[str, float]]], seed: int, steps: int, per_prompt: int):  # type: ignore[no-untyped-def]
+def verl_run(one_step, seed, steps, per_prompt):
     """Rows of a run evaluated before training and every other step, and the rollouts made by then."""
     rng = random.Random(seed)
     made, rows, truth = 0, [verl_row(0, {})], [0]
@@ -43,7 +42,7 @@ def verl_run(one_step: Callable[[random.Random], tuple[int, dict[str, float]]], 
     return rows, truth
 
 
-def resampled(rng: random.Random) -> tuple[int, dict[str, float]]:
+def resampled(rng):
     """DAPO: whole generation batches until enough groups have a spread of rewards; what is over is dropped."""
     batches = kept = 0
     while kept < 8:
@@ -52,7 +51,7 @@ def resampled(rng: random.Random) -> tuple[int, dict[str, float]]:
     return 12 * batches, {"train/num_gen_batches": batches}
 
 
-def evicted(rng: random.Random) -> tuple[int, dict[str, float]]:
+def evicted(rng):
     """The V1 trainer: k evicted groups are refilled, and what is left over is discarded; zeros are not logged."""
     counts = {
         "training/filter_groups/evicted_samples": rng.randint(0, 5),
@@ -66,64 +65,51 @@ def evicted(rng: random.Random) -> tuple[int, dict[str, float]]:
 @pytest.mark.slow
 @quick
 @given(seed=st.integers(0, 10**6), steps=st.integers(2, 12), remax=st.booleans())
-def test_verl_counts_the_batches_that_dynamic_sampling_generated(seed: int, steps: int, remax: bool) -> None:
+def test_verl_counts_the_batches_that_dynamic_sampling_generated(seed, steps, remax):
     # ReMax samples one more response to each prompt, greedily, as its baseline.
     rows, truth = verl_run(resampled, seed, steps, per_prompt=5 if remax else 4)
-    estimator = {"adv_estimator": "remax"} if remax else {}
-    former = {**VERL, "trainer": {"use_v1": False}}
-    assert rollouts("verl", rows, {**former, "algorithm": {**VERL["algorithm"], **estimator}}) == truth
+    estimator = {"algorithm.adv_estimator": "remax"} if remax else {}
+    assert rollouts("verl", rows, {**VERL, "trainer.use_v1": False, **estimator}) == truth
 
 
 @quick
 @given(seed=st.integers(0, 10**6), steps=st.integers(3, 12))
-def test_verl_counts_evicted_prompts_with_all_their_responses(seed: int, steps: int) -> None:
+def test_verl_counts_evicted_prompts_with_all_their_responses(seed, steps):
     rows, truth = verl_run(evicted, seed, steps, per_prompt=4)
     if any("filter_groups" in key for row in rows for key in row["data"]):
-        assert rollouts("verl", rows, {**VERL, "data": {"train_batch_size": 8}}) == truth
+        assert rollouts("verl", rows, {**VERL, "data.gen_batch_size": 8}) == truth
 
 
-def test_verl_asks_where_filtering_left_no_count() -> None:
+@pytest.mark.parametrize(
+    ("prompts", "logged", "changed", "said"),
+    [
+        (8, {}, {}, r"step 1 .*rollouts_per_step="),
+        (12, {}, UNFILTERED, r"gen_batch_size is 12 .*8"),
+        (
+            8,
+            ASYNCHRONOUS,
+            {"data.gen_batch_size": 8, "algorithm.filter_groups.enable": False},
+            r"asynchronous.*_per_step=",
+        ),
+    ],
+)
+def test_verl_asks_for_what_its_log_leaves_open(prompts, logged, changed, said):
+    rows, _ = verl_run(lambda _: (prompts, logged), 0, 4, 4)
+    with pytest.raises(BudgetError, match=said):
+        rollouts("verl", rows, {**VERL, **changed})
+    assert rollouts("verl", rows, {**VERL, **changed}, rollouts_per_step="96") == [0, 192, 384]
+
+
+def test_verl_asks_whether_groups_were_filtered_where_no_configuration_says():
     rows, _ = verl_run(lambda _: (8, {}), 0, 4, 4)
-    with pytest.raises(BudgetError, match=r"step 1 .*rollouts_per_step="):
-        rollouts("verl", rows, VERL)
-    assert rollouts("verl", rows, VERL, rollouts_per_step="96") == [0, 192, 384]
-
-
-def test_verl_asks_for_a_step_of_dynamic_sampling_that_is_not_logged() -> None:
-    rows, _ = verl_run(resampled, 0, 6, 4)
-    with pytest.raises(BudgetError, match="rollouts step 3 generated"):
-        rollouts("verl", rows[:3] + rows[4:], VERL)
-
-
-def test_verl_asks_whether_groups_were_filtered_where_no_configuration_says() -> None:
-    rows, _ = verl_run(lambda _: (8, {}), 0, 4, 4)
-    known = {
-        "actor_rollout_ref__rollout__n": "4",
-        "data__train_batch_size": "8",
-        "data__gen_batch_size": "8",
-        "actor_rollout_ref__actor__ppo_mini_batch_size": "8",
-        "actor_rollout_ref__actor__ppo_epochs": "1",
-    }
+    known = {**VERL, "data.gen_batch_size": 8, "actor_rollout_ref.actor.ppo_epochs": 1}
+    known = {key: str(value) for key, value in known.items() if not key.startswith("algorithm.")}
     with pytest.raises(BudgetError, match=r"filter_groups.enable="):
         rollouts("verl", rows, None, **known)
-    assert rollouts("verl", rows, None, **known, algorithm__filter_groups__enable="false") == [0, 64, 128]
+    assert rollouts("verl", rows, None, **known, **{"algorithm.filter_groups.enable": "false"}) == [0, 64, 128]
 
 
-def test_verl_asks_where_the_generation_batch_is_not_the_training_batch() -> None:
-    rows, _ = verl_run(lambda _: (12, {}), 0, 4, 4)
-    unfiltered = {**VERL, "algorithm": {"filter_groups": {"enable": False}}}
-    with pytest.raises(BudgetError, match=r"gen_batch_size is 12 .*8"):
-        rollouts("verl", rows, unfiltered)
-
-
-def test_verl_asks_for_what_a_fully_asynchronous_run_generated() -> None:
-    rows, _ = verl_run(lambda _: (8, {"fully_async/count/stale_trajectory_processed": 1.0}), 0, 4, 4)
-    unfiltered = {**VERL, "data": {"train_batch_size": 8}, "algorithm": {"filter_groups": {"enable": False}}}
-    with pytest.raises(BudgetError, match=r"asynchronous.*_per_step="):
-        rollouts("verl", rows, unfiltered)
-
-
-def test_verl_counts_prompts_and_marks_what_is_biased() -> None:
+def test_verl_counts_prompts_and_marks_what_is_biased():
     verl = FIXTURES / "verl"
     evals, notes = ingest("verl", [str(verl / "run.jsonl")], config=verl / "config.json", constants=QUESTIONS)
     assert evals["rollouts"].to_list() == [0, 2 * 64, 4 * 64]

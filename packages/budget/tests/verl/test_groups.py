@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget.ledger.counts import Counts
-from isocompute.budget.verl.budget import Groups, dispatched, of_prompts
+from isocompute.budget.verl.budget import Groups
 
 lengths = st.tuples(st.integers(0, 9), st.integers(0, 9))
 # Of each prompt: how many rollouts were dispatched, and of each session the lengths of its trajectories.
@@ -52,12 +52,3 @@ def test_sessions_without_a_trajectory_failed():
     groups.add("a", 4)
     tags = {"a_2_0": {"prompt_len": 5, "response_len": 7}, "b_0_0": {"prompt_len": 1, "response_len": 1}}
     assert groups.take(["a", "b"], tags, {}) == (Counts(rollouts=1, prompt_tokens=5, response_tokens=7), 3)
-
-
-def test_a_batch_may_say_how_many_rollouts_its_prompts_get():
-    assert dispatched({"uid": ["a", "b"]}, 4) == [("a", 4), ("b", 4)]
-    assert dispatched({"uid": ["a", "b"], "__rollout_n__": [2, 8]}, 4) == [("a", 2), ("b", 8)]
-
-
-def test_trajectories_are_found_by_their_prompts():
-    assert of_prompts({"a"}, {"a_0_0": 1, "b_0_0": 2, "a_1_0": 3}) == {"a_0_0": 1, "a_1_0": 3}

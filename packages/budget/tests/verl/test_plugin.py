@@ -194,11 +194,6 @@ def test_another_version_of_verl_is_refused(verl, config, monkeypatch):
         verl.get_trainer_cls("sync")(config())
 
 
-def test_a_whole_number_may_be_written_as_hydra_reads_it(verl, config):
-    trainer = verl.get_trainer_cls("sync")(config(Case(limits={"rollouts": "1e6"})))
-    assert trainer.replay_buffer.budget.settings.limits.rollouts == 1_000_000
-
-
 def test_a_manager_without_the_replay_buffer_is_refused(config):
     from isocompute.budget.verl import AgentLoopManager
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 WORDS = ["<pad>", "<eos>", "<unk>", *"0123456789+=", "user", "assistant", ":"]
@@ -59,67 +57,44 @@ class Case:
     in_actor: bool = False
 
 
-def configuration(case: Case, folder: Path) -> Any:
+def configuration(case, folder):
     """What Hydra composes of veRL's defaults for a run."""
     from hydra import compose, initialize_config_module
 
-    keys = "trainer.v1.sampler.sampler_kwargs"
-    limits = {"ledger": folder / "run.ledger", **case.limits}
+    here, limits = folder.parent, {"ledger": folder / "run.ledger", **case.limits}
+    rollout, sampler = "actor_rollout_ref.rollout", "trainer.v1.sampler"
     overrides = [
-        "+actor_rollout_ref.rollout.agent.agent_loop_manager_class=isocompute.budget.verl.AgentLoopManager",
-        "trainer.v1.sampler.custom_sampler.path=pkg://isocompute.budget.verl",
-        "trainer.v1.sampler.custom_sampler.name=ReplayBuffer",
-        *(f"+{keys}.{name}={value}" for name, value in limits.items()),
-        f"trainer.v1.trainer_mode={case.mode}",
-        f"data.train_batch_size={case.batch}",
-        f"actor_rollout_ref.rollout.n={case.n}",
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={case.batch // case.samples}",
+        *f"""
+        +{rollout}.agent.agent_loop_manager_class=isocompute.budget.verl.AgentLoopManager
+        {sampler}.custom_sampler.path=pkg://isocompute.budget.verl {sampler}.custom_sampler.name=ReplayBuffer
+        trainer.v1.trainer_mode={case.mode} trainer.v1.separate_async.parameter_sync_step={case.samples}
+        data.train_batch_size={case.batch} {rollout}.n={case.n}
+        actor_rollout_ref.actor.ppo_mini_batch_size={case.batch // case.samples}
+        trainer.total_training_steps={case.steps} trainer.save_freq={case.save_freq} trainer.test_freq={case.test_freq}
+        trainer.val_before_train=True trainer.total_epochs=1000 trainer.default_local_dir={folder / "checkpoints"}
+        trainer.resume_mode=auto trainer.nnodes=1 trainer.n_gpus_per_node=1 trainer.device=cpu trainer.logger=[file]
+        data.train_files={here / "train.parquet"} data.val_files={here / "validation.parquet"}
+        data.max_prompt_length=32 data.max_response_length=8 data.dataloader_num_workers=0 data.return_raw_chat=True
+        data.filter_overlong_prompts=False actor_rollout_ref.model.path={here / "model"}
+        {rollout}.name=vllm {rollout}.agent.num_workers=1
+        {rollout}.val_kwargs.n=3 {rollout}.val_kwargs.temperature=0.5 {rollout}.val_kwargs.do_sample=True
+        algorithm.adv_estimator=grpo
+        algorithm.filter_groups.enable={case.filtered} algorithm.filter_groups.metric=reward
+        reward.num_workers=1 reward.custom_reward_function.path={here / "reward.py"}
+        transfer_queue.enable=True transfer_queue.backend.SimpleStorage.num_data_storage_units=1
+        """.split(),
+        *(f"+{sampler}.sampler_kwargs.{name}={value}" for name, value in limits.items()),
         *(SEPARATE if case.mode == "separate_async" else ()),
-        f"trainer.v1.separate_async.parameter_sync_step={case.samples}",
-        f"trainer.total_training_steps={case.steps}",
-        f"trainer.save_freq={case.save_freq}",
-        f"trainer.test_freq={case.test_freq}",
-        "trainer.val_before_train=True",
-        "trainer.total_epochs=1000",
-        f"trainer.default_local_dir={folder / 'checkpoints'}",
-        "trainer.resume_mode=auto",
-        "trainer.nnodes=1",
-        "trainer.n_gpus_per_node=1",
-        "trainer.device=cpu",
-        "trainer.logger=[file]",
-        f"data.train_files={folder.parent / 'train.parquet'}",
-        f"data.val_files={folder.parent / 'validation.parquet'}",
-        "data.max_prompt_length=32",
-        "data.max_response_length=8",
-        "data.dataloader_num_workers=0",
-        "data.return_raw_chat=True",
-        "data.filter_overlong_prompts=False",
-        f"actor_rollout_ref.model.path={folder.parent / 'model'}",
-        "actor_rollout_ref.rollout.name=vllm",
-        "actor_rollout_ref.rollout.agent.num_workers=1",
-        "actor_rollout_ref.rollout.val_kwargs.n=3",
-        "actor_rollout_ref.rollout.val_kwargs.temperature=0.5",
-        "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
-        "algorithm.adv_estimator=grpo",
-        f"algorithm.filter_groups.enable={case.filtered}",
-        "algorithm.filter_groups.metric=reward",
-        "reward.num_workers=1",
-        f"reward.custom_reward_function.path={folder.parent / 'reward.py'}",
-        "transfer_queue.enable=True",
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
         *case.overrides,
     ]
     if case.tools:
-        agent = "actor_rollout_ref.rollout.agent"
-        overrides += [
-            f"{agent}.default_agent_loop=tooled",
-            f"{agent}.agent_loop_config_path={folder.parent / 'tools.yaml'}",
-        ]
+        agent = f"{rollout}.agent"
+        overrides += [f"{agent}.default_agent_loop=tooled", f"{agent}.agent_loop_config_path={here / 'tools.yaml'}"]
     with initialize_config_module("verl.trainer.config", version_base=None):
         return compose("ppo_trainer", overrides)
 
 
-def random_case(rng: random.Random) -> Case:
+def random_case(rng):
     """A layout, a limit, and steps in which it is killed."""
     mode = rng.choice(["sync", "sync", "colocate_async", "colocate_async", "separate_async"])
     samples = rng.choice([1, 2]) if mode == "separate_async" else 1
@@ -155,7 +130,7 @@ def random_case(rng: random.Random) -> Case:
     )
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder):
     """A tokenizer, a model's configuration, and problems."""
     import pandas
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers

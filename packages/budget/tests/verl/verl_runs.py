@@ -18,7 +18,6 @@ import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from verl_inputs import Case, configuration, prepare
 
@@ -46,12 +45,10 @@ class Found:
 class Engine:
     """Stands in for veRL's client of an inference server: random tokens, and every request in a file."""
 
-    def __init__(self, path: Path, failing: float) -> None:
+    def __init__(self, path, failing):
         self.path, self.failing = path, failing
 
-    async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
-    ) -> Any:
+    async def generate(self, request_id, *, prompt_ids, sampling_params, **_):
         """Answer a request, or fail."""
         import asyncio
 
@@ -70,22 +67,22 @@ class Engine:
         return TokenOutput(token_ids=tokens, log_probs=[0.0] * len(tokens), extra_fields=versions)
 
 
-def append(path: Path, row: Any) -> None:
+def append(path, row):
     """Add a line to a file at once."""
     with path.open("a") as stream:
         stream.write(json.dumps(row) + "\n")
 
 
-def rows(path: Path) -> list[Any]:
+def rows(path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def on_a_cpu(trainer_class: type, case: Case, folder: Path, found: Found) -> type:
+def on_a_cpu(trainer_class, case, folder, found):
     """A trainer of veRL's, with stand-ins for what needs GPUs."""
     from verl.experimental.reward_loop import RewardLoopManager
 
-    class OnCpu(trainer_class):  # type: ignore[misc, valid-type]
-        def _setup(self) -> None:
+    class OnCpu(trainer_class):
+        def _setup(self):
             self._init_tokenizer()
             self._init_dataloader()
             self._init_dump_executor()
@@ -116,7 +113,7 @@ def on_a_cpu(trainer_class: type, case: Case, folder: Path, found: Found) -> typ
             found.restored[1] += sum(tag["response_len"] for tag in tags)
             append(folder / "lives.jsonl", self.global_steps)
 
-        def _balance_batch(self, batch: Any, *_: Any, **__: Any) -> Any:
+        def _balance_batch(self, batch, *_, **__):
             last = self.local_trigger_step + 1 == self.parameter_sync_step
             kills = case.kills[(lives := len(rows(folder / "lives.jsonl"))) - 1 : lives]
             if last and self.global_steps in kills:
@@ -125,15 +122,15 @@ def on_a_cpu(trainer_class: type, case: Case, folder: Path, found: Found) -> typ
                 raise KilledError
             return batch
 
-        def _save_checkpoint(self) -> None:
+        def _save_checkpoint(self):
             super()._save_checkpoint()
             found.saved.append(self.global_steps)
 
-        def _validate(self) -> Any:
+        def _validate(self):
             found.validated.append(self.global_steps)
             return super()._validate()
 
-        def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *_: Any, **__: Any) -> None:
+        def _compute_metrics(self, batch, metrics, *_, **__):
             found.taken.append(self.global_steps)
             found.log[self.global_steps] = {k: v for k, v in metrics.items() if k.startswith("budget/")}
 
@@ -142,7 +139,7 @@ def on_a_cpu(trainer_class: type, case: Case, folder: Path, found: Found) -> typ
     return OnCpu
 
 
-def live(case: Case, folder: Path, found: Found) -> None:
+def live(case, folder, found):
     """One process of a run."""
     import ray
     from verl.trainer import main_ppo
@@ -154,8 +151,8 @@ def live(case: Case, folder: Path, found: Found) -> None:
         drive(runner, runner.run, config, case, folder, found)
         return
 
-    class InActor(task_runner):  # type: ignore[misc, valid-type]
-        def run(self, config: Any) -> None:
+    class InActor(task_runner):
+        def run(self, config):
             found = Found()
             try:
                 drive(self, super().run, config, case, folder, found)
@@ -169,14 +166,14 @@ def live(case: Case, folder: Path, found: Found) -> None:
             vars(found).update(json.loads((folder / "found.json").read_text()))
 
 
-def drive(runner: Any, run: Any, config: Any, case: Case, folder: Path, found: Found) -> None:
+def drive(runner, run, config, case, folder, found):
     """Let a TaskRunner run, with what stands in and what counts."""
     import ray
     from verl.trainer.ppo.v1 import agent_loop_tq, trainer_base
 
     real, dispatch = trainer_base.TRAINER_REGISTRY[case.mode], agent_loop_tq.AgentLoopManagerTQ.generate_sequences
 
-    def hooked(self: Any, prompts: Any) -> None:
+    def hooked(self, prompts):
         evaluated = "validate" in prompts.keys()  # noqa: SIM118
         rollouts = len(prompts) * (3 if evaluated else case.n)
         append(folder / "dispatched.jsonl", ["eval" if evaluated else "train", rollouts])
@@ -201,7 +198,7 @@ def drive(runner: Any, run: Any, config: Any, case: Case, folder: Path, found: F
                 ray.kill(worker)
 
 
-def let_go(budget: Any) -> None:
+def let_go(budget):
     """What the kernel does for a dead process: close its files, and with them its locks."""
     from isocompute.budget.ledger import writer
 
@@ -209,7 +206,7 @@ def let_go(budget: Any) -> None:
         writer.close_handle(budget._ledger._writer._handle)
 
 
-def train(case: Case, folder: Path) -> Found:
+def train(case, folder):
     """Train until the run ends by itself."""
     from isocompute.budget import BudgetError
 
@@ -230,7 +227,7 @@ def train(case: Case, folder: Path) -> Found:
     return found
 
 
-def main(cases: str, folder: str, out: str) -> None:
+def main(cases, folder, out):
     """Train cases one after the other."""
     import ray
 

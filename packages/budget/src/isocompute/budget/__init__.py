@@ -1,4 +1,4 @@
-"""What does reinforcement learning on samples cost, and what may still be spent?
+"""Budgets of reinforcement learning on samples: what a run costs, and what it may still spend.
 
 ``Allocation`` splits a budget, ``Ledger`` records what was generated, ``Meter`` enforces the limits, and
 ``account`` sums ledgers up. Importing the package is quick: polars is loaded when a table is asked for,

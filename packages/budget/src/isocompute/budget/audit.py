@@ -1,4 +1,4 @@
-"""What a run's settings say, what its log shows and what its ledger paid for, and why they differ."""
+"""One run by its settings, its log and its ledger: the three counts, and the mechanism of each difference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .errors import BudgetError
 from .follow.following import LiveLog
 from .ledger.counts import TRAINING_COHORTS
 from .ledger.ledger import History
-from .trainers.counting import Progressed
+from .trainers.counting import StepCounts
 from .trainers.evals import progress_of, reader_of, settings_of
 from .trainers.logs.log import Log
 from .trainers.settings import Batching
@@ -64,14 +64,12 @@ class Audit:
     Attributes:
         name: Where its log is.
         trainer: That logged it.
-        batching: What the settings say.
         steps: Update steps that the log shows.
         rollouts: Generated for training by then, as the log says.
         rollouts_error: By how much that may be wrong.
         tokens: Response tokens of these.
-        evaluated: Rollouts of the evaluations that are logged.
+        evaluated: Rollouts of the logged evaluations.
         without_signal: Share of groups whose rewards are all equal, the mean over the entries that say it.
-        history: The ledger.
         differences: From B_p · n · M over the log to what was paid for training; they add up.
         notes: What no figure shows.
     """
@@ -100,11 +98,8 @@ class Audit:
     @property
     def planned(self) -> int | None:
         """B_p · n · M."""
-        return (
-            None
-            if self.per_step is None or not self.batching.update_steps
-            else (self.per_step * self.batching.update_steps)
-        )
+        steps = self.batching.update_steps
+        return self.per_step * steps if self.per_step and steps else None
 
 
 def audit(
@@ -140,12 +135,12 @@ def audit(
         raise BudgetError(f"{log.name}: no step of training is logged")
     try:
         anew = settings_of(log, shared, given)
-        found = reader_of(live.trainer).evaluations(log, anew, live.trainer.parse(anew))
-        asked = settings.whole("questions")
+        evaluations = reader_of(live.trainer).evaluations(log, anew, live.trainer.parse(anew))
+        questions = settings.whole("questions")
         evaluated = (
             None
-            if any(not (asked or e.questions) for e in found)
-            else sum((asked or e.questions or 0) * e.samples for e in found if e.split == "validation")
+            if any(not (questions or e.questions) for e in evaluations)
+            else sum((questions or e.questions or 0) * e.samples for e in evaluations if e.split == "validation")
         )
     except BudgetError:
         evaluated = None
@@ -172,8 +167,8 @@ def _without_signal(log: Log) -> float | None:
     return sum(shares) / len(shares) if shares else None
 
 
-def _differences(batching: Batching, progressed: Progressed, history: History | None) -> list[Difference]:
-    """From B_p · n · M to the log, and on to the ledger."""
+def _differences(batching: Batching, progressed: StepCounts, history: History | None) -> list[Difference]:
+    """List the changes from B_p · n · M to the log, and on to the ledger."""
     last = progressed.points[-1]
     words: dict[str, Any] = {"steps": last.step, "planned": batching.update_steps or 0}
     changes: dict[str, int] = {}
@@ -194,8 +189,8 @@ def _differences(batching: Batching, progressed: Progressed, history: History | 
     ]
 
 
-def _ledger_changes(progressed: Progressed, history: History, words: dict[str, Any]) -> dict[str, int]:
-    """From what the log says to what was paid for."""
+def _ledger_changes(progressed: StepCounts, history: History, words: dict[str, Any]) -> dict[str, int]:
+    """Return the changes from the log's count to what was paid for."""
     last, totals, table = progressed.points[-1], history.totals(), history.table()
     words |= {"ledger_steps": history.last_step, "lost": _lost(history)}
     later = table.filter(table["cohort"].is_in(TRAINING_COHORTS) & (table["step"] > last.step))
@@ -217,7 +212,7 @@ def _ledger_changes(progressed: Progressed, history: History, words: dict[str, A
 
 
 def _lost(history: History) -> str:
-    """Of each attempt, what became of its work."""
+    """Say of each attempt that lost work why it did."""
     frame = history.lost_work()
     frame = frame.filter(frame["cohort"].is_in(TRAINING_COHORTS))
     said = []
@@ -237,7 +232,7 @@ def _lost(history: History) -> str:
     return "; ".join(said)
 
 
-def _notes(batching: Batching, progressed: Progressed, *of_log: Any) -> list[str]:
+def _notes(batching: Batching, progressed: StepCounts, *of_log: Any) -> list[str]:
     points = progressed.points
     interval = max((b.logged - a.logged for a, b in pairwise(points)), default=1)
     notes = [note for notes in of_log for note in notes]

@@ -1,7 +1,4 @@
-"""Numbers that a caller gave, checked: whole ones and finite ones.
-
-Values from files and users as part of a message: on one line, printable and short.
-"""
+"""Checks of numbers that a caller gave, and values from outside in messages: on one line, printable, short."""
 
 from __future__ import annotations
 
@@ -15,6 +12,8 @@ from .contract.files import reason_of
 from .errors import BudgetError
 
 LONGEST = 120
+LARGEST = 2**63 - 1
+"""The largest count that a ledger can hold."""
 
 
 def shorten(value: object) -> str:
@@ -27,12 +26,8 @@ def shorten(value: object) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Why something failed, in one line that is never empty."""
+    """Return why something failed, in one line that is never empty."""
     return printable(reason_of(error))
-
-
-LARGEST = 2**63 - 1
-"""The largest count that a ledger can hold."""
 
 
 def whole(value: Any, name: str, *, least: int) -> int:

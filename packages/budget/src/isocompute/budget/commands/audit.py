@@ -40,38 +40,38 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
     """Print the table, and a sentence for each difference."""
-    found = audit(
+    audited = audit(
         arguments.source,
         arguments.ledger,
         trainer=None if arguments.trainer is None else trainer(arguments.trainer),
         shared={} if arguments.config is None else plain(load(arguments.config)),
         given=dict(arguments.constants),
     )
-    rows = _rows(found)
-    yield f"{found.name}: {found.trainer.title}"
+    rows = _rows(audited)
+    yield f"{audited.name}: {audited.trainer.title}"
     yield ""
-    header = ["", "settings", "log", *(["ledger"] if found.history else [])]
+    header = ["", "settings", "log", *(["ledger"] if audited.history else [])]
     columns = len(header) - 1
     shown = [
         (name, *values[:columns]) for name, *values in rows if any(value is not None for value in values[:columns])
     ]
     yield from aligned_table(header, [["-" if value is None else value for value in row] for row in shown])
     yield ""
-    yield from _bridge(found)
-    if found.without_signal is not None:
-        yield f"without signal: {found.without_signal:.1%} of groups, whose rewards are all equal"
-    if found.history is not None and (paid := _paid(found.history)):
-        lost = found.history.totals().lost_training.rollouts
+    yield from _bridge(audited)
+    if audited.without_signal is not None:
+        yield f"without signal: {audited.without_signal:.1%} of groups, whose rewards are all equal"
+    if audited.history is not None and (paid := _paid(audited.history)):
+        lost = audited.history.totals().lost_training.rollouts
         yield f"lost in restarts: {lost / paid:.1%} of the {paid:,} rollouts paid for"
-    yield from (f"note: {note}" for note in found.notes)
+    yield from (f"note: {note}" for note in audited.notes)
     if arguments.json is not None:
-        write_json(_document(found, rows), arguments.json)
+        write_json(_document(audited, rows), arguments.json)
 
 
-def _rows(found: Audit) -> list[tuple[str, int | None, int | None, int | None]]:
+def _rows(audited: Audit) -> list[tuple[str, int | None, int | None, int | None]]:
     """Figures by name: of the settings, the log and the ledger."""
-    batching, history = found.batching, found.history
-    per_step = None if not found.steps else round(found.rollouts / found.steps)
+    batching, history = audited.batching, audited.history
+    per_step = None if not audited.steps else round(audited.rollouts / audited.steps)
     paid: dict[str, int | None] = {}
     if history is not None:
         totals, steps = history.totals(), history.last_step
@@ -90,36 +90,36 @@ def _rows(found: Audit) -> list[tuple[str, int | None, int | None, int | None]]:
     rows = {
         "rollouts per problem": (batching.rollouts_per_problem, None),
         "problems per batch": (batching.problems_per_batch, None),
-        "update steps": (batching.update_steps, found.steps),
-        "rollouts per step": (found.per_step, per_step),
-        "rollouts for training": (found.planned, found.rollouts),
+        "update steps": (batching.update_steps, audited.steps),
+        "rollouts per step": (audited.per_step, per_step),
+        "rollouts for training": (audited.planned, audited.rollouts),
         **{name: (None, None) for name in paid if name.startswith("  ")},
-        "response tokens paid": (None, found.tokens),
-        "rollouts of evaluations": (None, found.evaluated),
+        "response tokens paid": (None, audited.tokens),
+        "rollouts of evaluations": (None, audited.evaluated),
     }
     return [(name, *values, paid.get(name)) for name, values in rows.items()]
 
 
-def _bridge(found: Audit) -> Iterable[str]:
+def _bridge(audited: Audit) -> Iterable[str]:
     """From B_p · n · M to what was paid for training, one difference after another."""
-    if found.planned is not None:
-        yield f"{found.planned:,} rollouts are B_p · n · M of the settings"
-    for difference in found.differences:
+    if audited.planned is not None:
+        yield f"{audited.planned:,} rollouts are B_p · n · M of the settings"
+    for difference in audited.differences:
         if difference.mechanism not in OF_LEDGER:
             yield f"{difference.rollouts:+,} {difference.mechanism}: {difference.sentence}"
-    error = f" ± {found.rollouts_error:,}" if found.rollouts_error else ""
-    yield f"{found.rollouts:,}{error} rollouts were generated for training, by the log"
-    for difference in found.differences:
+    error = f" ± {audited.rollouts_error:,}" if audited.rollouts_error else ""
+    yield f"{audited.rollouts:,}{error} rollouts were generated for training, by the log"
+    for difference in audited.differences:
         if difference.mechanism in OF_LEDGER:
             yield f"{difference.rollouts:+,} {difference.mechanism}: {difference.sentence}"
-    if found.history is not None:
-        totals = found.history.totals()
-        yield f"{_paid(found.history):,} rollouts were paid for training, by the ledger"
+    if audited.history is not None:
+        totals = audited.history.totals()
+        yield f"{_paid(audited.history):,} rollouts were paid for training, by the ledger"
         evaluated = totals.canonical["eval"].rollouts + totals.lost["eval"].rollouts
         if evaluated:
             yield f"{evaluated:+,} evaluations: they are paid for, and in no budget of rollouts"
-    elif found.evaluated:
-        yield f"{found.evaluated:+,} evaluations: they are paid for, and in no budget of rollouts"
+    elif audited.evaluated:
+        yield f"{audited.evaluated:+,} evaluations: they are paid for, and in no budget of rollouts"
 
 
 def _paid(history: History) -> int:
@@ -127,16 +127,16 @@ def _paid(history: History) -> int:
     return totals.used.rollouts + totals.lost_training.rollouts
 
 
-def _document(found: Audit, rows: list[tuple[str, int | None, int | None, int | None]]) -> dict[str, Any]:
+def _document(audited: Audit, rows: list[tuple[str, int | None, int | None, int | None]]) -> dict[str, Any]:
     return {
-        "run": found.name,
-        "trainer": found.trainer.name,
-        "ledger": None if found.history is None else found.history.where,
+        "run": audited.name,
+        "trainer": audited.trainer.name,
+        "ledger": None if audited.history is None else audited.history.where,
         "figures": {
             name.strip(): {"settings": said, "log": logged, "ledger": paid} for name, said, logged, paid in rows
         },
-        "rollouts_error": found.rollouts_error,
-        "without_signal": found.without_signal,
-        "differences": [asdict(difference) for difference in found.differences],
-        "notes": list(found.notes),
+        "rollouts_error": audited.rollouts_error,
+        "without_signal": audited.without_signal,
+        "differences": [asdict(difference) for difference in audited.differences],
+        "notes": list(audited.notes),
     }

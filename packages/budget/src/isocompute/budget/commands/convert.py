@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import BudgetError
 from ..planning.compute import Allocation
 from ..trainers.registry import TRAINERS, convert, read, trainer
-from ..trainers.settings import Batching, Parallelism, Run, Value, flags, load, nested, render
+from ..trainers.settings import Batching, Parallelism, RunPlan, Value, flags, load, nested, render
 from .text import labelled_lines, number, whole, write_json
 
 ALLOCATION = ("--rollouts-per-problem", "--problems-per-batch", "--update-steps")
@@ -82,7 +82,7 @@ def _write(arguments: argparse.Namespace) -> Iterable[str]:
         rollouts_per_problem=arguments.rollouts_per_problem,
         update_steps=arguments.update_steps,
     )
-    wanted = Run(
+    wanted = RunPlan(
         allocation=allocation,
         world_size=1 if arguments.world_size is None else arguments.world_size,
         parallelism=Parallelism(
@@ -129,30 +129,32 @@ def _read(arguments: argparse.Namespace) -> Iterable[str]:
     """The allocation, and remarks on the settings."""
     settings, where = _settings(arguments.settings)
     known = trainer(arguments.source)
-    found = read(known.name, settings, world_size=arguments.world_size, problems=arguments.problems, where=where)
-    split = found.problems_generated != found.problems_per_batch
-    spread = found.data_parallel != found.world_size
+    batching = read(known.name, settings, world_size=arguments.world_size, problems=arguments.problems, where=where)
+    split = batching.problems_generated != batching.problems_per_batch
+    spread = batching.data_parallel != batching.world_size
     yield from labelled_lines(
         (label, "unknown" if value is None else f"{value:,}")
         for label, value in (
-            ("problems per batch", found.problems_per_batch),
-            ("rollouts per problem", found.rollouts_per_problem),
-            ("update steps", found.update_steps),
-            ("rollouts", found.generated),
-            *((("problems generated at once", found.problems_generated),) if split else ()),
-            ("devices", found.world_size),
-            *((("data-parallel ranks", found.data_parallel),) if spread else ()),
+            ("problems per batch", batching.problems_per_batch),
+            ("rollouts per problem", batching.rollouts_per_problem),
+            ("update steps", batching.update_steps),
+            ("rollouts", batching.generated),
+            *((("problems generated at once", batching.problems_generated),) if split else ()),
+            ("devices", batching.world_size),
+            *((("data-parallel ranks", batching.data_parallel),) if spread else ()),
         )
     )
     for kind in ("unknown", "inconsistent", "notes"):
-        for remark in getattr(found, kind):
+        for remark in getattr(batching, kind):
             yield f"{kind.removesuffix('s')}: {remark}"
-    if arguments.strict and (found.unknown or found.inconsistent or found.notes):
+    if arguments.strict and (batching.unknown or batching.inconsistent or batching.notes):
         arguments.exit_status = 1
     if arguments.json is not None:
-        if found.allocation is None:
-            raise BudgetError(f"{where}: no allocation to write: {'; '.join(found.unknown or found.inconsistent)}")
-        write_json(_document(found), arguments.json)
+        if batching.allocation is None:
+            raise BudgetError(
+                f"{where}: no allocation to write: {'; '.join(batching.unknown or batching.inconsistent)}"
+            )
+        write_json(_document(batching), arguments.json)
 
 
 def _settings(given: Sequence[str]) -> tuple[dict[str, Value], str]:
@@ -167,16 +169,16 @@ def _settings(given: Sequence[str]) -> tuple[dict[str, Value], str]:
     return settings, where
 
 
-def _document(found: Batching) -> dict[str, Any]:
+def _document(batching: Batching) -> dict[str, Any]:
     """A batching with an allocation."""
-    assert found.allocation is not None
+    assert batching.allocation is not None
     return {
-        **asdict(found.allocation),
-        "rollouts": found.generated,
-        "baseline_rollouts_per_problem": found.baseline_rollouts,
-        "problems_generated_at_once": found.problems_generated,
-        "devices": found.world_size,
-        "data_parallel_ranks": found.data_parallel,
-        "inconsistent": found.inconsistent,
-        "notes": found.notes,
+        **asdict(batching.allocation),
+        "rollouts": batching.generated,
+        "baseline_rollouts_per_problem": batching.baseline_rollouts,
+        "problems_generated_at_once": batching.problems_generated,
+        "devices": batching.world_size,
+        "data_parallel_ranks": batching.data_parallel,
+        "inconsistent": batching.inconsistent,
+        "notes": batching.notes,
     }

@@ -1,9 +1,4 @@
-"""``plan``: the feasible splits of a budget.
-
-The options of ``plan`` on the model, the lengths and the device.
-
-A plan in lines of text, and as a document.
-"""
+"""``plan``: the feasible splits of a budget, and with a model and a device what they cost."""
 
 from __future__ import annotations
 
@@ -28,12 +23,96 @@ from ..planning.compute import (
     price,
     response_tokens,
 )
-from ..planning.splits import Cell, Constraints, Grid, Setting, estimate, grid
+from ..planning.splits import Constraints, Grid, Setting, Split, estimate, grid
 from .text import aligned_table, number, parameters, plural, whole, whole_numbers, write_json
 
 
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    plan = commands.add_parser(
+        "plan",
+        help="the feasible splits of a budget, and what they cost",
+        description="Check every split C = B_p · n · M of a budget, and print which can be run and why the "
+        "others cannot; with a learning rate or a model, the rate, time, memory and money of each.",
+    )
+    plan.add_argument("--rollouts", type=whole, required=True, metavar="C", help="the budget")
+    plan.add_argument(
+        "--max-batch", type=whole, metavar="B_max", help="most rollouts in a batch (default: the largest of the values)"
+    )
+    plan.add_argument(
+        "--rollouts-per-problem", type=whole_numbers, default=(), metavar="n,…", help="default: powers of two from 2"
+    )
+    plan.add_argument(
+        "--problems-per-batch", type=whole_numbers, default=(), metavar="B_p,…", help="default: powers of two from 8"
+    )
+    plan.add_argument(
+        "--min-steps", type=whole, default=100, metavar="M", help="fewest update steps (default: %(default)s)"
+    )
+    plan.add_argument("--problems", type=whole, metavar="D", help="training problems")
+    plan.add_argument("--max-epochs", type=number, metavar="E", help="maximum epochs over the problems")
+    plan.add_argument("--world-size", type=whole, default=1, metavar="W", help="devices that share a batch")
+    plan.add_argument("--cells", action="store_true", help="print every feasible split on a line of its own")
+    rate = plan.add_argument_group("the learning rate, from one measured at another batch")
+    rate.add_argument("--anchor", type=number, metavar="RATE", help="learning rate measured")
+    rate.add_argument("--anchor-batch", type=whole, metavar="B", help="the batch it was measured at, in rollouts")
+    rate.add_argument("--scaling", choices=("sqrt", "linear", "constant"), default="sqrt")
+    add_model_arguments(plan)
+    plan.add_argument("--micro-batch", type=whole, default=1, metavar="m", help="rollouts in one pass of a device")
+    plan.add_argument("--json", type=Path, metavar="FILE", help="also write all of it")
+    plan.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> Iterable[str]:
+    """Print the splits.
+
+    Raises:
+        BudgetError: A number is not possible, options that go together are given in part, no split is feasible, or
+            the file cannot be written.
+    """
+    if (arguments.anchor is None) != (arguments.anchor_batch is None):
+        raise BudgetError("a learning rate needs both --anchor and --anchor-batch")
+    most = _max_batch(arguments)
+    problems = arguments.problems_per_batch or tuple(_powers(8, most))
+    plan = grid(
+        Constraints(
+            rollouts=arguments.rollouts,
+            max_batch=most,
+            rollouts_per_problem=arguments.rollouts_per_problem,
+            problems_per_batch=problems,
+            min_steps=arguments.min_steps,
+            problems=arguments.problems,
+            max_epochs=arguments.max_epochs,
+            world_size=arguments.world_size,
+        )
+    )
+    if not plan.splits:
+        left_out = "; ".join(f"{plural(count, 'split')} with {limit}" for limit, count in plan.limits)
+        none = f"no power of two from 2 is a group for batches of at most {most:,}"
+        raise BudgetError(f"no split of {arguments.rollouts:,} rollouts can be run: {left_out or none}")
+    rows = [plan_row(split, arguments) for split in plan.splits]
+    yield from plan_lines(plan, rows, arguments)
+    if arguments.json is not None:
+        write_json(document(plan, rows), arguments.json)
+
+
+def _max_batch(arguments: argparse.Namespace) -> int:
+    """The limit on a batch, or the largest batch of the values that are given."""
+    if arguments.max_batch is not None:
+        return int(arguments.max_batch)
+    if not arguments.rollouts_per_problem or not arguments.problems_per_batch:
+        raise BudgetError("give --max-batch, or values of --rollouts-per-problem and of --problems-per-batch")
+    most: int = max(arguments.rollouts_per_problem) * max(arguments.problems_per_batch)
+    return max(1, most)
+
+
+def _powers(first: int, most: int) -> Iterable[int]:
+    while first <= most:
+        yield first
+        first *= 2
+
+
 def add_model_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the options."""
+    """Add the options on the model, the lengths and the device."""
     group = command.add_argument_group("the model and the device, to estimate time, memory and money")
     group.add_argument("--model-parameters", type=parameters, metavar="N", help="parameters, of all experts: 7B")
     group.add_argument(
@@ -117,12 +196,12 @@ def _shares(text: str) -> tuple[float, float, float]:
     return low, likely, high
 
 
-def memory_line(held: Memory, on: Device) -> str:
+def memory_line(needed: Memory, on: Device) -> str:
     """The memory that a device needs, and whether it has it."""
-    left_out = "" if held.activations else ", without activations (give the layers and the width)"
-    verdict = "" if held.total <= on.memory else ", which does not fit"
+    left_out = "" if needed.activations else ", without activations (give the layers and the width)"
+    verdict = "" if needed.total <= on.memory else ", which does not fit"
     return (
-        f"memory: {held.total / GIBIBYTE:,.1f} of {on.memory / GIBIBYTE:,.1f} GiB of {on.name}, for 16 bytes per "
+        f"memory: {needed.total / GIBIBYTE:,.1f} of {on.memory / GIBIBYTE:,.1f} GiB of {on.name}, for 16 bytes per "
         f"parameter shared by the devices and an engine's weights{left_out}{verdict}"
     )
 
@@ -138,31 +217,30 @@ INTERVALS = ("seconds_per_step", "device_hours", "cost")
 """Columns of low, likely and high."""
 
 
-def plan_row(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
+def plan_row(split: Split, arguments: argparse.Namespace) -> dict[str, Any]:
     """The columns of one split.
 
     Returns:
         Values by column; those of the learning rate and of time only where the arguments ask for them.
     """
-    a = cell.allocation
+    a = split.allocation
     row: dict[str, Any] = {
         "problems_per_batch": a.problems_per_batch,
         "rollouts_per_problem": a.rollouts_per_problem,
         "batch_rollouts": a.batch_rollouts,
         "update_steps": a.update_steps,
         "rollouts": a.rollouts,
-        "unused": cell.unused,
+        "unused": split.unused,
     }
-    if cell.epochs is not None:
-        row["epochs"] = cell.epochs
+    if split.epochs is not None:
+        row["epochs"] = split.epochs
     if arguments.anchor is not None:
         row["learning_rate"] = a.learning_rate(
             anchor=arguments.anchor, anchor_batch=arguments.anchor_batch, scaling=arguments.scaling
         )
     setting = model_setting(arguments)
     if setting is not None:
-        found = estimate(a.batch_rollouts, setting, rollouts_per_problem=a.rollouts_per_problem)
-        step = found.time
+        step = estimate(a.batch_rollouts, setting, rollouts_per_problem=a.rollouts_per_problem).time
         row["seconds_per_step"] = _amounts(step.times(1 / arguments.world_size))
         row["device_hours"] = _amounts(step.times(a.update_steps / 3600))
         if arguments.price is not None:
@@ -176,26 +254,26 @@ def _amounts(interval: Interval) -> list[float]:
     return [interval.low, interval.likely, interval.high]
 
 
-def plan_lines(found: Grid, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> Iterable[str]:
+def plan_lines(plan: Grid, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> Iterable[str]:
     """The splits and what was left out, as lines."""
-    limits = found.constraints
+    limits = plan.constraints
     yield (
         f"{limits.rollouts:,} rollouts, batches up to {limits.max_batch:,}: "
-        f"{plural(len(found.cells), 'split')} of {len(found.cells) + len(found.left_out):,} can be run"
+        f"{plural(len(plan.splits), 'split')} of {len(plan.splits) + len(plan.left_out):,} can be run"
     )
     yield ""
     setting = model_setting(arguments)
     listed = arguments.cells or setting is not None or arguments.anchor is not None
-    yield from _cell_lines(rows) if listed else _table_lines(found, rows)
-    if found.limits or setting is not None:
+    yield from _cell_lines(rows) if listed else _table_lines(plan, rows)
+    if plan.limits or setting is not None:
         yield ""
-    for limit, count in found.limits:
+    for limit, count in plan.limits:
         yield f"left out: {plural(count, 'split')} with {limit}"
     if setting is not None:
-        held = setting.memory(world_size=arguments.world_size, micro_batch=arguments.micro_batch)
+        needed = setting.memory(world_size=arguments.world_size, micro_batch=arguments.micro_batch)
         tokens = response_tokens(limits.rollouts, setting.lengths)
         yield f"response tokens: {tokens.likely:,.0f} ({tokens.low:,.0f}-{tokens.high:,.0f})"
-        yield memory_line(held, setting.device)
+        yield memory_line(needed, setting.device)
         for sentence in rows[0]["assumptions"]:
             yield f"assumed: {sentence}"
 
@@ -208,9 +286,9 @@ def _cell_lines(rows: list[dict[str, Any]]) -> Iterable[str]:
     return aligned_table(names, [_cells(row) for row in rows])
 
 
-def _table_lines(found: Grid, rows: list[dict[str, Any]]) -> Iterable[str]:
+def _table_lines(plan: Grid, rows: list[dict[str, Any]]) -> Iterable[str]:
     """The update steps of all splits as a table."""
-    limits = found.constraints
+    limits = plan.constraints
     steps = {(row["problems_per_batch"], row["rollouts_per_problem"]): row["update_steps"] for row in rows}
     across = [n for n in limits.rollouts_per_problem if any(n == key[1] for key in steps)]
     down = [b for b in limits.problems_per_batch if any(b == key[0] for key in steps)]
@@ -235,96 +313,12 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return cells
 
 
-def document(found: Grid, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def document(plan: Grid, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The whole plan, to be written as JSON."""
     return {
-        "rollouts": found.constraints.rollouts,
-        "max_batch": found.constraints.max_batch,
+        "rollouts": plan.constraints.rollouts,
+        "max_batch": plan.constraints.max_batch,
         "cells": [{name: value for name, value in row.items() if name != "assumptions"} for row in rows],
         "assumptions": list(rows[0].get("assumptions", ())),
-        "left_out": [asdict(out) for out in found.left_out],
+        "left_out": [asdict(out) for out in plan.left_out],
     }
-
-
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command."""
-    plan = commands.add_parser(
-        "plan",
-        help="the feasible splits of a budget, and what they cost",
-        description="Check every split C = B_p · n · M of a budget, and print which can be run and why the "
-        "others cannot; with a learning rate or a model, the rate, time, memory and money of each.",
-    )
-    plan.add_argument("--rollouts", type=whole, required=True, metavar="C", help="the budget")
-    plan.add_argument(
-        "--max-batch", type=whole, metavar="B_max", help="most rollouts in a batch (default: the largest of the values)"
-    )
-    plan.add_argument(
-        "--rollouts-per-problem", type=whole_numbers, default=(), metavar="n,…", help="default: powers of two from 2"
-    )
-    plan.add_argument(
-        "--problems-per-batch", type=whole_numbers, default=(), metavar="B_p,…", help="default: powers of two from 8"
-    )
-    plan.add_argument(
-        "--min-steps", type=whole, default=100, metavar="M", help="fewest update steps (default: %(default)s)"
-    )
-    plan.add_argument("--problems", type=whole, metavar="D", help="training problems")
-    plan.add_argument("--max-epochs", type=number, metavar="E", help="maximum epochs over the problems")
-    plan.add_argument("--world-size", type=whole, default=1, metavar="W", help="devices that share a batch")
-    plan.add_argument("--cells", action="store_true", help="print every feasible split on a line of its own")
-    rate = plan.add_argument_group("the learning rate, from one measured at another batch")
-    rate.add_argument("--anchor", type=number, metavar="RATE", help="learning rate measured")
-    rate.add_argument("--anchor-batch", type=whole, metavar="B", help="the batch it was measured at, in rollouts")
-    rate.add_argument("--scaling", choices=("sqrt", "linear", "constant"), default="sqrt")
-    add_model_arguments(plan)
-    plan.add_argument("--micro-batch", type=whole, default=1, metavar="m", help="rollouts in one pass of a device")
-    plan.add_argument("--json", type=Path, metavar="FILE", help="also write all of it")
-    plan.set_defaults(run=run)
-
-
-def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print the splits.
-
-    Raises:
-        BudgetError: A number is not possible, options that go together are given in part, no split is feasible, or
-            the file cannot be written.
-    """
-    if (arguments.anchor is None) != (arguments.anchor_batch is None):
-        raise BudgetError("a learning rate needs both --anchor and --anchor-batch")
-    most = _max_batch(arguments)
-    problems = arguments.problems_per_batch or tuple(_powers(8, most))
-    found = grid(
-        Constraints(
-            rollouts=arguments.rollouts,
-            max_batch=most,
-            rollouts_per_problem=arguments.rollouts_per_problem,
-            problems_per_batch=problems,
-            min_steps=arguments.min_steps,
-            problems=arguments.problems,
-            max_epochs=arguments.max_epochs,
-            world_size=arguments.world_size,
-        )
-    )
-    if not found.cells:
-        left_out = "; ".join(f"{plural(count, 'split')} with {limit}" for limit, count in found.limits)
-        none = f"no power of two from 2 is a group for batches of at most {most:,}"
-        raise BudgetError(f"no split of {arguments.rollouts:,} rollouts can be run: {left_out or none}")
-    rows = [plan_row(cell, arguments) for cell in found.cells]
-    yield from plan_lines(found, rows, arguments)
-    if arguments.json is not None:
-        write_json(document(found, rows), arguments.json)
-
-
-def _max_batch(arguments: argparse.Namespace) -> int:
-    """The limit on a batch, or the largest batch of the values that are given."""
-    if arguments.max_batch is not None:
-        return int(arguments.max_batch)
-    if not arguments.rollouts_per_problem or not arguments.problems_per_batch:
-        raise BudgetError("give --max-batch, or values of --rollouts-per-problem and of --problems-per-batch")
-    most: int = max(arguments.rollouts_per_problem) * max(arguments.problems_per_batch)
-    return max(1, most)
-
-
-def _powers(first: int, most: int) -> Iterable[int]:
-    while first <= most:
-        yield first
-        first *= 2

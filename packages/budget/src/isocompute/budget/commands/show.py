@@ -59,17 +59,16 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def _show(arguments: argparse.Namespace) -> Iterable[str]:
-    found = account(arguments.sources)
-    yield from _heading_lines(found)
+    total = account(arguments.sources)
+    yield from _heading_lines(total)
     yield ""
     if arguments.attempts:
-        yield from _attempt_lines(found)
+        yield from _attempt_lines(total)
         yield ""
-    sums = found.by(arguments.by)
+    sums = total.by(arguments.by)
     rows = sums.rows()
     if arguments.by == "cohort":
-        order = {cohort: place for place, cohort in enumerate(COHORTS)}
-        rows = sorted(rows, key=lambda row: order[row[0]])
+        rows = sorted(rows, key=lambda row: COHORTS.index(row[0]))
         training = [row for row in rows if row[0] in TRAINING_COHORTS]
         totals = [("training", *_column_sums(training, sums)), ("everything", *_column_sums(rows, sums))]
     else:
@@ -80,14 +79,14 @@ def _show(arguments: argparse.Namespace) -> Iterable[str]:
     yield from aligned_table(header, [*rows, *totals])
     if arguments.json is not None:
         write_json(
-            _document(found, arguments.by, [dict(zip(sums.columns, row, strict=True)) for row in rows]), arguments.json
+            _document(total, arguments.by, [dict(zip(sums.columns, row, strict=True)) for row in rows]), arguments.json
         )
 
 
-def _document(found: Account, by: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _document(total: Account, by: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The figures of ``show``; a ledger table holds no attempts, device time or limits."""
     return {
-        "runs": sorted(found.ledger["run_id"].unique()),
+        "runs": sorted(total.ledger["run_id"].unique()),
         "ledgers": [
             {
                 "file": history.where,
@@ -97,9 +96,9 @@ def _document(found: Account, by: str, rows: list[dict[str, Any]]) -> dict[str, 
                 "torn_bytes": history.torn_bytes,
                 "limits": None if history.limits is None else asdict(history.limits),
             }
-            for history in found.histories
+            for history in total.histories
         ],
-        "tables": list(found.tables),
+        "tables": list(total.tables),
         "by": by,
         "rows": rows,
     }
@@ -118,37 +117,37 @@ def _attempts(history: History) -> list[dict[str, Any]]:
     ]
 
 
-def _attempt_lines(found: Account) -> Iterable[str]:
+def _attempt_lines(total: Account) -> Iterable[str]:
     rows = [
         (history.run_id, number, *("-" if value is None else value for value in attempt.values()))
-        for history in found.histories
+        for history in total.histories
         for number, attempt in enumerate(_attempts(history), 1)
     ]
     yield from aligned_table(["run", "attempt", "after step", "began", "host", "job"], rows)
 
 
-def _heading_lines(found: Account) -> Iterable[str]:
-    runs = found.ledger["run_id"].n_unique()
-    if len(found.histories) == 1 and not found.tables:
-        history = found.histories[0]
+def _heading_lines(total: Account) -> Iterable[str]:
+    runs = total.ledger["run_id"].n_unique()
+    if len(total.histories) == 1 and not total.tables:
+        history = total.histories[0]
         yield f"run {history.run_id}, {plural(len(history.resumed_from), 'attempt')}"
         yield from budget_lines(history)
     else:
-        attempts = sum(len(history.resumed_from) for history in found.histories)
-        yield plural(runs, "run") + (f", {plural(attempts, 'attempt')}" if found.histories else "")
-    hours = fsum(history.device_seconds for history in found.histories) / 3600
+        attempts = sum(len(history.resumed_from) for history in total.histories)
+        yield plural(runs, "run") + (f", {plural(attempts, 'attempt')}" if total.histories else "")
+    hours = fsum(history.device_seconds for history in total.histories) / 3600
     if hours:
         yield f"device-hours {hours:,.2f}, of all attempts"
-    for history in found.histories:
+    for history in total.histories:
         if history.torn_bytes:
             torn = plural(history.torn_bytes, "byte")
             yield f"{history.where}: a torn end of {torn}, which was never synced to the disk, is not counted"
-    for source in found.tables:
+    for source in total.tables:
         yield f"{source}: a table, which does not hold lost work"
 
 
 def budget_lines(history: History) -> Iterable[str]:
-    """What was spent of each limit that is in force."""
+    """Say what was spent of each limit that is in force."""
     if history.limits is None:
         return
     used, lost = history.totals().used, history.totals().lost_training
@@ -169,7 +168,7 @@ def budget_lines(history: History) -> Iterable[str]:
 
 
 def _paid_line(name: str, limit: int, used: int, lost: int, counted: str) -> str:
-    """What was generated for training, and the limit beside what it counts."""
+    """Say what was generated for training, with the limit beside what it counts."""
     if counted == "paid":
         paid = used + lost
         return f"paid {paid:,} of {limit:,} {name} ({paid / limit:.1%}): {used:,} used and {lost:,} lost"

@@ -1,4 +1,4 @@
-"""How the commands read numbers, print tables and write files."""
+"""Numbers, tables and files of the commands."""
 
 from __future__ import annotations
 

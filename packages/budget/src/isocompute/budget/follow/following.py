@@ -1,10 +1,7 @@
-"""Follow a command by its log, and end it in an orderly way before it goes over its budget.
+"""A command followed by its log, and ended in an orderly way before it goes over its budget.
 
-A command in a session of its own: started, sent signals, and ended with all that it started.
-
-The log of a run that is still being written.
-
-The ledger of a command, charged with what its log says that it generated.
+``follow`` runs a ``Command`` in a session of its own; ``LiveLog`` reads its log while it is written; ``Charging``
+charges a ledger with what the log says that it generated; ``Ending`` ends it with all that it started.
 """
 
 from __future__ import annotations
@@ -30,24 +27,152 @@ from ..ledger import writer
 from ..ledger.counts import Counts, Limits, admission
 from ..ledger.fold import Fold
 from ..ledger.ledger import MOST_SHARES, History, Ledger
-from ..trainers.counting import Progressed
-from ..trainers.doctor import LOGS, SKIPPED, once, places, read_place
+from ..trainers.counting import StepCounts
+from ..trainers.doctor import LOGS, SKIPPED, log_sources, once, read_source
 from ..trainers.evals import join_restarts, joined, progress_of, reader_of, settings_of
 from ..trainers.logs.log import Log, TwoRunsError
 from ..trainers.logs.sources import read_events, read_logs
 from ..trainers.registry import TRAINERS
 from ..trainers.trainer import LogReader, Trainer
 
+AT_BUDGET = 3
+"""Exit status where the command was ended at its budget."""
+SHORTEST, LONGEST, SHARE = 0.2, 5.0, 5
+"""Seconds between two looks at the log: at least and at most so many, and so many times what the last look took."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The end of a command.
+
+    Attributes:
+        status: Its exit status, the negative number of the signal that ended it.
+        reason: Why it was ended at its budget; empty where it ended by itself.
+        sent: Names of the signals that it was sent to end it.
+    """
+
+    status: int
+    reason: str = ""
+    sent: tuple[str, ...] = ()
+
+    @property
+    def exit_status(self) -> int:
+        """As a shell would have it: 128 plus a signal's number, and ``AT_BUDGET`` at the budget."""
+        if self.reason:
+            return AT_BUDGET
+        return self.status if self.status >= 0 else 128 - self.status
+
+
+class Ending:
+    """The orderly end of a command: a signal, and where that is not enough SIGTERM and then SIGKILL.
+
+    Attributes:
+        sent: Names of the signals sent so far.
+    """
+
+    def __init__(self, command: Command, first: signal.Signals, grace: float) -> None:
+        rest = [number for number in (signal.SIGTERM, signal.SIGKILL) if number is not first]
+        self.sent: list[str] = []
+        self._command, self._left, self._grace = command, [first, *rest], grace
+        self._next = 0.0
+
+    def go_on(self) -> None:
+        """Send the next signal when its time has come."""
+        if self._left and time.monotonic() >= self._next:
+            number = self._left.pop(0)
+            self.sent.append(number.name)
+            self._next = time.monotonic() + self._grace
+            self._command.send(number)
+
+
+def follow(
+    command: Command,
+    charging: Charging,
+    *,
+    first: signal.Signals = signal.SIGINT,
+    grace: float = 60.0,
+    silence: float = 600.0,
+    say: Callable[[str], None] = print,
+) -> Outcome:
+    """Run a command until it ends or its next step does not fit.
+
+    Args:
+        first: Signal that asks the command to end.
+        grace: Seconds that it has to do so before SIGTERM, and then again before SIGKILL.
+        silence: Seconds without a new entry in the log after which a warning is said.
+
+    Raises:
+        BudgetError: Nothing was started, since nothing could be counted or no step fits; or the command was ended,
+            since its log cannot be counted or its ledger not written.
+    """
+    require_groups()
+    with passing_on(command):
+        try:
+            charging.begin()
+            charging.start_clock()
+            command.start()
+            ending = Ending(command, first, grace)
+            try:
+                outcome = _watch(command, charging, ending, silence, say)
+            except BaseException:
+                # Nobody would hold it to its budget any more.
+                while command.wait(SHORTEST) is None:
+                    ending.go_on()
+                raise
+            finally:
+                _end_rest(command, ending if ending.sent else Ending(command, signal.SIGTERM, grace))
+            charging.look(ended=True)
+            return outcome
+        finally:
+            charging.close()
+
+
+def _watch(command: Command, charging: Charging, ending: Ending, silence: float, say: Callable[[str], None]) -> Outcome:
+    reason, problem, lagged = "", None, False
+    status, heard, interval = None, time.monotonic(), SHORTEST
+    while (status := command.wait(interval)) is None:
+        began = time.monotonic()
+        if problem is None:
+            try:
+                if charging.look():
+                    heard = time.monotonic()
+            except BudgetError as error:
+                problem = error
+                say(f"the command is ended, since what it generates cannot be counted: {error}")
+        if not lagged and charging.interval > 1:
+            lagged = True
+            say(
+                f"the log has an entry every {charging.interval} steps, so that the command may generate for as many "
+                "after the last one that fits: log every step"
+            )
+        if not reason and problem is None and (reason := charging.refusal()):
+            say(f"the command is ended: {reason}")
+        if reason or problem is not None:
+            ending.go_on()
+        elif time.monotonic() - heard > silence:
+            heard = time.monotonic()
+            say(f"nothing new was logged for {silence:g} seconds, and nothing is counted: {charging.standstill()}")
+        interval = min(max(SHORTEST, SHARE * (time.monotonic() - began)), SHORTEST if ending.sent else LONGEST)
+    if problem is not None:
+        raise problem
+    return Outcome(status=status, reason=reason, sent=tuple(ending.sent))
+
+
+def _end_rest(command: Command, ending: Ending) -> None:
+    """End what the command left running: nothing would count what it goes on to generate."""
+    while command.runs():
+        ending.go_on()
+        if ending.sent[-1] == signal.SIGKILL.name:
+            return
+        time.sleep(SHORTEST)
+
+
 PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 """Signals that reach the command instead of the one who watches it."""
 
 
 class Command:
-    """A command, and the processes of its group.
-
-    Attributes:
-        words: What was started.
-    """
+    """A command, and the processes of its group."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = list(words)
@@ -66,7 +191,7 @@ class Command:
 
     @property
     def started(self) -> bool:
-        """Whether it was started."""
+        """True once it was started."""
         return self._process is not None
 
     def wait(self, seconds: float) -> int | None:
@@ -89,7 +214,7 @@ class Command:
                 os.killpg(self._process.pid, number)
 
     def runs(self) -> bool:
-        """Whether a process of its group is left, once the first one was waited for."""
+        """Return whether a process of its group is left, once the first one was waited for."""
         if self._process is None:
             return False
         try:
@@ -140,11 +265,11 @@ def require_groups() -> None:
 
 
 def _living(group: int) -> bool:
-    """Whether a process group has a member that is not a zombie."""
-    for place in Path("/proc").glob("[0-9]*/stat"):
+    """Return whether a process group has a member that is not a zombie."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, IndexError, ValueError):
             # Its name, in brackets, may hold anything.
-            state, _, of_group = place.read_text(errors="replace").rpartition(")")[2].split()[:3]
+            state, _, of_group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
             if int(of_group) == group and state not in "ZX":
                 return True
     return False
@@ -160,7 +285,7 @@ Stamp = tuple[tuple[str, int, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What a log held when it was looked at.
+    """The content of a log when it was looked at.
 
     Attributes:
         logs: Its runs.
@@ -174,7 +299,7 @@ class Look:
 
 
 class LiveLog:
-    """A place that a trainer's logger writes to, which may not be there yet.
+    """A log that a trainer's logger still writes, and which may not be there yet.
 
     Attributes:
         source: A folder, a file, ``mlflow:EXPERIMENT``, ``runs:/ID`` or a tracking URI.
@@ -191,7 +316,7 @@ class LiveLog:
 
     @property
     def remote(self) -> bool:
-        """Whether it is no file or folder."""
+        """True where it is no file or folder."""
         return self.source.startswith(("mlflow:", "runs:/")) or tracking.is_store(self.source)
 
     @property
@@ -200,16 +325,16 @@ class LiveLog:
         return self._last.problem
 
     def look(self) -> Look:
-        """What it holds now; files that have not changed are not read again.
+        """Return what it holds now; files that have not changed are not read again.
 
         Raises:
             TwoRunsError: One log has the entries of two runs.
         """
-        place = _database(self.source) if self.remote else Path(self.source)
-        if self.remote and place is not None and not _has_metrics(place):
+        path = _database(self.source) if self.remote else Path(self.source)
+        if self.remote and path is not None and not _has_metrics(path):
             # Whoever reads a store while it is being made makes both fail.
             return self._last
-        stamp = None if place is None else tuple(_stamps(place))
+        stamp = None if path is None else tuple(_stamps(path))
         if stamp is not None and stamp == self._stamp:
             self._last = replace(self._last, settled=True)
             return self._last
@@ -220,39 +345,39 @@ class LiveLog:
         return self._last
 
     def _read(self) -> tuple[tuple[Log, ...], str]:
-        found: list[Log] = []
+        logs: list[Log] = []
         problem = ""
         try:
-            below = list(places(self.source)) if self.remote or Path(self.source).exists() else []
+            below = list(log_sources(self.source)) if self.remote or Path(self.source).exists() else []
         except OSError as error:
             return (), f"{self.source}: cannot be read ({error})"
         # A checkpoint's state lags behind every logger's log.
-        states = [place for place in below if Path(place).name == STATE]
-        for place in [place for place in below if place not in states] or states:
+        states = [source for source in below if Path(source).name == STATE]
+        for source in [source for source in below if source not in states] or states:
             try:
-                found += self._read_place(place)
+                logs += self._read_source(source)
             except TwoRunsError:
                 raise
             except (BudgetError, TrackingError, OSError) as error:
                 problem = problem or str(error)
-        if self.trainer is None or not found:
+        if self.trainer is None or not logs:
             return (), problem
         reader = reader_of(self.trainer)
-        return tuple(join_restarts(once(found, reader), reader)), problem
+        return tuple(join_restarts(once(logs, reader), reader)), problem
 
-    def _read_place(self, place: str) -> list[Log]:
-        """The runs of one place, and whose they are if that is not known yet."""
+    def _read_source(self, source: str) -> list[Log]:
+        """Read the runs of one source, and whose they are if that is not known yet."""
         if self.trainer is None:
-            name, logs = read_place(place)
+            name, logs = read_source(source)
             self.trainer = TRAINERS[name] if logs else None
         if self.trainer is None:
             return []
         reader = reader_of(self.trainer)
-        path = Path(place)
+        path = Path(source)
         if path.name.startswith(EVENTS):
             logs = read_events([p for p in path.parent.iterdir() if p.name.startswith(EVENTS)], reader.layout)
         else:
-            logs = read_logs(place, reader.layout, step_column=self._step_column)
+            logs = read_logs(source, reader.layout, step_column=self._step_column)
         if path.name == STATE:
             run = path.parent.parent if path.parent.name.startswith("checkpoint-") else path.parent
             logs = [replace(log, name=str(run)) for log in logs]
@@ -275,10 +400,10 @@ def _stamps(path: Path) -> Iterator[tuple[str, int, int]]:
 
 def _stamp(path: Path) -> Iterator[tuple[str, int, int]]:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return
-    yield str(path), found.st_size, found.st_mtime_ns
+    yield str(path), status.st_size, status.st_mtime_ns
 
 
 def _database(source: str) -> Path | None:
@@ -288,7 +413,7 @@ def _database(source: str) -> Path | None:
 
 
 def _has_metrics(path: Path) -> bool:
-    """Whether something was logged to an MLflow store, so that it is no longer being made."""
+    """Return whether something was logged to an MLflow store, so that it is no longer being made."""
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
             return database.execute("SELECT 1 FROM metrics LIMIT 1").fetchone() is not None
@@ -301,13 +426,12 @@ LONGEST_CHARGED = 60.0
 
 
 class Charging:
-    """What a command generated, from its log to its ledger.
+    """Charges of what a command generated, from its log to its ledger.
 
     A log says only with its first entry after which step a command went on. The attempt begins in the ledger then.
 
     Attributes:
         path: The ledger's file.
-        limits: The limits.
         last: Last step charged, or None before the log shows after which step the command went on.
         interval: Steps from one entry of the log to the next, by the trainer's own count; 1 before two are charged.
     """
@@ -483,8 +607,8 @@ class Charging:
         self._following = progressed.following or 0
         return self._charge(progressed)
 
-    def _charge(self, progressed: Progressed) -> bool:
-        """Charge the steps after those that were charged; whether there was one."""
+    def _charge(self, progressed: StepCounts) -> bool:
+        """Charge the steps after those that were charged, and return whether there was one."""
         ledger, before = self._ledger, self.last
         if ledger is None or before is None:
             return False
@@ -507,7 +631,7 @@ class Charging:
         charged, self.last = before != self.last, before
         return charged
 
-    def _catch_up(self, progressed: Progressed) -> None:
+    def _catch_up(self, progressed: StepCounts) -> None:
         """Charge what is in the log and in no charge."""
         self.last = self._fold.last_step
         self._open("last")
@@ -557,7 +681,7 @@ class Charging:
             raise BudgetError(f"{self._live.source}: no trainer is known that wrote it; say which with --trainer")
         return reader_of(self._live.trainer)
 
-    def _progress(self, log: Log) -> Progressed:
+    def _progress(self, log: Log) -> StepCounts:
         self._reader()
         return progress_of(self._live.trainer, log, self._shared, self._given)[0]  # type: ignore[arg-type]
 
@@ -582,137 +706,5 @@ class Charging:
 
 
 def _mark(log: Log | None) -> tuple[object, ...]:
-    """What changes when a run is logged on."""
+    """Return what changes when more of a run is logged."""
     return () if log is None else (len(log.rows), log.rows[-1:] and log.rows[-1][0], log.restarts, log.notes)
-
-
-AT_BUDGET = 3
-"""Exit status where the command was ended at its budget."""
-SHORTEST, LONGEST, SHARE = 0.2, 5.0, 5
-"""Seconds between two looks at the log: at least and at most so many, and so many times what the last look took."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How a command ended.
-
-    Attributes:
-        status: Its exit status, the negative number of the signal that ended it.
-        reason: Why it was ended at its budget; empty where it ended by itself.
-        sent: Names of the signals that it was sent to end it.
-    """
-
-    status: int
-    reason: str = ""
-    sent: tuple[str, ...] = ()
-
-    @property
-    def exit_status(self) -> int:
-        """As a shell would have it: 128 plus a signal's number, and ``AT_BUDGET`` at the budget."""
-        if self.reason:
-            return AT_BUDGET
-        return self.status if self.status >= 0 else 128 - self.status
-
-
-class Ending:
-    """The orderly end of a command: a signal, and where that is not enough SIGTERM and then SIGKILL.
-
-    Attributes:
-        sent: Names of the signals sent so far.
-    """
-
-    def __init__(self, command: Command, first: signal.Signals, grace: float) -> None:
-        rest = [number for number in (signal.SIGTERM, signal.SIGKILL) if number is not first]
-        self.sent: list[str] = []
-        self._command, self._left, self._grace = command, [first, *rest], grace
-        self._next = 0.0
-
-    def go_on(self) -> None:
-        """Send the next signal when its time has come."""
-        if self._left and time.monotonic() >= self._next:
-            number = self._left.pop(0)
-            self.sent.append(number.name)
-            self._next = time.monotonic() + self._grace
-            self._command.send(number)
-
-
-def follow(
-    command: Command,
-    charging: Charging,
-    *,
-    first: signal.Signals = signal.SIGINT,
-    grace: float = 60.0,
-    silence: float = 600.0,
-    say: Callable[[str], None] = print,
-) -> Outcome:
-    """Run a command until it ends or its next step does not fit.
-
-    Args:
-        first: Signal that asks the command to end.
-        grace: Seconds that it has to do so before SIGTERM, and then again before SIGKILL.
-        silence: Seconds without a new entry in the log after which a warning is said.
-
-    Raises:
-        BudgetError: Nothing was started, since nothing could be counted or no step fits; or the command was ended,
-            since its log cannot be counted or its ledger not written.
-    """
-    require_groups()
-    with passing_on(command):
-        try:
-            charging.begin()
-            charging.start_clock()
-            command.start()
-            ending = Ending(command, first, grace)
-            try:
-                outcome = _watch(command, charging, ending, silence, say)
-            except BaseException:
-                # Nobody would hold it to its budget any more.
-                while command.wait(SHORTEST) is None:
-                    ending.go_on()
-                raise
-            finally:
-                _end_rest(command, ending if ending.sent else Ending(command, signal.SIGTERM, grace))
-            charging.look(ended=True)
-            return outcome
-        finally:
-            charging.close()
-
-
-def _watch(command: Command, charging: Charging, ending: Ending, silence: float, say: Callable[[str], None]) -> Outcome:
-    reason, problem, lagged = "", None, False
-    status, heard, interval = None, time.monotonic(), SHORTEST
-    while (status := command.wait(interval)) is None:
-        began = time.monotonic()
-        if problem is None:
-            try:
-                if charging.look():
-                    heard = time.monotonic()
-            except BudgetError as error:
-                problem = error
-                say(f"the command is ended, since what it generates cannot be counted: {error}")
-        if not lagged and charging.interval > 1:
-            lagged = True
-            say(
-                f"the log has an entry every {charging.interval} steps, so that the command may generate for as many "
-                "after the last one that fits: log every step"
-            )
-        if not reason and problem is None and (reason := charging.refusal()):
-            say(f"the command is ended: {reason}")
-        if reason or problem is not None:
-            ending.go_on()
-        elif time.monotonic() - heard > silence:
-            heard = time.monotonic()
-            say(f"nothing new was logged for {silence:g} seconds, and nothing is counted: {charging.standstill()}")
-        interval = min(max(SHORTEST, SHARE * (time.monotonic() - began)), SHORTEST if ending.sent else LONGEST)
-    if problem is not None:
-        raise problem
-    return Outcome(status=status, reason=reason, sent=tuple(ending.sent))
-
-
-def _end_rest(command: Command, ending: Ending) -> None:
-    """End what the command left running: nothing would count what it goes on to generate."""
-    while command.runs():
-        ending.go_on()
-        if ending.sent[-1] == signal.SIGKILL.name:
-            return
-        time.sleep(SHORTEST)

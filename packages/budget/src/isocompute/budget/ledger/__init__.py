@@ -1,1 +1,1 @@
-"""What was generated: counted, kept in a file that survives crashes, summed up, and held against limits."""
+"""Counts of what was generated, kept in a file that survives crashes, summed up, and held against limits."""

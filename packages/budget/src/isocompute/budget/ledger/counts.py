@@ -1,7 +1,4 @@
-"""Counts of what was generated, and the cohorts that they fall into.
-
-The limits on a run, and whether they admit its next step.
-"""
+"""Counts of what was generated, the cohorts that they fall into, and the limits that admit or refuse a step."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 TRAINING_COHORTS = ("trained", "filtered", "stale", "failed")
-"""What became of rollouts generated for training: a partition, whose sum the budget is charged with."""
+"""A partition of the rollouts generated for training, by what became of them; the budget is charged with its sum."""
 
 COHORTS = (*TRAINING_COHORTS, "eval", "pilot")
 """All cohorts; evaluations and pilots are counted apart and never charged to the training budget."""
@@ -29,7 +26,7 @@ TOKEN_COLUMNS = ("prompt_ids", "response_ids")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What was generated. Counts add up with each other and with nothing else.
+    """Rollouts and tokens that were generated. Counts add up with each other and with nothing else.
 
     A step of 8 problems with 4 rollouts each, prompts of 10 tokens and answers of 15::
 
@@ -114,7 +111,7 @@ def check_cohorts(counts: Mapping[str, Counts]) -> None:
 
 
 def charged_counts(charged: Mapping[str, Counts] | pl.DataFrame) -> Mapping[str, Counts]:
-    """What is charged, as counts by cohort.
+    """Return a charge as counts by cohort.
 
     Args:
         charged: Counts by cohort, or a ``rollouts`` table as ``counts_by_cohort`` takes it.
@@ -156,11 +153,11 @@ def counts_by_cohort(rollouts: pl.DataFrame) -> dict[str, Counts]:
     # Lengths are unsigned 32-bit numbers, whose sum could overflow.
     lengths = [pl.col(name).list.len().cast(pl.Int64).sum() for name in TOKEN_COLUMNS]
     sums = rollouts.group_by(pl.col("cohort").cast(pl.String)).agg(pl.len(), *lengths)
-    found = {
+    counts = {
         cohort: Counts(rollouts=rows, prompt_tokens=prompt, response_tokens=response)
         for cohort, rows, prompt, response in sums.iter_rows()
     }
-    return {cohort: found[cohort] for cohort in COHORTS if cohort in found}
+    return {cohort: counts[cohort] for cohort in COHORTS if cohort in counts}
 
 
 def _check_rollouts(rollouts: pl.DataFrame) -> None:
@@ -198,7 +195,7 @@ Counted = Literal["paid", "used"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much a run may use; None is no limit, and several limits may hold at once.
+    """The amounts that a run may use; None is no limit, and several limits may hold at once.
 
     Rollouts and tokens are held against what was generated for training, never against evaluations and pilots. Device
     time and money are held against everything that was paid, lost work and evaluations included: a bill has no cohorts.
@@ -261,8 +258,8 @@ class Limits:
                 "there is no limit to hold the run to; give rollouts, response_tokens, device_hours or money"
             )
         return cls(
-            rollouts=_count(rollouts),
-            response_tokens=_count(response_tokens),
+            rollouts=_as_count(rollouts),
+            response_tokens=_as_count(response_tokens),
             device_seconds=None if device_hours is None else finite(device_hours, "the limit on device_hours") * 3600,
             money=money,
             price_per_device_hour=price_per_device_hour,
@@ -270,7 +267,7 @@ class Limits:
         )
 
     def held_against(self, used: Counts, lost: Counts) -> Counts:
-        """What the limits on rollouts and response tokens count.
+        """Return what the limits on rollouts and response tokens count.
 
         Args:
             used: The training cohorts of what survives.
@@ -279,18 +276,13 @@ class Limits:
         return used + lost if self.counted == "paid" else used
 
     def cost(self, device_seconds: float) -> float:
-        """What device time costs at the price; 0 without one."""
+        """Money for device time at the price; 0 without one."""
         return device_seconds / 3600 * (self.price_per_device_hour or 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """Whether a step may be taken; true when it may.
-
-    Attributes:
-        admitted: Whether it may be taken.
-        reason: Why not; empty when it may be taken.
-    """
+    """Permission to take a step, true when it may be taken; otherwise ``reason`` says why not."""
 
     admitted: bool
     reason: str = ""
@@ -305,7 +297,7 @@ ADMITTED = Admission(admitted=True)
 def admission(
     limits: Limits, step: int, rollouts: int, *, used: Counts, lost: Counts, reserved: int, device_seconds: float
 ) -> Admission:
-    """Whether a step may be taken.
+    """Admit or refuse a step.
 
     Args:
         rollouts: Rollouts that the step would generate for training; 0 in a step that goes on with what it has, which
@@ -344,13 +336,13 @@ def admission(
     return Admission(admitted=False, reason=reason) if reason else ADMITTED
 
 
-def _count(limit: Any) -> Any:
-    """A whole number that was written as a float, such as 1e6, as an int; what is neither is refused later."""
+def _as_count(limit: Any) -> Any:
+    """Turn a whole number written as a float, such as 1e6, into an int; what is neither is refused later."""
     return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
 
 
 def overshoot(counted: Counts, limits: Limits) -> Counts:
-    """What was generated beyond the limits on rollouts and response tokens; zero where there is none.
+    """Return what exceeds the limits on rollouts and response tokens; zero where there is no limit.
 
     Args:
         counted: What they count, see ``Limits.held_against``.

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from .counts import COHORTS, TRAINING_COHORTS, Counts, Limits, unchecked_counts
 
 CODES = {cohort: code for code, cohort in enumerate(COHORTS)}
-"""Place of each cohort in ``COHORTS``."""
+"""Index of each cohort in ``COHORTS``."""
 
 TRAINING = frozenset(CODES[cohort] for cohort in TRAINING_COHORTS)
 
 Row = tuple[int, int, int]
-"""Step, place of the cohort in ``COHORTS``, number of the attempt from 1."""
+"""Step, index of the cohort in ``COHORTS``, number of the attempt from 1."""
 
 Sums = tuple[int, int, int]
 """Rollouts, prompt tokens, response tokens."""
@@ -127,7 +127,7 @@ class Fold:
         """Make many charges, given as columns: the same as one after the other, and faster.
 
         Args:
-            codes: Places of the cohorts in ``COHORTS``.
+            codes: Indices of the cohorts in ``COHORTS``.
         """
         current = -1
         pending: dict[int, list[int]] = {}
@@ -159,7 +159,7 @@ class Fold:
         return Totals(canonical=_by_cohort(self._canonical_sums), lost=_by_cohort(self._lost_sums))
 
     def canonical(self) -> Iterator[tuple[int, ...]]:
-        """Rows of what survives: step, cohort's place, attempt, rollouts, prompt tokens, response tokens."""
+        """Rows of what survives: step, cohort's index, attempt, rollouts, prompt tokens, response tokens."""
         return (row + sums for row, sums in self._canonical.items())
 
     def lost(self) -> Iterator[tuple[int, ...]]:

@@ -14,12 +14,6 @@ a file that ends earlier. After the watermark it is a torn end of any length and
 or (after a power cut) blocks that never reached the disk. A whole record with a wrong number is damage everywhere,
 since no torn write produces one.
 
-What the payloads mean, and which of them a reader may leave out, is in ``records``.
-
-When and where an attempt at a run began.
-
-The payloads of a ledger's records, which ``frames`` puts into a file.
-
 The first byte of a payload is its kind: an attempt that begins (A), a charge (C), a charge that took device time
 (T), a step that generated nothing (E, since version 2), the step after which an attempt ended (S), or limits in force
 from there on (L, or M with device time and money), and, since they change no sum, in lower case: when and where the
@@ -28,8 +22,6 @@ attempt before it began (a). Numbers are little-endian.
 A kind in upper case is critical: a reader that does not know it refuses the ledger, since its sums would be wrong. One
 in lower case is ancillary: a reader that does not know it leaves the record out. So a new kind of record needs no new
 version of the format; the version in the file's first line changes with the framing or with the meaning of a kind.
-
-Fast reading of a ledger's bytes: many charges at once.
 """
 
 from __future__ import annotations
@@ -94,7 +86,7 @@ def encode_origin(kind: int, origin: Origin) -> bytes:
 
 
 def decode_origin(payload: bytes) -> Origin:
-    """What such a payload says; what a later version adds to it is left out.
+    """Read such a payload; what a later version adds to it is left out.
 
     Raises:
         ValueError: It is cut short, or its time is none.
@@ -193,7 +185,7 @@ def decode_entries(payload: bytes) -> bytes:
 
 
 def entry_columns(entries: bytes) -> tuple[array[int], ...]:
-    """Step, cohort's place in ``COHORTS``, rollouts, prompt tokens and response tokens of some entries.
+    """Step, cohort's index in ``COHORTS``, rollouts, prompt tokens and response tokens of some entries.
 
     Raises:
         ValueError: There is no such cohort, or a number is negative.
@@ -201,11 +193,11 @@ def entry_columns(entries: bytes) -> tuple[array[int], ...]:
     values = array("q", entries)
     if sys.byteorder == "big":
         values.byteswap()
-    found = tuple(values[i::5] for i in range(5))
+    columns = tuple(values[i::5] for i in range(5))
     # The highest byte of each number, less those of numbers of at least 0.
-    if entries[7::8].translate(None, bytes(range(128))) or max(found[1], default=0) >= len(COHORTS):
+    if entries[7::8].translate(None, bytes(range(128))) or max(columns[1], default=0) >= len(COHORTS):
         raise ValueError("an entry has no cohort that this version knows, or is negative")
-    return found
+    return columns
 
 
 def decode_step(payload: bytes) -> int:
@@ -285,7 +277,7 @@ def frame(number: int, payload: bytes) -> bytes:
 
 
 def is_ledger(data: bytes) -> bool:
-    """Whether a file that begins with these bytes is a ledger."""
+    """Return whether a file that begins with these bytes is a ledger."""
     return data.startswith(LINE)
 
 

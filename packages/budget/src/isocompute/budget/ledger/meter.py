@@ -1,7 +1,4 @@
-"""Enforcement of limits: a step is admitted before it generates, and charged after.
-
-What a run spent so far, against its limits.
-"""
+"""Enforcement of limits: a step is admitted before it generates, and charged after."""
 
 from __future__ import annotations
 
@@ -22,10 +19,9 @@ NOTHING = Counts()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What a run spent so far, generated for training by all of its attempts, and its limits.
+    """A run's spending so far, by all of its attempts, against its limits.
 
     Attributes:
-        limits: The limits.
         used: C_used up to the last step taken.
         ahead: Generated for later steps by this attempt; used when they are taken, lost when they are not.
         lost: Generated and lost.
@@ -58,7 +54,7 @@ class Standing:
         return {name: (spent, limit) for name, (spent, limit) in against.items() if limit is not None}
 
     def metrics(self) -> dict[str, float]:
-        """What a trainer logs: rollouts used and paid for, and how far the limit that is nearest is used up."""
+        """Metrics for a trainer's log: rollouts used and paid for, and how far the nearest limit is used up."""
         spent, limit = max(self.spent.values(), key=lambda pair: pair[0] / pair[1])
         return {
             "budget/used": self.used.rollouts,
@@ -95,11 +91,11 @@ class Meter:
 
     @property
     def limits(self) -> Limits:
-        """The limits."""
+        """The limits that are enforced."""
         return self._limits
 
     def admit(self, step: int, rollouts: int) -> Admission:
-        """Whether a step may be taken; this changes nothing.
+        """Admit or refuse a step; this changes nothing.
 
         A step that would exceed the limit on rollouts is refused. So is any step once the limit on response
         tokens, device time or money is reached: the step that crosses it is the last, and what it went over is
@@ -174,10 +170,10 @@ class Meter:
         counts = charged_counts(charged)
         with self._lock:
             self._ledger.charge(step, counts, shares=shares, device_seconds=device_seconds)
-            held = self._reserved.pop((step, rank), 0)
-            held -= sum(counts[cohort].rollouts for cohort in RESERVED_COHORTS if cohort in counts)
-            if held > 0:
-                self._reserved[step, rank] = held
+            left = self._reserved.pop((step, rank), 0)
+            left -= sum(counts[cohort].rollouts for cohort in RESERVED_COHORTS if cohort in counts)
+            if left > 0:
+                self._reserved[step, rank] = left
 
     def sync(self) -> None:
         """Put every charge on the disk, safe from a power cut: before a checkpoint that follows from them is saved.
@@ -215,7 +211,7 @@ class Meter:
 
     @property
     def overshoot(self) -> Counts:
-        """What went beyond the limits: tokens of the last step, rollouts that failed, or work of earlier attempts."""
+        """Counts beyond the limits: tokens of the last step, rollouts that failed, or work of earlier attempts."""
         return overshoot(self._limits.held_against(self.used, self.lost), self._limits)
 
     @property

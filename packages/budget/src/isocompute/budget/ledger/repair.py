@@ -33,7 +33,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Salvage:
-    """What was saved of a damaged ledger.
+    """The whole part of a damaged ledger, and what is not in it.
 
     Attributes:
         content: A whole ledger of the current version.
@@ -75,10 +75,10 @@ def salvage(data: bytes, where: str, *, run_id: str | None = None) -> Salvage:
         LedgerError: It is whole, nothing of it can be saved, or it holds records of several runs.
     """
     problem = _problem(data, where)
-    found = list(_whole_records(data))
-    if not found:
+    records = list(_whole_records(data))
+    if not records:
         raise LedgerError(f"{where}: holds no whole record, so nothing can be saved")
-    kept, dropped, notes = _sort_records(found)
+    kept, dropped, notes = _sort_records(records)
     payloads = [record.payload for record in kept]
     run = _run_id(payloads, where, run_id)
     if payloads[0][:1] != b"A":
@@ -86,7 +86,7 @@ def salvage(data: bytes, where: str, *, run_id: str | None = None) -> Salvage:
         notes.append(
             "the record that began the first attempt is lost: what follows is counted as an attempt from step 0"
         )
-    dropped += _damaged_parts(data, found)
+    dropped += _damaged_parts(data, records)
     missing = _missing_numbers([record.number for record in kept])
     seem_to_charge = {part.number for part in dropped if part.charges}
     if any(number not in seem_to_charge for first, last in missing for number in range(first, last + 1)):
@@ -107,7 +107,7 @@ def salvage(data: bytes, where: str, *, run_id: str | None = None) -> Salvage:
 
 
 def _problem(data: bytes, where: str) -> str:
-    """What is wrong with a ledger.
+    """Say what is wrong with a ledger.
 
     Raises:
         LedgerError: Nothing is.
@@ -158,11 +158,11 @@ def _first_offset(data: bytes) -> int:
     return frames.HEAD_BYTES if frames.is_ledger(data) else 0
 
 
-def _sort_records(found: Sequence[_Record]) -> tuple[list[_Record], list[Dropped], list[str]]:
+def _sort_records(records: Sequence[_Record]) -> tuple[list[_Record], list[Dropped], list[str]]:
     """The records in the order of their numbers, the repeated ones, and remarks on these."""
     kept: list[_Record] = []
     dropped, notes = [], []
-    for record in sorted(found, key=lambda record: record.number):
+    for record in sorted(records, key=lambda record: record.number):
         before = kept[-1] if kept and kept[-1].number == record.number else None
         if before is not None and before.payload == record.payload:
             dropped.append(_dropped_part(record.begin, record.end, record.number, "it occurs twice", record.payload))
@@ -181,11 +181,11 @@ def _missing_numbers(numbers: Sequence[int]) -> list[tuple[int, int]]:
     return [(a + 1, b - 1) for a, b in zip([-1, *numbers], numbers, strict=False) if b - a > 1]
 
 
-def _damaged_parts(data: bytes, found: Sequence[_Record]) -> Iterator[Dropped]:
+def _damaged_parts(data: bytes, records: Sequence[_Record]) -> Iterator[Dropped]:
     """Everything that is not a whole record, read as far as possible."""
     synced = frames.read_watermark(data) if frames.is_ledger(data) else None
-    begins = [_first_offset(data), *(record.end for record in found)]
-    ends = [*(record.begin for record in found), len(data)]
+    begins = [_first_offset(data), *(record.end for record in records)]
+    ends = [*(record.begin for record in records), len(data)]
     for begin, end in zip(begins, ends, strict=True):
         position = begin
         while position + frames.FRAME <= end:

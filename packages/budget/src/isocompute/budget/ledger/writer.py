@@ -1,9 +1,4 @@
-"""The file of a ledger and its one writer: bytes are written, synced and taken back, whatever they mean.
-
-Open files of ledgers: locked against other writers, and held by the process that opened them alone.
-
-A ledger's records, read one after the other.
-"""
+"""The file of a ledger: locked by its one writer, written, synced and taken back, and read record by record."""
 
 from __future__ import annotations
 
@@ -29,7 +24,7 @@ NO_LOCKS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSY
 ANOTHER = "another writer has this ledger open; a run has one writer, so stop the other one first"
 
 _open: set[int] = set()
-# Held while a handle is opened or closed, so that no fork comes between a handle and its place in the set.
+# Held while a handle is opened or closed, so that no fork comes between a handle and its entry in the set.
 _opening = threading.RLock()
 
 
@@ -67,7 +62,7 @@ def close_handle(handle: int) -> None:
 
 
 def is_same_file(path: Path, handle: int) -> bool:
-    """Whether a path leads to an open file.
+    """Return whether a path leads to an open file.
 
     Raises:
         OSError: It cannot be inspected.
@@ -130,7 +125,7 @@ class Charges:
     Attributes:
         attempt: Number of the attempt, from 1.
         step: Update step.
-        cohort: Place of the cohort in ``COHORTS``.
+        cohort: Index of the cohort in ``COHORTS``.
         rollouts: Responses generated.
         prompt_tokens: Prompt tokens.
         response_tokens: Response tokens.
@@ -173,7 +168,7 @@ class Reading:
 
         Raises:
             LedgerError: It is of another run, or not a record that this version knows; an unknown ancillary one
-                (``records``) is left out.
+                is left out.
         """
         try:
             self._take(payload)
@@ -269,15 +264,15 @@ class Writer:
         Raises:
             LedgerError: It cannot be opened, another writer has it, or its file system has no locks.
         """
-        place = Path(os.path.realpath(path))
-        made = not os.path.lexists(place)
+        target = Path(os.path.realpath(path))
+        made = not os.path.lexists(target)
         if made:
             # Whole at once, so that an empty file is never a ledger that is only beginning.
             try:
-                with atomic_write(place, error=LedgerError, replace=False) as stream:
+                with atomic_write(target, error=LedgerError, replace=False) as stream:
                     stream.write(frames.head(frames.HEAD_BYTES))
             except LedgerError:
-                if not os.path.lexists(place):
+                if not os.path.lexists(target):
                     raise
                 # Another writer was quicker.
                 made = False
@@ -285,17 +280,17 @@ class Writer:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """True once it was closed."""
         return self._handle is None
 
     @property
     def unusable(self) -> bool:
-        """Whether it refuses everything, because a sync failed or its file is gone."""
+        """True once it refuses everything, because a sync failed or its file is gone."""
         return bool(self._failure)
 
     @property
     def forked(self) -> bool:
-        """Whether it belongs to another process, of which this one is a fork."""
+        """True in a fork of the process that it belongs to."""
         return os.getpid() != self._process
 
     def check(self) -> int:
@@ -356,7 +351,7 @@ class Writer:
         """
         handle = self.check()
         if sync:
-            self._check_place()
+            self._check_path()
         try:
             _write(handle, record, self.size)
         except OSError as error:
@@ -382,7 +377,7 @@ class Writer:
             LedgerError: The disk refuses, the file is gone, or the writer may not be used.
         """
         handle = self.check()
-        self._check_place()
+        self._check_path()
         try:
             self._flush(handle, self.size)
         except OSError as error:
@@ -424,7 +419,7 @@ class Writer:
             return "may be counted or not, because it could not be taken back"
         return "is not counted"
 
-    def _check_place(self) -> None:
+    def _check_path(self) -> None:
         try:
             there = is_same_file(self.path, self.check())
         except OSError as error:

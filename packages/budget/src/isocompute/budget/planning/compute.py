@@ -1,14 +1,10 @@
-"""From rollouts to tokens, and from tokens to FLOPs.
+"""A budget's arithmetic: its split C = B_p · n · M, and rollouts as tokens, FLOPs, device time, memory and money.
 
 The rules: 2·N FLOPs for each token prefilled or generated, and 6·N for each token trained on, where N is the number
 of parameters that a token passes through (of a mixture of experts, the active ones). The attention term, for L
 layers of width d, is added: a causal pass over positions a to b costs 2·L·d·(b² − a²), and three times that in
 training. Where the engine keeps the prompt of a group, n responses share one prefill; the trainer is not assumed to
 share anything.
-
-How a budget is split: C = B_p · n · M, and the learning rate that goes with the batch.
-
-From FLOPs to device time, memory and money.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from ..checks import finite, whole
 from ..errors import BudgetError
 
 Scaling = Literal["sqrt", "linear", "constant"]
-"""How the learning rate grows with the batch."""
+"""The rule by which the learning rate grows with the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +72,7 @@ class Allocation:
         return self.batch_rollouts * self.update_steps
 
     def epochs(self, problems: int) -> float:
-        """How often each of ``problems`` training problems is visited, B_p · M / D."""
+        """Visits to each of ``problems`` training problems, B_p · M / D."""
         return self.problems_per_batch * self.update_steps / whole(problems, "problems", least=1)
 
     def learning_rate(self, *, anchor: float, anchor_batch: int, scaling: Scaling = "sqrt") -> float:
@@ -112,9 +108,6 @@ class Interval:
     """An amount that is not known exactly; its unit is that of what returns it.
 
     Attributes:
-        low: Lower end.
-        likely: Best estimate.
-        high: Upper end.
         assumptions: What the three rest on, one sentence each.
     """
 
@@ -129,7 +122,7 @@ class Interval:
             low=self.low + other.low,
             likely=self.likely + other.likely,
             high=self.high + other.high,
-            assumptions=_each_once(*self.assumptions, *other.assumptions),
+            assumptions=tuple(dict.fromkeys((*self.assumptions, *other.assumptions))),
         )
 
     def times(self, factor: float, *assumptions: str) -> Interval:
@@ -138,12 +131,8 @@ class Interval:
             low=self.low * factor,
             likely=self.likely * factor,
             high=self.high * factor,
-            assumptions=_each_once(*self.assumptions, *assumptions),
+            assumptions=tuple(dict.fromkeys((*self.assumptions, *assumptions))),
         )
-
-
-def _each_once(*sentences: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(sentences))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +244,7 @@ def response_tokens(rollouts: int, lengths: Lengths) -> Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Flops:
     """FLOPs of a run.
 
     Attributes:
@@ -275,7 +264,7 @@ def work(
     rollouts_per_problem: int = 1,
     shared_prompt: bool = True,
     extra_forwards: int = 0,
-) -> Work:
+) -> Flops:
     """FLOPs of generating rollouts and training on all of them.
 
     Args:
@@ -283,9 +272,6 @@ def work(
         shared_prompt: Whether the engine prefills a prompt once for its n responses (prefix caching).
         extra_forwards: Further forward passes of the trainer over each token: 1 for a reference policy, 1 for
             log-probabilities computed again.
-
-    Returns:
-        FLOPs of generation and of training, with their assumptions.
 
     Raises:
         BudgetError: ``rollouts_per_problem`` is below 1, or ``extra_forwards`` below 0.
@@ -304,7 +290,7 @@ def work(
 
     low, likely, high = (parts(lengths.mean_response * (1 + off)) for off in (-lengths.spread, 0, lengths.spread))
     assumptions = _assumptions(model, lengths, shared_prompt=shared_prompt and n > 1, forwards=forwards)
-    return Work(
+    return Flops(
         generation=Interval(low=low[0], likely=likely[0], high=high[0], assumptions=assumptions),
         training=Interval(low=low[1], likely=likely[1], high=high[1], assumptions=assumptions),
     )
@@ -345,7 +331,6 @@ class Device:
     """An accelerator.
 
     Attributes:
-        name: Its name.
         peak: Dense bfloat16 FLOP/s, from its data sheet.
         memory: Bytes.
     """
@@ -426,7 +411,7 @@ def seconds(flops: Interval, on: Device, shares: tuple[float, float, float], doi
 
 
 def device_time(
-    of: Work,
+    of: Flops,
     on: Device,
     *,
     utilisation: Utilisation | None = None,
@@ -456,7 +441,7 @@ def device_time(
 
 
 def price(device_seconds: Interval, per_hour: float, currency: str = "USD") -> Interval:
-    """What device time costs, in the currency of the price per device-hour."""
+    """Money for device time, in the currency of the price per device-hour."""
     per_hour = finite(per_hour, "the price of a device-hour", zero=True)
     return device_seconds.times(per_hour / 3600, f"{per_hour:,.2f} {currency} per device-hour")
 
@@ -477,7 +462,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """The three together."""
+        """The sum of the three."""
         return self.state + self.activations + self.engine
 
 

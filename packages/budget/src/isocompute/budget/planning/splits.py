@@ -1,7 +1,4 @@
-"""The feasible splits of a budget: a grid over (B_p, n).
-
-What rollouts cost on a device, from the model and the lengths to device time and memory.
-"""
+"""The feasible splits of a budget, a grid over (B_p, n), and what the rollouts of one cost on a device."""
 
 from __future__ import annotations
 
@@ -15,103 +12,17 @@ from ..errors import BudgetError
 from .compute import (
     Allocation,
     Device,
+    Flops,
     Interval,
     Lengths,
     Memory,
     Model,
     Utilisation,
-    Work,
     device_time,
     memory,
     response_tokens,
     work,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """A model, its lengths, and the device that it is trained on.
-
-    Attributes:
-        model: The policy.
-        lengths: Mean lengths.
-        device: The device.
-        utilisation: Shares of its peak that are reached.
-        tokens_per_second: Measured speed of sampling on one device, or None.
-        extra_forwards: Further forward passes of the trainer over each token (a reference policy, say).
-        shared_prompt: Whether the engine prefills a group's prompt once (prefix caching).
-    """
-
-    model: Model
-    lengths: Lengths
-    device: Device
-    utilisation: Utilisation
-    tokens_per_second: float | None
-    extra_forwards: int
-    shared_prompt: bool
-
-    def memory(self, *, world_size: int, micro_batch: int) -> Memory:
-        """Memory of one device while training.
-
-        Args:
-            world_size: Devices that share the training state.
-            micro_batch: Rollouts in one forward and backward pass of a device.
-
-        Raises:
-            BudgetError: ``world_size`` is below 1.
-        """
-        return memory(self.model, self.lengths, world_size=world_size, micro_batch=micro_batch)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """What generating rollouts and training on them costs.
-
-    Attributes:
-        tokens: Response tokens.
-        flops: FLOPs of both.
-        sampling: Device-seconds of generating.
-        training: Device-seconds of training.
-    """
-
-    tokens: Interval
-    flops: Work
-    sampling: Interval
-    training: Interval
-
-    @property
-    def time(self) -> Interval:
-        """Device-seconds of both together."""
-        return self.sampling + self.training
-
-
-def estimate(rollouts: int, setting: Setting, *, rollouts_per_problem: int) -> Estimate:
-    """Estimate what generating rollouts and training on all of them costs.
-
-    Args:
-        rollouts_per_problem: n, responses that share a prompt.
-
-    Raises:
-        BudgetError: A number is not possible.
-    """
-    tokens = response_tokens(rollouts, setting.lengths)
-    flops = work(
-        rollouts,
-        model=setting.model,
-        lengths=setting.lengths,
-        rollouts_per_problem=rollouts_per_problem,
-        shared_prompt=setting.shared_prompt,
-        extra_forwards=setting.extra_forwards,
-    )
-    sampling, training = device_time(
-        flops,
-        setting.device,
-        utilisation=setting.utilisation,
-        tokens=tokens,
-        tokens_per_second=setting.tokens_per_second,
-    )
-    return Estimate(tokens=tokens, flops=flops, sampling=sampling, training=training)
-
 
 LONGEST_AXIS = 200
 """More values than this on one axis are refused as a mistake."""
@@ -166,7 +77,7 @@ class Constraints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Split:
     """One feasible split.
 
     Attributes:
@@ -202,41 +113,36 @@ class Grid:
     """All splits that were considered.
 
     Attributes:
-        constraints: The limits.
-        cells: Splits within the limits, by B_p and n.
+        splits: Splits within the limits, by B_p and n.
         left_out: Splits outside the limits, by B_p and n.
     """
 
     constraints: Constraints
-    cells: tuple[Cell, ...]
+    splits: tuple[Split, ...]
     left_out: tuple[LeftOut, ...]
 
     @property
     def limits(self) -> Sequence[tuple[str, int]]:
-        """How many splits each limit left out, most first."""
+        """Each limit with the number of splits that it left out, most first."""
         return Counter(out.limit for out in self.left_out).most_common()
 
 
 def grid(constraints: Constraints) -> Grid:
-    """Check every split: it is feasible, or there is a reason why it is not."""
-    cells: list[Cell] = []
+    """Check every split of the grid."""
+    splits: list[Split] = []
     left_out: list[LeftOut] = []
     for problems_per_batch in constraints.problems_per_batch:
         for rollouts_per_problem in constraints.rollouts_per_problem:
-            found = check_split(constraints, problems_per_batch, rollouts_per_problem)
-            if isinstance(found, Cell):
-                cells.append(found)
+            checked = check_split(constraints, problems_per_batch, rollouts_per_problem)
+            if isinstance(checked, Split):
+                splits.append(checked)
             else:
-                left_out.append(found)
-    return Grid(constraints=constraints, cells=tuple(cells), left_out=tuple(left_out))
+                left_out.append(checked)
+    return Grid(constraints=constraints, splits=tuple(splits), left_out=tuple(left_out))
 
 
-def check_split(limits: Constraints, problems_per_batch: int, rollouts_per_problem: int) -> Cell | LeftOut:
-    """One split, feasible or not.
-
-    Returns:
-        The split, or the first limit that it exceeds.
-    """
+def check_split(limits: Constraints, problems_per_batch: int, rollouts_per_problem: int) -> Split | LeftOut:
+    """Return a split, or the first limit that it exceeds."""
     batch = problems_per_batch * rollouts_per_problem
     steps = limits.rollouts // batch
     epochs = problems_per_batch * steps / limits.problems if limits.problems else None
@@ -267,7 +173,7 @@ def check_split(limits: Constraints, problems_per_batch: int, rollouts_per_probl
     allocation = Allocation(
         problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, update_steps=steps
     )
-    return Cell(allocation=allocation, unused=limits.rollouts - allocation.rollouts, epochs=epochs)
+    return Split(allocation=allocation, unused=limits.rollouts - allocation.rollouts, epochs=epochs)
 
 
 def steps_in_words(steps: int) -> str:
@@ -277,3 +183,85 @@ def steps_in_words(steps: int) -> str:
 
 def _powers_of_two(first: int, most: int) -> tuple[int, ...]:
     return tuple(2**k for k in range(first.bit_length() - 1, most.bit_length()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A model, its lengths, and the device that it is trained on.
+
+    Attributes:
+        utilisation: Shares of its peak that are reached.
+        tokens_per_second: Measured speed of sampling on one device, or None.
+        extra_forwards: Further forward passes of the trainer over each token (a reference policy, say).
+        shared_prompt: Whether the engine prefills a group's prompt once (prefix caching).
+    """
+
+    model: Model
+    lengths: Lengths
+    device: Device
+    utilisation: Utilisation
+    tokens_per_second: float | None
+    extra_forwards: int
+    shared_prompt: bool
+
+    def memory(self, *, world_size: int, micro_batch: int) -> Memory:
+        """Memory of one device while training.
+
+        Args:
+            world_size: Devices that share the training state.
+            micro_batch: Rollouts in one forward and backward pass of a device.
+
+        Raises:
+            BudgetError: ``world_size`` is below 1.
+        """
+        return memory(self.model, self.lengths, world_size=world_size, micro_batch=micro_batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The cost of generating rollouts and training on them.
+
+    Attributes:
+        tokens: Response tokens.
+        flops: FLOPs of both.
+        sampling: Device-seconds of generating.
+        training: Device-seconds of training.
+    """
+
+    tokens: Interval
+    flops: Flops
+    sampling: Interval
+    training: Interval
+
+    @property
+    def time(self) -> Interval:
+        """Device-seconds of both together."""
+        return self.sampling + self.training
+
+
+def estimate(rollouts: int, setting: Setting, *, rollouts_per_problem: int) -> Estimate:
+    """Estimate what generating rollouts and training on all of them costs.
+
+    Args:
+        rollouts_per_problem: n, responses that share a prompt.
+
+    Raises:
+        BudgetError: A number is not possible.
+    """
+    tokens = response_tokens(rollouts, setting.lengths)
+    flops = work(
+        rollouts,
+        model=setting.model,
+        lengths=setting.lengths,
+        rollouts_per_problem=rollouts_per_problem,
+        shared_prompt=setting.shared_prompt,
+        extra_forwards=setting.extra_forwards,
+    )
+    sampling, training = device_time(
+        flops,
+        setting.device,
+        utilisation=setting.utilisation,
+        tokens=tokens,
+        tokens_per_second=setting.tokens_per_second,
+    )
+    return Estimate(tokens=tokens, flops=flops, sampling=sampling, training=training)

@@ -1,8 +1,7 @@
-"""Cumulative counts from what was logged of each step, and the evaluations that they belong to.
+"""Counts from what was logged of each step: cumulative rollouts and tokens, and success rates of evaluations.
 
-Whether a logged mean reward is a success rate, on which scale: from its values and its logged spread.
-
-Batches generated, from the entries of a log whose metrics are means over the batches since the entry before.
+A logged mean reward is a success rate, on some scale, where its values and its logged deviation allow it. Batches are
+counted from the entries of a log whose metrics are means over the batches since the entry before.
 """
 
 from __future__ import annotations
@@ -19,78 +18,6 @@ from ..errors import BudgetError
 from .logs.log import Log
 from .schedule import Count, Evidence, Schedule, count, merged
 
-SCALES = {"rate": (0.0, 1.0), "sign": (-1.0, 1.0), "percent": (0.0, 100.0)}
-"""Rewards of failure and success: 0 and 1, -1 and 1, 0 and 100."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """A mean reward.
-
-    Attributes:
-        step: Where it was logged.
-        mean: The mean, of batches of equal weight.
-        deviation: The mean of the batches' standard deviations (of samples), or None.
-        batch: Responses in each batch, or None.
-        batches: Batches, where all are of one size, or None.
-    """
-
-    step: int
-    mean: float
-    deviation: float | None = None
-    batch: int | None = None
-    batches: int | None = None
-
-
-def success_rates(points: Sequence[Point], name: str, declared: str, *, where: str) -> tuple[dict[int, float], str]:
-    """Means as success rates, by step.
-
-    Args:
-        declared: The scale that the user says it has, or an empty text.
-
-    Returns:
-        The rates, and what is to be said of the scale; an empty text where it is 0 and 1.
-
-    Raises:
-        BudgetError: No scale fits, so that rewards other than of success and failure are in it.
-    """
-    if declared not in ("", *SCALES):
-        raise BudgetError(f"{where}: scale is {declared!r}; it must be {', '.join(SCALES)}")
-    for scale in [declared] if declared else SCALES:
-        low, high = SCALES[scale]
-        rates = {p.step: (p.mean - low) / (high - low) for p in points}
-        if all(_fits(p, rates[p.step], high - low) for p in points):
-            said = "" if scale == "rate" else f"{name} is of rewards {low:g} and {high:g}: it is read as a success rate"
-            return {step: min(max(rate, 0.0), 1.0) for step, rate in rates.items()}, said
-    low, high = SCALES[declared or "rate"]
-    worst = next((p for p in points if not _fits(p, (p.mean - low) / (high - low), high - low)), points[0])
-    spread = "" if worst.deviation is None else f" with a standard deviation of {worst.deviation:g}"
-    raise BudgetError(
-        f"{where}: {name} is {worst.mean:g}{spread} at step {worst.step}, which is not a success rate: "
-        "name the accuracy's own metric with --set metric=NAME"
-    )
-
-
-def _fits(point: Point, rate: float, width: float) -> bool:
-    """Whether a mean can be of successes and failures alone."""
-    if not -1e-6 <= rate <= 1 + 1e-6:
-        return False
-    if point.batch and point.batches:
-        successes = rate * point.batch * point.batches
-        if point.batch * point.batches < 1e5 and abs(successes - round(successes)) > 1e-3 + 1e-6 * successes:
-            return False
-    if point.deviation is None:
-        return True
-    deviation = point.deviation / width
-    # A last batch may hold two responses only, whose sample deviation is the largest.
-    correction = sqrt(point.batch / (point.batch - 1)) if point.batch and point.batch > 1 and point.batches else sqrt(2)
-    most = sqrt(max(rate * (1 - rate), 0.0)) * correction
-    if deviation > most * 1.001 + 1e-3:
-        return False
-    single = point.batches == 1 and point.batch is not None and point.batch > 1
-    return not single or isclose(deviation, most, rel_tol=2e-3, abs_tol=2e-3)
-
-
 LARGEST_COUNT = 2**53
 """A larger count is wrong: a float holds every whole number up to here."""
 LONGEST_RESPONSE = 2**40
@@ -98,7 +25,7 @@ LONGEST_RESPONSE = 2**40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class LoggedEvaluation:
     """One evaluation of a run.
 
     Attributes:
@@ -127,8 +54,8 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """What a run had generated for training when it logged a step.
+class StepCount:
+    """Rollouts and tokens that a run had generated for training when it logged a step.
 
     Attributes:
         logged: The step by the trainer's own count.
@@ -136,7 +63,7 @@ class Progress:
         rollouts: Generated up to and including it.
         rollouts_error: By how much that may be wrong, either way.
         tokens: Response tokens of these rollouts.
-        count_source: As in ``Evaluation``.
+        count_source: As in ``LoggedEvaluation``.
     """
 
     logged: int
@@ -148,8 +75,8 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progressed:
-    """What a run generated for training, at each step that it logged.
+class StepCounts:
+    """Rollouts and tokens generated for training, at each step that a run logged.
 
     Attributes:
         points: In the order of steps.
@@ -159,15 +86,15 @@ class Progressed:
         ahead: Rollouts that the settings have generated before their step is taken, and that no log counts at its end.
     """
 
-    points: Sequence[Progress]
+    points: Sequence[StepCount]
     following: int | None
     plain: int = 0
     more: Mapping[str, int] = field(default_factory=dict)
     ahead: int = 0
 
     @classmethod
-    def of(cls, points: Sequence[Progress], per_step: int | None, *, plain: int, baselines: int = 0) -> Progressed:
-        """What was generated in addition to whole batches replaced groups that were discarded.
+    def of(cls, points: Sequence[StepCount], per_step: int | None, *, plain: int, baselines: int = 0) -> StepCounts:
+        """Make counts in which all that exceeds whole batches replaced discarded groups.
 
         Where no setting says what a step generates, the next one is taken to be like the last.
 
@@ -237,13 +164,13 @@ class Tally:
         self.rollouts_error += error
         self.tokens += new * length
 
-    def evaluation(self, *, step: int, problem_set: str, samples: int, scores: Mapping[str, float]) -> Evaluation:
+    def evaluation(self, *, step: int, problem_set: str, samples: int, scores: Mapping[str, float]) -> LoggedEvaluation:
         """An evaluation with what has been counted so far.
 
         Args:
             step: Optimizer steps taken.
         """
-        return Evaluation(
+        return LoggedEvaluation(
             step=step,
             rollouts=self.rollouts,
             rollouts_error=self.rollouts_error,
@@ -254,14 +181,14 @@ class Tally:
             scores=scores,
         )
 
-    def progress(self, *, logged: int, step: int) -> Progress:
-        """What has been counted so far.
+    def progress(self, *, logged: int, step: int) -> StepCount:
+        """Return what has been counted so far.
 
         Args:
             logged: The step by the trainer's own count.
             step: Optimizer steps taken.
         """
-        return Progress(
+        return StepCount(
             logged=logged,
             step=step,
             rollouts=self.rollouts,
@@ -300,7 +227,7 @@ def best_samples(scores: Mapping[str, Any]) -> int | None:
 
 
 def whole_of(log: Log, seconds: str, rate: str) -> int | None:
-    """How many of something there were, from how long they took and how many a second: both are logged rounded.
+    """Return a number of things from how long they took and how many a second: both are logged rounded.
 
     Args:
         seconds: Metric of the time, to four digits.
@@ -341,13 +268,13 @@ class Entries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """What a run generated, by optimizer step.
+    """Rollouts and tokens that a run generated, by optimizer step.
 
     Attributes:
         batch: Rollouts of a generation batch.
         count: Batches.
         tokens: Response tokens.
-        source: Where the count comes from, as in ``Evaluation``.
+        source: Where the count comes from, as in ``LoggedEvaluation``.
         notes: What to know of it.
     """
 
@@ -363,12 +290,12 @@ class Generated:
 
     def error(self, step: int) -> int:
         """By how much that may be wrong, if up to two starts from a checkpoint left no trace in the log."""
-        counted, found = self.count, self.rollouts(step)
-        return max(counted.greatest[step] * self.batch - found, found - counted.fewest[step] * self.batch)
+        counted, rollouts = self.count, self.rollouts(step)
+        return max(counted.greatest[step] * self.batch - rollouts, rollouts - counted.fewest[step] * self.batch)
 
 
 def generated(log: Log, names: Entries, schedules: Sequence[Schedule], batch: int) -> Generated:
-    """What a run generated, as its log says and one of several schedules explains.
+    """Count what a run generated, as its log says and one of several schedules explains.
 
     Args:
         schedules: Those that the run may have had.
@@ -391,22 +318,22 @@ def generated(log: Log, names: Entries, schedules: Sequence[Schedule], batch: in
             refused = error
     if not counts:
         raise refused or BudgetError(f"{log.name}: no schedule is known by which it could have generated")
-    found = merged(counts)
+    counted = merged(counts)
     notes: tuple[str, ...] = ()
-    if found.unexplained:
-        starts = "a start" if found.unexplained == 1 else f"{found.unexplained} starts"
+    if counted.unexplained:
+        starts = "a start" if counted.unexplained == 1 else f"{counted.unexplained} starts"
         notes = (f"{log.name}: its log shows {starts} from a checkpoint within a generation batch, which is then lost",)
     # An entry's mean is of the steps before it.
     marks = [(s, m[names.length]) for s, m in log.rows if names.length in m] or [(last, 0.0)]
     mean_lengths([m for _, m in log.rows], names.length, where=log.name)
-    place, tokens = 0, [0.0]
+    mark, tokens = 0, [0.0]
     for step in range(1, last + 1):
-        place += place + 1 < len(marks) and step > marks[place][0]
-        made = found.least[step] + found.most[step] - found.least[step - 1] - found.most[step - 1]
-        tokens.append(tokens[-1] + made / 2 * batch * marks[place][1])
+        mark += mark + 1 < len(marks) and step > marks[mark][0]
+        made = counted.least[step] + counted.most[step] - counted.least[step - 1] - counted.most[step - 1]
+        tokens.append(tokens[-1] + made / 2 * batch * marks[mark][1])
     return Generated(
         batch=batch,
-        count=found,
+        count=counted,
         tokens=[int(t + 1e-6) for t in tokens],
         source="log and formula" if says else "formula",
         notes=notes,
@@ -435,14 +362,16 @@ def possible(log: Log, every: int, accumulation: int, batches: int | None, steps
     if most - least > MOST_STEPS:
         raise BudgetError(f"{log.name}: epoch is {epoch:g} after {step:,} steps, which says nothing of a batch")
     few = logged[:: max(1, len(logged) // 100)]
-    found = [
+    fitting = [
         Schedule(every=every, accumulation=accumulation, batches=each)
         for each in range(max(1, least), most + 1)
         if batches in (None, each)
     ]
-    found = [f for f in found if all(isclose(f.micro(s) / (f.batches or 1) / every, e, rel_tol=1e-5) for s, e in few)]
-    if found:
-        return found
+    fitting = [
+        f for f in fitting if all(isclose(f.micro(s) / (f.batches or 1) / every, e, rel_tol=1e-5) for s, e in few)
+    ]
+    if fitting:
+        return fitting
     if steps and all(isclose(s / steps, e, rel_tol=1e-5) for s, e in few):
         # A stream of problems, whose one epoch is the run.
         return [Schedule(every=every, accumulation=accumulation)]
@@ -453,7 +382,7 @@ def possible(log: Log, every: int, accumulation: int, batches: int | None, steps
 
 
 def _evidence(log: Log, names: Entries, schedule: Schedule, batch: int) -> dict[int, Evidence]:
-    """What a log says of the batches generated: none in an entry that lacks what every generation logs."""
+    """Collect a log's evidence of the batches generated: none in an entry that lacks what every generation logs."""
     own, saved = names.tokens
     totals = [(s, m.get(own, m.get(saved, 0.0))) for s, m in log.rows if own in m or saved in m]
     logged = {s: m for s, m in log.rows if names.entry in m or own in m or names.length in m}
@@ -469,7 +398,7 @@ def _evidence(log: Log, names: Entries, schedule: Schedule, batch: int) -> dict[
 
 
 def _allows(names: Entries, metrics: Metrics, batch: int, generations: int) -> bool:
-    """Whether an entry's means over so many generation batches can be of whole numbers."""
+    """Return whether an entry's means over so many generation batches can be of whole numbers."""
     if (generations > 0) != (names.tokens[0] in metrics or names.length in metrics):
         return False
     wholes = [metrics[name] * generations for name in names.wholes if name in metrics]
@@ -495,12 +424,12 @@ def _prompt(
 
 
 def _could_be_whole(value: float) -> bool:
-    """Whether a logged sum is a whole number, up to single precision; large ones say nothing."""
+    """Return whether a logged sum is whole, up to single precision; large ones say nothing."""
     return value >= 1e5 or abs(value - round(value)) < 1e-3 + 1e-6 * value
 
 
 def _agrees(tokens: float, each: float, scatter: float, batches: int) -> bool | None:
-    """Whether so many batches explain the tokens of some steps: None where they cannot, False where it is unlikely.
+    """Judge whether so many batches explain the tokens of some steps: None if they cannot, False if it is unlikely.
 
     Args:
         tokens: Counted in these steps.
@@ -511,3 +440,76 @@ def _agrees(tokens: float, each: float, scatter: float, batches: int) -> bool | 
         return None
     off = abs(tokens - batches * each)
     return each <= 0 or off < each / 2 or off < scatter
+
+
+SCALES = {"rate": (0.0, 1.0), "sign": (-1.0, 1.0), "percent": (0.0, 100.0)}
+"""Rewards of failure and success: 0 and 1, -1 and 1, 0 and 100."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanReward:
+    """A mean reward.
+
+    Attributes:
+        mean: Of batches of equal weight.
+        deviation: The mean of the batches' standard deviations (of samples), or None.
+        batch: Responses in each batch, or None.
+        batches: Batches, where all are of one size, or None.
+    """
+
+    step: int
+    mean: float
+    deviation: float | None = None
+    batch: int | None = None
+    batches: int | None = None
+
+
+def success_rates(
+    points: Sequence[MeanReward], name: str, declared: str, *, where: str
+) -> tuple[dict[int, float], str]:
+    """Means as success rates, by step.
+
+    Args:
+        declared: The scale that the user says it has, or an empty text.
+
+    Returns:
+        The rates, and what is to be said of the scale; an empty text where it is 0 and 1.
+
+    Raises:
+        BudgetError: No scale fits, so that rewards other than of success and failure are in it.
+    """
+    if declared not in ("", *SCALES):
+        raise BudgetError(f"{where}: scale is {declared!r}; it must be {', '.join(SCALES)}")
+    for scale in [declared] if declared else SCALES:
+        low, high = SCALES[scale]
+        rates = {p.step: (p.mean - low) / (high - low) for p in points}
+        if all(_fits(p, rates[p.step], high - low) for p in points):
+            said = "" if scale == "rate" else f"{name} is of rewards {low:g} and {high:g}: it is read as a success rate"
+            return {step: min(max(rate, 0.0), 1.0) for step, rate in rates.items()}, said
+    low, high = SCALES[declared or "rate"]
+    worst = next((p for p in points if not _fits(p, (p.mean - low) / (high - low), high - low)), points[0])
+    deviation = "" if worst.deviation is None else f" with a standard deviation of {worst.deviation:g}"
+    raise BudgetError(
+        f"{where}: {name} is {worst.mean:g}{deviation} at step {worst.step}, which is not a success rate: "
+        "name the accuracy's own metric with --set metric=NAME"
+    )
+
+
+def _fits(point: MeanReward, rate: float, width: float) -> bool:
+    """Return whether a mean can be of successes and failures alone."""
+    if not -1e-6 <= rate <= 1 + 1e-6:
+        return False
+    if point.batch and point.batches:
+        successes = rate * point.batch * point.batches
+        if point.batch * point.batches < 1e5 and abs(successes - round(successes)) > 1e-3 + 1e-6 * successes:
+            return False
+    if point.deviation is None:
+        return True
+    deviation = point.deviation / width
+    # A last batch may hold two responses only, whose sample deviation is the largest.
+    correction = sqrt(point.batch / (point.batch - 1)) if point.batch and point.batch > 1 and point.batches else sqrt(2)
+    most = sqrt(max(rate * (1 - rate), 0.0)) * correction
+    if deviation > most * 1.001 + 1e-3:
+        return False
+    single = point.batches == 1 and point.batch is not None and point.batch > 1
+    return not single or isclose(deviation, most, rel_tol=2e-3, abs_tol=2e-3)

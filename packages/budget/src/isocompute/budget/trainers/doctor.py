@@ -1,7 +1,4 @@
-"""Runs found below folders, whatever trainer and logger left them: what is understood of each, and what is missing.
-
-Logs found below folders, whatever trainer and logger left them.
-"""
+"""Runs below folders, whatever trainer and logger left them: what is understood of each, and what is missing."""
 
 from __future__ import annotations
 
@@ -23,88 +20,6 @@ from .logs.sources import last_states, read_logs
 from .registry import TRAINERS
 from .settings import MissingSettingError
 from .trainer import LogReader, Trainer
-
-LOGS = (".jsonl", ".csv", ".wandb", ".db")
-"""Suffixes of files that may be logs."""
-SKIPPED = {".git", ".venv", "node_modules", "__pycache__", "completions"}
-
-
-def places(source: str) -> Iterator[str]:
-    """What may be logs of a run below a source: each folder of a run, and each file that is one."""
-    if source.startswith(("mlflow:", "runs:/")) or tracking.is_store(source):
-        yield source
-        return
-    path = Path(source)
-    if not path.exists():
-        raise BudgetError(f"{path}: there is no such file or folder")
-    if path.is_file():
-        yield source
-        return
-    yield from map(str, last_states(path))
-    for folder, below, files in os.walk(path):
-        below[:] = sorted(d for d in below if d not in SKIPPED)
-        if any(f.startswith("events.out.tfevents.") for f in files):
-            yield from [str(Path(folder, f)) for f in files if f.startswith("events.out.tfevents.")][:1]
-        yield from sorted(str(Path(folder, f)) for f in files if f.endswith(LOGS))
-
-
-def read_place(
-    place: str, trainer: str | None = None, *, step_column: str | None = None, named: bool = False
-) -> tuple[str, list[Log]]:
-    """The trainer that left a log, and its runs; an empty name where it is no log of one that is known.
-
-    Args:
-        trainer: The only one that may have left it, if it is known.
-        step_column: Column of steps, where the trainer's own is missing.
-        named: Whether the user named place and trainer, so that what cannot be read is an error.
-
-    Raises:
-        BudgetError: It was named, and cannot be read.
-    """
-    source = str(Path(place).parent) if Path(place).name.startswith("events.out.tfevents.") else place
-    for name, known in TRAINERS.items():
-        if known.logs is None or trainer not in (None, name):
-            continue
-        try:
-            logs = read_logs(source, known.logs.layout, step_column=step_column)
-        except BudgetError:
-            if named:
-                raise
-            continue
-        marks = known.logs.marks
-        logs = [log for log in logs if any(marks.match(key) for _, metrics in log.rows for key in metrics)]
-        if logs:
-            return name, logs
-    return "", []
-
-
-def once(logs: Sequence[Log], reader: LogReader) -> list[Log]:
-    """Runs of which several loggers kept a log, once each: with the longest one's rows and all configurations."""
-    out: list[Log] = []
-    for log in sorted(logs, key=lambda log: -len(log.rows)):
-        same = next((k for k, other in enumerate(out) if _same(other, log, reader)), None)
-        if same is None:
-            out.append(log)
-        else:
-            saved = {s: {k: v for k, v in m.items() if k.startswith("trainer_state.")} for s, m in log.rows}
-            rows = {s: {**saved.get(s, {}), **m} for s, m in out[same].rows}
-            rows = {**{s: m for s, m in saved.items() if m}, **rows}
-            config = {**log.config, **out[same].config}
-            out[same] = replace(out[same], config=config, rows=sorted(rows.items()))
-    return sorted(out, key=lambda log: log.name)
-
-
-def _same(one: Log, other: Log, reader: LogReader) -> bool:
-    """Whether two logs are of one run: everything that both logged is alike."""
-    first = dict(one.rows)
-    pairs = [
-        (first[step][key], value)
-        for step, metrics in other.rows
-        for key, value in metrics.items()
-        if step in first and key in first[step] and reader.layout.needed.match(key)
-    ]
-    return len(pairs) > 1 and all(isclose(a, b, rel_tol=1e-5, abs_tol=1e-6) for a, b in pairs)
-
 
 MOST_QUESTIONS = 20
 """A run of which more than this is missing is not understood."""
@@ -152,19 +67,19 @@ def examine(
         BudgetError: There is no such file or folder, no run in it, or a file of a given trainer cannot be read.
         TrackingError: MLflow does not have it.
     """
-    found: dict[str, list[Log]] = {}
+    by_trainer: dict[str, list[Log]] = {}
     for source in sources:
-        for place in places(source):
-            named = trainer is not None and place == source
-            name, logs = read_place(place, trainer, step_column=given.get("step_column"), named=named)
-            found.setdefault(name, []).extend(logs)
-    found.pop("", None)
-    if not found:
+        for below in log_sources(source):
+            named = trainer is not None and below == source
+            name, logs = read_source(below, trainer, step_column=given.get("step_column"), named=named)
+            by_trainer.setdefault(name, []).extend(logs)
+    by_trainer.pop("", None)
+    if not by_trainer:
         raise BudgetError(
             f"{', '.join(sources)}: no run of {', '.join(n for n, t in TRAINERS.items() if t.logs)} found"
         )
     patients, used = [], set(SHARED)
-    for name, logs in found.items():
+    for name, logs in by_trainer.items():
         known = TRAINERS[name]
         for log in join_restarts(once(logs, reader_of(known)), reader_of(known)):
             patients.append(_examine(known, log, shared or {}, given, used))
@@ -197,13 +112,13 @@ def written(patients: Sequence[Patient]) -> tuple[pl.DataFrame, list[str]]:
 
 
 def _examine(known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str], used: set[str]) -> Patient:
-    """What is understood of a run; whatever is missing is all asked for."""
+    """Read a run as far as it is understood, and gather all that is missing."""
     said, missing, training = dict(given), {}, given.get("train_reward") == "true"
     for _ in range(MOST_QUESTIONS):
         try:
             rows, notes = rows_of(known, log, shared, said, used=used)
         except MissingSettingError as error:
-            # What is asked for next does not depend on the value.
+            # Which setting is missed next does not depend on the value.
             missing[error.name] = error.choices
             said[error.name] = re.split(",| or ", error.choices)[-1].strip() or "1"
             continue
@@ -224,3 +139,86 @@ def _examine(known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping
             notes=(*log.notes, *notes),
         )
     return Patient(name=log.name, trainer=known, missing=missing, problem="too much of it is missing")
+
+
+LOGS = (".jsonl", ".csv", ".wandb", ".db")
+"""Suffixes of files that may be logs."""
+SKIPPED = {".git", ".venv", "node_modules", "__pycache__", "completions"}
+
+
+def log_sources(source: str) -> Iterator[str]:
+    """Find what may be logs of runs below a source: folders of a run, and files that are one."""
+    if source.startswith(("mlflow:", "runs:/")) or tracking.is_store(source):
+        yield source
+        return
+    path = Path(source)
+    if not path.exists():
+        raise BudgetError(f"{path}: there is no such file or folder")
+    if path.is_file():
+        yield source
+        return
+    yield from map(str, last_states(path))
+    for folder, below, files in os.walk(path):
+        below[:] = sorted(d for d in below if d not in SKIPPED)
+        if any(f.startswith("events.out.tfevents.") for f in files):
+            yield from [str(Path(folder, f)) for f in files if f.startswith("events.out.tfevents.")][:1]
+        yield from sorted(str(Path(folder, f)) for f in files if f.endswith(LOGS))
+
+
+def read_source(
+    source: str, trainer: str | None = None, *, step_column: str | None = None, named: bool = False
+) -> tuple[str, list[Log]]:
+    """The trainer that left a log, and its runs; an empty name where it is no log of one that is known.
+
+    Args:
+        trainer: The only one that may have left it, if it is known.
+        step_column: Column of steps, where the trainer's own is missing.
+        named: Whether the user named source and trainer, so that what cannot be read is an error.
+
+    Raises:
+        BudgetError: It was named, and cannot be read.
+    """
+    if Path(source).name.startswith("events.out.tfevents."):
+        source = str(Path(source).parent)
+    for name, known in TRAINERS.items():
+        if known.logs is None or trainer not in (None, name):
+            continue
+        try:
+            logs = read_logs(source, known.logs.layout, step_column=step_column)
+        except BudgetError:
+            if named:
+                raise
+            continue
+        marks = known.logs.marks
+        logs = [log for log in logs if any(marks.match(key) for _, metrics in log.rows for key in metrics)]
+        if logs:
+            return name, logs
+    return "", []
+
+
+def once(logs: Sequence[Log], reader: LogReader) -> list[Log]:
+    """Merge logs of the same run: the longest one's rows, and all configurations."""
+    out: list[Log] = []
+    for log in sorted(logs, key=lambda log: -len(log.rows)):
+        same = next((k for k, other in enumerate(out) if _same(other, log, reader)), None)
+        if same is None:
+            out.append(log)
+        else:
+            saved = {s: {k: v for k, v in m.items() if k.startswith("trainer_state.")} for s, m in log.rows}
+            rows = {s: {**saved.get(s, {}), **m} for s, m in out[same].rows}
+            rows = {**{s: m for s, m in saved.items() if m}, **rows}
+            config = {**log.config, **out[same].config}
+            out[same] = replace(out[same], config=config, rows=sorted(rows.items()))
+    return sorted(out, key=lambda log: log.name)
+
+
+def _same(one: Log, other: Log, reader: LogReader) -> bool:
+    """Return whether two logs are of one run: everything that both logged is alike."""
+    first = dict(one.rows)
+    pairs = [
+        (first[step][key], value)
+        for step, metrics in other.rows
+        for key, value in metrics.items()
+        if step in first and key in first[step] and reader.layout.needed.match(key)
+    ]
+    return len(pairs) > 1 and all(isclose(a, b, rel_tol=1e-5, abs_tol=1e-6) for a, b in pairs)

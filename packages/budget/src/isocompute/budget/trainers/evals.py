@@ -14,7 +14,7 @@ import polars as pl
 
 from ..contract import tables
 from ..errors import BudgetError
-from .counting import LARGEST_COUNT, Evaluation, Progressed
+from .counting import LARGEST_COUNT, LoggedEvaluation, StepCounts
 from .logs.log import Log, flat, join
 from .logs.sources import read_logs
 from .registry import TRAINERS, trainer
@@ -32,7 +32,7 @@ SHARED = (
     "step_column",
     "train_reward",
 )
-"""What ``--set`` accepts beside the trainer's own settings."""
+"""Settings that ``--set`` accepts beside the trainer's own."""
 INCIDENTAL = re.compile(r".*(dir|run_name|experiment_name|resume|checkpoint|trainer_state).*")
 """Settings that may differ between two starts of one run."""
 
@@ -94,7 +94,7 @@ def table(
 
 
 def reader_of(known: Trainer) -> LogReader:
-    """How a trainer's logs are read.
+    """Return the reader of a trainer's logs.
 
     Raises:
         BudgetError: Only its settings are known.
@@ -153,8 +153,8 @@ def rows_of(
 
 def progress_of(
     known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str]
-) -> tuple[Progressed, Settings, Batching]:
-    """What a run generated for training, step by step, and the settings that this follows from.
+) -> tuple[StepCounts, Settings, Batching]:
+    """Count what a run generated for training, step by step, and return the settings that this follows from.
 
     Args:
         shared: The configuration, with dotted keys.
@@ -182,7 +182,7 @@ def _refuse_unused(known: Trainer, settings: Settings, given: Mapping[str, str])
 
 
 def settings_of(log: Log, shared: Mapping[str, Any], given: Mapping[str, str]) -> Settings:
-    """What a log, a configuration file and the user say together.
+    """Join what a log, a configuration file and the user say.
 
     Raises:
         BudgetError: Log and file contradict each other where the user says nothing.
@@ -252,22 +252,22 @@ def _first(log: Log, reader: LogReader) -> int:
     return next(iter(_steps(log, reader)), 0)
 
 
-def _row(settings: Settings, found: Evaluation) -> dict[str, Any]:
-    questions = settings.whole("questions") or found.questions
+def _row(settings: Settings, evaluation: LoggedEvaluation) -> dict[str, Any]:
+    questions = settings.whole("questions") or evaluation.questions
     if questions is None:
         raise settings.missing("questions")
-    name = settings.text("problem_set") or found.problem_set
+    name = settings.text("problem_set") or evaluation.problem_set
     return {
-        "step": found.step,
-        "rollouts": found.rollouts,
-        "tokens": found.tokens,
+        "step": evaluation.step,
+        "rollouts": evaluation.rollouts,
+        "tokens": evaluation.tokens,
         "problem_set": name,
-        "split": found.split,
+        "split": evaluation.split,
         "questions": questions,
-        "samples": found.samples,
-        "count_source": found.count_source,
-        "rollouts_error": found.rollouts_error,
-        **found.scores,
+        "samples": evaluation.samples,
+        "count_source": evaluation.count_source,
+        "rollouts_error": evaluation.rollouts_error,
+        **evaluation.scores,
     }
 
 
@@ -285,9 +285,9 @@ def _rate(settings: Settings, reader: LogReader) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def plain(found: Mapping[str, Any]) -> dict[str, Any]:
+def plain(config: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted keys, and the values of what MLflow keeps as text."""
-    nested = flat(found)
+    nested = flat(config)
     return {
         key.replace("/", "."): parse_value(value) if isinstance(value, str) else value for key, value in nested.items()
     }

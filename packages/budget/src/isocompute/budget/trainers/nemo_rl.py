@@ -9,14 +9,14 @@ engine takes devices or whole nodes of the cluster away from training.
 
 from __future__ import annotations
 
-from .settings import Batching, Configuration, Run, Settings, Value, exact_quotient
+from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
 from .trainer import Trainer
 
 DTENSOR, MEGATRON = "policy.dtensor_cfg", "policy.megatron_cfg"
 COLOCATED = "policy.generation.colocated"
 
 
-def write(run: Run) -> Configuration:
+def write(run: RunPlan) -> Configuration:
     """Settings for a run."""
     a = run.allocation
     nodes, per_node = run.nodes
@@ -38,8 +38,8 @@ def write(run: Run) -> Configuration:
     )
 
 
-def _parallel(run: Run) -> dict[str, Value]:
-    """How the model is spread, and the learning rate, which has its place in the backend's settings."""
+def _parallel(run: RunPlan) -> dict[str, Value]:
+    """Settings of parallelism, and the learning rate, which is among the backend's."""
     p = run.parallelism
     if p.pipeline > 1:
         return {

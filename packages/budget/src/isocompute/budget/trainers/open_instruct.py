@@ -9,11 +9,11 @@ Learners over ``sequence_parallel_size`` are data-parallel ranks; above 1 it nee
 from __future__ import annotations
 
 from ..checks import shorten
-from .settings import Batching, Configuration, Run, Settings, Value
+from .settings import Batching, Configuration, RunPlan, Settings, Value
 from .trainer import Trainer
 
 
-def write(run: Run) -> Configuration:
+def write(run: RunPlan) -> Configuration:
     """Settings for a run."""
     a = run.allocation
     nodes, per_node = run.nodes

@@ -19,9 +19,9 @@ import re
 from collections.abc import Callable, Mapping
 
 from ..errors import BudgetError
-from .counting import Evaluation, Progressed, Tally, lengths
-from .logs.log import Layout, Log
-from .settings import Batching, Configuration, Run, Settings, Value, exact_quotient
+from .counting import LoggedEvaluation, StepCounts, Tally, lengths
+from .logs.log import Log, LogLayout
+from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
 from .trainer import LogReader, Trainer
 
 METRIC = re.compile(r"^eval/(?:eval_)?(?P<set>.+)_pass(?:@)?(?P<k>\d+)$")
@@ -29,7 +29,7 @@ RATE = "train/dynamic_filtering_pass_rate"
 LENGTH = "train/response_length"
 
 
-def write(run: Run) -> Configuration:
+def write(run: RunPlan) -> Configuration:
     """Settings for a run.
 
     Raises:
@@ -107,21 +107,22 @@ def parse(settings: Settings) -> Batching:
     samples = settings.whole("data.max_samples", "max_samples")
     if samples and settings.problems:
         samples = min(samples, settings.problems)
-    held = samples or settings.problems
+    prompts = samples or settings.problems
     steps = None
-    if held is None:
+    if prompts is None:
         settings.unknown.append(
             "update steps: they follow from train.num_episodes and the number of prompts; give --problems D"
         )
     elif problems and episodes:
         if settings.problems is None:
-            settings.notes.append(f"the prompt set is assumed to hold data.max_samples = {held:,} prompts")
-        if held % problems:
+            settings.notes.append(f"the prompt set is assumed to hold data.max_samples = {prompts:,} prompts")
+        if prompts % problems:
             settings.inconsistent.append(
-                f"{held:,} prompts end each episode with an incomplete batch of {held % problems:,} of {problems:,}; "
-                f"data.max_samples {held // problems * problems:,} would leave it out, and it is not counted here"
+                f"{prompts:,} prompts end each episode with an incomplete batch of {prompts % problems:,} of "
+                f"{problems:,}; data.max_samples {prompts // problems * problems:,} would leave it out, and it is not "
+                "counted here"
             )
-        steps = held // problems * episodes
+        steps = prompts // problems * episodes
     if settings.is_on("algo.dynamic_filtering_enable", "dynamic_filtering"):
         settings.notes.append(
             "dynamic filtering generates more than B_p · n · M rollouts; how many is known only afterwards"
@@ -139,7 +140,7 @@ def parse(settings: Settings) -> Batching:
     )
 
 
-def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evaluation]:
+def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
     """The evaluations of a run: pass1 is the mean over the evaluation's samples, pass-k its best of k.
 
     Raises:
@@ -150,20 +151,20 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
         return []
     samples = settings.required("eval.n_samples_per_prompt", "eval_n_samples_per_prompt")
     tally, rollouts, updates = _counting(log, settings)
-    found: list[Evaluation] = []
+    evals: list[LoggedEvaluation] = []
     for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
         if step > max(evaluated):
             break
         tally.advance(step, rollouts(metrics), length)
         for source, scores in _scores(metrics, samples).items():
-            found.append(tally.evaluation(step=step * updates, problem_set=source, samples=samples, scores=scores))
-    if tally.tokens == 0 and found:
+            evals.append(tally.evaluation(step=step * updates, problem_set=source, samples=samples, scores=scores))
+    if tally.tokens == 0 and evals:
         settings.notes.append(f"{LENGTH} is not logged: tokens are 0 and cannot be the unit of a fit")
-    return found
+    return evals
 
 
-def progress(log: Log, settings: Settings, batching: Batching) -> Progressed:
-    """What each step of a run generated for training."""
+def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
+    """Count what each step of a run generated for training."""
     tally, rollouts, updates = _counting(log, settings)
     points = []
     for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
@@ -172,7 +173,7 @@ def progress(log: Log, settings: Settings, batching: Batching) -> Progressed:
             points.append(tally.progress(logged=step, step=step * updates))
     n = settings.required("rollout.n_samples_per_prompt", "n_samples_per_prompt")
     problems = settings.required("rollout.batch_size", "rollout_batch_size")
-    return Progressed.of(points, tally.per_step, plain=points[-1].logged * problems * n if points else 0)
+    return StepCounts.of(points, tally.per_step, plain=points[-1].logged * problems * n if points else 0)
 
 
 def _counting(log: Log, settings: Settings) -> tuple[Tally, Callable[[Mapping[str, float]], int | None], int]:
@@ -213,7 +214,7 @@ def _tally(log: Log, settings: Settings, n: int, problems: int) -> tuple[Tally, 
 
 
 def _is_of_responses(settings: Settings, rates: list[float], n: int) -> bool:
-    """Whether the pass rate counts responses per prompt.
+    """Return whether the pass rate counts responses per prompt.
 
     Raises:
         BudgetError: Neither the log nor the configuration says.
@@ -251,7 +252,7 @@ OPENRLHF = Trainer(
     write=write,
     parse=parse,
     logs=LogReader(
-        layout=Layout(
+        layout=LogLayout(
             # Evaluations are rows of their own in W&B, with a step of their own.
             steps=("train/global_step", "eval/global_step", "global_step", "step"),
             needed=re.compile(rf"{METRIC.pattern}|{RATE}$|{LENGTH}$"),

@@ -19,9 +19,9 @@ import re
 from collections.abc import Mapping
 
 from ..errors import BudgetError
-from .counting import Evaluation, Progressed, Tally, best_samples
-from .logs.log import Layout, Log
-from .settings import Batching, Configuration, Run, Settings, Value, exact_quotient
+from .counting import LoggedEvaluation, StepCounts, Tally, best_samples
+from .logs.log import Log, LogLayout
+from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
 from .trainer import LogReader, Trainer
 
 # A list of tables: in a file, or one entry a flag (--orchestrator.train.source.0.group-size 8).
@@ -39,7 +39,7 @@ CANCELLED = re.compile(
 SOURCES = ("orchestrator.train.source", "orchestrator.train.env", "orchestrator.env", "train.source", "train.env")
 
 
-def write(run: Run) -> Configuration:
+def write(run: RunPlan) -> Configuration:
     """Settings for a run."""
     a = run.allocation
     nodes, per_node = run.nodes
@@ -127,13 +127,13 @@ def _group(settings: Settings) -> int | None:
     """The group: that of the sources of problems where they set one, otherwise the orchestrator's."""
     names = GROUP
     sources = _sources(settings)
-    own = {place: value for place, value in sources.items() if value is not None}
+    own = {number: value for number, value in sources.items() if value is not None}
     shared = None
     if len(own) < max(1, len(sources)):
         shared = settings.whole(*names, default=1)
         if shared is None:
             return None
-    sizes = {settings.check_whole(value, f"{SOURCES[0]}.{place}.group_size") for place, value in own.items()}
+    sizes = {settings.check_whole(value, f"{SOURCES[0]}.{number}.group_size") for number, value in own.items()}
     if shared is not None:
         sizes.add(shared)
     if len(sizes) > 1:
@@ -150,17 +150,17 @@ def _group(settings: Settings) -> int | None:
 
 
 def _sources(settings: Settings) -> dict[str, Value]:
-    """The ``group_size`` of every source of training problems, by its place; None where a source leaves it open."""
-    found: dict[str, Value] = {}
+    """The ``group_size`` of every source of training problems, by its index; None where a source leaves it open."""
+    sizes: dict[str, Value] = {}
     for name in SOURCES:
         listed = settings.values.get(name)
-        for place, source in enumerate(listed if isinstance(listed, list) else ()):
-            found[str(place)] = source.get("group_size") if isinstance(source, dict) else None
+        for index, source in enumerate(listed if isinstance(listed, list) else ()):
+            sizes[str(index)] = source.get("group_size") if isinstance(source, dict) else None
         for key, value in settings.values.items():
             number, _, field = key.removeprefix(f"{name}.").partition(".")
             if key.startswith(f"{name}.") and number.isdigit():
-                found[number] = value if field == "group_size" else found.get(number)
-    return found
+                sizes[number] = value if field == "group_size" else sizes.get(number)
+    return sizes
 
 
 def _world(settings: Settings) -> int | None:
@@ -171,7 +171,7 @@ def _world(settings: Settings) -> int | None:
     return nodes * per_node if per_node else None
 
 
-def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evaluation]:
+def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
     """The evaluations of a run; pass^k, all of k right, is the unbiased worst@k.
 
     An evaluation logged at step s began when the batches of the steps before s had been shipped.
@@ -184,7 +184,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
         return []
     n = _required_group(log, settings, batching)
     tally, first = _counting(log, settings, min(scored))
-    found: list[Evaluation] = []
+    evals: list[LoggedEvaluation] = []
     with_prompts = False
     for step, metrics in log.rows:
         if step > max(scored):
@@ -194,7 +194,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
             if subset:
                 settings.notes.append(f"of each evaluation the {subset} rollouts are read")
             samples = best_samples({f"avg_at_{name.split('_')[2]}": 0 for name in scores}) or 1
-            found.append(tally.evaluation(step=step - first, problem_set=env, samples=samples, scores=scores))
+            evals.append(tally.evaluation(step=step - first, problem_set=env, samples=samples, scores=scores))
         if ROLLOUTS in metrics:
             length, exact = _length(metrics)
             with_prompts |= not exact
@@ -203,11 +203,11 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
         settings.notes.append("rollouts cancelled on their way are not counted, and are the count's error")
     if with_prompts:
         settings.notes.append("tokens are progress/tokens, which counts prompts too")
-    return found
+    return evals
 
 
-def progress(log: Log, settings: Settings, batching: Batching) -> Progressed:
-    """What each step of a run generated for training."""
+def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
+    """Count what each step of a run generated for training."""
     n = _required_group(log, settings, batching)
     tally, first = _counting(log, settings, 1)
     points = []
@@ -218,7 +218,7 @@ def progress(log: Log, settings: Settings, batching: Batching) -> Progressed:
             tally.advance(step, own, length, error=_cancelled(metrics, n))
             points.append(tally.progress(logged=step, step=step - first + 1))
     plain = points[-1].step * (batching.batch_rollouts or 0) if points else 0
-    return Progressed.of(points, tally.per_step, plain=plain)
+    return StepCounts.of(points, tally.per_step, plain=plain)
 
 
 def _required_group(log: Log, settings: Settings, batching: Batching) -> int:
@@ -274,14 +274,14 @@ def _counting(log: Log, settings: Settings, evaluated: int) -> tuple[Tally, int]
 
 def _scores(metrics: Mapping[str, float]) -> dict[str, tuple[str, dict[str, float]]]:
     """Metric columns by environment, and the subset they are of: the clean rollouts where there are two."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    scores: dict[str, dict[str, dict[str, float]]] = {}
     for name, value in metrics.items():
         match = METRIC.match(name)
         if match:
             env, subset = match["env"] + (match["agent"] or ""), match["subset"] or ""
-            found.setdefault(env, {}).setdefault(subset, {})[f"{COLUMNS[match['what']]}_at_{match['k']}"] = value
-    best = {env: max(subsets, key=["", "all", "effective"].index) for env, subsets in found.items()}
-    return {env: (subset, found[env][subset]) for env, subset in best.items()}
+            scores.setdefault(env, {}).setdefault(subset, {})[f"{COLUMNS[match['what']]}_at_{match['k']}"] = value
+    best = {env: max(subsets, key=["", "all", "effective"].index) for env, subsets in scores.items()}
+    return {env: (subset, scores[env][subset]) for env, subset in best.items()}
 
 
 PRIME_RL = Trainer(
@@ -291,7 +291,7 @@ PRIME_RL = Trainer(
     write=write,
     parse=parse,
     logs=LogReader(
-        layout=Layout(steps=("step",), needed=re.compile(rf"{METRIC.pattern}|{ROLLOUTS}$")),
+        layout=LogLayout(steps=("step",), needed=re.compile(rf"{METRIC.pattern}|{ROLLOUTS}$")),
         marks=re.compile(rf"{METRIC.pattern}|{ROLLOUTS}$"),
         seeds=("orchestrator.seed",),
         learning_rates=("trainer.optim.lr", "optim.lr"),

@@ -10,7 +10,7 @@ from .nemo_rl import NEMO_RL
 from .open_instruct import OPEN_INSTRUCT
 from .openrlhf import OPENRLHF
 from .prime_rl import PRIME_RL
-from .settings import Batching, Configuration, Run, Settings, Value
+from .settings import Batching, Configuration, RunPlan, Settings, Value
 from .skyrl import SKYRL
 from .trainer import Trainer
 from .trl import TRL
@@ -33,7 +33,7 @@ def trainer(name: str) -> Trainer:
     return TRAINERS[name]
 
 
-def convert(name: str, run: Run) -> Configuration:
+def convert(name: str, run: RunPlan) -> Configuration:
     """Settings with which a trainer generates exactly C = B_p · n · M rollouts in M optimizer steps.
 
     Args:
@@ -58,7 +58,7 @@ def read(
     problems: int | None = None,
     where: str = "the settings",
 ) -> Batching:
-    """What a trainer's settings say.
+    """Read a trainer's settings as the batches that they make.
 
     Args:
         settings: Dotted keys and their values; those that have nothing to do with batches or steps are ignored.

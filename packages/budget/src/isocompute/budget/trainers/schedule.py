@@ -65,7 +65,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a log says at an optimizer step.
+    """Evidence of a log at an optimizer step.
 
     Attributes:
         entry: Whether the values logged can be of so many batches, those since the last entry or start; None where
@@ -100,7 +100,7 @@ class Count:
 def count(
     schedule: Schedule, last: int, evidence: Mapping[int, Evidence], restarts: Sequence[tuple[int, int]], *, where: str
 ) -> Count:
-    """What a log says of the batches generated.
+    """Count the batches generated, as far as a log shows it.
 
     Args:
         evidence: By optimizer step.
@@ -152,7 +152,7 @@ def _layers(
     kept = 0
     for step in range(1, last + 1):
         layer = _step(schedule, step, layers[-1], evidence.get(step), restarts, unlogged=unlogged)
-        layer = {state: found for state, found in layer.items() if found[0] <= _allowed(evidence)}
+        layer = {state: least for state, least in layer.items() if least[0] <= _allowed(evidence)}
         if not layer:
             sparse = "" if unlogged else "; or it began anew, and too little is logged to say where"
             raise BudgetError(
@@ -176,7 +176,7 @@ def _through(layers: Sequence[Layer], ends: set[State]) -> list[set[State]]:
 
 
 def merged(counts: Sequence[Count]) -> Count:
-    """What counts leave open together, of those that explain the most."""
+    """Join the counts that explain the most: what each of them leaves open, together."""
     unexplained = min(c.unexplained for c in counts)
     best = [c for c in counts if c.unexplained == unexplained]
 
@@ -233,7 +233,7 @@ def _step(
         if unlogged and (anew != residue or seen):
             reach((anew, 0, total, starts), cost + 1, origin)
     best = min((cost for cost, _ in after.values()), default=0)
-    return {state: found for state, found in after.items() if found[0] <= best + SLACK}
+    return {state: least for state, least in after.items() if least[0] <= best + SLACK}
 
 
 def _ranges(schedule: Schedule, layers: Sequence[Layer], kept: Sequence[set[State]]) -> tuple[list[int], list[int]]:

@@ -1,10 +1,6 @@
-"""A trainer's settings while they are read, from files, flags or logs: what is missing is said, with how to give it.
+"""A trainer's settings: of a planned run, written; from files, flags or logs, read as the batches that they make.
 
-What a trainer's settings make of a batch: how it is generated, how it is trained on, and how often.
-
-A run to be configured: an allocation, the devices, and how one copy of the model is spread over them.
-
-Settings in files and on command lines: YAML, JSON, TOML, launch scripts and flags.
+Files are YAML, JSON, TOML and launch scripts. What is missing is said, with how to give it.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from ..planning.compute import Allocation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """How a trainer generates its batches and takes optimizer steps on them.
+    """A trainer's batches as its settings make them: generated at once, and trained on in optimizer steps.
 
     A trainer that samples 1,024 problems at once and splits them into four optimizer steps generates 1,024 problems
     every four steps of 256; one that accumulates four generation batches of one problem takes a step of 4.
@@ -88,7 +84,7 @@ Value = bool | int | float | str | None | list["Value"] | dict[str, "Value"]
 """A setting's value, as YAML, JSON, TOML and flags can hold it."""
 
 Style = Literal["dashes", "hydra"]
-"""How a trainer takes flags: ``--key value`` or ``key=value``."""
+"""The form of a trainer's flags: ``--key value`` or ``key=value``."""
 
 MICRO_BATCH = 8
 """Largest micro-batch of a rank, in rollouts, unless one is given."""
@@ -102,7 +98,7 @@ MOST_NAMED = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:
-    """How one copy of the model is spread over devices while it is trained.
+    """The devices that share one copy of the model while it is trained.
 
     Attributes:
         tensor: Devices that share each layer's matrices.
@@ -137,16 +133,14 @@ class Parallelism:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunPlan:
     """A run to be configured in a trainer's settings.
 
     With 16 devices, tensor parallelism of 4 and context parallelism of 2 there are 2 data-parallel ranks, and each
     trains on half of a batch.
 
     Attributes:
-        allocation: The split.
         world_size: Devices that train.
-        parallelism: How one copy of the model is spread over them.
         micro_batch: Rollouts that a data-parallel rank holds in one forward and backward pass; None takes the largest
             divisor of its share of the batch up to 8. It changes memory and speed and nothing that is learned.
         gpus_per_node: Most devices of a machine.
@@ -212,7 +206,7 @@ class Run:
 
     @property
     def ranks(self) -> str:
-        """What shares a batch, in words: devices or data-parallel ranks."""
+        """Name of what shares a batch: devices or data-parallel ranks."""
         return "devices" if self.parallelism.devices == 1 else "data-parallel ranks"
 
     @property
@@ -248,7 +242,6 @@ class Configuration:
     """A trainer's settings.
 
     Attributes:
-        framework: Name of the trainer.
         settings: Dotted keys and their values.
         notes: What the settings rest on, and what must be set elsewhere.
     """
@@ -335,7 +328,7 @@ def flags(words: Iterable[str]) -> dict[str, Value]:
     ``--key value``, ``--key=value``, ``key=value``, ``+key=value`` and a bare ``--switch`` are understood;
     dashes within a key are underscores, several numbers make a list, and other words are ignored.
     """
-    found: dict[str, Value] = {}
+    settings: dict[str, Value] = {}
     open_key: str | None = None
     for word in words:
         key, equals, value = word.lstrip("-+").partition("=")
@@ -344,13 +337,13 @@ def flags(words: Iterable[str]) -> dict[str, Value]:
             open_key = None
         elif word.startswith("--") and not equals:
             open_key = key
-            found[key] = True
+            settings[key] = True
         elif equals and re.fullmatch(r"[A-Za-z_][\w.]*", key):
-            found[key] = parse_value(value)
+            settings[key] = parse_value(value)
             open_key = None
         elif open_key is not None and not word.startswith("--"):
-            open_key = open_key if _append_word(found, open_key, parse_value(word)) else None
-    return found
+            open_key = open_key if _append_word(settings, open_key, parse_value(word)) else None
+    return settings
 
 
 def render(configuration: Configuration, style: Style) -> list[str]:
@@ -442,18 +435,18 @@ def _resolve_references(settings: dict[str, Value]) -> dict[str, Value]:
     return settings
 
 
-def _append_word(found: dict[str, Value], key: str, value: Value) -> bool:
+def _append_word(settings: dict[str, Value], key: str, value: Value) -> bool:
     """Append a further word to a flag, and return whether the next one may belong to it as well."""
-    before = found[key]
+    before = settings[key]
     if before is True:
-        found[key] = value
+        settings[key] = value
     elif not _is_number(value):
         # What follows the value of the last option of a launcher is the program that it starts.
         return False
     elif isinstance(before, list):
         before.append(value)
     elif _is_number(before):
-        found[key] = [before, value]
+        settings[key] = [before, value]
     return _is_number(value)
 
 
@@ -539,9 +532,9 @@ class Settings:
 
     def matching(self, pattern: str) -> dict[str, Value]:
         """The settings whose names a regular expression matches whole."""
-        found: dict[str, Value] = {k: v for k, v in self.values.items() if v is not None and re.fullmatch(pattern, k)}
-        self.read.update(found)
-        return found
+        matched: dict[str, Value] = {k: v for k, v in self.values.items() if v is not None and re.fullmatch(pattern, k)}
+        self.read.update(matched)
+        return matched
 
     def whole(self, *names: str, default: int | None = None) -> int | None:
         """A whole number of at least 1, under the first of its names that is set.
@@ -578,7 +571,7 @@ class Settings:
         return value
 
     def required_switch(self, *names: str) -> bool:
-        """Whether a switch is on, without which a log cannot be read.
+        """Return whether a switch is on, without which a log cannot be read.
 
         Raises:
             BudgetError: There is no configuration that could say it, or it is neither on nor off.
@@ -616,7 +609,7 @@ class Settings:
         return value
 
     def is_on(self, *names: str, default: bool = False) -> bool:
-        """Whether a switch is on.
+        """Return whether a switch is on.
 
         Raises:
             BudgetError: It is neither on nor off.
@@ -634,15 +627,11 @@ class Settings:
         return default if value is None else str(value)
 
     def note_missing(self, what: str, names: str) -> None:
-        """Note that the settings do not say something.
-
-        Args:
-            what: What remains unknown.
-        """
+        """Note that the settings do not say something."""
         self.unknown.append(f"{what}: {names} is not set")
 
     def product(self, *factors: int | None) -> int | None:
-        """Several numbers multiplied, or None when one is not known."""
+        """Multiply numbers; None when one is not known."""
         total = 1
         for factor in factors:
             if factor is None:

@@ -9,7 +9,7 @@ are Megatron's, sequence parallelism alone is FSDP's.
 
 from __future__ import annotations
 
-from .settings import Batching, Configuration, Run, Settings, Value, exact_quotient
+from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
 from .trainer import Trainer
 
 POLICY, REFERENCE = "trainer.policy", "trainer.ref"
@@ -18,7 +18,7 @@ ENGINE = "generator.inference_engine"
 DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 
 
-def write(run: Run) -> Configuration:
+def write(run: RunPlan) -> Configuration:
     """Settings for a run."""
     a = run.allocation
     nodes, per_node = run.nodes
@@ -52,7 +52,7 @@ def write(run: Run) -> Configuration:
     )
 
 
-def _parallel(run: Run) -> dict[str, Value]:
+def _parallel(run: RunPlan) -> dict[str, Value]:
     """Megatron where matrices or layers are shared, FSDP where only sequences are; the reference model alike."""
     p = run.parallelism
     if p.tensor > 1 or p.pipeline > 1:

@@ -6,14 +6,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .counting import Evaluation, Progressed
-from .logs.log import Layout, Log
-from .settings import Batching, Configuration, Run, Settings, Style
+from .counting import LoggedEvaluation, StepCounts
+from .logs.log import Log, LogLayout
+from .settings import Batching, Configuration, RunPlan, Settings, Style
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogReader:
-    """How a trainer's logs are read.
+    """The reader of a trainer's logs.
 
     Attributes:
         layout: Where they have their steps, and what is read of them.
@@ -25,12 +25,12 @@ class LogReader:
         progress: What a run generated for training, step by step. Raises a BudgetError likewise.
     """
 
-    layout: Layout
+    layout: LogLayout
     marks: re.Pattern[str]
     seeds: tuple[str, ...]
     learning_rates: tuple[str, ...]
-    evaluations: Callable[[Log, Settings, Batching], list[Evaluation]]
-    progress: Callable[[Log, Settings, Batching], Progressed]
+    evaluations: Callable[[Log, Settings, Batching], list[LoggedEvaluation]]
+    progress: Callable[[Log, Settings, Batching], StepCounts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,19 +38,16 @@ class Trainer:
     """A trainer.
 
     Attributes:
-        name: Name on the command line.
+        name: On the command line.
         title: Name in its own spelling.
-        style: Form of its flags.
-        write: Returns the settings for a run.
-        parse: Interprets settings.
-        logs: How its logs are read, or None where only its settings are known.
+        logs: None where only its settings are known.
         parallelism: The kinds of parallelism that it supports, by their names in ``Parallelism``.
     """
 
     name: str
     title: str
     style: Style
-    write: Callable[[Run], Configuration]
+    write: Callable[[RunPlan], Configuration]
     parse: Callable[[Settings], Batching]
     logs: LogReader | None = None
     parallelism: tuple[str, ...] = ()

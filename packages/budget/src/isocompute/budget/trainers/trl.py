@@ -12,8 +12,6 @@ Read in ``trl/trainer/grpo_config.py`` and ``grpo_trainer.py`` of 1.16 and ``tra
 * ``num_tokens`` and ``completions/mean_length`` are logged exactly in the steps that generated, as means over the
   generation batches since the last entry; ``num_tokens`` is cumulative and counts the prompt of every completion.
 * Evaluations log TRL's metrics under one name, whatever the evaluation set; the set is in the names of Trainer's own.
-
-TRL's batches, and what was generated of them, step by step, from its logs; ``trl`` says where it was read.
 """
 
 from __future__ import annotations
@@ -27,19 +25,19 @@ from ..checks import shorten
 from ..errors import BudgetError
 from .counting import (
     Entries,
-    Evaluation,
     Generated,
-    Point,
-    Progress,
-    Progressed,
+    LoggedEvaluation,
+    MeanReward,
+    StepCount,
+    StepCounts,
     generated,
     possible,
     success_rates,
     whole_of,
 )
-from .logs.log import Layout, Log
+from .logs.log import Log, LogLayout
 from .schedule import Schedule
-from .settings import Batching, Configuration, MissingSettingError, Run, Settings, exact_quotient
+from .settings import Batching, Configuration, MissingSettingError, RunPlan, Settings, exact_quotient
 from .trainer import LogReader, Trainer
 
 LAUNCHED = ("num_processes", "nproc_per_node", "nnodes")
@@ -54,8 +52,8 @@ ENTRIES = Entries(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layers:
-    """Completions at once, over all processes, and the micro-steps that they are cut into; None where not known."""
+class BatchSizes:
+    """Completions generated at once by all processes, and the micro-steps that use them; None where not known."""
 
     n: int | None
     batch: int | None
@@ -65,7 +63,7 @@ class Layers:
     world: int | None
 
 
-def layers(settings: Settings) -> Layers:
+def batch_sizes(settings: Settings) -> BatchSizes:
     """The sizes of a run's batches, which both settings and logs are read by."""
     n = settings.whole("num_generations", default=8)
     device = _per_device(settings)
@@ -106,7 +104,7 @@ def layers(settings: Settings) -> Layers:
             f"per_device_train_batch_size counts completions: {device:,} are part of one group of {n:,}, which is "
             "spread over devices and passes"
         )
-    return Layers(
+    return BatchSizes(
         n=n, batch=batch, every=kept and kept * iterations, accumulated=accumulated, iterations=iterations, world=world
     )
 
@@ -145,14 +143,14 @@ def _processes(settings: Settings) -> int | None:
     return settings.whole("world_size") or settings.world_size
 
 
-def progress(log: Log, settings: Settings, batching: Batching) -> Progressed:
-    """What each step of a run generated for training."""
+def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
+    """Count what each step of a run generated for training."""
     logged = [s for s, m in log.rows if s and (ENTRIES.entry in m or LENGTH in m or TOKENS in m)]
     if not logged:
-        return Progressed(points=(), following=batching.batch_rollouts)
+        return StepCounts(points=(), following=batching.batch_rollouts)
     counted, schedules = count(log, settings)
     points = [
-        Progress(
+        StepCount(
             logged=step,
             step=step,
             rollouts=counted.rollouts(step),
@@ -171,7 +169,7 @@ def progress(log: Log, settings: Settings, batching: Batching) -> Progressed:
         "short epochs": whole[1] - whole[0],
         "resume": points[-1].rollouts - whole[1],
     }
-    return Progressed(
+    return StepCounts(
         points=points,
         following=_following(log, logged, schedules) * counted.batch,
         plain=plain,
@@ -191,15 +189,15 @@ def _following(log: Log, logged: Sequence[int], schedules: Sequence[Schedule]) -
 
 
 def count(log: Log, settings: Settings) -> tuple[Generated, Sequence[Schedule]]:
-    """What a run generated, by optimizer step, and the schedules by which it may have."""
+    """Count what a run generated, by optimizer step, and return the schedules by which it may have."""
     settings.required("per_device_train_batch_size", "trainer_state.train_batch_size", default=8)
     accumulated = settings.required("gradient_accumulation_steps", default=1)
     known = Settings(values=settings.values, where=settings.where, given=settings.given)
-    found = layers(known)
+    sizes = batch_sizes(known)
     if known.inconsistent:
         raise BudgetError(f"{log.name}: {'; '.join(known.inconsistent)}")
-    batch, every = found.batch, found.every
-    if batch is None or every is None or found.world is None:
+    batch, every = sizes.batch, sizes.every
+    if batch is None or every is None or sizes.world is None:
         if any("parallelism" in remark for remark in known.unknown):
             raise BudgetError(f"{log.name}: {'; '.join(known.unknown)}")
         raise MissingSettingError(
@@ -208,7 +206,7 @@ def count(log: Log, settings: Settings) -> tuple[Generated, Sequence[Schedule]]:
             "with --set world_size=NUMBER",
             name="world_size",
         )
-    batches = settings.problems // (batch // found.n) if settings.problems and found.n else None
+    batches = settings.problems // (batch // sizes.n) if settings.problems and sizes.n else None
     if batches is None and every % accumulated and not any(m.get("epoch") for _, m in log.rows):
         raise settings.missing("problems")
     steps = settings.whole("trainer_state.max_steps", "max_steps") if settings.find("max_steps")[1] != -1 else None
@@ -223,7 +221,7 @@ def count(log: Log, settings: Settings) -> tuple[Generated, Sequence[Schedule]]:
 RUNTIME = re.compile(r"eval[_/](?:(?P<set>.+)_)?runtime$")
 
 
-def write(run: Run) -> Configuration:
+def write(run: RunPlan) -> Configuration:
     """Settings for a run.
 
     Raises:
@@ -255,13 +253,13 @@ def write(run: Run) -> Configuration:
 
 def parse(settings: Settings) -> Batching:
     """Interpret TRL's settings."""
-    found = layers(settings)
-    problems = exact_quotient(found.batch, found.n)
-    updates = Fraction(found.every, found.accumulated) if found.every and found.accumulated else None
+    sizes = batch_sizes(settings)
+    problems = exact_quotient(sizes.batch, sizes.n)
+    updates = Fraction(sizes.every, sizes.accumulated) if sizes.every and sizes.accumulated else None
     steps = settings.whole("max_steps") if settings.values.get("max_steps") != -1 else None
     epochs = settings.fraction("num_train_epochs", default=3) if steps is None and settings.has_defaults else None
     generations = None
-    if updates and found.every and found.accumulated and problems:
+    if updates and sizes.every and sizes.accumulated and problems:
         batches = None if settings.problems is None else settings.problems // problems
         if batches == 0:
             settings.inconsistent.append(
@@ -269,11 +267,11 @@ def parse(settings: Settings) -> Batching:
             )
             steps, generations = 0, 0
         else:
-            schedule = Schedule(every=found.every, accumulation=found.accumulated, batches=batches)
+            schedule = Schedule(every=sizes.every, accumulation=sizes.accumulated, batches=batches)
             if steps is None and epochs is not None and schedule.epoch_steps:
                 steps = -int(-epochs * schedule.epoch_steps // 1)
             generations = None if steps is None else schedule.generations(0, steps)
-            if steps and batches is None and found.every % found.accumulated:
+            if steps and batches is None and sizes.every % sizes.accumulated:
                 settings.notes.append(
                     "the last optimizer step of an epoch may be short, and generate less; give --problems D to count it"
                 )
@@ -287,13 +285,13 @@ def parse(settings: Settings) -> Batching:
         )
     return settings.batching(
         problems_generated=problems,
-        rollouts_per_problem=found.n,
+        rollouts_per_problem=sizes.n,
         generations=generations,
         updates=updates,
-        passes=found.iterations,
+        passes=sizes.iterations,
         update_steps=steps,
-        world_size=found.world,
-        data_parallel=found.world,
+        world_size=sizes.world,
+        data_parallel=sizes.world,
     )
 
 
@@ -310,7 +308,7 @@ def entry(metrics: Mapping[str, float]) -> Mapping[str, float]:
     }
 
 
-def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evaluation]:
+def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
     """The evaluations of a run, or with ``train_reward`` the mean rewards of its training.
 
     Raises:
@@ -327,13 +325,13 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
     samples = n if training or own is None else own
     counts, each = count(log, settings)[0], settings.whole("per_device_eval_batch_size", default=8)
     batch = batching.batch_rollouts if training else settings.product(each, batching.world_size)
-    found = []
+    evals = []
     for prefix, name in logged.items():
         questions = None if training else whole_of(log, f"{prefix}runtime", f"{prefix}samples_per_second")
         batches = exact_quotient(questions * samples, batch) if questions else None
         deviation = name[: -len("mean")] + "std" if name.endswith("/mean") else f"{name}_std"
         points = [
-            Point(step=step, mean=m[name], deviation=m.get(deviation), batch=batch, batches=batches)
+            MeanReward(step=step, mean=m[name], deviation=m.get(deviation), batch=batch, batches=batches)
             for step, m in log.rows
             if name in m
         ]
@@ -344,8 +342,8 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
         for step, rate in rates.items():
             if training:
                 questions, before = max((counts.rollouts(step) - before) // samples, 1), counts.rollouts(step)
-            found.append(
-                Evaluation(
+            evals.append(
+                LoggedEvaluation(
                     step=step,
                     rollouts=counts.rollouts(step),
                     rollouts_error=counts.error(step),
@@ -363,7 +361,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
             "TRAINING REWARD: measured on the problems that are trained on, by the policy before each update; it says "
             "how a run learnt, not how well it answers problems that it has not seen"
         )
-    return sorted(found, key=lambda e: (e.step, e.problem_set))
+    return sorted(evals, key=lambda e: (e.step, e.problem_set))
 
 
 def _metric(settings: Settings, prefix: str, names: set[str], where: str) -> str:
@@ -391,7 +389,7 @@ TRL = Trainer(
     write=write,
     parse=parse,
     logs=LogReader(
-        layout=Layout(
+        layout=LogLayout(
             steps=("train/global_step", "global_step", "step"),
             needed=re.compile(
                 r"(?:train/)?completions/mean_length$|(?:train/)?num_tokens$|eval[/_](?!runtime|.*per_second)"

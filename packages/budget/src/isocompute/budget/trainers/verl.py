@@ -11,8 +11,6 @@ The former trainer (``trainer.use_v1=False``) samples one greedy response for ea
 (``rollout.nnodes`` × ``rollout.n_gpus_per_node``). Logged are ``train/num_gen_batches`` (former) or what was evicted
 and discarded (``verl/trainer/ppo/v1/replay_buffer.py``): counts of prompts, in spite of their name, of which zeros are
 left out. Its best@k and worst@k resample with replacement.
-
-What veRL generated, step by step, from its logs; ``verl`` says where it was read.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import BudgetError
-from .counting import Evaluation, Progressed, Tally, best_samples, lengths
-from .logs.log import Layout, Log
-from .settings import Batching, Configuration, Run, Settings, Value, exact_quotient
+from .counting import LoggedEvaluation, StepCounts, Tally, best_samples, lengths
+from .logs.log import Log, LogLayout
+from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
 from .trainer import LogReader, Trainer
 
 ACTOR = "actor_rollout_ref.actor"
@@ -38,12 +36,12 @@ EVICTED = (
     "training/rollout_failure/evicted_samples",
 )
 TRAINED = ("training/", "actor/", "critic/", "response_length/", "timing_s/")
-"""What only the log of a training step holds, not that of an evaluation alone."""
+"""Prefixes of metrics that only a training step logs, not an evaluation alone."""
 LENGTH = "response_length/mean"
 
 
-def progress(log: Log, settings: Settings, batching: Batching) -> Progressed:
-    """What each step of a run generated for training."""
+def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
+    """Count what each step of a run generated for training."""
     tally, rollouts, updates = counting(log, settings, batching)
     points = []
     for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
@@ -53,7 +51,7 @@ def progress(log: Log, settings: Settings, batching: Batching) -> Progressed:
     last, n = points[-1] if points else None, settings.required(f"{ROLLOUT}.n")
     problems = settings.required("data.train_batch_size")
     prompts = (last.rollouts if last else 0) // (n + batching.baseline_rollouts)
-    found = Progressed.of(
+    counts = StepCounts.of(
         points,
         tally.per_step,
         plain=(last.logged if last else 0) * problems * n,
@@ -61,9 +59,9 @@ def progress(log: Log, settings: Settings, batching: Batching) -> Progressed:
     )
     mode = settings.text(f"{V1}.trainer_mode", default="sync")
     if mode == "sync" or not is_v1(settings):
-        return found
+        return counts
     warm_up = settings.whole(f"{V1}.{mode}.num_warmup_batches") or 1
-    return replace(found, ahead=warm_up * problems * n)
+    return replace(counts, ahead=warm_up * problems * n)
 
 
 def counting(
@@ -104,7 +102,7 @@ class Prompts:
 
 
 def _prompts(log: Log, settings: Settings, problems: int) -> Prompts:
-    """How many prompts a run generated: dynamic sampling generates until a batch has passed its filter."""
+    """Find where a run's prompts are counted: dynamic sampling generates until a batch has passed its filter."""
     logged = {key for _, metrics in log.rows for key in metrics}
     generated = settings.whole("data.gen_batch_size")
     if generated is None and not settings.has_defaults:
@@ -143,12 +141,12 @@ def _prompts(log: Log, settings: Settings, problems: int) -> Prompts:
 
 
 def is_v1(settings: Settings) -> bool:
-    """Whether the trainer is the one that is the default since 0.9."""
+    """Return whether the trainer is the one that is the default since 0.9."""
     return settings.is_on("trainer.use_v1", default=True)
 
 
 def has_baseline(settings: Settings) -> bool:
-    """Whether a greedy response to each prompt is sampled as well; releases before V1 have no ``use_v1``."""
+    """Return whether a greedy response to each prompt is sampled too; releases before V1 have no ``use_v1``."""
     return settings.find("algorithm.adv_estimator")[1] == "remax" and not is_v1(settings)
 
 
@@ -171,7 +169,7 @@ DEGREES = {
 }
 
 
-def write(run: Run) -> Configuration:
+def write(run: RunPlan) -> Configuration:
     """Settings for a run.
 
     Raises:
@@ -208,7 +206,7 @@ def write(run: Run) -> Configuration:
     )
 
 
-def _parallel(run: Run) -> dict[str, Value]:
+def _parallel(run: RunPlan) -> dict[str, Value]:
     """Megatron where matrices or layers are shared, FSDP with Ulysses where only sequences are."""
     p = run.parallelism
     if p.tensor > 1 or p.pipeline > 1:
@@ -324,7 +322,7 @@ def _engine(settings: Settings, world: int | None) -> tuple[str, int | None]:
     return engine, settings.ranks(world, tensor=tensor, pipeline=pipeline, context=context)
 
 
-def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evaluation]:
+def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
     """The evaluations of a run; ``acc`` goes before ``reward`` where both are logged.
 
     Raises:
@@ -334,7 +332,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
     if not scored:
         return []
     tally, rollouts, updates = counting(log, settings, batching)
-    found: list[Evaluation] = []
+    evals: list[LoggedEvaluation] = []
     for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
         if step > max(scored):
             break
@@ -344,10 +342,10 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
                 settings.notes.append(BIASED)
             samples = best_samples(scores)
             if samples is not None:
-                found.append(tally.evaluation(step=step * updates, problem_set=source, samples=samples, scores=scores))
-    if tally.tokens == 0 and found:
+                evals.append(tally.evaluation(step=step * updates, problem_set=source, samples=samples, scores=scores))
+    if tally.tokens == 0 and evals:
         settings.notes.append(f"{LENGTH} is not logged: tokens are 0 and cannot be the unit of a fit")
-    return found
+    return evals
 
 
 def _scores(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
@@ -371,7 +369,7 @@ VERL = Trainer(
     write=write,
     parse=parse,
     logs=LogReader(
-        layout=Layout(
+        layout=LogLayout(
             # veRL hands its own step to W&B, also in the rows of evaluations, which have no training/global_step.
             steps=("step", "_step", "Step", "training/global_step", "global_step"),
             needed=re.compile(rf"val-|{LENGTH}$|{BATCHES}$|{'|'.join(EVICTED)}"),

@@ -1,7 +1,5 @@
 """The budget of one trainer: it counts what is generated, charges it, and decides whether the next step is taken.
 
-When a ``GRPOTrainer`` generates, and which optimizer steps use it.
-
 An optimizer step is several passes (forward and backward over a micro-batch). The trainer generates before a pass whose
 number, counted from the start of its process, is a multiple of ``steps_per_generation × num_iterations``, and before
 the first pass of a process that has no rollouts yet (``GRPOTrainer._prepare_inputs``). So a run that is resumed
@@ -25,66 +23,6 @@ from ..ledger.counts import Counts, Limits, admission, split
 from ..ledger.ledger import History, Ledger
 from ..ledger.meter import Standing
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passes:
-    """The passes of a run.
-
-    Attributes:
-        accumulation: Passes of an optimizer step.
-        every: Passes from one generation to the next.
-        epoch_passes: Passes of an epoch.
-        epoch_steps: Optimizer steps of an epoch.
-    """
-
-    accumulation: int
-    every: int
-    epoch_passes: int
-    epoch_steps: int
-
-    def of_step(self, place: int) -> int:
-        """Passes of the optimizer step at a place in its epoch, from 0."""
-        last = place % self.epoch_steps == self.epoch_steps - 1
-        return self.epoch_passes % self.accumulation or self.accumulation if last else self.accumulation
-
-    def shares(self, place: int, *, left: int, lasts: int) -> tuple[int, ...]:
-        """In how many passes of its step, and of those after it, a generation is used.
-
-        Args:
-            place: Place of the step in its epoch.
-            left: Passes of the step that are still to come.
-            lasts: Passes that use the generation.
-        """
-        used = [min(left, lasts)]
-        while sum(used) < lasts:
-            place += 1
-            used.append(min(self.of_step(place), lasts - sum(used)))
-        return tuple(used)
-
-    def generations(self, place: int, *, done: int, filled: bool) -> list[tuple[int, ...]]:
-        """The generations of a step that is to come, each as the shares of the steps that use it.
-
-        Args:
-            place: Place of the step in its epoch.
-            done: Passes since the process began.
-            filled: Whether the trainer has rollouts.
-        """
-        passes = self.of_step(place)
-        return [
-            self.shares(place, left=passes - k, lasts=self.lasts(done + k))
-            for k in range(passes)
-            if (done + k) % self.every == 0 or not (filled or k)
-        ]
-
-    def lasts(self, done: int) -> int:
-        """Passes until the trainer generates again.
-
-        Args:
-            done: Passes since the process began.
-        """
-        return self.every - done % self.every
-
-
 LOGGER = logging.getLogger(__name__)
 MARK = "_isocompute_budget"
 
@@ -96,9 +34,7 @@ class Attachment:
     steps use is charged to all of them (``Ledger.charge``).
 
     Attributes:
-        limits: The limits.
         path: The ledger's file.
-        run_id: The run.
         reason: Why the run was ended; empty before, and where it ended for another reason.
     """
 
@@ -113,7 +49,7 @@ class Attachment:
         self._devices = self._accelerator.num_processes if devices is None else whole(devices, "devices", least=1)
         self._ledger: Ledger | None = None
         self._passes: Passes
-        self._place = self._done_before_step = 0
+        self._position = self._done_before_step = 0
         # Of what this attempt charged, the parts of steps that were not taken yet.
         self._ahead: dict[int, Counts] = {}
         self._clock: float | None = None
@@ -125,7 +61,7 @@ class Attachment:
 
     @property
     def standing(self) -> Standing:
-        """What was spent so far; only rank 0 has it while the trainer trains.
+        """Spending so far; only rank 0 has it while the trainer trains.
 
         Raises:
             BudgetError: It is asked on another rank.
@@ -164,7 +100,7 @@ class Attachment:
             epoch_passes=epoch_passes,
             epoch_steps=epoch_steps,
         )
-        self._place = 0 if args.ignore_data_skip else state.global_step % epoch_steps
+        self._position = 0 if args.ignore_data_skip else state.global_step % epoch_steps
         self._ahead, self.reason = {}, ""
         more = state.global_step // epoch_steps < epochs
         refused = self._decided(partial(self._open_if_admitted, state.global_step, more))
@@ -174,7 +110,7 @@ class Attachment:
     def begin_epoch(self, first: bool) -> None:
         """An epoch begins; all but the first of a process begin with their first step."""
         if not first:
-            self._place = 0
+            self._position = 0
 
     def begin_step(self) -> None:
         """An optimizer step begins."""
@@ -182,7 +118,7 @@ class Attachment:
 
     def end_step(self, args: Any, state: Any, control: Any) -> None:
         """An optimizer step was taken: end the run if the next one may not be, with all that its last step is due."""
-        self._place += 1
+        self._position += 1
         if not self._counted:
             raise BudgetError(
                 "a step was taken and nothing was counted, so this trainer does not generate with _generate, as "
@@ -222,7 +158,7 @@ class Attachment:
         return refused
 
     def _standing_after(self, step: int | None) -> Standing:
-        """What the file says, or will say when an attempt has begun after a step; nothing is written."""
+        """Read what was spent, or will have been when an attempt has begun after a step; nothing is written."""
         if not self.path.exists():
             return Standing(limits=self.limits)
         fold = History.read(self.path).fold
@@ -251,7 +187,7 @@ class Attachment:
         """Why the next step may not be taken; empty if it may."""
         trainer = self._trainer
         batch = trainer._train_batch_size * trainer.args.steps_per_generation * self._accelerator.num_processes
-        made = self._passes.generations(self._place, done=trainer._step, filled=trainer._buffered_inputs is not None)
+        made = self._passes.generations(self._position, done=trainer._step, filled=trainer._buffered_inputs is not None)
         rollouts = batch * len(made)
         used = standing.used + standing.ahead
         if self.limits.counted == "used":
@@ -300,7 +236,7 @@ class Attachment:
             ledger.charge(step, {"eval": counts}, device_seconds=self._seconds())
             return
         left = trainer.current_gradient_accumulation_steps - (trainer._step - self._done_before_step)
-        shares = self._passes.shares(self._place, left=left, lasts=self._passes.lasts(trainer._step))
+        shares = self._passes.shares(self._position, left=left, lasts=self._passes.lasts(trainer._step))
         ledger.charge(step + 1, {"trained": counts}, shares=shares, device_seconds=self._seconds())
         for k, part in enumerate(split(counts, shares)):
             self._ahead[step + 1 + k] = self._ahead.get(step + 1 + k, Counts()) + part
@@ -317,7 +253,7 @@ class Attachment:
         self._log(logs, *args, **options)
 
     def _decided(self, decide: Callable[[], str]) -> str:
-        """What rank 0 decides, in every process; what it raises is raised in all of them."""
+        """Let rank 0 decide for every process; what it raises is raised in all of them."""
         said: list[Any] = ["", None]
         if self._accelerator.is_main_process:
             try:
@@ -334,7 +270,7 @@ class Attachment:
 
 
 def _callback(budget: Attachment) -> Any:
-    """What the trainer calls."""
+    """Make the callback that the trainer calls."""
     from transformers import TrainerCallback
 
     class BudgetCallback(TrainerCallback):  # type: ignore[misc]
@@ -364,3 +300,62 @@ def _callback(budget: Attachment) -> Any:
         on_predict = on_evaluate
 
     return BudgetCallback()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """The passes of a run: when a ``GRPOTrainer`` generates, and which optimizer steps use it.
+
+    Attributes:
+        accumulation: Passes of an optimizer step.
+        every: Passes from one generation to the next.
+        epoch_passes: Passes of an epoch.
+        epoch_steps: Optimizer steps of an epoch.
+    """
+
+    accumulation: int
+    every: int
+    epoch_passes: int
+    epoch_steps: int
+
+    def of_step(self, position: int) -> int:
+        """Passes of the optimizer step at a position in its epoch, from 0."""
+        last = position % self.epoch_steps == self.epoch_steps - 1
+        return self.epoch_passes % self.accumulation or self.accumulation if last else self.accumulation
+
+    def shares(self, position: int, *, left: int, lasts: int) -> tuple[int, ...]:
+        """Count the passes of its step, and of those after it, that use a generation.
+
+        Args:
+            position: Position of the step in its epoch.
+            left: Passes of the step that are still to come.
+            lasts: Passes that use the generation.
+        """
+        used = [min(left, lasts)]
+        while sum(used) < lasts:
+            position += 1
+            used.append(min(self.of_step(position), lasts - sum(used)))
+        return tuple(used)
+
+    def generations(self, position: int, *, done: int, filled: bool) -> list[tuple[int, ...]]:
+        """The generations of a step that is to come, each as the shares of the steps that use it.
+
+        Args:
+            position: Position of the step in its epoch.
+            done: Passes since the process began.
+            filled: Whether the trainer has rollouts.
+        """
+        passes = self.of_step(position)
+        return [
+            self.shares(position, left=passes - k, lasts=self.lasts(done + k))
+            for k in range(passes)
+            if (done + k) % self.every == 0 or not (filled or k)
+        ]
+
+    def lasts(self, done: int) -> int:
+        """Passes until the trainer generates again.
+
+        Args:
+            done: Passes since the process began.
+        """
+        return self.every - done % self.every

@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakSet
 
 from ..errors import BudgetError
-from .budget import SAMPLER, Budget, Settings
+from .budget import SAMPLER, Budget, BudgetSettings
 
 __all__ = ["AgentLoopManager", "ReplayBuffer"]
 
@@ -21,7 +21,7 @@ _BUDGETS: WeakSet[Budget] = WeakSet()
 class ReplayBuffer:
     """The replay buffer that veRL would make without it, which also charges what is sampled from it and evicted.
 
-    Named in ``trainer.v1.sampler.custom_sampler``; ``sampler_kwargs`` there is the budget (``Settings``).
+    Named in ``trainer.v1.sampler.custom_sampler``; ``sampler_kwargs`` there is the budget (``BudgetSettings``).
 
     Raises:
         BudgetError: The budget makes no sense, or it is not veRL's trainer that makes the buffer.
@@ -36,7 +36,7 @@ class ReplayBuffer:
                 "this replay buffer is made by the trainer of veRL 0.9 (trainer.use_v1=True), whose method its "
                 f"refill_fn is, and refill_fn is {options.get('refill_fn')!r}"
             )
-        budget = Budget(trainer, Settings.read(trainer.config))
+        budget = Budget(trainer, BudgetSettings.read(trainer.config))
         # To a custom sampler veRL passes none of its settings of filters; its own buffer gets them all.
         custom = trainer.config.trainer.v1.sampler.custom_sampler
         path, custom.path = custom.path, None
@@ -92,7 +92,7 @@ class AgentLoopManager:
 
 
 class _Charging:
-    """What a budget adds to a replay buffer of veRL's: groups are charged before they leave it."""
+    """The part of a replay buffer that a budget adds to veRL's: groups are charged before they leave it."""
 
     budget: Budget
     partitions: Any

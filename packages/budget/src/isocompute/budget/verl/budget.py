@@ -1,9 +1,4 @@
-"""The budget of one trainer of veRL's: it reserves, charges, and decides which step is the last.
-
-The prompts that were dispatched and are not charged yet, and what became of them.
-
-The budget of a run of veRL, as its configuration says it: ``trainer.v1.sampler.sampler_kwargs``.
-"""
+"""The budget of one trainer of veRL's: it reserves, charges, and decides which step is the last."""
 
 from __future__ import annotations
 
@@ -24,149 +19,6 @@ from ..ledger.meter import Standing
 
 Tag = TypeVar("Tag")
 
-SINGLE_TURN = "single_turn_agent"
-"""The one agent loop of veRL's in which everything in a response was sampled."""
-
-
-class Groups:
-    """How many rollouts were dispatched for each prompt (a group) that is not charged yet."""
-
-    def __init__(self) -> None:
-        self._dispatched: dict[str, int] = {}
-        self.rollouts = 0
-
-    def __contains__(self, uid: object) -> bool:
-        return uid in self._dispatched
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._dispatched)
-
-    def add(self, uid: str, rollouts: int) -> None:
-        """Note a prompt that was dispatched."""
-        self._dispatched[uid] = rollouts
-        self.rollouts += rollouts
-
-    def take(
-        self, uids: Iterable[str], tags: Mapping[str, Mapping[str, Any]], written: Mapping[str, int]
-    ) -> tuple[Counts, int]:
-        """Let go of some prompts, and count what they came to.
-
-        Args:
-            uids: The prompts; those that are charged already are left out.
-            tags: veRL's tags by trajectory, ``{uid}_{session}_{index}``, with its lengths.
-            written: Of trajectories, the tokens of the response that were not sampled.
-
-        Returns:
-            Of the sessions that have a trajectory, rollouts and tokens; and the rollouts that have none.
-        """
-        taken = {uid: self._dispatched.pop(uid) for uid in set(uids) if uid in self._dispatched}
-        self.rollouts -= sum(taken.values())
-        sessions, prompt, response = set(), 0, 0
-        for key, tag in of_prompts(taken, tags).items():
-            sessions.add(session_of(key))
-            prompt += tag["prompt_len"] + written.get(key, 0)
-            response += tag["response_len"] - written.get(key, 0)
-        made = Counts(rollouts=len(sessions), prompt_tokens=prompt, response_tokens=response)
-        return made, max(0, sum(taken.values()) - len(sessions))
-
-
-def session_of(key: str) -> str:
-    """The session of a trajectory, with its prompt."""
-    return key.rsplit("_", 1)[0]
-
-
-def of_prompts(uids: Container[str], tags: Mapping[str, Tag]) -> dict[str, Tag]:
-    """The trajectories of some prompts."""
-    return {key: tag for key, tag in tags.items() if key.split("_")[0] in uids}
-
-
-def dispatched(prompts: Any, default: int) -> list[tuple[str, int]]:
-    """The prompts of a batch, with as many rollouts as veRL's workers generate for each.
-
-    Args:
-        default: Where the batch does not say so itself.
-    """
-    uids = [str(uid) for uid in prompts["uid"]]
-    each = list(prompts["__rollout_n__"]) if "__rollout_n__" in prompts.keys() else [default] * len(uids)  # noqa: SIM118
-    return [(uid, int(n)) for uid, n in zip(uids, each, strict=True)]
-
-
-KEYS = "trainer.v1.sampler.sampler_kwargs"
-MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class=isocompute.budget.verl.AgentLoopManager"
-SAMPLER = (
-    "trainer.v1.sampler.custom_sampler.path=pkg://isocompute.budget.verl "
-    "trainer.v1.sampler.custom_sampler.name=ReplayBuffer"
-)
-LIMITS = ("rollouts", "response_tokens", "device_hours", "money", "price_per_device_hour", "counted")
-OTHERS = ("ledger", "run_id", "devices")
-READ = "0.9."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Where a run's ledger is, and what it may spend.
-
-    Attributes:
-        ledger: The ledger's file; a relative path is one from the folder in which the trainer's process runs.
-        run_id: The run.
-        limits: The limits.
-        devices: Devices held; None for those of veRL's throughput.
-    """
-
-    ledger: Path
-    run_id: str
-    limits: Limits
-    devices: int | None
-
-    @classmethod
-    def read(cls, config: Any) -> Settings:
-        """The settings of a run.
-
-        Raises:
-            BudgetError: Another version of veRL is installed, rollouts are replayed, a key is unknown, there is no
-                ledger, or no limit or one that makes no sense.
-        """
-        _check_version()
-        if config.skip.rollout_tq.enable:
-            raise BudgetError(
-                "skip.rollout_tq.enable=True trains on rollouts of an earlier run, so there is nothing to count; set "
-                "it to False, or leave out trainer.v1.sampler.custom_sampler"
-            )
-        given: Mapping[str, Any] = dict(config.trainer.v1.sampler.sampler_kwargs or {})
-        known = (*OTHERS, *LIMITS)
-        for name in given:
-            if name not in known:
-                raise BudgetError(f"{KEYS}.{shorten(name)} is unknown; the budget's keys are {', '.join(known)}")
-        ledger = given.get("ledger")
-        if not isinstance(ledger, str) or not ledger:
-            raise BudgetError(
-                f"{KEYS}.ledger is {shorten(ledger)}; give the ledger's file, as in +{KEYS}.ledger=/path/run.ledger"
-            )
-        path = Path(ledger)
-        try:
-            limits = Limits.given(**{name: given[name] for name in LIMITS if name in given})
-        except BudgetError as error:
-            raise BudgetError(f"{KEYS}: {error}") from None
-        devices = given.get("devices")
-        return cls(
-            ledger=path,
-            run_id=given.get("run_id") or run_id_of(path),
-            limits=limits,
-            devices=None if devices is None else whole(devices, f"{KEYS}.devices", least=1),
-        )
-
-
-def _check_version() -> None:
-    try:
-        installed = version("verl")
-    except PackageNotFoundError:
-        raise BudgetError("veRL is not installed; install it with 'pip install \"verl==0.9.*\"'") from None
-    if not installed.startswith(READ):
-        raise BudgetError(
-            f"veRL {installed} is installed, and this budget was written against 0.9, whose trainer may differ; "
-            'install "verl==0.9.*"'
-        )
-
 
 LOGGER = logging.getLogger(__name__)
 
@@ -179,12 +31,10 @@ class Budget:
     dispatched by all attempts, so that what a killed process had dispatched is charged as lost by the next one.
 
     Attributes:
-        trainer: The trainer.
-        settings: Where the ledger is, and the limits.
         reason: Why the run is ended; empty before, and where it ends for another reason.
     """
 
-    def __init__(self, trainer: Any, settings: Settings) -> None:
+    def __init__(self, trainer: Any, settings: BudgetSettings) -> None:
         self.trainer, self.settings, self.reason = trainer, settings, ""
         self._ledger: Ledger | None = None
         self._groups = {"train": Groups(), "val": Groups()}
@@ -198,7 +48,7 @@ class Budget:
 
     @property
     def standing(self) -> Standing:
-        """What was spent so far.
+        """Spending so far.
 
         Raises:
             BudgetError: The ledger is not open.
@@ -340,7 +190,7 @@ class Budget:
                     of_trainer[name] = step
 
     def _lose_what_is_left(self, ledger: Ledger, step: int, tags: Mapping[str, Mapping[str, Any]]) -> None:
-        """What was dispatched for later steps is lost work. Of what is not finished yet, tokens are unknown."""
+        """Charge what was dispatched for later steps as lost. Of what is not finished yet, tokens are unknown."""
         groups = self._groups["train"]
         # veRL lists a trajectory before it has written its lengths.
         tags = {key: tag for key, tag in tags.items() if "prompt_len" in tag}
@@ -357,7 +207,7 @@ class Budget:
         return len(buffer.prompt_global_steps["train"])
 
     def _charge_what_was_lost(self, ledger: Ledger, step: int) -> None:
-        """Charge what killed processes had dispatched and nobody charged, but what the checkpoint brought back."""
+        """Charge rollouts in flight when a process died, except those restored from the checkpoint."""
         try:
             before = int(self._count.read_text()) if self._count.exists() else 0
         except (OSError, ValueError) as error:
@@ -441,3 +291,145 @@ class Budget:
         """Device-seconds since they were last taken."""
         before, self._clock = self._clock, time.monotonic()
         return (self._clock - before) * self._devices
+
+
+KEYS = "trainer.v1.sampler.sampler_kwargs"
+MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class=isocompute.budget.verl.AgentLoopManager"
+SAMPLER = (
+    "trainer.v1.sampler.custom_sampler.path=pkg://isocompute.budget.verl "
+    "trainer.v1.sampler.custom_sampler.name=ReplayBuffer"
+)
+LIMITS = ("rollouts", "response_tokens", "device_hours", "money", "price_per_device_hour", "counted")
+OTHERS = ("ledger", "run_id", "devices")
+READ = "0.9."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetSettings:
+    """A run's ledger and limits, as ``trainer.v1.sampler.sampler_kwargs`` says them.
+
+    Attributes:
+        ledger: The ledger's file; a relative path is one from the folder in which the trainer's process runs.
+        devices: Devices held; None for those of veRL's throughput.
+    """
+
+    ledger: Path
+    run_id: str
+    limits: Limits
+    devices: int | None
+
+    @classmethod
+    def read(cls, config: Any) -> BudgetSettings:
+        """The settings of a run.
+
+        Raises:
+            BudgetError: Another version of veRL is installed, rollouts are replayed, a key is unknown, there is no
+                ledger, or no limit or one that makes no sense.
+        """
+        _check_version()
+        if config.skip.rollout_tq.enable:
+            raise BudgetError(
+                "skip.rollout_tq.enable=True trains on rollouts of an earlier run, so there is nothing to count; set "
+                "it to False, or leave out trainer.v1.sampler.custom_sampler"
+            )
+        given: Mapping[str, Any] = dict(config.trainer.v1.sampler.sampler_kwargs or {})
+        known = (*OTHERS, *LIMITS)
+        for name in given:
+            if name not in known:
+                raise BudgetError(f"{KEYS}.{shorten(name)} is unknown; the budget's keys are {', '.join(known)}")
+        ledger = given.get("ledger")
+        if not isinstance(ledger, str) or not ledger:
+            raise BudgetError(
+                f"{KEYS}.ledger is {shorten(ledger)}; give the ledger's file, as in +{KEYS}.ledger=/path/run.ledger"
+            )
+        path = Path(ledger)
+        try:
+            limits = Limits.given(**{name: given[name] for name in LIMITS if name in given})
+        except BudgetError as error:
+            raise BudgetError(f"{KEYS}: {error}") from None
+        devices = given.get("devices")
+        return cls(
+            ledger=path,
+            run_id=given.get("run_id") or run_id_of(path),
+            limits=limits,
+            devices=None if devices is None else whole(devices, f"{KEYS}.devices", least=1),
+        )
+
+
+def _check_version() -> None:
+    try:
+        installed = version("verl")
+    except PackageNotFoundError:
+        raise BudgetError("veRL is not installed; install it with 'pip install \"verl==0.9.*\"'") from None
+    if not installed.startswith(READ):
+        raise BudgetError(
+            f"veRL {installed} is installed, and this budget was written against 0.9, whose trainer may differ; "
+            'install "verl==0.9.*"'
+        )
+
+
+SINGLE_TURN = "single_turn_agent"
+"""The one agent loop of veRL's in which everything in a response was sampled."""
+
+
+class Groups:
+    """The rollouts dispatched for each prompt (a group) that is not charged yet."""
+
+    def __init__(self) -> None:
+        self._dispatched: dict[str, int] = {}
+        self.rollouts = 0
+
+    def __contains__(self, uid: object) -> bool:
+        return uid in self._dispatched
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._dispatched)
+
+    def add(self, uid: str, rollouts: int) -> None:
+        """Note a prompt that was dispatched."""
+        self._dispatched[uid] = rollouts
+        self.rollouts += rollouts
+
+    def take(
+        self, uids: Iterable[str], tags: Mapping[str, Mapping[str, Any]], written: Mapping[str, int]
+    ) -> tuple[Counts, int]:
+        """Let go of some prompts, and count what they came to.
+
+        Args:
+            uids: The prompts; those that are charged already are left out.
+            tags: veRL's tags by trajectory, ``{uid}_{session}_{index}``, with its lengths.
+            written: Of trajectories, the tokens of the response that were not sampled.
+
+        Returns:
+            Of the sessions that have a trajectory, rollouts and tokens; and the rollouts that have none.
+        """
+        taken = {uid: self._dispatched.pop(uid) for uid in set(uids) if uid in self._dispatched}
+        self.rollouts -= sum(taken.values())
+        sessions, prompt, response = set(), 0, 0
+        for key, tag in of_prompts(taken, tags).items():
+            sessions.add(session_of(key))
+            prompt += tag["prompt_len"] + written.get(key, 0)
+            response += tag["response_len"] - written.get(key, 0)
+        made = Counts(rollouts=len(sessions), prompt_tokens=prompt, response_tokens=response)
+        return made, max(0, sum(taken.values()) - len(sessions))
+
+
+def session_of(key: str) -> str:
+    """The session of a trajectory, with its prompt."""
+    return key.rsplit("_", 1)[0]
+
+
+def of_prompts(uids: Container[str], tags: Mapping[str, Tag]) -> dict[str, Tag]:
+    """The trajectories of some prompts."""
+    return {key: tag for key, tag in tags.items() if key.split("_")[0] in uids}
+
+
+def dispatched(prompts: Any, default: int) -> list[tuple[str, int]]:
+    """The prompts of a batch, with as many rollouts as veRL's workers generate for each.
+
+    Args:
+        default: Where the batch does not say so itself.
+    """
+    uids = [str(uid) for uid in prompts["uid"]]
+    each = list(prompts["__rollout_n__"]) if "__rollout_n__" in prompts.keys() else [default] * len(uids)  # noqa: SIM118
+    return [(uid, int(n)) for uid, n in zip(uids, each, strict=True)]

@@ -1,1 +1,1 @@
-"""What loggers leave behind, read as metrics by step; nothing here knows a trainer."""
+"""Logs as loggers leave them, read as metrics by step; nothing here knows a trainer."""

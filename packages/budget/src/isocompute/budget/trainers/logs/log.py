@@ -1,10 +1,6 @@
-"""One run's log, joined by the trainer's step.
+"""One run's log, joined by the trainer's step, and such logs in files.
 
-``training_args.bin`` of a transformers Trainer, read for its plain values: nothing in it is unpickled or run.
-
-Which of a log's columns counts the trainer's steps.
-
-Logs in files: JSON lines, tables such as W&B's exports, and the state of a transformers Trainer.
+Files are JSON lines, tables such as W&B's exports, and the state and ``training_args.bin`` of a transformers Trainer.
 """
 
 from __future__ import annotations
@@ -25,77 +21,6 @@ import polars as pl
 from ...checks import reason
 from ...errors import BudgetError
 
-MARK, UNKNOWN = object(), object()
-PLAIN = (bool, int, float, str)
-LARGEST = 2**24
-
-
-def read_arguments(path: Path) -> dict[str, Any]:
-    """The arguments whose values are numbers, texts, switches or None.
-
-    The file is a pickle, which could run code if it were loaded. Its instructions are followed here only as far as
-    they push plain values and set them in a dictionary; whatever they would build is left out.
-
-    Raises:
-        BudgetError: It is no such file.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            name = next(n for n in archive.namelist() if n.endswith("/data.pkl"))
-            if archive.getinfo(name).file_size > LARGEST:
-                raise BudgetError(f"{path}: is too large for a Trainer's arguments")
-            code = archive.read(name)
-        return _plain_items(code)
-    except (OSError, ValueError, StopIteration, IndexError, KeyError, zipfile.BadZipFile) as error:
-        if isinstance(error, BudgetError):
-            raise
-        raise BudgetError(f"{path}: is not the training_args.bin of a transformers Trainer ({reason(error)})") from None
-
-
-def _plain_items(code: bytes) -> dict[str, Any]:
-    """Keys and values that a pickle sets in dictionaries, of those values that are plain."""
-    stack: list[Any] = []
-    memo: dict[int, Any] = {}
-    found: dict[str, Any] = {}
-    for operation, argument, _ in pickletools.genops(code):
-        name = operation.name
-        if name in ("MARK",):
-            stack.append(MARK)
-        elif name in ("MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"):
-            memo[len(memo) if name == "MEMOIZE" else int(str(argument))] = stack[-1]
-        elif name in ("GET", "BINGET", "LONG_BINGET"):
-            stack.append(memo[int(str(argument))])
-        elif name in ("NEWTRUE", "NEWFALSE", "NONE"):
-            stack.append({"NEWTRUE": True, "NEWFALSE": False, "NONE": None}[name])
-        elif name in ("SETITEMS", "SETITEM"):
-            place = len(stack) - 2
-            if name == "SETITEMS":
-                place = len(stack) - stack[::-1].index(MARK)
-            items = stack[place:]
-            del stack[place - (name == "SETITEMS") :]
-            for key, value in zip(items[::2], items[1::2], strict=False):
-                if isinstance(key, str) and (value is None or isinstance(value, PLAIN)):
-                    found.setdefault(key, value)
-        elif isinstance(argument, PLAIN) and operation.stack_after and name not in ("GLOBAL", "INST"):
-            stack.append(argument)
-        else:
-            _step(stack, operation)
-    return found
-
-
-def _step(stack: list[Any], operation: pickletools.OpcodeInfo) -> None:
-    """Take from the stack what an instruction takes, and push placeholders for what it makes."""
-    before = list(operation.stack_before)
-    if pickletools.markobject in before or pickletools.stackslice in before:
-        while stack and stack.pop() is not MARK:
-            pass
-        before = before[: before.index(pickletools.markobject)] if pickletools.markobject in before else []
-    for _ in before:
-        if stack:
-            stack.pop()
-    stack += [UNKNOWN] * len(operation.stack_after)
-
-
 Row = tuple[int, Mapping[str, float]]
 
 
@@ -104,8 +29,8 @@ class TwoRunsError(BudgetError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """How a trainer lays out its logs.
+class LogLayout:
+    """The layout of a trainer's logs.
 
     Attributes:
         steps: Columns that count the trainer's steps; of those that a row has, the first counts. W&B's own ``_step``
@@ -139,7 +64,7 @@ class Log:
     notes: tuple[str, ...] = ()
 
 
-def join(name: str, starts: Sequence[Iterable[Row]], layout: Layout, config: Mapping[str, Any] | None = None) -> Log:
+def join(name: str, starts: Sequence[Iterable[Row]], layout: LogLayout, config: Mapping[str, Any] | None = None) -> Log:
     """Join the entries of a run, in the order in which they were logged.
 
     A run that was killed and resumed from a checkpoint logs some steps twice. The later attempt is the one that went
@@ -190,14 +115,13 @@ def join(name: str, starts: Sequence[Iterable[Row]], layout: Layout, config: Map
 def _logged_before(
     key: str, step: int, metrics: Mapping[str, float], latest: Mapping[str, int], whole: Mapping[int, dict[str, float]]
 ) -> bool:
-    """Whether a metric was logged before, for this step or a later one, with another value."""
+    """Return whether a metric was logged before, for this step or a later one, with another value."""
     return step < latest[key] or (step == latest[key] and whole[step][key] != metrics[key])
 
 
 def numbers(entry: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a log entry."""
-    found = {key: number_of(value) for key, value in entry.items()}
-    return {key: number for key, number in found.items() if number is not None}
+    return {key: number for key, value in entry.items() if (number := number_of(value)) is not None}
 
 
 def number_of(value: Any) -> float | None:
@@ -212,10 +136,10 @@ def number_of(value: Any) -> float | None:
 
 
 LOG_CALLS = ("_step", "Step")
-"""What W&B calls its own count, in its histories and in its exports."""
+"""Columns of W&B's own count, in its histories and in its exports."""
 
 
-def step_columns(names: Collection[str], layout: Layout, named: str | None, where: str) -> tuple[str, ...]:
+def step_columns(names: Collection[str], layout: LogLayout, named: str | None, where: str) -> tuple[str, ...]:
     """Those of a log's columns that count the trainer's steps, the preferred one first.
 
     Args:
@@ -232,14 +156,14 @@ def step_columns(names: Collection[str], layout: Layout, named: str | None, wher
         if named not in names:
             raise BudgetError(f"{where}: has no column {named!r}; it has {', '.join(names)}")
         return (named,)
-    found = tuple(column for column in layout.steps if column in names)
+    columns = tuple(column for column in layout.steps if column in names)
     calls = [column for column in LOG_CALLS if column in names]
-    if not found and calls:
+    if not columns and calls:
         raise BudgetError(
             f"{where}: counts its rows only by {calls[0]}, with which W&B counts calls of its logger and not the "
             f"trainer's steps: export {layout.steps[0]} too, or name the column of steps with --set step_column=COLUMN"
         )
-    return found
+    return columns
 
 
 def step_of(entry: Mapping[str, Any], columns: tuple[str, ...], where: str) -> int | None:
@@ -292,7 +216,7 @@ def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def read_lines(path: Path, layout: Layout, named: str | None) -> list[Log]:
+def read_lines(path: Path, layout: LogLayout, named: str | None) -> list[Log]:
     """Runs of a file of JSON lines: flat metrics with a step, or veRL's ``{"step": …, "data": {…}}``.
 
     Args:
@@ -316,7 +240,7 @@ def read_lines(path: Path, layout: Layout, named: str | None) -> list[Log]:
     return _runs(path, entries(), layout)
 
 
-def read_table(path: Path, layout: Layout, named: str | None) -> list[Log]:
+def read_table(path: Path, layout: LogLayout, named: str | None) -> list[Log]:
     """Runs of a wide table, such as a CSV export of W&B, whose columns may be called ``RUN - METRIC``.
 
     Args:
@@ -347,7 +271,7 @@ def read_table(path: Path, layout: Layout, named: str | None) -> list[Log]:
     return _runs(path, entries(), layout)
 
 
-def read_state(path: Path, layout: Layout) -> Log:
+def read_state(path: Path, layout: LogLayout) -> Log:
     """The run of a ``trainer_state.json``.
 
     Raises:
@@ -391,7 +315,7 @@ def _frame(path: Path) -> pl.DataFrame:
     return frame
 
 
-def _runs(path: Path, entries: Iterator[Entry], layout: Layout) -> list[Log]:
+def _runs(path: Path, entries: Iterator[Entry], layout: LogLayout) -> list[Log]:
     """Sort rows by their run; rows without a step are skipped where they hold nothing that is read."""
     by_run: dict[str, list[Row]] = {}
     stepless = None
@@ -416,7 +340,7 @@ def _objects(path: Path) -> list[tuple[int, dict[str, Any]]]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         raise BudgetError(f"{path}: cannot be read as text") from None
-    found = []
+    objects = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -425,11 +349,82 @@ def _objects(path: Path) -> list[tuple[int, dict[str, Any]]]:
             if not isinstance(entry, dict):
                 raise BudgetError(f"{path}: line {number} is not an object")
             inner = entry.pop("data") if isinstance(entry.get("data"), dict) else {}
-            found.append((number, {**flat(inner), **flat(entry)}))
+            objects.append((number, {**flat(inner), **flat(entry)}))
         except BudgetError:
             raise
         except (ValueError, RecursionError):
             # A run that was killed leaves its last line incomplete.
             if number < len(lines):
                 raise BudgetError(f"{path}: line {number} is not JSON") from None
-    return found
+    return objects
+
+
+MARK, UNKNOWN = object(), object()
+PLAIN = (bool, int, float, str)
+LARGEST = 2**24
+
+
+def read_arguments(path: Path) -> dict[str, Any]:
+    """The arguments whose values are numbers, texts, switches or None.
+
+    The file is a pickle, which could run code if it were loaded. Its instructions are followed here only as far as
+    they push plain values and set them in a dictionary; whatever they would build is left out.
+
+    Raises:
+        BudgetError: It is no such file.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            name = next(n for n in archive.namelist() if n.endswith("/data.pkl"))
+            if archive.getinfo(name).file_size > LARGEST:
+                raise BudgetError(f"{path}: is too large for a Trainer's arguments")
+            code = archive.read(name)
+        return _plain_items(code)
+    except (OSError, ValueError, StopIteration, IndexError, KeyError, zipfile.BadZipFile) as error:
+        if isinstance(error, BudgetError):
+            raise
+        raise BudgetError(f"{path}: is not the training_args.bin of a transformers Trainer ({reason(error)})") from None
+
+
+def _plain_items(code: bytes) -> dict[str, Any]:
+    """Keys and values that a pickle sets in dictionaries, of those values that are plain."""
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
+    values: dict[str, Any] = {}
+    for operation, argument, _ in pickletools.genops(code):
+        name = operation.name
+        if name in ("MARK",):
+            stack.append(MARK)
+        elif name in ("MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"):
+            memo[len(memo) if name == "MEMOIZE" else int(str(argument))] = stack[-1]
+        elif name in ("GET", "BINGET", "LONG_BINGET"):
+            stack.append(memo[int(str(argument))])
+        elif name in ("NEWTRUE", "NEWFALSE", "NONE"):
+            stack.append({"NEWTRUE": True, "NEWFALSE": False, "NONE": None}[name])
+        elif name in ("SETITEMS", "SETITEM"):
+            first = len(stack) - 2
+            if name == "SETITEMS":
+                first = len(stack) - stack[::-1].index(MARK)
+            items = stack[first:]
+            del stack[first - (name == "SETITEMS") :]
+            for key, value in zip(items[::2], items[1::2], strict=False):
+                if isinstance(key, str) and (value is None or isinstance(value, PLAIN)):
+                    values.setdefault(key, value)
+        elif isinstance(argument, PLAIN) and operation.stack_after and name not in ("GLOBAL", "INST"):
+            stack.append(argument)
+        else:
+            _step(stack, operation)
+    return values
+
+
+def _step(stack: list[Any], operation: pickletools.OpcodeInfo) -> None:
+    """Take from the stack what an instruction takes, and push placeholders for what it makes."""
+    before = list(operation.stack_before)
+    if pickletools.markobject in before or pickletools.stackslice in before:
+        while stack and stack.pop() is not MARK:
+            pass
+        before = before[: before.index(pickletools.markobject)] if pickletools.markobject in before else []
+    for _ in before:
+        if stack:
+            stack.pop()
+    stack += [UNKNOWN] * len(operation.stack_after)

@@ -1,19 +1,12 @@
-"""Logged metrics of runs, from wherever a trainer or its logger left them.
+"""Logged metrics of runs, from wherever a trainer or its logger left them, read without the logger.
 
-The wire format of protocol buffers, as far as logs need it: fields by number, with what they hold.
-
-TensorBoard's event files, read without TensorBoard: every folder is a run, every file a start of its trainer.
-
-A file is a sequence of TFRecords (length, checksum, payload, checksum), each an ``Event`` of protocol buffers.
-
-Logged metrics of runs in an MLflow store, as any framework logged them.
-
-Trackio's database of a project, ``PROJECT.db``: SQLite, read without Trackio.
-
-W&B's own file of a run, ``run-ID.wandb``, which it writes offline and online: read without W&B.
-
-The file is a LevelDB log (blocks of 32 KiB, records in fragments) of ``Record`` messages; histories and configurations
-are read from it.
+* TensorBoard's event files: every folder is a run, every file a start of its trainer. A file is a sequence of TFRecords
+  (length, checksum, payload, checksum), each an ``Event`` of protocol buffers.
+* An MLflow store, as any framework logged to it.
+* Trackio's database of a project, ``PROJECT.db``: SQLite.
+* W&B's file of a run, ``run-ID.wandb``, which it writes offline and online: a LevelDB log (blocks of 32 KiB, records in
+  fragments) of ``Record`` messages.
+* Files that ``log`` reads.
 """
 
 from __future__ import annotations
@@ -32,8 +25,8 @@ from ...contract import tracking
 from ...contract.errors import TrackingError
 from ...errors import BudgetError
 from .log import (
-    Layout,
     Log,
+    LogLayout,
     Row,
     flat,
     join,
@@ -47,32 +40,130 @@ from .log import (
 )
 
 
+def read_logs(source: str, layout: LogLayout, *, step_column: str | None = None) -> list[Log]:
+    """Read the runs of a source, one by one.
+
+    Args:
+        source: A file, a folder, ``runs:/ID``, ``mlflow:EXPERIMENT`` or a tracking URI.
+        step_column: Column that counts the trainer's steps, where a file's own say something else.
+
+    Raises:
+        BudgetError: It cannot be read or holds no metrics.
+        TrackingError: MLflow does not have it.
+    """
+    if source.startswith(("mlflow:", "runs:/")) or tracking.is_store(source):
+        _refuse_column(source, step_column)
+        return [
+            join(name, [[(step, numbers(metrics)) for step, metrics in rows]], layout, config)
+            for name, rows, config in histories(source)
+        ]
+    path = Path(source)
+    if not path.exists():
+        raise BudgetError(f"{path}: there is no such file or folder")
+    return _folder(path, layout, step_column) if path.is_dir() else _file(path, layout, step_column)
+
+
+def _folder(path: Path, layout: LogLayout, step_column: str | None) -> list[Log]:
+    """Runs of a folder: Trainer's states, event files, W&B's files, or one file of JSON lines or CSV."""
+    states = last_states(path)
+    if states:
+        _refuse_column(str(path), step_column)
+        return [_state(state, layout) for state in states]
+    events = sorted(path.rglob("events.out.tfevents.*"))
+    if events:
+        _refuse_column(str(path), step_column)
+        runs = read_events(events, layout)
+        if not runs:
+            raise BudgetError(f"{path}: its event files hold no metrics")
+        return runs
+    logs = [read_wandb(file, layout, step_column) for file in sorted(path.rglob("*.wandb"))]
+    if any(logs):
+        return [log for log in logs if log is not None]
+    files = [p for suffix in ("*.jsonl", "*.csv", "*.db") for p in sorted(path.glob(suffix))]
+    if len(files) != 1:
+        names = f"; it holds {', '.join(p.name for p in files)}, to be named one by one" if files else ""
+        raise BudgetError(
+            f"{path}: must hold trainer_state.json, TensorBoard events, .wandb files, or one .jsonl or .csv file{names}"
+        )
+    return _file(files[0], layout, step_column)
+
+
+def last_states(path: Path) -> list[Path]:
+    """The last ``trainer_state.json`` of each run below a folder: the one at its end, else of its last checkpoint."""
+    last: dict[Path, tuple[float, Path]] = {}
+    for state in sorted(path.rglob("trainer_state.json")):
+        checkpoint = re.fullmatch(r"checkpoint-(\d+)", state.parent.name)
+        run = state.parent.parent if checkpoint and state.parent != path else state.parent
+        # A folder that was copied has lost its times, so they say nothing.
+        rank = float(checkpoint[1]) if checkpoint else float("inf")
+        last[run] = max(last.get(run, (-1.0, state)), (rank, state))
+    return [state for _, state in last.values()]
+
+
+def _state(path: Path, layout: LogLayout) -> Log:
+    """A trainer's state with the arguments that lie beside it, or in the folder of its run."""
+    log = read_state(path, layout)
+    for folder in (path.parent, path.parent.parent):
+        if (folder / "training_args.bin").is_file():
+            log.config.update(read_arguments(folder / "training_args.bin"))
+            break
+    return log
+
+
+def _file(path: Path, layout: LogLayout, step_column: str | None) -> list[Log]:
+    kind = next((k for k in ("events.out.tfevents", "trainer_state.json") if path.name.startswith(k)), path.suffix)
+    if kind in ("events.out.tfevents", "trainer_state.json", ".db"):
+        _refuse_column(str(path), step_column)
+    if kind == "trainer_state.json":
+        return [_state(path, layout)]
+    runs: list[Log]
+    if kind == "events.out.tfevents":
+        runs = read_events([path], layout)
+    elif kind == ".wandb":
+        runs = [log for log in (read_wandb(path, layout, step_column),) if log is not None]
+    elif kind == ".db":
+        runs = read_trackio(path, layout)
+    else:
+        return (read_lines if kind == ".jsonl" else read_table)(path, layout, step_column)
+    if not runs:
+        raise BudgetError(f"{path}: holds no metrics")
+    return runs
+
+
+def _refuse_column(source: str, step_column: str | None) -> None:
+    if step_column is not None:
+        raise BudgetError(
+            f"{source}: has one step for each metric and no column {step_column!r}; step_column is for tables and "
+            "JSON lines"
+        )
+
+
 def fields(message: bytes) -> dict[int, list[Any]]:
     """The fields of a message: whole numbers as int, everything else as bytes.
 
     Raises:
         ValueError: It is not a message.
     """
-    found: dict[int, list[Any]] = {}
-    place = 0
-    while place < len(message):
-        key, place = _varint(message, place)
+    by_number: dict[int, list[Any]] = {}
+    position = 0
+    while position < len(message):
+        key, position = _varint(message, position)
         kind = key & 7
         value: Any
         if kind == 0:
-            value, place = _varint(message, place)
+            value, position = _varint(message, position)
         else:
             if kind == 2:
-                length, place = _varint(message, place)
+                length, position = _varint(message, position)
             elif kind in (1, 5):
                 length = 8 if kind == 1 else 4
             else:
                 raise ValueError(f"the wire type {kind} is not used by protocol buffers")
-            if place + length > len(message):
+            if position + length > len(message):
                 raise ValueError("a field is longer than its message")
-            value, place = message[place : place + length], place + length
-        found.setdefault(key >> 3, []).append(value)
-    return found
+            value, position = message[position : position + length], position + length
+        by_number.setdefault(key >> 3, []).append(value)
+    return by_number
 
 
 def text(value: Any) -> str:
@@ -80,15 +171,15 @@ def text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
 
 
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-    """A number of seven bits a byte, and the place after it."""
+def _varint(message: bytes, position: int) -> tuple[int, int]:
+    """A number of seven bits a byte, and the position after it."""
     number = shift = 0
-    while place < len(message):
-        byte = message[place]
+    while position < len(message):
+        byte = message[position]
         number |= (byte & 127) << shift
-        place, shift = place + 1, shift + 7
+        position, shift = position + 1, shift + 7
         if byte < 128:
-            return number, place
+            return number, position
         if shift > 63:
             break
     raise ValueError("a number does not end")
@@ -97,10 +188,10 @@ def _varint(message: bytes, place: int) -> tuple[int, int]:
 ARGUMENTS = "args/text_summary"
 """Where a transformers Trainer writes its arguments."""
 LAST_TAG = "train/epoch"
-"""What a transformers Trainer writes last of an entry."""
+"""The last metric that a transformers Trainer writes of an entry."""
 
 
-def read_events(files: Sequence[Path], layout: Layout) -> list[Log]:
+def read_events(files: Sequence[Path], layout: LogLayout) -> list[Log]:
     """Runs of event files, one a folder; folders without metrics, such as those of hyperparameters, hold none.
 
     Raises:
@@ -115,10 +206,10 @@ def read_events(files: Sequence[Path], layout: Layout) -> list[Log]:
         config: dict[str, Any] = {}
         for path in members:
             try:
-                found, arguments = _read(path)
+                rows, arguments = _read(path)
             except ValueError as error:
                 raise BudgetError(f"{path}: is no file of TensorBoard events ({reason(error)})") from None
-            starts += [found] if found else []
+            starts += [rows] if rows else []
             config |= arguments
         if starts:
             runs.append(join(str(folder), starts, layout, config))
@@ -157,13 +248,13 @@ def _event_records(path: Path) -> Iterator[bytes]:
         data = path.read_bytes()
     except OSError as error:
         raise ValueError(reason(error)) from None
-    place = 0
-    while place + 12 <= len(data):
-        (length,) = struct.unpack_from("<Q", data, place)
-        if place + 16 + length > len(data):
+    position = 0
+    while position + 12 <= len(data):
+        (length,) = struct.unpack_from("<Q", data, position)
+        if position + 16 + length > len(data):
             return
-        yield data[place + 12 : place + 12 + length]
-        place += 16 + length
+        yield data[position + 12 : position + 12 + length]
+        position += 16 + length
 
 
 def _scalar(parts: dict[int, list[Any]]) -> float | None:
@@ -200,8 +291,8 @@ def histories(source: str) -> Iterator[tuple[str, list[tuple[int, dict[str, floa
     """
     client, runs = tracking.runs_of(source)
     if not runs:
-        place = "store" if tracking.is_store(source) else "experiment"
-        raise TrackingError(f"{source}: the {place} holds no run")
+        kind = "store" if tracking.is_store(source) else "experiment"
+        raise TrackingError(f"{source}: the {kind} holds no run")
     for run in runs:
         run_id = str(run.info.run_id)
         with tracking.answering(source):
@@ -215,7 +306,7 @@ def histories(source: str) -> Iterator[tuple[str, list[tuple[int, dict[str, floa
         yield f"runs:/{run_id}{name}", rows, dict(run.data.params)
 
 
-def read_trackio(path: Path, layout: Layout) -> list[Log]:
+def read_trackio(path: Path, layout: LogLayout) -> list[Log]:
     """The runs of a project.
 
     Raises:
@@ -235,8 +326,8 @@ def read_trackio(path: Path, layout: Layout) -> list[Log]:
             if step is not None:
                 rows.setdefault(run, []).append((step, numbers(entry)))
         return [
-            join(f"{path} ({names[run]})", [found], layout, flat(json.loads(configs.get(run, "{}"))))
-            for run, found in rows.items()
+            join(f"{path} ({names[run]})", [entries], layout, flat(json.loads(configs.get(run, "{}"))))
+            for run, entries in rows.items()
         ]
     except (sqlite3.Error, ValueError, TypeError) as error:
         if isinstance(error, BudgetError):
@@ -250,7 +341,7 @@ HISTORY, CONFIG, RUN = 2, 5, 17
 """Numbers of the fields of ``Record``."""
 
 
-def read_wandb(path: Path, layout: Layout, named: str | None = None) -> Log | None:
+def read_wandb(path: Path, layout: LogLayout, named: str | None = None) -> Log | None:
     """The run of a ``.wandb`` file, or None where it logged nothing that is read.
 
     Args:
@@ -292,19 +383,19 @@ def _history(message: bytes) -> dict[str, Any]:
 
 def _items(messages: list[bytes]) -> dict[str, Any]:
     """Keys and values of ``HistoryItem``s or ``ConfigItem``s."""
-    found = {}
+    values = {}
     for message in messages:
         parts = fields(message)
         names = [text(name) for name in parts.get(2, [])]
         key = text(parts[1][0]) if parts.get(1, [b""])[0] else ".".join(names)
         if 16 in parts:
-            found[key] = json.loads(parts[16][0])
+            values[key] = json.loads(parts[16][0])
         elif 6 in parts:
-            found[key] = struct.unpack("<d", parts[6][0])[0]
+            values[key] = struct.unpack("<d", parts[6][0])[0]
         elif 5 in parts:
             # Whole numbers are zigzag-encoded.
-            found[key] = (parts[5][0] >> 1) ^ -(parts[5][0] & 1)
-    return found
+            values[key] = (parts[5][0] >> 1) ^ -(parts[5][0] & 1)
+    return values
 
 
 def _leveldb_records(path: Path) -> Iterator[bytes]:
@@ -315,114 +406,16 @@ def _leveldb_records(path: Path) -> Iterator[bytes]:
         raise BudgetError(f"{path}: cannot be read ({reason(error)})") from None
     if data[:4] != b":W&B":
         raise BudgetError(f"{path}: is no file of W&B's")
-    place, whole = HEADER, b""
-    while place + HEADER <= len(data):
-        if BLOCK - place % BLOCK < HEADER:
-            place += BLOCK - place % BLOCK
+    position, whole = HEADER, b""
+    while position + HEADER <= len(data):
+        if BLOCK - position % BLOCK < HEADER:
+            position += BLOCK - position % BLOCK
             continue
-        length, kind = struct.unpack_from("<HB", data, place + 4)
-        part = data[place + HEADER : place + HEADER + length]
+        length, kind = struct.unpack_from("<HB", data, position + 4)
+        part = data[position + HEADER : position + HEADER + length]
         if len(part) < length or kind not in (FULL, FIRST, MIDDLE, LAST_KEY):
             return
-        place += HEADER + length
+        position += HEADER + length
         whole = part if kind in (FULL, FIRST) else whole + part
         if kind in (FULL, LAST_KEY):
             yield whole
-
-
-def read_logs(source: str, layout: Layout, *, step_column: str | None = None) -> list[Log]:
-    """Read the runs of a source, one by one.
-
-    Args:
-        source: A file, a folder, ``runs:/ID``, ``mlflow:EXPERIMENT`` or a tracking URI.
-        step_column: Column that counts the trainer's steps, where a file's own say something else.
-
-    Raises:
-        BudgetError: It cannot be read or holds no metrics.
-        TrackingError: MLflow does not have it.
-    """
-    if source.startswith(("mlflow:", "runs:/")) or tracking.is_store(source):
-        _refuse_column(source, step_column)
-        return [
-            join(name, [[(step, numbers(metrics)) for step, metrics in rows]], layout, config)
-            for name, rows, config in histories(source)
-        ]
-    path = Path(source)
-    if not path.exists():
-        raise BudgetError(f"{path}: there is no such file or folder")
-    return _folder(path, layout, step_column) if path.is_dir() else _file(path, layout, step_column)
-
-
-def _folder(path: Path, layout: Layout, step_column: str | None) -> list[Log]:
-    """Runs of a folder: Trainer's states, event files, W&B's files, or one file of JSON lines or CSV."""
-    states = last_states(path)
-    if states:
-        _refuse_column(str(path), step_column)
-        return [_state(state, layout) for state in states]
-    events = sorted(path.rglob("events.out.tfevents.*"))
-    if events:
-        _refuse_column(str(path), step_column)
-        runs = read_events(events, layout)
-        if not runs:
-            raise BudgetError(f"{path}: its event files hold no metrics")
-        return runs
-    found = [read_wandb(file, layout, step_column) for file in sorted(path.rglob("*.wandb"))]
-    if any(found):
-        return [log for log in found if log is not None]
-    files = [p for suffix in ("*.jsonl", "*.csv", "*.db") for p in sorted(path.glob(suffix))]
-    if len(files) != 1:
-        names = f"; it holds {', '.join(p.name for p in files)}, to be named one by one" if files else ""
-        raise BudgetError(
-            f"{path}: must hold trainer_state.json, TensorBoard events, .wandb files, or one .jsonl or .csv file{names}"
-        )
-    return _file(files[0], layout, step_column)
-
-
-def last_states(path: Path) -> list[Path]:
-    """The last ``trainer_state.json`` of each run below a folder: the one at its end, else of its last checkpoint."""
-    last: dict[Path, tuple[float, Path]] = {}
-    for state in sorted(path.rglob("trainer_state.json")):
-        checkpoint = re.fullmatch(r"checkpoint-(\d+)", state.parent.name)
-        run = state.parent.parent if checkpoint and state.parent != path else state.parent
-        # A folder that was copied has lost its times, so they say nothing.
-        rank = float(checkpoint[1]) if checkpoint else float("inf")
-        last[run] = max(last.get(run, (-1.0, state)), (rank, state))
-    return [state for _, state in last.values()]
-
-
-def _state(path: Path, layout: Layout) -> Log:
-    """A trainer's state with the arguments that lie beside it, or in the folder of its run."""
-    log = read_state(path, layout)
-    for folder in (path.parent, path.parent.parent):
-        if (folder / "training_args.bin").is_file():
-            log.config.update(read_arguments(folder / "training_args.bin"))
-            break
-    return log
-
-
-def _file(path: Path, layout: Layout, step_column: str | None) -> list[Log]:
-    kind = next((k for k in ("events.out.tfevents", "trainer_state.json") if path.name.startswith(k)), path.suffix)
-    if kind in ("events.out.tfevents", "trainer_state.json", ".db"):
-        _refuse_column(str(path), step_column)
-    if kind == "trainer_state.json":
-        return [_state(path, layout)]
-    runs: list[Log]
-    if kind == "events.out.tfevents":
-        runs = read_events([path], layout)
-    elif kind == ".wandb":
-        runs = [log for log in (read_wandb(path, layout, step_column),) if log is not None]
-    elif kind == ".db":
-        runs = read_trackio(path, layout)
-    else:
-        return (read_lines if kind == ".jsonl" else read_table)(path, layout, step_column)
-    if not runs:
-        raise BudgetError(f"{path}: holds no metrics")
-    return runs
-
-
-def _refuse_column(source: str, step_column: str | None) -> None:
-    if step_column is not None:
-        raise BudgetError(
-            f"{source}: has one step for each metric and no column {step_column!r}; step_column is for tables and "
-            "JSON lines"
-        )

@@ -2,32 +2,22 @@
 
 import json
 import sqlite3
-from pathlib import Path
 
 import pytest
 from isocompute.budget import BudgetError
 from isocompute.budget.cli import main
-from isocompute.budget.contract import tables
 from isocompute.budget.contract.tracking import TrackingError
+from isocompute.budget.follow.following import LiveLog
 from isocompute.budget.trainers.evals import ingest
+from reading_logs import QUESTIONS, TRL
 
 pytestmark = pytest.mark.slow("MLflow")
 
-CONFIG = {
-    "num_generations": 4,
-    "num_generations_eval": 4,
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 2,
-    "steps_per_generation": 2,
-    "generation_batch_size": 128,
-    "num_iterations": 1,
-    "seed": 42,
-}
-QUESTIONS = {"questions": "16"}
+CONFIG = {**TRL, "generation_batch_size": 128}
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+def store(tmp_path_factory):
     """A store with an empty experiment, and one of two runs of one name, configuration and seed."""
     pytest.importorskip("mlflow")
     import mlflow
@@ -43,52 +33,31 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
             client.log_param(run, key, value)
         for step in (2, 4):
             client.log_metric(run, "eval_reward", reward + step / 100, step=step)
+            client.log_metric(run, "eval_completions/mean_length", 5.0, step=step)
         client.set_terminated(run)
     return uri
 
 
-def everything(folder: Path) -> list[Path]:
+def everything(folder):
     return sorted(folder.rglob("*"))
 
 
 @pytest.fixture
-def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def empty(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return tmp_path
 
 
 @pytest.mark.parametrize("source", ["mlflow:some", "runs:/abc", "sqlite:///no/such/mlflow.db"])
-def test_reading_a_store_that_does_not_exist_creates_nothing(
-    source: str, empty: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reading_a_store_that_does_not_exist_creates_nothing(source, empty, capsys):
     pytest.importorskip("mlflow")
     assert main(["doctor", source, "--trainer", "trl", "--out", "out"]) == 2
     assert "there is no MLflow store" in capsys.readouterr().err
     assert everything(empty) == []
 
 
-@pytest.mark.parametrize("uri", ["sqlite:///elsewhere/mlflow.db", "./mlruns", "file:elsewhere/mlruns"])
-def test_a_tracking_uri_that_points_nowhere_is_named(uri: str, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    for read in (lambda: ingest("trl", ["mlflow:some"]), lambda: tables.read("mlflow:some", "evals")):
-        with pytest.raises(TrackingError, match=r"store .*(elsewhere|mlruns)"):
-            read()
-    assert everything(empty) == []
-
-
-def test_a_database_of_something_else_is_left_alone(empty: Path) -> None:
-    pytest.importorskip("mlflow")
-    with sqlite3.connect(empty / "mine.db") as database:
-        database.execute("create table mine (a integer)")
-    before = (empty / "mine.db").read_bytes()
-    with pytest.raises(TrackingError, match=r"mine.db is not"):
-        tables.read("sqlite:///mine.db", "evals")
-    assert (empty / "mine.db").read_bytes() == before
-
-
-def test_an_experiment_without_runs_says_so(store: str, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_experiment_without_runs_says_so(store, empty, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     with pytest.raises(TrackingError, match=r"mlflow:empty: .*no run"):
         ingest("trl", ["mlflow:empty"], constants=QUESTIONS)
@@ -97,7 +66,7 @@ def test_an_experiment_without_runs_says_so(store: str, empty: Path, monkeypatch
     assert everything(empty) == []
 
 
-def test_runs_of_one_name_and_seed_in_mlflow_are_two(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_one_name_and_seed_in_mlflow_are_two(store, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     with pytest.raises(BudgetError, match=r"runs:/.* one seed, 42"):
         ingest("trl", ["mlflow:two"], constants=QUESTIONS)
@@ -110,39 +79,32 @@ def test_runs_of_one_name_and_seed_in_mlflow_are_two(store: str, monkeypatch: py
     assert whole.equals(evals)
 
 
-def events(folder: Path, rewards: dict[int, float], *, name: str = "1", text: str = "") -> None:
+def events(folder, rewards, *, name="1"):
     """An event file as TensorBoard's own writer leaves it."""
     from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     folder.mkdir(parents=True, exist_ok=True)
-    found = [
+    logged = [
         Event(step=step, summary=Summary(value=[Summary.Value(tag="eval/reward", simple_value=reward)]))
         for step, reward in rewards.items()
     ]
-    if text:
-        plugin = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-        tensor = TensorProto(dtype="DT_STRING", string_val=[text.encode()])
-        found.append(
-            Event(summary=Summary(value=[Summary.Value(tag="args/text_summary", metadata=plugin, tensor=tensor)]))
-        )
     with (folder / f"events.out.tfevents.{name}").open("wb") as stream:
         writer = RecordWriter(stream)
-        for event in [Event(file_version="brain.Event:2"), *found]:
+        for event in [Event(file_version="brain.Event:2"), *logged]:
             writer.write(event.SerializeToString())
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path):
     pytest.importorskip("tensorboard")
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG))
     return path
 
 
-def test_a_parent_folder_of_event_files_is_read_run_by_run(tmp_path: Path, config: Path) -> None:
+def test_a_parent_folder_of_event_files_is_read_run_by_run(tmp_path, config):
     events(tmp_path / "runs" / "a", {2: 0.1, 4: 0.2})
     events(tmp_path / "runs" / "b", {2: 0.5, 4: 0.6})
     # Hyperparameters are written into a folder of their own, without metrics.
@@ -153,7 +115,7 @@ def test_a_parent_folder_of_event_files_is_read_run_by_run(tmp_path: Path, confi
     assert evals.sort("seed", "step")["avg_at_4"].to_list() == pytest.approx([0.1, 0.2, 0.5, 0.6])
 
 
-def test_two_event_files_of_one_folder_are_one_run_continued_or_refused(tmp_path: Path, config: Path) -> None:
+def test_two_event_files_of_one_folder_are_one_run_continued_or_refused(tmp_path, config):
     events(tmp_path / "run", {2: 0.1, 4: 0.2, 6: 0.3}, name="1")
     events(tmp_path / "run", {6: 0.35, 8: 0.4}, name="2")
     evals, notes = ingest("trl", [str(tmp_path / "run")], config=config, constants=QUESTIONS)
@@ -164,15 +126,10 @@ def test_two_event_files_of_one_folder_are_one_run_continued_or_refused(tmp_path
         ingest("trl", [str(tmp_path / "run")], config=config, constants=QUESTIONS)
 
 
-def test_the_arguments_that_a_trainer_writes_into_its_events_are_read(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    events(tmp_path / "run", {2: 0.1}, text=json.dumps(CONFIG))
-    evals, _ = ingest("trl", [str(tmp_path / "run")], constants=QUESTIONS)
-    assert evals["rollouts"].to_list() == [256]
-    assert evals["seed"].to_list() == [42]
-
-
-def test_a_folder_of_events_without_metrics_is_refused(tmp_path: Path, config: Path) -> None:
-    events(tmp_path / "run", {})
-    with pytest.raises(BudgetError, match="no metrics"):
-        ingest("trl", [str(tmp_path / "run")], config=config, constants=QUESTIONS)
+def test_a_store_is_followed_once_something_was_logged(store, tmp_path):
+    live = LiveLog(store)
+    assert len(live.look().logs) == 2
+    assert (live.trainer.name, live.remote, live.look().settled) == ("trl", True, True)
+    # Whoever reads a store while it is being made makes both fail.
+    sqlite3.connect(tmp_path / "new.db").close()
+    assert LiveLog(f"sqlite:///{tmp_path}/new.db").look().logs == ()

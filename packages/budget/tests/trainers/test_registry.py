@@ -1,9 +1,12 @@
+"""Every trainer: allocations written as settings and read back, and what settings contradict or leave open."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import Allocation, BudgetError
 from isocompute.budget.trainers.registry import TRAINERS, convert, read, trainer
-from isocompute.budget.trainers.settings import Parallelism, Run, flags, render
+from isocompute.budget.trainers.settings import Parallelism, RunPlan, flags, render
+from reading_logs import run_of
 
 names = st.sampled_from(sorted(TRAINERS))
 worlds = st.integers(1, 64)
@@ -12,11 +15,6 @@ parts = {
     "rollouts_per_problem": st.integers(1, 128),
     "update_steps": st.integers(1, 3000),
 }
-
-
-def run_of(batch, rollouts, steps, **other):
-    allocation = Allocation(problems_per_batch=batch, rollouts_per_problem=rollouts, update_steps=steps)
-    return Run(allocation=allocation, **other)
 
 
 degrees = st.builds(
@@ -35,9 +33,9 @@ def test_an_allocation_comes_back_from_every_trainer_or_is_refused(name, copies,
     world = copies * spread.devices
     if batch % copies:
         with pytest.raises(BudgetError, match="problems_per_batch"):
-            Run(allocation=allocation, world_size=world, parallelism=spread, problems=problems)
+            RunPlan(allocation=allocation, world_size=world, parallelism=spread, problems=problems)
         return
-    run = Run(allocation=allocation, world_size=world, parallelism=spread, gpus_per_node=gpus, problems=problems)
+    run = RunPlan(allocation=allocation, world_size=world, parallelism=spread, gpus_per_node=gpus, problems=problems)
     assert run.data_parallel == copies
     asked = {kind for kind, degree in spread.degrees.items() if degree > 1}
     if not asked <= set(trainer(name).parallelism):
@@ -68,11 +66,11 @@ def test_an_allocation_comes_back_from_every_trainer_or_is_refused(name, copies,
 @given(names, worlds, st.builds(dict, **parts), st.integers(1, 2000))
 def test_the_batch_that_a_refusal_names_divides(name, world, split, more):
     try:
-        Run(allocation=Allocation(**split), world_size=world)
+        RunPlan(allocation=Allocation(**split), world_size=world)
     except BudgetError as error:
         named = str(error).split("problems_per_batch ")[1].removesuffix(" would").replace(",", "")
         for problems in named.split(" or "):
-            Run(allocation=Allocation(**{**split, "problems_per_batch": int(problems)}), world_size=world)
+            RunPlan(allocation=Allocation(**{**split, "problems_per_batch": int(problems)}), world_size=world)
 
 
 @given(st.builds(dict, **parts), st.integers(1, 20_000))
@@ -80,9 +78,9 @@ def test_openrlhf_takes_whole_episodes_or_says_how_many_steps_it_can(split, prob
     allocation = Allocation(**split)
     if problems < allocation.problems_per_batch:
         with pytest.raises(BudgetError, match="cannot be drawn from"):
-            Run(allocation=allocation, problems=problems)
+            RunPlan(allocation=allocation, problems=problems)
         return
-    run = Run(allocation=allocation, problems=problems)
+    run = RunPlan(allocation=allocation, problems=problems)
     batches = problems // allocation.problems_per_batch
     if allocation.update_steps <= problems // allocation.problems_per_batch or allocation.update_steps % batches == 0:
         configuration = convert("openrlhf", run)
@@ -111,6 +109,7 @@ def test_epochs_are_enough_for_the_steps_whatever_the_number_of_problems(name):
     assert "of 2 ends the run after 40 steps, before the 100 asked for; 5 would do" in found.inconsistent[0]
 
 
+ENGINE = "policy.generation.colocated"
 WRONG = [
     ("trl", {"num_generations": 8, "per_device_train_batch_size": 3, "max_steps": 10}, "counts completions"),
     ("trl", {"generation_batch_size": 32, "steps_per_generation": 2}, "of which TRL takes one: 8 completions × 1"),
@@ -126,6 +125,9 @@ WRONG = [
     ("skyrl", {"trainer.train_batch_size": 100, "trainer.policy_mini_batch_size": 64}, "both count prompts"),
     ("skyrl", {"trainer.micro_train_batch_size_per_gpu": 3}, "micro_train_batch_size_per_gpu counts samples"),
     ("trl", {"parallelism_config_cp_size": 2}, "which TRL's GRPO trainer refuses"),
+    ("nemo-rl", {"grpo.num_prompts_per_step": 10, "policy.train_global_batch_size": 48}, "counts samples"),
+    ("nemo-rl", {f"{ENGINE}.enabled": False, f"{ENGINE}.resources.gpus_per_node": 1}, "leaves no device"),
+    ("open-instruct", {"total_episodes": 1000, "num_unique_prompts_rollout": 48}, "the last 40 are never generated"),
     ("skyrl", {"trainer.placement.policy_num_gpus_per_node": 8}, "1 engines of 1 devices are 1, and the policy has 8"),
     (
         "skyrl",
@@ -142,6 +144,8 @@ def test_what_contradicts_itself_is_named(name, settings, remark):
 
 
 OPEN = [
+    ("nemo-rl", {f"{ENGINE}.enabled": False}, "colocated.resources.gpus_per_node is not set"),
+    ("open-instruct", {"num_learners_per_node": "eight"}, "num_learners_per_node is 'eight'"),
     ("trl", {"max_steps": 5}, "give --world-size"),
     ("trl", {}, "give --problems D"),
     ("verl", {}, "give --problems D"),
@@ -194,32 +198,11 @@ def test_trl_generates_several_times_in_a_step_or_every_few_steps():
         assert (found.inconsistent, found.unknown) == ((), ())
 
 
-def test_trl_generates_nothing_where_no_batch_is_complete():
-    layout = {"num_generations": 4, "per_device_train_batch_size": 16, "max_steps": 10}
-    found = read("trl", layout, world_size=1, problems=3)
-    assert found.generated == 0
-    assert "hold no whole generation batch of 4: TRL generates nothing" in found.inconsistent[0]
-
-
 def test_the_last_step_of_a_trl_epoch_may_be_short():
     layout = {"num_generations": 4, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
     epochs = {**layout, "steps_per_generation": 1, "num_train_epochs": 3}
     found = read("trl", epochs, world_size=1, problems=5)
     assert (found.update_steps, found.generated) == (6, 60)
-
-
-def test_verls_asynchronous_modes_generate_in_addition():
-    settings = {"trainer.total_training_steps": 10, "trainer.v1.trainer_mode": "separate_async"}
-    notes = read("verl", settings, problems=10**6).notes
-    assert any("starts 1 batches ahead" in note for note in notes)
-    assert any("further devices" in note for note in notes)
-
-
-def test_batches_that_are_split_generate_once_and_step_often():
-    found = read("verl", {"trainer.total_training_steps": 100, "actor_rollout_ref.rollout.n": 5}, problems=10**6)
-    assert (found.problems_per_batch, found.problems_generated) == (256, 1024)
-    assert found.update_steps == 400
-    assert found.generated == found.allocation.rollouts == 1024 * 5 * 100
 
 
 def test_older_names_of_settings_are_understood():
@@ -233,13 +216,6 @@ def test_older_names_of_settings_are_understood():
 def test_a_number_that_is_none_is_an_error_that_names_file_and_key(value):
     with pytest.raises(BudgetError, match=r"run.yaml: data.train_batch_size is"):
         read("verl", {"data.train_batch_size": value}, where="run.yaml")
-
-
-def test_a_micro_batch_must_divide_a_ranks_share():
-    assert convert("trl", run_of(8, 4, 1, micro_batch=16)).settings["per_device_train_batch_size"] == 16
-    assert convert("trl", run_of(9, 4, 1)).settings["per_device_train_batch_size"] == 6
-    with pytest.raises(BudgetError, match=r"micro_batch is 3, .*16, 32"):
-        run_of(8, 4, 1, micro_batch=3)
 
 
 def test_the_launch_line_says_how_many_processes_trl_has(tmp_path):
@@ -287,12 +263,6 @@ def test_the_group_size_of_a_source_overrides_the_orchestrators():
         sizes(0)
 
 
-def test_prime_rl_on_several_machines_has_inference_nodes_too():
-    settings = convert("prime-rl", run_of(16, 4, 10, world_size=16)).settings
-    assert (settings["deployment.num_train_nodes"], settings["deployment.num_infer_nodes"]) == (2, 1)
-    assert "deployment.num_infer_nodes" not in convert("prime-rl", run_of(16, 4, 10, world_size=4)).settings
-
-
 def test_a_learning_rate_stands_where_the_trainer_looks_for_it():
     keys = {name: convert(name, run_of(8, 4, 10, learning_rate=3e-6)) for name in TRAINERS}
     found = {name: [k for k, v in c.settings.items() if v == 3e-6] for name, c in keys.items()}
@@ -309,9 +279,61 @@ def test_a_learning_rate_stands_where_the_trainer_looks_for_it():
         run_of(8, 4, 1, learning_rate=-1)
 
 
-def test_trl_trains_for_three_epochs_of_8_completions_where_nothing_else_is_said() -> None:
-    # Eight completions of one process are one group of eight, so that 40 problems are 40 steps.
-    found = read("trl", {"learning_rate": 1e-6}, world_size=1, problems=40)
-    assert (found.rollouts_per_problem, found.problems_per_batch) == (8, 1)
-    assert (found.update_steps, found.generated) == (120, 960)
-    assert read("trl", {"num_train_epochs": 2}, world_size=1, problems=40).update_steps == 80
+VERL = "data.train_batch_size=12 actor_rollout_ref.actor.ppo_mini_batch_size=12 trainer.total_epochs=1 "
+VERL += "actor_rollout_ref.rollout.n=2 "
+ACTOR = "actor_rollout_ref.actor"
+MEGATRON = f"{ACTOR}.strategy=megatron {ACTOR}.megatron.tensor_model_parallel_size=4 "
+MEGATRON += f"{ACTOR}.megatron.pipeline_model_parallel_size=2 trainer.nnodes=2"
+NEMO_RL = "cluster.gpus_per_node=8 policy.megatron_cfg.pipeline_model_parallel_size=8 "
+NODES = f"cluster.num_nodes=4 policy.megatron_cfg.enabled=true {ENGINE}.enabled=false {ENGINE}.resources.num_nodes=2"
+SKYRL = "trainer.placement.policy_num_gpus_per_node=8 generator.inference_engine.num_engines=8 "
+SKYRL += "trainer.strategy=megatron trainer.policy.megatron_config.context_parallel_size=4"
+GPUS = [
+    ("verl", VERL + MEGATRON, 16, 2),
+    ("verl", VERL + "actor_rollout_ref.rollout.tensor_model_parallel_size=4", 8, 8),
+    ("verl", VERL + f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=4", 8, 2),
+    ("verl", VERL + f"{ACTOR}.use_dynamic_bsz=true {ACTOR}.ulysses_sequence_parallel_size=2", 8, 4),
+    ("nemo-rl", NEMO_RL + "policy.dtensor_cfg.tensor_parallel_size=4", 8, 2),
+    ("nemo-rl", NEMO_RL + NODES, 16, 2),
+    ("skyrl", SKYRL, 8, 2),
+    ("openrlhf", "ds.tensor_parallel_size=2 ds.ring_attn_size=2 train.batch_size=2 rollout.batch_size=2", 8, 2),
+    ("openrlhf", "ring_attn_size=4 train_batch_size=2 rollout_batch_size=2", 8, 2),
+    ("prime-rl", "deployment.num_train_gpus=8 trainer.model.cp=4", 8, 2),
+    ("open-instruct", "num_learners_per_node=[8,8] sequence_parallel_size=4 total_episodes=640", 16, 4),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "devices", "ranks"), GPUS)
+def test_devices_that_share_a_copy_of_the_model_are_one_rank(name, settings, devices, ranks):
+    found = read(name, flags(settings.split()))
+    assert (found.world_size, found.data_parallel) == (devices, ranks)
+    assert found.inconsistent == ()
+    assert not any("devices" in told for told in found.unknown)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("verl", {"model_engine": "megatron", "actor_rollout_ref.actor.megatron.tensor_model_parallel_size": 3}),
+        ("nemo-rl", {"cluster.gpus_per_node": 8, "policy.dtensor_cfg.context_parallel_size": 3}),
+        ("openrlhf", {"ds.tensor_parallel_size": 3}),
+        ("prime-rl", {"deployment.num_train_gpus": 8, "trainer.model.cp": 3}),
+        ("open-instruct", {"num_learners_per_node": [8], "sequence_parallel_size": 3}),
+    ],
+)
+def test_devices_that_do_not_divide_into_copies_are_told(name, settings):
+    found = read(name, settings)
+    key = next(key for key, value in settings.items() if value == 3)
+    assert found.data_parallel is None
+    assert f"8 devices cannot be split into copies of the model on 3 each ({key} 3)" in found.inconsistent
+
+
+def test_degrees_that_cannot_be_are_refused():
+    with pytest.raises(BudgetError, match="tensor parallelism is 0"):
+        Parallelism(tensor=0)
+    with pytest.raises(BudgetError, match=r"context .* is 2,097,152"):
+        Parallelism(context=2**21)
+    with pytest.raises(BudgetError, match="world_size 4 or 8 would"):
+        run_of(8, 4, 3, world_size=6, parallelism=Parallelism(tensor=2, context=2))
+    with pytest.raises(BudgetError, match="problems_per_batch 2 or 4"):
+        run_of(3, 11, 3, world_size=8, parallelism=Parallelism(tensor=4))

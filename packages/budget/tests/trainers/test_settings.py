@@ -1,3 +1,5 @@
+"""Settings in files and on command lines."""
+
 import json
 
 from isocompute.budget.cli import main
@@ -56,10 +58,3 @@ def test_flags_override_the_file(tmp_path, capsys):
     arguments = ["convert", "--from", "trl", "--world-size", "1", str(tmp_path / "a.json"), "--", "--max_steps", "9"]
     assert main(arguments) == 0
     assert "update steps          9\n" in capsys.readouterr().out
-
-
-def test_an_allocation_that_is_not_known_is_not_written(tmp_path, capsys):
-    out = tmp_path / "allocation.json"
-    assert main(["convert", "--from", "prime-rl", "--json", str(out), "--", "--batch_size", "8"]) == 2
-    assert "no allocation to write: update steps" in capsys.readouterr().err
-    assert not out.exists()

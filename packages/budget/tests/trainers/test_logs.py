@@ -1,0 +1,180 @@
+"""Logs as loggers leave them, read without the logger; and which of a log's columns counts the trainer's steps."""
+
+import json
+import pickle
+import sqlite3
+import zipfile
+from pathlib import Path
+
+import pytest
+from isocompute.budget import BudgetError
+from isocompute.budget.trainers.evals import ingest
+from isocompute.budget.trainers.logs.log import read_arguments
+from reading_logs import DOCS, FIXTURES, OPENRLHF, PRIME_RL, TRL, VERL, ingested, logged_run, run_settings
+
+
+def check(source, whole=True):
+    """That a source holds the run of ``logged_run``, or its beginning."""
+    evals = ingest("trl", [str(source)])[0]
+    assert not whole or len(evals) == 3
+    for name, values in (
+        ("step", [2, 4, 6]),
+        ("rollouts", [32, 64, 96]),
+        ("avg_at_2", [0.25, 0.5, 0.75]),
+        ("learning_rate", [1e-4] * 3),
+        ("questions", [16] * 3),
+    ):
+        assert evals[name].to_list() == values[: len(evals)]
+
+
+def test_wandbs_own_file_is_read_without_wandb():
+    check(FIXTURES / "wandb" / "run.wandb")
+    check(FIXTURES / "wandb")
+
+
+def test_a_file_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path):
+    (events,) = (FIXTURES / "trl" / "events").iterdir()
+    for whole, path, part in (
+        (FIXTURES / "wandb" / "run.wandb", tmp_path / "run.wandb", 997),
+        (events, tmp_path / "events.out.tfevents.x", 4_001),
+    ):
+        data = whole.read_bytes()
+        for length in range(7, len(data), part):
+            path.write_bytes(data[:length])
+            try:
+                evals, _ = ingest("trl", [str(path)])
+            except BudgetError:
+                continue
+            assert evals["rollouts"].to_list() == [32, 64, 96][: len(evals)]
+
+
+def test_trackios_database_is_read_without_trackio(tmp_path):
+    with sqlite3.connect(tmp_path / "p.db") as database:
+        database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_id TEXT, run_name TEXT, metrics TEXT)")
+        database.execute("CREATE TABLE configs (id INTEGER PRIMARY KEY, run_id TEXT, config TEXT)")
+        database.execute("INSERT INTO configs (run_id, config) VALUES ('a', ?)", [json.dumps(run_settings())])
+        for row in logged_run():
+            database.execute("INSERT INTO metrics (run_id, run_name, metrics) VALUES ('a', 'r', ?)", [json.dumps(row)])
+    check(tmp_path / "p.db")
+
+
+@pytest.mark.parametrize(("name", "said"), [("q.db", "Trackio"), ("q.wandb", "is no file of W&B's")])
+def test_another_file_is_not_taken_for_a_loggers(name, said, tmp_path):
+    (tmp_path / name).write_bytes(b"something else")
+    with pytest.raises(BudgetError, match=said):
+        ingest("trl", [str(tmp_path / name)])
+
+
+def test_a_trainers_arguments_are_read_without_unpickling():
+    for n in (4, 16):
+        arguments = read_arguments(DOCS / f"n{n}" / "training_args.bin")
+        assert (arguments["num_generations"], arguments["generation_batch_size"], arguments["seed"]) == (n, 64, n)
+        assert arguments["learning_rate"] == 5e-4
+
+
+class Trap:
+    """Would leave a file behind if it were unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_arguments_that_would_run_code_do_not(tmp_path):
+    for name, content in (("a", {"num_generations": 4, "x": Trap(tmp_path / "ran")}), ("b", [Trap(tmp_path / "ran")])):
+        path = tmp_path / f"{name}.bin"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("archive/data.pkl", pickle.dumps(content, protocol=2))
+        assert read_arguments(path) == ({"num_generations": 4} if name == "a" else {})
+    assert not (tmp_path / "ran").exists()
+    (tmp_path / "c.bin").write_bytes(b"PK")
+    with pytest.raises(BudgetError, match=r"not the training_args.bin"):
+        read_arguments(tmp_path / "c.bin")
+
+
+def counted(folder, trainer, config, log, *, name="log.csv", **given):
+    return ingested(folder, trainer, log, config, file=name, **given)[0]["rollouts"].to_list()
+
+
+@pytest.mark.parametrize(
+    ("trainer", "config", "log", "rollouts"),
+    [
+        # Logged every ten steps, and evaluated every twenty: W&B counts the calls.
+        (
+            "trl",
+            TRL,
+            "_step,train/global_step,train/reward,eval/reward\n0,10,0.1,\n1,20,0.2,\n2,20,,0.3\n3,30,0.4,\n4,40,,0.6\n",
+            [20 * 16, 40 * 16],
+        ),
+        # Tables of completions, system metrics and the like are rows of their own.
+        ("trl", TRL, "_step,train/global_step,system/gpu,eval/reward\n0,5,,0.1\n1,,80,\n2,10,,0.2\n", [80, 160]),
+        # The row of the evaluation before training has no training/global_step.
+        ("verl", VERL, "_step,training/global_step,val-core/m/acc/mean@4\n0,,0.1\n5,5,0.2\n10,10,0.3\n", [0, 160, 320]),
+        (
+            "openrlhf",
+            OPENRLHF,
+            "Step,train/global_step,eval/global_step,train/response_length,eval/eval_math_pass1\n"
+            "0,10,,5,\n1,20,,5,\n2,,20,,0.3\n3,30,,5,\n4,40,,5,\n5,,40,,0.4\n",
+            [20 * 32, 40 * 32],
+        ),
+        # W&B's export has both: Step counts calls, of which an evaluation is one more.
+        (
+            "prime-rl",
+            PRIME_RL,
+            "Step,step,progress/rollouts,eval/math/avg@4\n0,1,,0.1\n1,1,40,\n2,2,50,\n3,3,,0.3\n4,3,60,\n",
+            [0, 90],
+        ),
+    ],
+)
+def test_the_trainers_step_goes_before_wandbs_count_of_log_calls(trainer, config, log, rollouts, tmp_path):
+    assert counted(tmp_path, trainer, config, log) == rollouts
+
+
+@pytest.mark.parametrize("column", ["_step", "Step"])
+@pytest.mark.parametrize(
+    ("trainer", "config", "metric"),
+    [
+        ("trl", TRL, "eval/reward"),
+        ("openrlhf", OPENRLHF, "eval/eval_math_pass1"),
+        ("prime-rl", PRIME_RL, "eval/math/avg@4"),
+    ],
+)
+def test_wandbs_count_alone_is_asked_about(trainer, config, metric, column, tmp_path):
+    line = json.dumps({column: 1, metric: 0.5}) + "\n"
+    for name, log in (("log.csv", f"{column},{metric}\n0,0.1\n1,0.2\n"), ("log.jsonl", line)):
+        with pytest.raises(BudgetError, match=rf"only by {column}, .*step_column="):
+            counted(tmp_path, trainer, config, log, name=name)
+
+
+def test_the_column_of_steps_can_be_named_in_tables_and_lines(tmp_path):
+    log = "Step,optimizer steps,eval/reward\n0,5,0.1\n1,10,0.2\n"
+    assert counted(tmp_path, "trl", TRL, log, step_column="optimizer steps") == [80, 160]
+    # Whoever says so is believed.
+    assert counted(tmp_path, "trl", TRL, log, step_column="Step") == [0, 16]
+    lines = '{"Step": 2, "eval_reward": 0.5}\n{"Step": 4, "eval_reward": 0.6}\n'
+    assert counted(tmp_path, "trl", TRL, lines, name="log.jsonl", step_column="Step") == [32, 64]
+    state = json.dumps({"log_history": [{"step": 2, "eval_reward": 0.5}]})
+    for name, content, said in (
+        ("log.csv", log, "no column 'steps'"),
+        ("trainer_state.json", state, "no column 'steps'"),
+        ("log.jsonl", lines, "no line has 'steps'"),
+    ):
+        with pytest.raises(BudgetError, match=said):
+            counted(tmp_path, "trl", TRL, content, name=name, step_column="steps")
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("", "row 2 has no train/global_step"),
+        ("ten", "row 2 has the train/global_step 'ten', which is not a whole number"),
+        ("10.5", "row 2 has the train/global_step 10.5, which is not a whole number"),
+        ("-1", "row 2 has the train/global_step -1"),
+        ("inf", "row 2 has the train/global_step inf, which is not a whole number"),
+    ],
+)
+def test_a_cell_that_is_not_a_step_names_its_row(cell, message, tmp_path):
+    with pytest.raises(BudgetError, match=message):
+        counted(tmp_path, "trl", TRL, f"train/global_step,eval/reward\n5,0.1\n{cell},0.2\n")
