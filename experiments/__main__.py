@@ -29,7 +29,7 @@ from .settings.strict import SettingError
 from .stages import SET_STAGES, STAGES
 
 SECONDS = Path("work") / "seconds.jsonl"
-"""How long stages took, one line per stage; never a DVC output."""
+"""Durations of stages, one line per stage; never a DVC output."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

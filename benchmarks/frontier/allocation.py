@@ -1,4 +1,4 @@
-"""Whether ``next`` spends well: loops that fit, ask what to run, run it and ask again, on grids of B_p and n.
+"""Measure how well ``next`` spends: loops that fit, ask what to run, run it and ask again, on grids of B_p and n.
 
     python -m benchmarks.frontier.allocation [--sweeps 50] [--only NAME …] [--out FILE]
 
@@ -89,12 +89,12 @@ def uniform(laboratory: Laboratory, seeds: int, share: float) -> Reached:
 
 
 def by_next(fitted: Fitted, actions: list[Action]) -> Action:
-    """What ``next`` would run."""
+    """Runs that ``next`` proposes."""
     return actions[0]
 
 
 def by_mspe(fitted: Fitted, actions: list[Action]) -> Action:
-    """What lowers the mean squared prediction error most for its cost."""
+    """Runs that lower the mean squared prediction error most for their cost."""
     drawn = fitted.posterior.reward(LAST)[:, :, 0]
     model, theta = fitted.posterior.model, fitted.posterior.theta
     gain = drawn.max(axis=1) - model.start(theta)[:, 0]

@@ -1,4 +1,4 @@
-"""Whether the posterior's intervals are right: counted over made-up sweeps of known truth.
+"""Count how often the posterior's intervals are right, over made-up sweeps of known truth.
 
     python -m benchmarks.frontier.calibration [--sweeps 100] [--only NAME …] [--out FILE]
 
@@ -21,11 +21,11 @@ from benchmarks.frontier.worlds import LAST, sweep, world
 
 COMPUTE = np.array([LAST, 4 * LAST, 1e15])
 PRIOR = {"median": 0.06, "factor": 0.7, "timing_median": 0.08, "timing_factor": 0.9, "degrees": 6.0}
-"""What the README states of seeds: their standard deviations, each known to the exponential of a factor."""
+"""The README's statement about seeds: their standard deviations, each known to the exponential of a factor."""
 
 
 def one(kind: str, seeds: int, deviation: float | None, number: int) -> dict[str, float]:
-    """What one sweep shows.
+    """Measurements of one sweep.
 
     Args:
         kind: Of world.

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 Records = Mapping[str, np.ndarray]
-"""What was seen, by name; one value per sweep, NaN where it does not apply."""
+"""Measurements by name; one value per sweep, NaN where it does not apply."""
 Statistic = Callable[[Records], Mapping[str, float]]
 Bounds = tuple[float | None, float | None]
 
@@ -45,7 +45,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """What was counted.
+    """A count.
 
     Attributes:
         error: Its standard error over sweeps, by the jackknife.

@@ -1,4 +1,4 @@
-"""Whether runs that failed, ended early or were evaluated badly change the choice: each on clean sweeps, paired.
+"""Measure how runs that failed, ended early or were evaluated badly change the choice: on clean sweeps, paired.
 
     python -m benchmarks.frontier.dirt [--sweeps 40] [--only NAME …] [--out FILE]
 
@@ -121,7 +121,7 @@ def fitted_choice(fitted: Fitted) -> int:
 
 
 def compare(truth: World, clean: Fitted, dirty: Fitted, kinds: dict[str, str], gone: int | None) -> dict[str, float]:
-    """What became of the choice, and whether the runs were named.
+    """Compare the choice, and return whether the runs were named.
 
     Args:
         truth: The world.

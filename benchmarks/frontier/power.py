@@ -1,4 +1,4 @@
-"""Whether a gap between two n is told, and none where there is none: counted over made-up sweeps of 16 evaluations.
+"""Count how often a gap between two n is told, and none where there is none, over made-up sweeps of 16 evaluations.
 
     python -m benchmarks.frontier.power [--sweeps 150] [--first 0] [--only NAME …] [--out FILE]
 
@@ -53,13 +53,13 @@ def ends(fitted: Fitted) -> tuple[list[int], np.ndarray]:
 
 
 def told(fitted: Fitted, lower: int, higher: int) -> bool:
-    """Whether the interval of the difference of two n lies above 0."""
+    """Return whether the interval of the difference of two n lies above 0."""
     ns, drawn = ends(fitted)
     return bool(np.quantile(drawn[:, ns.index(higher)] - drawn[:, ns.index(lower)], QUANTILES[0]) > 0)
 
 
 def gap(kind: str, seeds: int, number: int) -> dict[str, float]:
-    """Whether one gap is told."""
+    """Return whether one gap is told."""
     rng = np.random.default_rng([number, 11])
     truth = world_with_gap(kind, rng, gap=GAP)
     fitted = Frontier(sweep(truth, rng, seeds=seeds, deviation=0.05)).fit(seed=number)
@@ -82,7 +82,7 @@ def gap(kind: str, seeds: int, number: int) -> dict[str, float]:
 
 
 def null(seeds: int, deviation: float, number: int) -> dict[str, float]:
-    """Whether a flat world gives rise to a claim."""
+    """Return whether a flat world gives rise to a claim."""
     rng = np.random.default_rng([number, 13])
     truth = world("flat", rng)
     fitted = Frontier(sweep(truth, rng, seeds=seeds, deviation=deviation)).fit(seed=number)
@@ -93,7 +93,7 @@ def null(seeds: int, deviation: float, number: int) -> dict[str, float]:
 
 
 def seeds_named(seeds: int, given: bool, number: int) -> dict[str, float]:
-    """Whether the number of seeds that ``next`` names after a pilot is right, and suffices.
+    """Return whether the number of seeds that ``next`` names after a pilot is right, and suffices.
 
     Args:
         seeds: Of each n in the pilot.

@@ -1,4 +1,4 @@
-"""How much reward is lost by choosing with the posterior, against other ways to choose from the same sweep, paired.
+"""Measure the reward lost by choosing with the posterior, against other ways to choose from the same sweep, paired.
 
     python -m benchmarks.frontier.regret [--sweeps 80] [--only NAME …] [--out FILE]
 
@@ -28,7 +28,7 @@ EVERY = ("posterior", "healthy", *RIVALS)
 
 
 def one(kind: str, number: int) -> dict[str, float]:
-    """What one sweep shows."""
+    """Measurements of one sweep."""
     rng = np.random.default_rng([number, 23])
     truth = world(kind, rng)
     evals = sweep(truth, rng, seeds=2, deviation=0.05)
@@ -49,7 +49,7 @@ def one(kind: str, number: int) -> dict[str, float]:
 
 
 def left_out(truth: World, evals: pl.DataFrame, number: int, rng: np.random.Generator) -> dict[str, float]:
-    """Whether the interval of an n that was left out covers its reward at the end of the data."""
+    """Return whether the interval of an n that was left out covers its reward at the end of the data."""
     ns = list(truth.gain)
     n = int(rng.choice(ns))
     rest = Frontier(evals.filter(pl.col("rollouts_per_problem") != n)).fit(seed=number)

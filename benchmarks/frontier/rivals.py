@@ -1,4 +1,4 @@
-"""What the posterior is compared with: each n fitted alone, and the n that has gone farthest so far."""
+"""Rivals of the posterior: each n fitted alone, and the n that has gone farthest so far."""
 
 from __future__ import annotations
 

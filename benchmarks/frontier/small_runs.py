@@ -78,7 +78,7 @@ class Adam:
 
 
 def encode(last: Array, digit: Array, position: int) -> Array:
-    """What the policy sees: the last partial sum, the next digit and the position."""
+    """Inputs of the policy: the last partial sum, the next digit and the position."""
     out = np.zeros((len(last), 20 + ANSWER))
     rows = np.arange(len(last))
     out[rows, last], out[rows, 10 + digit], out[rows, 20 + position] = 1, 1, 1
@@ -103,7 +103,7 @@ def base(seed: int, hard: float) -> Policy:
 
 
 def answer(policy: Policy, questions: Array, rng: np.random.Generator) -> tuple[Array, list[tuple[Array, ...]]]:
-    """Whether sampled answers are right, and what their gradient needs."""
+    """Return which sampled answers are right, and what their gradient needs."""
     last, right = questions[:, 0], np.ones(len(questions), dtype=bool)
     kept: list[tuple[Array, ...]] = []
     truth = questions[:, 0]

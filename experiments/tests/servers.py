@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -27,21 +28,10 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        command = ["mlflow", "server", "--backend-store-uri", f"sqlite:///{self._folder}/mlflow.db", "--workers", "1"]
+        command += ["--artifacts-destination", str(self._folder / "artifacts"), "--port", str(self.port)]
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "mlflow",
-                "server",
-                "--backend-store-uri",
-                f"sqlite:///{self._folder}/mlflow.db",
-                "--artifacts-destination",
-                str(self._folder / "artifacts"),
-                "--port",
-                str(self.port),
-                "--workers",
-                "1",
-            ],
+            [sys.executable, "-m", *command],
             env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -55,9 +45,14 @@ class Server:
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)
 
-    def kill(self) -> None:
+    def signal(self, number: int) -> None:
         if self._process and self._process.poll() is None:
-            os.killpg(self._process.pid, 9)
+            os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGKILL)
+        if self._process:
             self._process.wait()
 
 

@@ -4,7 +4,6 @@ import ast
 import json
 import re
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,26 +28,6 @@ def test_the_namespace_has_no_init_and_every_package_links_to_the_one_contract()
         link = ROOT / "packages" / package / "src" / "isocompute" / package / "contract"
         assert link.is_symlink()
         assert link.resolve() == ROOT / "contract"
-
-
-def imported(path: Path) -> set[str]:
-    """Dotted names in the import statements of a file, relative ones from the root of the repository."""
-    found, parts = set(), path.relative_to(ROOT).with_suffix("").parts
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            origin = ".".join([*parts[: len(parts) - node.level], *filter(None, [node.module])])
-            origin = origin if node.level else str(node.module)
-            found |= {origin, *(f"{origin}.{alias.name}" for alias in node.names)}
-    return found
-
-
-def test_no_code_imports_a_study() -> None:
-    places = [p for top in ("experiments", "benchmarks", "tools") for p in (ROOT / top).rglob("*.py")]
-    code = [p for p in places if (ROOT / "experiments" / "studies") not in p.parents]
-    assert len(code) > 100
-    assert [p for p in code if any(name.startswith("experiments.studies") for name in imported(p))] == []
 
 
 def test_no_fixture_holds_a_path_of_the_machine_that_made_it() -> None:
