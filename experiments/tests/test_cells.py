@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 import yaml
+from isocompute.budget.contract import files
 from isocompute.learner.config import ObjectiveConfig, OptimizerConfig
 
 from experiments.errors import ExperimentError
@@ -90,30 +91,17 @@ def test_the_text_of_an_error_is_no_code_and_what_is_computed_for_it_is(tmp_path
 
 def test_the_code_of_a_cell_is_the_loop_and_what_it_needs() -> None:
     found = cells.closure(cells.LOOP, without=cells.CARRIES_NO_RESULT)
-    for needed in (
-        "isocompute.learner.objective.loss",
-        "isocompute.learner.objective.prepare",
-        "isocompute.learner.training.loop",
-        "isocompute.learner.ranks.group",
-        "isocompute.rollout.samplers.vllm.sampler",
-        "isocompute.rollout.scoring.judges.tasks",
-        "isocompute.rollout.scoring.sandbox.child",
-        "isocompute.rollout.scoring.evaluation",
-        "isocompute.budget.ledger.meter",
-        "experiments.running.worker",
-    ):
-        assert needed in found, needed
-    for free in (
-        "experiments.report.page",
-        "experiments.settings.model",
-        "isocompute.learner.saving.export",
-        "isocompute.rollout.problems.hub",
-        "isocompute.budget.contract.tracking",
-        "experiments.running.tracker",
-        "experiments.running.design",
-        "experiments.settings.model",
-    ):
-        assert free not in found, free
+    needed = """
+        isocompute.learner.objective.loss isocompute.learner.objective.prepare isocompute.learner.training.loop
+        isocompute.learner.ranks.group isocompute.rollout.samplers.vllm.sampler isocompute.rollout.scoring.judges.tasks
+        isocompute.rollout.scoring.sandbox.child isocompute.rollout.scoring.evaluation isocompute.budget.ledger.meter
+        experiments.running.worker"""
+    free = """
+        experiments.report.page experiments.settings.model isocompute.learner.saving.export
+        isocompute.rollout.problems.hub isocompute.budget.contract.tracking experiments.running.tracker
+        experiments.running.design"""
+    assert {*needed.split()} <= {*found}
+    assert not {*free.split()} & {*found}
 
 
 def test_a_model_retrained_in_place_is_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,17 +120,8 @@ def test_a_model_retrained_in_place_is_another_model(tmp_path: Path, monkeypatch
 
 
 def test_how_hard_a_problem_was_found_to_be_is_not_read_by_a_cell() -> None:
-    table = pl.DataFrame(
-        {
-            "problem_id": ["a"],
-            "prompt": ["1+1="],
-            "answer": ["2"],
-            "verifier": ["exact"],
-            "source": ["s"],
-            "split": ["train"],
-            "pass_rate": [0.5],
-        }
-    )
+    row = {"problem_id": "a", "prompt": "1+1=", "answer": "2", "verifier": "exact", "source": "s", "split": "train"}
+    table = pl.DataFrame([row | {"pass_rate": 0.5}])
     assert problems_hash(table) == problems_hash(table.with_columns(pass_rate=pl.lit(0.25)))
     assert problems_hash(table) != problems_hash(table.with_columns(answer=pl.lit("3")))
 
@@ -157,15 +136,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     pinned = [f"{name}=={version(name).partition('+')[0]}" for name in ("polars", "torch", "numpy")]
     (tmp_path / "constraints.txt").write_text("\n".join(pinned))
     (tmp_path / "data.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "2+1=", "answer": "3"}\n')
-    (tmp_path / "judging").mkdir()
-    (tmp_path / "judging" / "__init__.py").write_text("")
-    (tmp_path / "judging" / "mine.py").write_text(
-        "from judging.helper import same\n\n\ndef judge(response, answer, metadata):\n"
-        "    return same(response, answer)\n"
-    )
-    (tmp_path / "judging" / "helper.py").write_text('def same(one, other):\n    """Say."""\n    return one == other\n')
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
+    imports, body = "from judging.helper import same\\n\\n\\n", "    return same(response, answer)\\n"
+    judge = f"{imports}def judge(response, answer, metadata):\\n{body}"
+    helper = 'def same(one, other):\n    """Say."""\n    return one == other\n'
+    own = {"judging/__init__.py": "", "judging/mine.py": judge, "judging/helper.py": helper, "model/config.json": "{}"}
+    for name, text in own.items():
+        files.write_text(tmp_path / name, text)
     smoke = params()["smoke"]
     smoke |= {"problems": [SOURCE], "base": {"kind": "model", "model": "model"}}
     smoke["resources"] = {"workers": 1, "sampler": "vllm"}
@@ -203,13 +179,10 @@ def resources(**changes: Any) -> Callable[[], None]:
     [
         edit("data.jsonl", "1+1", "1+ 1"),
         edit("judging/helper.py", "one == other", "one != other"),
-        edit("judging/mine.py", "same(response", "not same(response"),
         edit("model/config.json", "{}", '{"a": 1}'),
         resources(device="cuda"),
         resources(sampler="transformers"),
-        resources(device="cuda", dtype="float32"),
         resources(learner_ranks=2),
-        resources(placement="separate"),
         resources(placement="separate", replicas=2),
         resources(engine={"max_concurrent": 8}),
     ],

@@ -66,10 +66,7 @@ def test_what_a_repro_started_on_a_cluster_of_others_ends_with_it_however_it_end
     address = ray.get_runtime_context().gcs_address
     before = named()
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER],
-        env=variables(RAY_ADDRESS=address),
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", HOLDER], env=variables(RAY_ADDRESS=address), stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
@@ -198,33 +195,24 @@ def asked(**resources: Any) -> WorkerConfig:
     return WorkerConfig(models={}, generation={}, resources=ResourcesConfig(**resources))
 
 
-@pytest.mark.parametrize(
-    ("resources", "bundles", "ranks", "engines"),
-    [
+def test_separate_engines_have_bundles_of_their_own_and_colocated_ones_are_on_the_ranks() -> None:
+    cuda, four = {"device": "cuda", "learner_ranks": 2}, EngineConfig(tensor_parallel=4)
+    for resources, bundles, ranks, engines in (
         ({}, [], [], []),
         ({"learner_ranks": 2}, [{"CPU": 1}] * 2, [0, 1], []),
         ({"placement": "separate"}, [{"CPU": 1}], [], [0]),
         ({"learner_ranks": 2, "replicas": 3, "placement": "separate"}, [{"CPU": 1}] * 5, [0, 1], [2, 3, 4]),
         ({"learner_ranks": 2, "replicas": 2}, [{"CPU": 2}] * 2, [0, 1], [0, 1]),
-        ({"learner_ranks": 2, "replicas": 2, "device": "cuda"}, [{"CPU": 2, "GPU": 1}] * 2, [0, 1], [0, 1]),
-        (
-            {"learner_ranks": 2, "placement": "separate", "device": "cuda", "engine": EngineConfig(tensor_parallel=4)},
-            [{"CPU": 1, "GPU": 1}] * 2 + [{"CPU": 1, "GPU": 4}],
-            [0, 1],
-            [2],
-        ),
-    ],
-)
-def test_separate_engines_have_bundles_of_their_own_and_colocated_ones_are_on_the_ranks(
-    resources: dict[str, Any], bundles: list[dict[str, float]], ranks: list[int], engines: list[int]
-) -> None:
-    layout = Bundles.of(asked(sampler="vllm", **{"device": "cpu"} | resources))
-    assert [list(layout.bundles), list(layout.ranks), list(layout.engines)] == [bundles, ranks, engines]
-    assert layout.share == (0.5 if set(ranks) & set(engines) else 1.0)
+        ({**cuda, "replicas": 2}, [{"CPU": 2, "GPU": 1}] * 2, [0, 1], [0, 1]),
+        ({**cuda, "placement": "separate", "engine": four}, [{"CPU": 1, "GPU": k} for k in (1, 1, 4)], [0, 1], [2]),
+    ):
+        layout = Bundles.of(asked(sampler="vllm", **{"device": "cpu"} | resources))
+        assert [list(layout.bundles), list(layout.ranks), list(layout.engines)] == [bundles, ranks, engines]
+        assert layout.share == (0.5 if {*ranks} & {*engines} else 1.0)
 
 
 # Each transport in one of the placements: for the same processes both give the same way from one to the other.
-@pytest.fixture(params=[("separate", ("object_store", "gloo")), ("colocated", ("ipc",))], ids=lambda param: param[0])
+@pytest.fixture(params=[("separate", ("object_store",)), ("colocated", ("ipc",))], ids=lambda param: param[0])
 def placed(request: pytest.FixtureRequest, cluster: None) -> Iterator[tuple[Any, LearnerGroup, Any]]:
     """A placement group, two ranks in it that share a policy, and two engines in it by each transport, one by one."""
     placement, transports = request.param

@@ -221,19 +221,12 @@ def test_every_metric_of_the_rollout_commands_is_in_the_glossary_and_no_other(
     pl.DataFrame({"prompt": ["1+1=", "1+2="], "answer": ["2", "3"]}).write_ndjson("own.jsonl")
     Path("own.yaml").write_text("kind: file\npath: own.jsonl\ntrain: 1\nvalidation: 1\n")
     assert main(["problems", "own.yaml", "--out", "problems.parquet", "--log", "a"]) == 0
-    rollouts = pl.read_parquet("problems.parquet").select(
-        "problem_id",
-        run_id=pl.lit("r"),
-        step=pl.lit(0),
-        phase=pl.lit("eval"),
-        sample=pl.lit(0, dtype=pl.Int32),
-        prompt_ids=[1],
-        response_ids=[1],
-        logprobs=[0.0],
-        reward=pl.lit(1.0),
-        finish_reason=pl.lit("stop"),
-        weights_version=pl.lit(0),
+    own = {"run_id": "r", "step": 0, "phase": "eval", "reward": 1.0, "finish_reason": "stop", "weights_version": 0}
+    ids = {"sample": 0, "prompt_ids": [1], "response_ids": [1], "logprobs": [0.0]}
+    rollouts = pl.DataFrame(
+        [{"problem_id": p, **own, **ids} for p in pl.read_parquet("problems.parquet")["problem_id"]]
     )
+    rollouts = rollouts.with_columns(pl.col("sample").cast(pl.Int32))
     rollouts.write_parquet("rollouts.parquet")
     # The metric of generate and score, which need a model.
     logged |= set(rewarded(rollouts).metrics)

@@ -111,14 +111,3 @@ def test_the_fewest_ranks_that_hold_an_update_are_named_where_the_settings_do_no
     tried = [line for line in printed if line.startswith("with compute:")][:2]
     assert [line.endswith("per rank, fits") for line in tried] == [False, True]
     assert all(f"learner_ranks: {ranks}:" in line for ranks, line in zip((1, 8), tried, strict=True))
-
-
-def test_the_plan_of_a_small_model_is_in_one_small_unit(capsys: pytest.CaptureFixture[str]) -> None:
-    plan.run(load(preset="tiny"))
-    printed = capsys.readouterr().out
-    sizes = [line for line in printed.splitlines() if line.endswith("iB")]
-    assert sizes
-    assert {line.split()[-1] for line in sizes} == {"MiB"}
-    assert all(float(line.split()[-2]) > 0 for line in sizes)
-    assert " million parameters in " in printed
-    assert "billion" not in printed

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -10,10 +9,8 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-import polars as pl
 import pytest
 import yaml
-from isocompute.rollout.contract import tables
 
 from experiments.__main__ import main
 from experiments.errors import ExperimentError
@@ -105,29 +102,6 @@ def test_a_data_set_or_a_base_model_that_cannot_be_loaded_is_named(
     preset(problems=[{"kind": "file", "path": "data/nothing.jsonl"}])
     refused("data/nothing.jsonl", capsys, "prepare")
     assert not (tmp_path / "outputs" / "prepared" / "problems.parquet").exists()
-
-
-@pytest.mark.slow
-def test_a_full_disk_leaves_the_table_that_was_there(tmp_path: Path) -> None:
-    written = tmp_path / "outputs" / "prepared" / "problems.parquet"
-    row = {"problem_id": "a", "prompt": "1+1=", "answer": "2", "verifier": "exact", "source": "s", "split": "train"}
-    tables.write(pl.DataFrame([row]), "problems", written)
-    before = written.read_bytes()
-    preset()
-    # A limit on the size of files does what a disk does that is nearly full; it would cut off what Python compiles.
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments", "prepare"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(PYTHONWARNINGS="ignore", PYTHONDONTWRITEBYTECODE="1"),
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048)),
-    )
-    assert done.returncode == 2
-    assert "cannot be written" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert written.read_bytes() == before
-    assert sorted(path.name for path in written.parent.iterdir()) == ["base", "problems.parquet"]
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import ast
 import json
 import re
-import subprocess
 from typing import Any
 
 import pytest
@@ -36,13 +35,6 @@ def test_no_fixture_holds_a_path_of_the_machine_that_made_it() -> None:
     for path in files:
         for place in ("root", "home", "tmp", "Users", "var"):
             assert f"/{place}/".encode() not in path.read_bytes(), path
-
-
-def test_no_large_file_is_tracked() -> None:
-    said = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    tracked = [ROOT / name for name in said.split("\0") if name and (ROOT / name).is_file()]
-    assert tracked
-    assert [path for path in tracked if path.stat().st_size > 500_000] == []
 
 
 @pytest.mark.parametrize("stage", RUN_BY_DVC)

@@ -27,7 +27,7 @@ from experiments.settings import load
 from experiments.stages.shared import log
 
 from .made import PARAMS, ROOT, cell, environment, evaluation_record, finish, step_record
-from .servers import Front, Server, silent
+from .servers import Server, silent, unavailable
 
 pytestmark = pytest.mark.slow("MLflow stores and servers")
 
@@ -218,25 +218,6 @@ def test_a_server_that_never_answers_holds_nobody_up(store: Path) -> None:
     assert [run.info.status for run in runs("sweep")] == ["FINISHED"]
 
 
-def test_mlflows_own_client_makes_first_contact_and_no_message_has_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    front = Front()
-    address = front.uri.replace("//", "//alice:open%20sesame@")
-    with pytest.raises(tracking.TrackingError) as refused:
-        tracking.ensure_store(address)
-    assert front.asked
-    assert all(path.startswith("/api/") for path in front.asked)
-    front.stop()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://alice:open%20sesame@127.0.0.1:9")
-    for source in (
-        "mlflow:sweep",
-        "http://alice:open%20sesame@127.0.0.1:9",
-        "postgresql://alice:open@sesame@no.where/db",
-    ):
-        with pytest.raises(ValueError, match=r".") as unread:
-            tables.read(source, "evals")
-        assert "sesame" not in str(unread.value) + str(refused.value)
-
-
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("store"))
@@ -282,30 +263,39 @@ def test_what_could_not_be_sent_is_named_and_sent_later(server: Server, capsys: 
         assert len(tables.read("mlflow:sweep", name)) == 1
 
 
-def test_answers_of_503_delete_no_run(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    front = Front(server.port)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", front.uri)
+def test_answers_of_503_delete_no_run_and_no_message_has_a_password(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = cell()
     folder = work.folder_of(one)
     folder.mkdir(parents=True)
     Spool(folder / "metrics.jsonl").write(step_record(1))
     finish(folder, one)
-    first = Tracker("unavailable")
-    first.send(one, finished=True)
-    assert not first.drain()
+
+    def sent(uri: str) -> Tracker:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        tracker = Tracker("unavailable")
+        tracker.send(one, finished=True)
+        return tracker
+
+    assert not sent(server.uri).drain()
     (before,) = runs("unavailable")
-    front.refuses = True
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", front.uri.replace("//", "//alice:open%20sesame@"))
-    again = Tracker("unavailable")
-    again.send(one, finished=True)
-    assert again.drain()
-    assert "sesame" not in again.reason
-    front.refuses = False
-    again.send(one, finished=True)
-    again.drain()
+    with unavailable() as (address, asked):
+        refused = sent(address.replace("//", "//alice:open%20sesame@"))
+        assert refused.drain()
+        refused.close()
+    # MLflow's own client makes first contact.
+    assert asked
+    assert all(path.startswith("/api/") for path in asked)
+    assert not sent(server.uri).drain()
     (after,) = runs("unavailable")
     assert (after.info.run_id, after.info.lifecycle_stage) == (before.info.run_id, "active")
-    front.stop()
+    messages = [refused.reason]
+    for source in ("http://alice:open%20sesame@127.0.0.1:9", "postgresql://alice:open@sesame@no.where/db"):
+        with pytest.raises(ValueError, match=r".") as unread:
+            tables.read(source, "evals")
+        messages.append(str(unread.value))
+    assert "sesame" not in "".join(messages)
 
 
 FIXTURES = ROOT / "packages" / "budget" / "tests" / "fixtures"

@@ -143,35 +143,31 @@ def test_the_cells_that_are_listed_name_their_policy_where_it_is_of_their_budget
         assert (state["health"], state["judged"]) == ([], False)
 
 
-def test_a_cell_is_listed_with_its_health_within_its_budget(tmp_path: Path) -> None:
-    """Responses four times as long from step 25 on: a run of 48 steps is flagged, its first 24 steps are not."""
-    one = cell(rollouts=384)
-    spool = Spool(ended(one, budget=384) / "metrics.jsonl")
+@pytest.mark.parametrize(
+    ("grows_at", "cases"),
+    [
+        # A run of 48 steps is flagged, its first 24 steps are not.
+        (24, [(24, [], True), (48, ["length_explosion"], True)]),
+        # 19 steps are neither healthy nor not; one more, and they are judged.
+        (9, [(19, [], False), (20, ["length_explosion"], True)]),
+    ],
+)
+def test_a_cell_is_listed_with_its_health_within_its_budget_if_it_is_long_enough(
+    tmp_path: Path, grows_at: int, cases: list[tuple[int, list[str], bool]]
+) -> None:
+    """Responses four times as long from some step on."""
+    spool = Spool(ended(cell(rollouts=384), budget=384) / "metrics.jsonl")
     for step in range(1, 49):
-        spool.write(step_record(step, length=40.0 if step > 24 else 10.0))
-    for rollouts, names in ((192, []), (384, ["length_explosion"])):
-        collect([cell(rollouts=rollouts)], tmp_path / "out")
-        (state,) = json.loads((tmp_path / "out" / "cells.json").read_text())["cells"]
-        assert [flag["name"] for flag in state["health"]] == names
-        assert state["judged"]
-    assert "mean response length rose from 10" in state["health"][0]["reason"]
-
-
-def test_a_cell_of_fewer_than_two_windows_is_listed_and_tagged_as_too_short_to_judge(tmp_path: Path) -> None:
-    """19 of the steps that are flagged above are neither healthy nor not; one more, and they are judged."""
-    one = cell(rollouts=384)
-    spool = Spool(ended(one, budget=384) / "metrics.jsonl")
-    for step in range(1, 49):
-        spool.write(step_record(step, length=40.0 if step > 9 else 10.0))
-    for steps, said in ((19, "too short to judge"), (20, "length_explosion")):
+        spool.write(step_record(step, length=40.0 if step > grows_at else 10.0))
+    for steps, names, judged in cases:
         short = cell(rollouts=8 * steps)
         collect([short], tmp_path / "out")
         (state,) = json.loads((tmp_path / "out" / "cells.json").read_text())["cells"]
-        assert (len(state["health"]), state["judged"]) == (steps - 19, steps == 20)
-        assert health_text(*health_of(short)) == said
+        assert ([flag["name"] for flag in state["health"]], state["judged"]) == (names, judged)
+        assert health_text(*health_of(short)) == (", ".join(names) or ("no flags" if judged else "too short to judge"))
+    assert "mean response length rose from 10" in state["health"][0]["reason"]
     flag = Flag(name="mismatch", step=1, reason="", values={})
     assert health_text([flag], False) == "mismatch, otherwise too short to judge"
-    assert health_text([], True) == "no flags"
 
 
 def test_a_cell_is_not_continued_with_other_prompts() -> None:
