@@ -1,9 +1,8 @@
-"""Command line of the pipeline: ``python -m experiments STAGE [SET]``, or ``repro`` for all of it.
+"""Command line of the pipeline: ``python -m experiments STAGE [SET]``, or ``repro`` for all stages.
 
-``schema`` prints the JSON schema of params.yaml, which is kept in params.schema.json. ``send`` sends to MLflow what
-earlier commands could not.
-``init NAME`` writes a preset of one's own, complete. ``probe SET`` says what the base model tells about n before any
-training.
+``schema`` prints the JSON schema of params.yaml, which is kept in params.schema.json. ``init NAME`` writes a preset
+of one's own, complete. ``plan`` prints what a preset would run, and ``probe SET`` what the base model tells about n
+before any training. ``send`` sends to MLflow what earlier commands could not.
 """
 
 from __future__ import annotations

@@ -145,7 +145,6 @@ class Surroundings:
     Attributes:
         code: Hash of the code in the import closure of the loop.
         versions: Versions of the libraries that compute.
-        device: ``cpu`` or ``cuda``.
         engine: Settings of vLLM, among them the type of its weights; the learner's are float32.
         placement: Where the engine is, or how many there are.
         learner_ranks: Ranks whose sums are added up.

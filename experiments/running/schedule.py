@@ -29,7 +29,7 @@ from . import cluster, work
 from .cells import CHECKPOINTS, LEDGER, SAID, Cell, CommandCell, Surroundings, check_problems, digest
 from .cluster import LOCAL, SESSION, Roster, cause, environment, open_cluster
 from .tracker import Tracker
-from .work import WORK, Position, Spool, finished, folder_of
+from .work import WORK, Cursor, Spool, finished, folder_of
 from .work import done as read_done
 from .worker import NAMESPACE, CodeGuard, Loaded, WorkerActor, WorkerConfig, amounts, check
 
@@ -664,7 +664,7 @@ class Display:
 
     def __init__(self, title: str, cells: Sequence[Cell]) -> None:
         self._cells = len(cells)
-        self._at: dict[str, Position] = {}
+        self._at: dict[str, Cursor] = {}
         self._spent: dict[str, int] = {}
         self._complete: set[str] = set()
         for cell in cells:
@@ -683,9 +683,9 @@ class Display:
         if records:
             self._spent[cell.run_id] = min(records[-1].record.rollouts, cell.rollouts)
 
-    def position(self, cell: Cell) -> Position:
+    def position(self, cell: Cell) -> Cursor:
         """Cursor in the spool of a cell, which moves while the cell does."""
-        return self._at.get(cell.run_id, Position())
+        return self._at.get(cell.run_id, Cursor())
 
     def show(self, *, last: bool = False) -> None:
         """Print the line."""

@@ -33,7 +33,7 @@ from ..errors import listed
 from ..settings.model import leaves
 from . import work
 from .cells import Cell
-from .work import Position, Spool, Spooled
+from .work import Cursor, Spool, Spooled
 
 WORK = Path("work")
 TABLES = ("evals", "ledger", "pass_rates", "timings")
@@ -401,7 +401,7 @@ class Delivery:
 
     def __init__(self) -> None:
         self._run: str | None = None
-        self._position, self._changes = Position(), Changes()
+        self._position, self._changes = Cursor(), Changes()
         self._latest = 0
 
     def send(self, parcel: Parcel) -> None:

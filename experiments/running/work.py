@@ -303,9 +303,9 @@ class Spool:
 
     def timed(self) -> list[Spooled]:
         """The record of every whole line, with its time."""
-        return self.since(Position())[0]
+        return self.since(Cursor())[0]
 
-    def since(self, position: Position) -> tuple[list[Spooled], Position]:
+    def since(self, position: Cursor) -> tuple[list[Spooled], Cursor]:
         """The records after a position, and the position behind them; a torn last line is left for later.
 
         A file that was rewound since is read from its beginning.
@@ -313,7 +313,7 @@ class Spool:
         try:
             stream = self.path.open("rb")
         except FileNotFoundError:
-            return [], Position()
+            return [], Cursor()
         with stream:
             inode = os.fstat(stream.fileno()).st_ino
             begin = position.read if position.inode == inode else 0
@@ -324,7 +324,9 @@ class Spool:
             whole = stream.read().rpartition(b"\n")[0]
         lines = whole.split(b"\n") if whole else []
         after = begin + (len(whole) + 1 if whole else 0)
-        return [_read(json.loads(line)) for line in lines], Position(inode=inode, read=after)
+        plain = [json.loads(line) for line in lines]
+        records = [Spooled(time=each.pop("time"), record=from_plain(each)) for each in plain]
+        return records, Cursor(inode=inode, read=after)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +338,7 @@ class Spooled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class Cursor:
     """Cursor of a reader: the inode of the file that was read, and bytes read of it."""
 
     inode: int = 0
@@ -345,11 +347,6 @@ class Position:
 
 def _line(spooled: Spooled) -> str:
     return json.dumps({**to_plain(spooled.record), "time": spooled.time}) + "\n"
-
-
-def _read(plain: dict[str, Any]) -> Spooled:
-    at = plain.pop("time")
-    return Spooled(record=from_plain(plain), time=at)
 
 
 def local_path(model: str) -> str:

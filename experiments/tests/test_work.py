@@ -16,7 +16,7 @@ from experiments.errors import ExperimentError
 from experiments.running import work
 from experiments.running.cells import Cell
 from experiments.running.tracker import health_of, health_text
-from experiments.running.work import Position, Spool, Spooled
+from experiments.running.work import Cursor, Spool, Spooled
 from experiments.settings import ModelConfig, Preset, load
 from experiments.stages import prepare
 from experiments.stages.sweep import collect
@@ -200,12 +200,12 @@ def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 def test_only_what_is_new_is_read_and_a_torn_line_is_left_for_later(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "metrics.jsonl")
-    assert spool.since(Position()) == ([], Position())
+    assert spool.since(Cursor()) == ([], Cursor())
     for step in (1, 2):
         spool.write(step_record(step))
     whole = spool.path.read_bytes()
     spool.path.write_bytes(whole[:-20])
-    records, position = spool.since(Position())
+    records, position = spool.since(Cursor())
     assert steps(records) == [1]
     with spool.path.open("ab") as stream:
         stream.write(whole[-20:])
@@ -218,7 +218,7 @@ def test_a_spool_that_was_rewound_is_read_again_and_its_records_keep_their_times
     spool = Spool(tmp_path / "metrics.jsonl")
     for step in (1, 2, 3):
         spool.write(step_record(step))
-    before, position = spool.since(Position())
+    before, position = spool.since(Cursor())
     assert [spooled.time for spooled in before] == sorted(spooled.time for spooled in before)
     spool.rewind(16)
     assert spool.timed() == before[:2]
