@@ -345,8 +345,8 @@ def docs(session: nox.Session) -> None:
 def docs_check(session: nox.Session) -> None:
     """Run the examples of every README and manual, and follow the links between the documents."""
     install_all(session, *TEST_TOOLS)
-    found = [*sorted(str(p) for p in ROOT.glob("packages/*/tests/test_readme.py")), "experiments/tests/test_docs.py"]
-    found.append("experiments/tests/test_manuals.py")
+    found = sorted(str(p) for p in ROOT.glob("packages/*/tests/test_readme.py"))
+    found += ["experiments/tests/test_documents.py", "experiments/tests/test_repository.py"]
     session.run("python", "-m", "pytest", "-q", *found, env=test_variables())
 
 

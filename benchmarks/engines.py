@@ -1,4 +1,4 @@
-"""How long engines take to get weights, to sleep and to wake, and what a seed for each response costs.
+"""Time engines: to get weights, to sleep and to wake, and with a seed for each response.
 
     python -m benchmarks.engines [--model SHAPE] [--syncs 5] [--responses 512]
 
@@ -169,7 +169,7 @@ def seeds(folder: Path, responses: int, rounds: int) -> None:
 
 
 def parts() -> Iterator[str]:
-    """What is measured, one process each."""
+    """Measurements, one process each."""
     import torch
 
     gpus = torch.cuda.is_available()

@@ -1,4 +1,4 @@
-"""How hard the problem sets are, measured by more fresh responses than the pipeline takes.
+"""Measure the difficulty of the problem sets, by more fresh responses than the pipeline takes.
 
     python -m benchmarks.hardness [--samples 64]
 

@@ -1,4 +1,4 @@
-"""What the ledger adds to the real training loop: the same steps with it and without it, interleaved.
+"""Time the ledger in the real training loop: the same steps with it and without it, interleaved.
 
     python -m benchmarks.meter [--blocks 12] [--steps 20]
 
@@ -34,7 +34,7 @@ class StepMeter:
         self.steps = steps
 
     def admit(self, *, step: int, rollouts: int) -> bool:
-        """Whether steps are left."""
+        """Return whether steps are left."""
         return step <= self.steps
 
     def charge(self, step: int, rollouts: pl.DataFrame, /) -> None:

@@ -1,4 +1,4 @@
-"""What the vLLM sampler adds to bare vLLM, interleaved in one run; and tables of long responses within 8 GiB.
+"""Time the vLLM sampler beside bare vLLM, interleaved in one run; and tables of long responses within 8 GiB.
 
     python -m benchmarks.sampler [--blocks 3] [--counts 128 1024 8192] [--rows 65536]
     python -m benchmarks.sampler --cuda Qwen2.5-0.5B Qwen2.5-7B

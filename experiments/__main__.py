@@ -1,9 +1,8 @@
-"""Command line of the pipeline: ``python -m experiments STAGE [SET]``, or ``repro`` for all of it.
+"""Command line of the pipeline: ``python -m experiments STAGE [SET]``, or ``repro`` for all stages.
 
-``schema`` prints the JSON schema of params.yaml, which is kept in params.schema.json. ``send`` sends to MLflow what
-earlier commands could not.
-``init NAME`` writes a preset of one's own, complete. ``probe SET`` says what the base model tells about n before any
-training.
+``schema`` prints the JSON schema of params.yaml, which is kept in params.schema.json. ``init NAME`` writes a preset
+of one's own, complete. ``plan`` prints what a preset would run, and ``probe SET`` what the base model tells about n
+before any training. ``send`` sends to MLflow what earlier commands could not.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from .settings.strict import SettingError
 from .stages import SET_STAGES, STAGES
 
 SECONDS = Path("work") / "seconds.jsonl"
-"""How long stages took, one line per stage; never a DVC output."""
+"""Durations of stages, one line per stage; never a DVC output."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

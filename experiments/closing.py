@@ -1,4 +1,4 @@
-"""What ``repro`` prints at its end."""
+"""The closing summary of ``repro``."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def listed(names: Sequence[str], *, most: int = 3, between: str = ", ") -> str:
 
 
 def is_for_the_user(error: BaseException) -> bool:
-    """Whether an error says what a user can do about it; every other one is a fault of the code."""
+    """Return whether an error says what a user can do about it; every other one is a fault of the code."""
     if isinstance(error, OSError):
         return error.errno in ENVIRONMENT
     # Every package has an error of this name, the base of its own.

@@ -23,7 +23,7 @@ RESPONSES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What a probe of one base model on one problem set says.
+    """Result of a probe of one base model on one problem set.
 
     Attributes:
         problems: How many problems were answered.
@@ -45,7 +45,7 @@ class Probe:
     first_guess: Interval
 
     def lines(self) -> Iterator[str]:
-        """What is printed."""
+        """The lines that are printed."""
         yield f"{self.problems * self.responses:,} rollouts ({self.problems} problems × {self.responses}), no training"
         signal = ", ".join(f"{share:.0%} at n = {n}" for n, share in self.groups_with_signal.items())
         yield f"  pass rate {self.pass_rate:.3f}; groups with signal: {signal}"

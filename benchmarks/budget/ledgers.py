@@ -1,4 +1,4 @@
-"""How fast ledgers are: charging, opening and summing, merging, importing. The figures depend on the machine.
+"""Time ledgers: charging, opening and summing, merging, importing. The figures depend on the machine.
 
     python benchmarks/budget/ledgers.py [--charges 1000000] [--ledgers 1000]
 

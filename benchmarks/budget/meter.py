@@ -1,4 +1,4 @@
-"""What the meter adds to a training loop: the same steps with it and without it, interleaved in one run.
+"""Time the meter in a training loop: the same steps with it and without it, interleaved in one run.
 
     python benchmarks/budget/meter.py [--steps 200] [--step-seconds 0.05]
 

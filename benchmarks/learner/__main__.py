@@ -1,4 +1,4 @@
-"""What a step of training costs: beside TRL, with groups that teach nothing, in arithmetic, in tokens and over time.
+"""Time a step of training: beside TRL, with groups that teach nothing, in arithmetic, in tokens and over time.
 
     python -m benchmarks.learner [--trl PYTHON] [--samples 16 64] [--new-tokens 16 64] [--blocks 6]
     python -m benchmarks.learner --skip [--samples 16 64] [--new-tokens 16 64] [--blocks 6]

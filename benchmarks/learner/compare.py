@@ -37,7 +37,7 @@ WANTED = "--trl must be an interpreter with trl==1.16.*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """What some steps took.
+    """Costs of some steps.
 
     Attributes:
         seconds: CPU-seconds of the process and its children.

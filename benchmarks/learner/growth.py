@@ -1,4 +1,4 @@
-"""Whether the cost of an update is linear in its tokens, and memory the same after a thousand steps."""
+"""Measure whether the cost of an update is linear in its tokens, and memory the same after a thousand steps."""
 
 from __future__ import annotations
 

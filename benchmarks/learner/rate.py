@@ -1,4 +1,4 @@
-"""How much of the rate of a matrix product an update reaches."""
+"""Measure an update's share of the rate of a matrix product."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left of an update where nine groups of ten have equal rewards."""
+"""Time an update where nine groups of ten have equal rewards."""
 
 from __future__ import annotations
 

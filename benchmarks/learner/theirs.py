@@ -56,7 +56,7 @@ def cpu_seconds() -> float:
 
 
 class Tally:
-    """What was sampled since it was last asked; as a reward function it flips the coins."""
+    """Counts of what was sampled since the last read; as a reward function it flips the coins."""
 
     __name__ = "coin_flips"
 

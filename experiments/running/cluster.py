@@ -1,6 +1,6 @@
 """The Ray cluster that the stages run on: one that is there already, or one head for a whole ``repro``.
 
-SIGTERM and SIGINT: what runs may save its state first; a second signal ends it at once.
+On SIGTERM and SIGINT what runs may save its state first; a second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -21,92 +21,6 @@ from uuid import uuid4
 
 from ..errors import ExperimentError, is_for_the_user
 from .worker import NAMESPACE
-
-SAME_SECONDS = 2.0
-"""Signals within this time are one, which a terminal sent to a group and a command passed on."""
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-class Stopped(KeyboardInterrupt):
-    """A signal asked this process to end.
-
-    Attributes:
-        exit_code: What a process that a signal ended exits with, as a shell sees it.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.signal = signal.Signals(number)
-        self.exit_code = 128 + number
-        super().__init__(f"stopped by {self.signal.name}")
-
-
-def exit_code(command: Callable[[], int | None]) -> int:
-    """Run a command of a command line: an error a user can act on is one line and exit code 2, a signal its own."""
-    try:
-        return command() or 0
-    except (ValueError, OSError) as error:
-        if not is_for_the_user(error):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except Stopped as stopped:
-        print(f"{stopped}: what was done is kept, and the same command continues", file=sys.stderr)
-        return stopped.exit_code
-
-
-def raise_stopped(number: int, _: Any = None) -> None:
-    """Handle a signal where there is nothing to save."""
-    raise Stopped(number)
-
-
-def install() -> None:
-    """End this process by ``Stopped`` on a signal; called again once Ray, which installs handlers itself, has started.
-
-    Outside of the main thread, where Python takes no handlers, nothing changes.
-    """
-    if threading.current_thread() is threading.main_thread():
-        for number in SIGNALS:
-            signal.signal(number, raise_stopped)
-
-
-def installed() -> bool:
-    """Whether ``install`` was called, and nothing else has replaced a handler since."""
-    return any(signal.getsignal(number) is raise_stopped for number in SIGNALS)
-
-
-@contextmanager
-def deferred() -> Iterator[Callable[[], int | None]]:
-    """Note the first signal, and raise ``Stopped`` for it at the end of the block.
-
-    Yields:
-        A function that returns the number of the signal that came, or None.
-
-    Raises:
-        Stopped: A signal came; a second one ends the block where it is.
-    """
-    came: list[int] = []
-    first = 0.0
-
-    def note(number: int, frame: Any) -> None:
-        nonlocal first
-        if not came:
-            came.append(number)
-            first = time.monotonic()
-        elif time.monotonic() - first > SAME_SECONDS:
-            raise Stopped(came[0])
-
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-    before = {number: signal.signal(number, note) for number in SIGNALS}
-    try:
-        yield lambda: came[0] if came else None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if came:
-        raise Stopped(came[0])
-
 
 SESSION = "ISOCOMPUTE_SESSION"
 """Names the actor that holds the workers of one ``repro``, for the stages that it runs."""
@@ -226,13 +140,6 @@ def environment() -> dict[str, Any]:
     return {"env_vars": {**QUIET, "PYTHONPATH": os.pathsep.join(places)}}
 
 
-def cause(error: BaseException) -> str:
-    """The message of the error behind a Ray error: its last line that says something."""
-    inner = getattr(error, "cause", None) or error
-    lines = [line.strip() for line in str(inner).strip().splitlines() if line.strip()]
-    return re.sub(r"^[\w.]*Error: ", "", lines[-1]) if lines else type(inner).__name__
-
-
 class Roster:
     """Starts workers and keeps them until others are wanted; one ``repro`` holds it in an actor of its own.
 
@@ -282,3 +189,96 @@ class Roster:
         self._started += 1
         name = f"worker-{self._session.removeprefix('roster-')}-{self._key}-{self._started}"
         return self._class.options(name=name, namespace=NAMESPACE, **self._options).remote()
+
+
+def cause(error: BaseException) -> str:
+    """The message of the error behind a Ray error: its last line that says something."""
+    inner = getattr(error, "cause", None) or error
+    lines = [line.strip() for line in str(inner).strip().splitlines() if line.strip()]
+    return re.sub(r"^[\w.]*Error: ", "", lines[-1]) if lines else type(inner).__name__
+
+
+SAME_SECONDS = 2.0
+"""Signals within this time are one, which a terminal sent to a group and a command passed on."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked this process to end.
+
+    Attributes:
+        exit_code: What a process that a signal ended exits with, as a shell sees it.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.signal = signal.Signals(number)
+        self.exit_code = 128 + number
+        super().__init__(f"stopped by {self.signal.name}")
+
+
+def exit_code(command: Callable[[], int | None]) -> int:
+    """Run a command of a command line: an error a user can act on is one line and exit code 2, a signal its own."""
+    try:
+        return command() or 0
+    except (ValueError, OSError) as error:
+        if not is_for_the_user(error):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Stopped as stopped:
+        print(f"{stopped}: what was done is kept, and the same command continues", file=sys.stderr)
+        return stopped.exit_code
+
+
+def raise_stopped(number: int, _: Any = None) -> None:
+    """Handle a signal where there is nothing to save."""
+    raise Stopped(number)
+
+
+def install() -> None:
+    """End this process by ``Stopped`` on a signal; called again once Ray, which installs handlers itself, has started.
+
+    Outside of the main thread, where Python takes no handlers, nothing changes.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            signal.signal(number, raise_stopped)
+
+
+def installed() -> bool:
+    """Return whether ``install`` was called, and nothing else has replaced a handler since."""
+    return any(signal.getsignal(number) is raise_stopped for number in SIGNALS)
+
+
+@contextmanager
+def deferred() -> Iterator[Callable[[], int | None]]:
+    """Note the first signal, and raise ``Stopped`` for it at the end of the block.
+
+    Yields:
+        A function that returns the number of the signal that came, or None.
+
+    Raises:
+        Stopped: A signal came; a second one ends the block where it is.
+    """
+    came: list[int] = []
+    first = 0.0
+
+    def note(number: int, frame: Any) -> None:
+        nonlocal first
+        if not came:
+            came.append(number)
+            first = time.monotonic()
+        elif time.monotonic() - first > SAME_SECONDS:
+            raise Stopped(came[0])
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    before = {number: signal.signal(number, note) for number in SIGNALS}
+    try:
+        yield lambda: came[0] if came else None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise Stopped(came[0])

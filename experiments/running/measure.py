@@ -1,4 +1,4 @@
-"""How well the base model does on problems, in parts that a killed measurement need not repeat."""
+"""Measure the base model on problems, in parts that a killed measurement need not repeat."""
 
 from __future__ import annotations
 

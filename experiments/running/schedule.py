@@ -1,12 +1,7 @@
 """Schedules cells on workers: finished ones are skipped, interrupted ones continue, dead workers are replaced.
 
-Jobs on workers that may die: begun where one is free, begun again where one died, and listed where they fail.
-
-Progress on one line: in place on a terminal, now and then elsewhere.
-
-Workers with their engines up, for one stage at a time.
-
-Opens the workers of a stage: on which cluster, whose they are, and that no other stage has them meanwhile.
+``Schedule`` makes jobs of cells; ``Dispatch`` begins them where a worker of the ``Pool`` is free, and again where one
+died.
 """
 
 from __future__ import annotations
@@ -20,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import polars as pl
@@ -34,19 +29,168 @@ from . import cluster, work
 from .cells import CHECKPOINTS, LEDGER, SAID, Cell, CommandCell, Surroundings, check_problems, digest
 from .cluster import LOCAL, SESSION, Roster, cause, environment, open_cluster
 from .tracker import Tracker
-from .work import WORK, Position, Spool, finished, folder_of
+from .work import WORK, Cursor, Spool, finished, folder_of
 from .work import done as read_done
 from .worker import NAMESPACE, CodeGuard, Loaded, WorkerActor, WorkerConfig, amounts, check
 
-if TYPE_CHECKING:
-    import polars as pl
+PRUNE_SECONDS = 60.0
+"""Seconds between checks of the disk limit, which add up the sizes of all that is kept."""
+
+
+class Schedule:
+    """One pass over some cells, of which what is not finished is run.
+
+    A cell's result depends only on its identity, not on the order or the worker. A cell that diverges counts as
+    finished; one whose worker died is continued on another.
+
+    Args:
+        problems: Their ``problems`` tables, by their hashes (``problems_hash``).
+    """
+
+    def __init__(
+        self, cells: Sequence[Cell], problems: Mapping[str, pl.DataFrame], pool: Pool, tracker: Tracker, *, title: str
+    ) -> None:
+        self._cells, self._problems, self._pool, self._tracker = cells, problems, pool, tracker
+        self._title, self._display = title, Display(title, cells)
+        self._by_id = {cell.run_id: cell for cell in cells}
+        self._left: set[str] = set()
+        self._pruned = time.monotonic()
+
+    def finish(self, *, supersede: bool = True) -> None:
+        """Run everything that is left, and send what is finished, also where some failed.
+
+        Args:
+            supersede: Whether these are all cells of the tracker's experiment; else others may follow.
+
+        Raises:
+            ExperimentError: Cells failed, which are listed; all others are finished first.
+            Stopped: A signal came; the cells that were running have saved their state.
+        """
+        finished = [bool(kept(cell, work.folder_of(cell))) for cell in self._cells]
+        print(f"{self._title}: {plan_summary(self._cells, finished)}", flush=True)
+        dispatch = Dispatch(self._pool, self._title)
+        failed = self._evaluate_baselines(dispatch)
+        left = [cell for cell in self._cells if cell.run_id not in failed and self._is_left(cell)]
+        self._left = {cell.run_id for cell in left}
+        order = reversed(left) if self._pool.resources.reverse else left
+        failed |= dispatch.run([self._job(cell) for cell in order], poll=self._poll)
+        ended = [cell for cell in self._cells if cell.run_id not in failed]
+        for cell in ended:
+            self._tracker.send(cell, finished=True)
+        for cell in {cell.baseline_id: cell for cell in ended if cell.baseline_id}.values():
+            self._tracker.send_baseline(cell)
+        self._display.show(last=True)
+        if supersede and not failed:
+            self._tracker.mean(self._cells)
+        self._prune()
+        if failed:
+            reasons = "".join(
+                f"\n  {cell.name}: {failed[cell.run_id]}" for cell in self._cells if cell.run_id in failed
+            )
+            raise ExperimentError(
+                f"{self._title}: {len(failed)} of {len(self._cells)} cells failed; the others are finished, and the "
+                f"same command tries these again:{reasons}"
+            )
+
+    def _is_left(self, cell: Cell) -> bool:
+        """Return whether a cell is to be trained, or has only its policy to save, which its checkpoint holds."""
+        folder = work.folder_of(cell)
+        return not work.finished(cell, folder) or work.lacks_policy(cell, folder, self._pool.resources.keep_policies)
+
+    def _evaluate_baselines(self, dispatch: Dispatch) -> dict[str, str]:
+        """Make each first evaluation once, before cells that share it ask for it; returns the cells that lack one."""
+        sharing = [cell for cell in self._cells if cell.baseline_id]
+        missing = {cell.baseline_id: cell for cell in sharing if not work.has_baseline(work.baseline_of(cell))}
+        jobs = [
+            Job(
+                key=key,
+                name=f"the first evaluation of {cell.origin.base_model}, seed {cell.seed}",
+                begin=partial(self._begin_baseline, cell),
+            )
+            for key, cell in missing.items()
+        ]
+        why = {key: f"the first evaluation of its seed failed: {reason}" for key, reason in dispatch.run(jobs).items()}
+        return {cell.run_id: why[cell.baseline_id] for cell in self._cells if cell.baseline_id in why}
+
+    def _begin_baseline(self, cell: Cell, actor: Any) -> Any:
+        return actor.evaluate_baseline.remote(
+            cell, self._problems[cell.origin.problems], str(work.baseline_of(cell).resolve())
+        )
+
+    def _job(self, cell: Cell) -> Job:
+        folder = work.folder_of(cell)
+        return Job(
+            key=cell.run_id,
+            name=cell.name,
+            begin=partial(self._begin, cell),
+            end=partial(self._end, cell),
+            position=partial(self._position, cell),
+            kept=partial(kept, cell, folder),
+            stop=partial(work.request_stop, folder),
+        )
+
+    def _position(self, cell: Cell) -> object:
+        """A value that moves while a cell does: its records, and the ledger and the output of a command."""
+        return self._display.position(cell), written(work.folder_of(cell))
+
+    def _begin(self, cell: Cell, actor: Any) -> Any:
+        folder, start = work.folder_of(cell).resolve(), work.baseline_of(cell).resolve()
+        work.clear_stop(folder)
+        return actor.train.remote(cell, self._problems[cell.origin.problems], str(folder), str(start))
+
+    def _end(self, cell: Cell, _: object) -> None:
+        """Send a cell that has ended; one that was stopped is not finished."""
+        if work.finished(cell, work.folder_of(cell)):
+            self._left.discard(cell.run_id)
+            self._display.read(cell)
+            self._tracker.send(cell, finished=True)
+
+    def _poll(self, running: Sequence[Job]) -> None:
+        for job in running:
+            cell = self._by_id[job.key]
+            self._tracker.send(cell)
+            self._display.read(cell)
+        self._display.show()
+        if time.monotonic() - self._pruned > PRUNE_SECONDS:
+            self._prune()
+
+    def _prune(self) -> None:
+        """Bring what is kept of cells under the disk limit: other cells' checkpoints go before those of these."""
+        for place in work.prune(self._pool.resources.checkpoint_gigabytes, last=set(self._by_id), keep=self._left):
+            print(f"{self._title}: {work.WORK / 'cells' / place} was deleted to keep the disk limit", flush=True)
+        self._pruned = time.monotonic()
+
+
+def written(folder: Path) -> tuple[int, ...]:
+    """Bytes that the command of a cell has charged and printed, which grow while the command runs."""
+    return tuple(path.stat().st_size for name in (LEDGER, SAID) if (path := folder / name).exists())
+
+
+def kept(cell: Cell, folder: Path) -> object:
+    """A value that changes when a cell has come further than where it would begin again."""
+    if not isinstance(cell, CommandCell):
+        return work.newest_checkpoint(folder)
+    return sorted(path.name for path in (folder / CHECKPOINTS).glob("*"))
+
+
+def plan_summary(cells: Sequence[Cell], has_checkpoint: Sequence[bool]) -> str:
+    """Say how many cells are finished, continued from a checkpoint, or begun."""
+    left = [(cell, has) for cell, has in zip(cells, has_checkpoint, strict=True) if not finished(cell, folder_of(cell))]
+    complete, continued = len(cells) - len(left), sum(has for _, has in left)
+    again = [cell.name for cell, has in left if not has and read_done(folder_of(cell)) is not None]
+    begun = len(left) - continued
+    line = f"{len(cells)} cells: {complete} finished, {continued} continued, {begun} from the base model"
+    if again:
+        line += f"; trained again, since their checkpoints were pruned: {', '.join(again)}"
+    return line
+
 
 POLL_SECONDS = 2.0
-"""How often what runs is looked at."""
+"""Seconds between looks at what runs."""
 WAIT_SECONDS = 0.5
-"""How long the answer of a worker is waited for at a time, and a signal for it."""
+"""Longest wait for an answer, and so for a signal."""
 ATTEMPTS = 6
-"""How often a job is begun in a row without having come further; a worker that dies each time may be its fault."""
+"""Attempts in a row without progress before a job fails; a worker that dies each time may be its fault."""
 BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
 
 
@@ -57,7 +201,7 @@ def backoff(times: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a worker is called for.
+    """A call of a worker.
 
     Attributes:
         key: Its own, among jobs that run together.
@@ -217,255 +361,11 @@ class Dispatch:
         self._later.clear()
 
 
-class Line:
-    """A progress line: units done, total, and estimated time left."""
-
-    def __init__(self, title: str, *, total: int, unit: str, done: int = 0) -> None:
-        self._title, self._total, self._unit, self._at_start = title, total, unit, done
-        self._began, self._shown = time.monotonic(), 0.0
-
-    def show(self, done: int, *, before: str = "", last: bool = False) -> None:
-        """Print the line, with a text before the count, unless it was printed a moment ago."""
-        terminal = sys.stdout.isatty()
-        if not last and time.monotonic() - self._shown < (1 if terminal else 20):
-            return
-        self._shown = time.monotonic()
-        rate = (done - self._at_start) / max(self._shown - self._began, 1e-9)
-        left = f", about {(self._total - done) / rate / 60:.1f} min left" if rate > 0 and done < self._total else ""
-        line = f"{self._title}: {before}{done:,} of {self._total:,} {self._unit}{left}"
-        print(f"\r{line:<90}" if terminal else line, end="\n" if last or not terminal else "", flush=True)
-
-
-class Progress:
-    """Cells done, rollouts spent of the budget, and time left; reads of a cell only what is new."""
-
-    def __init__(self, title: str, cells: Sequence[Cell]) -> None:
-        self._cells = len(cells)
-        self._at: dict[str, Position] = {}
-        self._spent: dict[str, int] = {}
-        self._complete: set[str] = set()
-        for cell in cells:
-            self.read(cell)
-        done = sum(self._spent.values())
-        self._line = Line(title, total=sum(cell.rollouts for cell in cells), unit="rollouts", done=done)
-
-    def read(self, cell: Cell) -> None:
-        """Read what is new of a cell."""
-        folder = folder_of(cell)
-        if finished(cell, folder):
-            self._complete.add(cell.run_id)
-            self._spent[cell.run_id] = cell.rollouts
-            return
-        records, self._at[cell.run_id] = Spool(folder / "metrics.jsonl").since(self.position(cell))
-        if records:
-            self._spent[cell.run_id] = min(records[-1].record.rollouts, cell.rollouts)
-
-    def position(self, cell: Cell) -> Position:
-        """How far the spool of a cell has been read: it moves while the cell does."""
-        return self._at.get(cell.run_id, Position())
-
-    def show(self, *, last: bool = False) -> None:
-        """Print the line."""
-        before = f"{len(self._complete)}/{self._cells} cells, "
-        self._line.show(sum(self._spent.values()), before=before, last=last)
-
-
-def plan_summary(cells: Sequence[Cell], has_checkpoint: Sequence[bool]) -> str:
-    """What is done already, what is continued, as the cells that have a checkpoint can be, and what begins."""
-    left = [(cell, has) for cell, has in zip(cells, has_checkpoint, strict=True) if not finished(cell, folder_of(cell))]
-    complete, continued = len(cells) - len(left), sum(has for _, has in left)
-    again = [cell.name for cell, has in left if not has and read_done(folder_of(cell)) is not None]
-    begun = len(left) - continued
-    line = f"{len(cells)} cells: {complete} finished, {continued} continued, {begun} from the base model"
-    if again:
-        line += f"; trained again, since their checkpoints were pruned: {', '.join(again)}"
-    return line
-
-
 TEND_SECONDS = 1.0
 HOPELESS = 3
-"""How often in a row a worker that replaces another may fail to load the model while there is none besides."""
-
-
-@dataclass(kw_only=True, eq=False)
-class _Slot:
-    """The place of one worker.
-
-    Attributes:
-        actor: Its handle; None from its death until another is started.
-        waits_for: What it was asked while it starts: where it is, then to load the model; None once it is ready.
-        placed: Whether the cluster has found room for it.
-        since: When that was asked.
-        failures: How often in a row a worker died here.
-        again_at: When another is started, where there is none.
-    """
-
-    index: int
-    actor: Any = None
-    waits_for: Any = None
-    placed: bool = False
-    since: float = 0.0
-    failures: int = 0
-    again_at: float = 0.0
-
-
-class Pool:
-    """Workers of one stage: those that are ready, and others that start meanwhile."""
-
-    def __init__(
-        self, roster: Callable[..., Any], actors: Sequence[Any], config: WorkerConfig, check: Callable[[Loaded], None]
-    ) -> None:
-        self._roster, self._config, self._check, self.resources = roster, config, check, config.resources
-        self._seen = ((WORK / ".seen-by-all").resolve(), uuid4().hex)
-        self._slots = [_Slot(index=i, actor=actor) for i, actor in enumerate(actors)]
-        self._idle: deque[_Slot] = deque()
-        self._busy: dict[Any, _Slot] = {}
-        self._was_ready, self._last_ready, self._problem = False, time.monotonic(), ""
-
-    @property
-    def opening(self) -> list[Any]:
-        """What workers that start were asked; ``tend`` takes the answers."""
-        return [slot.waits_for for slot in self._slots if slot.waits_for is not None]
-
-    def open(self) -> None:
-        """Wait until one worker is ready; the others are taken as they come.
-
-        Raises:
-            ExperimentError: None was in time, because the cluster has no room, or the model cannot be loaded; or a
-                worker does not see the work folder, or loaded something else than this process has.
-        """
-        import ray
-
-        path, text = self._seen
-        write_text(path, text)
-        for slot in self._slots:
-            self._ask_place(slot)
-        self._last_ready = time.monotonic()
-        while not self._idle:
-            if self.opening:
-                ray.wait(self.opening, timeout=TEND_SECONDS)
-            else:
-                time.sleep(TEND_SECONDS)
-            self.tend()
-
-    def tend(self) -> None:
-        """Take workers that have become ready, and start others in place of those that died; waits for nothing."""
-        import ray
-
-        now = time.monotonic()
-        asked = {slot.waits_for: slot for slot in self._slots if slot.waits_for is not None}
-        for task in ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else []:
-            self._advance(asked[task], task)
-        for slot in self._slots:
-            if slot.actor is None and slot.again_at <= now:
-                slot.actor = self._roster("replace", slot.index)
-                self._ask_place(slot)
-            elif slot.waits_for is not None and slot.placed and now - slot.since > self.resources.start_seconds:
-                self._remove(slot, f"it did not load the model in {self.resources.start_seconds:g} s")
-        if self._idle or self._busy:
-            self._last_ready = now
-        elif now - self._last_ready > self.resources.start_seconds:
-            free, there = ray.available_resources(), ray.cluster_resources()
-            last = f"; the last problem: {self._problem}" if self._problem else ""
-            raise ExperimentError(
-                f"none of {len(self._slots)} workers started and loaded the model in "
-                f"{self.resources.start_seconds:g} s; {amounts([free])} free of {amounts([there])}{last}"
-            )
-
-    def take(self) -> Any:
-        """A worker that is ready, or None."""
-        if not self._idle:
-            return None
-        slot = self._idle.popleft()
-        self._busy[slot.actor] = slot
-        return slot.actor
-
-    def give_back(self, actor: Any) -> None:
-        """Take back a worker that has answered."""
-        slot = self._busy.pop(actor)
-        slot.failures = 0
-        self._idle.append(slot)
-
-    def lost(self, actor: Any) -> None:
-        """Have another worker started in place of one that died, at once or, the more of them die, the later."""
-        self._remove(self._busy.pop(actor), "")
-
-    def _ask_place(self, slot: _Slot) -> None:
-        path, text = self._seen
-        slot.placed, slot.since = False, time.monotonic()
-        slot.waits_for = slot.actor.place.remote(str(path), text)
-
-    def _advance(self, slot: _Slot, task: Any) -> None:
-        """Take an answer of a worker that starts."""
-        import ray
-
-        slot.waits_for = None
-        try:
-            answer = ray.get(task)
-            if not slot.placed:
-                self._check_folder(*answer)
-                slot.placed, slot.since = True, time.monotonic()
-                slot.waits_for = slot.actor.open.remote(self._config)
-                return
-            self._check(answer)
-        except (ray.exceptions.RayError, ExperimentError) as error:
-            why = death(error)
-            if why is None and (not self._was_ready or self._is_hopeless(slot, error)):
-                raise ExperimentError(cause(error)) from None
-            self._remove(slot, why or cause(error))
-            return
-        self._was_ready = True
-        self._idle.append(slot)
-
-    def _is_hopeless(self, slot: _Slot, error: Exception) -> bool:
-        """Whether there is no other worker, and this one was refused, or failed to load the model again and again.
-
-        A GPU may be free a moment later.
-        """
-        refused = isinstance(error, ExperimentError)
-        return not self._idle and not self._busy and (refused or slot.failures >= HOPELESS)
-
-    def _remove(self, slot: _Slot, why: str) -> None:
-        """End a worker, and note when another is started in its place."""
-        import ray
-
-        ray.kill(slot.actor)
-        slot.failures += 1
-        seconds = backoff(slot.failures)
-        slot.actor, slot.waits_for, slot.again_at = None, None, time.monotonic() + seconds
-        if why:
-            self._problem = why
-            print(f"a worker did not start ({why}); another is started in {seconds:g} s", flush=True)
-
-    @staticmethod
-    def _check_folder(host: str, sees: bool) -> None:
-        if not sees:
-            raise ExperimentError(
-                f"the worker on {host} does not see {WORK.resolve()}: cells on several machines need a file system "
-                "that all of them see; start from a folder on one"
-            )
-
-
+"""Failures in a row to load the model that end the stage while there is no other worker."""
 ANSWER_SECONDS = 60.0
-"""How long the holder of the workers may take to start or name them."""
-
-
-class CommandActor(WorkerActor):
-    """Has cells trained by a command, in place of a worker."""
-
-    def open(self, config: WorkerConfig) -> Loaded:
-        """Say what this process has loaded; no model is."""
-        guard = CodeGuard.install()
-        # Imported under the guard.
-        from .command import train
-
-        self._worker = partial(train, config.models)
-        return Loaded.of(config, guard)
-
-    def train(self, cell: Cell, problems: pl.DataFrame, home: str, start: str) -> None:
-        """See ``command.train``."""
-        check_problems(cell, problems)
-        self._worker(cell, problems, Path(home))
+"""Timeout of the holder of the workers."""
 
 
 @contextmanager
@@ -563,139 +463,231 @@ def _exclusive(path: Path, patience: float) -> Iterator[None]:
         yield
 
 
-PRUNE_SECONDS = 60.0
-"""How often the disk limit is looked after: sizes of all that is kept are added up for it."""
+class CommandActor(WorkerActor):
+    """Has cells trained by a command, in place of a worker."""
+
+    def open(self, config: WorkerConfig) -> Loaded:
+        """Say what this process has loaded; no model is."""
+        guard = CodeGuard.install()
+        # Imported under the guard.
+        from .command import train
+
+        self._worker = partial(train, config.models)
+        return Loaded.of(config, guard)
+
+    def train(self, cell: Cell, problems: pl.DataFrame, home: str, start: str) -> None:
+        """See ``command.train``."""
+        check_problems(cell, problems)
+        self._worker(cell, problems, Path(home))
 
 
-class Run:
-    """One pass over some cells, of which what is not finished is run.
-
-    A cell's result depends only on its identity, not on the order or the worker. A cell that diverges counts as
-    finished; one whose worker died is continued on another.
-
-    Args:
-        problems: Their ``problems`` tables, by their hashes (``problems_hash``).
-    """
+class Pool:
+    """Workers of one stage: those that are ready, and others that start meanwhile."""
 
     def __init__(
-        self, cells: Sequence[Cell], problems: Mapping[str, pl.DataFrame], pool: Pool, tracker: Tracker, *, title: str
+        self, roster: Callable[..., Any], actors: Sequence[Any], config: WorkerConfig, check: Callable[[Loaded], None]
     ) -> None:
-        self._cells, self._problems, self._pool, self._tracker = cells, problems, pool, tracker
-        self._title, self._display = title, Progress(title, cells)
-        self._by_id = {cell.run_id: cell for cell in cells}
-        self._left: set[str] = set()
-        self._pruned = time.monotonic()
+        self._roster, self._config, self._check, self.resources = roster, config, check, config.resources
+        self._seen = ((WORK / ".seen-by-all").resolve(), uuid4().hex)
+        self._slots = [_Slot(index=i, actor=actor) for i, actor in enumerate(actors)]
+        self._idle: deque[_Slot] = deque()
+        self._busy: dict[Any, _Slot] = {}
+        self._was_ready, self._last_ready, self._problem = False, time.monotonic(), ""
 
-    def finish(self, *, supersede: bool = True) -> None:
-        """Run everything that is left, and send what is finished, also where some failed.
+    @property
+    def opening(self) -> list[Any]:
+        """Pending requests to workers that start; ``tend`` takes the answers."""
+        return [slot.waits_for for slot in self._slots if slot.waits_for is not None]
 
-        Args:
-            supersede: Whether these are all cells of the tracker's experiment; else others may follow.
+    def open(self) -> None:
+        """Wait until one worker is ready; the others are taken as they come.
 
         Raises:
-            ExperimentError: Cells failed, which are listed; all others are finished first.
-            Stopped: A signal came; the cells that were running have saved their state.
+            ExperimentError: None was in time, because the cluster has no room, or the model cannot be loaded; or a
+                worker does not see the work folder, or loaded something else than this process has.
         """
-        finished = [bool(kept(cell, work.folder_of(cell))) for cell in self._cells]
-        print(f"{self._title}: {plan_summary(self._cells, finished)}", flush=True)
-        dispatch = Dispatch(self._pool, self._title)
-        failed = self._starts(dispatch)
-        left = [cell for cell in self._cells if cell.run_id not in failed and self._is_left(cell)]
-        self._left = {cell.run_id for cell in left}
-        order = reversed(left) if self._pool.resources.reverse else left
-        failed |= dispatch.run([self._job(cell) for cell in order], poll=self._poll)
-        ended = [cell for cell in self._cells if cell.run_id not in failed]
-        for cell in ended:
-            self._tracker.send(cell, finished=True)
-        for cell in {cell.start_id: cell for cell in ended if cell.start_id}.values():
-            self._tracker.send_start(cell)
-        self._display.show(last=True)
-        if supersede and not failed:
-            self._tracker.mean(self._cells)
-        self._prune()
-        if failed:
-            reasons = "".join(
-                f"\n  {cell.name}: {failed[cell.run_id]}" for cell in self._cells if cell.run_id in failed
-            )
+        import ray
+
+        path, text = self._seen
+        write_text(path, text)
+        for slot in self._slots:
+            self._ask_place(slot)
+        self._last_ready = time.monotonic()
+        while not self._idle:
+            if self.opening:
+                ray.wait(self.opening, timeout=TEND_SECONDS)
+            else:
+                time.sleep(TEND_SECONDS)
+            self.tend()
+
+    def tend(self) -> None:
+        """Take workers that have become ready, and start others in place of those that died; waits for nothing."""
+        import ray
+
+        now = time.monotonic()
+        asked = {slot.waits_for: slot for slot in self._slots if slot.waits_for is not None}
+        for task in ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else []:
+            self._advance(asked[task], task)
+        for slot in self._slots:
+            if slot.actor is None and slot.again_at <= now:
+                slot.actor = self._roster("replace", slot.index)
+                self._ask_place(slot)
+            elif slot.waits_for is not None and slot.placed and now - slot.since > self.resources.start_seconds:
+                self._remove(slot, f"it did not load the model in {self.resources.start_seconds:g} s")
+        if self._idle or self._busy:
+            self._last_ready = now
+        elif now - self._last_ready > self.resources.start_seconds:
+            free, there = ray.available_resources(), ray.cluster_resources()
+            last = f"; the last problem: {self._problem}" if self._problem else ""
             raise ExperimentError(
-                f"{self._title}: {len(failed)} of {len(self._cells)} cells failed; the others are finished, and the "
-                f"same command tries these again:{reasons}"
+                f"none of {len(self._slots)} workers started and loaded the model in "
+                f"{self.resources.start_seconds:g} s; {amounts([free])} free of {amounts([there])}{last}"
             )
 
-    def _is_left(self, cell: Cell) -> bool:
-        """Whether a cell is to be trained, or has only its policy to save, which its checkpoint holds."""
-        folder = work.folder_of(cell)
-        return not work.finished(cell, folder) or work.lacks_policy(cell, folder, self._pool.resources.keep_policies)
+    def take(self) -> Any:
+        """A worker that is ready, or None."""
+        if not self._idle:
+            return None
+        slot = self._idle.popleft()
+        self._busy[slot.actor] = slot
+        return slot.actor
 
-    def _starts(self, dispatch: Dispatch) -> dict[str, str]:
-        """Make each first evaluation once, before cells that share it ask for it; returns the cells that lack one."""
-        sharing = [cell for cell in self._cells if cell.start_id]
-        missing = {cell.start_id: cell for cell in sharing if not work.exists(work.start_of(cell))}
-        jobs = [
-            Job(
-                key=key,
-                name=f"the first evaluation of {cell.origin.base_model}, seed {cell.seed}",
-                begin=partial(self._begin_start, cell),
+    def give_back(self, actor: Any) -> None:
+        """Take back a worker that has answered."""
+        slot = self._busy.pop(actor)
+        slot.failures = 0
+        self._idle.append(slot)
+
+    def lost(self, actor: Any) -> None:
+        """Have another worker started in place of one that died, at once or, the more of them die, the later."""
+        self._remove(self._busy.pop(actor), "")
+
+    def _ask_place(self, slot: _Slot) -> None:
+        path, text = self._seen
+        slot.placed, slot.since = False, time.monotonic()
+        slot.waits_for = slot.actor.place.remote(str(path), text)
+
+    def _advance(self, slot: _Slot, task: Any) -> None:
+        """Take an answer of a worker that starts."""
+        import ray
+
+        slot.waits_for = None
+        try:
+            answer = ray.get(task)
+            if not slot.placed:
+                self._check_folder(*answer)
+                slot.placed, slot.since = True, time.monotonic()
+                slot.waits_for = slot.actor.open.remote(self._config)
+                return
+            self._check(answer)
+        except (ray.exceptions.RayError, ExperimentError) as error:
+            why = death(error)
+            if why is None and (not self._was_ready or self._is_hopeless(slot, error)):
+                raise ExperimentError(cause(error)) from None
+            self._remove(slot, why or cause(error))
+            return
+        self._was_ready = True
+        self._idle.append(slot)
+
+    def _is_hopeless(self, slot: _Slot, error: Exception) -> bool:
+        """Return whether no other worker is left, and this one was refused or failed to load the model again and again.
+
+        A GPU may be free a moment later.
+        """
+        refused = isinstance(error, ExperimentError)
+        return not self._idle and not self._busy and (refused or slot.failures >= HOPELESS)
+
+    def _remove(self, slot: _Slot, why: str) -> None:
+        """End a worker, and note when another is started in its place."""
+        import ray
+
+        ray.kill(slot.actor)
+        slot.failures += 1
+        seconds = backoff(slot.failures)
+        slot.actor, slot.waits_for, slot.again_at = None, None, time.monotonic() + seconds
+        if why:
+            self._problem = why
+            print(f"a worker did not start ({why}); another is started in {seconds:g} s", flush=True)
+
+    @staticmethod
+    def _check_folder(host: str, sees: bool) -> None:
+        if not sees:
+            raise ExperimentError(
+                f"the worker on {host} does not see {WORK.resolve()}: cells on several machines need a file system "
+                "that all of them see; start from a folder on one"
             )
-            for key, cell in missing.items()
-        ]
-        why = {key: f"the first evaluation of its seed failed: {reason}" for key, reason in dispatch.run(jobs).items()}
-        return {cell.run_id: why[cell.start_id] for cell in self._cells if cell.start_id in why}
-
-    def _begin_start(self, cell: Cell, actor: Any) -> Any:
-        return actor.start.remote(cell, self._problems[cell.origin.problems], str(work.start_of(cell).resolve()))
-
-    def _job(self, cell: Cell) -> Job:
-        folder = work.folder_of(cell)
-        return Job(
-            key=cell.run_id,
-            name=cell.name,
-            begin=partial(self._begin, cell),
-            end=partial(self._end, cell),
-            position=partial(self._position, cell),
-            kept=partial(kept, cell, folder),
-            stop=partial(work.ask_to_stop, folder),
-        )
-
-    def _position(self, cell: Cell) -> object:
-        """What moves while a cell does: its records, and the ledger and the output of a command."""
-        return self._display.position(cell), written(work.folder_of(cell))
-
-    def _begin(self, cell: Cell, actor: Any) -> Any:
-        folder, start = work.folder_of(cell).resolve(), work.start_of(cell).resolve()
-        work.forget_stop(folder)
-        return actor.train.remote(cell, self._problems[cell.origin.problems], str(folder), str(start))
-
-    def _end(self, cell: Cell, _: object) -> None:
-        """Send a cell that has ended; one that was stopped is not finished."""
-        if work.finished(cell, work.folder_of(cell)):
-            self._left.discard(cell.run_id)
-            self._display.read(cell)
-            self._tracker.send(cell, finished=True)
-
-    def _poll(self, running: Sequence[Job]) -> None:
-        for job in running:
-            cell = self._by_id[job.key]
-            self._tracker.send(cell)
-            self._display.read(cell)
-        self._display.show()
-        if time.monotonic() - self._pruned > PRUNE_SECONDS:
-            self._prune()
-
-    def _prune(self) -> None:
-        """Bring what is kept of cells under the disk limit: other cells' checkpoints go before those of these."""
-        for place in work.prune(self._pool.resources.checkpoint_gigabytes, last=set(self._by_id), keep=self._left):
-            print(f"{self._title}: {work.WORK / 'cells' / place} was deleted to keep the disk limit", flush=True)
-        self._pruned = time.monotonic()
 
 
-def written(folder: Path) -> tuple[int, ...]:
-    """How much the command of a cell has charged and printed: it moves while the command does."""
-    return tuple(path.stat().st_size for name in (LEDGER, SAID) if (path := folder / name).exists())
+@dataclass(kw_only=True, eq=False)
+class _Slot:
+    """The place of one worker.
+
+    Attributes:
+        actor: Its handle; None from its death until another is started.
+        waits_for: What it was asked while it starts: where it is, then to load the model; None once it is ready.
+        placed: Whether the cluster has found room for it.
+        since: When that was asked.
+        failures: How often in a row a worker died here.
+        again_at: When another is started, where there is none.
+    """
+
+    index: int
+    actor: Any = None
+    waits_for: Any = None
+    placed: bool = False
+    since: float = 0.0
+    failures: int = 0
+    again_at: float = 0.0
 
 
-def kept(cell: Cell, folder: Path) -> object:
-    """A value that changes when a cell has come further than where it would begin again."""
-    if not isinstance(cell, CommandCell):
-        return work.newest_checkpoint(folder)
-    return sorted(path.name for path in (folder / CHECKPOINTS).glob("*"))
+class Line:
+    """A progress line: units done, total, and estimated time left."""
+
+    def __init__(self, title: str, *, total: int, unit: str, done: int = 0) -> None:
+        self._title, self._total, self._unit, self._at_start = title, total, unit, done
+        self._began, self._shown = time.monotonic(), 0.0
+
+    def show(self, done: int, *, before: str = "", last: bool = False) -> None:
+        """Print the line, with a text before the count, unless it was printed a moment ago."""
+        terminal = sys.stdout.isatty()
+        if not last and time.monotonic() - self._shown < (1 if terminal else 20):
+            return
+        self._shown = time.monotonic()
+        rate = (done - self._at_start) / max(self._shown - self._began, 1e-9)
+        left = f", about {(self._total - done) / rate / 60:.1f} min left" if rate > 0 and done < self._total else ""
+        line = f"{self._title}: {before}{done:,} of {self._total:,} {self._unit}{left}"
+        print(f"\r{line:<90}" if terminal else line, end="\n" if last or not terminal else "", flush=True)
+
+
+class Display:
+    """Cells done, rollouts spent of the budget, and time left; reads of a cell only what is new."""
+
+    def __init__(self, title: str, cells: Sequence[Cell]) -> None:
+        self._cells = len(cells)
+        self._at: dict[str, Cursor] = {}
+        self._spent: dict[str, int] = {}
+        self._complete: set[str] = set()
+        for cell in cells:
+            self.read(cell)
+        done = sum(self._spent.values())
+        self._line = Line(title, total=sum(cell.rollouts for cell in cells), unit="rollouts", done=done)
+
+    def read(self, cell: Cell) -> None:
+        """Read what is new of a cell."""
+        folder = folder_of(cell)
+        if finished(cell, folder):
+            self._complete.add(cell.run_id)
+            self._spent[cell.run_id] = cell.rollouts
+            return
+        records, self._at[cell.run_id] = Spool(folder / "metrics.jsonl").since(self.position(cell))
+        if records:
+            self._spent[cell.run_id] = min(records[-1].record.rollouts, cell.rollouts)
+
+    def position(self, cell: Cell) -> Cursor:
+        """Cursor in the spool of a cell, which moves while the cell does."""
+        return self._at.get(cell.run_id, Cursor())
+
+    def show(self, *, last: bool = False) -> None:
+        """Print the line."""
+        before = f"{len(self._complete)}/{self._cells} cells, "
+        self._line.show(sum(self._spent.values()), before=before, last=last)

@@ -1,12 +1,8 @@
-"""What is kept of cells: one folder per cell, named by its run id, and checkpoints under a disk limit.
+"""The files of cells: one folder per cell, named by its run id, its records, its results, and base models.
 
-Records of a running cell as JSON lines: the worker appends, the driver of the sweep reads what is new.
-
-Base models: their location, metadata and content hash.
-
-The evaluation before the first update, which cells of one seed share: made once, charged once.
-
-Base models that were prepared.
+A running cell appends records to a spool, of which the driver reads what is new. Checkpoints and policies of finished
+cells are kept under a disk limit. The evaluation before the first update, the baseline, is made and charged once for
+all cells of one seed.
 """
 
 from __future__ import annotations
@@ -33,82 +29,25 @@ from ..errors import ExperimentError
 from ..settings import ModelConfig, Preset
 from .cells import Cell
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
-    """How far a reader is: the inode of the file that was read, and bytes read of it."""
-
-    inode: int = 0
-    read: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spooled:
-    """A record and when it was written, in ms since 1970: for charts alone, and no part of any result."""
-
-    record: Record
-    time: int
-
-
-class Spool:
-    """The records of one cell in one file, one line per record."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def rewind(self, rollouts: int) -> None:
-        """Drop what a killed attempt wrote beyond the checkpoint at ``rollouts``."""
-        if not self.path.exists():
-            return
-        kept = [_line(spooled) for spooled in self.timed() if spooled.record.rollouts <= rollouts]
-        # A new file, by whose inode readers notice that what they have read may be gone.
-        write_text(self.path, "".join(kept))
-
-    def write(self, record: Record) -> None:
-        """Append one record."""
-        with self.path.open("a") as stream:
-            stream.write(_line(Spooled(record=record, time=time.time_ns() // 10**6)))
-
-    def records(self) -> list[Record]:
-        """The record of every whole line."""
-        return [spooled.record for spooled in self.timed()]
-
-    def timed(self) -> list[Spooled]:
-        """The record of every whole line, with its time."""
-        return self.since(Position())[0]
-
-    def since(self, position: Position) -> tuple[list[Spooled], Position]:
-        """The records after a position, and the position behind them; a torn last line is left for later.
-
-        A file that was rewound since is read from its beginning.
-        """
-        try:
-            stream = self.path.open("rb")
-        except FileNotFoundError:
-            return [], Position()
-        with stream:
-            inode = os.fstat(stream.fileno()).st_ino
-            begin = position.read if position.inode == inode else 0
-            if begin:
-                stream.seek(begin - 1)
-                begin = begin if stream.read(1) == b"\n" else 0
-            stream.seek(begin)
-            whole = stream.read().rpartition(b"\n")[0]
-        lines = whole.split(b"\n") if whole else []
-        after = begin + (len(whole) + 1 if whole else 0)
-        return [_read(json.loads(line)) for line in lines], Position(inode=inode, read=after)
-
-
-def _line(spooled: Spooled) -> str:
-    return json.dumps({**to_plain(spooled.record), "time": spooled.time}) + "\n"
-
-
-def _read(plain: dict[str, Any]) -> Spooled:
-    at = plain.pop("time")
-    return Spooled(record=from_plain(plain), time=at)
-
-
 WORK = Path("work")
+OUT = Path("outputs")
+"""Folder of the outputs that DVC keeps."""
+PREPARED = OUT / "prepared"
+"""Below which every base model has a folder with its problem sets."""
+ONLY = "base"
+"""Name of a base model that is given alone, and of the folder that a model is in."""
+LARGE = 2**24
+"""Bytes of a file from which on its hash is remembered."""
+
+
+def folder_of(cell: Cell) -> Path:
+    """The folder of a cell."""
+    return WORK / "cells" / cell.run_id
+
+
+def baseline_of(cell: Cell) -> Path:
+    """The folder of the first evaluation that a cell shares."""
+    return WORK / "starts" / cell.baseline_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,21 +64,6 @@ class Done:
     diverged_at: int | None
 
 
-def folder_of(cell: Cell) -> Path:
-    """The folder of a cell."""
-    return WORK / "cells" / cell.run_id
-
-
-def start_of(cell: Cell) -> Path:
-    """The folder of the first evaluation that a cell shares."""
-    return WORK / "starts" / cell.start_id
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a document whole or not at all."""
-    write_text(path, json.dumps(value, sort_keys=True, indent=1) + "\n")
-
-
 def done(folder: Path) -> Done | None:
     """The contents of ``done.json``, or None if the cell has not finished at any budget."""
     path = folder / "done.json"
@@ -151,7 +75,18 @@ def set_done(folder: Path, value: Done) -> None:
     write_json(folder / "done.json", asdict(value))
 
 
-def hold_prompts(folder: Path, digest: str) -> None:
+def finished(cell: Cell, folder: Path) -> bool:
+    """Return whether a cell is finished to its budget; one that diverged is."""
+    found = done(folder)
+    return found is not None and (found.rollouts >= cell.rollouts or found.diverged_at is not None)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a document whole or not at all."""
+    write_text(path, json.dumps(value, sort_keys=True, indent=1) + "\n")
+
+
+def check_prompts(folder: Path, digest: str) -> None:
     """Record the prompts that a cell is begun with, or compare them with those that it is continued with."""
     path = folder / "prompts.json"
     if not path.exists():
@@ -163,35 +98,29 @@ def hold_prompts(folder: Path, digest: str) -> None:
         )
 
 
-def finished(cell: Cell, folder: Path) -> bool:
-    """Whether a cell is finished to its budget; one that diverged is."""
-    found = done(folder)
-    return found is not None and (found.rollouts >= cell.rollouts or found.diverged_at is not None)
-
-
 def newest_checkpoint(folder: Path) -> str:
     """Name of the checkpoint that a cell would be continued from; empty where there is none."""
     return max((path.name for path in (folder / "checkpoints").glob("step-*")), default="")
 
 
-def ask_to_stop(folder: Path) -> None:
+def request_stop(folder: Path) -> None:
     """Ask whoever trains a cell, on whatever machine, to save a checkpoint after its step and end."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "stop").touch()
 
 
-def asked_to_stop(folder: Path) -> bool:
-    """Whether a cell was asked to stop."""
+def stop_requested(folder: Path) -> bool:
+    """Return whether a cell was asked to stop."""
     return (folder / "stop").exists()
 
 
-def forget_stop(folder: Path) -> None:
+def clear_stop(folder: Path) -> None:
     """Let a cell be trained that was asked to stop before."""
     (folder / "stop").unlink(missing_ok=True)
 
 
 def keeps_policy(cell: Cell, which: str) -> bool:
-    """Whether the trained policy of a cell is kept.
+    """Return whether the trained policy of a cell is kept.
 
     Args:
         which: ``none``, ``last`` or ``all``; see ``ResourcesConfig.keep_policies``.
@@ -205,7 +134,7 @@ def policy_of(folder: Path) -> Path:
 
 
 def has_policy(folder: Path) -> bool:
-    """Whether the policy of a finished cell is there, as it was at its end; one of a shorter run does not count."""
+    """Return whether a finished cell's policy was saved at its end; one of a shorter run does not count."""
     found, mark = done(folder), folder / "policy.json"
     if found is None or not mark.exists() or not policy_of(folder).is_dir():
         return False
@@ -213,7 +142,7 @@ def has_policy(folder: Path) -> bool:
 
 
 def lacks_policy(cell: Cell, folder: Path, which: str) -> bool:
-    """Whether the policy of a finished cell is kept, not there, and can be saved; one that diverged has none."""
+    """Return whether a finished cell's policy must still be saved; one that diverged has none."""
     found = done(folder)
     if found is None or found.diverged_at is not None or not keeps_policy(cell, which):
         return False
@@ -227,7 +156,7 @@ def set_policy(folder: Path, step: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a cell found within its budget, whatever came later: steps, divergence, and tables, read when asked for."""
+    """Results of a cell within its budget, whatever came later: steps, divergence, and tables, read when asked for."""
 
     folder: Path
     step: int
@@ -239,7 +168,7 @@ class Outcome:
 
 
 def outcome(cell: Cell) -> Outcome:
-    """What a finished cell found, cut off at its budget as the meter would have stopped it."""
+    """Return the results of a finished cell, cut off at its budget as the meter would have stopped it."""
     folder = folder_of(cell)
     step = last_step(tables.read(folder / "ledger.parquet", "ledger"), cell)
     found = done(folder)
@@ -316,8 +245,108 @@ def _size(folder: Path) -> int:
     return total
 
 
-LARGE = 2**24
-"""Bytes of a file from which on its hash is remembered."""
+def has_baseline(folder: Path) -> bool:
+    """Return whether a first evaluation is there."""
+    return (folder / "evaluation.json").exists()
+
+
+def write_baseline(folder: Path, found: EvaluationResult) -> None:
+    """Keep a first evaluation; the document goes last, so that it is there whole or not at all."""
+    rates = found.pass_rates.with_columns(run_id=pl.lit(folder.name), step=pl.lit(0, dtype=pl.Int64))
+    tables.write(rates, "pass_rates", folder / "pass_rates.parquet")
+    tables.write(ledger(folder.name, cost(found.rollouts)), "ledger", folder / "ledger.parquet")
+    plain = {"metrics": dict(found.metrics), "questions": found.questions, "samples": found.samples}
+    write_json(folder / "evaluation.json", plain)
+
+
+def read_baseline(folder: Path) -> EvaluationResult:
+    """Read a first evaluation, without its responses."""
+    plain = json.loads((folder / "evaluation.json").read_text())
+    rates = tables.read(folder / "pass_rates.parquet", "pass_rates").select("problem_id", "successes", "samples")
+    return EvaluationResult(**plain, pass_rates=rates, rollouts=pl.DataFrame())
+
+
+def ledger(run_id: str, spent: Mapping[str, int]) -> pl.DataFrame:
+    """One evaluation outside of any run as a ``ledger`` table of its own."""
+    row = {"run_id": run_id, "step": 0, "cohort": "eval", **spent}
+    return tables.check(pl.DataFrame([row]), "ledger", where=f"run {run_id}")
+
+
+def cost(rollouts: pl.DataFrame) -> dict[str, int]:
+    """Count what a ``rollouts`` table cost: ``rollouts``, ``prompt_tokens``, ``response_tokens``."""
+    counts = counts_by_cohort(rollouts.with_columns(cohort=pl.lit("eval")))
+    return asdict(counts.get("eval", Counts()))
+
+
+class Spool:
+    """The records of one cell in one file, one line per record."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def rewind(self, rollouts: int) -> None:
+        """Drop what a killed attempt wrote beyond the checkpoint at ``rollouts``."""
+        if not self.path.exists():
+            return
+        kept = [_line(spooled) for spooled in self.timed() if spooled.record.rollouts <= rollouts]
+        # A new file, by whose inode readers notice that what they have read may be gone.
+        write_text(self.path, "".join(kept))
+
+    def write(self, record: Record) -> None:
+        """Append one record."""
+        with self.path.open("a") as stream:
+            stream.write(_line(Spooled(record=record, time=time.time_ns() // 10**6)))
+
+    def records(self) -> list[Record]:
+        """The record of every whole line."""
+        return [spooled.record for spooled in self.timed()]
+
+    def timed(self) -> list[Spooled]:
+        """The record of every whole line, with its time."""
+        return self.since(Cursor())[0]
+
+    def since(self, position: Cursor) -> tuple[list[Spooled], Cursor]:
+        """The records after a position, and the position behind them; a torn last line is left for later.
+
+        A file that was rewound since is read from its beginning.
+        """
+        try:
+            stream = self.path.open("rb")
+        except FileNotFoundError:
+            return [], Cursor()
+        with stream:
+            inode = os.fstat(stream.fileno()).st_ino
+            begin = position.read if position.inode == inode else 0
+            if begin:
+                stream.seek(begin - 1)
+                begin = begin if stream.read(1) == b"\n" else 0
+            stream.seek(begin)
+            whole = stream.read().rpartition(b"\n")[0]
+        lines = whole.split(b"\n") if whole else []
+        after = begin + (len(whole) + 1 if whole else 0)
+        plain = [json.loads(line) for line in lines]
+        records = [Spooled(time=each.pop("time"), record=from_plain(each)) for each in plain]
+        return records, Cursor(inode=inode, read=after)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spooled:
+    """A record and when it was written, in ms since 1970: for charts alone, and no part of any result."""
+
+    record: Record
+    time: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """Cursor of a reader: the inode of the file that was read, and bytes read of it."""
+
+    inode: int = 0
+    read: int = 0
+
+
+def _line(spooled: Spooled) -> str:
+    return json.dumps({**to_plain(spooled.record), "time": spooled.time}) + "\n"
 
 
 def local_path(model: str) -> str:
@@ -331,7 +360,7 @@ def local_path(model: str) -> str:
 
 
 def describe(model: str) -> dict[str, Any]:
-    """What is known of a model before it is loaded: ``model_type``, ``vocabulary`` (tokens), ``content``."""
+    """Describe a model before it is loaded: ``model_type``, ``vocabulary`` (tokens), ``content``."""
     from transformers import AutoConfig, AutoTokenizer
 
     try:
@@ -387,49 +416,8 @@ def _hash_of(file: Path, known: dict[str, str]) -> str:
     return found
 
 
-def cost(rollouts: pl.DataFrame) -> dict[str, int]:
-    """Count what a ``rollouts`` table cost: ``rollouts``, ``prompt_tokens``, ``response_tokens``."""
-    counts = counts_by_cohort(rollouts.with_columns(cohort=pl.lit("eval")))
-    return asdict(counts.get("eval", Counts()))
-
-
-def ledger(run_id: str, spent: Mapping[str, int]) -> pl.DataFrame:
-    """One evaluation outside of any run as a ``ledger`` table of its own."""
-    row = {"run_id": run_id, "step": 0, "cohort": "eval", **spent}
-    return tables.check(pl.DataFrame([row]), "ledger", where=f"run {run_id}")
-
-
-def exists(folder: Path) -> bool:
-    """Whether a first evaluation is there."""
-    return (folder / "evaluation.json").exists()
-
-
-def write_baseline(folder: Path, found: EvaluationResult) -> None:
-    """Keep a first evaluation; the document goes last, so that it is there whole or not at all."""
-    rates = found.pass_rates.with_columns(run_id=pl.lit(folder.name), step=pl.lit(0, dtype=pl.Int64))
-    tables.write(rates, "pass_rates", folder / "pass_rates.parquet")
-    tables.write(ledger(folder.name, cost(found.rollouts)), "ledger", folder / "ledger.parquet")
-    plain = {"metrics": dict(found.metrics), "questions": found.questions, "samples": found.samples}
-    write_json(folder / "evaluation.json", plain)
-
-
-def read_baseline(folder: Path) -> EvaluationResult:
-    """Read a first evaluation, without its responses."""
-    plain = json.loads((folder / "evaluation.json").read_text())
-    rates = tables.read(folder / "pass_rates.parquet", "pass_rates").select("problem_id", "successes", "samples")
-    return EvaluationResult(**plain, pass_rates=rates, rollouts=pl.DataFrame())
-
-
-OUT = Path("outputs")
-"""Where the stages write what DVC keeps."""
-PREPARED = OUT / "prepared"
-"""Below which every base model has a folder with its problem sets."""
-ONLY = "base"
-"""Name of a base model that is given alone, and of the folder that a model is in."""
-
-
 def model_of(preset: Preset, name: str = ONLY) -> tuple[str, str]:
-    """Where a base model is, and the hash of its content.
+    """Return the folder or name of a base model, and the hash of its content.
 
     Raises:
         ExperimentError: The stage ``prepare`` has not run, or the model is another one since it has.

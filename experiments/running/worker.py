@@ -1,12 +1,6 @@
-"""The worker that runs cells: an engine and a learner in one process. A plain class; Ray only wraps it.
+"""The worker that runs cells, as a Ray actor: an engine and a learner in one process, or in a placement group.
 
-A worker as a Ray actor.
-
-The worker itself is imported in the actor's process only, so that the process that starts one does not import torch.
-
-What a worker has loaded, as its own process sees it, and why a worker that loaded something else is refused.
-
-Where the processes of a cell are: one placement group for its learner ranks and its engines, freed together.
+A worker that has loaded other code, libraries or base models than the driver is refused.
 """
 
 from __future__ import annotations
@@ -53,9 +47,8 @@ from .cells import LOOP, Cell, Surroundings, check_problems, digest, modules_of,
 from .work import Spool, local_path
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from ..settings import Preset, ResourcesConfig
+
 
 NAMESPACE = "isocompute"
 """Of our actors in a cluster of Ray."""
@@ -63,7 +56,7 @@ NAMESPACE = "isocompute"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """What a worker is opened with.
+    """Settings of a worker.
 
     Attributes:
         models: Folder or name of each base model, by the hash of its content; they differ in their weights alone.
@@ -77,7 +70,7 @@ class WorkerConfig:
 
     @classmethod
     def of(cls, preset: Preset, models: Mapping[str, str]) -> WorkerConfig:
-        """What the workers of a preset are opened with."""
+        """Settings of the workers of a preset."""
         own = preset.resources
         resolved = own.model_copy(update={"sampler": own.resolved_sampler(), "engine": own.resolved_engine()})
         return cls(models=dict(models), generation=preset.generation, resources=resolved)
@@ -96,8 +89,6 @@ class WorkerActor:
     def open(self, config: WorkerConfig) -> Loaded:
         """Load the model, unless it is there already; returns what was loaded with it."""
         guard = CodeGuard.install()
-        # Imported under the guard.
-
         if self._loaded is None or self._worker.config != config:
             self._worker = Worker(config)
             self._loaded = Loaded.of(config, guard)
@@ -115,222 +106,15 @@ class WorkerActor:
         answered: pl.DataFrame = self._worker.sample(problems, **settings)
         return answered
 
-    def start(self, cell: Cell, problems: pl.DataFrame, folder: str) -> None:
-        """See ``Worker.start``."""
+    def evaluate_baseline(self, cell: Cell, problems: pl.DataFrame, folder: str) -> None:
+        """See ``Worker.evaluate_baseline``."""
         check_problems(cell, problems)
-        self._worker.start(cell, problems, Path(folder))
+        self._worker.evaluate_baseline(cell, problems, Path(folder))
 
     def train(self, cell: Cell, problems: pl.DataFrame, home: str, start: str) -> None:
         """See ``Worker.train``."""
         check_problems(cell, problems)
         self._worker.train(cell, problems, Path(home), Path(start))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """What a worker has loaded.
-
-    Attributes:
-        bases: Hashes of the contents of the base models.
-        modules: Hash of the code of each module that a cell depends on.
-        versions: Versions of the libraries that compute.
-        device: Where it computes: ``cuda`` where that was asked for and is there, else ``cpu``.
-    """
-
-    host: str
-    process: int
-    bases: frozenset[str]
-    modules: Mapping[str, str]
-    versions: Mapping[str, str]
-    device: str
-
-    @classmethod
-    def of(cls, config: WorkerConfig, guard: CodeGuard) -> Loaded:
-        """Look at this process, after its worker was made."""
-        import torch
-
-        guard.verify()
-        return cls(
-            host=socket.gethostname(),
-            process=os.getpid(),
-            bases=frozenset(work.content(work.local_path(place)) for place in config.models.values()),
-            modules=guard.hashes,
-            versions=versions(),
-            # One that holds no GPU may be where there is none.
-            device="cpu" if config.resources.own_gpus and not torch.cuda.is_available() else config.resources.device,
-        )
-
-
-class CodeGuard(MetaPathFinder):
-    """Notes the code of a cell before it is imported, and refuses to import a module that has changed since.
-
-    Attributes:
-        hashes: Hash of each module, when the guard began.
-    """
-
-    def __init__(self) -> None:
-        # Of the same texts, since those that were read are remembered.
-        self.hashes = modules_of(LOOP)
-        self._texts = {module: cells.text_of(module) for module in self.hashes}
-
-    @classmethod
-    def install(cls) -> CodeGuard:
-        """The guard of this process: the first one there is."""
-        guard = cls.here()
-        if guard is None:
-            guard = cls()
-            sys.meta_path.insert(0, guard)
-        return guard
-
-    @classmethod
-    def here(cls) -> CodeGuard | None:
-        """The guard of this process, where it has one."""
-        return next((finder for finder in sys.meta_path if isinstance(finder, cls)), None)
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Leave a module to the other finders, unless it has changed."""
-        if fullname in self.hashes and self._changed(fullname):
-            raise ImportError(_edited([fullname]))
-        return None
-
-    def verify(self) -> None:
-        """Check that what another process would import now is what this one has loaded."""
-        changed = [module for module in self.hashes if self._changed(module)]
-        if changed:
-            raise ExperimentError(_edited(changed))
-
-    def _changed(self, module: str) -> bool:
-        path = cells.source_of(module)
-        if path is None or not path.is_file():
-            return True
-        # Only a file that was edited is parsed, to see whether more than a comment was.
-        return path.read_bytes() != self._texts[module] and source_hash(path) != self.hashes[module]
-
-
-def check(loaded: Loaded, *, bases: Collection[str], surroundings: Surroundings) -> None:
-    """Refuse a worker that loaded something else than the driver asked for."""
-    different = list(_differences(loaded, bases, surroundings))
-    if different:
-        raise ExperimentError(
-            f"the worker on {loaded.host} (process {loaded.process}) loaded {'; '.join(different)}: the run ids of "
-            "this stage would not be true of it; start the same command again, on machines that have the same files "
-            "and libraries"
-        )
-
-
-def _differences(loaded: Loaded, bases: Collection[str], surroundings: Surroundings) -> list[str]:
-    """What differs, each as a phrase."""
-    found = []
-    if digest(loaded.modules) != surroundings.code:
-        found.append(f"other code than this stage ({listed(_unequal(modules_of(LOOP), loaded.modules))})")
-    own, theirs = surroundings.versions, loaded.versions
-    if libraries := _unequal(own, theirs):
-        said = [f"{name} {theirs.get(name, 'none')} for {own.get(name, 'none')}" for name in libraries]
-        found.append(f"other libraries ({listed(said)})")
-    if loaded.bases != frozenset(bases):
-        there, wanted = (", ".join(sorted(hashes)) for hashes in (loaded.bases, bases))
-        found.append(f"another base model ({there} for {wanted})")
-    if loaded.device != surroundings.device:
-        found.append(f"device {loaded.device!r} for {surroundings.device!r}")
-    return found
-
-
-def _unequal(own: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    return sorted(name for name in {*own, *theirs} if own.get(name) != theirs.get(name))
-
-
-def _edited(modules: Sequence[str]) -> str:
-    return f"{listed(modules)} changed on disk while this worker was loading or running: start the same command again"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """The bundles of a placement group, and who is in which.
-
-    Attributes:
-        bundles: What each holds, in Ray's names.
-        ranks: The bundle of each learner rank that is an actor.
-        engines: The bundle of each engine that is an actor.
-        share: Share of its GPU that each process takes.
-    """
-
-    bundles: Sequence[dict[str, float]]
-    ranks: Sequence[int]
-    engines: Sequence[int]
-    share: float
-
-    @classmethod
-    def of(cls, config: WorkerConfig) -> Layout:
-        """Lay out a worker's processes.
-
-        Separate engines have bundles of their own; several that are colocated are one on each rank's device.
-        """
-        asked = config.resources
-        gpus, ranks, engines = asked.device == "cuda", asked.rank_actors, asked.engine_actors
-        shared = engines > 0 and asked.placement == "colocated"
-        rank = {"CPU": 2.0 if shared else 1.0, **({"GPU": 1.0} if gpus else {})}
-        engine = {"CPU": 1.0, **({"GPU": float(asked.engine.tensor_parallel or 1)} if gpus else {})}
-        return cls(
-            bundles=[rank] * ranks + [engine] * (0 if shared else engines),
-            ranks=range(ranks),
-            engines=range(engines) if shared else range(ranks, ranks + engines),
-            share=0.5 if shared else 1.0,
-        )
-
-
-def reserve(layout: Layout, *, seconds: float) -> Any:
-    """Return a placement group for a layout.
-
-    Ray ends a group with the command whose workers reserved it, and not with the worker: those of dead workers are
-    removed where there is no room.
-
-    Args:
-        seconds: Timeout.
-
-    Raises:
-        ExperimentError: The cluster has no room for it.
-    """
-    import ray
-    from ray.util.placement_group import placement_group, remove_placement_group
-
-    context = ray.get_runtime_context()
-    name = context.get_actor_name() if context.worker.mode == ray.WORKER_MODE else ""
-    group: Any = placement_group(list(layout.bundles), strategy="PACK", name=name or "")
-    end = monotonic() + seconds
-    # Unlike ready(), wait() starts no worker process.
-    while not (there := group.wait(1.0)) and monotonic() < end:
-        _remove_orphans()
-    if not there:
-        remove_placement_group(group)
-        needed, has = amounts(layout.bundles), amounts([ray.cluster_resources()])
-        raise ExperimentError(
-            f"{len(layout.ranks)} learner ranks and {len(layout.engines)} engines need {needed} together, and in "
-            f"{seconds:g} s the cluster, which has {has} in all, had no room for them: set learner_ranks, replicas or "
-            "workers lower, or join a larger cluster"
-        )
-    return group
-
-
-def _remove_orphans() -> None:
-    """Remove the groups of workers that are dead: each has the name of its worker, and is in our namespace."""
-    import ray
-    from ray.util.placement_group import get_placement_group, placement_group_table, remove_placement_group
-
-    named = [entry["name"] for entry in placement_group_table().values() if entry["state"] != "REMOVED"]
-    for name in filter(None, named):
-        try:
-            ray.get_actor(name, namespace=NAMESPACE)
-        except ValueError:
-            with suppress(ValueError):
-                # Another worker may be removing it.
-                remove_placement_group(get_placement_group(name))
-
-
-def amounts(bundles: Sequence[dict[str, float]]) -> str:
-    """What some bundles hold together, such as ``4 CPUs and 1 GPUs``."""
-    return " and ".join(f"{sum(bundle.get(kind, 0.0) for bundle in bundles):g} {kind}s" for kind in ("CPU", "GPU"))
 
 
 class Worker:
@@ -351,7 +135,7 @@ class Worker:
         """The base model whose weights the sampler has at version 0."""
         self._prompting = prompting_from(config.generation.get("prompting", {}))
         self._sampling = sampling_from(config.generation["sampling"])
-        self._layout = Layout.of(config)
+        self._layout = Bundles.of(config)
         self._group: Any = None
         if self._layout.bundles:
             connected_ray()
@@ -367,7 +151,7 @@ class Worker:
         )
         return answered
 
-    def start(self, cell: Cell, problems: pl.DataFrame, folder: Path) -> None:
+    def evaluate_baseline(self, cell: Cell, problems: pl.DataFrame, folder: Path) -> None:
         """Make the first evaluation of a cell, which every cell of its seed shares."""
         self._base_weights(cell.origin.base)
         validation = problems.filter(pl.col("split") == "validation")
@@ -400,9 +184,9 @@ class Worker:
         home.mkdir(parents=True, exist_ok=True)
         tokenizer = load_tokenizer(self._models[cell.origin.base])
         prompts = PromptMaker(tokenizer, self._prompting, max_prompt_tokens=self._sampling.max_prompt_tokens)
-        work.hold_prompts(home, prompts.digest(problems))
-        if not work.exists(start):
-            self.start(cell, problems, start)
+        work.check_prompts(home, prompts.digest(problems))
+        if not work.has_baseline(start):
+            self.evaluate_baseline(cell, problems, start)
         learner = self._fresh_learner(cell.learner, cell.origin.base)
         checkpoints = Checkpoints(home / "checkpoints", **self.config.resources.checkpoints.model_dump())
         trained = problems.filter(pl.col("split") == "train")
@@ -567,7 +351,214 @@ class UntilStopped:
         self.charge, self.sync = meter.charge, meter.sync
 
     def admit(self, *, step: int, rollouts: int) -> bool:
-        """Whether a step may be taken."""
+        """Return whether a step may be taken."""
         admitted = bool(self._meter.admit(step=step, rollouts=rollouts))
-        self.stopped = admitted and work.asked_to_stop(self._home)
+        self.stopped = admitted and work.stop_requested(self._home)
         return admitted and not self.stopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """The code, libraries, device and base models that a worker has loaded.
+
+    Attributes:
+        bases: Hashes of the contents of the base models.
+        modules: Hash of the code of each module that a cell depends on.
+        versions: Versions of the libraries that compute.
+        device: Where it computes: ``cuda`` where that was asked for and is there, else ``cpu``.
+    """
+
+    host: str
+    process: int
+    bases: frozenset[str]
+    modules: Mapping[str, str]
+    versions: Mapping[str, str]
+    device: str
+
+    @classmethod
+    def of(cls, config: WorkerConfig, guard: CodeGuard) -> Loaded:
+        """Look at this process, after its worker was made."""
+        import torch
+
+        guard.verify()
+        return cls(
+            host=socket.gethostname(),
+            process=os.getpid(),
+            bases=frozenset(work.content(work.local_path(place)) for place in config.models.values()),
+            modules=guard.hashes,
+            versions=versions(),
+            # One that holds no GPU may be where there is none.
+            device="cpu" if config.resources.own_gpus and not torch.cuda.is_available() else config.resources.device,
+        )
+
+
+class CodeGuard(MetaPathFinder):
+    """Notes the code of a cell before it is imported, and refuses to import a module that has changed since.
+
+    Attributes:
+        hashes: Hash of each module, when the guard began.
+    """
+
+    def __init__(self) -> None:
+        # Of the same texts, since those that were read are remembered.
+        self.hashes = modules_of(LOOP)
+        self._texts = {module: cells.text_of(module) for module in self.hashes}
+
+    @classmethod
+    def install(cls) -> CodeGuard:
+        """The guard of this process: the first one there is."""
+        guard = cls.here()
+        if guard is None:
+            guard = cls()
+            sys.meta_path.insert(0, guard)
+        return guard
+
+    @classmethod
+    def here(cls) -> CodeGuard | None:
+        """The guard of this process, where it has one."""
+        return next((finder for finder in sys.meta_path if isinstance(finder, cls)), None)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Leave a module to the other finders, unless it has changed."""
+        if fullname in self.hashes and self._changed(fullname):
+            raise ImportError(_edited([fullname]))
+        return None
+
+    def verify(self) -> None:
+        """Check that what another process would import now is what this one has loaded."""
+        changed = [module for module in self.hashes if self._changed(module)]
+        if changed:
+            raise ExperimentError(_edited(changed))
+
+    def _changed(self, module: str) -> bool:
+        path = cells.source_of(module)
+        if path is None or not path.is_file():
+            return True
+        # Only a file that was edited is parsed, to see whether more than a comment was.
+        return path.read_bytes() != self._texts[module] and source_hash(path) != self.hashes[module]
+
+
+def check(loaded: Loaded, *, bases: Collection[str], surroundings: Surroundings) -> None:
+    """Refuse a worker that loaded something else than the driver asked for."""
+    different = list(_differences(loaded, bases, surroundings))
+    if different:
+        raise ExperimentError(
+            f"the worker on {loaded.host} (process {loaded.process}) loaded {'; '.join(different)}: the run ids of "
+            "this stage would not be true of it; start the same command again, on machines that have the same files "
+            "and libraries"
+        )
+
+
+def _differences(loaded: Loaded, bases: Collection[str], surroundings: Surroundings) -> list[str]:
+    """List what differs, each as a phrase."""
+    found = []
+    if digest(loaded.modules) != surroundings.code:
+        found.append(f"other code than this stage ({listed(_unequal(modules_of(LOOP), loaded.modules))})")
+    own, theirs = surroundings.versions, loaded.versions
+    if libraries := _unequal(own, theirs):
+        said = [f"{name} {theirs.get(name, 'none')} for {own.get(name, 'none')}" for name in libraries]
+        found.append(f"other libraries ({listed(said)})")
+    if loaded.bases != frozenset(bases):
+        there, wanted = (", ".join(sorted(hashes)) for hashes in (loaded.bases, bases))
+        found.append(f"another base model ({there} for {wanted})")
+    if loaded.device != surroundings.device:
+        found.append(f"device {loaded.device!r} for {surroundings.device!r}")
+    return found
+
+
+def _unequal(own: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    return sorted(name for name in {*own, *theirs} if own.get(name) != theirs.get(name))
+
+
+def _edited(modules: Sequence[str]) -> str:
+    return f"{listed(modules)} changed on disk while this worker was loading or running: start the same command again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundles:
+    """The bundles of a placement group, and who is in which.
+
+    Attributes:
+        bundles: What each holds, in Ray's names.
+        ranks: The bundle of each learner rank that is an actor.
+        engines: The bundle of each engine that is an actor.
+        share: Share of its GPU that each process takes.
+    """
+
+    bundles: Sequence[dict[str, float]]
+    ranks: Sequence[int]
+    engines: Sequence[int]
+    share: float
+
+    @classmethod
+    def of(cls, config: WorkerConfig) -> Bundles:
+        """Lay out a worker's processes.
+
+        Separate engines have bundles of their own; several that are colocated are one on each rank's device.
+        """
+        asked = config.resources
+        gpus, ranks, engines = asked.device == "cuda", asked.rank_actors, asked.engine_actors
+        shared = engines > 0 and asked.placement == "colocated"
+        rank = {"CPU": 2.0 if shared else 1.0, **({"GPU": 1.0} if gpus else {})}
+        engine = {"CPU": 1.0, **({"GPU": float(asked.engine.tensor_parallel or 1)} if gpus else {})}
+        return cls(
+            bundles=[rank] * ranks + [engine] * (0 if shared else engines),
+            ranks=range(ranks),
+            engines=range(engines) if shared else range(ranks, ranks + engines),
+            share=0.5 if shared else 1.0,
+        )
+
+
+def reserve(layout: Bundles, *, seconds: float) -> Any:
+    """Return a placement group for a layout.
+
+    Ray ends a group with the command whose workers reserved it, and not with the worker: those of dead workers are
+    removed where there is no room.
+
+    Args:
+        seconds: Timeout.
+
+    Raises:
+        ExperimentError: The cluster has no room for it.
+    """
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    context = ray.get_runtime_context()
+    name = context.get_actor_name() if context.worker.mode == ray.WORKER_MODE else ""
+    group: Any = placement_group(list(layout.bundles), strategy="PACK", name=name or "")
+    end = monotonic() + seconds
+    # Unlike ready(), wait() starts no worker process.
+    while not (there := group.wait(1.0)) and monotonic() < end:
+        _remove_orphans()
+    if not there:
+        remove_placement_group(group)
+        needed, has = amounts(layout.bundles), amounts([ray.cluster_resources()])
+        raise ExperimentError(
+            f"{len(layout.ranks)} learner ranks and {len(layout.engines)} engines need {needed} together, and in "
+            f"{seconds:g} s the cluster, which has {has} in all, had no room for them: set learner_ranks, replicas or "
+            "workers lower, or join a larger cluster"
+        )
+    return group
+
+
+def _remove_orphans() -> None:
+    """Remove the groups of workers that are dead: each has the name of its worker, and is in our namespace."""
+    import ray
+    from ray.util.placement_group import get_placement_group, placement_group_table, remove_placement_group
+
+    named = [entry["name"] for entry in placement_group_table().values() if entry["state"] != "REMOVED"]
+    for name in filter(None, named):
+        try:
+            ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            with suppress(ValueError):
+                # Another worker may be removing it.
+                remove_placement_group(get_placement_group(name))
+
+
+def amounts(bundles: Sequence[dict[str, float]]) -> str:
+    """Sum up some bundles, such as ``4 CPUs and 1 GPUs``."""
+    return " and ".join(f"{sum(bundle.get(kind, 0.0) for bundle in bundles):g} {kind}s" for kind in ("CPU", "GPU"))

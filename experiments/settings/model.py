@@ -1,18 +1,6 @@
-"""One preset of ``params.yaml``, from its problems to its machine.
+"""One preset of ``params.yaml``: base models, learner, resources, sweep, trainer, and the rules between them.
 
-Base models that are named and not made: one of the hub or of a folder, or several with their problem sets.
-
-Settings of the learner that a sweep gives, and the ``LearnerConfig`` of one cell made of them.
-
-Where each value of the preset ``paper`` comes from in *IsoCompute Playbook* (arXiv 2603.12151): paper.yaml.
-
-Settings of the machine: what the cells are trained and sampled with.
-
-Settings of the cells: their learning rates, the sweep, and the test of what was prescribed.
-
-Who trains the cells: our learner, or a command that runs somebody else's trainer.
-
-Rules between the sections of a preset: what could only fail, or mislead, hours after a stage began.
+The sources of the preset ``paper`` in *IsoCompute Playbook* (arXiv 2603.12151) are in paper.yaml.
 """
 
 from __future__ import annotations
@@ -62,7 +50,7 @@ HUB_NAME = r"[\w.-]+(/[\w.-]+)?"
 
 
 def of_hub(name: str) -> bool:
-    """Whether a model or a dataset is a name on the hub, and no folder."""
+    """Return whether a model or a dataset is a name on the hub, and no folder."""
     return bool(re.fullmatch(HUB_NAME, name)) and not Path(name).is_dir()
 
 
@@ -199,7 +187,7 @@ def _with_tuples(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_constant(objective: Mapping[str, Any]) -> bool:
-    """Whether tokens are summed up and divided by a constant; False where these are no settings of an objective."""
+    """Return whether tokens are summed and divided by a constant; False for what are no settings of an objective."""
     try:
         return replace(ObjectiveConfig(**objective), constant_length=1).resolved.aggregation == "constant"
     except (TypeError, ValueError):
@@ -227,7 +215,7 @@ def leaves(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, A
 
 
 def section_of(name: str) -> str | None:
-    """Where the paper says what a setting is, or None for a setting that is not listed."""
+    """Return the paper's section for a setting, or None for a setting that is not listed."""
     parts = name.split(".")
     generic = ".".join([parts[0], "*", *parts[2:]]) if len(parts) > 2 else name
     return SECTIONS.get(name) or SECTIONS.get(generic) or SECTIONS.get(parts[0])
@@ -246,7 +234,7 @@ class CheckpointsConfig(Settings):
     every_steps: Count | None = None
     """Steps between checkpoints; null: steps are no reason to save."""
     keep: Count = 2
-    """How many of a cell's newest checkpoints are kept."""
+    """Newest checkpoints kept per cell."""
 
     @model_validator(mode="after")
     def _one_interval(self) -> Self:
@@ -272,7 +260,7 @@ class ResourcesConfig(Settings):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the sampler's weights; ``auto`` is bfloat16 for vLLM on CUDA, else float32."""
     engine: EngineConfig = EngineConfig()
-    """How vLLM runs: its profile, and what differs from it."""
+    """Settings of vLLM: its profile, and what differs from it."""
     placement: Literal["colocated", "separate"] = "colocated"
     """``colocated``: the engine is in the worker's process, or one is on each learner rank's device; ``separate``:
     engines are Ray actors on processors of their own."""
@@ -280,17 +268,17 @@ class ResourcesConfig(Settings):
     """Engines that answer the batches of a cell together, with the same weights; several are Ray actors, in one
     placement group with the learner ranks."""
     transport: Literal["auto", "object_store", "gloo", "nccl", "ipc"] = "auto"
-    """How weights reach engines that are Ray actors; ``auto``: ``object_store`` on CPU, ``nccl`` between GPUs, ``ipc``
-    on one GPU."""
+    """Transport of weights to engines that are Ray actors; ``auto``: ``object_store`` on CPU, ``nccl`` between GPUs,
+    ``ipc`` on one GPU."""
     learner_ranks: Count = 1
     """Learner ranks of a cell. One is in the worker's process; several are Ray actors, each on a processor of its
     own."""
     reverse: bool = False
-    """Whether the last cells are started first."""
+    """Start the last cells first."""
     start_seconds: Seconds = 900.0
     """Timeout for a worker to load the model, and for any worker to be there (seconds)."""
     stall_seconds: Seconds = 1800.0
-    """How long a worker may show no progress before it is replaced (seconds); longer than one step, and than 256
+    """Timeout for a worker without progress, which is then replaced (seconds); longer than one step, and than 256
     problems take while difficulty is measured."""
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     """When a cell's checkpoints are saved, and how many are kept."""
@@ -346,7 +334,7 @@ class ResourcesConfig(Settings):
         return "vllm" if find_spec("vllm") else "transformers"
 
     def resolved_engine(self) -> EngineConfig:
-        """How vLLM runs, with the profile of the device and the type of the weights."""
+        """Return the settings of vLLM, with the profile of the device and the type of the weights."""
         share, dtype = self.engine.memory_share, self.dtype
         if share is None and self.device == "cuda" and self.placement == "colocated":
             # The learner is on the same GPU.
@@ -384,7 +372,7 @@ Scaling = Literal["constant", "linear", "sqrt"]
 
 
 class _Pilot(Settings):
-    """What every search has: the rates tried, and how long each is trained."""
+    """Settings of every search: the rates tried, and how long each is trained."""
 
     learning_rates: Grid[Rate]
     """Learning rates tried, one cell for each and each seed."""
@@ -396,14 +384,14 @@ class _Pilot(Settings):
     seeds: Grid[int]
     """Seeds of each rate, which no measured cell uses."""
     extensions: Annotated[int, Field(ge=0)] = 1
-    """How often the rates go on by one step of their grid where the best one lies at its edge."""
+    """Most further steps of the grid where its best rate lies at the edge."""
 
 
 class AnchoredRate(_Pilot):
     """One search at one batch, and a rule for the others (IsoCompute Playbook, section 3, Factor 3)."""
 
     rule: Scaling
-    """How the rate grows with the batch B = B_p · n: not at all, with B, or with √B."""
+    """Scaling of the rate with the batch B = B_p · n: constant, with B, or with √B."""
     rollouts_per_problem: Count
     """Rollouts per problem (group size), n, of the search."""
     problems_per_batch: Count
@@ -414,7 +402,7 @@ class DeclaredRate(Settings):
     """A rate that is known, so that nothing is searched, and a rule for every batch."""
 
     rule: Scaling
-    """How the rate grows with the batch B = B_p · n: not at all, with B, or with √B."""
+    """Scaling of the rate with the batch B = B_p · n: constant, with B, or with √B."""
     learning_rate: Rate
     """Learning rate at the batch ``batch_rollouts``."""
     batch_rollouts: Count = 1024
@@ -432,7 +420,7 @@ class TunedRate(_Pilot):
 
 
 BOTH = "has both learning_rate, which declares a rate, and learning_rates, which are searched: leave one out"
-"""What is wrong with settings that have a rule, and of which ``kind_of`` cannot tell the class."""
+"""The message for settings that have a rule, and whose class ``kind_of`` cannot tell."""
 
 
 def kind_of(value: Any) -> str | None:
@@ -478,7 +466,7 @@ class SweepConfig(Settings):
     learner: Annotated[Mapping[str, Any], LearnerSettings()]
     """Settings of the learner, without the learning rate."""
     learning_rate: LearningRate
-    """How the learning rate of the cells is found, or that it is declared."""
+    """Search for the learning rate of the cells, or its declaration."""
     rate_factors: Grid[Rate] = (1.0,)
     """Factors on that rate: every (n, B_p) is trained at each, and the best is found with n."""
     max_batch_rollouts: int | None = None
@@ -495,7 +483,7 @@ class SweepConfig(Settings):
 
     @property
     def search(self) -> AnchoredRate | TunedRate | None:
-        """How learning rates are searched; None where the rate is declared, so that there are no pilots."""
+        """The search for learning rates; None where the rate is declared, so that there are no pilots."""
         return None if isinstance(self.learning_rate, DeclaredRate) else self.learning_rate
 
     def searched(self) -> list[tuple[int, int]]:
@@ -610,7 +598,7 @@ PLACEHOLDERS = {
     "max_new_tokens": "sampling.max_new_tokens",
     "max_prompt_tokens": "sampling.max_prompt_tokens",
 }
-"""What a word of a command may hold in braces, and what stands there for a cell."""
+"""Placeholders that a word of a command may hold in braces, and their meaning."""
 NEEDED = ("model", "train", "validation", "seed", "ledger", "checkpoints")
 """Those without which cells could not differ, or could not be measured."""
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
@@ -646,10 +634,10 @@ class CommandTrainer(Settings):
     micro_batch: Count | None = None
     """Rollouts that a device holds in one pass; null: the largest divisor of its share of a batch up to 8."""
     logs: str = "{checkpoints}"
-    """Where the trainer's log is, as ``isocompute-budget doctor`` takes it."""
+    """Source of the trainer's log, as ``isocompute-budget doctor`` takes it."""
     log_settings: Mapping[str, str] = {}
-    """What neither log nor command say, as for ``isocompute-budget doctor --set``, such as ``metric`` where there are
-    several rewards."""
+    """Facts that neither log nor command give, as for ``isocompute-budget doctor --set``, such as ``metric`` of several
+    rewards."""
 
     @model_validator(mode="after")
     def _placeholders_are_known(self) -> Self:
@@ -788,7 +776,7 @@ def _prescription_is_tested_fairly(name: str, sweep: SweepConfig, test: Prescrib
 
 
 class EvaluationConfig(Settings):
-    """How a policy is scored on validation problems."""
+    """Scoring of a policy on validation problems."""
 
     samples: Count
     """Responses per question, k."""
@@ -807,14 +795,14 @@ class EvaluationConfig(Settings):
 
 
 class FrontierConfig(Settings):
-    """How the frontier is fitted."""
+    """Settings of the fit."""
 
     seed: int = 0
     """Seed of the posterior's draws."""
 
 
 class DifficultyConfig(Settings):
-    """How difficulty is measured, and the problem sets cut by it."""
+    """Measurement of difficulty, and the problem sets cut by it."""
 
     samples: Count
     """Responses per problem that the sets are cut by."""
@@ -871,27 +859,27 @@ class Preset(Settings):
     name: Name
     """Its key in ``params.yaml``."""
     problems: tuple[Source, ...]
-    """Where the problems come from; none where base models are prepared."""
+    """Sources of the problems; none where base models are prepared."""
     base: Annotated[AnyBase, ByKind({"model": ModelConfig, "prepared": PreparedConfig})]
     """The base model, or several that are prepared."""
     sampling: Annotated[Sampling, AfterValidator(_whole_distribution)]
-    """How responses are sampled, for training and for evaluation."""
+    """Sampling of responses, for training and for evaluation."""
     prompting: Prompting = Prompting()
-    """How prompts are made."""
+    """Making of prompts."""
     scoring: ScoringConfig = ScoringConfig()
-    """How responses are scored."""
+    """Scoring of responses."""
     evaluation: EvaluationConfig
-    """How a policy is scored."""
+    """Evaluation of a policy."""
     difficulty: DifficultyConfig | None
-    """How difficulty is measured, and the problem sets cut by it; null where base models are prepared."""
+    """Measurement of difficulty, and the problem sets cut by it; null where base models are prepared."""
     trainer: Annotated[
         LearnerTrainer | CommandTrainer, ByKind({"learner": LearnerTrainer, "command": CommandTrainer})
     ] = LearnerTrainer()
-    """What trains the cells: our learner, or a command."""
+    """Trainer of the cells: our learner, or a command."""
     sweep: Named[SweepConfig]
     """The cells of each problem set."""
     frontier: FrontierConfig = FrontierConfig()
-    """How the frontier is fitted."""
+    """Settings of the fit."""
     prescribe: Named[PrescribeConfig]
     """The test of what is prescribed, of the problem sets that have one."""
     resources: ResourcesConfig = ResourcesConfig()
@@ -912,7 +900,7 @@ class Preset(Settings):
         return self.resources.workers * self.devices_of_a_worker()
 
     def needs_the_hub(self) -> bool:
-        """Whether a data set or the base model is a name on the hub."""
+        """Return whether a data set or the base model is a name on the hub."""
         hub = [s.dataset for s in self.problems if isinstance(s, HubSource)]
         hub += [self.base.model] if isinstance(self.base, ModelConfig) else []
         return any(map(of_hub, hub))
@@ -924,7 +912,7 @@ class Preset(Settings):
 
     @property
     def generation(self) -> dict[str, Any]:
-        """How responses are generated and scored, as plain values: part of the identity of every run."""
+        """The settings that generate and score responses, as plain values: part of the identity of every run."""
         return {name: asdict(getattr(self, name)) for name in ("sampling", "prompting", "scoring")}
 
     def sweep_of(self, problem_set: str) -> SweepConfig:

@@ -1,10 +1,6 @@
-"""From ``params.yaml`` to the settings of a preset.
+"""Reads presets of ``params.yaml``, and says in one sentence what is wrong with one: where, and what would be right.
 
-The JSON schema of ``params.yaml``: what editors complete and check by, and error messages name keys from.
-
-One sentence for settings that pydantic refuses: where, what was found, and what would be right.
-
-A preset of one's own as a file: every setting with its value, under a comment that says what it means.
+From the same models come the JSON schema that editors use, and a preset written whole, with comments, for ``init``.
 """
 
 from __future__ import annotations
@@ -15,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -28,105 +25,68 @@ from ..errors import ExperimentError
 from .model import BOTH, CommandTrainer, LearnerSettings, Preset, kind_of, learner_config
 from .strict import NAME, SettingError, checked_name, with_names
 
-NAMED_BY_THEIR_KEY = ("Preset", "DifficultySplit")
-"""Classes whose ``name`` is the key that they have in ``params.yaml``."""
+NOT_PRESETS = ("preset", "settings_file", "problem_sets", "tested_sets")
+LISTS = {"problem_sets": "sweep", "tested_sets": "prescribe"}
+"""The lists that dvc.yaml has stages for, and the sections of a preset whose names they hold."""
+SETTINGS_FILE = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.ya?ml"
 
 
-class _Described(GenerateJsonSchema):
-    """A schema without titles, in which the fields of a dataclass have the descriptions of its docstring."""
-
-    def field_title_should_be_set(self, schema: Any) -> bool:
-        return False
-
-    def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
-        shown = super().dataclass_schema(schema)
-        shown["additionalProperties"] = False
-        shown["description"], attributes = documented(schema["cls"])
-        for name, description in attributes.items():
-            if name in shown["properties"]:
-                shown["properties"][name]["description"] = description
-        return shown
-
-
-def documented(kind: type[Any]) -> tuple[str, dict[str, str]]:
-    """The first paragraph of a Google-style docstring, and its attributes with their descriptions."""
-    text = inspect.getdoc(kind) or ""
-    summary, _, rest = text.partition("\n\n")
-    section = re.search(r"^Attributes:\n((?:[ ]+.*\n?|\n)*)", rest, re.MULTILINE)
-    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section[1] if section else "", re.MULTILINE)
-    return " ".join(summary.split()), {name: " ".join(description.split()) for name, description in entries}
-
-
-def preset_schema() -> dict[str, Any]:
-    """The JSON schema of one preset, with its parts under ``$defs``."""
-    schema = Preset.model_json_schema(schema_generator=_Described)
-    for held in (schema, *schema["$defs"].values()):
-        if held.get("title") in NAMED_BY_THEIR_KEY:
-            del held["properties"]["name"]
-            held["required"].remove("name")
-    return schema
+def load(path: Path = Path("params.yaml"), preset: str | None = None) -> Preset:
+    """Read one preset."""
+    name, file, raw, written = find(path, preset)
+    try:
+        for each in (name, *(str(each) for key in LISTS for each in raw.get(key) or ())):
+            checked_name(each)
+        # As JSON, whose lists and mappings are the tuples and dataclasses of a strict model; YAML's dates become texts.
+        text = json.dumps(with_names({name: written})[name], default=str)
+        read = Preset.model_validate_json(text)
+    except ValidationError as error:
+        raise ExperimentError(f"{file}: {sentence(error, name)}") from None
+    except SettingError as error:
+        raise ExperimentError(f"{file}: {error.where} {error}" if error.where else f"{file} {error}") from None
+    except (TypeError, ValueError) as error:
+        raise ExperimentError(f"{file}: {name} contains a value of an unsupported type ({error})") from None
+    for key, section in LISTS.items():
+        there = list(getattr(read, section))
+        if preset is None and there != raw.get(key):
+            raise ExperimentError(
+                f"{path}: {key} is {raw.get(key)}, and {name}.{section} has {there}: "
+                f"dvc.yaml runs what {key} lists, so both must list the same in the same order"
+            )
+    return read
 
 
-def resolved(schema: dict[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema itself, in place of a reference to it."""
-    found: dict[str, Any] = root["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
-    return found
+def find(path: Path = Path("params.yaml"), preset: str | None = None) -> tuple[str, Path, dict[str, Any], Any]:
+    """Find a preset as it is written: in the file that ``settings_file`` names, or beside that setting.
+
+    Returns:
+        Its name, its file, what ``path`` holds, and the preset.
+    """
+    raw = _document(path)
+    name, listed = str(preset or raw.get("preset")), str(raw.get("settings_file", path.name))
+    if not re.fullmatch(SETTINGS_FILE, listed):
+        raise ExperimentError(f"{path}: settings_file is {listed!r}; it must be the name of a .yaml file beside it")
+    file = path.with_name(listed)
+    if preset is not None and isinstance(raw.get(name), dict):
+        # What is asked for by name, and not by DVC, may be in either.
+        file = path
+    held = raw if file == path else _document(file)
+    if name in NOT_PRESETS or not isinstance(held.get(name), dict):
+        known = ", ".join(str(key) for key in held if key not in NOT_PRESETS)
+        raise ExperimentError(f"{file}: there is no preset {name!r}; there are {known}")
+    return name, file, raw, held[name]
 
 
-def choices(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The schemas of a union by pydantic's tag of each: its ``kind``, or the name of its class."""
-    return {
-        choice["$ref"].rpartition("/")[2] if "$ref" in choice else str(choice["properties"]["kind"]["const"]): choice
-        for choice in schema["oneOf"]
-    }
-
-
-def deciding(schema: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """The key that decides between the schemas of a union, and every value that it may have."""
-    root = preset_schema()
-    every = [resolved(choice, root)["properties"] for choice in schema["oneOf"]]
-    key = "kind" if "kind" in every[0] else "rule"
-    values = [value for own in every for value in own[key].get("enum") or [own[key]["const"]]]
-    return key, list(dict.fromkeys(values))
-
-
-def document_schema() -> dict[str, Any]:
-    """The JSON schema of the whole of ``params.yaml``."""
-    preset = preset_schema()
-    parts = preset.pop("$defs")
-    name = {"type": "string", "pattern": f"^{NAME}$"}
-    names = {"type": "array", "items": name}
-    properties = {
-        "preset": {**name, "description": "The preset that the stages use."},
-        "settings_file": {
-            "type": "string",
-            "description": "The file that the preset is in, beside this one; `python -m experiments init` writes one "
-            "of your own.",
-        },
-        "problem_sets": {
-            **names,
-            "description": "Its problem sets, in the order of its sweep; dvc.yaml has stages for each.",
-        },
-        "tested_sets": {
-            **names,
-            "description": "Those of its problem sets whose prescription is tested, in the order of `prescribe`.",
-        },
-    }
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "params.yaml",
-        "description": "Presets of the pipeline, and which of them the stages use.",
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": {"$ref": "#/$defs/Preset"},
-        "$defs": {"Preset": preset, **parts},
-    }
-
-
-def schema_text() -> str:
-    """The schema as it is in ``params.schema.json``."""
-    return json.dumps(document_schema(), indent=1, ensure_ascii=False) + "\n"
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ExperimentError(f"{path}: cannot be read ({error.strerror})") from None
+    except yaml.YAMLError as error:
+        raise ExperimentError(f"{path}: not YAML ({str(error).splitlines()[0]})") from None
+    if not isinstance(raw, dict):
+        raise ExperimentError(f"{path}: must be a mapping of presets")
+    return raw
 
 
 LONGEST = 80
@@ -151,7 +111,7 @@ EXPECTED: Mapping[str, str] = {
     "finite_number": "a finite number",
     "too_short": "a list of {min_length} or more",
 }
-"""What a value must be, by pydantic's type of error."""
+"""The expected value, by pydantic's type of error."""
 EXPONENT = re.compile(r"([+-]?\d+)(?:\.(\d*))?[eE]([+-]?)(\d+)")
 """A number that YAML reads as text, such as 1e-4."""
 
@@ -209,7 +169,7 @@ def _wrong_kind(path: str, value: Any, schema: Mapping[str, Any]) -> str:
 
 
 def _expected(error: ErrorDetails, schema: Mapping[str, Any]) -> str:
-    """What a single value must be."""
+    """Say what a single value must be."""
     kind, value = error["type"], error["input"]
     if kind not in EXPECTED:
         return error["msg"][:1].lower() + error["msg"][1:]
@@ -250,6 +210,108 @@ def _shown(value: Any) -> str:
 def _one_of(choices: Sequence[Any]) -> str:
     names = [str(choice) for choice in choices]
     return " or ".join(names) if len(names) < 3 else f"one of {', '.join(names)}"
+
+
+NAMED_BY_THEIR_KEY = ("Preset", "DifficultySplit")
+"""Classes whose ``name`` is the key that they have in ``params.yaml``."""
+
+
+class _Described(GenerateJsonSchema):
+    """A schema without titles, in which the fields of a dataclass have the descriptions of its docstring."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
+        shown = super().dataclass_schema(schema)
+        shown["additionalProperties"] = False
+        shown["description"], attributes = documented(schema["cls"])
+        for name, description in attributes.items():
+            if name in shown["properties"]:
+                shown["properties"][name]["description"] = description
+        return shown
+
+
+def documented(kind: type[Any]) -> tuple[str, dict[str, str]]:
+    """The first paragraph of a Google-style docstring, and its attributes with their descriptions."""
+    text = inspect.getdoc(kind) or ""
+    summary, _, rest = text.partition("\n\n")
+    section = re.search(r"^Attributes:\n((?:[ ]+.*\n?|\n)*)", rest, re.MULTILINE)
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section[1] if section else "", re.MULTILINE)
+    return " ".join(summary.split()), {name: " ".join(description.split()) for name, description in entries}
+
+
+@cache
+def preset_schema() -> dict[str, Any]:
+    """The JSON schema of one preset, with its parts under ``$defs``."""
+    schema = Preset.model_json_schema(schema_generator=_Described)
+    for held in (schema, *schema["$defs"].values()):
+        if held.get("title") in NAMED_BY_THEIR_KEY:
+            del held["properties"]["name"]
+            held["required"].remove("name")
+    return schema
+
+
+def resolved(schema: dict[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema itself, in place of a reference to it."""
+    found: dict[str, Any] = root["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    return found
+
+
+def choices(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The schemas of a union by pydantic's tag of each: its ``kind``, or the name of its class."""
+    return {
+        choice["$ref"].rpartition("/")[2] if "$ref" in choice else str(choice["properties"]["kind"]["const"]): choice
+        for choice in schema["oneOf"]
+    }
+
+
+def deciding(schema: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """The key that decides between the schemas of a union, and every value that it may have."""
+    root = preset_schema()
+    every = [resolved(choice, root)["properties"] for choice in schema["oneOf"]]
+    key = "kind" if "kind" in every[0] else "rule"
+    values = [value for own in every for value in own[key].get("enum") or [own[key]["const"]]]
+    return key, list(dict.fromkeys(values))
+
+
+def document_schema() -> dict[str, Any]:
+    """The JSON schema of the whole of ``params.yaml``."""
+    preset = dict(preset_schema())
+    parts = preset.pop("$defs")
+    name = {"type": "string", "pattern": f"^{NAME}$"}
+    names = {"type": "array", "items": name}
+    properties = {
+        "preset": {**name, "description": "The preset that the stages use."},
+        "settings_file": {
+            "type": "string",
+            "description": "The file that the preset is in, beside this one; `python -m experiments init` writes one "
+            "of your own.",
+        },
+        "problem_sets": {
+            **names,
+            "description": "Its problem sets, in the order of its sweep; dvc.yaml has stages for each.",
+        },
+        "tested_sets": {
+            **names,
+            "description": "Those of its problem sets whose prescription is tested, in the order of `prescribe`.",
+        },
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "params.yaml",
+        "description": "Presets of the pipeline, and which of them the stages use.",
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": {"$ref": "#/$defs/Preset"},
+        "$defs": {"Preset": preset, **parts},
+    }
+
+
+def schema_text() -> str:
+    """The schema as it is in ``params.schema.json``."""
+    return json.dumps(document_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 WIDTH = 118
@@ -316,7 +378,7 @@ def _lines(values: Mapping[str, Any], schema: Mapping[str, Any], *, indent: int)
 
 
 def _has_parts(schema: Mapping[str, Any]) -> bool:
-    """Whether the settings of a mapping are described one by one."""
+    """Return whether the settings of a mapping are described one by one."""
     return "properties" in schema or isinstance(schema.get("additionalProperties"), dict)
 
 
@@ -329,67 +391,3 @@ def _part(schema: Mapping[str, Any], value: Any, root: Mapping[str, Any]) -> dic
     if "anyOf" in found and isinstance(value, Mapping):
         return next(each for each in (resolved(s, root) for s in found["anyOf"]) if each.get("type") == "object")
     return found
-
-
-NOT_PRESETS = ("preset", "settings_file", "problem_sets", "tested_sets")
-LISTS = {"problem_sets": "sweep", "tested_sets": "prescribe"}
-"""The lists that dvc.yaml has stages for, and the sections of a preset whose names they hold."""
-SETTINGS_FILE = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.ya?ml"
-
-
-def load(path: Path = Path("params.yaml"), preset: str | None = None) -> Preset:
-    """Read one preset."""
-    name, file, raw, written = find(path, preset)
-    try:
-        for each in (name, *(str(each) for key in LISTS for each in raw.get(key) or ())):
-            checked_name(each)
-        # As JSON, whose lists and mappings are the tuples and dataclasses of a strict model; YAML's dates become texts.
-        text = json.dumps(with_names({name: written})[name], default=str)
-        read = Preset.model_validate_json(text)
-    except ValidationError as error:
-        raise ExperimentError(f"{file}: {sentence(error, name)}") from None
-    except SettingError as error:
-        raise ExperimentError(f"{file}: {error.where} {error}" if error.where else f"{file} {error}") from None
-    except (TypeError, ValueError) as error:
-        raise ExperimentError(f"{file}: {name} contains a value of an unsupported type ({error})") from None
-    for key, section in LISTS.items():
-        there = list(getattr(read, section))
-        if preset is None and there != raw.get(key):
-            raise ExperimentError(
-                f"{path}: {key} is {raw.get(key)}, and {name}.{section} has {there}: "
-                f"dvc.yaml runs what {key} lists, so both must list the same in the same order"
-            )
-    return read
-
-
-def find(path: Path = Path("params.yaml"), preset: str | None = None) -> tuple[str, Path, dict[str, Any], Any]:
-    """Find a preset as it is written: in the file that ``settings_file`` names, or beside that setting.
-
-    Returns:
-        Its name, its file, what ``path`` holds, and the preset.
-    """
-    raw = _document(path)
-    name, listed = str(preset or raw.get("preset")), str(raw.get("settings_file", path.name))
-    if not re.fullmatch(SETTINGS_FILE, listed):
-        raise ExperimentError(f"{path}: settings_file is {listed!r}; it must be the name of a .yaml file beside it")
-    file = path.with_name(listed)
-    if preset is not None and isinstance(raw.get(name), dict):
-        # What is asked for by name, and not by DVC, may be in either.
-        file = path
-    held = raw if file == path else _document(file)
-    if name in NOT_PRESETS or not isinstance(held.get(name), dict):
-        known = ", ".join(str(key) for key in held if key not in NOT_PRESETS)
-        raise ExperimentError(f"{file}: there is no preset {name!r}; there are {known}")
-    return name, file, raw, held[name]
-
-
-def _document(path: Path) -> dict[str, Any]:
-    try:
-        raw = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ExperimentError(f"{path}: cannot be read ({error.strerror})") from None
-    except yaml.YAMLError as error:
-        raise ExperimentError(f"{path}: not YAML ({str(error).splitlines()[0]})") from None
-    if not isinstance(raw, dict):
-        raise ExperimentError(f"{path}: must be a mapping of presets")
-    return raw

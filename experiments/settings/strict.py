@@ -1,4 +1,4 @@
-"""What all settings share: strict, frozen models, and the shapes of YAML that a class alone does not have."""
+"""The base of all settings: strict, frozen models, and the shapes of YAML that a class alone does not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How hard every problem is for the base model, the problem sets cut by it, and each set measured again."""
+"""Measure the difficulty of every problem for the base model, cut problem sets by it, and measure each set again."""
 
 from __future__ import annotations
 

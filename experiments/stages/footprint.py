@@ -1,4 +1,4 @@
-"""What a preset needs of memory: a traced update of its base model, the engine, and the layout that fits a GPU."""
+"""The memory that a preset needs: a traced update of its base model, the engine, and the layout that fits a GPU."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Footprint:
 
 
 def lines(preset: Preset, cell: Cell, device: Device) -> Iterator[str]:
-    """What ``plan`` says of memory."""
+    """The lines of ``plan`` about memory."""
     model = base_config(preset)
     if model is None:
         yield "    memory: not traced, since the configuration of the base model is not on this machine"

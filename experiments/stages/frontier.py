@@ -18,7 +18,7 @@ from ..settings import Preset
 from .shared import log
 
 METRICS, PLOTS = OUT / "metrics", OUT / "plots"
-"""What ``dvc metrics`` and ``dvc plots`` show: numbers and a picture of each problem set."""
+"""Shown by ``dvc metrics`` and ``dvc plots``: numbers and a picture of each problem set."""
 
 
 def run(preset: Preset, problem_set: str) -> None:
@@ -57,6 +57,6 @@ def fit(preset: Preset, problem_set: str, evals: pl.DataFrame) -> Fit:
 
 
 def _alone(preset: Preset, problem_set: str, evals: pl.DataFrame) -> dict[str, Any]:
-    """What the runs of each base model choose alone; nothing where there is one base model."""
+    """The choice of the runs of each base model alone; nothing where there is one base model."""
     names = preset.base_models if len(preset.base_models) > 1 else ()
     return {name: page.choice(fit(preset, problem_set, evals.filter(pl.col("base_model") == name))) for name in names}

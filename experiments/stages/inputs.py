@@ -17,7 +17,7 @@ from ..settings.model import AnyBase
 FILE = OUT / "inputs.json"
 CONSTRAINTS = Path("constraints.txt")
 TOOLS = "# Tools"
-"""What follows in the constraints is of the tests, and no result depends on it."""
+"""The heading of the tests' tools in the constraints, on which no result depends."""
 
 
 def run(preset: Preset) -> None:

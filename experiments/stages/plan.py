@@ -28,7 +28,7 @@ PAPER = "paper"
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What a cost is reckoned with, where nothing was measured.
+    """Assumptions of a cost, where nothing was measured.
 
     Attributes:
         price: Of a GPU for an hour (US dollars).
@@ -136,7 +136,7 @@ def _print_row(name: str, purpose: str, cells: int | str, rollouts: int, longest
 def _evaluation_rollouts(cell: Cell, questions: int) -> int:
     """Responses of a cell's evaluations, without a first one that cells share."""
     points = range(cell.evaluate_every, cell.rollouts + 1, cell.evaluate_every)
-    own = sum(cell.run_config.evaluated_at(at) for at in points) + (not cell.start_id)
+    own = sum(cell.run_config.evaluated_at(at) for at in points) + (not cell.baseline_id)
     return own * questions * cell.evaluation_samples
 
 

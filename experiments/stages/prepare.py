@@ -1,7 +1,4 @@
-"""What cells start from: problems, base models, and the problem sets that are cut by their pass rates.
-
-The base model, recorded where it is named.
-"""
+"""Prepare the inputs of cells: problems, base models, and the problem sets that are cut by their pass rates."""
 
 from __future__ import annotations
 

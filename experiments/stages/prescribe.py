@@ -13,7 +13,7 @@ from isocompute.frontier.answers import fitted
 from isocompute.frontier.posterior.runs import Setting
 from isocompute.rollout.contract import tables
 
-from ..running.schedule import Run, workers
+from ..running.schedule import Schedule, workers
 from ..running.tracker import Tracker
 from ..running.work import OUT, write_json
 from ..settings import PrescribeConfig, Preset
@@ -66,7 +66,7 @@ def _train(preset: Preset, problem_set: str, test: PrescribeConfig, settings: Se
     ]
     tracker = Tracker(f"{preset.name}-{problem_set}-prescribe")
     with workers(preset, setup.models, training=True) as pool:
-        Run(cells, setup.problems, pool, tracker, title=f"prescribe {problem_set}").finish()
+        Schedule(cells, setup.problems, pool, tracker, title=f"prescribe {problem_set}").finish()
     collect(cells, OUT / "prescribe" / problem_set, keep_policies=preset.resources.keep_policies)
 
 

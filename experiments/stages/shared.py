@@ -1,4 +1,4 @@
-"""What stages have in common: where their files are, and how they are logged."""
+"""Logs what a stage wrote as an MLflow run of its own."""
 
 from __future__ import annotations
 

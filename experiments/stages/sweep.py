@@ -1,7 +1,4 @@
-"""Find the learning rates with pilots, where they are not declared, then run every cell of a sweep.
-
-What the stages that train have in common: the design of a problem set, and the tables of its cells.
-"""
+"""Find the learning rates with pilots, where they are not declared, then run every cell of a sweep."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ from ..errors import ExperimentError
 from ..figures import COLOURS, pyplot, save
 from ..running import work
 from ..running.cells import Cell, CommandCell, Origin, problems_hash, surroundings_of
-from ..running.design import Design, Evaluation, Pilot, Search, Trial, Tried, extension, mean, sampled, tried
-from ..running.schedule import Pool, Run, workers
+from ..running.design import Design, Pilot, Score, Search, Trial, Tried, extension, mean, sampled, tried
+from ..running.schedule import Pool, Schedule, workers
 from ..running.tracker import Tracker, health_of
 from ..running.work import ONLY, OUT, PREPARED, model_of
 from ..settings import Preset
@@ -28,7 +25,7 @@ from .shared import log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What the cells of a problem set are made from and begin with.
+    """Inputs of the cells of a problem set.
 
     Attributes:
         problems: Their ``problems`` tables, by hash.
@@ -80,7 +77,7 @@ def collect(wanted: Sequence[Cell], out: Path, *, pilot: Sequence[Cell] = (), ke
     ledgers = [work.joined(own, "ledger")]
     if pilot:
         ledgers.append(_as_pilot(work.joined([outcomes[cell.run_id] for cell in pilot], "ledger")))
-    starts = {work.start_of(cell) for cell in [*wanted, *pilot] if cell.start_id}
+    starts = {work.baseline_of(cell) for cell in [*wanted, *pilot] if cell.baseline_id}
     ledgers += [tables.read(folder / "ledger.parquet", "ledger") for folder in sorted(starts)]
     tables.write(tables.concat(ledgers, "ledger"), "ledger", out / "ledger.parquet")
     states = [_state(cell, outcomes[cell.run_id], keep_policies) for cell in [*wanted, *pilot]]
@@ -119,7 +116,7 @@ def _state(cell: Cell, found: work.Outcome, keep_policies: str) -> dict[str, Any
 
 
 def run(preset: Preset, problem_set: str) -> None:
-    """Run the pilots and the cells that are not finished, and join their tables."""
+    """Schedule the pilots and the cells that are not finished, and join their tables."""
     setup = setup_of(preset, problem_set)
     tracker = Tracker(f"{preset.name}-{problem_set}-sweep")
     pilot: Pilot | None = None
@@ -130,7 +127,7 @@ def run(preset: Preset, problem_set: str) -> None:
             pilot, tried = _search(preset, problem_set, setup, pool)
             rates = pilot.rates()
         cells = [cell for design in setup.designs for cell in design.cells(rates)]
-        Run(cells, setup.problems, pool, tracker, title=f"sweep {problem_set}").finish()
+        Schedule(cells, setup.problems, pool, tracker, title=f"sweep {problem_set}").finish()
     out = OUT / "sweep" / problem_set
     collect(cells, out, pilot=tried, keep_policies=preset.resources.keep_policies)
     if pilot:
@@ -141,12 +138,12 @@ def run(preset: Preset, problem_set: str) -> None:
 
 
 def _search(preset: Preset, problem_set: str, setup: Setup, pool: Pool) -> tuple[Pilot, list[Cell]]:
-    """Run the pilots, and print the rates that they chose."""
+    """Schedule the pilots, and print the rates that they chose."""
     pilots = Tracker(f"{preset.name}-{problem_set}-pilot")
 
     def train(cells: Sequence[Cell]) -> None:
         # Others may follow.
-        Run(cells, setup.problems, pool, pilots, title=f"pilot {problem_set}").finish(supersede=False)
+        Schedule(cells, setup.problems, pool, pilots, title=f"pilot {problem_set}").finish(supersede=False)
 
     (design,) = setup.designs
     pilot, tried = find(design, train, base_score(problem_set, preset.evaluation.metric))
@@ -156,7 +153,7 @@ def _search(preset: Preset, problem_set: str, setup: Setup, pool: Pool) -> tuple
     return pilot, tried
 
 
-def find(design: Design, run: Callable[[Sequence[Cell]], None], base: Evaluation | None) -> tuple[Pilot, list[Cell]]:
+def find(design: Design, run: Callable[[Sequence[Cell]], None], base: Score | None) -> tuple[Pilot, list[Cell]]:
     """Find the learning rates of a problem set; returns the pilots that they were found with, too.
 
     Args:
@@ -204,17 +201,17 @@ def chosen_lines(pilot: Pilot) -> Iterator[str]:
         )
 
 
-def base_score(problem_set: str, metric: str) -> Evaluation | None:
+def base_score(problem_set: str, metric: str) -> Score | None:
     """The base model's validation score, of responses that selected nothing; None for a metric that is no mean."""
     if not metric.startswith("avg_"):
         return None
     found = json.loads((PREPARED / ONLY / "base.json").read_text())[problem_set]["validation"]
-    return Evaluation(score=float(found["fresh"]), standard_error=float(found["fresh_standard_error"]))
+    return Score(score=float(found["fresh"]), standard_error=float(found["fresh_standard_error"]))
 
 
-def first_score(cells: Sequence[Cell], metric: str) -> Evaluation:
+def first_score(cells: Sequence[Cell], metric: str) -> Score:
     """The base model's score in the first evaluations that cells share, a mean over their seeds."""
-    first = [work.read_baseline(folder) for folder in sorted({work.start_of(cell) for cell in cells})]
+    first = [work.read_baseline(folder) for folder in sorted({work.baseline_of(cell) for cell in cells})]
     return mean(
         [
             sampled(start.metrics[metric], questions=start.questions, samples=start.samples, metric=metric)
@@ -223,7 +220,7 @@ def first_score(cells: Sequence[Cell], metric: str) -> Evaluation:
     )
 
 
-def _grids(cells: Sequence[Cell], metric: str, base: Evaluation) -> dict[tuple[int, int], tuple[Tried, ...]]:
+def _grids(cells: Sequence[Cell], metric: str, base: Score) -> dict[tuple[int, int], tuple[Tried, ...]]:
     """The rates tried at every (n, B_p)."""
     trials: dict[tuple[int, int], list[Trial]] = {}
     for cell in cells:

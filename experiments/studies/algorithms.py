@@ -32,7 +32,7 @@ from experiments.errors import ExperimentError
 from experiments.running import work
 from experiments.running.cells import Cell, Origin, Surroundings, problems_hash
 from experiments.running.design import Design
-from experiments.running.schedule import Run, workers
+from experiments.running.schedule import Schedule, workers
 from experiments.running.tracker import Tracker
 from experiments.running.work import content
 from experiments.stages.sweep import Setup
@@ -48,7 +48,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "dapo (clip-higher)": {"objective": {"algorithm": "dapo", "updates_per_batch": 2}},
     "gspo": {"objective": {"algorithm": "gspo", "updates_per_batch": 2}, "importance": {"level": "sequence"}},
 }
-"""What each differs in from the sweep's own settings. Bounds act only where a batch has several updates."""
+"""Settings of each that differ from the sweep's. Bounds act only where a batch has several updates."""
 LEAST_GAIN = 0.2
 LEVEL = 0.95
 EVALUATIONS, LAST = 4, 2
@@ -105,7 +105,7 @@ def cells_of(design: Design, settings: dict[str, Any], arguments: argparse.Names
 
 
 def setup_of(unit: Unit) -> Setup:
-    """What the cells of a unit of the panel are made from, from the files that are committed."""
+    """Inputs of the cells of a unit of the panel, from the committed files."""
     preset, inputs = preset_of(unit), INPUTS / f"{unit.task}-{unit.base_seed}"
     problems, base = tables.read(inputs / f"{unit.problem_set}.parquet", "problems"), content(inputs / "base")
     origin = Origin(
@@ -158,7 +158,7 @@ def ending(evals: pl.DataFrame, metric: str) -> float:
 def verdict(
     ends: Mapping[int, float], diverged: Sequence[int], base: tuple[float, float], *, least: float = 0.0
 ) -> tuple[str, bool]:
-    """What is printed of an algorithm, and whether it learns: every seed to the end, and surely above the base.
+    """Return the line printed of an algorithm, and whether it learns: every seed to the end, and surely above the base.
 
     Args:
         ends: The score of each seed that was trained to the end.
@@ -186,7 +186,7 @@ def compared(setup: Setup, arguments: argparse.Namespace) -> list[str]:
     wanted = {name: cells_of(design, settings, arguments) for name, settings in ALGORITHMS.items()}
     every = [cell for cells in wanted.values() for cell in cells]
     with workers(preset, setup.models) as pool:
-        Run(every, setup.problems, pool, Tracker(f"{preset.name}-algorithms"), title="algorithms").finish()
+        Schedule(every, setup.problems, pool, Tracker(f"{preset.name}-algorithms"), title="algorithms").finish()
     print(f"{arguments.set}: base {metric} {base[0]:.3f} (standard error {base[1]:.3f}), fresh responses")
     for name, cells in wanted.items():
         outcomes = {cell.seed: work.outcome(cell) for cell in cells}

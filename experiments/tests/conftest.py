@@ -1,6 +1,8 @@
-"""The MLflow store that several tests begin with."""
+"""The MLflow store that several tests begin with, and the Ray cluster that they share."""
 
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,17 @@ def store(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "mlflow.db"
+
+
+@pytest.fixture(scope="package")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cluster of four processors, as a stage run alone starts it."""
+    from experiments.running.cluster import open_cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("cluster"))
+        patch.setenv("RAY_TMPDIR", os.environ.get("RAY_TMPDIR", "/tmp"))
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.delenv("ISOCOMPUTE_SESSION", raising=False)
+        with open_cluster(4):
+            yield

@@ -1,6 +1,7 @@
 """Cells and settings made by hand, for tests that need no engine."""
 
-import copy
+import json
+import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,10 +12,12 @@ import yaml
 from isocompute.budget import History
 from isocompute.learner import EvaluationRecord, LearnerConfig, ResponseStatistics, StepRecord
 from isocompute.learner.config import AdapterConfig, EntropyConfig, KLConfig
+from isocompute.rollout import EvaluationResult, load_problems, source_from
 from isocompute.rollout.contract import tables
 
 from experiments.running import work
 from experiments.running.cells import Cell, Origin, Surroundings
+from experiments.settings import Preset, load
 
 ROOT = Path(__file__).parents[2]
 PARAMS = ROOT / "params.yaml"
@@ -32,16 +35,16 @@ SURROUNDINGS = {
 }
 
 
+def origin_of(**changes: Any) -> Origin:
+    """What some cells share."""
+    shared = {"problem_set": "easy", "base_model": "base", "base": "b", "problems": "p"}
+    return Origin(**{**shared, "surroundings": Surroundings(**SURROUNDINGS), **changes})
+
+
 def cell(*, base: str = "b", surroundings: dict[str, Any] | None = None, **changes: Any) -> Cell:
     """Twelve steps of 2 × 4, evaluated every four."""
-    origin = Origin(
-        problem_set="easy",
-        base_model="base",
-        base=base,
-        problems="p",
-        generation={"sampling": SAMPLING},
-        surroundings=Surroundings(**{**SURROUNDINGS, **(surroundings or {})}),
-    )
+    found = Surroundings(**{**SURROUNDINGS, **(surroundings or {})})
+    origin = origin_of(base=base, generation={"sampling": SAMPLING}, surroundings=found)
     settings: dict[str, Any] = {
         "purpose": "sweep",
         "origin": origin,
@@ -78,37 +81,46 @@ def evaluation_record(step: int, score: float) -> EvaluationRecord:
     return EvaluationRecord(step=step, rollouts=8 * step, scores={"avg_at_4": score}, evaluate_seconds=0.5)
 
 
+def keep(folder: Path, name: str, *rows: dict[str, Any]) -> None:
+    """Write a table of a cell."""
+    tables.write(pl.DataFrame(rows), name, folder / f"{name}.parquet")
+
+
+def spent(run: str, step: int, cohort: str = "trained", rollouts: int = 8) -> dict[str, Any]:
+    """A row of a ledger."""
+    counts = {"rollouts": rollouts, "prompt_tokens": 4, "response_tokens": 4}
+    return {"run_id": run, "step": step, "cohort": cohort, **counts}
+
+
+def evaluated(one: Cell, step: int, score: float = 0.25, questions: int = 8) -> dict[str, Any]:
+    """A row of its evaluations."""
+    at = {"step": step, "rollouts": step * one.batch_rollouts, "tokens": 4 * step}
+    return one.evals_row(**at, questions=questions, scores={"avg_at_4": score})
+
+
+def passed(one: Cell, step: int) -> dict[str, Any]:
+    """A row of its pass rates."""
+    return {"run_id": one.run_id, "step": step, "problem_id": "p", "successes": 1, "samples": 4}
+
+
+def took(one: Cell) -> dict[str, Any]:
+    """A row of its timings."""
+    return {"run_id": one.run_id, "step": 1, "phase": "sample", "seconds": 0.1, "device_seconds": 0.1}
+
+
 def finish(folder: Path, one: Cell) -> None:
     """Write the tables of a finished cell."""
-    rows = {
-        "evals": {
-            "run_id": one.run_id,
-            "step": 0,
-            "rollouts": 0,
-            "tokens": 0,
-            "rollouts_per_problem": 4,
-            "problems_per_batch": 2,
-            "seed": 7,
-            "problem_set": "easy",
-            "split": "validation",
-            "questions": 8,
-            "samples": 4,
-            "avg_at_4": 0.25,
-        },
-        "ledger": {
-            "run_id": one.run_id,
-            "step": 1,
-            "cohort": "trained",
-            "rollouts": 8,
-            "prompt_tokens": 32,
-            "response_tokens": 40,
-        },
-        "pass_rates": {"run_id": one.run_id, "step": 0, "problem_id": "p", "successes": 1, "samples": 4},
-        "timings": {"run_id": one.run_id, "step": 1, "phase": "sample", "seconds": 0.1, "device_seconds": 0.1},
-    }
-    for name, row in rows.items():
-        tables.write(pl.DataFrame([row]), name, folder / f"{name}.parquet")
+    keep(folder, "evals", evaluated(one, 0))
+    keep(folder, "ledger", spent(one.run_id, 1))
+    keep(folder, "pass_rates", passed(one, 0))
+    keep(folder, "timings", took(one))
     work.set_done(folder, work.Done(rollouts=one.rollouts, step=4, diverged_at=None))
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Variables of a process that imports this project."""
+    places = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(places), **more}
 
 
 def lost(folder: Path) -> int:
@@ -119,56 +131,55 @@ def lost(folder: Path) -> int:
 def ended(one: Cell, *, budget: int, diverged_at: int | None = None, cohorts: tuple[str, ...] = ("trained",)) -> Path:
     """A folder as a worker leaves it: steps of 8 rollouts, evaluated every 32; the cohorts share a step's rollouts."""
     folder, steps = work.folder_of(one), budget // 8
-    ledger = [(one.run_id, step, cohort, 8 // len(cohorts), 4, 4) for step in range(1, steps + 1) for cohort in cohorts]
-    ledger += [(one.run_id, step, "eval", 32, 4, 4) for step in range(4, steps + 1, 4)]
-    columns = ["run_id", "step", "cohort", "rollouts", "prompt_tokens", "response_tokens"]
-    tables.write(pl.DataFrame(ledger, schema=columns, orient="row"), "ledger", folder / "ledger.parquet")
-    rows = [
-        {
-            "run_id": one.run_id,
-            "step": step,
-            "rollouts": 8 * step,
-            "tokens": 4 * step,
-            "rollouts_per_problem": 4,
-            "problems_per_batch": 2,
-            "seed": one.seed,
-            "problem_set": "easy",
-            "split": "validation",
-            "questions": 8,
-            "samples": 4,
-            "avg_at_4": 0.25,
-        }
-        for step in range(0, steps + 1, 4)
-    ]
-    tables.write(pl.DataFrame(rows), "evals", folder / "evals.parquet")
-    rates = [{"run_id": one.run_id, "step": r["step"], "problem_id": "p", "successes": 1, "samples": 4} for r in rows]
-    tables.write(pl.DataFrame(rates), "pass_rates", folder / "pass_rates.parquet")
+    trained = [spent(one.run_id, step, cohort, 8 // len(cohorts)) for step in range(1, steps + 1) for cohort in cohorts]
+    keep(folder, "ledger", *trained, *(spent(one.run_id, step, "eval", 32) for step in range(4, steps + 1, 4)))
+    keep(folder, "evals", *({**evaluated(one, step), "rollouts": 8 * step} for step in range(0, steps + 1, 4)))
+    keep(folder, "pass_rates", *(passed(one, step) for step in range(0, steps + 1, 4)))
     step = steps if diverged_at is None else diverged_at - 1
     work.set_done(folder, work.Done(rollouts=budget, step=step, diverged_at=diverged_at))
-    start = {
-        "run_id": one.start_id,
-        "step": 0,
-        "cohort": "eval",
-        "rollouts": 32,
-        "prompt_tokens": 9,
-        "response_tokens": 9,
-    }
-    tables.write(pl.DataFrame([start]), "ledger", work.start_of(one) / "ledger.parquet")
+    keep(work.baseline_of(one), "ledger", spent(one.baseline_id, 0, "eval", 32))
     return folder
 
 
+def kept_checkpoint(folder: Path, *, step: int = 12, size: int = 1000) -> None:
+    """What a worker leaves of a cell's state."""
+    kept = folder / "checkpoints" / f"step-{step:09d}"
+    kept.mkdir(parents=True, exist_ok=True)
+    (kept / "tensors.safetensors").write_bytes(b"\0" * size)
+
+
 @cache
-def _settings() -> Any:
-    return yaml.safe_load(PARAMS.read_text())
+def _params() -> str:
+    return json.dumps(yaml.safe_load(PARAMS.read_text()))
 
 
-def changed(tmp_path: Path, change: str, value: object) -> Path:
-    """The preset ``smoke`` of the checkout with one setting changed, by its dotted path."""
-    smoke = place = copy.deepcopy(_settings()["smoke"])
-    *parents, last = change.split(".")
-    for key in parents:
-        place = place[key]
-    place[last] = value
-    path = tmp_path / "params.yaml"
-    path.write_text(yaml.safe_dump({"preset": "smoke", "smoke": smoke}))
-    return path
+def params() -> Any:
+    """``params.yaml`` of the checkout, to be changed."""
+    return json.loads(_params())
+
+
+def smoke(folder: Path, changes: dict[str, object] | None = None) -> Preset:
+    """The preset ``smoke`` of the checkout with settings changed, by their dotted paths, as read from a file."""
+    own = params()["smoke"]
+    for path, value in (changes or {}).items():
+        place = own
+        *parents, last = path.split(".")
+        for key in parents:
+            place = place[key]
+        place[last] = value
+    (folder / "params.yaml").write_text(yaml.safe_dump({"preset": "smoke", "smoke": own}))
+    return load(folder / "params.yaml", "smoke")
+
+
+def first_evaluation(metrics: dict[str, float], questions: int) -> EvaluationResult:
+    """What cells of one seed share, of four responses to each question."""
+    rates = pl.DataFrame({"problem_id": ["p"], "successes": [1], "samples": [4]})
+    answered = pl.DataFrame({"prompt_ids": [[1]] * 4 * questions, "response_ids": [[1]] * 4 * questions})
+    return EvaluationResult(metrics=metrics, questions=questions, samples=4, rollouts=answered, pass_rates=rates)
+
+
+def sums(train: int, validation: int) -> pl.DataFrame:
+    """Problems of one-digit sums."""
+    terms = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    source = {"kind": "reasoning_gym", "task": "chain_sum", "digits": "12345", "settings": terms}
+    return load_problems(source_from({**source, "train": train, "validation": validation}))

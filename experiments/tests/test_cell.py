@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import psutil
@@ -21,7 +22,7 @@ from isocompute.learner import Checkpoints, StepRecord
 from experiments.running import work
 from experiments.running.work import Spool
 
-from .made import lost
+from .made import lost, sums
 
 pytestmark = pytest.mark.slow("vLLM and Ray")
 
@@ -45,46 +46,23 @@ def server() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def home(server: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a base model of a few steps, and problems."""
+    """A folder with problems."""
     folder = tmp_path_factory.mktemp("cells")
-    assert exit_code(spawn(_inputs, folder)) == 0
+    sums(12, 8).write_parquet(folder / "problems.parquet")
     return folder
 
 
-def spawn(target: object, *arguments: object) -> BaseProcess:
-    """Run something in a process of its own, forked from one that has imported vLLM (which takes half a minute)."""
-    process = forks.Process(target=target, args=arguments)  # type: ignore[arg-type]
+def start(folder: Path, **settings: object) -> BaseProcess:
+    """Run a cell in a process of its own, forked from one that has imported vLLM (which takes half a minute)."""
+    process = forks.Process(target=_run, args=(folder, settings))
     process.start()
     return process
 
 
-def start(
-    folder: Path,
-    placement: str = "colocated",
-    ranks: int = 1,
-    rollouts: int = 96,
-    sampler: str = "transformers",
-    **checkpoints: int,
-) -> BaseProcess:
-    return spawn(_run, folder, placement, ranks, rollouts, checkpoints, sampler)
-
-
-def _adapted(folder: Path) -> None:
+def _run(folder: Path, settings: dict[str, Any]) -> None:
     from .run_cell import main
 
-    main(folder, "colocated", 1, 96, {}, with_adapter=True)
-
-
-def _inputs(folder: Path) -> None:
-    from .run_cell import inputs
-
-    inputs(folder)
-
-
-def _run(folder: Path, placement: str, ranks: int, rollouts: int, checkpoints: dict[str, int], sampler: str) -> None:
-    from .run_cell import main
-
-    main(folder, placement, ranks, rollouts, checkpoints, sampler=sampler)
+    main(folder, **settings)
 
 
 def exit_code(process: BaseProcess) -> int | None:
@@ -109,19 +87,12 @@ def alone(home: Path) -> Path:
     return home / "alone"
 
 
-@pytest.fixture(scope="module")
-def alone_on_vllm(home: Path) -> Path:
-    """The same on a real engine."""
-    assert exit_code(start(home / "alone-on-vllm", sampler="vllm")) == 0
-    return home / "alone-on-vllm"
-
-
-@pytest.mark.parametrize(("name", "kills"), [("alone", (3, 8, 13)), ("alone_on_vllm", (8,))])
-def test_a_killed_run_equals_the_run_left_alone(
-    name: str, kills: tuple[int, ...], home: Path, request: pytest.FixtureRequest
-) -> None:
-    alone, sampler = request.getfixturevalue(name), "vllm" if "vllm" in name else "transformers"
+@pytest.mark.parametrize(("sampler", "kills"), [("transformers", (3, 8, 13)), ("vllm", (8,))])
+def test_a_killed_run_equals_the_run_left_alone(sampler: str, kills: tuple[int, ...], home: Path, alone: Path) -> None:
     killed = home / f"killed-{sampler}"
+    if sampler == "vllm":
+        alone = home / "alone-on-vllm"
+        assert exit_code(start(alone, sampler=sampler)) == 0
     evals = pl.read_parquet(alone / "evals.parquet")
     assert evals["rollouts"].to_list() == [0, 32, 64, 96]
     ledger = pl.read_parquet(alone / "ledger.parquet")
@@ -174,7 +145,7 @@ def test_a_cell_extended_equals_the_cell_run_at_once_and_trains_only_the_rest(ho
 
 
 def test_engines_and_ranks_of_their_own_spend_the_same_and_go_on_where_a_rank_dies(home: Path, alone: Path) -> None:
-    assert exit_code(start(home / "apart", "separate", 2)) == 0
+    assert exit_code(start(home / "apart", placement="separate", ranks=2)) == 0
     apart, together = (pl.read_parquet(folder / "evals.parquet") for folder in (home / "apart", alone))
     assert apart[0].equals(together[0])
     assert apart["rollouts"].equals(together["rollouts"])
@@ -183,7 +154,7 @@ def test_engines_and_ranks_of_their_own_spend_the_same_and_go_on_where_a_rank_di
     assert timings["device_seconds"].sum() == pytest.approx(4 * timings["seconds"].sum())
     assert json.loads((home / "apart" / "done.json").read_text())["rollouts"] == 96
     # Where a rank dies, the tables are the same.
-    cell = start(home / "hurt", "separate", 2)
+    cell = start(home / "hurt", placement="separate", ranks=2)
     while cell.is_alive() and len(Spool(home / "hurt" / "metrics.jsonl").records()) < 7:
         time.sleep(0.002)
     every = [process for process in psutil.Process(cell.pid).children(recursive=True) if process.name() == RANK]
@@ -199,7 +170,7 @@ def test_engines_and_ranks_of_their_own_spend_the_same_and_go_on_where_a_rank_di
 
 def test_an_engine_holds_the_base_model_with_its_adapter_after_every_sync(home: Path) -> None:
     folder = home / "adapted"
-    assert exit_code(spawn(_adapted, folder)) == 0
+    assert exit_code(start(folder, with_adapter=True)) == 0
     records = [record for record in Spool(folder / "metrics.jsonl").records() if isinstance(record, StepRecord)]
     assert len(records) == 12
     updates = [record.update for record in records if record.update is not None]

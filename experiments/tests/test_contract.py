@@ -1,18 +1,22 @@
-"""The folder that every package links to: versions of tables, and files that are replaced whole or not at all."""
+"""The folder that every package links to: tables, files, and errors of Ray that are infrastructure."""
 
+import inspect
 import os
+import sys
 from importlib import import_module
 from pathlib import Path
 
 import polars as pl
 import pytest
+import ray.exceptions
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget.contract import files, tables
 from isocompute.budget.contract.errors import FileError, IsoComputeError, TableError, TrackingError
-from isocompute.budget.contract.tables import schema
+from isocompute.learner.errors import LearnerError, RankError
+from isocompute.rollout.contract.deaths import death
+from isocompute.rollout.errors import EngineError, RolloutError
 
-ROOT = Path(__file__).parents[2]
 PACKAGES = ("budget", "rollout", "learner", "frontier")
 TIMINGS = pl.DataFrame({"run_id": ["r"], "step": [1], "phase": ["sample"], "seconds": [2.0], "device_seconds": [2.0]})
 
@@ -24,56 +28,41 @@ def written_with(path: Path, version: str | None, **columns: object) -> Path:
     return path
 
 
-def test_a_file_states_its_table_and_the_version_of_its_schema(tmp_path: Path) -> None:
-    path = tables.write(TIMINGS, "timings", tmp_path / "timings.parquet")
-    stated = pl.read_parquet_metadata(path)
-    assert stated["isocompute.table"] == "timings"
-    assert stated["isocompute.schema_version"] == schema("timings").version == "1.0"
+def test_files_of_this_major_version_or_of_none_are_read_and_extra_columns_ignored(tmp_path: Path) -> None:
+    for version in (None, "", "1.0", "1.7", "0.9", "unknown"):
+        path = written_with(tmp_path / "timings.parquet", version, added_later=pl.lit(3))
+        assert tables.read(path, "timings").drop("added_later").equals(tables.check(TIMINGS, "timings", where="memory"))
 
 
-@pytest.mark.parametrize("version", [None, "", "1.0", "1.7", "0.9", "unknown"])
-def test_files_of_this_major_version_or_of_none_are_read_and_extra_columns_ignored(
-    tmp_path: Path, version: str | None
-) -> None:
-    path = written_with(tmp_path / "timings.parquet", version, added_later=pl.lit(3))
-    assert tables.read(path, "timings").drop("added_later").equals(tables.check(TIMINGS, "timings", where="memory"))
-
-
-@pytest.mark.parametrize("source", ["file", "folder"])
-def test_a_newer_major_version_is_refused_in_one_sentence(tmp_path: Path, source: str) -> None:
+def test_what_only_newer_releases_know_is_refused_in_one_sentence(tmp_path: Path) -> None:
     path = written_with(tmp_path / "timings.parquet", "2.1")
-    with pytest.raises(TableError) as refused:
-        tables.read(path if source == "file" else tmp_path, "timings")
-    assert str(refused.value) == (
-        f"{path}: the timings table has schema version 2.1, and this isocompute-budget reads 1.x: "
-        "pip install --upgrade isocompute-budget"
-    )
-
-
-def test_a_table_of_a_name_that_only_newer_releases_know_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "file.parquet"
+    for source in (path, tmp_path):
+        with pytest.raises(TableError) as refused:
+            tables.read(source, "timings")
+        assert str(refused.value) == (
+            f"{path}: the timings table has schema version 2.1, and this isocompute-budget reads 1.x: "
+            "pip install --upgrade isocompute-budget"
+        )
     TIMINGS.write_parquet(path, metadata={"isocompute.table": "episodes", "isocompute.schema_version": "1.0"})
     with pytest.raises(TableError, match="isocompute-budget has no table named episodes: pip install --upgrade"):
         tables.read(path, "timings")
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_the_errors_of_a_package_have_one_base(package: str) -> None:
-    contract = import_module(f"isocompute.{package}.contract.errors")
-    own = getattr(import_module(f"isocompute.{package}.errors"), f"{package.capitalize()}Error")
-    shown = import_module(f"isocompute.{package}.contract.tables").TableError
-    assert shown is contract.TableError
-    for kind in (own, contract.TableError, contract.TrackingError, contract.FileError):
-        assert issubclass(kind, contract.IsoComputeError)
-        assert issubclass(kind, ValueError)
+def test_the_errors_of_a_package_have_one_base() -> None:
+    for package in PACKAGES:
+        contract = import_module(f"isocompute.{package}.contract.errors")
+        own = getattr(import_module(f"isocompute.{package}.errors"), f"{package.capitalize()}Error")
+        for kind in (own, contract.TableError, contract.TrackingError, contract.FileError):
+            assert issubclass(kind, contract.IsoComputeError)
+            assert issubclass(kind, ValueError)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_what_is_missing_for_mlflow_is_named_after_the_package(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tracking = import_module(f"isocompute.{package}.contract.tracking")
-    monkeypatch.setitem(__import__("sys").modules, "mlflow", None)
-    with pytest.raises(ValueError, match=rf'pip install "isocompute-{package}\[mlflow\]"'):
-        tracking.ensure_store("sqlite:///nowhere.db")
+def test_what_is_missing_for_mlflow_is_named_after_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    for package in PACKAGES:
+        tracking = import_module(f"isocompute.{package}.contract.tracking")
+        with pytest.raises(ValueError, match=rf'pip install "isocompute-{package}\[mlflow\]"'):
+            tracking.ensure_store("sqlite:///nowhere.db")
 
 
 @pytest.mark.slow
@@ -98,15 +87,14 @@ def test_a_file_is_the_old_one_or_the_new_one(
     assert list(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("mask", [0o022, 0o002, 0o077, 0o027])
-def test_a_file_follows_the_umask(mask: int, tmp_path: Path) -> None:
-    before = os.umask(mask)
-    try:
-        files.write_text(tmp_path / "new", "text")
-        files.write_text(tmp_path / "new", "again")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o666 & ~mask
+def test_a_file_follows_the_umask(tmp_path: Path) -> None:
+    for mask in (0o022, 0o002, 0o077, 0o027):
+        before = os.umask(mask)
+        try:
+            files.write_text(tmp_path / "new", "text")
+        finally:
+            os.umask(before)
+        assert (tmp_path / "new").stat().st_mode & 0o777 == 0o666 & ~mask
 
 
 def test_a_file_that_cannot_be_written_is_the_error_asked_for_and_leaves_nothing(tmp_path: Path) -> None:
@@ -139,3 +127,107 @@ def test_a_disk_without_space_keeps_the_old_file(tmp_path: Path, monkeypatch: py
         files.write_text(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+EVERY = [
+    kind
+    for kind in vars(ray.exceptions).values()
+    if isinstance(kind, type) and issubclass(kind, ray.exceptions.RayError)
+]
+"""``RayTaskError`` among them."""
+OF_CODE = {"RayTaskError", "CrossLanguageError", "UserCodeException"}
+
+OUT_OF_MEMORY = """1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, \
+ID: 73cc38cf) was 14.11GB used / 23.54GB limit (0.599512)
+OOM kill reason: Memory usage 15112216576B exceeded threshold of 252765008B (1.0% of 25276502016B limit)
+Selected to kill: (Actor(7e70): task name=A.__init__, pid=10380, actual memory used=0.04GB, worker ID=109c)
+Top 10 memory users: PID	MEM(GB)	COMMAND
+9150	12.86	python /another/program.py
+9870	0.14	python -m pytest
+Refer to the documentation on how to address the out of memory issue.
+"""
+
+
+def made(kind: type) -> Exception:
+    """An error of a class, each argument that it cannot do without a text."""
+    needed = [
+        p
+        for p in inspect.signature(kind.__init__).parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "self"
+    ]
+    if kind.__name__ == "RayTaskError":
+        return kind("train", "Traceback: it broke", ValueError("it broke"))
+    if kind.__name__ == "CrossLanguageError":
+        return kind.__new__(kind, "it broke")
+    return kind(*[None if p.name == "actor_id" else "00" for p in needed])
+
+
+def failed(cause: Exception) -> Exception:
+    """What ``ray.get`` raises for a task that ended with an error."""
+    error = ray.exceptions.RayTaskError("train", "Traceback: it ended", cause)
+    return error.as_instanceof_cause()
+
+
+def test_every_error_of_ray_but_that_of_a_task_is_infrastructure_at_any_depth() -> None:
+    for kind in EVERY:
+        error = made(kind)
+        why = death(error)
+        assert (why is None) == (kind.__name__ in OF_CODE), kind
+        assert why is None or (why and "\n" not in why and len(why) < 500)
+        # Of the base of them all Ray makes what an error is that cannot be pickled.
+        for _ in range(0 if kind is ray.exceptions.RayError else 3):
+            error = failed(error)
+            assert (death(error) is None) == (kind.__name__ in OF_CODE), kind
+
+
+def test_an_error_of_the_code_that_was_called_is_none() -> None:
+    code = (ValueError("no"), MemoryError(), OSError(28, "No space left"), KeyError("x"), TimeoutError())
+    for cause in (*code, RolloutError("no"), LearnerError("no")):
+        assert death(cause) is death(failed(cause)) is death(failed(failed(cause))) is None
+
+
+def test_an_error_that_cannot_be_pickled_is_of_the_code_though_ray_puts_its_own_in_the_place() -> None:
+    class UnpicklableError(Exception):
+        def __reduce__(self) -> str:
+            raise TypeError("not this one")
+
+    error = ray.exceptions.RayTaskError("train", "Traceback: it broke", UnpicklableError())
+    assert type(error.cause) is ray.exceptions.RayError
+    assert death(error) is None
+
+
+def test_an_actor_whose_constructor_raised_did_not_die() -> None:
+    broken = ray.exceptions.RayTaskError("A.__init__", "Traceback: it broke", ValueError("it broke"))
+    assert death(ray.exceptions.ActorDiedError.from_task_error(broken)) is None
+
+
+def test_engines_and_ranks_that_died_are_infrastructure_for_whoever_called_their_worker() -> None:
+    for kind in (EngineError, RankError):
+        error = kind("rank 1 of 2 died before it could update (ip 192.0.2.2)")
+        assert death(error) == death(failed(failed(error))) == str(error)
+
+
+def test_lack_of_memory_names_node_memory_and_the_settings_that_help() -> None:
+    said = death(failed(ray.exceptions.OutOfMemoryError(OUT_OF_MEMORY))) or ""
+    parts = ("node 192.0.2.2", "14.11GB used / 23.54GB limit", "this worker used 0.04GB", "process 9150 used 12.86GB")
+    assert [part for part in (*parts, "fewer workers", "RAY_memory_usage_threshold") if part not in said] == []
+
+
+def test_a_process_that_was_killed_names_its_node() -> None:
+    text = (
+        "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n\tpid: 10332\n\tip: 192.0.2.2\n"
+        "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: "
+        "Worker unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) …"
+    )
+    error = ray.exceptions.RayActorError("00", text)
+    assert death(error) == (
+        "RayActorError on node 192.0.2.2: The actor is dead because its worker process has died. Where the kernel "
+        "killed it for its memory (dmesg says so), fewer workers on the node help"
+    )
+
+
+def test_every_package_tells_them_apart_alike_and_without_ray() -> None:
+    for package in PACKAGES:
+        own = import_module(f"isocompute.{package}.contract.deaths")
+        assert own.death(ray.exceptions.WorkerCrashedError())
+        assert "ray" not in vars(own)

@@ -1,17 +1,23 @@
-"""The command line: what is one line to its user, and what keeps its traceback."""
+"""The command line: what is one line to its user, what keeps its traceback, and what signals do."""
 
 import errno
 import os
+import signal
+import subprocess
+import sys
+import time
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+import yaml
 
 from experiments.__main__ import main
 from experiments.errors import ExperimentError
+from experiments.running import cluster
 from experiments.stages import plan
 
-from .made import PARAMS, changed
+from .made import BASE, PARAMS, environment, params, smoke
 
 PACKAGES = ("budget", "rollout", "learner", "frontier")
 OURS = [getattr(import_module(f"isocompute.{p}.errors"), f"{p.capitalize()}Error") for p in PACKAGES]
@@ -22,6 +28,7 @@ MODEL = {"kind": "model", "model": "o/m", "revision": "0" * 40}
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     (tmp_path / "params.yaml").write_text(PARAMS.read_text())
 
 
@@ -33,44 +40,158 @@ def stops_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> int:
     return main(["plan", "--preset", "smoke"])
 
 
-@pytest.mark.parametrize("kind", [ExperimentError, *OURS])
-def test_an_error_of_the_project_is_one_line(
-    kind: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_a_user_can_act_on_is_one_line_and_a_bug_keeps_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert stops_with(kind("what was wrong"), monkeypatch) == 2
-    assert capsys.readouterr().err == "error: what was wrong\n"
+    full = OSError(errno.ENOSPC, "No space left on device", "here")
+    for error in (*(kind("what was wrong") for kind in (ExperimentError, *OURS)), full):
+        assert stops_with(error, monkeypatch) == 2
+        assert capsys.readouterr().err == f"error: {error}\n"
+    for bug in (ValueError("invalid literal"), KeyError("a"), FileNotFoundError(2, "No such file")):
+        with pytest.raises(type(bug)):
+            stops_with(bug, monkeypatch)
 
 
-def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert stops_with(OSError(errno.ENOSPC, "No space left on device", "here"), monkeypatch) == 2
-    assert "No space left on device" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("bug", [ValueError("invalid literal"), KeyError("a"), FileNotFoundError(2, "No such file")])
-def test_a_bug_keeps_its_traceback(bug: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(type(bug)):
-        stops_with(bug, monkeypatch)
-
-
-@pytest.mark.parametrize(
-    ("change", "value", "offline"),
-    [("problems", [HUB], None), ("base", MODEL, None), ("sampling.max_new_tokens", 12, "1")],
-)
-def test_the_hub_is_closed_where_the_preset_needs_nothing_of_it(
-    change: str, value: object, offline: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+def test_the_hub_is_closed_where_the_preset_needs_nothing_of_it_and_the_user_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "")
-    monkeypatch.delenv("HF_HUB_OFFLINE")
-    changed(tmp_path, change, value)
     seen: list[str | None] = []
     monkeypatch.setattr(plan, "run", lambda preset, terms: seen.append(os.environ.get("HF_HUB_OFFLINE")))
-    assert main(["plan", "--preset", "smoke"]) == 0
-    assert seen == [offline]
+    for changes, said, offline in (
+        ({"problems": [HUB]}, None, None),
+        ({"base": MODEL}, None, None),
+        ({}, None, "1"),
+        ({}, "0", "0"),
+    ):
+        monkeypatch.setenv("HF_HUB_OFFLINE", said or "")
+        if said is None:
+            monkeypatch.delenv("HF_HUB_OFFLINE")
+        smoke(tmp_path, changes)
+        assert main(["plan", "--preset", "smoke"]) == 0
+        assert seen.pop() == offline
 
 
-def test_what_the_user_says_of_the_hub_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    seen: list[str | None] = []
-    monkeypatch.setattr(plan, "run", lambda preset, terms: seen.append(os.environ.get("HF_HUB_OFFLINE")))
-    assert main(["plan", "--preset", "smoke"]) == 0
-    assert seen == ["0"]
+def preset(**changes: object) -> None:
+    """Make ``smoke``, changed, the preset of this folder."""
+    own = {**params()["smoke"], "base": {"kind": "model", "model": str(BASE)}, **changes}
+    made = {"preset": "smoke", "problem_sets": ["easy", "hard"], "tested_sets": ["easy"], "smoke": own}
+    Path("params.yaml").write_text(yaml.safe_dump(made))
+
+
+def refused(message: str, capsys: pytest.CaptureFixture[str], *arguments: str) -> None:
+    capsys.readouterr()
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert message in said
+    assert len(said.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_data_set_or_a_base_model_that_cannot_be_loaded_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    for model in ("models/nothing", "broken"):
+        preset(base={"kind": "model", "model": model, "revision": "0" * 40})
+        refused("cannot be loaded", capsys, "prepare")
+        assert not (tmp_path / "outputs" / "prepared" / "base").exists()
+    preset(problems=[{"kind": "file", "path": "data/nothing.jsonl"}])
+    refused("data/nothing.jsonl", capsys, "prepare")
+    assert not (tmp_path / "outputs" / "prepared" / "problems.parquet").exists()
+
+
+@pytest.mark.slow
+def test_a_stage_that_lacks_what_an_earlier_one_makes_or_has_no_such_problem_set_says_which(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    preset()
+    refused("run the stage `prep", capsys, "sweep", "easy")
+    refused("evals.parquet", capsys, "frontier", "easy")
+    refused("holds no posterior.json", capsys, "prescribe", "easy")
+    for stage in ("sweep", "prescribe", "frontier"):
+        refused("no sweep of 'medium'; it has easy, hard", capsys, stage, "medium")
+
+
+STAGE = """
+import time
+from pathlib import Path
+from experiments.running import cluster
+
+cluster.install()
+try:
+    with cluster.deferred() as signalled:
+        Path("up").touch()
+        while not signalled():
+            time.sleep(0.05)
+        time.sleep(1.5)
+        Path("saved").touch()
+except cluster.Stopped as stopped:
+    raise SystemExit(stopped.exit_code)
+"""
+RUNNER = """
+import signal, subprocess, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.exit(subprocess.call(f"{sys.executable} stage.py experiments; exit $?", shell=True))
+"""
+COMMAND = """
+import os, sys
+from experiments.__main__ import call
+from experiments.running import cluster
+
+cluster.install()
+try:
+    call([sys.executable, "runner.py"], dict(os.environ))
+except cluster.Stopped as stopped:
+    print(stopped, flush=True)
+    raise SystemExit(stopped.exit_code)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "to_all"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
+def test_a_signal_reaches_the_stage_once_which_saves_before_the_command_ends(
+    tmp_path: Path, number: signal.Signals, to_all: bool
+) -> None:
+    """Sent to the command alone, as by ``kill``, or to all of its group, as by a terminal or a batch system."""
+    for name, text in (("stage.py", STAGE), ("runner.py", RUNNER), ("command.py", COMMAND)):
+        (tmp_path / name).write_text(text)
+    process = subprocess.Popen(
+        [sys.executable, "command.py"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not (tmp_path / "up").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    (os.killpg if to_all else os.kill)(process.pid, number)
+    said = process.communicate()[0]
+    assert process.returncode == 128 + number
+    assert said == f"stopped by {number.name}\n"
+    assert (tmp_path / "saved").exists()
+
+
+def twice(seconds: float) -> None:
+    """Send this process a signal, and another one later."""
+    with cluster.deferred() as signalled:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signalled() == signal.SIGTERM
+        time.sleep(seconds)
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("saved")
+
+
+def test_a_second_signal_ends_at_once_unless_it_is_the_first_passed_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seconds, saved in ((0.0, "saved\n"), (0.3, "")):
+        monkeypatch.setattr(cluster, "SAME_SECONDS", 0.2 if seconds else 60.0)
+        with pytest.raises(cluster.Stopped, match="stopped by SIGTERM"):
+            twice(seconds)
+        assert capsys.readouterr().out == saved

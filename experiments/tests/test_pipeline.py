@@ -18,14 +18,15 @@ import polars as pl
 import psutil
 import pytest
 import yaml
+from isocompute.frontier.cli import main as frontier
 from isocompute.rollout import response_seed
 
-from .made import BASE
-from .servers import Front
+from experiments.__main__ import main
+
+from .made import BASE, ROOT, params
 
 pytestmark = [pytest.mark.slow("the whole pipeline"), pytest.mark.xdist_group("traces")]
 
-ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("ISOCOMPUTE_PIPELINE_KILLS", "0"))
 """How often ``test_pipeline_kills.py`` ends it."""
 SETS = ("easy", "hard") if KILLS else ("easy",)
@@ -46,14 +47,12 @@ def clone(folder: Path, resources: Mapping[str, object]) -> Path:
     (folder / ".dvc").mkdir()
     for name in ("dvc.yaml", "constraints.txt", ".dvcignore", ".dvc/config"):
         shutil.copy(ROOT / name, folder / name)
-    params = yaml.safe_load((ROOT / "params.yaml").read_text())
-    params |= {"preset": "smoke", "problem_sets": list(SETS), "tested_sets": ["easy"]}
-    smoke = params["smoke"]
+    settings = {**params(), "preset": "smoke", "problem_sets": list(SETS), "tested_sets": ["easy"]}
+    smoke = settings["smoke"]
     smoke["resources"].update({"workers": WORKERS, **resources})
-    for settings in (smoke, smoke["difficulty"]):
-        part = "sweep" if settings is smoke else "sets"
-        settings[part] = {name: settings[part][name] for name in SETS}
-    (folder / "params.yaml").write_text(yaml.safe_dump(params))
+    for section, part in ((smoke, "sweep"), (smoke["difficulty"], "sets")):
+        section[part] = {name: section[part][name] for name in SETS}
+    (folder / "params.yaml").write_text(yaml.safe_dump(settings))
     dvc(folder, "config", "--local", "core.no_scm", "true")
     return folder
 
@@ -240,18 +239,15 @@ def test_both_measures_are_charged_and_no_first_evaluation_twice(finished: tuple
     assert first["rollouts"].to_list() == [questions] * 3
 
 
-def test_again_nothing_runs_and_the_status_is_clean(finished: tuple[Path, str]) -> None:
+def test_again_nothing_runs_a_fit_setting_retrains_nothing_and_dvc_shows_the_answers_without_the_net(
+    finished: tuple[Path, str],
+) -> None:
     folder, _ = finished
     before = (folder / "dvc.lock").read_text()
     assert re.findall("Running stage '(.*)'", dvc(folder, "repro")) == ["inputs"]
-    assert dvc(folder, "status").split() == ["inputs:", "always", "changed"]
     assert (folder / "dvc.lock").read_text() == before
     # Three of the first set besides those of the base model, and two of one that is not tested.
     assert len(yaml.safe_load(before)["stages"]) == 3 + 2 * len(SETS)
-
-
-def test_dvc_shows_metrics_and_plots_without_the_net(finished: tuple[Path, str]) -> None:
-    folder, _ = finished
     shown = json.loads(dvc(folder, "metrics", "show", "--json"))[""]["data"]
     assert set(shown) == {f"outputs/metrics/{name}.json" for name in SETS}
     found = shown["outputs/metrics/easy.json"]["data"]
@@ -259,97 +255,35 @@ def test_dvc_shows_metrics_and_plots_without_the_net(finished: tuple[Path, str])
     assert 0 < found["probability_best"] <= 1
     # Of one base model nothing is said alone, and DVC shows no empty mapping.
     assert "alone" not in found
-    dvc(folder, "plots", "show", "--out", "plots-of-dvc")
-    page = (folder / "plots-of-dvc" / "index.html").read_text()
-    assert "easy.png" in page
-    assert "http" not in page
-    assert "<script" not in page
-    shutil.rmtree(folder / "plots-of-dvc")
+    good = (folder / "params.yaml").read_text()
+    changed = yaml.safe_load(good)
+    changed["smoke"]["frontier"]["seed"] += 1
+    (folder / "params.yaml").write_text(yaml.safe_dump(changed))
+    stages = set(re.findall(r"^(\S+):$", dvc(folder, "status"), re.MULTILINE))
+    (folder / "params.yaml").write_text(good)
+    assert stages == {"inputs", *(f"frontier@{name}" for name in SETS)}
 
 
-def test_the_frontier_is_fitted_elsewhere_from_mlflow_alone(finished: tuple[Path, str], tmp_path: Path) -> None:
+def test_the_frontier_is_fitted_elsewhere_from_mlflow_alone(
+    finished: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, _ = finished
-    subprocess.run(
-        [sys.executable, "-m", "isocompute.frontier.cli", "fit", "mlflow:smoke-easy-sweep", "--out", "fitted"],
-        cwd=tmp_path,
-        env={**environment(), "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"},
-        check=True,
-    )
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+    assert frontier(["fit", "mlflow:smoke-easy-sweep", "--out", str(tmp_path / "fitted")]) == 0
     ours = (folder / "outputs" / "frontier" / "easy" / "posterior.json").read_bytes()
     assert (tmp_path / "fitted" / "posterior.json").read_bytes() == ours
 
 
-def test_outputs_travel_through_a_remote(finished: tuple[Path, str], tmp_path: Path) -> None:
-    folder, _ = finished
-    dvc(folder, "remote", "add", "--local", "-d", "store", str(tmp_path / "remote"))
-    dvc(folder, "push")
-    other = clone(tmp_path / "other", {})
-    shutil.copy(folder / "dvc.lock", other / "dvc.lock")
-    dvc(other, "remote", "add", "--local", "-d", "store", str(tmp_path / "remote"))
-    dvc(other, "pull")
-    for name in ("frontier/easy/report.html", "sweep/easy/evals.parquet", "frontier/easy/posterior.json"):
-        assert (other / "outputs" / name).read_bytes() == (folder / "outputs" / name).read_bytes()
-
-
-def test_a_fit_setting_retrains_nothing_and_what_has_no_server_is_sent_later(
-    finished: tuple[Path, str], tmp_path: Path
+def test_a_bad_setting_leaves_earlier_results_untouched(
+    finished: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from mlflow import MlflowClient
-
-    folder, front = finished[0], Front()
-
-    def with_store(uri: str, *command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", *command],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**environment(), "MLFLOW_TRACKING_URI": uri},
-        )
-
-    params = yaml.safe_load((folder / "params.yaml").read_text())
-    params["smoke"]["frontier"]["seed"] += 1
-    (folder / "params.yaml").write_text(yaml.safe_dump(params))
-    trained = modified(folder, "work/cells/*/*") | modified(folder, "outputs/sweep/**/*")
-    fitted = modified(folder, "outputs/frontier/easy/posterior.json")
-    down = front.uri.replace("//", "//alice:open%20sesame@")
-    stage = with_store(down, "dvc", "repro", "frontier@easy")
-    assert stage.returncode == 0, stage.stderr
-    assert modified(folder, "work/cells/*/*") | modified(folder, "outputs/sweep/**/*") == trained
-    assert modified(folder, "outputs/frontier/easy/posterior.json") != fitted
-    front.stop()
-    failed = with_store(down, "experiments", "send")
-    assert failed.returncode == 1
-    for said in (stage, failed):
-        assert "python -m experiments send" in said.stdout
-        assert "sesame" not in said.stdout + said.stderr
-    store = f"sqlite:///{tmp_path}/mlflow.db"
-    sent = with_store(store, "experiments", "send")
-    assert (sent.returncode, sent.stderr) == (0, "")
-    assert not list((folder / "work" / "outbox").glob("*.json"))
-    client = MlflowClient(store)
-    (experiment,) = [each for each in client.search_experiments() if each.name == "smoke-easy-frontier"]
-    assert [run.info.status for run in client.search_runs([experiment.experiment_id])] == ["FINISHED"]
-
-
-def test_a_bad_setting_leaves_earlier_results_untouched(finished: tuple[Path, str]) -> None:
     folder, _ = finished
-    good = (folder / "params.yaml").read_text()
-    params = yaml.safe_load(good)
-    params["smoke"]["sweep"]["easy"]["rolluots"] = 5
-    (folder / "params.yaml").write_text(yaml.safe_dump(params))
-    before = modified(folder, "outputs/**/*")
-    failed = subprocess.run(
-        [sys.executable, "-m", "experiments", "repro"],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    monkeypatch.chdir(folder)
+    good, before = (folder / "params.yaml").read_text(), modified(folder, "outputs/**/*")
+    changed = yaml.safe_load(good)
+    changed["smoke"]["sweep"]["easy"]["rolluots"] = 5
+    (folder / "params.yaml").write_text(yaml.safe_dump(changed))
+    assert main(["repro"]) == 2
     (folder / "params.yaml").write_text(good)
-    assert failed.returncode == 2
-    assert "rolluots" in failed.stderr
-    assert "Traceback" not in failed.stderr
+    assert "rolluots" in capsys.readouterr().err
     assert modified(folder, "outputs/**/*") == before

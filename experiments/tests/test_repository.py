@@ -3,8 +3,6 @@
 import ast
 import json
 import re
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,39 +29,12 @@ def test_the_namespace_has_no_init_and_every_package_links_to_the_one_contract()
         assert link.resolve() == ROOT / "contract"
 
 
-def imported(path: Path) -> set[str]:
-    """Dotted names in the import statements of a file, relative ones from the root of the repository."""
-    found, parts = set(), path.relative_to(ROOT).with_suffix("").parts
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            origin = ".".join([*parts[: len(parts) - node.level], *filter(None, [node.module])])
-            origin = origin if node.level else str(node.module)
-            found |= {origin, *(f"{origin}.{alias.name}" for alias in node.names)}
-    return found
-
-
-def test_no_code_imports_a_study() -> None:
-    places = [p for top in ("experiments", "benchmarks", "tools") for p in (ROOT / top).rglob("*.py")]
-    code = [p for p in places if (ROOT / "experiments" / "studies") not in p.parents]
-    assert len(code) > 100
-    assert [p for p in code if any(name.startswith("experiments.studies") for name in imported(p))] == []
-
-
 def test_no_fixture_holds_a_path_of_the_machine_that_made_it() -> None:
     files = [p for p in ROOT.glob("packages/*/tests/fixtures/**/*") if p.is_file()]
     assert any("tfevents" in p.name for p in files)
     for path in files:
         for place in ("root", "home", "tmp", "Users", "var"):
             assert f"/{place}/".encode() not in path.read_bytes(), path
-
-
-def test_no_large_file_is_tracked() -> None:
-    said = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    tracked = [ROOT / name for name in said.split("\0") if name and (ROOT / name).is_file()]
-    assert tracked
-    assert [path for path in tracked if path.stat().st_size > 500_000] == []
 
 
 @pytest.mark.parametrize("stage", RUN_BY_DVC)

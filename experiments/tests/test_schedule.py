@@ -18,45 +18,31 @@ import polars as pl
 import pytest
 import ray
 import torch
-import yaml
 from isocompute.learner.config import OptimizerConfig
-from isocompute.rollout import load_problems, source_from
 from isocompute.rollout.contract import tables
 
 from experiments.running import work
-from experiments.running.cells import Cell, Origin, Surroundings, problems_hash
+from experiments.running.cells import Cell, Surroundings, problems_hash
 from experiments.running.cluster import Stopped
 from experiments.running.measure import measure
-from experiments.running.schedule import Pool, Run, workers
+from experiments.running.schedule import Pool, Schedule, workers
 from experiments.running.tracker import Tracker
 from experiments.running.work import Spool
 from experiments.settings import Preset, load
 
-from .made import BASE, SAMPLING, cell, lost
+from .made import BASE, SAMPLING, cell, lost, origin_of, smoke, sums
 
 pytestmark = pytest.mark.slow("vLLM and Ray")
 
-ROOT = Path(__file__).parents[2]
-PARAMS = ROOT / "params.yaml"
-
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A work folder with a base model of a few steps, problems, and an MLflow store."""
+def home(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A work folder with a base model of a few steps, and an MLflow store."""
     folder = tmp_path_factory.mktemp("scheduled")
     shutil.copytree(BASE, folder / "model")
-    terms = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
-    source = {"kind": "reasoning_gym", "task": "chain_sum", "digits": "12345", "settings": terms}
-    load_problems(source_from({**source, "train": 12, "validation": 8})).write_parquet(folder / "problems.parquet")
-    raw = yaml.safe_load(PARAMS.read_text())
-    raw["smoke"]["sampling"] = dict(SAMPLING)
-    raw["smoke"]["resources"] = {"workers": 2, "sampler": "transformers"}
-    (folder / "params.yaml").write_text(yaml.safe_dump(raw))
+    smoke(folder, {"sampling": SAMPLING, "resources": {"workers": 2, "sampler": "transformers"}})
     with pytest.MonkeyPatch.context() as patch, contextlib.chdir(folder):
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
-        patch.setenv("RAY_TMPDIR", os.environ.get("RAY_TMPDIR", "/tmp"))
-        patch.delenv("RAY_ADDRESS", raising=False)
-        patch.delenv("ISOCOMPUTE_SESSION", raising=False)
         yield folder
 
 
@@ -72,15 +58,13 @@ def pool(home: Path, preset: Preset) -> Iterator[Pool]:
 
 
 @pytest.fixture(scope="module")
-def problems(home: Path) -> pl.DataFrame:
-    return tables.read(home / "problems.parquet", "problems")
+def problems() -> pl.DataFrame:
+    return sums(12, 8)
 
 
 @pytest.fixture
 def make(home: Path, preset: Preset, problems: pl.DataFrame) -> Any:
-    origin = Origin(
-        problem_set="easy",
-        base_model="base",
+    origin = origin_of(
         base=work.content_hash(home / "model"),
         problems=problems_hash(problems),
         generation=preset.generation,
@@ -90,11 +74,11 @@ def make(home: Path, preset: Preset, problems: pl.DataFrame) -> Any:
 
 
 def run(cells: list[Cell], problems: pl.DataFrame, pool: Pool, experiment: str) -> str:
-    """Run cells, and return what was said."""
+    """Schedule cells, and return what was said."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         tracker = Tracker(experiment)
-        Run(cells, {problems_hash(problems): problems}, pool, tracker, title="cells").finish()
+        Schedule(cells, {problems_hash(problems): problems}, pool, tracker, title="cells").finish()
         assert not tracker.drain()
     return said.getvalue()
 
@@ -111,16 +95,13 @@ def test_one_first_evaluation_serves_all_n_of_a_seed(make: Any, problems: pl.Dat
     cells = [make(rollouts_per_problem=n, seed=21, evaluate_every=48) for n in (2, 4)]
     said = run(cells, problems, pool, "shared")
     assert "2 cells: 0 finished, 0 continued, 2 from the base model" in said
-    assert cells[0].start_id == cells[1].start_id
+    assert cells[0].baseline_id == cells[1].baseline_id
     evals = [work.outcome(one).read("evals") for one in cells]
-    assert (
-        evals[0]["avg_at_4"][0]
-        == evals[1]["avg_at_4"][0]
-        == work.read_baseline(work.start_of(cells[0])).metrics["avg_at_4"]
-    )
+    first = work.read_baseline(work.baseline_of(cells[0])).metrics["avg_at_4"]
+    assert [table["avg_at_4"][0] for table in evals] == [first, first]
     assert all(table["rollouts"].to_list() == [0, 48, 96] for table in evals)
     # Charged once, to nobody's run.
-    assert tables.read(work.start_of(cells[0]) / "ledger.parquet", "ledger")["rollouts"].to_list() == [32]
+    assert tables.read(work.baseline_of(cells[0]) / "ledger.parquet", "ledger")["rollouts"].to_list() == [32]
     for one in cells:
         eval_steps = work.outcome(one).read("ledger").filter(pl.col("cohort") == "eval")["step"]
         assert 0 not in eval_steps.to_list()

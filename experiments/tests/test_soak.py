@@ -3,13 +3,11 @@
 The driver, the cluster of several nodes and an MLflow server that hangs are real; workers are stubs without an engine.
 """
 
-import contextlib
 import json
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,9 +19,11 @@ from pathlib import Path
 import pytest
 from ray.cluster_utils import Cluster
 
+from .made import environment
+from .servers import Server
+
 pytestmark = pytest.mark.slow("Ray")
 
-ROOT = Path(__file__).parents[2]
 CELLS = int(os.environ.get("ISOCOMPUTE_SOAK_CELLS", "0"))
 MOST_SECONDS = float(os.environ.get("ISOCOMPUTE_SOAK_DRIVER_SECONDS", "inf"))
 """Processor time that the driver may take, all its runs together; looked at by ``nox -s soak`` alone."""
@@ -36,7 +36,7 @@ DEADLINE = 3600.0 if LONG else 240.0
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """A head that holds no worker, and one node."""
     # Sockets have short paths, and other clusters of this machine are not joined.
     folder = tempfile.mkdtemp(prefix="soak", dir="/tmp")
@@ -56,13 +56,8 @@ class Campaign:
 
     def __init__(self, folder: Path, cluster: Cluster, store: str) -> None:
         self.folder, self.said = folder, folder / "said"
-        self._environment = {
-            **os.environ,
-            "RAY_ADDRESS": cluster.address,
-            "PYTHONPATH": str(ROOT),
-            "MLFLOW_TRACKING_URI": store,
-            "PYTHONUNBUFFERED": "1",
-        }
+        own = {"RAY_ADDRESS": cluster.address, "MLFLOW_TRACKING_URI": store, "PYTHONUNBUFFERED": "1"}
+        self._environment = environment(**own)
         (folder / "work").mkdir()
         self.faults(deaths=0.1, step_seconds=0.02 if LONG else 0.15)
 
@@ -103,50 +98,26 @@ class Campaign:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[tuple[str, int]]:
-    """An MLflow server, where the campaign is long, and its process; else a file."""
+def server(tmp_path: Path) -> Iterator[Server | None]:
+    """An MLflow server, where the campaign is long; else there is a file."""
     if not LONG:
-        yield f"sqlite:///{tmp_path}/mlflow.db", 0
+        yield None
         return
-    port = "5917"
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        "--backend-store-uri",
-        f"sqlite:///{tmp_path}/mlflow.db",
-        "--port",
-        port,
-        "--workers",
-        "1",
-    ]
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    with (tmp_path / "server").open("wb") as said:
-        server = subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdout=said, stderr=said, start_new_session=True
-        )
-    began = time.monotonic()
-    while True:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(port)), timeout=1):
-            break
-        assert time.monotonic() - began < 120
-        time.sleep(0.5)
-    yield f"http://127.0.0.1:{port}", server.pid
-    os.killpg(server.pid, signal.SIGCONT)
-    os.killpg(server.pid, signal.SIGKILL)
-    server.wait()
+    made = Server(tmp_path)
+    made.start()
+    yield made
+    made.kill()
 
 
 @pytest.mark.skipif(not CELLS, reason="nox -s soak; the death of one worker is in test_schedule.py")
 def test_each_cell_is_finished_once_or_listed_whatever_dies(
-    tmp_path: Path, cluster: Cluster, store: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, nodes: Cluster, server: Server | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    campaign = Campaign(tmp_path, cluster, store[0])
+    campaign = Campaign(tmp_path, nodes, server.uri if server else f"sqlite:///{tmp_path}/mlflow.db")
     # Four workers, and room for two: the cluster grows.
     driver = campaign.begin()
     campaign.until(campaign.past(0.05), driver)
-    joined = cluster.add_node(**NODE)
+    joined = nodes.add_node(**NODE)
     campaign.until(lambda: any(joined.node_id in line for line in campaign.noted()), driver)
 
     # The disk is full for a while: cells fail, and the others go on.
@@ -154,22 +125,22 @@ def test_each_cell_is_finished_once_or_listed_whatever_dies(
     campaign.until(lambda: "File too large" in campaign.said.read_text(), driver)
     (tmp_path / "full").unlink()
 
-    if store[1]:
-        os.killpg(store[1], signal.SIGSTOP)
+    if server:
+        server.signal(signal.SIGSTOP)
     campaign.until(campaign.past(0.25), driver)
-    cluster.remove_node(joined, allow_graceful=False)
+    nodes.remove_node(joined, allow_graceful=False)
     campaign.until(campaign.past(0.4), driver)
     stopped = stopped_by_a_signal(campaign, driver)
     driver = campaign.begin()
-    if store[1]:
-        os.killpg(store[1], signal.SIGCONT)
+    if server:
+        server.signal(signal.SIGCONT)
 
     # A node on which another program has taken the memory.
     monkeypatch.setenv("RAY_memory_usage_threshold", "0.01")
-    full = cluster.add_node(**NODE)
+    full = nodes.add_node(**NODE)
     monkeypatch.delenv("RAY_memory_usage_threshold")
     campaign.until(lambda: "ran out of memory" in campaign.said.read_text(), driver)
-    cluster.remove_node(full, allow_graceful=False)
+    nodes.remove_node(full, allow_graceful=False)
     campaign.faults(deaths=0.05, step_seconds=0.01)
 
     assert driver.wait(DEADLINE) == 2, campaign.said.read_text()[-4000:]

@@ -15,16 +15,8 @@ from .made import BASE
 pytestmark = [pytest.mark.slow("vLLM"), pytest.mark.xdist_group("vllm")]
 
 FAULTS = int(os.environ.get("ISOCOMPUTE_ROLLOUT_FAULTS", "28"))
-PROBLEMS = pl.DataFrame(
-    {
-        "problem_id": ["a", "b", "c"],
-        "prompt": ["1+1=", "2+2=", "3-1="],
-        "answer": ["2", "4", "2"],
-        "verifier": "exact",
-        "source": "s",
-        "split": "train",
-    }
-)
+PROBLEMS = pl.DataFrame({"problem_id": ["a", "b", "c"], "prompt": ["1+1=", "2+2=", "3-1="], "answer": ["2", "4", "2"]})
+PROBLEMS = PROBLEMS.with_columns(verifier=pl.lit("exact"), source=pl.lit("s"), split=pl.lit("train"))
 
 
 @pytest.mark.parametrize("number", range(FAULTS * 10 // 100))

@@ -1,30 +1,59 @@
-"""Runs in MLflow without a server of its own: whose they are, what is in them, and servers that do not answer."""
+"""Runs in MLflow: whose they are, what is in them, and servers that go away, refuse or never answer."""
 
-import os
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from isocompute.budget.contract import tracking
+from isocompute.budget.trainers.evals import ingest
 from isocompute.learner import ResponseStatistics, StepRecord
 from isocompute.rollout.contract import tables
+from mlflow import MlflowClient
+from mlflow.entities import ViewType
 
 from experiments.running import work
 from experiments.running.cells import Cell
-from experiments.running.tracker import Sender, Tracker
-from experiments.running.work import Spool
+from experiments.running.tracker import TABLES, Changes, Point, Sender, Tracker
+from experiments.running.work import Spool, Spooled
 from experiments.settings import load
 from experiments.stages.shared import log
 
-from .made import PARAMS, cell, evaluation_record, finish, step_record
-from .servers import Front, silent
+from .made import PARAMS, ROOT, cell, environment, evaluation_record, finish, step_record
+from .servers import Server, silent, unavailable
 
-pytestmark = pytest.mark.slow("MLflow stores, stages as processes")
+pytestmark = pytest.mark.slow("MLflow stores and servers")
 
-ROOT = PARAMS.parent
+
+def points(values: list[float], changes: Changes) -> list[Point]:
+    spooled = [
+        Spooled(record=StepRecord(step=i, rollouts=8 * i, sample_seconds=value, update_seconds=0.5), time=i)
+        for i, value in enumerate(values, start=1)
+    ]
+    return [point for each in spooled for point in changes.of(each)]
+
+
+@given(values=st.lists(st.sampled_from([0.0, 1.0, 2.0]), max_size=30))
+def test_lines_between_the_points_show_what_was_measured(values: list[float]) -> None:
+    changes = Changes()
+    found = points(values, changes)
+    # Read again, as after a rewind, the same steps add nothing.
+    assert not points(values, changes)
+    found += changes.last()
+    assert {point.name for point in found} == ({"perf/sample_seconds"} if len(set(values)) > 1 else set())
+    if found:
+        steps = 8.0 * np.arange(1, len(values) + 1)
+        drawn = np.interp(steps, [point.rollouts for point in found], [point.value for point in found])
+        assert drawn.tolist() == values
+        inner = zip(found, found[1:], found[2:], strict=False)
+        assert not [b for a, b, c in inner if a.value == b.value == c.value]
 
 
 def trained(one: Cell, *, steps: int = 2) -> Path:
@@ -47,32 +76,31 @@ def send(experiment: str, *cells: Cell) -> None:
 
 
 def runs(experiment: str) -> list[Any]:
-    from mlflow import MlflowClient
-    from mlflow.entities import ViewType
-
     client = MlflowClient()
     place = client.get_experiment_by_name(experiment).experiment_id
-    return list(
-        client.search_runs(
-            [place], run_view_type=ViewType.ALL, order_by=["attributes.start_time", "attributes.end_time"]
-        )
-    )
+    order = ["attributes.start_time", "attributes.end_time"]
+    return list(client.search_runs([place], run_view_type=ViewType.ALL, order_by=order))
+
+
+def points_of(run: Any, metric: str) -> list[Any]:
+    return list(MlflowClient().get_metric_history(run.info.run_id, metric))
 
 
 def history(run: Any, metric: str) -> list[tuple[int, float]]:
-    from mlflow import MlflowClient
-
-    return [(m.step, round(m.value, 6)) for m in MlflowClient().get_metric_history(run.info.run_id, metric)]
+    return [(m.step, round(m.value, 6)) for m in points_of(run, metric)]
 
 
-def test_what_another_made_is_neither_deleted_nor_superseded(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two users of one preset, and the second has one cell more."""
-    for folder, cells in (("alice", [cell()]), ("bob", [cell(), cell(seed=8)])):
-        (store.parent / folder).mkdir()
-        monkeypatch.chdir(store.parent / folder)
-        for one in cells:
-            trained(one)
-        send("sweep", *cells)
+def test_what_another_made_is_neither_deleted_nor_superseded_nor_mixed(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two users of one preset: the second has one cell more, and then both have other cells."""
+    for experiment, alices, bobs in (("sweep", [7], [7, 8]), ("others", [7], [8])):
+        for folder, seeds in (("alice", alices), ("bob", bobs)):
+            (store.parent / folder).mkdir(exist_ok=True)
+            monkeypatch.chdir(store.parent / folder)
+            for seed in seeds:
+                trained(cell(seed=seed))
+            send(experiment, *(cell(seed=seed) for seed in seeds))
     found = runs("sweep")
     assert [run.info.lifecycle_stage for run in found] == ["active"] * 3
     assert not [run for run in found if tracking.SUPERSEDED_TAG in run.data.tags]
@@ -81,16 +109,9 @@ def test_what_another_made_is_neither_deleted_nor_superseded(store: Path, monkey
     assert len(tables.read("mlflow:sweep", "evals")) == 2
     alice = found[0].data.tags[tracking.OWNER_TAG]
     assert len(tables.read(f"mlflow:sweep?owner={alice}", "evals")) == 1
-
-
-def test_results_of_several_owners_are_not_mixed(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder, seed in (("alice", 7), ("bob", 8)):
-        (store.parent / folder).mkdir()
-        monkeypatch.chdir(store.parent / folder)
-        trained(cell(seed=seed))
-        send("sweep", cell(seed=seed))
-    with pytest.raises(ValueError, match=r"mlflow:sweep: runs of 2 owners carry different evals .*mlflow:sweep.owner="):
-        tables.read("mlflow:sweep", "evals")
+    said = r"mlflow:others: runs of 2 owners carry different evals .*mlflow:others.owner="
+    with pytest.raises(ValueError, match=said):
+        tables.read("mlflow:others", "evals")
 
 
 def test_an_experiment_means_the_cells_that_were_asked_for_last(store: Path) -> None:
@@ -104,40 +125,22 @@ def test_an_experiment_means_the_cells_that_were_asked_for_last(store: Path) -> 
     send("sweep", *cells)
     assert len(tables.read("mlflow:sweep", "evals")) == 2
     assert len(runs("sweep")) == 2
+    # One that the user deleted is sent again.
+    MlflowClient().delete_run(runs("sweep")[0].info.run_id)
+    send("sweep", *cells)
+    assert sorted(run.info.lifecycle_stage for run in runs("sweep")) == ["active", "active", "deleted"]
 
 
-def test_a_run_that_the_user_deleted_is_sent_again(store: Path) -> None:
-    from mlflow import MlflowClient
-
-    trained(cell())
-    send("sweep", cell())
-    (first,) = runs("sweep")
-    MlflowClient().delete_run(first.info.run_id)
-    send("sweep", cell())
-    assert sorted(run.info.lifecycle_stage for run in runs("sweep")) == ["active", "deleted"]
-
-
-def test_every_run_says_whose_it_is_and_of_what(store: Path) -> None:
-    trained(cell())
+def test_every_run_says_whose_it_is_and_of_what_and_when_it_was_measured(store: Path) -> None:
+    written = [spooled.time for spooled in Spool(trained(cell()) / "metrics.jsonl").timed()]
     send("default-easy-sweep", cell())
     (run,) = runs("default-easy-sweep")
     tags = run.data.tags
     assert tags["isocompute.sweep"] == "default-easy"
     assert tags["mlflow.user"] == run.info.user_id != ""
     assert tags[tracking.OWNER_TAG].startswith(f"{run.info.user_id}-")
-    (owner,) = {path.read_text().strip() for path in Path("work").glob("owner")}
-    assert tags[tracking.OWNER_TAG].endswith(owner)
-
-
-def test_metrics_carry_the_time_at_which_they_were_measured(store: Path) -> None:
-    from mlflow import MlflowClient
-
-    folder = trained(cell())
-    written = [spooled.time for spooled in Spool(folder / "metrics.jsonl").timed()]
-    send("sweep", cell())
-    (run,) = runs("sweep")
-    points = MlflowClient().get_metric_history(run.info.run_id, "train/reward")
-    assert [point.timestamp for point in points] == written[:2]
+    assert tags[tracking.OWNER_TAG].endswith(Path("work/owner").read_text().strip())
+    assert [point.timestamp for point in points_of(run, "train/reward")] == written[:2]
     assert (run.info.start_time, run.info.end_time) == (written[0], written[-1])
 
 
@@ -173,8 +176,6 @@ def test_what_does_not_change_is_not_logged_and_what_does_is_logged_where_it_doe
 
 
 def test_the_report_and_figures_are_artifacts_and_the_newest_run_is_meant(store: Path) -> None:
-    from mlflow import MlflowClient
-
     preset = load(PARAMS, "smoke")
     report, figure, ledger = Path("report.html"), Path("curves.svg"), Path("ledger.parquet")
     frame = {"run_id": "a", "step": 1, "cohort": "trained", "rollouts": 8, "prompt_tokens": 1, "response_tokens": 1}
@@ -186,11 +187,8 @@ def test_the_report_and_figures_are_artifacts_and_the_newest_run_is_meant(store:
         assert not Sender().drain()
     first, second = runs("smoke-report")
     assert tracking.SUPERSEDED_TAG in first.data.tags
-    assert {file.path for file in MlflowClient().list_artifacts(second.info.run_id)} == {
-        "report.html",
-        "ledger.parquet",
-        "figures",
-    }
+    artifacts = {file.path for file in MlflowClient().list_artifacts(second.info.run_id)}
+    assert artifacts == {"report.html", "ledger.parquet", "figures"}
     assert len(tables.read("mlflow:smoke-report", "ledger")) == 1
     assert len(tables.read(f"runs:/{first.info.run_id}", "ledger")) == 1
     # A whole store is a source, too.
@@ -200,7 +198,7 @@ def test_the_report_and_figures_are_artifacts_and_the_newest_run_is_meant(store:
 POLLS = """
 from experiments.running import work
 from experiments.running.tracker import Tracker
-from experiments.tests.made import cell
+from .made import cell
 
 tracker = Tracker("sweep")
 for _ in range(100):
@@ -213,36 +211,116 @@ def test_a_server_that_never_answers_holds_nobody_up(store: Path) -> None:
     trained(cell())
     with silent() as address:
         # A process of its own, with which its thread ends: here that would send to the stores of later tests.
-        polled = subprocess.run(
-            [sys.executable, "-c", POLLS],
-            timeout=120,
-            check=False,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "MLFLOW_TRACKING_URI": address,
-                "MLFLOW_HTTP_REQUEST_TIMEOUT": "3600",
-            },
-        )
+        own = environment(MLFLOW_TRACKING_URI=address, MLFLOW_HTTP_REQUEST_TIMEOUT="3600")
+        polled = subprocess.run([sys.executable, "-c", POLLS], timeout=120, check=False, env=own)
     assert polled.returncode == 0
     assert not Sender().drain()
     assert [run.info.status for run in runs("sweep")] == ["FINISHED"]
 
 
-def test_mlflows_own_client_makes_first_contact_and_no_message_has_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    front = Front()
-    address = front.uri.replace("//", "//alice:open%20sesame@")
-    with pytest.raises(tracking.TrackingError) as refused:
-        tracking.ensure_store(address)
-    assert front.asked
-    assert all(path.startswith("/api/") for path in front.asked)
-    front.stop()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://alice:open%20sesame@127.0.0.1:9")
-    for source in (
-        "mlflow:sweep",
-        "http://alice:open%20sesame@127.0.0.1:9",
-        "postgresql://alice:open@sesame@no.where/db",
-    ):
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("store"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def server(running: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", running.uri)
+    monkeypatch.chdir(tmp_path)
+    return running
+
+
+def test_what_could_not_be_sent_is_named_and_sent_later(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    one, tracker = cell(), Tracker("sweep")
+    folder = work.folder_of(one)
+    folder.mkdir(parents=True)
+    spool = Spool(folder / "metrics.jsonl")
+    for step in (1, 2):
+        spool.write(step_record(step, reward=0.1 * step))
+    tracker.send(one)
+    assert not tracker.drain()
+    server.kill()
+    for step in (3, 4):
+        spool.write(step_record(step, reward=0.1 * step))
+    spool.write(evaluation_record(4, 0.25))
+    finish(folder, one)
+    tracker.send(one, finished=True)
+    # It would try again, and send to the stores of later tests.
+    tracker.close()
+    assert Sender().report()
+    assert one.name in capsys.readouterr().out
+    server.start()
+    for _ in range(2):
+        assert not Sender().report()
+    (run,) = runs("sweep")
+    assert run.info.status == "FINISHED"
+    assert history(run, "train/reward") == [(8, 0.1), (16, 0.2), (24, 0.3), (32, 0.4)]
+    assert history(run, "eval/avg_at_4") == [(32, 0.25)]
+    for name in TABLES:
+        assert len(tables.read("mlflow:sweep", name)) == 1
+
+
+def test_answers_of_503_delete_no_run_and_no_message_has_a_password(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = cell()
+    folder = work.folder_of(one)
+    folder.mkdir(parents=True)
+    Spool(folder / "metrics.jsonl").write(step_record(1))
+    finish(folder, one)
+
+    def sent(uri: str) -> Tracker:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        tracker = Tracker("unavailable")
+        tracker.send(one, finished=True)
+        return tracker
+
+    assert not sent(server.uri).drain()
+    (before,) = runs("unavailable")
+    with unavailable() as (address, asked):
+        refused = sent(address.replace("//", "//alice:open%20sesame@"))
+        assert refused.drain()
+        refused.close()
+    # MLflow's own client makes first contact.
+    assert asked
+    assert all(path.startswith("/api/") for path in asked)
+    assert not sent(server.uri).drain()
+    (after,) = runs("unavailable")
+    assert (after.info.run_id, after.info.lifecycle_stage) == (before.info.run_id, "active")
+    messages = [refused.reason]
+    for source in ("http://alice:open%20sesame@127.0.0.1:9", "postgresql://alice:open@sesame@no.where/db"):
         with pytest.raises(ValueError, match=r".") as unread:
             tables.read(source, "evals")
-        assert "sesame" not in str(unread.value) + str(refused.value)
+        messages.append(str(unread.value))
+    assert "sesame" not in "".join(messages)
+
+
+FIXTURES = ROOT / "packages" / "budget" / "tests" / "fixtures"
+QUESTIONS = {"questions": "16"}
+
+
+def test_verl_from_mlflow_is_verl_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    import mlflow
+
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    mlflow.set_experiment("verl")
+    config = json.loads((FIXTURES / "verl" / "config.json").read_text())
+    with mlflow.start_run():
+        # As veRL logs: nested settings joined by slashes, @ written out.
+        nested = {f"data/{name}": config["data"][name] for name in ("train_batch_size", "seed")}
+        actor = {"rollout/n": 4, "actor/ppo_mini_batch_size": 8}
+        mlflow.log_params({**nested, **{f"actor_rollout_ref/{name}": value for name, value in actor.items()}})
+        for line in (FIXTURES / "verl" / "run.jsonl").read_text().splitlines():
+            entry = json.loads(line)
+            metrics = {key.replace("@", "_at_"): value for key, value in entry["data"].items()}
+            mlflow.log_metrics(metrics, step=entry["step"])
+    logged, _ = ingest("verl", ["mlflow:verl"], constants=QUESTIONS)
+    written, _ = ingest(
+        "verl", [str(FIXTURES / "verl" / "run.jsonl")], config=FIXTURES / "verl" / "config.json", constants=QUESTIONS
+    )
+    for column in ("step", "rollouts", "tokens", "seed", "avg_at_4", "best_at_4_biased"):
+        assert logged[column].to_list() == written[column].to_list()

@@ -1,24 +1,27 @@
-"""What is kept of cells: outcomes within a budget, and checkpoints under a disk limit."""
+"""What is kept of cells: records, outcomes within a budget, checkpoints under a disk limit, base models."""
 
 import json
 import os
-from dataclasses import replace
+import shutil
 from pathlib import Path
 
 import polars as pl
 import pytest
 from isocompute.learner import Flag
+from isocompute.learner.records.steps import Average, StepRecord, UpdateReport
 from isocompute.rollout.contract import tables
+from safetensors.torch import load_file, save_file
 
 from experiments.errors import ExperimentError
-from experiments.running import cells, schedule, work
+from experiments.running import work
 from experiments.running.cells import Cell
-from experiments.running.schedule import Progress
 from experiments.running.tracker import health_of, health_text
-from experiments.running.work import Spool
+from experiments.running.work import Cursor, Spool, Spooled
+from experiments.settings import ModelConfig, Preset, load
+from experiments.stages import prepare
 from experiments.stages.sweep import collect
 
-from .made import cell, ended, step_record
+from .made import BASE, PARAMS, cell, ended, evaluation_record, kept_checkpoint, step_record
 
 
 @pytest.fixture(autouse=True)
@@ -58,17 +61,18 @@ def test_a_pilot_with_filtered_groups_is_one_row_a_step(tmp_path: Path) -> None:
     assert spent == [("eval", 2 * 96 + 2 * 32), ("pilot", 96), ("trained", 96)]
 
 
-def keep_checkpoint(one: Cell, *, size: int = 1000) -> None:
-    """What a worker leaves of a cell's state."""
-    kept = work.folder_of(one) / "checkpoints" / "step-000000012"
-    kept.mkdir(parents=True)
-    (kept / "tensors.safetensors").write_bytes(b"\0" * size)
+def keep_policy(one: Cell, *, step: int) -> None:
+    """What a worker leaves of a cell's policy."""
+    policy = work.policy_of(work.folder_of(one))
+    policy.mkdir(parents=True)
+    (policy / "model.safetensors").write_bytes(b"\0" * 500)
+    work.set_policy(work.folder_of(one), step)
 
 
 def test_checkpoints_of_cells_that_run_count_for_the_limit_and_stay() -> None:
     cells = [cell(seed=seed) for seed in range(3)]
     for one in cells:
-        keep_checkpoint(one)
+        kept_checkpoint(work.folder_of(one))
     ended(cells[0], budget=96)
     # The second one was finished to a smaller budget, and goes on from its checkpoint.
     ended(cells[1], budget=96)
@@ -81,40 +85,12 @@ def test_what_a_sweep_has_finished_goes_after_all_others_and_its_policies_stay()
     own, other = cell(seed=1), cell(seed=2)
     for age, one in enumerate((own, other)):
         folder = ended(one, budget=96)
-        keep_checkpoint(one)
+        kept_checkpoint(work.folder_of(one))
         keep_policy(one, step=12)
         os.utime(folder / "done.json", (age, age))
     assert work.prune(2e-6, last={own.run_id}) == [f"{other.run_id}/checkpoints"]
     assert work.prune(0.0, last={own.run_id}) == [f"{own.run_id}/checkpoints", f"{other.run_id}/policy"]
     assert work.has_policy(work.folder_of(own))
-
-
-def test_an_id_is_computed_once_for_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 5,000 cells its hash, eight times for each cell and look, took a whole core."""
-    computed: list[object] = []
-    real = cells.digest
-    monkeypatch.setattr(cells, "digest", lambda value: computed.append(value) or real(value))
-    one = cell()
-    for _ in range(8):
-        assert one.run_id == work.folder_of(one).name
-        assert one.start_id == work.start_of(one).name
-    assert len(computed) == 2
-    other = replace(one, seed=one.seed + 1)
-    assert other.run_id != one.run_id
-    assert replace(one, rollouts=4 * one.rollouts).run_id == one.run_id
-
-
-def test_progress_looks_only_at_cells_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = [cell(seed=seed) for seed in range(20)]
-    shown = Progress("cells", cells)
-    looked: list[Path] = []
-    real = schedule.finished
-    monkeypatch.setattr(schedule, "finished", lambda one, folder: looked.append(folder) or real(one, folder))
-    ended(cells[3], budget=96)
-    for _ in range(5):
-        shown.read(cells[3])
-        shown.show()
-    assert set(looked) == {work.folder_of(cells[3])}
 
 
 def test_a_damaged_table_among_many_is_named(tmp_path: Path) -> None:
@@ -125,34 +101,11 @@ def test_a_damaged_table_among_many_is_named(tmp_path: Path) -> None:
         collect(cells, tmp_path / "out")
 
 
-def test_tables_of_many_cells_are_not_read_before_they_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = cell(rollouts=96)
-    ended(one, budget=192)
-    read: list[str] = []
-    real = tables.read
-    monkeypatch.setattr(tables, "read", lambda path, name: read.append(name) or real(path, name))
-    found = work.outcome(one)
-    assert read == ["ledger"]
-    assert work.joined([found], "pass_rates")["step"].max() == 12
-    assert read == ["ledger"]
-
-
-def keep_policy(one: Cell, *, step: int) -> Path:
-    """What a worker leaves of a cell's policy."""
-    policy = work.policy_of(work.folder_of(one))
-    policy.mkdir(parents=True)
-    (policy / "model.safetensors").write_bytes(b"\0" * 500)
-    work.set_policy(work.folder_of(one), step)
-    return policy
-
-
 def test_policies_count_for_the_limit_and_go_after_every_checkpoint() -> None:
     cells = [cell(seed=seed) for seed in range(2)]
     for age, one in enumerate(cells):
         folder = ended(one, budget=96)
-        kept = folder / "checkpoints" / "step-000000012"
-        kept.mkdir(parents=True)
-        (kept / "tensors.safetensors").write_bytes(b"\0" * 1000)
+        kept_checkpoint(folder)
         keep_policy(one, step=12)
         os.utime(folder / "done.json", (age, age))
     assert work.prune(3e-6) == []
@@ -161,39 +114,22 @@ def test_policies_count_for_the_limit_and_go_after_every_checkpoint() -> None:
     assert [work.has_policy(work.folder_of(one)) for one in cells] == [False, True]
 
 
-def test_a_policy_counts_only_as_that_of_the_runs_end() -> None:
-    one = cell(purpose="prescribe")
-    folder = ended(one, budget=96)
-    keep_policy(one, step=12)
-    assert work.has_policy(folder)
-    # The run went on.
-    ended(one, budget=192)
-    assert not work.has_policy(folder)
-
-
 @pytest.mark.parametrize(
-    ("which", "purpose", "kept"),
-    [
-        ("none", "prescribe", False),
-        ("last", "prescribe", True),
-        ("last", "sweep", False),
-        ("last", "pilot", False),
-        ("all", "sweep", True),
-        ("all", "pilot", True),
-    ],
+    ("which", "kept"), [("none", ()), ("last", ("prescribe",)), ("all", ("prescribe", "sweep", "pilot"))]
 )
-def test_whose_policy_is_kept_and_saved_later_from_its_checkpoint(which: str, purpose: str, kept: bool) -> None:
-    one = cell(purpose=purpose)
-    folder = ended(one, budget=96)
-    assert work.keeps_policy(one, which) == kept
-    # Without a checkpoint there is nothing to save.
-    assert not work.lacks_policy(one, folder, which)
-    (folder / "checkpoints" / "step-000000012").mkdir(parents=True)
-    assert work.lacks_policy(one, folder, which) == kept
-    keep_policy(one, step=12)
-    assert not work.lacks_policy(one, folder, which)
-    ended(one, budget=96, diverged_at=12)
-    assert not work.lacks_policy(one, folder, which)
+def test_whose_policy_is_kept_and_saved_later_from_its_checkpoint(which: str, kept: tuple[str, ...]) -> None:
+    for seed, purpose in enumerate(("prescribe", "sweep", "pilot")):
+        one = cell(purpose=purpose, seed=seed)
+        folder = ended(one, budget=96)
+        assert work.keeps_policy(one, which) == (purpose in kept)
+        # Without a checkpoint there is nothing to save.
+        assert not work.lacks_policy(one, folder, which)
+        kept_checkpoint(folder)
+        assert work.lacks_policy(one, folder, which) == (purpose in kept)
+        keep_policy(one, step=12)
+        assert not work.lacks_policy(one, folder, which)
+        ended(one, budget=96, diverged_at=12)
+        assert not work.lacks_policy(one, folder, which)
 
 
 def test_the_cells_that_are_listed_name_their_policy_where_it_is_of_their_budget(tmp_path: Path) -> None:
@@ -207,40 +143,115 @@ def test_the_cells_that_are_listed_name_their_policy_where_it_is_of_their_budget
         assert (state["health"], state["judged"]) == ([], False)
 
 
-def test_a_cell_is_listed_with_its_health_within_its_budget(tmp_path: Path) -> None:
-    """Responses four times as long from step 25 on: a run of 48 steps is flagged, its first 24 steps are not."""
-    one = cell(rollouts=384)
-    spool = Spool(ended(one, budget=384) / "metrics.jsonl")
+@pytest.mark.parametrize(
+    ("grows_at", "cases"),
+    [
+        # A run of 48 steps is flagged, its first 24 steps are not.
+        (24, [(24, [], True), (48, ["length_explosion"], True)]),
+        # 19 steps are neither healthy nor not; one more, and they are judged.
+        (9, [(19, [], False), (20, ["length_explosion"], True)]),
+    ],
+)
+def test_a_cell_is_listed_with_its_health_within_its_budget_if_it_is_long_enough(
+    tmp_path: Path, grows_at: int, cases: list[tuple[int, list[str], bool]]
+) -> None:
+    """Responses four times as long from some step on."""
+    spool = Spool(ended(cell(rollouts=384), budget=384) / "metrics.jsonl")
     for step in range(1, 49):
-        spool.write(step_record(step, length=40.0 if step > 24 else 10.0))
-    for rollouts, names in ((192, []), (384, ["length_explosion"])):
-        collect([cell(rollouts=rollouts)], tmp_path / "out")
-        (state,) = json.loads((tmp_path / "out" / "cells.json").read_text())["cells"]
-        assert [flag["name"] for flag in state["health"]] == names
-        assert state["judged"]
-    assert "mean response length rose from 10" in state["health"][0]["reason"]
-
-
-def test_a_cell_of_fewer_than_two_windows_is_listed_and_tagged_as_too_short_to_judge(tmp_path: Path) -> None:
-    """19 of the steps that are flagged above are neither healthy nor not; one more, and they are judged."""
-    one = cell(rollouts=384)
-    spool = Spool(ended(one, budget=384) / "metrics.jsonl")
-    for step in range(1, 49):
-        spool.write(step_record(step, length=40.0 if step > 9 else 10.0))
-    for steps, said in ((19, "too short to judge"), (20, "length_explosion")):
+        spool.write(step_record(step, length=40.0 if step > grows_at else 10.0))
+    for steps, names, judged in cases:
         short = cell(rollouts=8 * steps)
         collect([short], tmp_path / "out")
         (state,) = json.loads((tmp_path / "out" / "cells.json").read_text())["cells"]
-        assert (len(state["health"]), state["judged"]) == (steps - 19, steps == 20)
-        assert health_text(*health_of(short)) == said
+        assert ([flag["name"] for flag in state["health"]], state["judged"]) == (names, judged)
+        assert health_text(*health_of(short)) == (", ".join(names) or ("no flags" if judged else "too short to judge"))
+    assert "mean response length rose from 10" in state["health"][0]["reason"]
     flag = Flag(name="mismatch", step=1, reason="", values={})
     assert health_text([flag], False) == "mismatch, otherwise too short to judge"
-    assert health_text([], True) == "no flags"
 
 
 def test_a_cell_is_not_continued_with_other_prompts() -> None:
     folder = work.folder_of(cell())
     for _ in range(2):
-        work.hold_prompts(folder, "of today")
+        work.check_prompts(folder, "of today")
     with pytest.raises(ExperimentError, match=r"cells/[0-9a-f]+: the prompts differ from those that it began with"):
-        work.hold_prompts(folder, "of tomorrow")
+        work.check_prompts(folder, "of tomorrow")
+
+
+def steps(records: list[Spooled]) -> list[int]:
+    return [spooled.record.step for spooled in records]
+
+
+def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "metrics.jsonl")
+    update = UpdateReport(
+        objective={"loss": Average(total=1 / 3, count=1.0)},
+        gradient_norm=2.0,
+        learning_rate=1e-3,
+        sync_error=1e-7,
+        skipped=Average(total=3.0, count=8.0),
+    )
+    whole = StepRecord(step=2, rollouts=16, sample_seconds=0.1, update_seconds=0.2, update=update, gradient_retries=1)
+    written = [evaluation_record(0, 0.25), step_record(1), whole]
+    for record in written:
+        spool.write(record)
+    assert spool.records() == written
+
+
+def test_only_what_is_new_is_read_and_a_torn_line_is_left_for_later(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "metrics.jsonl")
+    assert spool.since(Cursor()) == ([], Cursor())
+    for step in (1, 2):
+        spool.write(step_record(step))
+    whole = spool.path.read_bytes()
+    spool.path.write_bytes(whole[:-20])
+    records, position = spool.since(Cursor())
+    assert steps(records) == [1]
+    with spool.path.open("ab") as stream:
+        stream.write(whole[-20:])
+    records, position = spool.since(position)
+    assert (steps(records), position.read) == ([2], len(whole))
+    assert spool.since(position) == ([], position)
+
+
+def test_a_spool_that_was_rewound_is_read_again_and_its_records_keep_their_times(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "metrics.jsonl")
+    for step in (1, 2, 3):
+        spool.write(step_record(step))
+    before, position = spool.since(Cursor())
+    assert [spooled.time for spooled in before] == sorted(spooled.time for spooled in before)
+    spool.rewind(16)
+    assert spool.timed() == before[:2]
+    for step in (3, 4):
+        spool.write(step_record(step, reward=0.123456))
+    assert steps(spool.since(position)[0]) == [1, 2, 3, 4]
+
+
+@pytest.fixture
+def preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Preset:
+    """A preset whose base model is a folder here."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(BASE, "model")
+    return load(PARAMS, "smoke").model_copy(update={"base": ModelConfig(model="model")})
+
+
+def test_a_folder_that_was_trained_again_in_place_is_noticed(preset: Preset) -> None:
+    prepare.record(preset.base)
+    model, before = work.model_of(preset)
+    assert Path(model) == Path("model").resolve()
+    weights = Path("model") / "model.safetensors"
+    tensors = load_file(weights)
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, weights, {"format": "pt"})
+    with pytest.raises(ExperimentError, match="has changed since the stage `prepare` recorded it"):
+        work.model_of(preset)
+    prepare.record(preset.base)
+    assert work.model_of(preset)[1] != before
+
+
+def test_another_name_in_the_preset_is_noticed(preset: Preset) -> None:
+    prepare.record(preset.base)
+    shutil.copytree("model", "other")
+    with pytest.raises(
+        ExperimentError, match=r"records the model model, and the preset names .*other: run `prepare` again"
+    ):
+        work.model_of(preset.model_copy(update={"base": ModelConfig(model="other")}))

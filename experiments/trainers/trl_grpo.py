@@ -1,7 +1,7 @@
 """A run of TRL's GRPOTrainer as a cell of a sweep. Copy it, and change what is yours.
 
-The preset `trl` of params.yaml starts it. Its flags are those of `Cell` and all of TRL's `GRPOConfig`. A run that is
-killed and started again ends as one that was left alone does, because
+The preset `trl` of params.yaml starts it. Its flags are those of `CellArguments` and all of TRL's `GRPOConfig`. A run
+that is killed and started again ends as one that was left alone does, because
 
 * its problems are one epoch, in an order that the seed alone decides: TRL's own shuffle begins anew with a resume;
 * it goes on from the newest checkpoint that is whole, and does not evaluate there again;
@@ -27,8 +27,8 @@ SCORER = Scorer()
 
 
 @dataclass
-class Cell:
-    """What is a cell's own.
+class CellArguments:
+    """Arguments of one cell.
 
     Attributes:
         base_model: Folder or name of the base model.
@@ -88,7 +88,7 @@ def newest_checkpoint(folder: str) -> str | None:
 
 def main() -> None:
     """Train, from the newest checkpoint on where there is one."""
-    cell, config = HfArgumentParser((Cell, GRPOConfig)).parse_args_into_dataclasses()
+    cell, config = HfArgumentParser((CellArguments, GRPOConfig)).parse_args_into_dataclasses()
     checkpoint = newest_checkpoint(config.output_dir)
     config.eval_on_start, config.shuffle_dataset = checkpoint is None, False
     count = config.max_steps * config.generation_batch_size // config.num_generations

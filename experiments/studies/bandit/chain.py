@@ -96,7 +96,7 @@ def transitions(
 
 
 def _possible(drawn: int, chance: float) -> range:
-    """How many of some responses may be rewarded."""
+    """Numbers of some responses that may be rewarded."""
     return range(0 if chance < 1 else drawn, (drawn if chance > 0 else 0) + 1)
 
 

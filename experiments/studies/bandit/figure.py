@@ -28,7 +28,7 @@ def _against_rollouts(axes: Any) -> None:
 
 
 def _against_rules(axes: Any) -> None:
-    """What each n reaches with one budget, by the rule for the learning rate."""
+    """End of each n with one budget, by the rule for the learning rate."""
     for scale, rule in [(scale, rule) for scale in ("none", "group") for rule in RULES][:-1]:
         ends = at_budget(scale, rule)
         name, style = (f"η {rule}", "o-") if scale == "none" else (f"η {rule}, divided by the deviation", "s--")

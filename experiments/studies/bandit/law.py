@@ -1,4 +1,4 @@
-"""How fast one problem is learnt: A/(n·t) + B/t, what A and B are, and up to which learning rate."""
+"""Speed at which one problem is learnt: A/(n·t) + B/t, A and B, and the largest learning rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/bandit.md says that is computed: its tables, as Markdown, and the numbers of its text."""
+"""The computed parts of docs/bandit.md: its tables, as Markdown, and the numbers of its text."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def gradients() -> str:
 
 
 def limits(groups: Sequence[int] = GROUPS) -> str:
-    """How close t times the suboptimality is to its limit."""
+    """Distance of t times the suboptimality from its limit."""
     head = ("n", "plain", "limit n/(n − 1)/(2η)", "divided by the deviation", "limit √n/(n − 1)/(2η)")
     rows = [
         [n, *(f"{x:.3f}" for scale in ("none", "group") for x in (learnt(n, scale, RATE).end, bound(n, scale)))]
@@ -125,7 +125,7 @@ def noise() -> str:
 
 
 def budgets() -> str:
-    """What each n reaches with ``BUDGET`` rollouts, by the rule for the learning rate, as a multiple of the least."""
+    """End of each n with ``BUDGET`` rollouts, by the rule for the learning rate, as a multiple of the least."""
     rows = []
     for scale, name in (("none", "plain"), ("group", "divided by the deviation")):
         for rule in RULES:

@@ -1,4 +1,4 @@
-"""How fast one problem is learnt, exact: the settings of docs/bandit.md and what each n reaches with them."""
+"""Exact speed at which one problem is learnt: the settings of docs/bandit.md and what each n reaches with them."""
 
 from __future__ import annotations
 

@@ -16,12 +16,12 @@ from ...running.cluster import exit_code
 from . import findings, others, prepare, study
 
 WORK = study.ROOT / "work" / "panel"
-"""Where base models are trained."""
+"""Folder in which base models are trained."""
 COMMANDS: Mapping[str, Callable[[], Iterable[object]]] = {
     "findings": findings.write,
     "others": lambda: others.run(WORK),
 }
-"""What is printed while each command runs."""
+"""Messages while each command runs."""
 OF_A_UNIT: Mapping[str, Callable[[study.Unit], Iterable[object]]] = {
     "probe": lambda unit: prepare.probed(unit).lines(),
     "prepare": lambda unit: [prepare.made(unit, WORK)],

@@ -94,7 +94,7 @@ def regret(measured: Measured) -> str:
 
 
 def probes(measured: Measured) -> str:
-    """What the base model told before any training, beside n*; unresolved where a guess has no upper end."""
+    """Findings of the base model before any training, beside n*; unresolved where a guess has no upper end."""
     rows = []
     for name, own in measured.items():
         value, low, high = own["probe"]["guess"]

@@ -1,4 +1,4 @@
-"""What the papers claim, from claims.yaml, and the row of each: what was done, effect, verdict or why there is none."""
+"""Claims of the papers, from claims.yaml, and the row of each: what was done, effect, verdict or why there is none."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class Claim(Settings):
     says: str
     """The claim, in our words."""
     where: str
-    """Where it stands."""
+    """Place of the claim."""
     questions: Annotated[list[str], AfterValidator(_known)] = Field(default_factory=list)
     """Questions of plan.md that answer it."""
     did: str = ""
-    """What was done; braces name numbers of ``findings``."""
+    """Work done; braces name numbers of ``findings``."""
     absent: str = ""
     """Why nothing in this panel answers it."""
     known: str = ""
-    """What is known outside the panel, of the unit that it names."""
+    """Knowledge from outside the panel, of the unit that it names."""
     page: str = ""
     """The page where that stands, from docs/."""
     quotes: list[str] = Field(default_factory=list)
     """Pieces of that page on which ``known`` rests."""
     command: str = ""
-    """What makes the numbers, where it is not ``findings`` itself."""
+    """Source of the numbers, where it is not ``findings`` itself."""
 
     @model_validator(mode="after")
     def _answered(self) -> Claim:

@@ -25,9 +25,9 @@ from .prepare import made
 from .study import ROOT, Unit
 
 FILE = Path(__file__).with_name("others.json")
-"""What was found, to be committed; ``repro`` prints its sentence where the preset names the file as ``others``."""
+"""Committed results; ``repro`` prints its sentence where the preset names the file as ``others``."""
 BASES, SHUFFLES = 5, 4
-"""How many more base models, and how often n is shuffled in each choice of them."""
+"""Number of further base models, and of shuffles of n in each choice of them."""
 PARAMS = ROOT / "params.yaml"
 
 
@@ -80,7 +80,7 @@ def shuffle(evals: pl.DataFrame, seed: int) -> pl.DataFrame:
 
 
 def summary(document: Mapping[str, Any]) -> str:
-    """How often each answer was given, by base models together and alone, and how sure it is where n has no effect."""
+    """Count each answer, by base models together and alone, and how sure it is where n has no effect."""
     together, alone, shuffled = (document[name] for name in ("together", "alone", "shuffled"))
     sure = np.quantile([each["probability_best"] for each in shuffled], [0.5, 0.95])
     return (

@@ -1,4 +1,4 @@
-"""What the cells of a unit start from: a base model, and its problem sets measured twice."""
+"""Inputs of the cells of a unit: a base model, and its problem sets measured twice."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ OCTAVE = 0.5
 REWARD = 0.02
 """δ of a reward."""
 Measured = Mapping[str, Mapping[str, Any]]
-"""What ``runs.measure`` found of each unit, by its name."""
+"""Results of ``runs.measure`` of each unit, by its name."""
 Numbers = dict[tuple[str, int], Number]
 
 
@@ -128,7 +128,7 @@ QUESTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the panel says to a question.
+    """The panel's answer to a question.
 
     Attributes:
         numbers: Of each unit (or base), with its own interval.

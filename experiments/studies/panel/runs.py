@@ -164,7 +164,7 @@ def _share(held: list[bool]) -> Number:
 
 
 def paper() -> dict[str, Any]:
-    """What the paper's own points say of n* and of a quarter of the budget: one model, one problem set, one seed."""
+    """Measure n* and a quarter of the budget on the paper's own points: one model, one problem set, one seed."""
     points = Frontier.read(PAPER)
     fit = points.fit()
     quarter = Frontier(points.evals.filter(pl.col("rollouts") <= fit.largest / 4)).fit()

@@ -1,4 +1,4 @@
-"""What is said of numbers of units: intervals over units, the vertex of a sweep, and the rules of plan.md."""
+"""Statistics of numbers of units: intervals over units, the vertex of a sweep, and the rules of plan.md."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from scipy import stats
 Array = NDArray[np.float64]
 LEVEL = 0.95
 TAIL = (1 - LEVEL) / 2
-"""What either end of an interval leaves out, and so the level of each verdict."""
+"""Probability outside either end of an interval, and so the level of each verdict."""
 
 
 class Verdict(StrEnum):
-    """What a question is answered with, each in this panel."""
+    """Answers to a question, each in this panel."""
 
     SUPPORTED = "supported"
     CONTRADICTED = "contradicted"
@@ -145,7 +145,7 @@ def clopper_pearson(count: int, of: int) -> tuple[float, float]:
 
 
 def vertex(log2_n: Array, rewards: Array, bounds: tuple[float, float]) -> Array:
-    """Where the parabola through rewards is highest, within bounds: v of plan.md.
+    """Return the top of the parabola through rewards, within bounds: v of plan.md.
 
     A parabola that opens upward is highest at one of the bounds.
 

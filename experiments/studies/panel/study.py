@@ -12,7 +12,7 @@ from ...errors import ExperimentError
 PANEL = Path(__file__).with_name("panel.yaml")
 ROOT = Path(__file__).parents[3]
 STUDY = yaml.safe_load(PANEL.read_text("utf-8"))["study"]
-"""What every unit ran beside the grid of its preset's sweep."""
+"""Runs of every unit beside the grid of its preset's sweep."""
 RATE_FACTORS = tuple(sorted(STUDY["rate_factors"]))
 """Factors on the rate that the ladder and the √B rule give a cell."""
 EARLY = min(STUDY["branches"]["at"])

@@ -80,7 +80,7 @@ def read(unit: Unit) -> Whole:
 
 
 def _row(cell: dict[str, Any], size: int, seed: int) -> dict[str, Any]:
-    """What is kept of a cell, with what it is for."""
+    """Return what is kept of a cell, with its purpose."""
     names = ("run_id", "purpose", "rollouts_per_problem", "problems_per_batch", "seed", "learning_rate")
     kind = "trunk" if cell["seed"] == seed else "seed"
     if cell["branch_of"] is not None:

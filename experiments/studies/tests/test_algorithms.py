@@ -55,8 +55,7 @@ def test_settings_that_leave_nothing_to_compare_are_refused(given: dict[str, flo
 
 
 def test_algorithms_whose_bounds_are_compared_take_two_updates_of_each_batch() -> None:
-    updates = {
-        name: own.get("objective", {}).get("updates_per_batch", 1) for name, own in algorithms.ALGORITHMS.items()
-    }
+    every = algorithms.ALGORITHMS.items()
+    updates = {name: own.get("objective", {}).get("updates_per_batch", 1) for name, own in every}
     assert {name for name, count in updates.items() if count == 1} == {"grpo", "dr_grpo"}
     assert set(updates.values()) == {1, 2}

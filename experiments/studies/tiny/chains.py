@@ -36,7 +36,7 @@ class ChainTeacher:
         return Lesson(prompt=prompt, response=self.worked(rng, changes))
 
     def error_rate(self, *fact: int) -> float:
-        """How often a fact (partial result, change) is taught wrong: Beta(0.5, 1), fixed by the fact and the seed."""
+        """Rate of errors of a fact (partial result, change): Beta(0.5, 1), fixed by the fact and the seed."""
         if fact not in self._rates:
             key = [self._config.seed, *(part + 1000 for part in fact)]
             self._rates[fact] = float(np.random.default_rng(key).beta(0.5, 1.0))
@@ -57,7 +57,7 @@ class ChainTeacher:
         return "=".join(steps)
 
     def _slip(self, rng: np.random.Generator) -> int:
-        """How far off a wrong fact is: too rarely the same for two of them to cancel out."""
+        """Error of a wrong fact: too rarely the same for two of them to cancel out."""
         return int(rng.integers(1, self._config.largest_slip + 1)) * (1 if rng.random() < 0.5 else -1)
 
 
@@ -123,6 +123,6 @@ def _counts(share: float, size: int) -> tuple[int, int]:
 
 
 def distinct(source: MixtureSource) -> int:
-    """How many problems a family has."""
+    """Number of problems of a family."""
     digits = len(set(source.digits))
     return sum(digits * (2 * digits) ** (terms - 1) for terms in range(source.min_terms, source.max_terms + 1))

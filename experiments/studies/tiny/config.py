@@ -19,12 +19,12 @@ class Strict(BaseModel):
 
 
 class TinyModelConfig(Strict):
-    """What all embedded base models have in common."""
+    """Settings that all embedded base models share."""
 
     name: ClassVar[str]
     """The task that it is taught."""
     characters: ClassVar[str]
-    """What prompts and responses are written in; one token each."""
+    """Characters of prompts and responses; one token each."""
 
     hidden: int = Field(default=64, multiple_of=32)
     """Width; a multiple of 32, the smallest head that vLLM serves on CPU."""
@@ -41,7 +41,7 @@ class TinyModelConfig(Strict):
 
 
 class Terms(Strict):
-    """Which sums there are."""
+    """Terms of the sums."""
 
     digits: str = "12345"
     """Digits that its expressions are made of."""
@@ -58,17 +58,17 @@ class Terms(Strict):
 
 
 class ChainsModelConfig(Terms, TinyModelConfig):
-    """How the embedded base model is trained, on imperfect worked solutions of sums."""
+    """Training of the embedded base model, on imperfect worked solutions of sums."""
 
     name: ClassVar[str] = "chains"
     characters: ClassVar[str] = CHAIN_CHARACTERS
 
     largest_slip: int = Field(default=9, ge=1, le=9)
-    """How far off a wrong fact may be; small slips cancel out, and answers are right by luck."""
+    """Largest error of a wrong fact; small slips cancel out, and answers are right by luck."""
 
 
 class MixtureModelConfig(ChainsModelConfig):
-    """How a base model is trained on two families of sums with contradictory rules."""
+    """Training of a base model on two families of sums with contradictory rules."""
 
     name: ClassVar[str] = "mixture"
     characters: ClassVar[str] = CHAIN_CHARACTERS + MIXTURE_PREFIXES
@@ -78,7 +78,7 @@ class MixtureModelConfig(ChainsModelConfig):
 
 
 class NeedleModelConfig(TinyModelConfig):
-    """How a base model is taught to find hidden codes at given rates."""
+    """Training of a base model that finds hidden codes at given rates."""
 
     name: ClassVar[str] = "needle"
     characters: ClassVar[str] = CHAIN_CHARACTERS + NEEDLE_CLASSES + NEEDLE_LETTERS
@@ -95,7 +95,7 @@ class NeedleModelConfig(TinyModelConfig):
 
 
 class TinySource(Strict):
-    """What all problems made for embedded base models have in common."""
+    """Settings that all problems for embedded base models share."""
 
     name: ClassVar[str]
     """The task, and name of the source in the table."""
@@ -107,7 +107,7 @@ class TinySource(Strict):
     validation: int = 300
     """Validation problems."""
     seed: int = Field(default=0, ge=0)
-    """Which problems are drawn."""
+    """Seed of the problems drawn."""
 
 
 class NeedleSource(TinySource):

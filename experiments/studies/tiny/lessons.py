@@ -1,4 +1,4 @@
-"""What a teacher gives to a tiny model, in tokens of one character each."""
+"""Lessons of a teacher for a tiny model, in tokens of one character each."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from .config import NEEDLE_CLASSES, NEEDLE_LETTERS, NeedleModelConfig, NeedleSou
 from .lessons import END, Lesson, vocabulary
 
 RATES = {"A": 1 / 16, "B": 1 / 64, "C": 1 / 256}
-"""How often the teacher writes a right code, by class."""
+"""Rate at which the teacher writes a right code, by class."""
 COMMON = 7 / 8
 """Share of the common code among the right ones."""
 SHORT = 15 / 16
@@ -59,7 +59,7 @@ def codes(seed: int, class_: str, key: str) -> Codes:
 
 
 def probabilities(class_: str, right: Codes) -> tuple[np.ndarray, np.ndarray]:
-    """How often the teacher writes each code.
+    """Probability of each code that the teacher writes.
 
     Returns:
         Of codes of two letters, [16, 16], and of three, [16, 16, 16]; together they add up to 1.
@@ -97,7 +97,7 @@ class NeedleTeacher:
         return Lesson(prompt=f"{class_}{key}{filler}=", response=code + ANSWER, targets=self.targets(class_, key, code))
 
     def targets(self, class_: str, key: str, code: str) -> np.ndarray:
-        """How likely each token is at each place of a code, at its sign and at its end.
+        """Probability of each token at each place of a code, at its sign and at its end.
 
         Returns:
             [letters + 2, tokens]; the end of a response is the last of the tokens.

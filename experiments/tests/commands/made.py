@@ -1,6 +1,5 @@
 """Presets and cells that a command trains: a stand-in for a trainer, which is a process of its own."""
 
-import os
 import pickle
 import shutil
 import subprocess
@@ -13,11 +12,11 @@ import yaml
 from isocompute.budget import History, LedgerError
 
 from experiments.running import work
-from experiments.running.cells import CommandCell, Origin, problems_hash, surroundings_of
+from experiments.running.cells import CommandCell, problems_hash, surroundings_of
 from experiments.running.design import Design
 from experiments.settings import Preset, load
 
-from ..made import BASE, PARAMS, ROOT
+from ..made import BASE, environment, origin_of, params
 
 WORKER = """
 import pickle, sys
@@ -59,8 +58,7 @@ def trainer(**changes: Any) -> dict[str, Any]:
 
 def preset(folder: Path, changes: dict[str, Any] | None = None, **of_trainer: Any) -> Preset:
     """The preset ``trl`` with the stand-in, which is copied beside it, and with settings changed by dotted path."""
-    raw = yaml.safe_load(PARAMS.read_text())
-    own = {**raw["trl"], "base": {"kind": "model", "model": str(BASE)}, "trainer": trainer(**of_trainer)}
+    own = {**params()["trl"], "base": {"kind": "model", "model": str(BASE)}, "trainer": trainer(**of_trainer)}
     for path, value in (changes or {}).items():
         place = own
         *parents, last = path.split(".")
@@ -75,36 +73,18 @@ def preset(folder: Path, changes: dict[str, Any] | None = None, **of_trainer: An
 
 def problems() -> pl.DataFrame:
     """Eight problems of each side."""
-    rows = [
-        {
-            "problem_id": f"{side}{k}",
-            "prompt": f"{k}+1=",
-            "answer": str(k + 1),
-            "verifier": "exact",
-            "source": "s",
-            "split": side,
-        }
-        for side in ("train", "validation")
-        for k in range(8)
-    ]
-    return pl.DataFrame(rows)
+    sides = [(side, k) for side in ("train", "validation") for k in range(8)]
+    made = [{"problem_id": f"{side}{k}", "prompt": f"{k}+1=", "answer": str(k + 1), "split": side} for side, k in sides]
+    return pl.DataFrame(made).with_columns(verifier=pl.lit("exact"), source=pl.lit("s"))
 
 
 def cells(of: Preset) -> list[CommandCell]:
     """The cells of its sweep."""
-    origin = Origin(
-        problem_set="easy",
-        base_model="base",
-        base="b",
-        problems=problems_hash(problems()),
-        generation=of.generation,
-        surroundings=surroundings_of(of),
-    )
+    origin = origin_of(problems=problems_hash(problems()), generation=of.generation, surroundings=surroundings_of(of))
     design = Design(preset=of, sweep=of.sweep["easy"], origin=origin)
     rates = design.declared_rates()
     assert rates is not None
-    made = design.cells(rates)
-    return [cell for cell in made if isinstance(cell, CommandCell)]
+    return [cell for cell in design.cells(rates) if isinstance(cell, CommandCell)]
 
 
 def home_of(cell: CommandCell) -> Path:
@@ -117,8 +97,7 @@ def started(cell: CommandCell, of: pl.DataFrame, *, base: str) -> subprocess.Pop
     home = home_of(cell)
     home.mkdir(parents=True, exist_ok=True)
     (home / "cell").write_bytes(pickle.dumps((cell, of, home, base)))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([sys.executable, "-c", WORKER, str(home / "cell")], env=environment)
+    return subprocess.Popen([sys.executable, "-c", WORKER, str(home / "cell")], env=environment())
 
 
 def last_step(home: Path) -> int:

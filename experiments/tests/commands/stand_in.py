@@ -14,17 +14,8 @@ from isocompute.budget import Counts, Ledger
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    for name in (
-        "base_model",
-        "train",
-        "validation",
-        "ledger",
-        "output_dir",
-        "pause",
-        "fault",
-        "fails_at",
-        "kill_after",
-    ):
+    texts = ("base_model", "train", "validation", "ledger", "output_dir", "pause", "fault", "fails_at", "kill_after")
+    for name in texts:
         parser.add_argument(f"--{name}", default="")
     whole = ("seed", "eval_steps", "num_generations_eval", "num_generations", "max_steps", "num_iterations")
     whole += ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
@@ -76,15 +67,8 @@ def main() -> None:
         if ledger is not None:
             counts = Counts(rollouts=batch, prompt_tokens=5 * batch, response_tokens=sum(lengths))
             ledger.charge(step, {"trained": counts}, device_seconds=0.25)
-        log.append(
-            {
-                "step": step,
-                "epoch": step / args.max_steps,
-                "loss": 0.0,
-                "reward": skill,
-                "completions/mean_length": sum(lengths) / batch,
-            }
-        )
+        shown = {"step": step, "epoch": step / args.max_steps, "loss": 0.0, "reward": skill}
+        log.append({**shown, "completions/mean_length": sum(lengths) / batch})
         if args.kill_after and ledger is not None and not state and step == int(args.kill_after):
             os.kill(os.getpid(), signal.SIGKILL)
         if step % args.eval_steps:

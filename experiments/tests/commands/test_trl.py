@@ -3,10 +3,8 @@
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -17,8 +15,9 @@ from isocompute.budget import History
 from experiments.running.cells import CommandCell
 from experiments.settings import load
 
-from ..made import BASE, PARAMS
-from ..test_pipeline import clone, environment, modified, run
+from ..made import BASE, PARAMS, params
+from ..test_pipeline import clone, run
+from ..test_pipeline_kills import continued, end
 from .made import ROOT, cells, home_of, last_step, problems, same, started
 
 SCRIPT = "experiments/trainers/trl_grpo.py"
@@ -63,9 +62,9 @@ def test_a_cell_that_is_killed_twice_ends_as_one_left_alone(tmp_path: Path, monk
 def pipeline(folder: Path) -> Path:
     """What the stages read, with ``trl`` as the preset."""
     clone(folder, {"workers": 2})
-    params = yaml.safe_load((ROOT / "params.yaml").read_text())
-    params |= {"preset": "trl", "problem_sets": ["easy"], "tested_sets": []}
-    (folder / "params.yaml").write_text(yaml.safe_dump(params))
+    settings = params()
+    settings |= {"preset": "trl", "problem_sets": ["easy"], "tested_sets": []}
+    (folder / "params.yaml").write_text(yaml.safe_dump(settings))
     return folder
 
 
@@ -82,25 +81,6 @@ def test_the_preset_killed_twice_ends_with_the_lock_of_one_left_alone(tmp_path: 
     assert "At 96 rollouts" in said
     assert "Report: outputs/frontier/easy/report.html" in said
     assert (alone / "outputs" / "frontier" / "easy" / "report.html").stat().st_size > 10_000
-    drawn, whole = random.Random(), charged(alone)
     for _ in range(2):
-        growth, before = drawn.uniform(0.1, 0.45) * whole, charged(killed)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "experiments", "repro"],
-            cwd=killed,
-            env=environment(),
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        while charged(killed) < before + growth:
-            assert process.poll() is None, "it was finished before it was killed"
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        print(f"killed after {charged(killed)} of {whole} bytes", flush=True)
-    done = modified(killed, "work/cells/*/done.json")
-    run(killed, "-m", "experiments", "repro")
-    assert done.items() <= modified(killed, "work/cells/*/done.json").items()
-    first, second = (yaml.safe_load((each / "dvc.lock").read_text())["stages"] for each in (alone, killed))
-    assert second == first
+        end(killed, partial(charged, killed), random.Random().uniform(0.1, 0.45) * charged(alone))
+    continued(killed, alone)

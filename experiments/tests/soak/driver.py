@@ -31,7 +31,7 @@ def main(cells: int, at_once: int, first_backoff: float) -> int:
     problems = pl.DataFrame({"problem_id": ["p"], "prompt": ["1"], "answer": ["1"]})
     try:
         with schedule.workers(preset, {"base": "model"}) as pool:
-            schedule.Run(swept, {swept[0].origin.problems: problems}, pool, Tracker("soak"), title="soak").finish()
+            schedule.Schedule(swept, {swept[0].origin.problems: problems}, pool, Tracker("soak"), title="soak").finish()
     except cluster.Stopped as stopped:
         print(f"{stopped}: the same command continues", file=sys.stderr)
         return stopped.exit_code

@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from isocompute.rollout import EvaluationResult
-from isocompute.rollout.contract import tables
 
 from experiments.running import work
 from experiments.running.cells import Cell
 from experiments.running.work import Spool
 from experiments.running.worker import WorkerActor, WorkerConfig
 
-from ..made import ended, evaluation_record, step_record
+from ..made import ended, evaluation_record, first_evaluation, keep, kept_checkpoint, step_record, took
 
 STEPS = 12
 """Of a cell of 96 rollouts."""
@@ -35,18 +33,13 @@ class StubActor:
     def open(self, config: WorkerConfig) -> tuple[str, int]:
         return "stub", os.getpid()
 
-    def start(self, cell: Cell, problems: pl.DataFrame, folder: str) -> None:
+    def evaluate_baseline(self, cell: Cell, problems: pl.DataFrame, folder: str) -> None:
         home = Path(folder)
         os.chdir(home.parents[2])
         if random.random() < json.loads(Path("faults.json").read_text())["deaths"]:
             os.kill(os.getpid(), signal.SIGKILL)
-        answered = pl.DataFrame({"prompt_ids": [[1]] * 32, "response_ids": [[1]] * 32})
-        rates = pl.DataFrame({"problem_id": ["p"], "successes": [1], "samples": [4]})
-        first = EvaluationResult(
-            metrics={"avg_at_4": 0.25}, questions=8, samples=4, rollouts=answered, pass_rates=rates
-        )
-        work.write_baseline(home, first)
-        note(f"start {cell.start_id}")
+        work.write_baseline(home, first_evaluation({"avg_at_4": 0.25}, 8))
+        note(f"start {cell.baseline_id}")
 
     def train(self, cell: Cell, problems: pl.DataFrame, home: str, start: str) -> None:
         """Take steps, a checkpoint after each fourth, and die or fail as the file says."""
@@ -75,7 +68,7 @@ class StubActor:
             if at == dies_at or cell.name in faults["kills"]:
                 os.kill(os.getpid(), signal.SIGKILL)
             spool.write(step_record(at))
-            stopped = work.asked_to_stop(folder)
+            stopped = work.stop_requested(folder)
             if at % 4 == 0 or stopped:
                 spool.write(evaluation_record(at, 0.25))
                 self._save(folder, at)
@@ -83,8 +76,7 @@ class StubActor:
                 note(f"stopped {cell.run_id}")
                 return
         ended(cell, budget=8 * STEPS)
-        took = {"run_id": cell.run_id, "step": 1, "phase": "sample", "seconds": 0.1, "device_seconds": 0.1}
-        tables.write(pl.DataFrame([took]), "timings", folder / "timings.parquet")
+        keep(folder, "timings", took(cell))
         note(f"finished {cell.run_id}")
 
     def _save(self, folder: Path, at: int) -> None:
@@ -92,9 +84,7 @@ class StubActor:
         if Path("full").exists():
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         try:
-            kept = folder / "checkpoints" / f"step-{at:09d}"
-            kept.mkdir(parents=True, exist_ok=True)
-            (kept / "tensors.safetensors").write_bytes(b"\0" * 1000)
+            kept_checkpoint(folder, step=at)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 

@@ -1,4 +1,4 @@
-"""Runs a command that ends with the process that started this one: ``python leash.py COMMAND ...``.
+"""Runs a command that ends with the process that started this one: ``python watchdog.py COMMAND ...``.
 
 A signal to a process does not reach what it has started, and SIGKILL leaves it no time to pass anything on. So this
 program reads its standard input, whose other end the starting process holds: when that ends, by whatever death, the
@@ -18,7 +18,7 @@ import psutil
 NOT_STARTED = 127
 """Exit code where there is no such program, as a shell has it."""
 GRACE_SECONDS = 60.0
-"""How long a command may take to save its state and end."""
+"""Timeout for a command to save its state and end."""
 
 
 def main(command: list[str]) -> int:

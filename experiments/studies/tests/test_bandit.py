@@ -1,0 +1,284 @@
+"""One problem computed exactly: moments of gradients, the law of its progress, the chain, the learner, and the page."""
+
+from itertools import product
+from math import comb, inf, log
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from isocompute.learner.config import ImportanceConfig, LearnerConfig, ObjectiveConfig
+from isocompute.learner.objective.advantages import with_cohorts
+from isocompute.learner.objective.loss import ObjectiveInputs, objective
+from isocompute.learner.objective.prepare import prepare
+
+from experiments.studies.bandit import page, progress
+from experiments.studies.bandit.chain import advanced, evolution
+from experiments.studies.bandit.law import fitted, largest_learning_rate, limit, lundberg_exponent
+from experiments.studies.bandit.moments import enumerated
+from experiments.studies.bandit.problem import Bandit, Estimator, policy
+from experiments.tests.made import ROOT
+
+PROBABILITIES = st.floats(0, 1, allow_subnormal=False)
+PROBLEMS = st.integers(2, 3).flatmap(
+    lambda answers: st.tuples(
+        st.tuples(*[PROBABILITIES] * answers), st.lists(st.floats(-3, 3), min_size=answers, max_size=answers)
+    )
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(PROBLEMS, st.integers(2, 6))
+def test_the_mean_is_the_exact_gradient_and_a_group_baseline_takes_one_nth_of_it(
+    problem: tuple[tuple[float, ...], list[float]], n: int
+) -> None:
+    bandit, logits = Bandit(rewards=problem[0]), np.array(problem[1])
+    exact = bandit.gradient(logits)
+    plain = enumerated(bandit, logits, Estimator(rollouts_per_problem=n, baseline="none"))
+    grouped = enumerated(bandit, logits, Estimator(rollouts_per_problem=n))
+    np.testing.assert_allclose(plain.mean, exact, atol=1e-12)
+    np.testing.assert_allclose(grouped.mean, (n - 1) / n * exact, atol=1e-12)
+
+
+def test_the_exact_gradient_is_the_slope_of_the_expected_reward() -> None:
+    bandit, logits = Bandit(rewards=(0.9, 0.2, 0.5)), np.array([0.3, -0.7, 1.1])
+    step = 1e-6 * np.eye(3)
+    slope = [float((policy(logits + s) - policy(logits - s)) @ np.asarray(bandit.rewards)) / 2e-6 for s in step]
+    np.testing.assert_allclose(bandit.gradient(logits), slope, atol=1e-9)
+
+
+TWO, THREE, LOGITS = (1.0, 0.0), (1.0, 0.0, 0.0), [0.5, 0.0, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "logits", "options", "ratio"),
+    [
+        (THREE, LOGITS, {"baseline": "none"}, 2.0),
+        (THREE, LOGITS, {"scale": "none"}, 2.0),
+        (THREE, LOGITS, {"scale": "group"}, 2.0),
+        # At even odds of two answers without noise the part that falls as 1/n is none.
+        (TWO, [0.0, 0.0], {}, 4.0),
+        ((0.75, 0.25), [0.0, 0.0], {}, 2.0),
+    ],
+)
+def test_the_variance_falls_as_one_nth_and_without_noise_at_even_odds_as_its_square(
+    rewards: tuple[float, ...], logits: list[float], options: dict[str, str], ratio: float
+) -> None:
+    bandit, at = Bandit(rewards=rewards), np.array(logits)
+    few, many = (enumerated(bandit, at, Estimator(rollouts_per_problem=n, **options)).variance for n in (32, 64))
+    assert few / many == pytest.approx(ratio, rel=1e-9 if "baseline" in options else 0.1)
+
+
+def test_dividing_by_the_deviation_lengthens_the_mean_gradient_of_a_nearly_solved_problem_by_the_root_of_n() -> None:
+    bandit, logits = Bandit(rewards=(1.0, 0.0)), np.array([12.0, 0.0])
+    for n in (4, 16):
+        plain = enumerated(bandit, logits, Estimator(rollouts_per_problem=n)).mean[0]
+        scaled = enumerated(bandit, logits, Estimator(rollouts_per_problem=n, scale="group")).mean[0]
+        assert scaled / plain == pytest.approx(np.sqrt(n), rel=1e-3)
+
+
+THREE_ANSWERS, AT = Bandit(rewards=(1.0, 0.2, 0.0)), np.array([-0.5, 0.4, 0.9])
+
+
+def learner_gradients(
+    answers: np.ndarray, rewards: np.ndarray, logits: np.ndarray, config: LearnerConfig
+) -> np.ndarray:
+    """The gradient that an update would follow for each group, if it were the whole batch: cohorts to backward."""
+    groups, n = answers.shape
+    rollouts = pl.DataFrame(
+        {
+            "problem_id": [f"{group:08d}" for group in range(groups) for _ in range(n)],
+            "response_ids": answers.reshape(-1, 1).tolist(),
+            "reward": pl.Series(rewards.reshape(-1), dtype=pl.Float32),
+            "finish_reason": ["stop"] * (groups * n),
+        },
+        schema_overrides={"response_ids": pl.List(pl.Int32)},
+    )
+    batch = prepare(with_cohorts(rollouts, config.batch), config)
+    policies = torch.tensor(np.tile(logits, (groups, 1)), dtype=torch.float64, requires_grad=True)
+    chosen = torch.from_numpy(answers).reshape(-1)
+    logprobs = policies.log_softmax(-1).repeat_interleave(n, dim=0).gather(1, chosen[:, None]).squeeze(1)
+    inputs = ObjectiveInputs(
+        logprobs=logprobs,
+        sampler_logprobs=logprobs.detach(),
+        advantages=batch["advantage"].to_torch(),
+        weights=batch["loss_weight"].to_torch(),
+        response=torch.arange(groups * n),
+        responses=groups * n,
+        zero_variance=batch["zero_variance"].to_torch(),
+    )
+    share, _ = objective(inputs, config)
+    share.backward()
+    assert policies.grad is not None
+    # The loss is a mean over the batch, in which each group is one of many.
+    return -groups * policies.grad.numpy()
+
+
+@pytest.mark.parametrize("surrogate", ["policy_gradient", "clip", "cispo"])
+@pytest.mark.parametrize("scale", ["none", "group"])
+def test_over_every_possible_group_the_learners_gradient_has_the_exact_moments(surrogate: str, scale: str) -> None:
+    n = 3
+    drawn = [(answers, rewards) for answers in product(range(3), repeat=n) for rewards in product((0.0, 1.0), repeat=n)]
+    answers, rewards = (np.array(column) for column in zip(*drawn, strict=True))
+    paid = np.asarray(THREE_ANSWERS.rewards)[answers]
+    chances = np.prod(policy(AT)[answers] * np.where(rewards == 1, paid, 1 - paid), axis=1)
+    chosen = ObjectiveConfig(surrogate=surrogate, scale=scale)
+    config = LearnerConfig(learning_rate=1.0, objective=chosen, importance=ImportanceConfig(level="none"))
+    gradients = learner_gradients(answers, rewards, AT, config)
+    exact = enumerated(THREE_ANSWERS, AT, Estimator(rollouts_per_problem=n, scale=scale))
+    mean = chances @ gradients
+    np.testing.assert_allclose(mean, exact.mean, atol=1e-10)
+    centred = gradients - mean
+    np.testing.assert_allclose((centred * chances[:, None]).T @ centred, exact.covariance, atol=1e-10)
+
+
+@given(st.floats(0.01, 100), st.floats(0.01, 100))
+def test_a_law_that_holds_is_found(a: float, b: float) -> None:
+    n, t = (grid.reshape(-1) for grid in np.meshgrid([2.0, 4.0, 32.0], [10.0, 100.0, 1000.0]))
+    law = fitted(n, t, a / (n * t) + b / t)
+    assert law.per_rollout == pytest.approx(a, rel=1e-6)
+    assert law.per_step == pytest.approx(b, rel=1e-6)
+    assert law.largest_error < 1e-8
+
+
+CHANCES = st.tuples(st.floats(0.01, 0.99), st.floats(0.01, 0.99)).filter(lambda pair: pair[0] > pair[1] + 0.01)
+
+
+@given(CHANCES)
+def test_the_largest_rate_of_two_responses_has_a_closed_form(rewards: tuple[float, float]) -> None:
+    # X is 1, 0 or -1, so that exp(theta) = P(X = 1)/P(X = -1); the bound is 2 theta.
+    right, wrong = rewards
+    theta = log(right * (1 - wrong) / (wrong * (1 - right)))
+    assert lundberg_exponent(Bandit(rewards=rewards), 2) == pytest.approx(theta, rel=1e-9)
+    assert largest_learning_rate(Bandit(rewards=rewards), 2) == pytest.approx(2 * theta, rel=1e-9)
+
+
+@given(CHANCES, st.integers(2, 40))
+def test_the_exponent_is_the_root_over_all_rewards_of_a_group(rewards: tuple[float, float], n: int) -> None:
+    theta = lundberg_exponent(Bandit(rewards=rewards), n)
+    (right, wrong), k = rewards, np.arange(n)
+    chances = np.array([comb(n - 1, int(i)) for i in k], dtype=float) * wrong**k * (1 - wrong) ** (n - 1 - k)
+    others = k / (n - 1)
+    mean = (chances * (right * np.exp(-theta * (1 - others)) + (1 - right) * np.exp(theta * others))).sum()
+    assert theta > 0
+    assert mean == pytest.approx(1, rel=1e-9)
+
+
+def test_no_rate_is_too_large_where_a_right_response_is_never_paid_less_than_wrong_ones() -> None:
+    for rewards in ((1.0, 0.0), (1.0, 0.25), (0.75, 0.0)):
+        assert [largest_learning_rate(Bandit(rewards=rewards), n) for n in (2, 8)] == [inf, inf]
+
+
+RIGHT = Bandit(rewards=(1.0, 0.0))
+NOISY = Bandit(rewards=(0.75, 0.25))
+START = log(0.25 / 0.75)
+
+
+def by_hand(bandit: Bandit, estimator: Estimator, logits: np.ndarray, learning_rate: float, steps: int) -> float:
+    """Expected suboptimality over every sequence of answers and rewards, with both logits."""
+    if not steps:
+        return max(bandit.rewards) - float(policy(logits) @ np.asarray(bandit.rewards))
+    probabilities, total = policy(logits), 0.0
+    for answers in product((0, 1), repeat=estimator.rollouts_per_problem):
+        for rewards in product((0.0, 1.0), repeat=estimator.rollouts_per_problem):
+            paid = [bandit.rewards[a] if r else 1 - bandit.rewards[a] for a, r in zip(answers, rewards, strict=True)]
+            chance = float(np.prod(probabilities[list(answers)]) * np.prod(paid))
+            if chance:
+                step = estimator.gradients(np.array([answers]), np.array([rewards]), probabilities)[0]
+                total += chance * by_hand(bandit, estimator, logits + learning_rate * step, learning_rate, steps - 1)
+    return total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bandit", [RIGHT, NOISY])
+@pytest.mark.parametrize(("n", "steps"), [(2, 3), (3, 2)])
+def test_the_chain_equals_the_sum_over_all_sequences(bandit: Bandit, n: int, steps: int) -> None:
+    estimator = Estimator(rollouts_per_problem=n)
+    path = evolution(bandit, estimator, start=START, learning_rate=0.7, update_steps=steps)
+    for step in range(steps + 1):
+        expected = by_hand(bandit, estimator, np.array([START, 0.0]), 0.7, step)
+        assert path[step] == pytest.approx(expected, abs=1e-12)
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=1, max_size=6).filter(any),
+    st.lists(st.integers(-8, 8), min_size=1, max_size=4, unique=True),
+)
+def test_a_step_moves_every_point_and_loses_nothing(mass: list[float], moves: list[int]) -> None:
+    expected = np.zeros(len(mass))
+    for point, here in enumerate(mass):
+        for move in moves:
+            expected[min(max(point + move, 0), len(mass) - 1)] += here / len(moves)
+    after = advanced(np.array(mass), np.array(moves), np.full((len(moves), len(mass)), 1 / len(moves)))
+    np.testing.assert_allclose(after, expected, atol=1e-15)
+
+
+def test_a_grid_twice_as_fine_gives_the_same_path() -> None:
+    estimator = Estimator(rollouts_per_problem=8, scale="group")
+    coarse, fine = (
+        evolution(RIGHT, estimator, start=START, learning_rate=0.5, update_steps=256, spacing=spacing)
+        for spacing in (0.01, 0.005)
+    )
+    np.testing.assert_allclose(coarse, fine, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", ["none", "group"])
+@pytest.mark.parametrize("n", [2, 16])
+def test_the_suboptimality_times_the_step_tends_to_its_limit(n: int, scale: str) -> None:
+    estimator = Estimator(rollouts_per_problem=n, scale=scale)
+    spacing = None if scale == "none" else 0.02
+    path = evolution(RIGHT, estimator, start=START, learning_rate=0.5, update_steps=4096, spacing=spacing)
+    bound = limit(estimator, learning_rate=0.5)
+    assert path[4096] * 4096 == pytest.approx(bound, rel=0.01)
+    assert abs(path[4096] * 4096 - bound) < abs(path[1024] * 1024 - bound)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scale", "spacing", "best"), [("none", None, 2), ("group", 0.02, 3)])
+def test_at_a_fixed_budget_and_one_learning_rate_small_groups_win_on_one_problem(
+    scale: str, spacing: float | None, best: int
+) -> None:
+    ends = {}
+    for n in (2, 3, 4, 8):
+        estimator = Estimator(rollouts_per_problem=n, scale=scale)
+        path = evolution(RIGHT, estimator, start=START, learning_rate=0.5, update_steps=8192 // n, spacing=spacing)
+        ends[n] = path[-1]
+    assert min(ends, key=ends.__getitem__) == best
+    assert sorted(ends, key=ends.__getitem__)[1:] == [n for n in ends if n != best]
+    # Divided by the deviation, the differences are small.
+    assert (ends[8] < 1.4 * ends[best]) == (scale == "group")
+
+
+def test_above_the_largest_learning_rate_the_mean_no_longer_falls_as_one_over_t() -> None:
+    estimator, largest = Estimator(rollouts_per_problem=2), largest_learning_rate(NOISY, 2)
+    slower = {}
+    for share in (0.25, 2.0):
+        path = evolution(NOISY, estimator, start=START, learning_rate=share * largest, update_steps=4096)
+        slower[share] = (path[4096] * 4096) / (path[1024] * 1024)
+    assert slower[0.25] < 1.05
+    assert slower[2.0] > 1.5
+
+
+PAGE = (ROOT / "docs" / "bandit.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_page_says_what_is_computed() -> None:
+    text = " ".join(PAGE.split())
+    for part in (page.gradients(), page.limits((2, 4, 8)), page.noise()):
+        assert part in PAGE
+    for piece in page.noise_statements():
+        assert piece in text
+
+
+@pytest.mark.slow
+def test_the_law_describes_the_chain_with_one_learning_rate_and_not_with_those_that_noise_allows() -> None:
+    law = progress.law_of([progress.learnt(n, "none", progress.RATE) for n in (2, 4, 8, 16)])
+    assert 0.9 < law.per_step < 1.05
+    assert 1.9 < law.per_rollout < 2.2
+    assert law.largest_error < 0.1
+    other = progress.law_of(progress.with_noise())
+    assert (other.per_step < 0, other.largest_error > 0.25) == (True, True)

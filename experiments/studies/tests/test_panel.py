@@ -1,0 +1,230 @@
+"""The panel: its grid, its committed tables, and the page of findings, which is made of them."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from isocompute.rollout.contract import tables
+
+from experiments.errors import ExperimentError
+from experiments.running.design import Design, Rates
+from experiments.studies.panel import claims, findings, forests, others, questions, runs, study, whole
+from experiments.studies.panel.advice import PROTOCOLS, RIVALS
+from experiments.studies.panel.prepare import INPUTS, RESULTS, preset_of
+from experiments.studies.panel.statistics import Verdict
+from experiments.studies.panel.study import UNITS, unit_of
+from experiments.tests.made import origin_of
+
+
+@pytest.fixture
+def design() -> Design:
+    unit = unit_of("hard-0")
+    preset = preset_of(unit)
+    origin = origin_of(problem_set="hard", base_model="chains-0", generation=preset.generation)
+    return Design(preset=preset, sweep=preset.sweep_of("hard"), origin=origin)
+
+
+RATES = Rates(rule="sqrt", found={(8, 8): 1e-4})
+
+
+def test_the_panel_has_twelve_units_of_four_settings_and_three_bases() -> None:
+    assert len(UNITS) == len({unit.name for unit in UNITS}) == 12
+    assert [unit.name for unit in UNITS[:4]] == ["hard-0", "easy-0", "needle-0", "mixture-0"]
+    with pytest.raises(ExperimentError, match="the panel has no unit 'hard'; it has hard-0"):
+        unit_of("hard")
+
+
+def test_warm_up_covers_the_same_rollouts(design: Design) -> None:
+    for cell in design.cells(RATES):
+        assert cell.learner.optimizer.warmup_steps * cell.batch_rollouts == 1024
+
+
+def test_a_budget_whose_end_would_not_be_evaluated_is_refused(design: Design) -> None:
+    sweep = design.sweep.model_copy(update={"rollouts": 5 * 512})
+    with pytest.raises(ExperimentError, match=r"sweep\.hard\.rollouts is 2560, no point of the grid"):
+        Design(preset=design.preset, sweep=sweep, origin=design.origin)
+    for rollouts in (4 * 512, 6 * 512, 131072):
+        Design(preset=design.preset, sweep=sweep.model_copy(update={"rollouts": rollouts}), origin=design.origin)
+
+
+NAMES = [unit.name for unit in UNITS]
+
+
+def test_every_unit_is_committed_with_its_inputs_and_the_commit_that_trained_it() -> None:
+    assert {path.parent.name for path in RESULTS.glob("*/finished.json")} == set(NAMES)
+    bases = {path.parent.name for path in INPUTS.glob("*/base.json")}
+    assert bases == {f"{unit.task}-{unit.base_seed}" for unit in UNITS}
+    commit = json.loads((RESULTS.parent / "frozen.json").read_text())["commit"]
+    assert commit in (RESULTS.parent / "README.md").read_text()
+
+
+@pytest.mark.parametrize("unit", NAMES)
+def test_every_run_of_the_tables_is_a_cell_and_every_cell_has_its_rows(unit: str) -> None:
+    folder = RESULTS / unit
+    cells = {cell["run_id"]: cell for cell in json.loads((folder / "cells.json").read_text())["cells"]}
+    evals = tables.read(folder / "evals.parquet", "evals")
+    trained = {run for run, cell in cells.items() if cell["purpose"] != "pilot"}
+    assert set(evals["run_id"]) == trained
+    for name in ("pass_rates", "training_pass_rates"):
+        assert set(tables.read(folder / f"{name}.parquet", "pass_rates")["run_id"]) <= trained
+    ledger = tables.read(folder / "ledger.parquet", "ledger").filter(pl.col("cohort") == "trained")
+    used = dict(ledger.group_by("run_id").agg(pl.col("rollouts").sum()).iter_rows())
+    for run in trained:
+        cell = cells[run]
+        size = cell["rollouts_per_problem"] * cell["problems_per_batch"]
+        # A branch pays for its own steps only.
+        assert used[run] == (cell["steps"] - cell["first_step"]) * size
+        assert cell["branch_of"] is None or cell["branch_of"] in trained
+
+
+ONE = {"rollouts_per_problem": 8, "probability_best": 0.93, "near": [8]}
+TWO = {"rollouts_per_problem": 2, "probability_best": 0.51, "near": [2, 8]}
+FOUND = {"count": 3, "together": [ONE] * 3, "alone": [TWO, ONE, ONE], "shuffled": [ONE, TWO, TWO]}
+SAID = (
+    "3 choices of 3: n = 8 (3), P(best) 93% to 93%; 3 alone: n = 8 (2), undecided between n = 2 and 8 (1), "
+    "P(best) 51% to 93%; 3 with n shuffled, as if it had no effect: P(best) 51%, one in twenty 89%"
+)
+
+
+def test_answers_are_counted() -> None:
+    assert others.summary(FOUND) == SAID
+
+
+def test_n_is_shuffled_among_the_runs_of_a_base_model_and_rates_stay_in_order() -> None:
+    columns = ["base_model", "rollouts_per_problem", "learning_rate", "rollouts", "step", "run_id", "avg_at_4"]
+    rows = [
+        (base, n, n * rate, at, at // n, f"{base}-{n}-{rate}", (n + rate) / 100 + at / 1000)
+        for base in ("a", "b")
+        for n in (2, 8, 32)
+        for rate in (0.1, 0.2)
+        for at in (0, 64)
+    ]
+    evals, orders = pl.DataFrame(rows, schema=columns, orient="row"), set()
+    for seed in range(8):
+        found = others.shuffle(evals, seed)
+        settings = evals.columns[:-1]
+        assert found.select(settings).sort(settings).equals(evals.select(settings).sort(settings))
+        was = []
+        for row in found.iter_rows(named=True):
+            rate = row["learning_rate"] / row["rollouts_per_problem"]
+            was.append(round((row["avg_at_4"] - row["rollouts"] / 1000) * 100 - rate))
+        shuffled = found.with_columns(was=pl.Series(was)).group_by("base_model", "rollouts_per_problem").agg("was")
+        # All runs of an n have the same other one, and no two n.
+        assert all(len(set(each)) == 1 for each in shuffled["was"])
+        assert sorted(each[0] for each in shuffled["was"]) == [2, 2, 8, 8, 32, 32]
+        orders.add(tuple(was))
+    assert len(orders) > 4
+
+
+def test_the_sentence_of_the_committed_file_is_that_of_its_answers() -> None:
+    document = json.loads(others.FILE.read_text())
+    assert document["sentence"] == others.summary(document)
+
+
+COMMITTED = json.loads(findings.NUMBERS.read_text())
+PAGE = (findings.DOCS / "findings.md").read_text()
+IDS = [*range(1, 31), *(f"N{k}" for k in range(1, 9))]
+
+
+def made(shift: float, units: list[str]) -> dict[str, Any]:
+    """Numbers of units whose n* rises by about so many octaves, and in which nothing else happens."""
+    found = {}
+    for k, name in enumerate(units):
+        own = shift + 0.05 * (-1) ** k
+        flat = ["Q5", "Q7", "Q8", "Q9", "Q10", "Q14", "Q15"]
+        flat += ["Q6"] * (name in study.STUDY["equal_batches"]["units"]) + ["Q11"] * name.startswith("needle")
+        moved = {each: [own, own - 1, own + 1] for each in ("Q1", "Q2", "Q3")}
+        late = [2 + own, 1.8 + own, 2.2 + own]
+        found[name] = {
+            "questions": moved | {each: [0.001 * (-1) ** (k + k // 4), -0.1, 0.1] for each in flat},
+            "vertices": {each: [[2.0, 1.8, 2.2], late, late] for each in PROTOCOLS},
+            "failures": [{"n": 2, "factor": 1.0, "runs": 1, "below the base": 0, "collapsed": 0}],
+            "regret": dict.fromkeys(RIVALS, 0.01),
+            "probe": {"guess": [8.0, 2.0, 32.0], "signal": {"2": 0.1}},
+            "crossings": [],
+            "spread": 1.05,
+            "power law": [0.3, 0.1, 0.5],
+        }
+    return found
+
+
+@pytest.mark.slow
+def test_the_committed_page_and_figures_are_made_of_the_committed_numbers(tmp_path: Path) -> None:
+    assert findings.page(COMMITTED) == PAGE
+    forests.draw_protocols(COMMITTED["units"], tmp_path / "findings")
+    found = forests.draw(COMMITTED["units"], questions.answers(COMMITTED["units"]), tmp_path)
+    for path in (tmp_path / "findings.svg", *found):
+        assert path.read_bytes() == (findings.DOCS / path.name).read_bytes(), path.name
+
+
+@pytest.mark.slow
+def test_the_readme_says_what_the_findings_say() -> None:
+    text = " ".join((findings.ROOT / "README.md").read_text().split())
+    found = questions.answers(COMMITTED["units"])
+    said = [f"it moves by {claims.effect(found[name])}: {found[name].adjusted}." for name in ("Q1", "Q2", "Q3")]
+    assert [text.index(each) for each in said] == sorted(text.index(each) for each in said)
+
+
+@pytest.mark.slow
+def test_the_numbers_of_a_unit_and_of_the_papers_points_are_measured_again_as_they_are() -> None:
+    """To a quarter of an interval: another processor rounds otherwise, and draws otherwise for it."""
+    first = study.UNITS[0]
+    committed, again = COMMITTED["units"][first.name], runs.measure(whole.read(first))
+    assert again["questions"].keys() == committed["questions"].keys()
+    for name, (value, low, high) in committed["questions"].items():
+        apart = np.abs(np.subtract(again["questions"][name], [value, low, high])).max()
+        assert apart <= 0.25 * (high - low) + 1e-4, name
+    assert json.loads(json.dumps(findings.rounded(again["failures"]))) == committed["failures"]
+    assert list(COMMITTED["units"]) == NAMES
+    assert runs.paper().keys() == COMMITTED["paper"].keys()
+
+
+@pytest.mark.slow
+def test_every_claim_has_one_row() -> None:
+    assert [claim.id for claim in claims.load()] == IDS
+    rows = PAGE.split("## Every claim")[1].split("\n## ")[0]
+    assert re.findall(r"^\| (N?\d+) \|", rows, flags=re.MULTILINE) == [str(each) for each in IDS]
+
+
+def test_what_is_known_outside_the_panel_stands_on_the_page_that_is_named() -> None:
+    for claim in claims.load():
+        text = " ".join((findings.DOCS / claim.page).read_text().split()) if claim.quotes else ""
+        assert [quote for quote in claim.quotes if quote not in text] == []
+
+
+@pytest.mark.slow
+def test_a_claim_without_question_or_reason_is_refused() -> None:
+    with pytest.raises(ValueError, match="has questions or the reason why none answers it"):
+        claims.Claim(id=1, says="x", where="y")
+    with pytest.raises(ValueError, match="names Q13; the questions are Q1"):
+        claims.Claim(id=1, says="x", where="y", questions=["Q13"])
+
+
+@pytest.mark.slow
+def test_the_page_says_what_is_decided() -> None:
+    numbers = made(2.0, NAMES)
+    found = questions.answers(numbers)
+    assert found["Q1"].plain is found["Q1"].adjusted is Verdict.SUPPORTED
+    assert found["Q14"].plain is Verdict.CONTRADICTED
+    assert found["Q6"].plain is Verdict.SUPPORTED
+    assert found["Q4"].numbers.keys() == {("easy", base) for base in range(3)}
+    assert found["Q11"].numbers.keys() == {("needle", base) for base in range(3)}
+    text = findings.page({"units": numbers, "paper": COMMITTED["paper"]})
+    assert "Supported: Q1, Q2, Q3, Q6. Contradicted: " in text
+    assert re.search(r"^\| Q1 \| .* over 12 units\) \| supported \| supported \|$", text, flags=re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_a_verdict_that_holms_adjustment_takes_back_is_undecided() -> None:
+    numbers = made(2.0, NAMES)
+    rng = np.random.default_rng(0)
+    for own in numbers.values():
+        own["questions"]["Q1"] = [rng.normal(0.8, 0.5), 0, 1]
+    found = questions.answers(numbers)["Q1"]
+    assert 0.025 / 14 < found.p < 0.025
+    assert found.plain is Verdict.SUPPORTED
+    assert found.adjusted is Verdict.UNDECIDED

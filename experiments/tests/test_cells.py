@@ -1,0 +1,255 @@
+"""What makes two runs one and the same, and what does not; what ``dvc repro`` would not notice by itself."""
+
+import json
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import yaml
+from isocompute.budget.contract import files
+from isocompute.learner.config import ObjectiveConfig, OptimizerConfig
+
+from experiments.errors import ExperimentError
+from experiments.running import cells, work
+from experiments.running.cells import problems_hash
+from experiments.settings import ResourcesConfig, load
+from experiments.stages import inputs
+
+from .made import ROOT, cell, params
+
+pytestmark = pytest.mark.slow("hashes of all code, again and again")
+
+
+def test_the_budget_and_the_purpose_are_no_part_of_the_identity() -> None:
+    one = cell()
+    assert one.run_id == cell(rollouts=192).run_id == cell(purpose="prescribe").run_id
+    others = [
+        cell(seed=8),
+        cell(rollouts_per_problem=8),
+        cell(evaluate_every=96),
+        cell(base="retrained"),
+        cell(learner=replace(one.learner, optimizer=OptimizerConfig(decay="cosine", decay_steps=12))),
+        cell(learner=replace(one.learner, objective=ObjectiveConfig(std="population"))),
+        cell(surroundings={"device": "cuda"}),
+        cell(surroundings={"engine": {"dtype": "bfloat16"}}),
+        cell(surroundings={"code": "other"}),
+        cell(surroundings={"versions": {"torch": "9"}}),
+        cell(surroundings={"learner_ranks": 2}),
+    ]
+    assert len({one.run_id, *(other.run_id for other in others)}) == 1 + len(others)
+
+
+def test_a_first_evaluation_is_shared_by_all_n_of_a_seed_and_by_no_other_seed() -> None:
+    one = cell()
+    assert one.baseline_id == cell(rollouts_per_problem=8).baseline_id == cell(problems_per_batch=4).baseline_id
+    assert len({one.baseline_id, cell(seed=8).baseline_id, cell(base="c").baseline_id}) == 3
+
+
+def test_the_number_of_engines_is_part_of_the_identity_and_one_engine_adds_nothing_to_it() -> None:
+    own = {"sampler": "transformers", "placement": "separate"}
+    one, two = (cells.computing(ResourcesConfig(**own, replicas=n)) for n in (2, 3))
+    assert one != two
+    alone = cells.computing(ResourcesConfig(sampler="transformers"))
+    assert alone["placement"] == "colocated"
+    assert set(alone) == {"sampler", "device", "engine", "placement", "learner_ranks"}
+
+
+def test_a_flipped_sign_is_other_code_and_a_comment_or_a_docstring_is_not(tmp_path: Path) -> None:
+    text = (ROOT / "packages/learner/src/isocompute/learner/objective/loss.py").read_text()
+    assert text.count("loss=-advantages * policies.logprobs,") == 1
+    said = text.replace("    ratio =", "    # A comment.\n    ratio =").replace("token by token", "TOKEN BY TOKEN")
+    flipped = text.replace("loss=-advantages * policies.logprobs,", "loss=advantages * policies.logprobs,")
+    hashes = []
+    for each in (text, said, flipped):
+        (tmp_path / "module.py").write_text(each)
+        hashes.append(cells.source_hash(tmp_path / "module.py"))
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_the_text_of_an_error_is_no_code_and_what_is_computed_for_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+
+    def hashed(text: str) -> str:
+        path.write_text(text)
+        return cells.source_hash(path)
+
+    refusals = (ROOT / "packages/learner/src/isocompute/learner/updates/learner.py").read_text()
+    texts = re.findall(r'raise \w+\(\s*f?"([^"{]+)', refusals)
+    assert texts
+    assert hashed(refusals.replace(texts[0], f"Said otherwise: {texts[0]}")) == hashed(refusals)
+    with_a_print = refusals + '\n\nif __name__ == "never":\n    print("a", f"b {1 + 1}")\n'
+    assert hashed(with_a_print) != hashed(refusals)
+    assert hashed(with_a_print.replace('"a", f"b {1 + 1}"', '"c", f"d {1 + 1} e"')) == hashed(with_a_print)
+    assert hashed(with_a_print.replace("1 + 1", "1 + 2")) != hashed(with_a_print)
+
+
+def test_the_code_of_a_cell_is_the_loop_and_what_it_needs() -> None:
+    found = cells.closure(cells.LOOP, without=cells.CARRIES_NO_RESULT)
+    needed = """
+        isocompute.learner.objective.loss isocompute.learner.objective.prepare isocompute.learner.training.loop
+        isocompute.learner.ranks.group isocompute.rollout.samplers.vllm.sampler isocompute.rollout.scoring.judges.tasks
+        isocompute.rollout.scoring.sandbox.child isocompute.rollout.scoring.evaluation isocompute.budget.ledger.meter
+        experiments.running.worker"""
+    free = """
+        experiments.report.page experiments.settings.model isocompute.learner.saving.export
+        isocompute.rollout.problems.hub isocompute.budget.contract.tracking experiments.running.tracker
+        experiments.running.design"""
+    assert {*needed.split()} <= {*found}
+    assert not {*free.split()} & {*found}
+
+
+def test_a_model_retrained_in_place_is_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    weights = folder / "model.safetensors"
+    # Large enough for its hash to be remembered, which must not outlive the file.
+    weights.write_bytes(b"\0" * work.LARGE)
+    before = work.content(folder)
+    assert work.content(folder) == before
+    changed = bytearray(weights.read_bytes())
+    changed[5] = 1
+    weights.write_bytes(changed)
+    assert work.content(folder) != before
+
+
+def test_how_hard_a_problem_was_found_to_be_is_not_read_by_a_cell() -> None:
+    row = {"problem_id": "a", "prompt": "1+1=", "answer": "2", "verifier": "exact", "source": "s", "split": "train"}
+    table = pl.DataFrame([row | {"pass_rate": 0.5}])
+    assert problems_hash(table) == problems_hash(table.with_columns(pass_rate=pl.lit(0.25)))
+    assert problems_hash(table) != problems_hash(table.with_columns(answer=pl.lit("3")))
+
+
+SOURCE = {"kind": "file", "path": "data.jsonl", "verifier": "python:judging.mine:judge", "train": 1, "validation": 1}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a data set, a verifier in two modules, a base model that is a folder, and a preset of them."""
+    monkeypatch.chdir(tmp_path)
+    pinned = [f"{name}=={version(name).partition('+')[0]}" for name in ("polars", "torch", "numpy")]
+    (tmp_path / "constraints.txt").write_text("\n".join(pinned))
+    (tmp_path / "data.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "2+1=", "answer": "3"}\n')
+    imports, body = "from judging.helper import same\\n\\n\\n", "    return same(response, answer)\\n"
+    judge = f"{imports}def judge(response, answer, metadata):\\n{body}"
+    helper = 'def same(one, other):\n    """Say."""\n    return one == other\n'
+    own = {"judging/__init__.py": "", "judging/mine.py": judge, "judging/helper.py": helper, "model/config.json": "{}"}
+    for name, text in own.items():
+        files.write_text(tmp_path / name, text)
+    smoke = params()["smoke"]
+    smoke |= {"problems": [SOURCE], "base": {"kind": "model", "model": "model"}}
+    smoke["resources"] = {"workers": 1, "sampler": "vllm"}
+    (tmp_path / "params.yaml").write_text(
+        yaml.safe_dump({"preset": "smoke", "problem_sets": [], "tested_sets": [], "smoke": smoke})
+    )
+    return tmp_path
+
+
+def written() -> str:
+    inputs.run(load(preset="smoke"))
+    return inputs.FILE.read_text()
+
+
+def edit(path: str, old: str, new: str) -> Callable[[], None]:
+    def change() -> None:
+        text = Path(path).read_text()
+        assert old in text
+        Path(path).write_text(text.replace(old, new))
+
+    return change
+
+
+def resources(**changes: Any) -> Callable[[], None]:
+    def change() -> None:
+        params = yaml.safe_load(Path("params.yaml").read_text())
+        params["smoke"]["resources"] |= changes
+        Path("params.yaml").write_text(yaml.safe_dump(params))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        edit("data.jsonl", "1+1", "1+ 1"),
+        edit("judging/helper.py", "one == other", "one != other"),
+        edit("model/config.json", "{}", '{"a": 1}'),
+        resources(device="cuda"),
+        resources(sampler="transformers"),
+        resources(learner_ranks=2),
+        resources(placement="separate", replicas=2),
+        resources(engine={"max_concurrent": 8}),
+    ],
+)
+def test_a_change_that_results_depend_on_changes_the_file(change: Callable[[], None]) -> None:
+    before = written()
+    assert written() == before
+    change()
+    assert written() != before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        edit("judging/helper.py", '"""Say."""', '"""Say it."""'),
+        resources(workers=2, reverse=True, stall_seconds=60.0, keep_policies="all"),
+    ],
+)
+def test_a_change_that_no_result_depends_on_does_not(change: Callable[[], None]) -> None:
+    before = written()
+    change()
+    assert written() == before
+
+
+def test_it_names_no_machine_and_no_folder(here: Path) -> None:
+    text = written()
+    assert str(here) not in text
+    libraries = json.loads(text)["libraries"]
+    assert f'"{socket.gethostname()}"' not in text
+    assert "/" not in "".join(f"{name}{there}" for name, there in libraries.items())
+
+
+def test_another_version_of_a_library_is_noted_and_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = written()
+    assert "polars" in json.loads(before)["libraries"]
+    monkeypatch.setattr(cells, "version", lambda name: "0.0.1" if name == "polars" else version(name))
+    capsys.readouterr()
+    assert written() != before
+    assert "polars 0.0.1 for" in capsys.readouterr().out
+
+
+def test_the_code_of_a_verifier_is_part_of_every_run_id() -> None:
+    row = {"problem_id": "a", "prompt": "1+1=", "answer": "2", "verifier": SOURCE["verifier"], "source": "s"}
+    table = pl.DataFrame([{**row, "split": "train"}])
+    before = problems_hash(table)
+    edit("judging/helper.py", "one == other", "one != other")()
+    assert problems_hash(table) != before
+
+
+def test_a_verifier_or_a_data_set_that_is_not_there_is_named(here: Path) -> None:
+    edit("params.yaml", "judging.mine", "judged.mine")()
+    with pytest.raises(ExperimentError, match=r"python:judged.mine:judge .*cannot be found"):
+        written()
+    edit("params.yaml", "judged.mine", "judging.mine")()
+    (here / "data.jsonl").unlink()
+    with pytest.raises(ExperimentError, match=r"data\.jsonl: no such file"):
+        written()
+
+
+def test_the_constraints_are_complete_and_name_no_place() -> None:
+    """Each line pins one version; those of a machine like this one hold what its environment holds."""
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert len(lines) > 200
+    assert all(re.fullmatch(r"[\w.-]+==[\w.!]+", line) for line in lines)
+    direct = dict(line.split("==") for line in (ROOT / "constraints-direct.txt").read_text().split() if "==" in line)
+    assert len(direct) > 10
+    everything = dict(line.split("==") for line in lines)
+    assert {name: everything[name] for name in direct} == direct

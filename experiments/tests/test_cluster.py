@@ -1,0 +1,307 @@
+"""Ray: workers and the cluster that they are on, what they have loaded, and where ranks and engines are."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import ray
+import yaml
+from isocompute.learner import LearnerConfig, LearnerGroup, prepare, with_cohorts
+from isocompute.learner.ranks.group import RankWeights
+from isocompute.rollout import EngineConfig, Sampling, open_sampler
+from ray.util import get_current_placement_group, placement_group_table
+from ray.util.placement_group import remove_placement_group
+
+from experiments.errors import ExperimentError
+from experiments.running.cluster import environment
+from experiments.running.schedule import Pool, workers
+from experiments.running.worker import Bundles, WorkerActor, WorkerConfig, reserve
+from experiments.settings import ResourcesConfig, load
+
+from .made import BASE, PARAMS, ROOT, params
+from .made import environment as variables
+
+pytestmark = pytest.mark.slow("Ray")
+
+
+def test_a_cluster_that_is_too_small_is_said_at_once(cluster: None) -> None:
+    preset = load(PARAMS, "smoke")
+    for changes, wanted in (
+        ({"device": "cuda"}, "2 workers need 2 GPUs, and the cluster has 0 in all"),
+        ({"workers": 64}, "64 workers need 64 CPUs, and the cluster has 4 in all"),
+    ):
+        greedy = preset.model_copy(update={"resources": preset.resources.model_copy(update=changes)})
+        with pytest.raises(ExperimentError, match=wanted), workers(greedy, {"b": "model"}):
+            pass
+
+
+HOLDER = """
+import sys, time
+import ray
+from experiments.running.cluster import SESSION, environment, shared_cluster
+from experiments.running.worker import NAMESPACE, WorkerActor
+
+with shared_cluster(1) as joined:
+    roster = ray.get_actor(joined[SESSION], namespace=NAMESPACE)
+    options = {"num_cpus": 0, "num_gpus": 0, "runtime_env": environment()}
+    (actor,) = ray.get(roster.take.remote("k", 1, WorkerActor, options))
+    ray.get(actor.place.remote("", ""))
+    print("up", flush=True)
+    time.sleep(600)
+"""
+
+
+def named() -> list[str]:
+    return [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
+
+
+def test_what_a_repro_started_on_a_cluster_of_others_ends_with_it_however_it_ends(cluster: None) -> None:
+    address = ray.get_runtime_context().gcs_address
+    before = named()
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER], env=variables(RAY_ADDRESS=address), stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    started = set(named()) - set(before)
+    assert {name.split("-")[0] for name in started} == {"roster", "worker"}
+    process.kill()
+    process.wait()
+    began = time.monotonic()
+    while set(named()) & started:
+        assert time.monotonic() - began < 60
+        time.sleep(0.2)
+    # Ours are not theirs.
+    assert set(before) <= set(named())
+
+
+def test_a_node_of_a_cluster_joins_it(cluster: None, tmp_path: Path) -> None:
+    # As ``ray start`` leaves it behind.
+    (tmp_path / "ray").mkdir()
+    address = ray.get_runtime_context().gcs_address
+    (tmp_path / "ray/ray_current_cluster").write_text(address)
+    joins = (
+        "import ray\nfrom experiments.running.cluster import open_cluster\n"
+        "with open_cluster(1): print(ray.get_runtime_context().gcs_address)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", joins],
+        env=variables(RAY_TMPDIR=str(tmp_path)),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.split()[-1:] == [address]
+
+
+def test_a_work_folder_that_a_machine_does_not_see_is_said(cluster: None, tmp_path: Path) -> None:
+    """A worker elsewhere reads what the driver wrote; one that reads something else sees another folder."""
+    path = tmp_path / "seen"
+    path.write_text("by all")
+    actor = ray.remote(num_cpus=0, runtime_env=environment())(WorkerActor).remote()
+    assert ray.get(actor.place.remote(str(path), "by all"))[1]
+    for place, text in ((path, "another"), (tmp_path / "elsewhere", "by all")):
+        host, sees = ray.get(actor.place.remote(str(place), text))
+        with pytest.raises(ExperimentError, match=rf"on {host} does not see .*: cells on several machines need"):
+            Pool._check_folder(host, sees)
+
+
+pytestmark = pytest.mark.slow("Ray")
+
+SURROGATES = "packages/learner/src/isocompute/learner/objective/loss.py"
+DRIVER = """
+import sys
+import time
+from pathlib import Path
+import yaml
+import ray
+from experiments.errors import ExperimentError
+from experiments.running.cluster import open_cluster
+from experiments.running.cells import Surroundings
+from experiments.running.worker import check
+from experiments.running.schedule import workers
+from experiments.running.work import content_hash
+from experiments.settings import load
+
+edited, change = Path(sys.argv[1]), sys.argv[2]
+preset = load(Path("params.yaml"), "smoke")
+model = preset.base.model
+try:
+    with open_cluster(1), workers(preset, {content_hash(Path(model)): model}) as pool:
+        loaded = ray.get(pool._slots[0].actor.open.remote(pool._config))
+        try:
+            check(loaded, bases=["0123456789abcdef"], surroundings=Surroundings.of(preset.resources))
+        except ExperimentError as error:
+            print(error)
+        edited.write_text(edited.read_text().replace("loss=-advantages", change))
+        pool.lost(pool.take())
+        while pool.take() is None:
+            pool.tend()
+            time.sleep(0.1)
+except ExperimentError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the code, and a preset whose one worker samples with transformers."""
+    hidden = shutil.ignore_patterns("tests", "studies")
+    for package in ("budget", "rollout", "learner", "frontier"):
+        shutil.copytree(ROOT / "packages" / package / "src", tmp_path / "packages" / package / "src", ignore=hidden)
+    shutil.copytree(ROOT / "experiments", tmp_path / "experiments", ignore=hidden)
+    raw = params()
+    raw["smoke"]["resources"] = {"workers": 1, "sampler": "transformers"}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw))
+    return tmp_path
+
+
+def test_a_worker_that_loads_another_base_model_or_edited_code_is_refused(tree: Path, cluster: None) -> None:
+    sources = [str(tree / "packages" / p / "src") for p in ("budget", "rollout", "learner", "frontier")]
+    address = ray.get_runtime_context().gcs_address
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, SURROGATES, "loss=advantages"],
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "RAY_ADDRESS": address, "PYTHONPATH": os.pathsep.join([str(tree), *sources])},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = [line for line in done.stdout.splitlines() if line.startswith("the worker")]
+    assert len(said) == 2, done.stdout
+    other_base, after_change = said
+    assert "another base model" in other_base
+    assert "other code" in after_change
+    assert "isocompute.learner.objective.loss" in after_change
+
+
+pytestmark = pytest.mark.slow("Ray, ranks and engines")
+
+CONFIG = LearnerConfig(learning_rate=1e-2)
+PROBLEMS = pl.DataFrame({"problem_id": ["a", "b", "c"], "prompt": ["1+1=", "2+2=", "3-1="], "answer": ["2", "4", "2"]})
+PROBLEMS = PROBLEMS.with_columns(verifier=pl.lit("exact"), source=pl.lit("s"), split=pl.lit("train"))
+
+
+def asked(**resources: Any) -> WorkerConfig:
+    return WorkerConfig(models={}, generation={}, resources=ResourcesConfig(**resources))
+
+
+def test_separate_engines_have_bundles_of_their_own_and_colocated_ones_are_on_the_ranks() -> None:
+    cuda, four = {"device": "cuda", "learner_ranks": 2}, EngineConfig(tensor_parallel=4)
+    for resources, bundles, ranks, engines in (
+        ({}, [], [], []),
+        ({"learner_ranks": 2}, [{"CPU": 1}] * 2, [0, 1], []),
+        ({"placement": "separate"}, [{"CPU": 1}], [], [0]),
+        ({"learner_ranks": 2, "replicas": 3, "placement": "separate"}, [{"CPU": 1}] * 5, [0, 1], [2, 3, 4]),
+        ({"learner_ranks": 2, "replicas": 2}, [{"CPU": 2}] * 2, [0, 1], [0, 1]),
+        ({**cuda, "replicas": 2}, [{"CPU": 2, "GPU": 1}] * 2, [0, 1], [0, 1]),
+        ({**cuda, "placement": "separate", "engine": four}, [{"CPU": 1, "GPU": k} for k in (1, 1, 4)], [0, 1], [2]),
+    ):
+        layout = Bundles.of(asked(sampler="vllm", **{"device": "cpu"} | resources))
+        assert [list(layout.bundles), list(layout.ranks), list(layout.engines)] == [bundles, ranks, engines]
+        assert layout.share == (0.5 if {*ranks} & {*engines} else 1.0)
+
+
+# Each transport in one of the placements: for the same processes both give the same way from one to the other.
+@pytest.fixture(params=[("separate", ("object_store",)), ("colocated", ("ipc",))], ids=lambda param: param[0])
+def placed(request: pytest.FixtureRequest, cluster: None) -> Iterator[tuple[Any, LearnerGroup, Any]]:
+    """A placement group, two ranks in it that share a policy, and two engines in it by each transport, one by one."""
+    placement, transports = request.param
+    layout = Bundles.of(asked(sampler="transformers", device="cpu", learner_ranks=2, replicas=2, placement=placement))
+    group = reserve(layout, seconds=60)
+    ranks = LearnerGroup(
+        BASE, CONFIG, world_size=2, placement=group, bundles=layout.ranks, gpu_share=layout.share, grace=1
+    )
+
+    def engines() -> Iterator[Any]:
+        for transport in transports:
+            options = {"replicas": 2, "placement": group, "bundles": layout.engines, "transport": transport}
+            sampling = Sampling(max_new_tokens=8, max_prompt_tokens=8)
+            sampler = open_sampler("transformers", str(BASE), sampling, replicas={**options, "bucket_bytes": 20_000})
+            yield sampler
+            if transport == transports[-1]:
+                # Both end with their places.
+                remove_placement_group(group)
+                for actor in actors_of(ranks, sampler):
+                    with pytest.raises(ray.exceptions.RayActorError):
+                        ray.get(actor.__ray_call__.remote(place))
+            sampler.close()
+
+    yield group, ranks, engines()
+    ranks.close()
+    # Their places are free again.
+    remove_placement_group(reserve(layout, seconds=60))
+
+
+def actors_of(ranks: LearnerGroup, sampler: Any) -> list[Any]:
+    return [*ranks._ranks, *(member.actor for member in sampler.crew.members)]
+
+
+def by_value(made: Any) -> Any:
+    """Let actors have something of this file without the file, whose imports take each of them seconds."""
+    made.__module__ = "__main__"
+    return made
+
+
+@by_value
+def place(actor: Any) -> str:
+    return str(get_current_placement_group().id.hex())
+
+
+def test_weights_go_from_ranks_that_share_a_policy_to_engines_in_their_placement_group_which_ends_them(
+    placed: tuple[Any, LearnerGroup, Iterator[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, ranks, engines = placed
+    ranks.reset(CONFIG)
+
+    def through_here(weights: RankWeights) -> Any:
+        raise AssertionError("the weights came to the driver")
+
+    monkeypatch.setattr(RankWeights, "__iter__", through_here)
+    for sampler in engines:
+        places = [actor.__ray_call__.remote(place) for actor in actors_of(ranks, sampler)]
+        assert set(ray.get(places)) == {group.id.hex()}
+        for _ in range(2):
+            sampler.sync(ranks.weights(), ranks.version)
+            rollouts = sampler.sample(PROBLEMS, samples=8, seed=1, step=ranks.version, run_id="r")
+            assert ranks.agreement(rollouts).maximum < 1e-4
+            rewards = pl.Series([float(row % 2) for row in range(len(rollouts))], dtype=pl.Float32)
+            ranks.update(prepare(with_cohorts(rollouts.with_columns(reward=rewards), CONFIG.batch), CONFIG))
+        # The weights before the last update.
+        assert ranks.agreement(rollouts).maximum > 1e-3
+        assert placement_group_table(group)["state"] == "CREATED"
+
+
+@by_value
+class Holder:
+    """Reserves places as a worker does."""
+
+    def hold(self, layout: Bundles) -> int:
+        return len(reserve(layout, seconds=60).bundle_specs)
+
+
+def test_the_places_of_a_worker_that_died_are_free_for_the_one_that_replaces_it(cluster: None) -> None:
+    layout = Bundles.of(asked(sampler="vllm", device="cpu", learner_ranks=2, replicas=1, placement="separate"))
+    holders = [ray.remote(num_cpus=0)(Holder).options(name=f"worker-{number}").remote() for number in range(2)]
+    assert ray.get(holders[0].hold.remote(layout)) == 3
+    # Of four processors there is one left, and a worker that lives keeps its places.
+    with pytest.raises(ExperimentError, match="need 3 CPUs"):
+        reserve(layout, seconds=1)
+    ray.kill(holders[0])
+    assert ray.get(holders[1].hold.remote(layout)) == 3
+    ray.kill(holders[1])
+
+
+def test_a_placement_group_that_does_not_fit_is_refused_with_the_numbers(cluster: None) -> None:
+    layout = Bundles.of(asked(sampler="vllm", device="cpu", learner_ranks=4, replicas=3, placement="separate"))
+    with pytest.raises(ExperimentError, match=r"4 learner ranks and 3 engines need 7 CPUs and 0 GPUs .* has 4 CPUs"):
+        reserve(layout, seconds=1)

@@ -1,0 +1,445 @@
+"""Settings of ``params.yaml``: how they are read, what is refused, their schema, and ``init``."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from isocompute.learner import LearnerConfig
+from isocompute.learner.recipes import RECIPES
+from isocompute.rollout import Sampling
+from isocompute.rollout.scoring.rules import REFUSED
+
+from experiments.__main__ import main
+from experiments.errors import ExperimentError
+from experiments.settings import load, reading
+from experiments.settings.model import SECTIONS, DeclaredRate, learner_config, leaves, section_of
+
+from .made import PARAMS, params, smoke
+
+MODEL = {"name": "one", "folder": "somewhere"}
+HUB = {"kind": "hub", "dataset": "LLM360/guru-RL-92k"}
+CUDA = {"sampler": "vllm", "device": "cuda"}
+QWEN = {"kind": "model", "model": "Qwen/Qwen2.5-0.5B"}
+LEARNER = "sweep.easy.learner"
+RATE = "sweep.easy.learning_rate"
+ANCHOR = {"rule": "linear", "learning_rates": [0.001], "rollouts_per_problem": 2, "problems_per_batch": 32}
+ANCHOR |= {"rollouts": 64, "evaluate_every": 64, "seeds": [9]}
+DECLARED = {"rule": "sqrt", "learning_rate": 1.0e-6}
+SUMS = {"kind": "reasoning_gym", "task": "chain_sum"}
+
+
+@pytest.mark.parametrize(
+    ("change", "value", "message"),
+    [
+        ("sweep.easy.rolouts", 1, "has no setting 'rolouts'.*did you mean 'rollouts'"),
+        ("difficulty.sets.easy.name", "other", "has no setting 'name'"),
+        ("sweep.easy.seeds", [], r"seeds is \[\]"),
+        ("sweep.easy.seeds", [1, 1], "seeds holds 1 twice"),
+        ("sweep.easy.seeds", [0, True], r"seeds\[1\] is True"),
+        ("sampling.temperature", "1e-4", "of type float .*: 1.0e-4"),
+        ("sampling.temperature", 0, "temperature is 0: a"),
+        ("problems", [{"kind": "file", "path": "p", "sed": 1}], "no setting 'sed'.*'seed'"),
+        ("resources.sampler", "hf", "sampler is 'hf'"),
+        ("sweep.easy.rollouts", 4, "no step could be taken"),
+        ("sweep.easy.evaluate_every", 24, "multiple of every batch"),
+        ("base", {"kind": "huge"}, "must be model or prepared"),
+        ("difficulty.sets.easy.lowest", 2.0, "interval within 0 to 1"),
+        ("resources.checkpoints", {"every_evaluations": None}, "checkpoints has no"),
+        ("prescribe.easy.seeds", [0, 100], "seeds holds 0"),
+        ("sweep.easy.max_batch_rollouts", 4, "no pair has B_p"),
+        ("prescribe.easy.seeds", [100], "one seed gives no"),
+        ("prescribe.easy.baselines", [3], "baselines holds 3"),
+        ("prescribe.medium", {}, "lacks baselines"),
+        ("sweep.easy.rate_factors", [0.0], "rate_factors.0. is 0.0"),
+        ("problems", [], "problems is empty"),
+        ("difficulty", None, "difficulty is empty"),
+        ("base", {"kind": "prepared", "models": []}, "models is .*"),
+        ("base", {"kind": "prepared", "models": [MODEL, MODEL]}, "models of the name 'one'"),
+        ("base", {"kind": "prepared", "models": [MODEL]}, "problems is given"),
+        ("problems", [{**SUMS, "train": -1}], "train is -1"),
+        ("problems", [SUMS, {**SUMS, "train": 0, "validation": 0}], r"problems\[1\] asks for no"),
+        ("problems", [{**SUMS, "task": "game_of_life_halting"}], "game_of_life_halting"),
+        ("evaluation", {"samples": 8, "metric": "avg_at_4"}, "it must be avg_at_8"),
+        ("sampling.top_p", 0.9, "with top_p 1.0"),
+        ("difficulty.fresh_samples", 0, "must be at least 1"),
+        ("resources", {"dtype": "bfloat16"}, "which only vLLM on cuda"),
+        ("resources", {"sampler": "vllm", "engine": {"dtype": "bfloat16"}}, "dtype is set"),
+        ("resources", {"sampler": "vllm", "engine": {"profile": "cuda"}}, "it follows resources"),
+        ("resources", {"sampler": "vllm", "engine": {"max_concurrent": 0}}, "max_concurrent is 0"),
+        ("resources", {"sampler": "transformers", "engine": {"max_concurrent": 8}}, "sampler is transformers"),
+        ("resources", {"sampler": "vllm", "engine": {"chunked_prefill": True}}, "engine cannot run: engine"),
+        ("resources", {**CUDA, "engine": {"tensor_parallel": 2}}, "set placement to separate"),
+        ("resources", {"sampler": "vllm", "replicas": 2}, "replicas is 2, "),
+        ("resources", {"sampler": "vllm", "device": "cuda", "engine": {"sleep": 2}}, "by no sync: set it to 1"),
+        ("resources", {**CUDA, "placement": "separate", "engine": {"sleep": 1}}, "separate engine's device"),
+        ("resources", {"sampler": "vllm", "engine": {"sleep": 1}}, "vLLM on CPU frees nothing"),
+        ("problems", [{**HUB, "revision": "main"}], "guru-RL-92k.*pin a commit"),
+        ("base", QWEN, r"base\.revision is ''"),
+        ("base", {**QWEN, "revision": "v1.0"}, r"base\.revision is 'v1.0'"),
+        (LEARNER, {"optimizer": {"decay": "cosine"}}, "decay_steps is 0"),
+        (f"{LEARNER}.adapter", {"rank": 0}, "adapter: rank is 0"),
+        (f"{LEARNER}.adapter", {"target_modules": "q_proj"}, "is 'q_proj'; it must"),
+        (RATE, {"rule": "tuned"}, "learning_rate lacks"),
+        (f"{RATE}.problems_per_batch", 4, "'problems_per_batch'"),
+        (f"{RATE}.learning_rate", 1.0, "learning_rate has both"),
+        (RATE, {"rule": "tuned", "learning_rate": 1.0}, ".*'learning_rates'"),
+        (RATE, DECLARED | {"batch_rollout": 8}, "you mean 'batch_rollouts'"),
+        (RATE, DECLARED | {"learning_rate": 0.0}, "learning_rate is 0.0"),
+        ("sweep.hard.learning_rate", ANCHOR, "problems_per_batch is 32"),
+        (f"{RATE}.rollouts_per_problem", [1], "holds 1"),
+        ("sweep.easy.rollouts_per_problem", [1, 2], "rollouts_per_problem"),
+        (LEARNER, {"kl": {"coeficient": 1}}, "'coeficient'.*'coefficient'"),
+        (LEARNER, {"optimizer": {"beta2": 1.0}}, "optimizer: beta2 is 1.0"),
+        (LEARNER, {"objective": {"algorithm": "pqo"}}, "algorithm is 'pqo'"),
+        (LEARNER, {"recipe": "isocompute"}, "recipe is 'isocompute'"),
+        (LEARNER, {"recipe": "scalerl", "kl": 3}, "kl is 3"),
+        (LEARNER, {"batch": {"trained_rollouts": 4}}, "trained_rollouts is 4"),
+        (LEARNER, {"temperature": 0.5}, "it is the sampler's"),
+        (LEARNER, {"learning_rate": 0.5}, "a pilot finds it"),
+        (f"{RATE}.evaluate_every", 24, "and divide rollouts .16."),
+        (f"{RATE}.seeds", [900, 1], "seeds holds 1"),
+        (f"{RATE}.learning_rates", [1.0e-3, 0.0], r"learning_rates\[1\] is"),
+        (f"{RATE}.learning_rates", [float("inf")], r"learning_rates\[0\] is"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_error(change: str, value: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match=message) as refused:
+        smoke(tmp_path, {change: value})
+    assert len(str(refused.value).splitlines()) == 1
+    assert "pydantic" not in str(refused.value)
+
+
+def test_lists_are_tuples_and_whole_numbers_are_floats_where_those_are_wanted(tmp_path: Path) -> None:
+    preset = smoke(tmp_path, {"sampling.temperature": 1, LEARNER: {"kl": {"coefficient": 1}}, "prescribe": {}})
+    assert (preset.sweep["easy"].seeds, preset.prescribe) == ((0, 1), {})
+    assert repr(preset.sampling.temperature) == "1.0"
+    # A run's identity does not depend on how a number was written.
+    assert repr(of_a_cell(preset.sweep["easy"].learner).kl.coefficient) == "1.0"
+
+
+def test_solved_problems_are_not_dropped_where_a_penalty_hides_which_are_solved(tmp_path: Path) -> None:
+    penalty, dropped = {"longest": 12, "margin": 4}, {"batch": {"drop_above": 0.9}}
+    with pytest.raises(ExperimentError, match=r"sweep\.hard\.learner\.batch\.drop_above"):
+        smoke(tmp_path, {"sampling.length_penalty": penalty, "sweep.hard.learner": dropped})
+
+
+@pytest.mark.slow
+def test_every_task_that_is_refused_is_no_setting(tmp_path: Path) -> None:
+    for task in REFUSED:
+        with pytest.raises(ExperimentError, match=f"task is '{task}', a task that is refused"):
+            smoke(tmp_path, {"problems": [{**SUMS, "task": task}]})
+
+
+def test_several_base_models_have_their_problem_sets_and_a_declared_rate(tmp_path: Path) -> None:
+    base = {"kind": "prepared", "models": [MODEL, {**MODEL, "name": "two"}]}
+    prepared = {"base": base, "problems": [], "difficulty": None}
+    with pytest.raises(ExperimentError, match="learning_rate is searched"):
+        smoke(tmp_path, prepared)
+    declared = {f"sweep.{name}.learning_rate": DECLARED for name in ("easy", "hard")}
+    assert smoke(tmp_path, prepared | declared).base_models == ("one", "two")
+
+
+def test_a_source_may_give_problems_to_one_side_only(tmp_path: Path) -> None:
+    sources = [{**SUMS, "train": 9, "validation": 0}, {**SUMS, "train": 0, "validation": 9}]
+    read = smoke(tmp_path, {"problems": sources}).problems
+    assert [(source.train, source.validation) for source in read] == [(9, 0), (0, 9)]
+
+
+def test_an_unknown_preset_and_a_missing_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match="there is no preset 'huge'"):
+        load(PARAMS, "huge")
+    with pytest.raises(ExperimentError, match="cannot be read"):
+        load(tmp_path / "params.yaml")
+
+
+def test_the_grid_is_cut_off_at_the_largest_batch(tmp_path: Path) -> None:
+    sweep = smoke(tmp_path, {"sweep.hard.max_batch_rollouts": 8}).sweep["hard"]
+    assert sweep.grid() == [(2, 4)]
+    # The paper's grids: 39 pairs under 65,536 on Easy, 27 under 16,384 on Hard.
+    paper = load(PARAMS, "paper")
+    assert [len(paper.sweep[name].grid()) for name in ("easy", "hard")] == [39, 27]
+
+
+def test_the_problem_sets_that_dvc_runs_are_those_of_the_preset(tmp_path: Path) -> None:
+    raw = params()
+    for key, section in (("problem_sets", "sweep"), ("tested_sets", "prescribe")):
+        (tmp_path / "params.yaml").write_text(yaml.safe_dump({**raw, key: ["easy"]}))
+        with pytest.raises(ExperimentError, match=rf"{key} is \['easy'\], and tiny.{section} has"):
+            load(tmp_path / "params.yaml")
+
+
+def test_every_value_of_the_papers_preset_says_where_it_is_from() -> None:
+    raw = params()["paper"]
+    names = [name for name, _ in leaves(raw)]
+    assert [name for name in names if section_of(name) is None] == []
+    # And no section is of a value that is not there.
+    generic = {".".join([p[0], "*", *p[2:]]) for p in (n.split(".") for n in names) if len(p) > 2}
+    known = {*names, *generic, *(name.split(".")[0] for name in names)}
+    assert [name for name in SECTIONS if name not in known] == []
+
+
+def test_the_papers_preset_is_the_papers_experiment() -> None:
+    paper = load(PARAMS, "paper")
+    easy = paper.sweep["easy"]
+    assert [n * size for n, size in easy.searched()] == [1024]
+    assert easy.learning_rate.rule == "sqrt"
+    assert easy.search is not None
+    rates = easy.search.learning_rates
+    assert 1e-6 in rates
+    assert min(rates) < 1e-6 < max(rates)
+    assert (paper.sampling.max_new_tokens, paper.sampling.top_p, paper.sampling.temperature) == (8192, 1.0, 0.6)
+    assert len(paper.problems[0].revision) == 40  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_a_name_that_a_shell_or_a_path_would_read_otherwise_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    for name in ("easy; touch X #", "$(id)", "Easy", "-x", "a b", "", "easy.parquet", "../easy", "a\nb"):
+        raw = params()
+        for section in (raw["smoke"]["sweep"], raw["smoke"]["prescribe"], raw["smoke"]["difficulty"]["sets"]):
+            section[name] = section.pop("easy")
+        path.write_text(yaml.safe_dump(raw))
+        with pytest.raises(ExperimentError, match="lower-case letters") as refused:
+            load(path, "smoke")
+        assert len(str(refused.value).splitlines()) == 1
+    # And so are those of a preset and of a problem set that is to be run.
+    raw = params()
+    path.write_text(yaml.safe_dump({**raw, "smoke; id": raw["smoke"]}))
+    with pytest.raises(ExperimentError, match="lower-case"):
+        load(path, "smoke; id")
+    path.write_text(yaml.safe_dump({**raw, "problem_sets": ["easy; touch X #"]}))
+    with pytest.raises(ExperimentError, match=r"'easy; touch X #'.*lower-case letters, digits"):
+        load(path, "smoke")
+
+
+def test_a_model_that_is_a_folder_needs_no_commit(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    named = {"kind": "model", "model": str(tmp_path / "model")}
+    assert smoke(tmp_path, {"base": named}).base.name == str(tmp_path / "model")  # type: ignore[union-attr]
+
+
+def test_the_engine_follows_the_resources_and_is_part_of_every_runs_identity(tmp_path: Path) -> None:
+    own = {**CUDA, "placement": "separate", "engine": {"max_concurrent": 64, "tensor_parallel": 2}}
+    preset = smoke(tmp_path, {"resources": own})
+    engine = preset.resources.resolved_engine()
+    assert (engine.profile, engine.dtype, engine.max_concurrent, engine.tensor_parallel) == ("cuda", "bfloat16", 64, 2)
+    assert (engine.memory_share, preset.resources.own_gpus) == (None, 1)
+    # A learner and two GPUs for its engine, for each of two workers.
+    assert preset.processors() == 6
+    assert smoke(tmp_path, {"resources": {**own, "replicas": 3}}).processors() == 14
+    # Where its ranks and engines are all actors, a worker's own process takes no GPU.
+    apart = smoke(tmp_path, {"resources": {**own, "learner_ranks": 2}})
+    assert (apart.processors(), apart.resources.own_gpus) == (8, 0)
+    shared = smoke(tmp_path, {"resources": CUDA}).resources
+    assert shared.resolved_engine().memory_share == 0.4
+    assert set(preset.generation) == {"sampling", "prompting", "scoring"}
+
+
+def test_an_adapter_is_a_group_that_may_be_left_out(tmp_path: Path) -> None:
+    for given, modules in (({}, ("all-linear",)), ({"target_modules": ["q_proj", "v_proj"]}, ("q_proj", "v_proj"))):
+        settings = smoke(tmp_path, {f"{LEARNER}.adapter": given}).sweep["easy"].learner
+        adapter = learner_config(settings, Sampling(), learning_rate=1.0).adapter
+        assert adapter is not None
+        assert adapter.target_modules == modules
+    settings = smoke(tmp_path, {f"{LEARNER}.adapter": None}).sweep["easy"].learner
+    assert learner_config(settings, Sampling(), learning_rate=1.0).adapter is None
+
+
+def of_a_cell(learner: Mapping[str, Any]) -> LearnerConfig:
+    """The learner's settings of a cell with responses of 12 tokens."""
+    return learner_config(learner, Sampling(max_new_tokens=12), learning_rate=1e-3)
+
+
+def test_a_constant_length_is_the_longest_response_unless_it_is_given(tmp_path: Path) -> None:
+    for objective, length in (
+        ({"algorithm": "dr_grpo"}, 12),
+        ({"aggregation": "constant"}, 12),
+        ({"algorithm": "dr_grpo", "constant_length": 5}, 5),
+        ({"algorithm": "dr_grpo", "aggregation": "token"}, None),
+    ):
+        sweep = smoke(tmp_path, {LEARNER: {"objective": objective}}).sweep["easy"]
+        assert of_a_cell(sweep.learner).objective.constant_length == length
+
+
+def test_a_recipe_is_what_is_not_given(tmp_path: Path) -> None:
+    asked = {"recipe": "isocompute-easy", "kl": {"coefficient": 0.5}}
+    learner = of_a_cell(smoke(tmp_path, {LEARNER: asked}).sweep["easy"].learner)
+    own = of_a_cell(RECIPES["isocompute-easy"])
+    assert learner.kl.coefficient == 0.5
+    assert learner == replace(own, kl=replace(own.kl, coefficient=0.5))
+    for name, recipe in RECIPES.items():
+        # Every recipe is a configuration of this preset.
+        read = smoke(tmp_path, {LEARNER: {"recipe": name}}).sweep["easy"].learner
+        assert of_a_cell(read) == of_a_cell(recipe)
+
+
+def test_a_group_of_one_is_legal_where_no_baseline_is_the_groups(tmp_path: Path) -> None:
+    ones = {"sweep.easy.rollouts_per_problem": [1, 2], "sweep.easy.evaluate_every": 16, "prescribe.easy.baselines": [2]}
+    for objective in ({"algorithm": "ppo"}, {"algorithm": "grpo", "baseline": "batch", "scale": "batch"}):
+        assert smoke(tmp_path, {**ones, LEARNER: {"objective": objective}}).sweep["easy"].grid()[0] == (1, 4)
+    with pytest.raises(ExperimentError, match="rollouts_per_problem"):
+        smoke(tmp_path, {**ones, LEARNER: {"objective": {"algorithm": "grpo"}}})
+
+
+def test_what_is_searched_is_every_pair_or_those_of_some_n_or_the_anchors_or_nothing(tmp_path: Path) -> None:
+    preset = load(PARAMS, "smoke")
+    for name, pairs, seeds in (("easy", [(2, 4), (4, 4)], {0, 1, 900}), ("hard", [(4, 4)], {0, 900})):
+        sweep = preset.sweep[name]
+        assert sweep.search is sweep.learning_rate
+        assert (sweep.searched(), sweep.selecting_seeds()) == (pairs, seeds)
+    assert smoke(tmp_path, {f"{RATE}.rollouts_per_problem": [4]}).sweep["easy"].searched() == [(4, 4)]
+    # A declared rate is for the batch of the playbook.
+    sweep = smoke(tmp_path, {RATE: DECLARED}).sweep["easy"]
+    assert sweep.learning_rate == DeclaredRate(rule="sqrt", learning_rate=1e-6, batch_rollouts=1024)
+    assert (sweep.search, sweep.searched(), sweep.selecting_seeds()) == (None, [], {0, 1})
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return reading.document_schema()
+
+
+def test_the_schema_of_the_checkout_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema"]) == 0
+    written = PARAMS.with_name("params.schema.json").read_text()
+    assert written == capsys.readouterr().out, "run `python -m experiments schema > params.schema.json`"
+
+
+def test_the_settings_of_the_checkout_are_valid(document: dict[str, Any]) -> None:
+    jsonschema.Draft202012Validator.check_schema(document)
+    jsonschema.validate(params(), document, cls=jsonschema.Draft202012Validator)
+
+
+@pytest.mark.slow
+def test_what_reading_refuses_is_marked_in_an_editor(document: dict[str, Any]) -> None:
+    test = {"rollouts": 128, "baselines": [4], "seeds": [7, 8], "evaluate_every": 32}
+    for section, value in (
+        ("resources", {"worker": 2}),
+        ("resources", {"workers": 0}),
+        ("resources", {"sampler": "hf"}),
+        ("base", {"kind": "huge"}),
+        ("base", {"model": "m"}),
+        ("sweep", {"easy; touch X #": None}),
+        ("problems", [{"kind": "file"}]),
+        ("sampling", {"temperature": "1e-4"}),
+        ("frontier", None),
+        ("frontier", {"form": "hill"}),
+        ("prescribe", {"easy": {**test, "baselines": [4, 4]}}),
+        ("prescribe", {"easy": {**test, "seeds": [7, 7]}}),
+    ):
+        wrong = params()
+        wrong["smoke"][section] = value
+        assert not jsonschema.Draft202012Validator(document).is_valid(wrong), (section, value)
+
+
+def test_a_declared_rate_is_told_from_a_search_in_an_editor(document: dict[str, Any]) -> None:
+    changed = params()
+    for rate, valid in (
+        (DECLARED, True),
+        ({**DECLARED, "rule": "constant", "batch_rollouts": 8}, True),
+        ({**DECLARED, "rule": "tuned"}, False),
+        ({**DECLARED, "learning_rates": [1e-6]}, False),
+        ({**DECLARED, "seeds": [900]}, False),
+    ):
+        changed["smoke"]["sweep"]["easy"]["learning_rate"] = rate
+        assert jsonschema.Draft202012Validator(document).is_valid(changed) == valid
+
+
+def settings_of(part: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every setting in a schema that is not described elsewhere in it, with where it is."""
+    if isinstance(part, dict):
+        for name, setting in part.get("properties", {}).items():
+            if "$ref" not in setting:
+                yield f"{path}.{name}", setting
+        for key, value in part.items():
+            yield from settings_of(value, f"{path}.{key}")
+    elif isinstance(part, list):
+        for index, value in enumerate(part):
+            yield from settings_of(value, f"{path}[{index}]")
+
+
+def test_every_setting_has_a_description(document: dict[str, Any]) -> None:
+    found = dict(settings_of(document))
+    assert len(found) > 80
+    assert [path for path, setting in found.items() if not setting.get("description")] == []
+
+
+OTHER_KINDS = """
+dataset revision files split prompt answer verifier metadata path model recipe batch_rollouts models folder others
+command libraries world_size micro_batch logs log_settings rank alpha target_modules name longest margin phrase
+"""
+"""Settings of the kinds of problems, models and rules of which a preset has another, and of what it has none."""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").write_text(PARAMS.read_text())
+    # Where the prepared base models are.
+    (tmp_path / "experiments").symlink_to(PARAMS.parent / "experiments")
+    return tmp_path
+
+
+def named(file: str) -> None:
+    """Let params.yaml name a file's preset, as ``init`` says."""
+    text = Path("params.yaml").read_text()
+    text = text.replace("settings_file: params.yaml", f"settings_file: {file}").replace("preset: tiny", "preset: mine")
+    Path("params.yaml").write_text(text)
+
+
+def test_what_it_writes_is_a_preset_that_params_can_name(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "mine"]) == 0
+    said = capsys.readouterr().out
+    for line in ("settings_file: mine.yaml", "preset: mine", "problem_sets: [hard]", "tested_sets: []"):
+        assert line in said
+    named("mine.yaml")
+    made, tiny = load(), load(preset="tiny")
+    assert made.name == "mine"
+    assert made.sweep["hard"].grid() == tiny.sweep["hard"].grid()
+    assert made.resources == tiny.resources
+    assert main(["plan"]) == 0
+
+
+def test_it_names_every_setting_with_what_it_means(here: Path) -> None:
+    main(["init", "mine", "--preset", "smoke"])
+    text = (here / "mine.yaml").read_text()
+    keys = {str(key) for key in _keys(yaml.safe_load(text))}
+    described = {path.rpartition(".")[2]: s["description"] for path, s in settings_of(reading.preset_schema())}
+    assert set(described) - set(OTHER_KINDS.split()) <= keys
+    assert "# Rollouts per problem" in text or "# Group sizes (rollouts per problem), every n." in text
+    assert all(len(line) <= 120 for line in text.splitlines())
+
+
+def _keys(part: object) -> set[object]:
+    if isinstance(part, dict):
+        return set(part) | {key for value in part.values() for key in _keys(value)}
+    return {key for value in part for key in _keys(value)} if isinstance(part, list) else set()
+
+
+def test_a_file_that_is_there_stays(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "mine.yaml").write_text("work of days")
+    assert main(["init", "mine"]) == 2
+    assert "mine.yaml: is there already" in capsys.readouterr().err
+    assert (here / "mine.yaml").read_text() == "work of days"
+
+
+def test_a_name_that_cannot_be_one_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("../mine", "mine; id", "Mine"):
+        assert main(["init", name]) == 2
+        assert "lower-case letters, digits" in capsys.readouterr().err
+    assert sorted(path.name for path in here.iterdir()) == ["experiments", "params.yaml"]
+
+
+def test_a_settings_file_that_is_not_there_or_elsewhere_is_refused(here: Path) -> None:
+    named("nothing.yaml")
+    with pytest.raises(ExperimentError, match=r"nothing\.yaml: cannot be read"):
+        load()
+    for place in ("/etc/passwd", "../mine.yaml", "a b.yaml", "$(id).yaml"):
+        text = PARAMS.read_text().replace("settings_file: params.yaml", f"settings_file: {place}")
+        (here / "params.yaml").write_text(text)
+        with pytest.raises(ExperimentError, match="settings_file is"):
+            load()
