@@ -1,4 +1,4 @@
-"""What does the policy answer, and is it right? Problems, samplers, verifiers, difficulty."""
+"""Problems, samplers, verifiers, difficulty: what does the policy answer, and is it right?"""
 
 from .errors import RolloutError
 from .problems.loading import Loaded, load_checked, load_problems

@@ -151,12 +151,12 @@ def _questions(arguments: argparse.Namespace) -> tuple[Source | None, dict[str, 
     return None, {}
 
 
-def _among(theirs: Source, problems: Source, asked: pl.DataFrame) -> Source:
+def _among(theirs: Source, problems: Source, limited: pl.DataFrame) -> Source:
     """Return the other run without the questions that --limit leaves out, which nobody chose by their responses."""
-    left_out = problems.table.join(asked, on="problem_id", how="anti")["problem_id"].to_list()
+    left_out = problems.table.join(limited, on="problem_id", how="anti")["problem_id"].to_list()
     table = theirs.table.filter(~pl.col("problem_id").is_in(left_out))
     if table.is_empty():
-        raise RolloutError(f"{theirs.address}: answers none of the {len(asked)} questions")
+        raise RolloutError(f"{theirs.address}: answers none of the {len(limited)} questions")
     return replace(theirs, table=table)
 
 
