@@ -82,8 +82,6 @@ DAMAGE = [
     (zeros(6), {Kind.TRAINED, Kind.SPIKY}),
     (zeros(-1), {Kind.TRAINED, Kind.SPIKY}),
 ]
-
-
 DEATHS = [killed, broken_down, in_percent, half_above]
 
 
