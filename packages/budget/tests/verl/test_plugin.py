@@ -53,7 +53,7 @@ def prepared(verl, tmp_path_factory):
 
 
 def run(cases, place, *, killed=False):
-    """What came of cases that were trained one after the other in another process."""
+    """Train cases one after the other in another process, and return their results."""
     place.mkdir(exist_ok=True)
     (place / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
     variables = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "RAY_DEDUP_LOGS": "0"}
