@@ -152,3 +152,14 @@ def test_a_suffix_is_an_exact_factor(number, suffix):
     assert text_module.parameters(f"{number}{suffix}") == number * 10**scale
     assert text_module.parameters(f"{number / 1000}{suffix}") == number * 10 ** (scale - 3)
     assert text_module.whole(f"{number}e{scale}") == number * 10**scale
+
+
+@pytest.mark.slow
+def test_metering_a_run_loads_nothing_heavy(tmp_path):
+    code = (
+        "import sys; from isocompute.budget import *\n"
+        f"meter = Meter(Ledger.open({str(tmp_path / 'a')!r}, run_id='a'), Limits(rollouts=8))\n"
+        "meter.admit(1, 8); meter.charge(1, {'trained': Counts(rollouts=8)}); print(*sys.modules)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"polars", "numpy", "torch", "ray", "mlflow"} & set(loaded)

@@ -1,4 +1,4 @@
-"""What the package does on a system that is not POSIX: Windows, or Linux without what Windows lacks."""
+"""The package on a system that is not POSIX: Windows, or Linux without what Windows lacks."""
 
 import subprocess
 import sys

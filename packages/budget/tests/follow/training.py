@@ -61,7 +61,7 @@ def main(folder, options):
 
 
 def writer(folder, logger):
-    """What logs a step and its mean response length, as veRL to a file or as a transformers Trainer to TensorBoard."""
+    """Make a logger of steps and their mean response length: veRL's to a file, or transformers' to TensorBoard."""
     if logger == "lines":
         stream = (folder / "log.jsonl").open("a")
 
@@ -93,12 +93,12 @@ def writer(folder, logger):
 
 
 def command(folder, steps, **options):
-    """How it is started."""
+    """The command that starts it."""
     return [sys.executable, __file__, str(folder), json.dumps({"steps": steps, **options})]
 
 
 def arguments(folder, steps, *flags, logger="lines", **options):
-    """How it is followed, with a ledger beside its log."""
+    """The arguments that follow it, with a ledger beside its log."""
     (folder / "config.json").write_text(json.dumps(VERL))
     config = ["--config", str(folder / "config.json")] if logger != "events" else []
     words = ["--ledger", str(folder / "run.ledger"), "--log", str(folder / "log"), *config]

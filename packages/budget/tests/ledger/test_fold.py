@@ -27,7 +27,7 @@ HISTORIES = int(os.environ.get("ISOCOMPUTE_HISTORIES", "300"))
 
 @dataclass
 class Model:
-    """What happened, in order; every answer looks at all of it."""
+    """All events, in order; every answer looks at all of them."""
 
     events: list = field(default_factory=list)
     begins: list = field(default_factory=list)

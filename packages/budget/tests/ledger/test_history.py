@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from isocompute.budget import COHORTS, TRAINING_COHORTS, BudgetError, Counts, History, Ledger, LedgerError, account
 from isocompute.budget.contract import tables
 from isocompute.budget.ledger import frames
-from isocompute.budget.ledger.ledger import drop_copies
 
 counts = st.builds(
     Counts, rollouts=st.integers(1, 64), prompt_tokens=st.integers(0, 640), response_tokens=st.integers(0, 960)
@@ -72,13 +71,6 @@ def test_an_evaluation_repeated_at_a_step_taken_over_counts_once():
     h = history([(0, [one(0, 1200, "eval"), one(1, 32)]), (0, [one(0, 1200, "eval")])])
     assert rows(h.table()) == [(0, "eval", 1200)]
     assert rows(h.lost_work()) == [(0, "eval", 1200), (1, "trained", 32)]
-
-
-def test_a_copy_of_a_ledger_is_not_counted_again():
-    early = history([(0, [one(1, 8)])], where="copy")
-    late = history([(0, [one(1, 8), one(2, 9)]), (1, [one(2, 9)])], where="own")
-    other = history([(0, [one(1, 8)])], run_id="other")
-    assert drop_copies([early, late, other, late]) == [late, other]
 
 
 def run(path, run_id, steps, **options):

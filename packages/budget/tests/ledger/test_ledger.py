@@ -22,14 +22,6 @@ def write(path, steps, **options):
     return path
 
 
-def test_a_charge_is_in_the_file_when_it_returns(tmp_path):
-    ledger = Ledger.open(tmp_path / "a.ledger", run_id="run")
-    for step in (1, 2, 3):
-        ledger.charge(step, STEP)
-        assert History.read(ledger.path).totals().used.rollouts == ledger.used.rollouts == 32 * step
-    ledger.close()
-
-
 @pytest.mark.slow
 def test_a_kill_at_every_byte_after_the_last_sync_recovers_what_was_acknowledged_and_the_run_goes_on(tmp_path):
     path = tmp_path / "a.ledger"

@@ -16,20 +16,6 @@ def taken(rollouts, tokens=0):
     return {"trained": Counts(rollouts=rollouts, response_tokens=tokens)}
 
 
-def test_a_refusal_says_how_much_there_is_and_how_much_was_asked(tmp_path):
-    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
-        meter = Meter(ledger, Limits(rollouts=48))
-        assert meter.admit(1, 32).reason == ""
-        meter.charge(1, taken(32, 480))
-        assert meter.admit(2, 32).reason == ("step 2 would take the run from 32 to 64 rollouts, and the budget is 48")
-        assert meter.admit(2, 16)
-        tokens = Meter(ledger, Limits(response_tokens=400))
-        assert tokens.admit(2, 32).reason == (
-            "the run has generated 480 response tokens before step 2, and the budget is 400"
-        )
-        assert tokens.overshoot == Counts(response_tokens=80)
-
-
 def test_after_a_sync_every_charge_is_on_the_disk(tmp_path, monkeypatch):
     path = tmp_path / "a.ledger"
     synced = []

@@ -63,7 +63,7 @@ class FaultyOs:
 
 @dataclass
 class Known:
-    """What a driver knows of its ledger: the attempts that began, and the charges that were acknowledged."""
+    """A driver's knowledge of its ledger: the attempts that began, and the charges that were acknowledged."""
 
     resumed_from: list = field(default_factory=list)
     charges: list = field(default_factory=list)
@@ -131,7 +131,7 @@ def test_what_was_acknowledged_is_there_wherever_the_process_dies(tmp_path, monk
 
 
 class Disk:
-    """What a power cut may leave of a file: of each block that was not synced, the old content or the new."""
+    """A disk that loses power, and leaves of each block that was not synced, the old content or the new."""
 
     BLOCK = 64
 

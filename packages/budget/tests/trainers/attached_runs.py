@@ -35,7 +35,7 @@ class Case:
 
 @dataclass
 class Found:
-    """What came of a run: ``truth`` is rollouts, prompt tokens and response tokens of the sampler, by mode."""
+    """Results of a run: ``truth`` is rollouts, prompt tokens and response tokens of the sampler, by mode."""
 
     truth: dict[str, list[int]]
     batch: int = 0
@@ -169,7 +169,7 @@ def _read_truth(folder):
 
 
 def _let_go(budget):
-    """What the kernel does for a dead process: close its files, and with them its locks."""
+    """Close a dead process's files, and with them its locks, as the kernel does."""
     from isocompute.budget.ledger import writer
 
     if budget._ledger is not None:

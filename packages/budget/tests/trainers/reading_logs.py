@@ -1,4 +1,4 @@
-"""What the tests of each trainer share: reading logs and recorded configurations by way of files, and the trainers."""
+"""Helpers of the tests of trainers: settings, logs in files, and what is read of them."""
 
 from __future__ import annotations
 

@@ -108,10 +108,6 @@ def check_steps(history, found, case, every, world, said):
     assert of_steps == {s: passes.of_step(s - 1) * batch // every for s in range(1, last + 1)}, said
 
 
-def summed(outcomes):
-    return ", ".join(f"{outcomes.count(kind)} {kind}" for kind in sorted(set(outcomes)))
-
-
 def legal(count, folder, name, **options):
     """So many random cases that TRL takes, with what came of them."""
     from attached_runs import random_case, train
@@ -132,20 +128,10 @@ def legal(count, folder, name, **options):
             yield asdict(case), asdict(of_case), place / "run.ledger"
 
 
-def test_the_ledger_of_an_attached_run_is_what_its_sampler_made(trl, tmp_path):
-    outcomes = [check(found, case, path) for case, found, path in legal(RUNS * 3 // 5, tmp_path, "plain", killed=False)]
-    print(summed(outcomes))
-
-
-def test_the_ledger_of_a_killed_run_is_what_its_sampler_made(trl, tmp_path):
-    outcomes, inside = [], 0
-    for case, found, path in legal(max(1, RUNS // 5), tmp_path, "killed", killed=True):
-        outcomes.append(check(found, case, path))
-        args = case["chosen"]["args"]
-        every = found["batch"] // args["per_device_train_batch_size"] * args["num_iterations"]
-        # Of the epoch's short last step aside, which makes this a count and no more.
-        inside += found["resumed"][0] * args["gradient_accumulation_steps"] % every > 0
-    print(f"{summed(outcomes)}, {inside} of them resumed within a generation batch")
+@pytest.mark.parametrize(("name", "count"), [("plain", RUNS * 3 // 5), ("killed", max(1, RUNS // 5))])
+def test_the_ledger_of_an_attached_run_is_what_its_sampler_made(trl, tmp_path, name, count):
+    for case, found, path in legal(count, tmp_path, name, killed=name == "killed"):
+        check(found, case, path)
 
 
 def launched(cases, folder, *, processes=1, wanted=1):
@@ -175,7 +161,6 @@ def test_the_ledger_of_two_processes_is_what_both_sampled(trl, tmp_path):
         if of_case.get("steps") or of_case.get("refused")
     ]
     assert len(outcomes) == runs, [of_case.get("illegal") for of_case in found]
-    print(summed(outcomes))
 
 
 def test_a_process_that_is_killed_within_a_generation_batch_is_resumed(trl, tmp_path):

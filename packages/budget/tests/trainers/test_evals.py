@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.cli import main
 from isocompute.budget.contract import tables
 from isocompute.budget.trainers.evals import ingest, join_restarts, plain, progress_of, reader_of
 from isocompute.budget.trainers.logs.log import Log
@@ -358,14 +357,3 @@ def test_the_batch_that_trl_generates_next_follows_its_schedule(tmp_path):
         twice = {**TRL, "num_iterations": 2}
         log = lines(tmp_path / "log.jsonl", rows)
         assert progress("trl", log, twice, {"problems": "100"}).following == following
-
-
-def test_the_command_writes_what_was_ingested(tmp_path, capsys):
-    log = lines(
-        tmp_path / "run.jsonl", [{"step": s, "data": {"val-core/m/acc/mean@4": 0.2 + 0.3 * s / 20}} for s in range(12)]
-    )
-    table = tmp_path / "out" / "evals.parquet"
-    given = ["--trainer", "verl", "--config", str(FIXTURES / "verl" / "config.json"), "--set", "questions=300"]
-    assert main(["doctor", str(log), *given, "--out", str(table.parent)]) == 0
-    assert len(tables.read(table, "evals")) == 12
-    assert f"12 evaluations of 1 run in {table}\n" in capsys.readouterr().out

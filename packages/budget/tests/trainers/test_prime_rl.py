@@ -105,15 +105,10 @@ def test_prime_rl_sums_the_rollouts_of_each_step(tmp_path):
 def test_prime_rl_counts_response_tokens_without_prompts_and_says_what_was_cancelled(tmp_path):
     log = tmp_path / "metrics.jsonl"
     mean = {"train/agg/all/num_output_tokens/mean": 7.0}
+    shipped = {"progress/input_tokens": 90, "progress/output_tokens": 210}
     rows = [
         {"step": 1, "progress/rollouts": 64, "progress/tokens": 640, "dispatcher/cancelled_train_rollouts": 3, **mean},
-        {
-            "step": 2,
-            "progress/rollouts": 60,
-            "progress/tokens": 600,
-            "progress/input_tokens": 90,
-            "progress/output_tokens": 210,
-        },
+        {"step": 2, "progress/rollouts": 60, "progress/tokens": 600, **shipped},
         {"step": 3, "eval/math/avg@4": 0.3},
     ]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -33,15 +33,11 @@ python open_instruct/grpo_fast.py \\
 """
 PRIME_RL = """
 max_steps = 200
-[model]
-name = "a/model"
 [deployment]
 type = "multi_node"
 gpus_per_node = 8
 num_train_nodes = 2
 num_infer_nodes = 3
-[slurm]
-job_name = "run"
 [trainer.optim]
 lr = 1e-6
 [trainer.model]
@@ -55,7 +51,6 @@ group_size = 32
 [[orchestrator.train.source]]
 name = "geometry"
 group_size = 32
-[inference]
 """
 # Problems generated, n, generations, devices and ranks of each; and how a converted run is spread.
 RECORDED = [

@@ -19,7 +19,7 @@ WORDS = ["<pad>", "<eos>", "<unk>", *"0123456789+="]
 
 @dataclass
 class Outcome:
-    """What became of a run: ``truth``, ``refused``, ``wrong`` or ``illegal`` (a layout that TRL refuses)."""
+    """The result of a run: ``truth``, ``refused``, ``wrong`` or ``illegal`` (a layout that TRL refuses)."""
 
     kind: str
     said: str = ""

@@ -1,4 +1,4 @@
-"""What was dispatched is either still there, or was counted: once, as made or as failed."""
+"""Groups of rollouts: each is still there, or was counted once, as made or as failed."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -53,7 +53,7 @@ def prepared(verl, tmp_path_factory):
 
 
 def run(cases, place, *, killed=False):
-    """What came of cases that were trained one after the other in another process."""
+    """Train cases one after the other in another process, and return their results."""
     place.mkdir(exist_ok=True)
     (place / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
     variables = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "RAY_DEDUP_LOGS": "0"}
@@ -194,22 +194,14 @@ def test_another_version_of_verl_is_refused(verl, config, monkeypatch):
         verl.get_trainer_cls("sync")(config())
 
 
-def test_a_manager_without_the_replay_buffer_is_refused(config):
-    from isocompute.budget.verl import AgentLoopManager
+def test_one_half_of_a_budget_without_the_other_is_refused(verl, config):
+    from isocompute.budget.verl import AgentLoopManager, ReplayBuffer
 
     with pytest.raises(BudgetError, match=r"custom_sampler\.path=pkg"):
         AgentLoopManager.create(config=config(), llm_client=None)
-
-
-def test_a_replay_buffer_without_the_manager_is_refused(verl, config):
     trainer = verl.get_trainer_cls("sync")(config())
     with pytest.raises(BudgetError, match="manager is not"):
         trainer.replay_buffer._evict_terminal_groups(1, "train", (set(), set(), set(), {}))
-
-
-def test_a_replay_buffer_that_another_makes_is_refused():
-    from isocompute.budget.verl import ReplayBuffer
-
     with pytest.raises(BudgetError, match="refill_fn is None"):
         ReplayBuffer(trainer_mode="sync")
 

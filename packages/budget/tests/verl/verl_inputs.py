@@ -1,4 +1,4 @@
-"""What veRL's runs are given: a case, its configuration, problems, a tokenizer and a reward."""
+"""Inputs of veRL's runs: a case, its configuration, problems, a tokenizer and a reward."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Case:
 
 
 def configuration(case, folder):
-    """What Hydra composes of veRL's defaults for a run."""
+    """Compose a run's configuration of veRL's defaults, as Hydra does."""
     from hydra import compose, initialize_config_module
 
     here, limits = folder.parent, {"ledger": folder / "run.ledger", **case.limits}

@@ -28,7 +28,7 @@ class KilledError(Exception):
 
 @dataclass
 class Found:
-    """What came of a run: rollouts dispatched and tokens made by ``train`` and ``eval``, and of its steps."""
+    """Results of a run: rollouts dispatched and tokens made by ``train`` and ``eval``, and of its steps."""
 
     dispatched: dict[str, int] = field(default_factory=dict)
     made: dict[str, list[int]] = field(default_factory=dict)
@@ -199,7 +199,7 @@ def drive(runner, run, config, case, folder, found):
 
 
 def let_go(budget):
-    """What the kernel does for a dead process: close its files, and with them its locks."""
+    """Close a dead process's files, and with them its locks, as the kernel does."""
     from isocompute.budget.ledger import writer
 
     if budget._ledger is not None:

@@ -193,7 +193,6 @@ class Lengths:
     """Assumed lengths of prompts and responses.
 
     Attributes:
-        prompt_tokens: Mean prompt.
         response_tokens: Mean response when training begins.
         growth: Mean response at the end over that at the beginning; linear in between.
         spread: Relative uncertainty of the mean over the run.

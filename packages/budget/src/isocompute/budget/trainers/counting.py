@@ -35,8 +35,6 @@ class LoggedEvaluation:
         tokens: Response tokens of these rollouts.
         count_source: ``log``, ``log and formula`` where both agree, or ``formula``.
         problem_set: Name of the problems evaluated.
-        samples: Responses to each.
-        scores: Metric columns.
         questions: How many problems, where the log says so.
         split: ``validation``, or ``train`` for the reward of training itself.
     """
@@ -63,7 +61,6 @@ class StepCount:
         rollouts: Generated up to and including it.
         rollouts_error: By how much that may be wrong, either way.
         tokens: Response tokens of these rollouts.
-        count_source: As in ``LoggedEvaluation``.
     """
 
     logged: int
@@ -116,10 +113,8 @@ class Tally:
     """Rollouts and response tokens of a run, step by step.
 
     Attributes:
-        where: The run, for messages.
         per_step: Rollouts of a step whose count is not logged, where that is known.
         reason_unknown: Why it is not known otherwise, and what a log must hold to say it.
-        step: Last step counted.
         rollouts: Generated up to and including it.
         rollouts_error: By how much that may be wrong.
         tokens: Response tokens of these rollouts.
@@ -253,7 +248,6 @@ class Entries:
 
     Attributes:
         entry: What every entry of training has, also where nothing was generated.
-        length: Mean response length.
         tokens: Tokens generated up to the step, prompts included: where an entry has it, and where a checkpoint has.
         wholes: Means of whole numbers, one for each generation batch.
         shares: Means of counts over the responses of a generation batch.
@@ -275,7 +269,6 @@ class Generated:
         count: Batches.
         tokens: Response tokens.
         source: Where the count comes from, as in ``LoggedEvaluation``.
-        notes: What to know of it.
     """
 
     batch: int

@@ -30,8 +30,6 @@ class Patient:
     """A run that was found.
 
     Attributes:
-        name: Where its log is.
-        trainer: Of the run.
         rows: Of ``evals``; none where something is missing.
         missing: Settings that nothing says, and what each may be, where that is known.
         training: Whether the rows are of the reward of training.

@@ -143,7 +143,6 @@ class RunPlan:
         world_size: Devices that train.
         micro_batch: Rollouts that a data-parallel rank holds in one forward and backward pass; None takes the largest
             divisor of its share of the batch up to 8. It changes memory and speed and nothing that is learned.
-        gpus_per_node: Most devices of a machine.
         problems: D, problems in the training set; None when it is not known.
         learning_rate: Learning rate to write, or None to leave the trainer's.
 
@@ -502,12 +501,8 @@ class Settings:
         values: Dotted keys and their values.
         where: The file or the run, for error messages.
         world_size: Devices that train, as the caller knows them.
-        problems: D, as the caller knows it.
         given: Names that the user says, against logs and files.
         has_defaults: Whether what is left out has the trainer's default: not where there is no configuration.
-        unknown: Remarks as in ``Batching``.
-        inconsistent: Remarks as in ``Batching``.
-        notes: Remarks as in ``Batching``.
         read: Names that were looked for.
     """
 

@@ -38,7 +38,6 @@ class Trainer:
     """A trainer.
 
     Attributes:
-        name: On the command line.
         title: Name in its own spelling.
         logs: None where only its settings are known.
         parallelism: The kinds of parallelism that it supports, by their names in ``Parallelism``.

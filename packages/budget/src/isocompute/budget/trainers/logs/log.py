@@ -36,7 +36,6 @@ class LogLayout:
         steps: Columns that count the trainer's steps; of those that a row has, the first counts. W&B's own ``_step``
             (``Step`` in its exports) is among them only where the trainer hands its step to W&B, which otherwise
             counts the calls of its logger.
-        needed: Metrics that are read.
         entry: Renames the metrics of one entry, before those of one step are joined; None leaves them.
     """
 
