@@ -25,13 +25,12 @@ from isocompute.learner import LearnerConfig, RunConfig
 from isocompute.rollout.scoring.rules import rule
 
 from ..errors import ExperimentError
-from ..settings.model import CommandTrainer
 
 if TYPE_CHECKING:
     import polars as pl
 
     from ..settings import ResourcesConfig
-    from ..settings.model import Preset
+    from ..settings.model import CommandTrainer, Preset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,16 +242,11 @@ class CommandSurroundings(Surroundings):
             files=files_of(trainer, project),
         )
 
-    @property
-    def settings(self) -> CommandTrainer:
-        """The settings of the trainer."""
-        return CommandTrainer.model_validate(self.trainer, strict=False)
-
 
 def surroundings_of(preset: Preset) -> Surroundings:
     """Return the surroundings of a preset's cells."""
-    if isinstance(preset.trainer, CommandTrainer):
-        return CommandSurroundings.of_trainer(preset.trainer, preset.resources.device, Path.cwd())
+    if preset.command is not None:
+        return CommandSurroundings.of_trainer(preset.command, preset.resources.device, Path.cwd())
     return Surroundings.of(preset.resources)
 
 

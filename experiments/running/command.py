@@ -21,7 +21,7 @@ from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import atomic_write
 
 from ..errors import ExperimentError
-from ..settings.model import PLACEHOLDER
+from ..settings.model import PLACEHOLDER, CommandTrainer
 from . import watchdog, work
 from .cells import CHECKPOINTS, LEDGER, READ_BY_A_CELL, SAID, CommandCell, CommandSurroundings
 from .work import Spool, local_path
@@ -52,7 +52,7 @@ def train(bases: Mapping[str, str], cell: CommandCell, problems: pl.DataFrame, h
     values = values_of(cell, home, model=model, problems=own)
     if _run(command_of(cell, values), home):
         questions = int((problems["split"] == "validation").sum())
-        logs = filled(cell.command.settings.logs, values)
+        logs = filled(trainer_of(cell).logs, values)
         write_tables(cell, home, configuration_of(cell).settings, logs=logs, questions=questions)
 
 
@@ -107,10 +107,15 @@ def project_of(home: Path) -> Path:
     return home.parents[len(work.WORK.parts) + 1]
 
 
+def trainer_of(cell: CommandCell) -> CommandTrainer:
+    """Return the settings of a cell's trainer."""
+    return CommandTrainer.model_validate(cell.command.trainer, strict=False)
+
+
 def check_surroundings(cell: CommandCell, project: Path) -> None:
     """Refuse to run a command whose files or libraries are not those that the run id is of."""
     before = cell.command
-    now = CommandSurroundings.of_trainer(before.settings, before.device, project)
+    now = CommandSurroundings.of_trainer(trainer_of(cell), before.device, project)
     changed = [name for name in before.files if now.files.get(name) != before.files[name]]
     changed += [name for name in before.versions if now.versions.get(name) != before.versions[name]]
     if now != before:
@@ -122,7 +127,7 @@ def check_surroundings(cell: CommandCell, project: Path) -> None:
 
 def command_of(cell: CommandCell, values: Mapping[str, str]) -> list[str]:
     """The words of a cell's command, the settings of its trainer after those of the preset."""
-    return [*(filled(word, values) for word in cell.command.settings.command), *flags_of(cell)]
+    return [*(filled(word, values) for word in trainer_of(cell).command), *flags_of(cell)]
 
 
 def values_of(cell: CommandCell, home: Path, *, model: str, problems: Mapping[str, Path]) -> dict[str, str]:
@@ -154,7 +159,7 @@ def filled(word: str, values: Mapping[str, str]) -> str:
 
 def flags_of(cell: CommandCell) -> list[str]:
     """Return the flags appended to the command of a cell: the settings of ``configuration_of``."""
-    style = trainer(cell.command.settings.trainer).style
+    style = trainer(trainer_of(cell).trainer).style
     lines = render(configuration_of(cell), style)
     # ``--key value`` is two words, ``key=value`` one.
     return lines if style == "hydra" else [word for line in lines for word in line.split(" ")]
@@ -166,7 +171,7 @@ def configuration_of(cell: CommandCell) -> Configuration:
     Raises:
         BudgetError: The trainer cannot do exactly this; the message says what would work.
     """
-    settings = cell.command.settings
+    settings = trainer_of(cell)
     allocation = Allocation(
         problems_per_batch=cell.problems_per_batch,
         rollouts_per_problem=cell.rollouts_per_problem,
@@ -220,7 +225,7 @@ def write_tables(cell: CommandCell, home: Path, settings: Mapping[str, Any], *, 
     evals = _evals(cell, home, settings, logs, questions, used)
     tables.write(evals, "evals", home / "evals.parquet")
     tables.write(ledger, "ledger", home / "ledger.parquet")
-    timings = timings_of(history, cell.run_id, devices=cell.command.settings.world_size)
+    timings = timings_of(history, cell.run_id, devices=trainer_of(cell).world_size)
     if len(timings):
         tables.write(timings, "timings", home / "timings.parquet")
     spool, metric = Spool(home / "metrics.jsonl"), f"avg_at_{cell.evaluation_samples}"
@@ -238,7 +243,7 @@ def _evals(
     Args:
         used: What each step used: ``step``, ``rollouts``, ``response_tokens``.
     """
-    command = cell.command.settings
+    command = trainer_of(cell)
     work.write_json(home / SETTINGS, {**settings, "world_size": command.world_size})
     said = {"seed": str(cell.seed), "questions": str(questions), "problem_set": cell.origin.problem_set}
     logged, _ = ingest(command.trainer, [logs], config=home / SETTINGS, constants={**command.log_settings, **said})

@@ -24,7 +24,7 @@ from isocompute.rollout.contract.deaths import death
 from isocompute.rollout.contract.files import write_text
 
 from ..errors import ExperimentError
-from ..settings import CommandTrainer, Preset, ResourcesConfig
+from ..settings import Preset, ResourcesConfig
 from . import cluster, work
 from .cells import CHECKPOINTS, LEDGER, SAID, Cell, CommandCell, Surroundings, check_problems, digest
 from .cluster import LOCAL, SESSION, Roster, cause, environment, open_cluster
@@ -380,7 +380,7 @@ def workers(preset: Preset, models: Mapping[str, str], *, training: bool = False
         training: Whether they train cells, for which those of a preset with a command run it.
     """
     resources = preset.resources
-    commands = training and isinstance(preset.trainer, CommandTrainer)
+    commands = training and preset.command is not None
     held = preset.devices_of_a_worker() if commands else resources.processors_of_a_worker()
     wanted = resources.workers * held
     with ExitStack() as stack:

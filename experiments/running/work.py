@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 from isocompute.budget import TRAINING_COHORTS, Counts, counts_by_cohort
@@ -26,8 +26,10 @@ from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import write_text
 
 from ..errors import ExperimentError
-from ..settings import ModelConfig, Preset
 from .cells import Cell
+
+if TYPE_CHECKING:
+    from ..settings import Preset
 
 WORK = Path("work")
 OUT = Path("outputs")
@@ -422,8 +424,8 @@ def model_of(preset: Preset, name: str = ONLY) -> tuple[str, str]:
     Raises:
         ExperimentError: The stage ``prepare`` has not run, or the model is another one since it has.
     """
-    folder = PREPARED / name / ONLY
-    if not isinstance(preset.base, ModelConfig):
+    folder, named = PREPARED / name / ONLY, preset.named_base
+    if named is None:
         if not (folder / "config.json").exists():
             raise ExperimentError(f"{folder}: there is no base model; run the stage `prepare` first")
         return str(folder.resolve()), content_hash(folder)
@@ -431,15 +433,14 @@ def model_of(preset: Preset, name: str = ONLY) -> tuple[str, str]:
     if not path.exists():
         raise ExperimentError(f"{path}: there is no base model; run the stage `prepare` first")
     recorded = json.loads(path.read_text())
-    if recorded["model"] != preset.base.model or recorded["revision"] != preset.base.revision:
+    if recorded["model"] != named.model or recorded["revision"] != named.revision:
         raise ExperimentError(
-            f"{path} records the model {recorded['model']}, and the preset names {preset.base.name}: run `prepare` "
-            "again"
+            f"{path} records the model {recorded['model']}, and the preset names {named.name}: run `prepare` again"
         )
     # A name on the hub with its commit cannot change; a folder can.
-    if Path(preset.base.model).is_dir() and content(preset.base.name) != recorded["content"]:
+    if Path(named.model).is_dir() and content(named.name) != recorded["content"]:
         raise ExperimentError(
-            f"the base model {preset.base.model} has changed since the stage `prepare` recorded it: "
+            f"the base model {named.model} has changed since the stage `prepare` recorded it: "
             "`dvc repro` records what it is now"
         )
-    return preset.base.name, str(recorded["content"])
+    return named.name, str(recorded["content"])

@@ -706,7 +706,7 @@ def _engine_can_run(preset: Preset) -> None:
 
 def _command_can_be_measured(preset: Preset) -> None:
     """Refuse settings of our learner, and measures of it, where a command trains."""
-    if not isinstance(preset.trainer, CommandTrainer):
+    if preset.command is None:
         return
     metric = f"avg_at_{preset.evaluation.samples}"
     if preset.evaluation.metric != metric:
@@ -890,10 +890,15 @@ class Preset(Settings):
         check(self)
         return self
 
+    @property
+    def command(self) -> CommandTrainer | None:
+        """The command that trains the cells; None where our learner does."""
+        return self.trainer if isinstance(self.trainer, CommandTrainer) else None
+
     def devices_of_a_worker(self) -> int:
         """Processors that one worker holds while cells are trained."""
         own = self.resources.processors_of_a_worker()
-        return max(own, self.trainer.world_size) if isinstance(self.trainer, CommandTrainer) else own
+        return max(own, self.command.world_size) if self.command else own
 
     def processors(self) -> int:
         """Processors that all workers hold."""
@@ -902,8 +907,13 @@ class Preset(Settings):
     def needs_the_hub(self) -> bool:
         """Return whether a data set or the base model is a name on the hub."""
         hub = [s.dataset for s in self.problems if isinstance(s, HubSource)]
-        hub += [self.base.model] if isinstance(self.base, ModelConfig) else []
+        hub += [self.named_base.model] if self.named_base else []
         return any(map(of_hub, hub))
+
+    @property
+    def named_base(self) -> ModelConfig | None:
+        """The base model of a folder or of the hub; None where base models are prepared."""
+        return self.base if isinstance(self.base, ModelConfig) else None
 
     @property
     def base_models(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import ErrorDetails, core_schema
 
 from ..errors import ExperimentError
-from .model import BOTH, CommandTrainer, LearnerSettings, Preset, kind_of, learner_config
+from .model import BOTH, LearnerSettings, Preset, kind_of, learner_config
 from .strict import NAME, SettingError, checked_name, with_names
 
 NOT_PRESETS = ("preset", "settings_file", "problem_sets", "tested_sets")
@@ -346,7 +346,7 @@ def _plain(preset: Preset, raw: Mapping[str, Any]) -> dict[str, Any]:
         del entry["name"]
     for name, sweep in preset.sweep.items():
         plain["sweep"][name]["learner"] = {}
-        if isinstance(preset.trainer, CommandTrainer):
+        if preset.command:
             continue
         every = asdict(learner_config(sweep.learner, preset.sampling, learning_rate=1.0))
         learner = {key: value for key, value in every.items() if key not in LearnerSettings.ELSEWHERE}

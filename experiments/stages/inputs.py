@@ -11,7 +11,7 @@ from ..errors import ExperimentError, listed
 from ..running import work
 from ..running.cells import code_of_rules, computing, files_of, versions, versions_of
 from ..running.work import OUT, write_json
-from ..settings import CommandTrainer, PreparedConfig, Preset
+from ..settings import PreparedConfig, Preset
 from ..settings.model import AnyBase
 
 FILE = OUT / "inputs.json"
@@ -51,8 +51,8 @@ def pins(path: Path) -> dict[str, str]:
 
 def _trainer(preset: Preset) -> dict[str, object] | None:
     """The command that trains, the hashes of its files and the versions of its libraries; None for our learner."""
-    trainer = preset.trainer
-    if not isinstance(trainer, CommandTrainer):
+    trainer = preset.command
+    if trainer is None:
         return None
     return {
         **trainer.model_dump(mode="json"),

@@ -110,7 +110,7 @@ def _state(cell: Cell, found: work.Outcome, keep_policies: str) -> dict[str, Any
         "status": "diverged" if found.diverged else "finished",
         "health": [{"name": f.name, "step": f.step, "reason": f.reason} for f in flags],
         "judged": judged,
-        "trainer": cell.command.settings.trainer if isinstance(cell, CommandCell) else None,
+        "trainer": cell.command.trainer["trainer"] if isinstance(cell, CommandCell) else None,
         "policy": str(work.policy_of(folder)) if kept else None,
     }
 

@@ -106,7 +106,7 @@ def test_the_code_of_a_cell_is_the_loop_and_what_it_needs() -> None:
 
 def test_a_model_retrained_in_place_is_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "model"
+    folder = tmp_path / "retrained"
     folder.mkdir()
     weights = folder / "model.safetensors"
     # Large enough for its hash to be remembered, which must not outlive the file.
@@ -136,8 +136,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     pinned = [f"{name}=={version(name).partition('+')[0]}" for name in ("polars", "torch", "numpy")]
     (tmp_path / "constraints.txt").write_text("\n".join(pinned))
     (tmp_path / "data.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "2+1=", "answer": "3"}\n')
-    imports, body = "from judging.helper import same\\n\\n\\n", "    return same(response, answer)\\n"
-    judge = f"{imports}def judge(response, answer, metadata):\\n{body}"
+    imports, body = "from judging.helper import same\n\n\n", "    return same(response, answer)\n"
+    judge = f"{imports}def judge(response, answer, metadata):\n{body}"
     helper = 'def same(one, other):\n    """Say."""\n    return one == other\n'
     own = {"judging/__init__.py": "", "judging/mine.py": judge, "judging/helper.py": helper, "model/config.json": "{}"}
     for name, text in own.items():

@@ -237,19 +237,18 @@ def test_the_suboptimality_times_the_step_tends_to_its_limit(n: int, scale: str)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("scale", "spacing", "best"), [("none", None, 2), ("group", 0.02, 3)])
+@pytest.mark.parametrize(("scale", "spacing", "order"), [("none", None, [2, 3, 4, 8]), ("group", 0.02, [3, 4, 2, 8])])
 def test_at_a_fixed_budget_and_one_learning_rate_small_groups_win_on_one_problem(
-    scale: str, spacing: float | None, best: int
+    scale: str, spacing: float | None, order: list[int]
 ) -> None:
     ends = {}
     for n in (2, 3, 4, 8):
         estimator = Estimator(rollouts_per_problem=n, scale=scale)
         path = evolution(RIGHT, estimator, start=START, learning_rate=0.5, update_steps=8192 // n, spacing=spacing)
         ends[n] = path[-1]
-    assert min(ends, key=ends.__getitem__) == best
-    assert sorted(ends, key=ends.__getitem__)[1:] == [n for n in ends if n != best]
+    assert sorted(ends, key=ends.__getitem__) == order
     # Divided by the deviation, the differences are small.
-    assert (ends[8] < 1.4 * ends[best]) == (scale == "group")
+    assert (ends[8] < 1.4 * ends[order[0]]) == (scale == "group")
 
 
 def test_above_the_largest_learning_rate_the_mean_no_longer_falls_as_one_over_t() -> None:
