@@ -54,6 +54,9 @@ class ReasoningGymSource:
         task: Name of the task, such as ``chain_sum``.
         settings: The task's own settings, such as ``min_terms``.
         digits: For ``chain_sum``: the only digits kept; empty keeps all.
+        train: Training problems.
+        validation: Validation problems.
+        seed: The generator's seed.
     """
 
     task: str
@@ -77,10 +80,13 @@ class HubSource:
         dataset: Name on the hub, or a folder.
         revision: Commit of the dataset; required for a name on the hub.
         files: Only files of this pattern, such as ``train/math*.parquet``; empty takes the dataset as it is.
+        split: Name of the split that is read.
         prompt: Column of prompts: a text, or chat messages, whose last user message is taken.
         answer: Column of answers; dots reach into structs (``reward_model.ground_truth``).
         verifier: Rule for the reward.
         metadata: Column of metadata for a rule of your own: a struct, or the JSON text of a mapping; empty for none.
+        train: Training problems.
+        validation: Validation problems.
         seed: Seed of the shuffle before the split.
     """
 
@@ -107,8 +113,13 @@ class LocalSource:
     """The user's own JSONL or Parquet file.
 
     Attributes:
+        path: The file.
+        prompt: Column of prompts.
+        answer: Column of answers.
         verifier: Rule for the reward.
         metadata: Column of metadata for a rule of your own: a struct, or the JSON text of a mapping; empty for none.
+        train: Training problems.
+        validation: Validation problems.
         seed: Seed of the shuffle before the split.
     """
 

@@ -515,6 +515,8 @@ class DifficultySplit:
         name: Name of the set, such as ``easy``.
         lowest: Smallest pass rate in it.
         highest: Largest pass rate in it.
+        train: Training problems.
+        validation: Validation problems.
 
     Raises:
         RolloutError: The interval is empty or not within 0 to 1, or a side has no problems.
