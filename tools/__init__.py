@@ -1,1 +1,1 @@
-"""What the sessions of nox need: an environment, a release that agrees with itself, a picture of the MLflow UI."""
+"""The needs of nox sessions: an environment, a release that agrees with itself, a picture of the MLflow UI."""

@@ -18,7 +18,7 @@ DIRECT = "constraints-direct.txt"
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """What is installed for sampling, and why.
+    """The sampler that is installed, and why.
 
     Attributes:
         sampler: ``vllm`` or ``transformers``.

@@ -36,7 +36,7 @@ SETTINGS = {
     "eval.n_samples_per_prompt=4 algo.dynamic_filtering_enable=true questions=16",
     "prime-rl": "orchestrator.group_size=4 orchestrator.batch_size=32 questions=16",
 }
-"""What the logs of some trainers do not say."""
+"""Settings that the logs of some trainers lack."""
 
 
 def find(package: str, name: str) -> Any:
@@ -96,7 +96,7 @@ def forecast(tree: Path, old: Path) -> Iterator[tuple[str, Any]]:
 
 
 def doctor(tree: Path, old: Path) -> Iterator[tuple[str, Any]]:
-    """What each trainer's logs say: those of the fixtures, and runs of filtered prompts."""
+    """Read each trainer's logs: those of the fixtures, and runs of filtered prompts."""
     folder, rng = "packages/budget/tests/fixtures", random.Random(0)
     rows: dict[str, list[dict[str, float]]] = {"openrlhf": [], "prime-rl": []}
     for s in range(1, 9):
@@ -239,7 +239,7 @@ def difference(one: Any, other: Any, where: str = "") -> str | None:
 
 
 def ask(part: str, trees: dict[str, Path], home: Path) -> dict[str, Any]:
-    """What both trees say to the questions of a part, asked at the same time."""
+    """Answers of both trees to a part, computed at the same time."""
     asked = {}
     for name, tree in trees.items():
         work = home / part / name

@@ -1,4 +1,4 @@
-"""How a session of nox gets its environment: what is installed, within which versions, and its variables."""
+"""The environment of a nox session: what is installed, within which versions, and its variables."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def install_all(session: nox.Session, *extra: str, constraints: str = "") -> Non
 
 
 def frozen(session: nox.Session) -> list[str]:
-    """What is installed, without our own packages and the builds' names."""
+    """List what is installed, without our own packages and the builds' names."""
     listed = session.run("uv", "pip", "freeze", "--python", session.virtualenv.location, external=True, silent=True)
     return [line.partition("+")[0] for line in str(listed).splitlines() if "==" in line]
 

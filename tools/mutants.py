@@ -81,7 +81,7 @@ MUTANTS = [
 
 
 def passes(package: str, files: Iterable[str], chosen: str, old: str = "", new: str = "") -> bool:
-    """Whether fast tests pass in a copy of the package in which a text is replaced.
+    """Return whether fast tests pass in a copy of the package in which a text is replaced.
 
     Raises:
         SystemExit: The text does not stand in the package once, or no test is chosen.
