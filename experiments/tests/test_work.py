@@ -144,16 +144,16 @@ def test_the_cells_that_are_listed_name_their_policy_where_it_is_of_their_budget
 
 
 @pytest.mark.parametrize(
-    ("grows_at", "before", "cases"),
+    ("grows_at", "cases"),
     [
         # A run of 48 steps is flagged, its first 24 steps are not.
-        (24, 10, [(24, [], True), (48, ["length_explosion"], True)]),
+        (24, [(24, [], True), (48, ["length_explosion"], True)]),
         # 19 steps are neither healthy nor not; one more, and they are judged.
-        (9, 13, [(19, [], False), (20, ["length_explosion"], True)]),
+        (9, [(19, [], False), (20, ["length_explosion"], True)]),
     ],
 )
 def test_a_cell_is_listed_with_its_health_within_its_budget_if_it_is_long_enough(
-    tmp_path: Path, grows_at: int, before: int, cases: list[tuple[int, list[str], bool]]
+    tmp_path: Path, grows_at: int, cases: list[tuple[int, list[str], bool]]
 ) -> None:
     """Responses four times as long from some step on."""
     spool = Spool(ended(cell(rollouts=384), budget=384) / "metrics.jsonl")
@@ -165,7 +165,7 @@ def test_a_cell_is_listed_with_its_health_within_its_budget_if_it_is_long_enough
         (state,) = json.loads((tmp_path / "out" / "cells.json").read_text())["cells"]
         assert ([flag["name"] for flag in state["health"]], state["judged"]) == (names, judged)
         assert health_text(*health_of(short)) == (", ".join(names) or ("no flags" if judged else "too short to judge"))
-    assert f"length rose from {before} to " in state["health"][0]["reason"]
+    assert f"mean response length rose from {10 if grows_at == 24 else 13} to" in state["health"][0]["reason"]
     flag = Flag(name="mismatch", step=1, reason="", values={})
     assert health_text([flag], False) == "mismatch, otherwise too short to judge"
 
