@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 ANSWER, MODEL, DECISION = "test_saved_answer.py", "test_model.py", "test_decision.py"
-REWARDS, RUNS, TRL, EVERY = "test_rewards.py", "test_ingest_runs.py", "test_trl.py", "test_every_trainer.py"
+REWARDS, RUNS, TRL, EVERY = "test_rewards.py", "test_evals.py", "test_trl.py", "test_registry.py"
 
 
 class Mutant(NamedTuple):

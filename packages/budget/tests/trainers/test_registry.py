@@ -198,6 +198,18 @@ def test_trl_generates_several_times_in_a_step_or_every_few_steps():
         assert (found.inconsistent, found.unknown) == ((), ())
 
 
+def test_trl_without_settings_of_its_own_makes_three_epochs_of_eight_responses_to_a_problem():
+    found = read("trl", {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}, world_size=1, problems=5)
+    assert (found.rollouts_per_problem, found.problems_per_batch, found.update_steps) == (8, 1, 15)
+
+
+def test_trl_generates_nothing_where_no_batch_is_complete():
+    layout = {"num_generations": 4, "per_device_train_batch_size": 16, "max_steps": 10}
+    found = read("trl", layout, world_size=1, problems=3)
+    assert found.generated == 0
+    assert "hold no whole generation batch of 4" in found.inconsistent[0]
+
+
 def test_the_last_step_of_a_trl_epoch_may_be_short():
     layout = {"num_generations": 4, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
     epochs = {**layout, "steps_per_generation": 1, "num_train_epochs": 3}
