@@ -25,6 +25,7 @@ def test_the_sigmoid_of_points_goes_through_them() -> None:
         fit_points(np.array([1e5, 2e5]), np.array([8, 8]))
 
 
+@pytest.mark.slow("figures by a command")
 def test_the_paper_s_method_says_n_star_at_a_budget(
     table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
