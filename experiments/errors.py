@@ -22,3 +22,8 @@ def is_for_the_user(error: BaseException) -> bool:
         return error.errno in ENVIRONMENT
     # Every package has an error of this name, the base of its own.
     return isinstance(error, ExperimentError) or any(base.__name__ == "IsoComputeError" for base in type(error).__mro__)
+
+
+def amounts(bundles: Sequence[dict[str, float]]) -> str:
+    """Sum up some bundles, such as ``4 CPUs and 1 GPUs``."""
+    return " and ".join(f"{sum(bundle.get(kind, 0.0) for bundle in bundles):g} {kind}s" for kind in ("CPU", "GPU"))

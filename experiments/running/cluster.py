@@ -1,6 +1,8 @@
-"""The Ray cluster that the stages run on: one that is there already, or one head for a whole ``repro``.
+"""The Ray cluster that the stages run on, and its workers as actors.
 
-On SIGTERM and SIGINT what runs may save its state first; a second signal ends it at once.
+The cluster is one that is there already, or one head for a whole ``repro``. A worker that has loaded other code,
+libraries or base models than the driver is refused. On SIGTERM and SIGINT what runs may save its state first; a second
+signal ends it at once.
 """
 
 from __future__ import annotations
@@ -9,18 +11,30 @@ import os
 import re
 import secrets
 import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from ..errors import ExperimentError, is_for_the_user
-from .worker import NAMESPACE
+from ..errors import ExperimentError, is_for_the_user, listed
+from . import cells, work
+from .cells import LOOP, Cell, Surroundings, check_problems, digest, modules_of, source_hash, versions
+from .work import NAMESPACE
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from ..settings import Preset, ResourcesConfig
 
 SESSION = "ISOCOMPUTE_SESSION"
 """Names the actor that holds the workers of one ``repro``, for the stages that it runs."""
@@ -138,6 +152,191 @@ def environment() -> dict[str, Any]:
     """Runtime environment of actors that import this project."""
     places = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"env_vars": {**QUIET, "PYTHONPATH": os.pathsep.join(places)}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """Settings of a worker.
+
+    Attributes:
+        models: Folder or name of each base model, by the hash of its content; they differ in their weights alone.
+        generation: How responses are generated and scored (``Preset.generation``).
+        resources: With a sampler and an engine that leave nothing to the machine.
+    """
+
+    models: Mapping[str, str]
+    generation: Mapping[str, Any]
+    resources: ResourcesConfig
+
+    @classmethod
+    def of(cls, preset: Preset, models: Mapping[str, str]) -> WorkerConfig:
+        """Settings of the workers of a preset."""
+        own = preset.resources
+        resolved = own.model_copy(update={"sampler": own.resolved_sampler(), "engine": own.resolved_engine()})
+        return cls(models=dict(models), generation=preset.generation, resources=resolved)
+
+
+class WorkerActor:
+    """Passes calls on to its worker.
+
+    The worker is opened by a call, since an error of an actor's constructor comes back as its death.
+    """
+
+    def __init__(self) -> None:
+        self._worker: Any = None
+        self._loaded: Loaded | None = None
+
+    def open(self, config: WorkerConfig) -> Loaded:
+        """Load the model, unless it is there already; returns what was loaded with it."""
+        guard = CodeGuard.install()
+        # Imported under the guard.
+        from .worker import Worker
+
+        if self._loaded is None or self._worker.config != config:
+            self._worker = Worker(config, guard.verify)
+            self._loaded = Loaded.of(config, guard)
+        return self._loaded
+
+    def place(self, path: str, text: str) -> tuple[str, bool]:
+        """The machine, and whether it sees a file that the driver wrote, with its text."""
+        try:
+            return socket.gethostname(), Path(path).read_text() == text
+        except OSError:
+            return socket.gethostname(), False
+
+    def sample(self, problems: pl.DataFrame, settings: Mapping[str, Any]) -> pl.DataFrame:
+        """See ``Worker.sample``."""
+        answered: pl.DataFrame = self._worker.sample(problems, **settings)
+        return answered
+
+    def evaluate_baseline(self, cell: Cell, problems: pl.DataFrame, folder: str) -> None:
+        """See ``Worker.evaluate_baseline``."""
+        check_problems(cell, problems)
+        self._worker.evaluate_baseline(cell, problems, Path(folder))
+
+    def train(self, cell: Cell, problems: pl.DataFrame, home: str, start: str) -> None:
+        """See ``Worker.train``."""
+        check_problems(cell, problems)
+        self._worker.train(cell, problems, Path(home), Path(start))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """The code, libraries, device and base models that a worker has loaded.
+
+    Attributes:
+        bases: Hashes of the contents of the base models.
+        modules: Hash of the code of each module that a cell depends on.
+        versions: Versions of the libraries that compute.
+        device: Where it computes: ``cuda`` where that was asked for and is there, else ``cpu``.
+    """
+
+    host: str
+    process: int
+    bases: frozenset[str]
+    modules: Mapping[str, str]
+    versions: Mapping[str, str]
+    device: str
+
+    @classmethod
+    def of(cls, config: WorkerConfig, guard: CodeGuard) -> Loaded:
+        """Look at this process, after its worker was made."""
+        import torch
+
+        guard.verify()
+        return cls(
+            host=socket.gethostname(),
+            process=os.getpid(),
+            bases=frozenset(work.content(work.local_path(place)) for place in config.models.values()),
+            modules=guard.hashes,
+            versions=versions(),
+            # One that holds no GPU may be where there is none.
+            device="cpu" if config.resources.own_gpus and not torch.cuda.is_available() else config.resources.device,
+        )
+
+
+class CodeGuard(MetaPathFinder):
+    """Notes the code of a cell before it is imported, and refuses to import a module that has changed since.
+
+    Attributes:
+        hashes: Hash of each module, when the guard began.
+    """
+
+    def __init__(self) -> None:
+        # Of the same texts, since those that were read are remembered.
+        self.hashes = modules_of(LOOP)
+        self._texts = {module: cells.text_of(module) for module in self.hashes}
+
+    @classmethod
+    def install(cls) -> CodeGuard:
+        """The guard of this process: the first one there is."""
+        guard = cls.here()
+        if guard is None:
+            guard = cls()
+            sys.meta_path.insert(0, guard)
+        return guard
+
+    @classmethod
+    def here(cls) -> CodeGuard | None:
+        """The guard of this process, where it has one."""
+        return next((finder for finder in sys.meta_path if isinstance(finder, cls)), None)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Leave a module to the other finders, unless it has changed."""
+        if fullname in self.hashes and self._changed(fullname):
+            raise ImportError(_edited([fullname]))
+        return None
+
+    def verify(self) -> None:
+        """Check that what another process would import now is what this one has loaded."""
+        changed = [module for module in self.hashes if self._changed(module)]
+        if changed:
+            raise ExperimentError(_edited(changed))
+
+    def _changed(self, module: str) -> bool:
+        path = cells.source_of(module)
+        if path is None or not path.is_file():
+            return True
+        # Only a file that was edited is parsed, to see whether more than a comment was.
+        return path.read_bytes() != self._texts[module] and source_hash(path) != self.hashes[module]
+
+
+def check(loaded: Loaded, *, bases: Collection[str], surroundings: Surroundings) -> None:
+    """Refuse a worker that loaded something else than the driver asked for."""
+    different = list(_differences(loaded, bases, surroundings))
+    if different:
+        raise ExperimentError(
+            f"the worker on {loaded.host} (process {loaded.process}) loaded {'; '.join(different)}: the run ids of "
+            "this stage would not be true of it; start the same command again, on machines that have the same files "
+            "and libraries"
+        )
+
+
+def _differences(loaded: Loaded, bases: Collection[str], surroundings: Surroundings) -> list[str]:
+    """List what differs, each as a phrase."""
+    found = []
+    if digest(loaded.modules) != surroundings.code:
+        found.append(f"other code than this stage ({listed(_unequal(modules_of(LOOP), loaded.modules))})")
+    own, theirs = surroundings.versions, loaded.versions
+    if libraries := _unequal(own, theirs):
+        said = [f"{name} {theirs.get(name, 'none')} for {own.get(name, 'none')}" for name in libraries]
+        found.append(f"other libraries ({listed(said)})")
+    if loaded.bases != frozenset(bases):
+        there, wanted = (", ".join(sorted(hashes)) for hashes in (loaded.bases, bases))
+        found.append(f"another base model ({there} for {wanted})")
+    if loaded.device != surroundings.device:
+        found.append(f"device {loaded.device!r} for {surroundings.device!r}")
+    return found
+
+
+def _unequal(own: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    return sorted(name for name in {*own, *theirs} if own.get(name) != theirs.get(name))
+
+
+def _edited(modules: Sequence[str]) -> str:
+    return f"{listed(modules)} changed on disk while this worker was loading or running: start the same command again"
 
 
 class Roster:

@@ -23,15 +23,26 @@ from filelock import FileLock, Timeout
 from isocompute.rollout.contract.deaths import death
 from isocompute.rollout.contract.files import write_text
 
-from ..errors import ExperimentError
+from ..errors import ExperimentError, amounts
 from ..settings import Preset, ResourcesConfig
 from . import cluster, work
 from .cells import CHECKPOINTS, LEDGER, SAID, Cell, CommandCell, Surroundings, check_problems, digest
-from .cluster import LOCAL, SESSION, Roster, cause, environment, open_cluster
+from .cluster import (
+    LOCAL,
+    SESSION,
+    CodeGuard,
+    Loaded,
+    Roster,
+    WorkerActor,
+    WorkerConfig,
+    cause,
+    check,
+    environment,
+    open_cluster,
+)
 from .tracker import Tracker
-from .work import WORK, Cursor, Spool, finished, folder_of
+from .work import NAMESPACE, WORK, Cursor, Spool, finished, folder_of
 from .work import done as read_done
-from .worker import NAMESPACE, CodeGuard, Loaded, WorkerActor, WorkerConfig, amounts, check
 
 PRUNE_SECONDS = 60.0
 """Seconds between checks of the disk limit, which add up the sizes of all that is kept."""

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from ..settings import Preset
 
 WORK = Path("work")
+NAMESPACE = "isocompute"
+"""Of our actors in a cluster of Ray."""
 OUT = Path("outputs")
 """Folder of the outputs that DVC keeps."""
 PREPARED = OUT / "prepared"

@@ -20,9 +20,9 @@ from ray.util import get_current_placement_group, placement_group_table
 from ray.util.placement_group import remove_placement_group
 
 from experiments.errors import ExperimentError
-from experiments.running.cluster import environment
+from experiments.running.cluster import WorkerActor, WorkerConfig, environment
 from experiments.running.schedule import Pool, workers
-from experiments.running.worker import Bundles, WorkerActor, WorkerConfig, reserve
+from experiments.running.worker import Bundles, reserve
 from experiments.settings import ResourcesConfig, load
 
 from .made import BASE, PARAMS, ROOT, params
@@ -46,7 +46,8 @@ HOLDER = """
 import sys, time
 import ray
 from experiments.running.cluster import SESSION, environment, shared_cluster
-from experiments.running.worker import NAMESPACE, WorkerActor
+from experiments.running.cluster import WorkerActor
+from experiments.running.work import NAMESPACE
 
 with shared_cluster(1) as joined:
     roster = ray.get_actor(joined[SESSION], namespace=NAMESPACE)
@@ -126,7 +127,7 @@ import ray
 from experiments.errors import ExperimentError
 from experiments.running.cluster import open_cluster
 from experiments.running.cells import Surroundings
-from experiments.running.worker import check
+from experiments.running.cluster import check
 from experiments.running.schedule import workers
 from experiments.running.work import content_hash
 from experiments.settings import load

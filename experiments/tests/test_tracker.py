@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import numpy as np
 import polars as pl
 import pytest
@@ -303,11 +304,8 @@ FIXTURES = ROOT / "packages" / "budget" / "tests" / "fixtures"
 QUESTIONS = {"questions": "16"}
 
 
-def test_verl_from_mlflow_is_verl_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    import mlflow
-
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+def test_verl_from_mlflow_is_verl_from_its_file(store: Path) -> None:
+    mlflow.set_tracking_uri(f"sqlite:///{store}")
     mlflow.set_experiment("verl")
     config = json.loads((FIXTURES / "verl" / "config.json").read_text())
     with mlflow.start_run():
