@@ -29,12 +29,11 @@ from uuid import uuid4
 from ..errors import ExperimentError, is_for_the_user, listed
 from . import cells, work
 from .cells import LOOP, Cell, Surroundings, check_problems, digest, modules_of, source_hash, versions
-from .work import NAMESPACE
+from .work import NAMESPACE, WorkerConfig
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from ..settings import Preset, ResourcesConfig
 
 SESSION = "ISOCOMPUTE_SESSION"
 """Names the actor that holds the workers of one ``repro``, for the stages that it runs."""
@@ -152,28 +151,6 @@ def environment() -> dict[str, Any]:
     """Runtime environment of actors that import this project."""
     places = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"env_vars": {**QUIET, "PYTHONPATH": os.pathsep.join(places)}}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerConfig:
-    """Settings of a worker.
-
-    Attributes:
-        models: Folder or name of each base model, by the hash of its content; they differ in their weights alone.
-        generation: How responses are generated and scored (``Preset.generation``).
-        resources: With a sampler and an engine that leave nothing to the machine.
-    """
-
-    models: Mapping[str, str]
-    generation: Mapping[str, Any]
-    resources: ResourcesConfig
-
-    @classmethod
-    def of(cls, preset: Preset, models: Mapping[str, str]) -> WorkerConfig:
-        """Settings of the workers of a preset."""
-        own = preset.resources
-        resolved = own.model_copy(update={"sampler": own.resolved_sampler(), "engine": own.resolved_engine()})
-        return cls(models=dict(models), generation=preset.generation, resources=resolved)
 
 
 class WorkerActor:

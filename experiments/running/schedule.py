@@ -34,14 +34,13 @@ from .cluster import (
     Loaded,
     Roster,
     WorkerActor,
-    WorkerConfig,
     cause,
     check,
     environment,
     open_cluster,
 )
 from .tracker import Tracker
-from .work import NAMESPACE, WORK, Cursor, Spool, finished, folder_of
+from .work import NAMESPACE, WORK, Cursor, Spool, WorkerConfig, finished, folder_of
 from .work import done as read_done
 
 PRUNE_SECONDS = 60.0

@@ -29,7 +29,7 @@ from ..errors import ExperimentError
 from .cells import Cell
 
 if TYPE_CHECKING:
-    from ..settings import Preset
+    from ..settings import Preset, ResourcesConfig
 
 WORK = Path("work")
 NAMESPACE = "isocompute"
@@ -42,6 +42,28 @@ ONLY = "base"
 """Name of a base model that is given alone, and of the folder that a model is in."""
 LARGE = 2**24
 """Bytes of a file from which on its hash is remembered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """Settings of a worker.
+
+    Attributes:
+        models: Folder or name of each base model, by the hash of its content; they differ in their weights alone.
+        generation: How responses are generated and scored (``Preset.generation``).
+        resources: With a sampler and an engine that leave nothing to the machine.
+    """
+
+    models: Mapping[str, str]
+    generation: Mapping[str, Any]
+    resources: ResourcesConfig
+
+    @classmethod
+    def of(cls, preset: Preset, models: Mapping[str, str]) -> WorkerConfig:
+        """Settings of the workers of a preset."""
+        own = preset.resources
+        resolved = own.model_copy(update={"sampler": own.resolved_sampler(), "engine": own.resolved_engine()})
+        return cls(models=dict(models), generation=preset.generation, resources=resolved)
 
 
 def folder_of(cell: Cell) -> Path:

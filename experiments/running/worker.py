@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 from isocompute.budget import Ledger, Limits, Meter
@@ -38,10 +38,7 @@ from isocompute.rollout.samplers.prompts import PromptMaker, load_tokenizer
 from ..errors import ExperimentError, amounts
 from . import work
 from .cells import Cell
-from .work import NAMESPACE, Spool, local_path
-
-if TYPE_CHECKING:
-    from .cluster import WorkerConfig
+from .work import NAMESPACE, Spool, WorkerConfig, local_path
 
 
 class Worker:

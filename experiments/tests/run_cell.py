@@ -13,7 +13,7 @@ import vllm.entrypoints.llm
 import vllm.v1.worker.cpu_worker  # noqa: F401
 
 from experiments.running import work
-from experiments.running.cluster import WorkerConfig
+from experiments.running.work import WorkerConfig
 from experiments.running.worker import Worker
 from experiments.settings.model import CheckpointsConfig, ResourcesConfig
 

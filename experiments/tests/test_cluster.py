@@ -20,8 +20,9 @@ from ray.util import get_current_placement_group, placement_group_table
 from ray.util.placement_group import remove_placement_group
 
 from experiments.errors import ExperimentError
-from experiments.running.cluster import WorkerActor, WorkerConfig, environment
+from experiments.running.cluster import WorkerActor, environment
 from experiments.running.schedule import Pool, workers
+from experiments.running.work import WorkerConfig
 from experiments.running.worker import Bundles, reserve
 from experiments.settings import ResourcesConfig, load
 

@@ -16,8 +16,8 @@ import polars as pl
 
 from experiments.running import work
 from experiments.running.cells import Cell
-from experiments.running.cluster import WorkerActor, WorkerConfig
-from experiments.running.work import Spool
+from experiments.running.cluster import WorkerActor
+from experiments.running.work import Spool, WorkerConfig
 
 from ..made import ended, evaluation_record, first_evaluation, keep, kept_checkpoint, step_record, took
 
