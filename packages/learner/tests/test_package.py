@@ -1,14 +1,12 @@
-"""The front door: names, quick imports, and the examples of the README."""
+"""The front door: names and quick imports."""
 
 import ast
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import isocompute.learner
 import pytest
-from tiny_models import with_tokenizer
 
 
 @pytest.mark.slow
@@ -47,20 +45,3 @@ def test_a_group_without_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(isocompute.learner.LearnerError, match=r'pip install "isocompute-learner\[ray\]"'):
         isocompute.learner.LearnerGroup("model", isocompute.learner.LearnerConfig(learning_rate=1.0), world_size=2)
-
-
-README = Path(__file__).parents[1] / "README.md"
-
-EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-
-ON_THE_HUB = "Qwen/Qwen2.5-0.5B-Instruct"
-
-
-@pytest.mark.slow
-def test_the_examples_of_the_readme_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert sum(ON_THE_HUB in example for example in EXAMPLES) == 1
-    model = with_tokenizer(tmp_path / "model")
-    for example in EXAMPLES:
-        exec(compile(example.replace(ON_THE_HUB, str(model)), str(README), "exec"), {})
-        if ON_THE_HUB in example:
-            assert len(re.findall(r"^step \d+: .* rollouts, reward ", capfd.readouterr().err, re.MULTILINE)) == 8
