@@ -31,7 +31,7 @@ def store(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return tmp_path / "mlflow.db"
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A cluster of four processors, as a stage run alone starts it."""
     from experiments.running.cluster import open_cluster

@@ -141,9 +141,9 @@ def vllm_sampler(tiny: Tiny) -> Iterator[Any]:
     opened.close()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A Ray cluster for the replicas of all files here, which one process runs (``xdist_group``) and then ends."""
+    """A Ray cluster for the replicas of a file; it ends with the file, since another package's tests would join it."""
     ray = pytest.importorskip("ray")
     pytest.importorskip("torch")
     import hashed
@@ -154,7 +154,7 @@ def cluster() -> Iterator[Any]:
     ray.shutdown()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def pair(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Two replicas of ``hashed.HashedSampler``, whatever transport a test gives them."""
     import hashed
