@@ -135,7 +135,8 @@ from experiments.settings import load
 
 edited, change = Path(sys.argv[1]), sys.argv[2]
 preset = load(Path("params.yaml"), "smoke")
-model = preset.base.model
+# A worker's folder is not the driver's.
+model = str(Path(preset.base.model).resolve())
 try:
     with open_cluster(1), workers(preset, {content_hash(Path(model)): model}) as pool:
         loaded = ray.get(pool._slots[0].actor.open.remote(pool._config))
@@ -245,7 +246,7 @@ def placed(request: pytest.FixtureRequest, cluster: None) -> Iterator[tuple[Any,
 
 
 def actors_of(ranks: LearnerGroup, sampler: Any) -> list[Any]:
-    return [*ranks._ranks, *(member.actor for member in sampler.crew.members)]
+    return [*ranks._ranks, *(member.actor for member in sampler.driver.members)]
 
 
 def by_value(made: Any) -> Any:
@@ -293,7 +294,8 @@ class Holder:
 
 def test_the_places_of_a_worker_that_died_are_free_for_the_one_that_replaces_it(cluster: None) -> None:
     layout = Bundles.of(asked(sampler="vllm", device="cpu", learner_ranks=2, replicas=1, placement="separate"))
-    holders = [ray.remote(num_cpus=0)(Holder).options(name=f"worker-{number}").remote() for number in range(2)]
+    holder = ray.remote(num_cpus=0, runtime_env=environment())(Holder)
+    holders = [holder.options(name=f"worker-{number}").remote() for number in range(2)]
     assert ray.get(holders[0].hold.remote(layout)) == 3
     # Of four processors there is one left, and a worker that lives keeps its places.
     with pytest.raises(ExperimentError, match="need 3 CPUs"):

@@ -15,10 +15,10 @@ from isocompute.budget import History
 from experiments.running.cells import CommandCell
 from experiments.settings import load
 
-from ..made import BASE, PARAMS, params
+from ..made import BASE, PARAMS, ROOT, params
 from ..test_pipeline import clone, run
 from ..test_pipeline_kills import continued, end
-from .made import ROOT, cells, home_of, last_step, problems, same, started
+from .made import cells, home_of, last_step, problems, same, started
 
 SCRIPT = "experiments/trainers/trl_grpo.py"
 pytestmark = [
