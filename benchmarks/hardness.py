@@ -15,10 +15,10 @@ import sys
 import polars as pl
 from isocompute.rollout.contract import tables
 
+from experiments.running.cell_folder import PREPARED, model_of
 from experiments.running.cells import Origin, Surroundings, problems_hash
 from experiments.running.measure import measure
 from experiments.running.schedule import workers
-from experiments.running.work import PREPARED, model_of
 from experiments.settings import load
 
 

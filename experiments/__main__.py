@@ -161,8 +161,8 @@ def call(command: Sequence[str], variables: Mapping[str, str]) -> int:
 
 def repro(preset: Preset) -> int:
     """``dvc repro`` on one Ray head whose workers serve all stages."""
+    from .running.cell_folder import OUT
     from .running.cluster import shared_cluster
-    from .running.work import OUT
 
     before = len(SECONDS.read_text().splitlines()) if SECONDS.exists() else 0
     with shared_cluster(preset.processors()) as environment:

@@ -12,7 +12,7 @@ from isocompute.rollout import successes
 from isocompute.rollout.scoring.evaluation import best_at_k, worst_at_k
 
 from .errors import ExperimentError
-from .running.work import WorkerConfig
+from .running.cells import WorkerConfig
 from .settings import Preset
 from .settings.model import learner_config
 

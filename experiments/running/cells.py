@@ -176,6 +176,32 @@ def computing(resources: ResourcesConfig) -> dict[str, Any]:
     }
 
 
+NAMESPACE = "isocompute"
+"""Of workers and their places in a cluster of Ray."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """Settings of a worker.
+
+    Attributes:
+        models: Folder or name of each base model, by the hash of its content; they differ in their weights alone.
+        generation: How responses are generated and scored (``Preset.generation``).
+        resources: With a sampler and an engine that leave nothing to the machine.
+    """
+
+    models: Mapping[str, str]
+    generation: Mapping[str, Any]
+    resources: ResourcesConfig
+
+    @classmethod
+    def of(cls, preset: Preset, models: Mapping[str, str]) -> WorkerConfig:
+        """Settings of the workers of a preset."""
+        own = preset.resources
+        resolved = own.model_copy(update={"sampler": own.resolved_sampler(), "engine": own.resolved_engine()})
+        return cls(models=dict(models), generation=preset.generation, resources=resolved)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CommandCell(Cell):
     """A cell that a command trains. Its budget is part of its identity: trainers' schedules depend on their last step.
@@ -214,10 +240,6 @@ class CommandCell(Cell):
     def evaluate_steps(self) -> int:
         """Update steps between evaluations."""
         return self.evaluate_every // self.batch_rollouts
-
-
-LEDGER, SAID, CHECKPOINTS = "run.ledger", "output.log", "checkpoints"
-"""Files of a command in the folder of a cell: its ledger, what it printed, its checkpoints with its log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

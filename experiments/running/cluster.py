@@ -27,9 +27,19 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from ..errors import ExperimentError, is_for_the_user, listed
-from . import cells, work
-from .cells import LOOP, Cell, Surroundings, check_problems, digest, modules_of, source_hash, versions
-from .work import NAMESPACE, WorkerConfig
+from . import cell_folder, cells
+from .cells import (
+    LOOP,
+    NAMESPACE,
+    Cell,
+    Surroundings,
+    WorkerConfig,
+    check_problems,
+    digest,
+    modules_of,
+    source_hash,
+    versions,
+)
 
 if TYPE_CHECKING:
     import polars as pl
@@ -224,7 +234,7 @@ class Loaded:
         return cls(
             host=socket.gethostname(),
             process=os.getpid(),
-            bases=frozenset(work.content(work.local_path(place)) for place in config.models.values()),
+            bases=frozenset(cell_folder.content(cell_folder.local_path(place)) for place in config.models.values()),
             modules=guard.hashes,
             versions=versions(),
             # One that holds no GPU may be where there is none.

@@ -22,9 +22,9 @@ from isocompute.rollout.contract.files import atomic_write
 
 from ..errors import ExperimentError
 from ..settings.model import PLACEHOLDER, CommandTrainer
-from . import watchdog, work
-from .cells import CHECKPOINTS, LEDGER, READ_BY_A_CELL, SAID, CommandCell, CommandSurroundings
-from .work import Spool, local_path
+from . import cell_folder, watchdog
+from .cell_folder import CHECKPOINTS, LEDGER, SAID, Spool, local_path
+from .cells import READ_BY_A_CELL, CommandCell, CommandSurroundings
 
 POLL_SECONDS = 0.5
 SHOWN_LINES, LONGEST_LINE = 3, 300
@@ -44,7 +44,7 @@ def train(bases: Mapping[str, str], cell: CommandCell, problems: pl.DataFrame, h
             or what it depends on has changed since the sweep began.
         BudgetError: The log cannot be read.
     """
-    if work.finished(cell, home):
+    if cell_folder.finished(cell, home):
         return
     check_surroundings(cell, project_of(home))
     own = write_problems(problems, home / "problems")
@@ -72,7 +72,7 @@ def _run(words: Sequence[str], home: Path) -> bool:
     stopped = False
     with process.stdin as other_end:
         while process.poll() is None:
-            if not stopped and work.stop_requested(home):
+            if not stopped and cell_folder.stop_requested(home):
                 stopped = True
                 with suppress(BrokenPipeError):
                     other_end.write(b"stop")
@@ -104,7 +104,7 @@ def _environment() -> dict[str, str]:
 
 def project_of(home: Path) -> Path:
     """The folder that a sweep is run in, of the whole path of a cell's folder; a worker may have begun elsewhere."""
-    return home.parents[len(work.WORK.parts) + 1]
+    return home.parents[len(cell_folder.WORK.parts) + 1]
 
 
 def trainer_of(cell: CommandCell) -> CommandTrainer:
@@ -232,7 +232,7 @@ def write_tables(cell: CommandCell, home: Path, settings: Mapping[str, Any], *, 
     spool.path.unlink(missing_ok=True)
     for step, rollouts, score in evals.select("step", "rollouts", metric).iter_rows():
         spool.write(EvaluationRecord(step=step, rollouts=rollouts, scores={metric: score}, evaluate_seconds=0.0))
-    work.set_done(home, work.Done(rollouts=cell.rollouts, step=cell.update_steps, diverged_at=None))
+    cell_folder.set_done(home, cell_folder.Done(rollouts=cell.rollouts, step=cell.update_steps, diverged_at=None))
 
 
 def _evals(
@@ -244,7 +244,7 @@ def _evals(
         used: What each step used: ``step``, ``rollouts``, ``response_tokens``.
     """
     command = trainer_of(cell)
-    work.write_json(home / SETTINGS, {**settings, "world_size": command.world_size})
+    cell_folder.write_json(home / SETTINGS, {**settings, "world_size": command.world_size})
     said = {"seed": str(cell.seed), "questions": str(questions), "problem_set": cell.origin.problem_set}
     logged, _ = ingest(command.trainer, [logs], config=home / SETTINGS, constants={**command.log_settings, **said})
     metric = f"avg_at_{cell.evaluation_samples}"

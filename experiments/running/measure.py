@@ -14,10 +14,10 @@ from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import atomic_write
 
 from ..errors import ExperimentError
-from . import work
+from . import cell_folder
+from .cell_folder import WORK, write_json
 from .cells import Origin, digest
 from .schedule import Dispatch, Job, Line, Pool
-from .work import WORK, write_json
 
 PART = 256
 """Problems answered by one worker at a time."""
@@ -56,7 +56,7 @@ def measure(
     spent = [json.loads(path.with_suffix(".json").read_text()) for path in parts]
     total = {name: sum(part[name] for part in spent) for name in spent[0]}
     rates = pl.concat([pl.read_parquet(path) for path in parts]).sort("problem_id")
-    return Measured(rates=rates, ledger=work.ledger(run_id, total))
+    return Measured(rates=rates, ledger=cell_folder.ledger(run_id, total))
 
 
 def _answer(pool: Pool, parts: dict[Path, pl.DataFrame], settings: dict[str, object], title: str) -> None:
@@ -68,7 +68,7 @@ def _answer(pool: Pool, parts: dict[Path, pl.DataFrame], settings: dict[str, obj
     def keep(path: Path, rollouts: pl.DataFrame) -> None:
         with atomic_write(path) as stream:
             successes(rollouts).write_parquet(stream)
-        write_json(path.with_suffix(".json"), work.cost(rollouts))
+        write_json(path.with_suffix(".json"), cell_folder.cost(rollouts))
         kept.append(path)
         line.show(len(parts) - len(waiting) + len(kept))
 

@@ -25,8 +25,10 @@ from isocompute.rollout.contract.files import write_text
 
 from ..errors import ExperimentError, amounts
 from ..settings import Preset, ResourcesConfig
-from . import cluster, work
-from .cells import CHECKPOINTS, LEDGER, SAID, Cell, CommandCell, Surroundings, check_problems, digest
+from . import cell_folder, cluster
+from .cell_folder import CHECKPOINTS, LEDGER, SAID, WORK, Cursor, Spool, finished, folder_of
+from .cell_folder import done as read_done
+from .cells import NAMESPACE, Cell, CommandCell, Surroundings, WorkerConfig, check_problems, digest
 from .cluster import (
     LOCAL,
     SESSION,
@@ -40,8 +42,6 @@ from .cluster import (
     open_cluster,
 )
 from .tracker import Tracker
-from .work import NAMESPACE, WORK, Cursor, Spool, WorkerConfig, finished, folder_of
-from .work import done as read_done
 
 PRUNE_SECONDS = 60.0
 """Seconds between checks of the disk limit, which add up the sizes of all that is kept."""
@@ -76,7 +76,7 @@ class Schedule:
             ExperimentError: Cells failed, which are listed; all others are finished first.
             Stopped: A signal came; the cells that were running have saved their state.
         """
-        finished = [bool(kept(cell, work.folder_of(cell))) for cell in self._cells]
+        finished = [bool(kept(cell, cell_folder.folder_of(cell))) for cell in self._cells]
         print(f"{self._title}: {plan_summary(self._cells, finished)}", flush=True)
         dispatch = Dispatch(self._pool, self._title)
         failed = self._evaluate_baselines(dispatch)
@@ -104,13 +104,17 @@ class Schedule:
 
     def _is_left(self, cell: Cell) -> bool:
         """Return whether a cell is to be trained, or has only its policy to save, which its checkpoint holds."""
-        folder = work.folder_of(cell)
-        return not work.finished(cell, folder) or work.lacks_policy(cell, folder, self._pool.resources.keep_policies)
+        folder = cell_folder.folder_of(cell)
+        return not cell_folder.finished(cell, folder) or cell_folder.lacks_policy(
+            cell, folder, self._pool.resources.keep_policies
+        )
 
     def _evaluate_baselines(self, dispatch: Dispatch) -> dict[str, str]:
         """Make each first evaluation once, before cells that share it ask for it; returns the cells that lack one."""
         sharing = [cell for cell in self._cells if cell.baseline_id]
-        missing = {cell.baseline_id: cell for cell in sharing if not work.has_baseline(work.baseline_of(cell))}
+        missing = {
+            cell.baseline_id: cell for cell in sharing if not cell_folder.has_baseline(cell_folder.baseline_of(cell))
+        }
         jobs = [
             Job(
                 key=key,
@@ -124,11 +128,11 @@ class Schedule:
 
     def _begin_baseline(self, cell: Cell, actor: Any) -> Any:
         return actor.evaluate_baseline.remote(
-            cell, self._problems[cell.origin.problems], str(work.baseline_of(cell).resolve())
+            cell, self._problems[cell.origin.problems], str(cell_folder.baseline_of(cell).resolve())
         )
 
     def _job(self, cell: Cell) -> Job:
-        folder = work.folder_of(cell)
+        folder = cell_folder.folder_of(cell)
         return Job(
             key=cell.run_id,
             name=cell.name,
@@ -136,21 +140,21 @@ class Schedule:
             end=partial(self._end, cell),
             position=partial(self._position, cell),
             kept=partial(kept, cell, folder),
-            stop=partial(work.request_stop, folder),
+            stop=partial(cell_folder.request_stop, folder),
         )
 
     def _position(self, cell: Cell) -> object:
         """A value that moves while a cell does: its records, and the ledger and the output of a command."""
-        return self._display.position(cell), written(work.folder_of(cell))
+        return self._display.position(cell), written(cell_folder.folder_of(cell))
 
     def _begin(self, cell: Cell, actor: Any) -> Any:
-        folder, start = work.folder_of(cell).resolve(), work.baseline_of(cell).resolve()
-        work.clear_stop(folder)
+        folder, start = cell_folder.folder_of(cell).resolve(), cell_folder.baseline_of(cell).resolve()
+        cell_folder.clear_stop(folder)
         return actor.train.remote(cell, self._problems[cell.origin.problems], str(folder), str(start))
 
     def _end(self, cell: Cell, _: object) -> None:
         """Send a cell that has ended; one that was stopped is not finished."""
-        if work.finished(cell, work.folder_of(cell)):
+        if cell_folder.finished(cell, cell_folder.folder_of(cell)):
             self._left.discard(cell.run_id)
             self._display.read(cell)
             self._tracker.send(cell, finished=True)
@@ -166,8 +170,10 @@ class Schedule:
 
     def _prune(self) -> None:
         """Bring what is kept of cells under the disk limit: other cells' checkpoints go before those of these."""
-        for place in work.prune(self._pool.resources.checkpoint_gigabytes, last=set(self._by_id), keep=self._left):
-            print(f"{self._title}: {work.WORK / 'cells' / place} was deleted to keep the disk limit", flush=True)
+        for place in cell_folder.prune(
+            self._pool.resources.checkpoint_gigabytes, last=set(self._by_id), keep=self._left
+        ):
+            print(f"{self._title}: {cell_folder.WORK / 'cells' / place} was deleted to keep the disk limit", flush=True)
         self._pruned = time.monotonic()
 
 
@@ -179,7 +185,7 @@ def written(folder: Path) -> tuple[int, ...]:
 def kept(cell: Cell, folder: Path) -> object:
     """A value that changes when a cell has come further than where it would begin again."""
     if not isinstance(cell, CommandCell):
-        return work.newest_checkpoint(folder)
+        return cell_folder.newest_checkpoint(folder)
     return sorted(path.name for path in (folder / CHECKPOINTS).glob("*"))
 
 

@@ -31,9 +31,9 @@ from isocompute.learner.records.health import Flag, flags, judged
 
 from ..errors import listed
 from ..settings.model import leaves
-from . import work
+from . import cell_folder
+from .cell_folder import Cursor, Spool, Spooled
 from .cells import Cell
-from .work import Cursor, Spool, Spooled
 
 WORK = Path("work")
 TABLES = ("evals", "ledger", "pass_rates", "timings")
@@ -201,7 +201,7 @@ class Tracker(Sender):
 
     def send_baseline(self, cell: Cell) -> None:
         """Send the first evaluation that cells of one seed, of which this is any, share, with what it cost."""
-        folder = work.baseline_of(cell)
+        folder = cell_folder.baseline_of(cell)
         made = _written(folder / "evaluation.json")
         parcel = Parcel(
             experiment=self._experiment,
@@ -211,7 +211,7 @@ class Tracker(Sender):
             begun=made,
             ended=made,
             tags=tags(self._experiment),
-            metrics={f"eval/{name}": value for name, value in work.read_baseline(folder).metrics.items()},
+            metrics={f"eval/{name}": value for name, value in cell_folder.read_baseline(folder).metrics.items()},
             artifacts={"ledger": str((folder / "ledger.parquet").resolve())},
         )
         self.put(parcel, keep=not is_sent(read_note(parcel), None))
@@ -236,7 +236,7 @@ class Tracker(Sender):
             experiment=self._experiment,
             key=cell.run_id,
             name=cell.name,
-            folder=str(work.folder_of(cell).resolve()),
+            folder=str(cell_folder.folder_of(cell).resolve()),
             begun=int(time.time() * 1000),
             params={key: str(value) for key, value in leaves(plain)},
             tags={**tags(self._experiment), "isocompute.problem_set": cell.origin.problem_set},
@@ -245,8 +245,8 @@ class Tracker(Sender):
     @staticmethod
     def _ended(parcel: Parcel, cell: Cell, final: Mapping[str, str] | None) -> Parcel:
         """The parcel of a cell that has ended, with its tags as they were sent, or are now."""
-        folder = work.folder_of(cell)
-        found = work.done(folder)
+        folder = cell_folder.folder_of(cell)
+        found = cell_folder.done(folder)
         diverged = found is not None and found.diverged_at is not None
         final = final or {
             **parcel.tags,
@@ -275,7 +275,7 @@ def health_of(cell: Cell) -> tuple[Sequence[Flag], bool]:
 
     A longer run's later steps are left out. Of a cell that is too short to judge only ``mismatch`` is looked for.
     """
-    records = [r for r in Spool(work.folder_of(cell) / "metrics.jsonl").records() if r.rollouts <= cell.rollouts]
+    records = [r for r in Spool(cell_folder.folder_of(cell) / "metrics.jsonl").records() if r.rollouts <= cell.rollouts]
     return flags(records), judged(records)
 
 
@@ -513,7 +513,7 @@ def read_note(parcel: Parcel) -> dict[str, Any]:
 def _write_note(parcel: Parcel, note: Mapping[str, Any]) -> None:
     path = Path(parcel.folder) / "sent.json"
     every = json.loads(path.read_text()) if path.exists() else {}
-    work.write_json(path, {**every, parcel.experiment: note})
+    cell_folder.write_json(path, {**every, parcel.experiment: note})
 
 
 def is_sent(note: Mapping[str, Any], rollouts: int | None) -> bool:

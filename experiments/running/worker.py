@@ -36,9 +36,9 @@ from isocompute.rollout.samplers.actor import connected_ray
 from isocompute.rollout.samplers.prompts import PromptMaker, load_tokenizer
 
 from ..errors import ExperimentError, amounts
-from . import work
-from .cells import Cell
-from .work import NAMESPACE, Spool, WorkerConfig, local_path
+from . import cell_folder
+from .cell_folder import Spool, local_path
+from .cells import NAMESPACE, Cell, WorkerConfig
 
 
 class Worker:
@@ -87,7 +87,7 @@ class Worker:
         found = evaluate(
             self._sampler, validation, samples=cell.evaluation_samples, seed=cell.seed, at=0, run_id=folder.name
         )
-        work.write_baseline(folder, found)
+        cell_folder.write_baseline(folder, found)
 
     def train(self, cell: Cell, problems: pl.DataFrame, home: Path, start: Path) -> None:
         """Run a cell, or what is left of it, in its folder, and save its policy where that is kept.
@@ -100,12 +100,12 @@ class Worker:
             CheckpointError, LedgerError: The folder cannot be written to, or what is in it is damaged.
             LearnerError: The policy cannot be saved.
         """
-        if not work.finished(cell, home):
+        if not cell_folder.finished(cell, home):
             # Where a rank dies the engine lives on; what else dies takes the worker with it, and the schedule goes on.
             through_deaths(
-                lambda: self._run(cell, problems, home, start), checkpoints=Checkpoints(home / "checkpoints")
+                lambda: self._run(cell, problems, home, start), checkpoints=Checkpoints(home / cell_folder.CHECKPOINTS)
             )
-        if work.lacks_policy(cell, home, self.config.resources.keep_policies):
+        if cell_folder.lacks_policy(cell, home, self.config.resources.keep_policies):
             self._save_policy(cell, problems, home)
 
     def _run(self, cell: Cell, problems: pl.DataFrame, home: Path, start: Path) -> None:
@@ -113,11 +113,11 @@ class Worker:
         home.mkdir(parents=True, exist_ok=True)
         tokenizer = load_tokenizer(self._models[cell.origin.base])
         prompts = PromptMaker(tokenizer, self._prompting, max_prompt_tokens=self._sampling.max_prompt_tokens)
-        work.check_prompts(home, prompts.digest(problems))
-        if not work.has_baseline(start):
+        cell_folder.check_prompts(home, prompts.digest(problems))
+        if not cell_folder.has_baseline(start):
             self.evaluate_baseline(cell, problems, start)
         learner = self._fresh_learner(cell.learner, cell.origin.base)
-        checkpoints = Checkpoints(home / "checkpoints", **self.config.resources.checkpoints.model_dump())
+        checkpoints = Checkpoints(home / cell_folder.CHECKPOINTS, **self.config.resources.checkpoints.model_dump())
         trained = problems.filter(pl.col("split") == "train")
         progress = restore(learner=learner, checkpoints=checkpoints, run=cell.run_config, problems=trained)
         spool = Spool(home / "metrics.jsonl")
@@ -168,7 +168,7 @@ class Worker:
     ) -> Evaluated:
         """Evaluate at a point of the grid; the first evaluation is read, not made."""
         if step == 0:
-            found, paid_for = work.read_baseline(start), None
+            found, paid_for = cell_folder.read_baseline(start), None
         else:
             found = evaluate(
                 self._sampler, validation, samples=cell.evaluation_samples, seed=cell.seed, at=at, run_id=cell.run_id
@@ -192,23 +192,25 @@ class Worker:
         tables.write(tables.concat(rates, "pass_rates"), "pass_rates", home / "pass_rates.parquet")
         timings = timings_table(spool.records(), cell.run_id, devices=self.config.resources.processors_of_a_worker())
         tables.write(timings, "timings", home / "timings.parquet")
-        work.set_done(home, work.Done(rollouts=cell.rollouts, step=ended.step, diverged_at=ended.diverged_at))
+        cell_folder.set_done(
+            home, cell_folder.Done(rollouts=cell.rollouts, step=ended.step, diverged_at=ended.diverged_at)
+        )
 
     def _save_policy(self, cell: Cell, problems: pl.DataFrame, home: Path) -> None:
         """Save the policy of a finished cell, from the checkpoint at its end."""
         learner = self._fresh_learner(cell.learner, cell.origin.base)
-        checkpoints = Checkpoints(home / "checkpoints")
+        checkpoints = Checkpoints(home / cell_folder.CHECKPOINTS)
         trained = problems.filter(pl.col("split") == "train")
         progress = restore(learner=learner, checkpoints=checkpoints, run=cell.run_config, problems=trained)
-        ended = work.done(home)
+        ended = cell_folder.done(home)
         if ended is not None and progress.step != ended.step:
             raise CheckpointError(
                 f"{home}: the checkpoint of step {ended.step}, at the end of the run, is damaged, and the one before "
                 "is not the policy that was measured: delete the folder to train the cell again, or set keep_policies "
                 "to none"
             )
-        save_policy(learner.weights(), self._models[cell.origin.base], work.policy_of(home))
-        work.set_policy(home, progress.step)
+        save_policy(learner.weights(), self._models[cell.origin.base], cell_folder.policy_of(home))
+        cell_folder.set_policy(home, progress.step)
 
     def _opened_sampler(self) -> Any:
         resources, layout = self.config.resources, self._layout
@@ -281,7 +283,7 @@ class UntilStopped:
     def admit(self, *, step: int, rollouts: int) -> bool:
         """Return whether a step may be taken."""
         admitted = bool(self._meter.admit(step=step, rollouts=rollouts))
-        self.stopped = admitted and work.stop_requested(self._home)
+        self.stopped = admitted and cell_folder.stop_requested(self._home)
         return admitted and not self.stopped
 
 

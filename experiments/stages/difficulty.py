@@ -12,10 +12,10 @@ from isocompute.rollout.contract import tables
 from isocompute.rollout.scoring.evaluation import proportion_error
 
 from ..figures import difficulty_histogram
+from ..running.cell_folder import ONLY, PREPARED, model_of, write_json
 from ..running.cells import Origin, Surroundings, problems_hash
 from ..running.measure import Measured, measure, with_rates
 from ..running.schedule import workers
-from ..running.work import ONLY, PREPARED, model_of, write_json
 from ..settings import DifficultyConfig, Preset
 from .shared import log
 

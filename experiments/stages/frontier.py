@@ -13,7 +13,7 @@ from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import atomic_write, write_text
 
 from ..report import page
-from ..running.work import OUT
+from ..running.cell_folder import OUT
 from ..settings import Preset
 from .shared import log
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from isocompute.rollout import HubSource, LocalSource
 
 from ..errors import ExperimentError, listed
-from ..running import work
+from ..running import cell_folder
+from ..running.cell_folder import OUT, write_json
 from ..running.cells import code_of_rules, computing, files_of, versions, versions_of
-from ..running.work import OUT, write_json
 from ..settings import PreparedConfig, Preset
 from ..settings.model import AnyBase
 
@@ -66,7 +66,7 @@ def _content(source: object) -> str | None:
     place = source.path if isinstance(source, LocalSource) else source.dataset if isinstance(source, HubSource) else ""
     if isinstance(source, LocalSource) and not Path(place).is_file():
         raise ExperimentError(f"{place}: no such file of problems")
-    return work.content_hash(Path(place)) if place and Path(place).exists() else None
+    return cell_folder.content_hash(Path(place)) if place and Path(place).exists() else None
 
 
 def _model(base: AnyBase) -> str | dict[str, str]:
@@ -79,4 +79,4 @@ def _model(base: AnyBase) -> str | dict[str, str]:
 def _folder(place: str) -> str:
     if not Path(place).is_dir():
         raise ExperimentError(f"{place}: no such folder of a base model")
-    return work.content(place)
+    return cell_folder.content(place)

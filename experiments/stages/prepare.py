@@ -14,8 +14,8 @@ from isocompute.rollout.contract.files import write_text
 from isocompute.rollout.problems.loading import joined
 
 from ..errors import ExperimentError
-from ..running import work
-from ..running.work import ONLY, PREPARED, write_json
+from ..running import cell_folder
+from ..running.cell_folder import ONLY, PREPARED, write_json
 from ..settings import ModelConfig, PreparedConfig, Preset
 from ..settings.model import PreparedModel
 from . import difficulty
@@ -24,7 +24,7 @@ from .shared import log
 
 def record(base: ModelConfig) -> None:
     """Record the base model that is named, and what is in it."""
-    described = work.describe(base.name)
+    described = cell_folder.describe(base.name)
     write_json(PREPARED / ONLY / ONLY / "model.json", {**base.model_dump(), **described})
     print(f"base: {base.name}: {described['model_type']}, {described['vocabulary']:,} tokens")
 

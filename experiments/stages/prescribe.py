@@ -13,9 +13,9 @@ from isocompute.frontier.answers import fitted
 from isocompute.frontier.posterior.runs import Setting
 from isocompute.rollout.contract import tables
 
+from ..running.cell_folder import OUT, write_json
 from ..running.schedule import Schedule, workers
 from ..running.tracker import Tracker
-from ..running.work import OUT, write_json
 from ..settings import PrescribeConfig, Preset
 from .shared import log
 from .sweep import collect, setup_of

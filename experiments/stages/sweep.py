@@ -13,12 +13,12 @@ from isocompute.rollout.contract import tables
 
 from ..errors import ExperimentError
 from ..figures import COLOURS, pyplot, save
-from ..running import work
+from ..running import cell_folder
+from ..running.cell_folder import ONLY, OUT, PREPARED, model_of
 from ..running.cells import Cell, CommandCell, Origin, problems_hash, surroundings_of
 from ..running.design import Design, Pilot, Score, Search, Trial, Tried, extension, mean, sampled, tried
 from ..running.schedule import Pool, Schedule, workers
 from ..running.tracker import Tracker, health_of
-from ..running.work import ONLY, OUT, PREPARED, model_of
 from ..settings import Preset
 from .shared import log
 
@@ -69,19 +69,19 @@ def collect(wanted: Sequence[Cell], out: Path, *, pilot: Sequence[Cell] = (), ke
     Args:
         pilot: Cells whose ledgers and final states are joined, but not their evaluations.
     """
-    outcomes = {cell.run_id: work.outcome(cell) for cell in [*wanted, *pilot]}
+    outcomes = {cell.run_id: cell_folder.outcome(cell) for cell in [*wanted, *pilot]}
     own = [outcomes[cell.run_id] for cell in wanted]
     for name in ("evals",) if any(isinstance(cell, CommandCell) for cell in wanted) else ("evals", "pass_rates"):
         # One after the other: those of thousands of cells are large.
-        tables.write(work.joined(own, name), name, out / f"{name}.parquet")
-    ledgers = [work.joined(own, "ledger")]
+        tables.write(cell_folder.joined(own, name), name, out / f"{name}.parquet")
+    ledgers = [cell_folder.joined(own, "ledger")]
     if pilot:
-        ledgers.append(_as_pilot(work.joined([outcomes[cell.run_id] for cell in pilot], "ledger")))
-    starts = {work.baseline_of(cell) for cell in [*wanted, *pilot] if cell.baseline_id}
+        ledgers.append(_as_pilot(cell_folder.joined([outcomes[cell.run_id] for cell in pilot], "ledger")))
+    starts = {cell_folder.baseline_of(cell) for cell in [*wanted, *pilot] if cell.baseline_id}
     ledgers += [tables.read(folder / "ledger.parquet", "ledger") for folder in sorted(starts)]
     tables.write(tables.concat(ledgers, "ledger"), "ledger", out / "ledger.parquet")
     states = [_state(cell, outcomes[cell.run_id], keep_policies) for cell in [*wanted, *pilot]]
-    work.write_json(out / "cells.json", {"cells": states})
+    cell_folder.write_json(out / "cells.json", {"cells": states})
 
 
 def _as_pilot(ledger: pl.DataFrame) -> pl.DataFrame:
@@ -91,12 +91,12 @@ def _as_pilot(ledger: pl.DataFrame) -> pl.DataFrame:
     return ledger.group_by("run_id", "step", cohort).agg(counts)
 
 
-def _state(cell: Cell, found: work.Outcome, keep_policies: str) -> dict[str, Any]:
-    folder = work.folder_of(cell)
-    ended = work.done(folder)
+def _state(cell: Cell, found: cell_folder.Outcome, keep_policies: str) -> dict[str, Any]:
+    folder = cell_folder.folder_of(cell)
+    ended = cell_folder.done(folder)
     # A run that went on beyond this budget has the policy of its own end.
     own, (flags, judged) = ended is not None and ended.step == found.step, health_of(cell)
-    kept = own and work.keeps_policy(cell, keep_policies) and work.has_policy(folder)
+    kept = own and cell_folder.keeps_policy(cell, keep_policies) and cell_folder.has_policy(folder)
     return {
         "run_id": cell.run_id,
         "purpose": cell.purpose,
@@ -111,7 +111,7 @@ def _state(cell: Cell, found: work.Outcome, keep_policies: str) -> dict[str, Any
         "health": [{"name": f.name, "step": f.step, "reason": f.reason} for f in flags],
         "judged": judged,
         "trainer": cell.command.trainer["trainer"] if isinstance(cell, CommandCell) else None,
-        "policy": str(work.policy_of(folder)) if kept else None,
+        "policy": str(cell_folder.policy_of(folder)) if kept else None,
     }
 
 
@@ -131,7 +131,7 @@ def run(preset: Preset, problem_set: str) -> None:
     out = OUT / "sweep" / problem_set
     collect(cells, out, pilot=tried, keep_policies=preset.resources.keep_policies)
     if pilot:
-        work.write_json(out / "pilot.json", pilot.document())
+        cell_folder.write_json(out / "pilot.json", pilot.document())
         rates_figure(pilot, out / "rates")
         figures = [out / "rates.svg", out / "rates.png"]
         log(preset, f"{problem_set}-rates", {"pilot": out / "pilot.json"}, figures=figures)
@@ -211,7 +211,7 @@ def base_score(problem_set: str, metric: str) -> Score | None:
 
 def first_score(cells: Sequence[Cell], metric: str) -> Score:
     """The base model's score in the first evaluations that cells share, a mean over their seeds."""
-    first = [work.read_baseline(folder) for folder in sorted({work.baseline_of(cell) for cell in cells})]
+    first = [cell_folder.read_baseline(folder) for folder in sorted({cell_folder.baseline_of(cell) for cell in cells})]
     return mean(
         [
             sampled(start.metrics[metric], questions=start.questions, samples=start.samples, metric=metric)
@@ -230,7 +230,7 @@ def _grids(cells: Sequence[Cell], metric: str, base: Score) -> dict[tuple[int, i
 
 
 def _trial(cell: Cell, metric: str) -> Trial:
-    found = work.outcome(cell)
+    found = cell_folder.outcome(cell)
     later = found.read("evals").filter(pl.col("step") > 0).select("rollouts", metric, "questions", "samples")
     return Trial(
         learning_rate=cell.learner.learning_rate,

@@ -29,12 +29,12 @@ from isocompute.rollout.contract import tables
 from scipy import stats
 
 from experiments.errors import ExperimentError
-from experiments.running import work
+from experiments.running import cell_folder
+from experiments.running.cell_folder import content
 from experiments.running.cells import Cell, Origin, Surroundings, problems_hash
 from experiments.running.design import Design
 from experiments.running.schedule import Schedule, workers
 from experiments.running.tracker import Tracker
-from experiments.running.work import content
 from experiments.stages.sweep import Setup
 from experiments.studies.panel import study
 from experiments.studies.panel.prepare import INPUTS, preset_of
@@ -189,7 +189,7 @@ def compared(setup: Setup, arguments: argparse.Namespace) -> list[str]:
         Schedule(every, setup.problems, pool, Tracker(f"{preset.name}-algorithms"), title="algorithms").finish()
     print(f"{arguments.set}: base {metric} {base[0]:.3f} (standard error {base[1]:.3f}), fresh responses")
     for name, cells in wanted.items():
-        outcomes = {cell.seed: work.outcome(cell) for cell in cells}
+        outcomes = {cell.seed: cell_folder.outcome(cell) for cell in cells}
         ends = {seed: ending(found.read("evals"), metric) for seed, found in outcomes.items() if not found.diverged}
         diverged = [seed for seed, found in outcomes.items() if found.diverged]
         said, learns = verdict(ends, diverged, base, least=LEAST_GAIN if name == "grpo" else 0.0)

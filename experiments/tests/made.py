@@ -15,7 +15,7 @@ from isocompute.learner.config import AdapterConfig, EntropyConfig, KLConfig
 from isocompute.rollout import EvaluationResult, load_problems, source_from
 from isocompute.rollout.contract import tables
 
-from experiments.running import work
+from experiments.running import cell_folder
 from experiments.running.cells import Cell, Origin, Surroundings
 from experiments.settings import Preset, load
 
@@ -114,7 +114,7 @@ def finish(folder: Path, one: Cell) -> None:
     keep(folder, "ledger", spent(one.run_id, 1))
     keep(folder, "pass_rates", passed(one, 0))
     keep(folder, "timings", took(one))
-    work.set_done(folder, work.Done(rollouts=one.rollouts, step=4, diverged_at=None))
+    cell_folder.set_done(folder, cell_folder.Done(rollouts=one.rollouts, step=4, diverged_at=None))
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -130,14 +130,14 @@ def lost(folder: Path) -> int:
 
 def ended(one: Cell, *, budget: int, diverged_at: int | None = None, cohorts: tuple[str, ...] = ("trained",)) -> Path:
     """A folder as a worker leaves it: steps of 8 rollouts, evaluated every 32; the cohorts share a step's rollouts."""
-    folder, steps = work.folder_of(one), budget // 8
+    folder, steps = cell_folder.folder_of(one), budget // 8
     trained = [spent(one.run_id, step, cohort, 8 // len(cohorts)) for step in range(1, steps + 1) for cohort in cohorts]
     keep(folder, "ledger", *trained, *(spent(one.run_id, step, "eval", 32) for step in range(4, steps + 1, 4)))
     keep(folder, "evals", *({**evaluated(one, step), "rollouts": 8 * step} for step in range(0, steps + 1, 4)))
     keep(folder, "pass_rates", *(passed(one, step) for step in range(0, steps + 1, 4)))
     step = steps if diverged_at is None else diverged_at - 1
-    work.set_done(folder, work.Done(rollouts=budget, step=step, diverged_at=diverged_at))
-    keep(work.baseline_of(one), "ledger", spent(one.baseline_id, 0, "eval", 32))
+    cell_folder.set_done(folder, cell_folder.Done(rollouts=budget, step=step, diverged_at=diverged_at))
+    keep(cell_folder.baseline_of(one), "ledger", spent(one.baseline_id, 0, "eval", 32))
     return folder
 
 

@@ -12,8 +12,8 @@ import polars as pl
 import vllm.entrypoints.llm
 import vllm.v1.worker.cpu_worker  # noqa: F401
 
-from experiments.running import work
-from experiments.running.work import WorkerConfig
+from experiments.running import cell_folder
+from experiments.running.cells import WorkerConfig
 from experiments.running.worker import Worker
 from experiments.settings.model import CheckpointsConfig, ResourcesConfig
 
@@ -37,7 +37,7 @@ def main(
         import ray
 
         ray.init(num_cpus=1 + ranks, include_dashboard=False, object_store_memory=2**28, log_to_driver=False)
-    base = work.content_hash(BASE)
+    base = cell_folder.content_hash(BASE)
     resources = ResourcesConfig(
         sampler=sampler,
         placement=placement,

@@ -19,8 +19,8 @@ import pytest
 from isocompute.budget import Ledger
 from isocompute.learner import Checkpoints, StepRecord
 
-from experiments.running import work
-from experiments.running.work import Spool
+from experiments.running import cell_folder
+from experiments.running.cell_folder import Spool
 
 from .made import lost, sums
 
@@ -110,7 +110,7 @@ def test_a_killed_run_equals_the_run_left_alone(sampler: str, kills: tuple[int, 
     assert pl.read_parquet(killed / "evals.parquet").equals(evals)
     assert pl.read_parquet(killed / "ledger.parquet").equals(ledger)
     assert pl.read_parquet(killed / "pass_rates.parquet").equals(pl.read_parquet(alone / "pass_rates.parquet"))
-    assert work.done(killed) is not None
+    assert cell_folder.done(killed) is not None
     assert lost(killed) > 0
     run_id = ledger["run_id"][0]
     with Ledger.open(killed / "ledger.bin", run_id=run_id, resumed_from=12) as reopened:
@@ -139,7 +139,7 @@ def test_a_cell_extended_equals_the_cell_run_at_once_and_trains_only_the_rest(ho
     records = Spool(home / "extended" / "metrics.jsonl").records()
     steps = [record.step for record in records if isinstance(record, StepRecord)]
     assert steps == list(range(1, 25))
-    done = work.done(home / "extended")
+    done = cell_folder.done(home / "extended")
     assert done is not None
     assert (done.rollouts, done.step, lost(home / "extended")) == (192, 24, 0)
 
@@ -164,7 +164,7 @@ def test_engines_and_ranks_of_their_own_spend_the_same_and_go_on_where_a_rank_di
     for name in ("evals", "ledger", "pass_rates"):
         one, other = (pl.read_parquet(home / run / f"{name}.parquet") for run in ("hurt", "apart"))
         assert one.equals(other), name
-    assert work.done(home / "hurt") is not None
+    assert cell_folder.done(home / "hurt") is not None
     assert lost(home / "hurt") > 0
 
 

@@ -16,7 +16,7 @@ from isocompute.budget.contract import files
 from isocompute.learner.config import ObjectiveConfig, OptimizerConfig
 
 from experiments.errors import ExperimentError
-from experiments.running import cells, work
+from experiments.running import cell_folder, cells
 from experiments.running.cells import problems_hash
 from experiments.settings import ResourcesConfig, load
 from experiments.stages import inputs
@@ -110,13 +110,13 @@ def test_a_model_retrained_in_place_is_another_model(tmp_path: Path, monkeypatch
     folder.mkdir()
     weights = folder / "model.safetensors"
     # Large enough for its hash to be remembered, which must not outlive the file.
-    weights.write_bytes(b"\0" * work.LARGE)
-    before = work.content(folder)
-    assert work.content(folder) == before
+    weights.write_bytes(b"\0" * cell_folder.LARGE)
+    before = cell_folder.content(folder)
+    assert cell_folder.content(folder) == before
     changed = bytearray(weights.read_bytes())
     changed[5] = 1
     weights.write_bytes(changed)
-    assert work.content(folder) != before
+    assert cell_folder.content(folder) != before
 
 
 def test_how_hard_a_problem_was_found_to_be_is_not_read_by_a_cell() -> None:

@@ -20,9 +20,9 @@ from ray.util import get_current_placement_group, placement_group_table
 from ray.util.placement_group import remove_placement_group
 
 from experiments.errors import ExperimentError
+from experiments.running.cells import WorkerConfig
 from experiments.running.cluster import WorkerActor, environment
 from experiments.running.schedule import Pool, workers
-from experiments.running.work import WorkerConfig
 from experiments.running.worker import Bundles, reserve
 from experiments.settings import ResourcesConfig, load
 
@@ -48,7 +48,7 @@ import sys, time
 import ray
 from experiments.running.cluster import SESSION, environment, shared_cluster
 from experiments.running.cluster import WorkerActor
-from experiments.running.work import NAMESPACE
+from experiments.running.cells import NAMESPACE
 
 with shared_cluster(1) as joined:
     roster = ray.get_actor(joined[SESSION], namespace=NAMESPACE)
@@ -130,7 +130,7 @@ from experiments.running.cluster import open_cluster
 from experiments.running.cells import Surroundings
 from experiments.running.cluster import check
 from experiments.running.schedule import workers
-from experiments.running.work import content_hash
+from experiments.running.cell_folder import content_hash
 from experiments.settings import load
 
 edited, change = Path(sys.argv[1]), sys.argv[2]

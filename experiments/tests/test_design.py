@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.errors import ExperimentError
-from experiments.running import work
+from experiments.running import cell_folder
 from experiments.running.cells import Cell
 from experiments.running.design import Design, Pilot, Rates, Score, Search, Trial, Tried, extension, sampled, tried
 from experiments.settings import Preset, load
@@ -329,7 +329,7 @@ class Trained:
 
     def __call__(self, cells: Sequence[Cell]) -> None:
         for cell in cells:
-            folder, score = work.folder_of(cell), self.ends(cell)
+            folder, score = cell_folder.folder_of(cell), self.ends(cell)
             steps = 1 if score is None else cell.rollouts // cell.batch_rollouts
             charged = [spent(cell.run_id, step, rollouts=cell.batch_rollouts) for step in range(1, steps + 1)]
             evals = [evaluated(cell, 0, BASE.score, 100)]
@@ -339,8 +339,8 @@ class Trained:
             keep(folder, "ledger", *charged)
             keep(folder, "evals", *evals)
             keep(folder, "pass_rates", passed(cell, 0))
-            done = work.Done(rollouts=cell.rollouts, step=steps, diverged_at=1 if score is None else None)
-            work.set_done(folder, done)
+            done = cell_folder.Done(rollouts=cell.rollouts, step=steps, diverged_at=1 if score is None else None)
+            cell_folder.set_done(folder, done)
 
 
 def grids_of(pilot: Pilot) -> dict[int, list[float]]:
@@ -394,7 +394,7 @@ def test_a_metric_of_the_best_response_is_held_against_the_first_evaluations(tmp
     made = searched(tmp_path, seeds=[900, 901])
     cells = made.trials([1e-3])
     for cell, score in zip(cells[::2], (0.4, 0.6), strict=True):
-        work.write_baseline(work.baseline_of(cell), first_evaluation({"best_at_4": score}, 100))
+        cell_folder.write_baseline(cell_folder.baseline_of(cell), first_evaluation({"best_at_4": score}, 100))
     found = first_score(cells, "best_at_4")
     assert found.score == pytest.approx(0.5)
     # Each question's best is one draw: sqrt(0.4 · 0.6 / 100), of two seeds.
@@ -407,7 +407,7 @@ def test_the_figure_and_the_document_are_the_same_every_time(tmp_path: Path) -> 
     ends: Mapping[float, float | None] = {5e-4: 0.5, 1e-3: 0.1, 2e-3: None}
     pilot, _ = find(made, Trained(lambda cell: ends[cell.learner.learning_rate]), BASE)
     for name in ("one", "other"):
-        work.write_json(tmp_path / name / "pilot.json", pilot.document())
+        cell_folder.write_json(tmp_path / name / "pilot.json", pilot.document())
         rates_figure(pilot, tmp_path / name / "rates")
     for name in ("pilot.json", "rates.svg", "rates.png"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()

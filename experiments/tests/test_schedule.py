@@ -21,13 +21,13 @@ import torch
 from isocompute.learner.config import OptimizerConfig
 from isocompute.rollout.contract import tables
 
-from experiments.running import work
+from experiments.running import cell_folder
+from experiments.running.cell_folder import Spool
 from experiments.running.cells import Cell, Surroundings, problems_hash
 from experiments.running.cluster import Stopped
 from experiments.running.measure import measure
 from experiments.running.schedule import Pool, Schedule, workers
 from experiments.running.tracker import Tracker
-from experiments.running.work import Spool
 from experiments.settings import Preset, load
 
 from .made import BASE, SAMPLING, cell, lost, origin_of, smoke, sums
@@ -53,7 +53,7 @@ def preset(home: Path) -> Preset:
 
 @pytest.fixture(scope="module")
 def pool(home: Path, preset: Preset) -> Iterator[Pool]:
-    with workers(preset, {work.content_hash(home / "model"): str(home / "model")}) as opened:
+    with workers(preset, {cell_folder.content_hash(home / "model"): str(home / "model")}) as opened:
         yield opened
 
 
@@ -65,7 +65,7 @@ def problems() -> pl.DataFrame:
 @pytest.fixture
 def make(home: Path, preset: Preset, problems: pl.DataFrame) -> Any:
     origin = origin_of(
-        base=work.content_hash(home / "model"),
+        base=cell_folder.content_hash(home / "model"),
         problems=problems_hash(problems),
         generation=preset.generation,
         surroundings=Surroundings.of(preset.resources),
@@ -96,14 +96,14 @@ def test_one_first_evaluation_serves_all_n_of_a_seed(make: Any, problems: pl.Dat
     said = run(cells, problems, pool, "shared")
     assert "2 cells: 0 finished, 0 continued, 2 from the base model" in said
     assert cells[0].baseline_id == cells[1].baseline_id
-    evals = [work.outcome(one).read("evals") for one in cells]
-    first = work.read_baseline(work.baseline_of(cells[0])).metrics["avg_at_4"]
+    evals = [cell_folder.outcome(one).read("evals") for one in cells]
+    first = cell_folder.read_baseline(cell_folder.baseline_of(cells[0])).metrics["avg_at_4"]
     assert [table["avg_at_4"][0] for table in evals] == [first, first]
     assert all(table["rollouts"].to_list() == [0, 48, 96] for table in evals)
     # Charged once, to nobody's run.
-    assert tables.read(work.baseline_of(cells[0]) / "ledger.parquet", "ledger")["rollouts"].to_list() == [32]
+    assert tables.read(cell_folder.baseline_of(cells[0]) / "ledger.parquet", "ledger")["rollouts"].to_list() == [32]
     for one in cells:
-        eval_steps = work.outcome(one).read("ledger").filter(pl.col("cohort") == "eval")["step"]
+        eval_steps = cell_folder.outcome(one).read("ledger").filter(pl.col("cohort") == "eval")["step"]
         assert 0 not in eval_steps.to_list()
     assert "base, seed 21" in mlflow_runs("shared")
     assert "2 cells: 2 finished" in run(cells, problems, pool, "shared")
@@ -130,7 +130,7 @@ def test_a_cell_that_diverges_is_a_result_and_the_others_go_on(make: Any, proble
         learner=replace(stable.learner, learning_rate=1e30, optimizer=OptimizerConfig(warmup_steps=0)),
     )
     run([wild, stable], problems, pool, "wild")
-    found = {name: work.outcome(one) for name, one in (("wild", wild), ("stable", stable))}
+    found = {name: cell_folder.outcome(one) for name, one in (("wild", wild), ("stable", stable))}
     assert found["wild"].diverged
     assert found["wild"].read("evals")["rollouts"].to_list() == [0]
     assert not found["stable"].diverged
@@ -144,7 +144,7 @@ def test_a_cell_that_diverges_is_a_result_and_the_others_go_on(make: Any, proble
 
 def test_a_cell_whose_worker_was_killed_goes_on_on_another(make: Any, problems: pl.DataFrame, pool: Pool) -> None:
     one = make(seed=41)
-    spool = Spool(work.folder_of(one) / "metrics.jsonl")
+    spool = Spool(cell_folder.folder_of(one) / "metrics.jsonl")
     processes = [loaded.process for loaded in ray.get([slot.actor.open.remote(pool._config) for slot in pool._slots])]
 
     def kill() -> None:
@@ -159,18 +159,18 @@ def test_a_cell_whose_worker_was_killed_goes_on_on_another(make: Any, problems: 
     said = run([one], problems, pool, "killed")
     thread.join()
     assert "it continues on another one" in said
-    found, done = work.outcome(one), work.done(work.folder_of(one))
+    found, done = cell_folder.outcome(one), cell_folder.done(cell_folder.folder_of(one))
     assert found.read("evals")["rollouts"].to_list() == [0, 32, 64, 96]
     assert found.read("ledger").filter(pl.col("cohort") == "trained")["rollouts"].sum() == 96
     assert done is not None
-    assert lost(work.folder_of(one)) > 0
+    assert lost(cell_folder.folder_of(one)) > 0
 
 
 def test_a_cell_saves_its_state_on_a_signal_and_goes_on_from_there(
     make: Any, problems: pl.DataFrame, pool: Pool
 ) -> None:
     one = make(seed=43, rollouts=1600, evaluate_every=160)
-    folder = work.folder_of(one)
+    folder = cell_folder.folder_of(one)
     spool = Spool(folder / "metrics.jsonl")
 
     def end() -> None:
@@ -184,12 +184,12 @@ def test_a_cell_saves_its_state_on_a_signal_and_goes_on_from_there(
     with pytest.raises(Stopped, match="stopped by SIGTERM"):
         run([one], problems, pool, "stopped")
     thread.join()
-    assert work.done(folder) is None
-    before = int(work.newest_checkpoint(folder).removeprefix("step-"))
+    assert cell_folder.done(folder) is None
+    before = int(cell_folder.newest_checkpoint(folder).removeprefix("step-"))
     assert 1 <= before < 200
     said = run([one], problems, pool, "stopped")
     assert "1 cells: 0 finished, 1 continued, 0 from the base model" in said
-    found, done = work.outcome(one), work.done(folder)
+    found, done = cell_folder.outcome(one), cell_folder.done(folder)
     assert found.read("evals")["rollouts"].to_list() == list(range(0, 1601, 160))
     assert done is not None
     # Nothing was paid for twice.
@@ -232,11 +232,11 @@ def test_a_pruned_checkpoint_means_training_again_and_that_is_said(
 ) -> None:
     short, long = make(seed=61), make(seed=61, rollouts=128)
     run([short], problems, pool, "pruned")
-    before = work.outcome(short)
-    assert f"{short.run_id}/checkpoints" in work.prune(0.0)
+    before = cell_folder.outcome(short)
+    assert f"{short.run_id}/checkpoints" in cell_folder.prune(0.0)
     said = run([long], problems, pool, "pruned")
     assert f"trained again, since their checkpoints were pruned: {long.name}" in said
-    after = work.outcome(short)
+    after = cell_folder.outcome(short)
     assert after.read("evals").equals(before.read("evals"))
     assert after.read("ledger").equals(before.read("ledger"))
 
@@ -250,18 +250,18 @@ def test_the_policy_of_a_cell_is_kept_as_a_model_and_saved_again_from_its_checkp
 
     tested, swept = make(seed=71, purpose="prescribe"), make(seed=72)
     run([tested, swept], problems, pool, "kept")
-    home = work.folder_of(tested)
-    assert work.has_policy(home)
-    assert not work.policy_of(work.folder_of(swept)).exists()
+    home = cell_folder.folder_of(tested)
+    assert cell_folder.has_policy(home)
+    assert not cell_folder.policy_of(cell_folder.folder_of(swept)).exists()
     saved = max((home / "checkpoints").glob("step-*/tensors-00000.safetensors"))
     trained = {k.removeprefix("policy."): v for k, v in load_file(saved).items() if k.startswith("policy.")}
-    loaded = AutoModelForCausalLM.from_pretrained(work.policy_of(home)).state_dict()
+    loaded = AutoModelForCausalLM.from_pretrained(cell_folder.policy_of(home)).state_dict()
     assert trained
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in trained.items())
-    assert len(AutoTokenizer.from_pretrained(work.policy_of(home))) > 0
-    shutil.rmtree(work.policy_of(home))
+    assert len(AutoTokenizer.from_pretrained(cell_folder.policy_of(home))) > 0
+    shutil.rmtree(cell_folder.policy_of(home))
     before = (home / "ledger.parquet").read_bytes()
     run([tested, swept], problems, pool, "kept")
-    again = AutoModelForCausalLM.from_pretrained(work.policy_of(home)).state_dict()
+    again = AutoModelForCausalLM.from_pretrained(cell_folder.policy_of(home)).state_dict()
     assert all(torch.equal(tensor, again[name]) for name, tensor in loaded.items())
     assert (home / "ledger.parquet").read_bytes() == before

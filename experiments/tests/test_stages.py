@@ -17,8 +17,8 @@ from experiments.closing import from_other_bases
 from experiments.errors import ExperimentError
 from experiments.probe import Probe, probe, rollouts_of
 from experiments.report.page import health, spent
+from experiments.running.cell_folder import PREPARED, content_hash, write_json
 from experiments.running.cells import problems_hash
-from experiments.running.work import PREPARED, content_hash, write_json
 from experiments.settings import PreparedConfig, Preset, load
 from experiments.settings.model import PreparedModel
 from experiments.stages import prepare

@@ -20,10 +20,10 @@ from isocompute.rollout.contract import tables
 from mlflow import MlflowClient
 from mlflow.entities import ViewType
 
-from experiments.running import work
+from experiments.running import cell_folder
+from experiments.running.cell_folder import Spool, Spooled
 from experiments.running.cells import Cell
 from experiments.running.tracker import TABLES, Changes, Point, Sender, Tracker
-from experiments.running.work import Spool, Spooled
 from experiments.settings import load
 from experiments.stages.shared import log
 
@@ -59,7 +59,7 @@ def test_lines_between_the_points_show_what_was_measured(values: list[float]) ->
 
 def trained(one: Cell, *, steps: int = 2) -> Path:
     """A cell that was trained in this folder."""
-    folder = work.folder_of(one)
+    folder = cell_folder.folder_of(one)
     folder.mkdir(parents=True)
     for step in range(1, steps + 1):
         Spool(folder / "metrics.jsonl").write(step_record(step, reward=0.1 * step))
@@ -100,7 +100,7 @@ def test_what_another_made_is_neither_deleted_nor_superseded_nor_mixed(
             (store.parent / folder).mkdir(exist_ok=True)
             monkeypatch.chdir(store.parent / folder)
             for seed in seeds:
-                if not work.folder_of(cell(seed=seed)).exists():
+                if not cell_folder.folder_of(cell(seed=seed)).exists():
                     trained(cell(seed=seed))
             send(experiment, *(cell(seed=seed) for seed in seeds))
     found = runs("sweep")
@@ -148,7 +148,7 @@ def test_every_run_says_whose_it_is_and_of_what_and_when_it_was_measured(store: 
 
 def test_what_does_not_change_is_not_logged_and_what_does_is_logged_where_it_does(store: Path) -> None:
     one = cell()
-    folder = work.folder_of(one)
+    folder = cell_folder.folder_of(one)
     folder.mkdir(parents=True)
     spool = Spool(folder / "metrics.jsonl")
     for step, length in enumerate((5, 5, 5, 9, 9, 9), start=1):
@@ -198,7 +198,7 @@ def test_the_report_and_figures_are_artifacts_and_the_newest_run_is_meant(store:
 
 
 POLLS = """
-from experiments.running import work
+from experiments.running import cell_folder
 from experiments.running.tracker import Tracker
 from experiments.tests.made import cell
 
@@ -237,7 +237,7 @@ def server(running: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_could_not_be_sent_is_named_and_sent_later(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     one, tracker = cell(), Tracker("sweep")
-    folder = work.folder_of(one)
+    folder = cell_folder.folder_of(one)
     folder.mkdir(parents=True)
     spool = Spool(folder / "metrics.jsonl")
     for step in (1, 2):
@@ -269,7 +269,7 @@ def test_answers_of_503_delete_no_run_and_no_message_has_a_password(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = cell()
-    folder = work.folder_of(one)
+    folder = cell_folder.folder_of(one)
     folder.mkdir(parents=True)
     Spool(folder / "metrics.jsonl").write(step_record(1))
     finish(folder, one)

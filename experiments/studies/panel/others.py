@@ -17,7 +17,7 @@ from isocompute.rollout.contract import tables
 from ...closing import sweep_digest
 from ...errors import ExperimentError
 from ...report.page import choice, choice_text
-from ...running.work import OUT, write_json
+from ...running.cell_folder import OUT, write_json
 from ...settings import PreparedConfig, load
 from ...settings.model import PreparedModel
 from ...stages import frontier, prepare, sweep

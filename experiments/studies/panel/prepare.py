@@ -13,7 +13,7 @@ import polars as pl
 from isocompute.rollout import Loaded, load_checked, source_from
 from isocompute.rollout.contract import tables
 
-from ...running.work import ONLY, PREPARED, content_hash, write_json
+from ...running.cell_folder import ONLY, PREPARED, content_hash, write_json
 from ...settings import DifficultyConfig, ModelConfig, PreparedConfig, Preset
 from ...settings import load as load_preset
 from ...settings.model import PreparedModel

@@ -11,7 +11,7 @@ import polars as pl
 import yaml
 from isocompute.budget import History, LedgerError
 
-from experiments.running import work
+from experiments.running import cell_folder
 from experiments.running.cells import CommandCell, problems_hash, surroundings_of
 from experiments.running.design import Design
 from experiments.settings import Preset, load
@@ -89,7 +89,7 @@ def cells(of: Preset) -> list[CommandCell]:
 
 def home_of(cell: CommandCell) -> Path:
     """The whole path of a cell's folder, as a worker is given it."""
-    return work.folder_of(cell).resolve()
+    return cell_folder.folder_of(cell).resolve()
 
 
 def started(cell: CommandCell, of: pl.DataFrame, *, base: str) -> subprocess.Popen[bytes]:

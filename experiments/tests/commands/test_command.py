@@ -16,12 +16,12 @@ from isocompute.budget import Counts, History, Ledger
 from isocompute.budget.trainers.registry import TRAINERS
 
 from experiments.errors import ExperimentError
-from experiments.running import work
+from experiments.running import cell_folder
+from experiments.running.cell_folder import Spool
 from experiments.running.cells import CommandCell, problems_hash
 from experiments.running.command import command_of, flags_of, timings_of, train, values_of, write_tables
 from experiments.running.schedule import Pool, Schedule, workers
 from experiments.running.tracker import Tracker
-from experiments.running.work import Spool
 from experiments.settings import Preset, load, reading
 from experiments.settings.model import CommandTrainer
 from experiments.stages import inputs, plan
@@ -223,7 +223,7 @@ def test_a_command_leaves_the_tables_of_a_cell_and_is_not_run_again(tmp_path: Pa
     timings = pl.read_parquet(home / "timings.parquet")
     assert timings["device_seconds"].to_list() == [0.25] * 12
     assert not (home / "pass_rates.parquet").exists()
-    assert work.finished(one, home)
+    assert cell_folder.finished(one, home)
     assert [record.rollouts for record in Spool(home / "metrics.jsonl").records()] == evals["rollouts"].to_list()
     before = (home / "output.log").stat().st_mtime_ns
     assert (trained(one) / "output.log").stat().st_mtime_ns == before
@@ -240,7 +240,7 @@ def test_a_command_that_dies_goes_on_from_its_checkpoints_to_the_same_tables(tmp
     dying = cells(preset(tmp_path, command=command(kill_after="7")))[0]
     with pytest.raises(ExperimentError, match="exit code 137"):
         trained(dying)
-    assert not work.finished(dying, home_of(dying))
+    assert not cell_folder.finished(dying, home_of(dying))
     home = trained(dying)
     assert same(home, home_of(cells(preset(tmp_path))[0]))
     assert History.read(home / "run.ledger").totals().lost_training.rollouts == 8
@@ -269,12 +269,12 @@ def test_killed_with_its_worker_twice_a_cell_ends_as_one_left_alone(tmp_path: Pa
 def test_a_cell_that_is_asked_to_stop_is_not_finished_and_continues(tmp_path: Path) -> None:
     one = cells(preset(tmp_path, command=command(pause="0.2")))[0]
     home = home_of(one)
-    work.request_stop(home)
+    cell_folder.request_stop(home)
     trained(one)
-    assert not work.finished(one, home)
-    work.clear_stop(home)
+    assert not cell_folder.finished(one, home)
+    cell_folder.clear_stop(home)
     trained(one)
-    assert work.finished(one, home)
+    assert cell_folder.finished(one, home)
 
 
 @pytest.mark.slow
@@ -308,7 +308,7 @@ def of(store: Path, cluster: None) -> Preset:
 @pytest.fixture
 def pool(of: Preset) -> Iterator[Pool]:
     place = Path("model").resolve()
-    with workers(of, {work.content_hash(place): str(place)}, training=True) as opened:
+    with workers(of, {cell_folder.content_hash(place): str(place)}, training=True) as opened:
         yield opened
 
 
@@ -330,7 +330,7 @@ def run(made: list[CommandCell], pool: Pool) -> str:
 def test_a_command_that_fails_is_listed_and_the_other_cells_are_finished_and_sent(of: Preset, pool: Pool) -> None:
     from mlflow import MlflowClient
 
-    base = work.content_hash(Path("model"))
+    base = cell_folder.content_hash(Path("model"))
     made = [replace(cell, origin=replace(cell.origin, base=base)) for cell in cells(of)[:2]]
     made.append(replace(made[0], seed=2))
     said = run(made, pool)
@@ -339,7 +339,7 @@ def test_a_command_that_fails_is_listed_and_the_other_cells_are_finished_and_sen
     (listed,) = [line for line in said.splitlines() if line.startswith("  n=2 Bp=4 lr=0.002 base seed=2: ")]
     assert "ended with exit code 1" in listed
     assert listed.endswith("the second line | the third line | ValueError: the reward is not defined")
-    assert [work.finished(cell, work.folder_of(cell)) for cell in made] == [True, True, False]
+    assert [cell_folder.finished(cell, cell_folder.folder_of(cell)) for cell in made] == [True, True, False]
     client = MlflowClient()
     found = client.search_runs([client.get_experiment_by_name("commands").experiment_id])
     ended = {r.info.run_name: r for r in found if r.info.status == "FINISHED"}

@@ -14,10 +14,10 @@ from typing import Any
 
 import polars as pl
 
-from experiments.running import work
-from experiments.running.cells import Cell
+from experiments.running import cell_folder
+from experiments.running.cell_folder import Spool
+from experiments.running.cells import Cell, WorkerConfig
 from experiments.running.cluster import WorkerActor
-from experiments.running.work import Spool, WorkerConfig
 
 from ..made import ended, evaluation_record, first_evaluation, keep, kept_checkpoint, step_record, took
 
@@ -38,7 +38,7 @@ class StubActor:
         os.chdir(home.parents[2])
         if random.random() < json.loads(Path("faults.json").read_text())["deaths"]:
             os.kill(os.getpid(), signal.SIGKILL)
-        work.write_baseline(home, first_evaluation({"avg_at_4": 0.25}, 8))
+        cell_folder.write_baseline(home, first_evaluation({"avg_at_4": 0.25}, 8))
         note(f"start {cell.baseline_id}")
 
     def train(self, cell: Cell, problems: pl.DataFrame, home: str, start: str) -> None:
@@ -51,7 +51,7 @@ class StubActor:
             # A second worker on one cell would be an error of the code.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # As a worker does: its node may be lost after the cell was finished, before the driver hears of it.
-            if not work.finished(cell, folder):
+            if not cell_folder.finished(cell, folder):
                 self._train(cell, folder, faults)
 
     def _train(self, cell: Cell, folder: Path, faults: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ class StubActor:
         if cell.name in faults["fails"]:
             raise ValueError("this cell cannot be trained")
         spool = Spool(folder / "metrics.jsonl")
-        at = int(work.newest_checkpoint(folder).rpartition("-")[2] or 0)
+        at = int(cell_folder.newest_checkpoint(folder).rpartition("-")[2] or 0)
         spool.rewind(8 * at)
         dies_at = random.randint(1, STEPS) if random.random() < faults["deaths"] else 0
         while at < STEPS:
@@ -68,7 +68,7 @@ class StubActor:
             if at == dies_at or cell.name in faults["kills"]:
                 os.kill(os.getpid(), signal.SIGKILL)
             spool.write(step_record(at))
-            stopped = work.stop_requested(folder)
+            stopped = cell_folder.stop_requested(folder)
             if at % 4 == 0 or stopped:
                 spool.write(evaluation_record(at, 0.25))
                 self._save(folder, at)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import COHORTS, BudgetError, Counts, History, Ledger, Limits, Meter, counts_by_cohort
-from isocompute.budget.ledger.counts import admission
+from isocompute.budget.ledger.limits import admission
 
 counts = st.builds(
     Counts, rollouts=st.integers(0, 10**9), prompt_tokens=st.integers(0, 10**12), response_tokens=st.integers(0, 10**12)

@@ -16,8 +16,9 @@ import pytest
 from isocompute.rollout import RolloutError
 from isocompute.rollout.scoring.config import LAYERS, ScoringConfig, scoring_from
 from isocompute.rollout.scoring.sandbox import child, layers
-from isocompute.rollout.scoring.sandbox.child import Limits, NoProcessError, descendants, in_a_child
+from isocompute.rollout.scoring.sandbox.child import NoProcessError, in_a_child
 from isocompute.rollout.scoring.sandbox.frames import said
+from isocompute.rollout.scoring.sandbox.limits import PROCESSES, Limits, counted_alone, descendants
 from isocompute.rollout.scoring.sandbox.process import ATTEMPTS, report, sandbox_layers, words
 from isocompute.rollout.scoring.scorer import Item, Scorer
 
@@ -316,11 +317,11 @@ def test_after_two_responses_that_hang_the_others_of_their_group_wait_less(own: 
 
 
 def test_processes_are_limited_where_the_kernel_counts_them_by_themselves(executing: Scorer) -> None:
-    name, limit = "python:scoring.user_rules:limited", str(layers.PROCESSES)
-    alone = layers.counted_alone(executing.layers())
+    name, limit = "python:scoring.user_rules:limited", str(PROCESSES)
+    alone = counted_alone(executing.layers())
     assert rewards(executing, items(limit, name=name)) == [alone]
-    assert not layers.counted_alone({"user": ""})
-    assert not layers.counted_alone({"user": f"uid {layers.NOBODY}"})
+    assert not counted_alone({"user": ""})
+    assert not counted_alone({"user": f"uid {layers.NOBODY}"})
     plain = Scorer(ScoringConfig(without=("user",), allow_unisolated=True))
     # With the user's others, but not without end.
     assert rewards(plain, items(limit, "-1", name=name)) == [0, 0]

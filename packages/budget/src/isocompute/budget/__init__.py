@@ -6,9 +6,10 @@ MLflow only for an MLflow source or log.
 """
 
 from .errors import BudgetError, LedgerError
-from .ledger.counts import COHORTS, TRAINING_COHORTS, Admission, Counts, Limits, counts_by_cohort
+from .ledger.counts import COHORTS, TRAINING_COHORTS, Counts, counts_by_cohort
 from .ledger.fold import Totals
 from .ledger.ledger import Account, History, Ledger, account
+from .ledger.limits import Admission, Limits
 from .ledger.meter import Meter
 from .planning.compute import Allocation, Scaling
 

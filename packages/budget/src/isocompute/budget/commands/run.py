@@ -13,8 +13,8 @@ from ..checks import finite
 from ..contract.errors import printable
 from ..errors import BudgetError
 from ..follow.following import AT_BUDGET, Charging, Command, LiveLog, Outcome, follow
-from ..ledger.counts import Limits
 from ..ledger.ledger import History, run_id_of
+from ..ledger.limits import Limits
 from ..trainers.evals import plain
 from ..trainers.registry import TRAINERS, trainer
 from ..trainers.settings import load

@@ -14,8 +14,9 @@ from ..checks import reason
 from ..contract import locks
 from ..contract.files import atomic_write
 from ..errors import BudgetError, LedgerError
-from ..ledger.counts import COHORTS, TRAINING_COHORTS, Counts, overshoot
+from ..ledger.counts import COHORTS, TRAINING_COHORTS, Counts
 from ..ledger.ledger import COUNTED, GROUPS, Account, History, account
+from ..ledger.limits import overshoot
 from ..ledger.repair import Dropped, salvage
 from ..ledger.writer import sync_folder
 from .text import SOURCES, aligned_table, plural, write_json

@@ -24,9 +24,10 @@ from ..contract import tracking
 from ..contract.errors import TrackingError
 from ..errors import BudgetError
 from ..ledger import writer
-from ..ledger.counts import Counts, Limits, admission
+from ..ledger.counts import Counts
 from ..ledger.fold import Fold
 from ..ledger.ledger import MOST_SHARES, History, Ledger
+from ..ledger.limits import Limits, admission
 from ..trainers.counting import StepCounts
 from ..trainers.doctor import LOGS, SKIPPED, log_sources, once, read_source
 from ..trainers.evals import join_restarts, joined, progress_of, reader_of, settings_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from .counts import COHORTS, TRAINING_COHORTS, Counts, Limits, unchecked_counts
+from .counts import COHORTS, TRAINING_COHORTS, Counts, unchecked_counts
+from .limits import Limits
 
 CODES = {cohort: code for code, cohort in enumerate(COHORTS)}
 """Index of each cohort in ``COHORTS``."""

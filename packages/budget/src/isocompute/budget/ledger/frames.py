@@ -38,8 +38,9 @@ from datetime import UTC, datetime
 from zlib import crc32
 
 from ..errors import LedgerError
-from .counts import COHORTS, Counts, Limits
+from .counts import COHORTS, Counts
 from .fold import CODES
+from .limits import Limits
 
 JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 """Where schedulers say which job a process belongs to."""

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Literal, Self
 from ..checks import finite, reason, whole
 from ..errors import BudgetError, LedgerError
 from . import frames
-from .counts import COHORTS, TRAINING_COHORTS, Counts, Limits, charged_counts, split
+from .counts import COHORTS, TRAINING_COHORTS, Counts, charged_counts, split
 from .fold import Fold, Totals
 from .frames import ORIGIN_KIND, Origin, encode_attempt, encode_origin, frame, here
+from .limits import Limits
 from .writer import Charges, Reading, Writer, sync_folder
 
 if TYPE_CHECKING:

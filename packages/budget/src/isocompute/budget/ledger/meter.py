@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..checks import whole
-from .counts import TRAINING_COHORTS, Admission, Counts, Limits, admission, charged_counts, overshoot, time_overshoot
+from .counts import TRAINING_COHORTS, Counts, charged_counts
 from .ledger import Ledger
+from .limits import Admission, Limits, admission, overshoot, time_overshoot
 
 if TYPE_CHECKING:
     import polars as pl

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..checks import shorten
 from ..errors import BudgetError
-from ..ledger.counts import Counted, Limits
 from ..ledger.ledger import run_id_of
+from ..ledger.limits import Counted, Limits
 from .attachment import Attachment
 
 __all__ = ["Attachment", "attach"]

@@ -19,8 +19,9 @@ from typing import Any
 
 from ..checks import whole
 from ..errors import BudgetError
-from ..ledger.counts import Counts, Limits, admission, split
+from ..ledger.counts import Counts, split
 from ..ledger.ledger import History, Ledger
+from ..ledger.limits import Limits, admission
 from ..ledger.meter import Standing
 
 LOGGER = logging.getLogger(__name__)

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 from ..checks import shorten, whole
 from ..contract.files import atomic_write
 from ..errors import BudgetError, LedgerError
-from ..ledger.counts import Counts, Limits, admission
+from ..ledger.counts import Counts
 from ..ledger.ledger import Ledger, run_id_of
+from ..ledger.limits import Limits, admission
 from ..ledger.meter import Standing
 
 Tag = TypeVar("Tag")

@@ -13,16 +13,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import math
 import os
-import resource
 import select
 import signal
 import struct
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import lru_cache, partial
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
@@ -35,14 +33,13 @@ from ..judges.text import TextJudge
 from ..rules import Extraction, extraction
 from . import kernel, layers
 from .frames import COMPLETE, NO_VERDICT, READ, FrameError, Reply, numbered, reply_in, said
-from .layers import PROCESSES, tried
+from .layers import tried
+from .limits import Limits, Watch, confine, counted_alone, limit, limits_in, most_processes
 
 POLL_SECONDS = 0.2
 """Interval between looks where the kernel has no file descriptor for a process."""
 LOOK_SECONDS = 0.025
 """Interval between looks."""
-PART = 8192
-"""Bytes read of a file of the kernel at once."""
 AGAIN = os.EX_TEMPFAIL
 """Exit code of a worker that could start no process: the response that it was to score is to be scored again."""
 NO_PROCESS = "no process can be started to score a response"
@@ -57,8 +54,6 @@ PATIENCE = 2
 HEAD = struct.Struct("=16sI")
 """Beginning of a reply: the number drawn, and the length of the rest."""
 LARGEST_REPLY = 4096
-MOST_FILES = 4096
-"""File descriptors that a library may have opened before its number was limited are below this."""
 GONE_SECONDS = 5.0
 """Timeout for the end of killed processes."""
 FORK_SECONDS = 1.0
@@ -150,7 +145,7 @@ def nurse(settings: dict[str, Any], report: layers.Report) -> None:
         os.dup2(nothing, standard)
     try:
         judge: Judge = load(settings["pool"], _apart(settings, report))
-        settings = {**settings, "processes": layers.most_processes(report)}
+        settings = {**settings, "processes": most_processes(report)}
         report = layers.restrict(report, settings["readable"], settings["without"], execute=settings["executes"])
         if settings["bubblewrap"]:
             report = layers.with_bubblewrap(report)
@@ -171,7 +166,7 @@ def nurse(settings: dict[str, Any], report: layers.Report) -> None:
     while True:
         worker = _forked_worker()
         if worker == 0:
-            layers.limit(settings["memory_bytes"], alone=layers.counted_alone(report))
+            limit(settings["memory_bytes"], alone=counted_alone(report))
             _work(Worker(judge, settings, report, given=given, replies=replies))
         if worker is None:
             _write(replies, {"died": NO_PROCESS, "again": True})
@@ -436,48 +431,6 @@ def broken(error: BaseException) -> str:
     return f"error: {type(error).__name__}: {words[:100]}" if words else f"error: {type(error).__name__}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Limits of a child.
-
-    Attributes:
-        contained: Whether the sandbox has a process namespace: all that a child leaves behind can be killed at once.
-        landlock: Version of Landlock that the sandbox has, 0 for none; it can be nested.
-        filter: Filter of system calls (``kernel.compiled``); empty where the sandbox filters none.
-        processes: Processes that the kernel may count when it starts another.
-    """
-
-    seconds: float
-    wall_seconds: float
-    contained: bool
-    landlock: int
-    filter: bytes
-    processes: int
-
-    @property
-    def late(self) -> Reply:
-        """The reply for a response that took more by the clock."""
-        return {"error": f"deadline: more than {self.wall_seconds:g} s by the clock"}
-
-
-def limits_in(report: layers.Report, *, seconds: float, wall_seconds: float, processes: int) -> Limits:
-    """Return the limits of children in a sandbox."""
-    contained = layers.contained(report)
-    version = kernel.version_in(report["files"])
-    filtered = b""
-    if report["seccomp"]:
-        signals = contained and version >= kernel.FIRST_WITH_SIGNALS
-        filtered = kernel.compiled(kernel.of_response(signals=signals, groups=contained))
-    return Limits(
-        seconds=seconds,
-        wall_seconds=wall_seconds,
-        contained=contained,
-        landlock=version,
-        filter=filtered,
-        processes=processes,
-    )
-
-
 class NoProcessError(Exception):
     """No process can be started: the machine or its user has too many, or too little memory."""
 
@@ -550,35 +503,6 @@ def _run(work: Callable[[], bytes], writing: int, key: int, limits: Limits) -> N
         write(writing, head(read(key, 16), length(line)) + line)
     finally:
         leave(0)
-
-
-def confine(limits: Limits, keep: Collection[int]) -> None:
-    """Restrict this process for executing a response: after this it can set no limit, open no socket, change no file.
-
-    Args:
-        keep: The only file descriptors above 2 that stay open.
-
-    Raises:
-        OSError: A layer that the sandbox has cannot be entered.
-    """
-    first = 3
-    for descriptor in sorted(keep):
-        os.closerange(first, descriptor)
-        first = descriptor + 1
-    os.closerange(first, MOST_FILES)
-    layers.die_with_parent()
-    os.setpgid(0, 0)
-    if limits.landlock:
-        kernel.nest()
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NPROC, (limits.processes, limits.processes))
-    # The first limit is exact, the second cannot be ignored.
-    whole = math.floor(limits.seconds) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (whole, whole))
-    signal.setitimer(signal.ITIMER_PROF, limits.seconds)
-    if limits.filter:
-        # Last: it refuses all that was done here.
-        kernel.enter_filter(limits.filter)
 
 
 def _read(reading: int, child: int, most: int, seconds: float) -> tuple[bytes, bool]:
@@ -663,84 +587,3 @@ def ended(code: int) -> str:
         return signal.Signals(-code).name
     except ValueError:
         return f"signal {-code}"
-
-
-class Watch:
-    """Kills all processes of a response when together they take too much: no limit of the kernel counts them so.
-
-    A response is executed by a group of processes of its own (``confine``), which it can leave for another new one
-    only; all others here are in this process's group.
-
-    Args:
-        memory_bytes: Memory of their own that they may hold together; memory that forks share counts for each.
-    """
-
-    def __init__(self, memory_bytes: int) -> None:
-        self._memory_bytes = memory_bytes
-        self._page = os.sysconf("SC_PAGE_SIZE")
-        self._group = os.getpgrp()
-
-    def look(self) -> None:
-        """Look once."""
-        found: list[Running] = []
-        threads = 0
-        for process in descendants(os.getpid()):
-            if process.group != self._group:
-                found.append(process)
-                threads += process.threads
-            if threads > PROCESSES:
-                # No more than shows that they are too many: they multiply, and each takes this process's turns.
-                break
-        if threads <= PROCESSES and sum(map(self._own, found)) <= self._memory_bytes:
-            return
-        # A group is killed at once, whatever it is starting; whoever has left it the worker kills. What is found later
-        # may be the next response's.
-        for group in {process.group for process in found}:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(group, signal.SIGKILL)
-
-    def _own(self, process: Running) -> int:
-        """Return the bytes that a process holds of its own, neither files nor memory shared as a file."""
-        with contextlib.suppress(OSError, ValueError):
-            _, resident, shared, *_ = map(int, _read_proc(f"/proc/{process.pid}/statm").split())
-            return (resident - shared) * self._page
-        return 0
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A running process, its process group, and its number of threads."""
-
-    pid: int
-    group: int
-    threads: int
-
-
-def descendants(ancestor: int) -> Iterator[Running]:
-    """Yield the running descendants of a process."""
-    waiting = _children(ancestor)
-    while waiting:
-        pid = waiting.pop()
-        waiting += _children(pid)
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            state, _, group, *rest = _read_proc(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-            if state not in b"ZX":
-                yield Running(pid, int(group), int(rest[14]))
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/task") as tasks:
-        for task in tasks:
-            with contextlib.suppress(OSError):
-                found += map(int, _read_proc(f"{task.path}/children").split())
-    return found
-
-
-def _read_proc(path: str) -> bytes:
-    """Read a file with few system calls: this competes with the processes that it watches."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return b"".join(iter(lambda: os.read(file, PART), b""))
-    finally:
-        os.close(file)

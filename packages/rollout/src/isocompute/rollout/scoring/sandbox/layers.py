@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import errno
 import os
-import re
 import resource
 import shutil
 import signal
@@ -28,14 +27,6 @@ FIRST_FREE_USER = 1_900_000_000
 NOBODY = 65534
 READS_AS_ROOT = ", reading as root what Landlock leaves"
 """Marks a user that could not read Python's own folders otherwise."""
-FILES = 64
-"""Files that a process may have open."""
-PROCESSES = 32
-"""Processes of the sandbox at a time, each thread counted as one."""
-MORE_PROCESSES = 1024
-"""Processes that a response may start where the user's other processes are counted with them."""
-COUNTS_BY_NAMESPACE = (5, 14)
-"""The first Linux that counts the processes of each user namespace by themselves."""
 SYSTEM = (
     "/usr",
     "/lib",
@@ -235,62 +226,6 @@ def die_with_parent() -> None:
     """Have the kernel kill this process when the one that started it ends."""
     with contextlib.suppress(OSError):
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def limit(memory_bytes: int, *, alone: bool) -> None:
-    """Limit this process and its children: memory, open files, processes; no file may grow and no core be dumped.
-
-    Args:
-        memory_bytes: Address space of each process.
-        alone: Whether the processes are counted by themselves (``counted_alone``), and their number is limited.
-    """
-    limits = [
-        (resource.RLIMIT_AS, memory_bytes),
-        (resource.RLIMIT_NOFILE, FILES),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ]
-    if alone:
-        limits.append((resource.RLIMIT_NPROC, PROCESSES))
-    for name, value in limits:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(name, (value, value))
-
-
-def counted_alone(report: Report) -> bool:
-    """Return whether the kernel counts the sandbox's processes apart from the user's others.
-
-    It counts by user, thread by thread, and from Linux 5.14 on by user namespace. With the engine's among them, a limit
-    would keep the sandbox from starting processes at all whenever the engine starts some.
-
-    Args:
-        report: What ``enter`` returned.
-    """
-    if report["user"] == "namespace":
-        return _kernel() >= COUNTS_BY_NAMESPACE
-    return report["user"].startswith(f"uid {FIRST_FREE_USER // 10**8}")
-
-
-def most_processes(report: Report) -> int:
-    """Return the limit on processes for a response: with the user's others where the kernel counts them together.
-
-    Args:
-        report: What ``enter`` returned.
-    """
-    if counted_alone(report):
-        return PROCESSES
-    count = 0
-    with contextlib.suppress(OSError):
-        for process in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if process.name.isdigit() and process.stat().st_uid == os.geteuid():
-                    count += len(list((process / "task").iterdir()))
-    return count + MORE_PROCESSES
-
-
-def _kernel() -> tuple[int, ...]:
-    """Return the version of the kernel, such as (5, 14)."""
-    return tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
 
 
 def bubblewrap_path() -> str:

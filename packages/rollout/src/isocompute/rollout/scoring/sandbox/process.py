@@ -24,7 +24,7 @@ from typing import IO, Any
 from ...errors import RolloutError
 from ..config import ScoringConfig
 from . import boot, layers
-from .child import PREPARING_SECONDS, descendants, ended
+from .child import PREPARING_SECONDS, ended
 from .frames import (
     COMPLETE,
     NO_VERDICT,
@@ -39,6 +39,7 @@ from .frames import (
     reply_in,
 )
 from .layers import Report, isolated
+from .limits import descendants
 
 PACKAGES = ("site-packages", "dist-packages")
 """Names of the folders of installed libraries."""

@@ -29,11 +29,11 @@ from ..errors import ExperimentError
 from .cells import Cell
 
 if TYPE_CHECKING:
-    from ..settings import Preset, ResourcesConfig
+    from ..settings import Preset
 
 WORK = Path("work")
-NAMESPACE = "isocompute"
-"""Of our actors in a cluster of Ray."""
+LEDGER, SAID, CHECKPOINTS = "run.ledger", "output.log", "checkpoints"
+"""In the folder of a cell: a command's ledger and what it printed, and the checkpoints of either kind of cell."""
 OUT = Path("outputs")
 """Folder of the outputs that DVC keeps."""
 PREPARED = OUT / "prepared"
@@ -42,28 +42,6 @@ ONLY = "base"
 """Name of a base model that is given alone, and of the folder that a model is in."""
 LARGE = 2**24
 """Bytes of a file from which on its hash is remembered."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerConfig:
-    """Settings of a worker.
-
-    Attributes:
-        models: Folder or name of each base model, by the hash of its content; they differ in their weights alone.
-        generation: How responses are generated and scored (``Preset.generation``).
-        resources: With a sampler and an engine that leave nothing to the machine.
-    """
-
-    models: Mapping[str, str]
-    generation: Mapping[str, Any]
-    resources: ResourcesConfig
-
-    @classmethod
-    def of(cls, preset: Preset, models: Mapping[str, str]) -> WorkerConfig:
-        """Settings of the workers of a preset."""
-        own = preset.resources
-        resolved = own.model_copy(update={"sampler": own.resolved_sampler(), "engine": own.resolved_engine()})
-        return cls(models=dict(models), generation=preset.generation, resources=resolved)
 
 
 def folder_of(cell: Cell) -> Path:
@@ -126,7 +104,7 @@ def check_prompts(folder: Path, digest: str) -> None:
 
 def newest_checkpoint(folder: Path) -> str:
     """Name of the checkpoint that a cell would be continued from; empty where there is none."""
-    return max((path.name for path in (folder / "checkpoints").glob("step-*")), default="")
+    return max((path.name for path in (folder / CHECKPOINTS).glob("step-*")), default="")
 
 
 def request_stop(folder: Path) -> None:
@@ -246,11 +224,11 @@ def prune(gigabytes: float, *, last: Collection[str] = (), keep: Collection[str]
         when it is extended.
     """
     folders = [folder for folder in (WORK / "cells").glob("*") if folder.is_dir()]
-    sizes = {folder / part: _size(folder / part) for folder in folders for part in ("checkpoints", "policy")}
+    sizes = {folder / part: _size(folder / part) for folder in folders for part in (CHECKPOINTS, "policy")}
     ended = [(mark.stat().st_mtime_ns, mark.parent) for mark in (WORK / "cells").glob("*/done.json")]
     free = [folder for _, folder in sorted(ended) if folder.name not in keep]
     others, own = [f for f in free if f.name not in last], [f for f in free if f.name in last]
-    order = [*(f / "checkpoints" for f in (*others, *own)), *(f / "policy" for f in others)]
+    order = [*(f / CHECKPOINTS for f in (*others, *own)), *(f / "policy" for f in others)]
     total, gone = sum(sizes.values()), []
     for place in order:
         if total <= gigabytes * 1e9:

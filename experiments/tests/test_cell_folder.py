@@ -13,10 +13,10 @@ from isocompute.rollout.contract import tables
 from safetensors.torch import load_file, save_file
 
 from experiments.errors import ExperimentError
-from experiments.running import work
+from experiments.running import cell_folder
+from experiments.running.cell_folder import Cursor, Spool, Spooled
 from experiments.running.cells import Cell
 from experiments.running.tracker import health_of, health_text
-from experiments.running.work import Cursor, Spool, Spooled
 from experiments.settings import ModelConfig, Preset, load
 from experiments.stages import prepare
 from experiments.stages.sweep import collect
@@ -31,10 +31,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_longer_run_holds_the_shorter_one() -> None:
     folder = ended(cell(rollouts=192), budget=192)
-    assert work.finished(cell(rollouts=96), folder)
-    assert work.finished(cell(rollouts=192), folder)
-    assert not work.finished(cell(rollouts=256), folder)
-    found = work.outcome(cell(rollouts=96))
+    assert cell_folder.finished(cell(rollouts=96), folder)
+    assert cell_folder.finished(cell(rollouts=192), folder)
+    assert not cell_folder.finished(cell(rollouts=256), folder)
+    found = cell_folder.outcome(cell(rollouts=96))
     assert found.read("evals")["rollouts"].to_list() == [0, 32, 64, 96]
     assert found.read("ledger").filter(pl.col("cohort") == "trained")["rollouts"].sum() == 96
     assert set(found.read("pass_rates")["step"]) == {0, 4, 8, 12}
@@ -45,8 +45,8 @@ def test_a_run_that_diverged_is_finished_at_every_budget_and_diverged_only_withi
     folder = ended(cell(rollouts=192), budget=160, diverged_at=20)
     for budget, diverged in ((96, False), (160, True), (192, True), (4096, True)):
         one = cell(rollouts=budget)
-        assert work.finished(one, folder)
-        assert work.outcome(one).diverged == diverged
+        assert cell_folder.finished(one, folder)
+        assert cell_folder.outcome(one).diverged == diverged
 
 
 def test_a_pilot_with_filtered_groups_is_one_row_a_step(tmp_path: Path) -> None:
@@ -63,34 +63,34 @@ def test_a_pilot_with_filtered_groups_is_one_row_a_step(tmp_path: Path) -> None:
 
 def keep_policy(one: Cell, *, step: int) -> None:
     """What a worker leaves of a cell's policy."""
-    policy = work.policy_of(work.folder_of(one))
+    policy = cell_folder.policy_of(cell_folder.folder_of(one))
     policy.mkdir(parents=True)
     (policy / "model.safetensors").write_bytes(b"\0" * 500)
-    work.set_policy(work.folder_of(one), step)
+    cell_folder.set_policy(cell_folder.folder_of(one), step)
 
 
 def test_checkpoints_of_cells_that_run_count_for_the_limit_and_stay() -> None:
     cells = [cell(seed=seed) for seed in range(3)]
     for one in cells:
-        kept_checkpoint(work.folder_of(one))
+        kept_checkpoint(cell_folder.folder_of(one))
     ended(cells[0], budget=96)
     # The second one was finished to a smaller budget, and goes on from its checkpoint.
     ended(cells[1], budget=96)
-    assert work.prune(2.5e-6, keep={cells[1].run_id}) == [f"{cells[0].run_id}/checkpoints"]
-    assert work.prune(0.0, keep={cells[1].run_id}) == []
-    assert [bool(work.newest_checkpoint(work.folder_of(one))) for one in cells] == [False, True, True]
+    assert cell_folder.prune(2.5e-6, keep={cells[1].run_id}) == [f"{cells[0].run_id}/checkpoints"]
+    assert cell_folder.prune(0.0, keep={cells[1].run_id}) == []
+    assert [bool(cell_folder.newest_checkpoint(cell_folder.folder_of(one))) for one in cells] == [False, True, True]
 
 
 def test_what_a_sweep_has_finished_goes_after_all_others_and_its_policies_stay() -> None:
     own, other = cell(seed=1), cell(seed=2)
     for age, one in enumerate((own, other)):
         folder = ended(one, budget=96)
-        kept_checkpoint(work.folder_of(one))
+        kept_checkpoint(cell_folder.folder_of(one))
         keep_policy(one, step=12)
         os.utime(folder / "done.json", (age, age))
-    assert work.prune(2e-6, last={own.run_id}) == [f"{other.run_id}/checkpoints"]
-    assert work.prune(0.0, last={own.run_id}) == [f"{own.run_id}/checkpoints", f"{other.run_id}/policy"]
-    assert work.has_policy(work.folder_of(own))
+    assert cell_folder.prune(2e-6, last={own.run_id}) == [f"{other.run_id}/checkpoints"]
+    assert cell_folder.prune(0.0, last={own.run_id}) == [f"{own.run_id}/checkpoints", f"{other.run_id}/policy"]
+    assert cell_folder.has_policy(cell_folder.folder_of(own))
 
 
 def test_a_damaged_table_among_many_is_named(tmp_path: Path) -> None:
@@ -108,10 +108,10 @@ def test_policies_count_for_the_limit_and_go_after_every_checkpoint() -> None:
         kept_checkpoint(folder)
         keep_policy(one, step=12)
         os.utime(folder / "done.json", (age, age))
-    assert work.prune(3e-6) == []
-    assert work.prune(1e-6) == [f"{one.run_id}/checkpoints" for one in cells]
-    assert work.prune(0.5e-6) == [f"{cells[0].run_id}/policy"]
-    assert [work.has_policy(work.folder_of(one)) for one in cells] == [False, True]
+    assert cell_folder.prune(3e-6) == []
+    assert cell_folder.prune(1e-6) == [f"{one.run_id}/checkpoints" for one in cells]
+    assert cell_folder.prune(0.5e-6) == [f"{cells[0].run_id}/policy"]
+    assert [cell_folder.has_policy(cell_folder.folder_of(one)) for one in cells] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -121,15 +121,15 @@ def test_whose_policy_is_kept_and_saved_later_from_its_checkpoint(which: str, ke
     for seed, purpose in enumerate(("prescribe", "sweep", "pilot")):
         one = cell(purpose=purpose, seed=seed)
         folder = ended(one, budget=96)
-        assert work.keeps_policy(one, which) == (purpose in kept)
+        assert cell_folder.keeps_policy(one, which) == (purpose in kept)
         # Without a checkpoint there is nothing to save.
-        assert not work.lacks_policy(one, folder, which)
+        assert not cell_folder.lacks_policy(one, folder, which)
         kept_checkpoint(folder)
-        assert work.lacks_policy(one, folder, which) == (purpose in kept)
+        assert cell_folder.lacks_policy(one, folder, which) == (purpose in kept)
         keep_policy(one, step=12)
-        assert not work.lacks_policy(one, folder, which)
+        assert not cell_folder.lacks_policy(one, folder, which)
         ended(one, budget=96, diverged_at=12)
-        assert not work.lacks_policy(one, folder, which)
+        assert not cell_folder.lacks_policy(one, folder, which)
 
 
 def test_the_cells_that_are_listed_name_their_policy_where_it_is_of_their_budget(tmp_path: Path) -> None:
@@ -171,11 +171,11 @@ def test_a_cell_is_listed_with_its_health_within_its_budget_if_it_is_long_enough
 
 
 def test_a_cell_is_not_continued_with_other_prompts() -> None:
-    folder = work.folder_of(cell())
+    folder = cell_folder.folder_of(cell())
     for _ in range(2):
-        work.check_prompts(folder, "of today")
+        cell_folder.check_prompts(folder, "of today")
     with pytest.raises(ExperimentError, match=r"cells/[0-9a-f]+: the prompts differ from those that it began with"):
-        work.check_prompts(folder, "of tomorrow")
+        cell_folder.check_prompts(folder, "of tomorrow")
 
 
 def steps(records: list[Spooled]) -> list[int]:
@@ -237,15 +237,15 @@ def preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Preset:
 
 def test_a_folder_that_was_trained_again_in_place_is_noticed(preset: Preset) -> None:
     prepare.record(preset.base)
-    model, before = work.model_of(preset)
+    model, before = cell_folder.model_of(preset)
     assert Path(model) == Path("model").resolve()
     weights = Path("model") / "model.safetensors"
     tensors = load_file(weights)
     save_file({name: tensor + 1 for name, tensor in tensors.items()}, weights, {"format": "pt"})
     with pytest.raises(ExperimentError, match="has changed since the stage `prepare` recorded it"):
-        work.model_of(preset)
+        cell_folder.model_of(preset)
     prepare.record(preset.base)
-    assert work.model_of(preset)[1] != before
+    assert cell_folder.model_of(preset)[1] != before
 
 
 def test_another_name_in_the_preset_is_noticed(preset: Preset) -> None:
@@ -254,4 +254,4 @@ def test_another_name_in_the_preset_is_noticed(preset: Preset) -> None:
     with pytest.raises(
         ExperimentError, match=r"records the model model, and the preset names .*other: run `prepare` again"
     ):
-        work.model_of(preset.model_copy(update={"base": ModelConfig(model="other")}))
+        cell_folder.model_of(preset.model_copy(update={"base": ModelConfig(model="other")}))

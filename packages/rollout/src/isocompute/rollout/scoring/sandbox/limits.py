@@ -1,0 +1,238 @@
+"""Limits of the sandbox: memory, processor time, the clock, processes and open files, as they are set and watched."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import resource
+import signal
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import kernel, layers
+from .frames import Reply
+from .layers import FIRST_FREE_USER, Report
+
+FILES = 64
+"""Files that a process may have open."""
+PROCESSES = 32
+"""Processes of the sandbox at a time, each thread counted as one."""
+MORE_PROCESSES = 1024
+"""Processes that a response may start where the user's other processes are counted with them."""
+COUNTS_BY_NAMESPACE = (5, 14)
+"""The first Linux that counts the processes of each user namespace by themselves."""
+MOST_FILES = 4096
+"""File descriptors that a library may have opened before its number was limited are below this."""
+PART = 8192
+"""Bytes read of a file of the kernel at once."""
+
+
+def limit(memory_bytes: int, *, alone: bool) -> None:
+    """Limit this process and its children: memory, open files, processes; no file may grow and no core be dumped.
+
+    Args:
+        memory_bytes: Address space of each process.
+        alone: Whether the processes are counted by themselves (``counted_alone``), and their number is limited.
+    """
+    limits = [
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_NOFILE, FILES),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ]
+    if alone:
+        limits.append((resource.RLIMIT_NPROC, PROCESSES))
+    for name, value in limits:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(name, (value, value))
+
+
+def counted_alone(report: Report) -> bool:
+    """Return whether the kernel counts the sandbox's processes apart from the user's others.
+
+    It counts by user, thread by thread, and from Linux 5.14 on by user namespace. With the engine's among them, a limit
+    would keep the sandbox from starting processes at all whenever the engine starts some.
+
+    Args:
+        report: What ``enter`` returned.
+    """
+    if report["user"] == "namespace":
+        return _kernel() >= COUNTS_BY_NAMESPACE
+    return report["user"].startswith(f"uid {FIRST_FREE_USER // 10**8}")
+
+
+def most_processes(report: Report) -> int:
+    """Return the limit on processes for a response: with the user's others where the kernel counts them together.
+
+    Args:
+        report: What ``enter`` returned.
+    """
+    if counted_alone(report):
+        return PROCESSES
+    count = 0
+    with contextlib.suppress(OSError):
+        for process in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if process.name.isdigit() and process.stat().st_uid == os.geteuid():
+                    count += len(list((process / "task").iterdir()))
+    return count + MORE_PROCESSES
+
+
+def _kernel() -> tuple[int, ...]:
+    """Return the version of the kernel, such as (5, 14)."""
+    return tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits of a child.
+
+    Attributes:
+        contained: Whether the sandbox has a process namespace: all that a child leaves behind can be killed at once.
+        landlock: Version of Landlock that the sandbox has, 0 for none; it can be nested.
+        filter: Filter of system calls (``kernel.compiled``); empty where the sandbox filters none.
+        processes: Processes that the kernel may count when it starts another.
+    """
+
+    seconds: float
+    wall_seconds: float
+    contained: bool
+    landlock: int
+    filter: bytes
+    processes: int
+
+    @property
+    def late(self) -> Reply:
+        """The reply for a response that took more by the clock."""
+        return {"error": f"deadline: more than {self.wall_seconds:g} s by the clock"}
+
+
+def limits_in(report: Report, *, seconds: float, wall_seconds: float, processes: int) -> Limits:
+    """Return the limits of children in a sandbox."""
+    contained = layers.contained(report)
+    version = kernel.version_in(report["files"])
+    filtered = b""
+    if report["seccomp"]:
+        signals = contained and version >= kernel.FIRST_WITH_SIGNALS
+        filtered = kernel.compiled(kernel.of_response(signals=signals, groups=contained))
+    return Limits(
+        seconds=seconds,
+        wall_seconds=wall_seconds,
+        contained=contained,
+        landlock=version,
+        filter=filtered,
+        processes=processes,
+    )
+
+
+def confine(limits: Limits, keep: Collection[int]) -> None:
+    """Restrict this process for executing a response: after this it can set no limit, open no socket, change no file.
+
+    Args:
+        keep: The only file descriptors above 2 that stay open.
+
+    Raises:
+        OSError: A layer that the sandbox has cannot be entered.
+    """
+    first = 3
+    for descriptor in sorted(keep):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, MOST_FILES)
+    layers.die_with_parent()
+    os.setpgid(0, 0)
+    if limits.landlock:
+        kernel.nest()
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NPROC, (limits.processes, limits.processes))
+    # The first limit is exact, the second cannot be ignored.
+    whole = math.floor(limits.seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (whole, whole))
+    signal.setitimer(signal.ITIMER_PROF, limits.seconds)
+    if limits.filter:
+        # Last: it refuses all that was done here.
+        kernel.enter_filter(limits.filter)
+
+
+class Watch:
+    """Kills all processes of a response when together they take too much: no limit of the kernel counts them so.
+
+    A response is executed by a group of processes of its own (``confine``), which it can leave for another new one
+    only; all others here are in this process's group.
+
+    Args:
+        memory_bytes: Memory of their own that they may hold together; memory that forks share counts for each.
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        self._page = os.sysconf("SC_PAGE_SIZE")
+        self._group = os.getpgrp()
+
+    def look(self) -> None:
+        """Look once."""
+        found: list[Running] = []
+        threads = 0
+        for process in descendants(os.getpid()):
+            if process.group != self._group:
+                found.append(process)
+                threads += process.threads
+            if threads > PROCESSES:
+                # No more than shows that they are too many: they multiply, and each takes this process's turns.
+                break
+        if threads <= PROCESSES and sum(map(self._own, found)) <= self._memory_bytes:
+            return
+        # A group is killed at once, whatever it is starting; whoever has left it the worker kills. What is found later
+        # may be the next response's.
+        for group in {process.group for process in found}:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
+
+    def _own(self, process: Running) -> int:
+        """Return the bytes that a process holds of its own, neither files nor memory shared as a file."""
+        with contextlib.suppress(OSError, ValueError):
+            _, resident, shared, *_ = map(int, _read_proc(f"/proc/{process.pid}/statm").split())
+            return (resident - shared) * self._page
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A running process, its process group, and its number of threads."""
+
+    pid: int
+    group: int
+    threads: int
+
+
+def descendants(ancestor: int) -> Iterator[Running]:
+    """Yield the running descendants of a process."""
+    waiting = _children(ancestor)
+    while waiting:
+        pid = waiting.pop()
+        waiting += _children(pid)
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            state, _, group, *rest = _read_proc(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+            if state not in b"ZX":
+                yield Running(pid, int(group), int(rest[14]))
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/task") as tasks:
+        for task in tasks:
+            with contextlib.suppress(OSError):
+                found += map(int, _read_proc(f"{task.path}/children").split())
+    return found
+
+
+def _read_proc(path: str) -> bytes:
+    """Read a file with few system calls: this competes with the processes that it watches."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return b"".join(iter(lambda: os.read(file, PART), b""))
+    finally:
+        os.close(file)
