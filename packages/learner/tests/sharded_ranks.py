@@ -34,6 +34,7 @@ class Updates:
         resume: A folder with a checkpoint to begin from.
         save: A folder for a checkpoint at the end.
         routed: Whether each layer of a Qwen3 has experts in place of one network.
+        alone: Whether every rank takes all of them by itself, beside a process group that is not its own.
     """
 
     model: Path
@@ -44,6 +45,7 @@ class Updates:
     resume: Path | None = None
     save: Path | None = None
     routed: bool = False
+    alone: bool = False
 
 
 @dataclass(kw_only=True)
@@ -170,7 +172,8 @@ def together(ranks: int, works: list[Updates], folder: Path) -> list[list[Done]]
 def _rank(rank: int, ranks: int, works: list[Updates], folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    torch.save([take(work, dist.group.WORLD) for work in works], folder / str(rank))
+    done = [take(work, None if work.alone else dist.group.WORLD) for work in works]
+    torch.save(done, folder / str(rank))
     dist.destroy_process_group()
 
 

@@ -94,11 +94,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Done, list
     alone = {name: take(work) for name, work in works.items()}
     works["begun"] = replace(begun, save=folder / "shared")
     works["shared"] = replace(ended, resume=folder / "alone")
+    works["beside"] = replace(whole, alone=True)
     with forking("sharded_ranks"):
         found = dict(zip(works, together(2, list(works.values()), folder / "results"), strict=True))
     resumed = [take(replace(ended, resume=folder / "shared"))]
     straight = alone["ppo, whose critic teaches the policy"]
-    later = {"resumed": (straight, resumed), "shared": (straight, found["shared"])}
+    later = {
+        "resumed": (straight, resumed),
+        "shared": (straight, found["shared"]),
+        "beside": (straight, found["beside"]),
+    }
     return {name: (alone[name], found[name]) for name in CASES} | later
 
 
@@ -136,6 +141,14 @@ def test_ranks_that_share_a_policy_take_the_updates_of_one_learner(
         assert 2 * rank.held == pytest.approx(alone.held, rel=0.15)
     unused = [each for each, gradient in alone.gradients[0].items() if "experts" in each and not gradient.any()]
     assert bool(unused) == (name in ROUTED)
+
+
+def test_a_process_group_of_somebody_else_is_left_alone(runs: dict[str, tuple[Done, list[Done]]]) -> None:
+    """An engine in the same process has one; a learner that took it for its own would count everything twice."""
+    alone, beside = runs["beside"]
+    for rank in beside:
+        check_same(alone, rank, gradients=1e-9)
+        assert rank.held == alone.held
 
 
 def test_in_float32_they_differ_by_rounding(runs: dict[str, tuple[Done, list[Done]]]) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-import torch.distributed as dist
 from isocompute.learner.config import (
     BatchConfig,
     ComputeConfig,
@@ -27,7 +26,6 @@ from isocompute.learner.objective.prepare import minibatches, prepare
 from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
 from isocompute.learner.updates.learner import Learner, skipped
 from small_run import moved, recorded, scored, weights, written_out
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LlamaForCausalLM
 
 
@@ -219,18 +217,6 @@ def test_responses_without_a_token_change_nothing(model: Path, config: LearnerCo
         Learner(model, config).update(none)
     with pytest.raises(LearnerError, match="whose log-probability"):
         one.agreement(none)
-
-
-def test_a_process_group_of_somebody_else_is_left_alone(
-    model: Path, config: LearnerConfig, rollouts: pl.DataFrame
-) -> None:
-    """An engine in the same process has one; this one would count everything twice."""
-    expected = Learner(model, config).update(rollouts)
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
-        assert Learner(model, config).update(rollouts) == expected
-    finally:
-        dist.destroy_process_group()
 
 
 def test_a_skipped_sync_is_caught_before_the_update(learner: Learner, rollouts: pl.DataFrame) -> None:
