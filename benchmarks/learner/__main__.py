@@ -3,7 +3,7 @@
     python -m benchmarks.learner [--trl PYTHON] [--samples 16 64] [--new-tokens 16 64] [--blocks 6]
     python -m benchmarks.learner --skip [--samples 16 64] [--new-tokens 16 64] [--blocks 6]
     python -m benchmarks.learner --rate | --linear | --flat
-    python -m benchmarks.learner --cuda [--trl PYTHON] | --largest
+    python -m benchmarks.learner --cuda [--trl PYTHON] | --update | --agreement | --largest
 
 Without an option whole steps (sampling with vLLM, update, sync) of a Llama of 0.85 million random weights are timed:
 8 problems a batch, coin flips for rewards, temperature 1, no KL, float32, one thread. TRL takes the same steps in a
@@ -18,8 +18,9 @@ updates of up to 16,384 recorded responses, ``--flat`` the memory of the process
 and ends with an error where it misses its criterion. Beside TRL these are the lower ends of the intervals of both
 ratios of speeds, equal shares of groups of equal rewards, and mean lengths within 2 % of each other.
 
-``--cuda`` and ``--largest`` need a GPU, and are unverified: whole steps of 0.5 billion parameters, n = 64 and 512 new
-tokens, beside TRL with vLLM; and the largest model that trains, by prediction and by trying.
+The last four need a GPU, and ``--cuda`` is unverified: whole steps of 0.5 billion parameters, n = 64 and 512 new
+tokens, beside TRL with vLLM; the update of such a step alone; a sampler's log-probabilities beside the learner's; and
+the largest model that trains, by prediction and by trying.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def main() -> int:
         ("linear", "cost of a token in small and large updates"),
         ("flat", "memory over 1,000 steps"),
         ("cuda", "0.5 billion parameters beside TRL with vLLM on a GPU (unverified)"),
-        ("largest", "the largest model that trains on this GPU, predicted and tried (unverified)"),
+        ("update", "an update of 0.5 billion parameters alone, on a GPU"),
+        ("agreement", "a sampler's log-probabilities beside the learner's, on a GPU"),
+        ("largest", "the largest model that trains on this GPU, predicted and tried"),
     ):
         what.add_argument(f"--{name}", action="store_true", help=help_text)
     parser.add_argument("--trl", type=Path, help="an interpreter with trl==1.16.*")
@@ -81,12 +84,19 @@ def check(asked: argparse.Namespace) -> None:
             raise ExperimentError(f"--{name} is {found}; it must be at least {least}")
     if asked.trl is not None and shutil.which(asked.trl) is None:
         raise ExperimentError(f"--trl is {asked.trl}, which cannot be run; it must be an interpreter with trl==1.16.*")
-    if asked.cuda or asked.largest or asked.cuda_one or asked.largest_one:
+    if _needs_gpu(asked):
         import torch
 
         if not torch.cuda.is_available():
-            name = "cuda" if asked.cuda or asked.cuda_one else "largest"
+            name = _needs_gpu(asked)
             raise ExperimentError(f"--{name} needs a GPU, and PyTorch {torch.__version__} finds none")
+
+
+def _needs_gpu(asked: argparse.Namespace) -> str:
+    """The option that needs a GPU; empty if there is none."""
+    of_processes = {"cuda": asked.cuda_one, "largest": asked.largest_one}
+    names = ("cuda", "update", "agreement", "largest")
+    return next((name for name in names if getattr(asked, name) or of_processes.get(name)), "")
 
 
 def _run(asked: argparse.Namespace) -> list[str]:
@@ -106,7 +116,7 @@ def _run(asked: argparse.Namespace) -> list[str]:
 
         torch.set_num_threads(1)
         return linear() if asked.linear else flat()
-    if asked.cuda or asked.largest or asked.cuda_one or asked.largest_one:
+    if _needs_gpu(asked):
         return _on_cuda(asked)
     from .compare import compare
 
@@ -122,7 +132,10 @@ def _on_cuda(asked: argparse.Namespace) -> list[str]:
     if asked.largest_one:
         cuda.one_size(asked.largest_one)
         return []
-    return cuda.largest() if asked.largest else cuda.beside(python=asked.trl)
+    for name, run in (("update", cuda.update), ("agreement", cuda.agreement), ("largest", cuda.largest)):
+        if getattr(asked, name):
+            return run()
+    return cuda.beside(python=asked.trl)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""On a GPU: 0.5 billion parameters beside TRL with vLLM, and the largest model that trains. *Unverified*."""
+"""On a GPU: 0.5 billion parameters, beside TRL with vLLM (*unverified*) and alone; the largest model that trains."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -44,7 +45,9 @@ WIDE: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 """As Qwen2.5-3B, whose 36 layers are made fewer or more."""
-TRIED = (0.9, 1.0, 1.1, 1.2)
+SHORT, GROUP, SHARP = 128, 32, 5
+"""New tokens, responses to a prompt and sharpness of logits where a sampler is compared."""
+TRIED = (0.9, 0.95, 1.0, 1.05)
 """Layers tried, as multiples of the most that are predicted to fit."""
 
 
@@ -123,7 +126,9 @@ def largest() -> list[str]:
     for factor in TRIED:
         tried = max(1, round(layers * factor))
         command = [sys.executable, "-m", "benchmarks.learner", "--largest-one", str(tried)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        # Without it an H100 ran out of memory with 9 GiB of 79 reserved and unused.
+        variables = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", **os.environ}
+        done = subprocess.run(command, capture_output=True, text=True, env=variables)
         last = _last(done.stdout if done.returncode == 0 else done.stderr)
         print(f"{tried} layers ({parameters_of(_config(tried)) / 1e9:.2f}B parameters): {last}", flush=True)
     return []
@@ -135,10 +140,18 @@ def most_layers(available: float) -> int:
     Args:
         available: Memory (bytes).
     """
-    layers = 1
-    while plan(layers + 1).peak <= available:
-        layers += 1
-    return layers
+    peaks = {1: plan(1).peak, 2: plan(2).peak}
+    fits, exceeds = 1, 2
+    while peaks[exceeds] <= available:
+        fits, exceeds = exceeds, 2 * exceeds
+        peaks[exceeds] = plan(exceeds).peak
+    while exceeds - fits > 1:
+        # A layer adds about as much as another, and a trace of many takes seconds.
+        share = (available - peaks[fits]) / (peaks[exceeds] - peaks[fits])
+        tried = min(max(fits + int(share * (exceeds - fits)), fits + 1), exceeds - 1)
+        peaks[tried] = plan(tried).peak
+        fits, exceeds = (tried, exceeds) if peaks[tried] <= available else (fits, tried)
+    return fits
 
 
 def plan(layers: int) -> UpdateMemory:
@@ -156,17 +169,84 @@ def one_size(layers: int) -> None:
         save(Path(name), {**WIDE, "num_hidden_layers": layers})
         learner = Learner(name, config, device="cuda")
     table = recorded.responses(8 * recorded.GROUP, prompt=PROMPT, lengths=(NEW_TOKENS, NEW_TOKENS))
+    torch.cuda.reset_peak_memory_stats()
     for version in range(2):
         learner.update(recorded.batch(table.with_columns(weights_version=version)))
     taken = torch.cuda.max_memory_allocated()
     print(f"trains; {taken / GIB:.1f} GiB of tensors at the peak, predicted {plan(layers).peak / GIB:.1f}")
 
 
-def save(folder: Path, shape: dict[str, Any]) -> None:
+def update() -> list[str]:
+    """Print tokens per second of an update alone, and its share of the GPU's rate, the fastest of some."""
+    import torch
+
+    load = Load(prompt_tokens=PROMPT, response_tokens=NEW_TOKENS, rollouts_per_problem=SAMPLES, problems=8)
+    table = recorded.responses(8 * SAMPLES, prompt=PROMPT, lengths=(NEW_TOKENS, NEW_TOKENS), samples=SAMPLES)
+    with tempfile.TemporaryDirectory() as name:
+        save(Path(name), SMALL)
+        model = json.loads((Path(name) / "config.json").read_text())
+        changes: list[dict[str, Any]] = [{}, {"float32_head": False}]
+        for changed in [*changes, {"float32_head": False, "gradient_checkpointing": False}]:
+            compute = replace(CONFIG.compute, **changed)
+            config = replace(CONFIG, compute=compute, sync=SyncConfig(tolerance=1e9))
+            learner, seconds = Learner(name, config, device="cuda"), []
+            for version in range(1 + ROUNDS):
+                batch = recorded.batch(table.with_columns(weights_version=version))
+                torch.cuda.reset_peak_memory_stats()
+                began = perf_counter()
+                report = learner.update(batch)
+                torch.cuda.synchronize()
+                seconds.append(perf_counter() - began)
+            tokens, share = (each / min(seconds) for each in (report.trained_tokens, report.operations))
+            print(
+                f"{changed or CONFIG.compute}: {tokens:.0f} tokens per second, {share / report.machine_rate:.3f} of "
+                f"the {report.machine_rate / 1e12:.0f} TFLOP/s of a matrix product in bfloat16; "
+                f"{torch.cuda.max_memory_allocated() / GIB:.2f} GiB of tensors at the peak, predicted "
+                f"{update_memory(model, config, load).peak / GIB:.2f}",
+                flush=True,
+            )
+            del learner
+    return []
+
+
+def agreement() -> list[str]:
+    """Print how far a sampler of transformers is from learners of the same weights, and of those of an update later."""
+    sampling = Sampling(max_new_tokens=SHORT, max_prompt_tokens=PROMPT)
+    problems, plain = problems_table(theirs.PROBLEMS_PER_BATCH), Prompting(template="plain")
+    for sharpness in (1, SHARP):
+        with tempfile.TemporaryDirectory() as name:
+            save(Path(name), SMALL, sharpness=sharpness)
+            for dtype in ("float32", "bfloat16"):
+                engine: Any = open_sampler(
+                    "transformers", name, sampling, scorer=NoScoring(), prompting=plain, device="cuda", dtype=dtype
+                )
+                table = CoinFlips(engine).sample(problems, samples=GROUP, seed=1, step=1, run_id="r")
+                del engine
+                for precision in ("float32", "bfloat16"):
+                    for rate in (None, 1e-6, 1e-3) if precision == dtype else (None,):
+                        compute = replace(CONFIG.compute, precision=precision)
+                        settings = replace(CONFIG, compute=compute, sync=SyncConfig(tolerance=1e9))
+                        learner = Learner(name, replace(settings, learning_rate=rate or 1.0), device="cuda")
+                        if rate is not None:
+                            learner.update(recorded.batch(table))
+                        found = learner.agreement(table)
+                        print(
+                            f"logits × {sharpness}, sampler {dtype}, learner {precision}, "
+                            f"{'synced' if rate is None else f'an update at {rate:g} behind'}: up to "
+                            f"{found.maximum:.2g} nats, on average {found.mean:.2g}, 99 % within "
+                            f"{found.quantile:.2g}, k3 {found.k3:.2g}",
+                            flush=True,
+                        )
+                        del learner
+    return []
+
+
+def save(folder: Path, shape: dict[str, Any], *, sharpness: float = 1.0) -> None:
     """Save a Qwen2 of random weights, with a tokenizer that has a text for each of its tokens.
 
     Args:
         shape: Sizes, as in its ``config.json``.
+        sharpness: What its logits are multiplied by: random weights alone give nearly equal probabilities.
     """
     import torch
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -183,7 +263,11 @@ def save(folder: Path, shape: dict[str, Any]) -> None:
     )
     torch.manual_seed(0)
     config = Qwen2Config(**shape, bos_token_id=None, eos_token_id=1, pad_token_id=0)
-    save_policy(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), tokenizer, folder)
+    # A CPU draws billions of random numbers for minutes.
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.model.norm.weight.data.mul_(sharpness)
+    save_policy(model, tokenizer, folder)
 
 
 def _last(said: str) -> str:

@@ -91,6 +91,8 @@ def test_a_comparison_of_different_work_fails_however_fast() -> None:
         ),
         (["--trl", "params.yaml"], "--trl is params.yaml, which cannot be run"),
         (["--largest"], "--largest needs a GPU, and PyTorch"),
+        (["--update"], "--update needs a GPU, and PyTorch"),
+        (["--agreement"], "--agreement needs a GPU, and PyTorch"),
         (["--cuda"], "--cuda needs a GPU, and PyTorch"),
     ],
 )

@@ -236,7 +236,7 @@ def padded(responses: Responses, piece: Piece, device: str, dtype: torch.dtype) 
 
 
 def _sent(values: np.ndarray, dtype: torch.dtype, device: str) -> torch.Tensor:
-    """A tensor of some numbers on a device; to a GPU it is sent while this goes on (*unverified*)."""
+    """A tensor of some numbers on a device; to a GPU it is sent while this goes on."""
     made = torch.tensor(values, dtype=dtype)
     if torch.device(device).type != "cuda":
         return made.to(device)

@@ -30,7 +30,7 @@ class TransformersSampler(LocalSampler):
     """Samples with a plain transformers model and its KV cache.
 
     Every response draws from its own generator, and prompts of one length are answered together without padding, so its
-    tokens do not depend on the batch.
+    tokens do not depend on the batch, but for rounding: a GPU multiplies batches of other sizes by other kernels.
 
     Args:
         dtype: Type of the weights: ``float32``, ``bfloat16`` or ``float16``.
