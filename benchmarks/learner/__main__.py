@@ -18,9 +18,9 @@ updates of up to 16,384 recorded responses, ``--flat`` the memory of the process
 and ends with an error where it misses its criterion. Beside TRL these are the lower ends of the intervals of both
 ratios of speeds, equal shares of groups of equal rewards, and mean lengths within 2 % of each other.
 
-The last four need a GPU, and ``--cuda`` is unverified: whole steps of 0.5 billion parameters, n = 64 and 512 new
-tokens, beside TRL with vLLM; the update of such a step alone; a sampler's log-probabilities beside the learner's; and
-the largest model that trains, by prediction and by trying.
+The last four need a GPU, and ``--cuda`` and ``--largest`` are unverified: whole steps of 0.5 billion parameters, n = 64
+and 512 new tokens, beside TRL with vLLM; the update of such a step alone; a sampler's log-probabilities beside the
+learner's; and the largest model that trains, by prediction and by trying.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> int:
         ("cuda", "0.5 billion parameters beside TRL with vLLM on a GPU (unverified)"),
         ("update", "an update of 0.5 billion parameters alone, on a GPU"),
         ("agreement", "a sampler's log-probabilities beside the learner's, on a GPU"),
-        ("largest", "the largest model that trains on this GPU, predicted and tried"),
+        ("largest", "the largest model that trains on this GPU, predicted and tried (unverified)"),
     ):
         what.add_argument(f"--{name}", action="store_true", help=help_text)
     parser.add_argument("--trl", type=Path, help="an interpreter with trl==1.16.*")

@@ -1,4 +1,4 @@
-"""On a GPU: 0.5 billion parameters, beside TRL with vLLM (*unverified*) and alone; the largest model that trains."""
+"""On a GPU: 0.5 billion parameters alone and beside TRL with vLLM, and the largest model (these two *unverified*)."""
 
 from __future__ import annotations
 
