@@ -38,7 +38,7 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 TESTED = ("experiments", "packages", "benchmarks", "tools")
 # More processes than cores, since many tests wait for an engine, a cluster or a deadline; in the order of collection.
 TOGETHER = ("--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder")
-CALIBRATIONS = ("calibration", "power", "dirt", "regret", "allocation")
+CALIBRATIONS = ("calibration", "honesty", "power", "dirt", "regret", "allocation")
 TOOLS = "# Tools of the tests, on which no result depends."
 TEST_TOOLS = ("pytest", "pytest-cov", "pytest-xdist", "hypothesis", "grimp", "jsonschema", "hatchling")
 

@@ -207,6 +207,10 @@ def smoke(tree: Path, old: Path) -> Iterator[tuple[str, Any]]:
     params |= {"preset": "smoke", "problem_sets": ["easy"], "tested_sets": []}
     Path("params.yaml").write_text(yaml.safe_dump(params))
     Path("constraints.txt").write_text((old / "constraints.txt").read_text())
+    # The base model of the new tree for both: one that is made here anew has other digits.
+    Path("experiments").mkdir()
+    Path("experiments", "inputs").symlink_to(ROOT / "experiments" / "inputs")
+    preset["base"] = {"kind": "model", "model": "experiments/inputs/smoke/base"}
     for stage in ("inputs", "prepare", "sweep easy"):
         words = [sys.executable, "-m", "experiments", *stage.split()]
         done = subprocess.run(words, capture_output=True, text=True, check=False)

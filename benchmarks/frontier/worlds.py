@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import polars as pl
@@ -24,6 +25,14 @@ PAPER = {
 """A, D and τ in millions of the lines of the IsoCompute Playbook's figure on Easy at B_p = 32."""
 
 Curve = Callable[[np.ndarray], np.ndarray]
+
+
+class Truth(Protocol):
+    """Something that says what a run is expected to get."""
+
+    def reward(self, n: int, compute: np.ndarray, *, factor: float = 1.0, delay: float = 0.0) -> np.ndarray:
+        """Reward of n, for a seed whose gain has a factor and whose compute is delayed by the logarithm of another."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +200,7 @@ def sweep(
 
 
 def run(
-    truth: World,
+    truth: Truth,
     rng: np.random.Generator,
     *,
     n: int,
@@ -204,6 +213,7 @@ def run(
     questions: int = 300,
     samples: int = 4,
     lasting: float = 0.006,
+    linear: bool = False,
 ) -> list[dict[str, object]]:
     """The rows of one run, to ``LAST``.
 
@@ -216,12 +226,14 @@ def run(
         timing: Of the logarithm of their compute.
         degrees: Of freedom of Student's t, of both.
         batch: Problems per batch.
-        evaluations: After the start, uniform in the logarithm of compute over a factor of 64.
+        evaluations: After the start, uniform in the logarithm of compute over a factor of 64, unless ``linear``.
         questions: Asked at each.
         samples: Of each question.
         lasting: Standard deviation of noise with an autocorrelation of 0.3.
+        linear: Whether evaluations are uniform in compute.
     """
-    compute = np.concatenate([[0.0], np.geomspace(LAST / 64, LAST, evaluations)])
+    first, space = (LAST / evaluations, np.linspace) if linear else (LAST / 64, np.geomspace)
+    compute = np.concatenate([[0.0], space(first, LAST, evaluations)])
     own = rng.standard_normal(2) if np.isinf(degrees) else rng.standard_t(degrees, 2)
     reward = truth.reward(n, compute, factor=1 + deviation * own[0], delay=timing * own[1])
     noise = np.zeros(len(compute))

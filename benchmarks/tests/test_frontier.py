@@ -6,6 +6,8 @@ import pytest
 from benchmarks.frontier.allocation import Laboratory, uniform
 from benchmarks.frontier.campaign import Case, Count, collect, counts, means
 from benchmarks.frontier.dirt import KINDS
+from benchmarks.frontier.harsh import KINDS as HARSH
+from benchmarks.frontier.harsh import harsh, harsh_sweep
 from benchmarks.frontier.power import simultaneous
 from benchmarks.frontier.worlds import LAST, SIZES, grid_of_worlds, sweep, world, world_with_gap
 
@@ -24,6 +26,19 @@ def test_sweeps_to_which_a_quantity_does_not_apply_do_not_count() -> None:
 @pytest.mark.parametrize(("value", "verdict"), [(0.96, "ok"), (0.91, "unclear"), (0.8, "missed"), (0.999, "unclear")])
 def test_a_miss_within_two_standard_errors_is_unclear(value: float, verdict: str) -> None:
     assert Count(value=value, error=0.015, sweeps=100).verdict((0.92, 0.98)) == verdict
+
+
+@pytest.mark.parametrize("kind", HARSH)
+def test_a_harsh_world_has_a_reward_at_any_compute_and_its_sweeps_show_it(kind: str) -> None:
+    truth = harsh(kind, np.random.default_rng(3))
+    evals = harsh_sweep(truth, np.random.default_rng(4))
+    assert sorted(evals["rollouts_per_problem"].unique()) == list(SIZES)
+    for n in SIZES:
+        reward = truth.reward(n, np.geomspace(1e3, 64 * LAST, 50))
+        assert ((reward >= 0) & (reward <= 1)).all()
+        # Two seeds of 1,200 responses; a run that collapsed shows nothing.
+        ends = evals.filter(rollouts_per_problem=n, rollouts=LAST)["avg_at_4"].max()
+        assert truth.failing or truth.degrees < 3 or abs(ends - truth.shown(n, np.array([LAST]))[0]) < 0.12
 
 
 def test_a_campaign_goes_on_after_the_sweeps_in_its_file(tmp_path) -> None:

@@ -193,20 +193,10 @@ def vertex_of(cells: Sequence[Setting], drawn: Array, budget: float, group_sizes
 def rewards(fit: Fit, cells: Sequence[Setting], budget: float) -> Array:
     """Draws of the reward of settings at a budget, failures included, shape ``(draws, cells)``.
 
-    A setting without a curve, all of whose runs failed, has what those ended at.
+    A setting without a curve, all of whose runs failed, has that of the others' curves, less what failures cost it.
     """
     drawn = fit.whole(np.array([budget]))[:, :, 0]
-    columns = []
     for cell in cells:
-        if cell in fit.cells:
-            columns.append(drawn[:, fit.cells.index(cell)])
-        else:
-            columns.append(np.full(len(drawn), _ended(fit.prepared.failures, cell)))
-    return np.stack(columns, axis=1)
-
-
-def _ended(failures: Mapping[Setting, Any], cell: Setting) -> float:
-    ended = failures[cell].reward
-    if ended is None:
-        raise FrontierError(f"n = {cell.rollouts_per_problem} has neither a curve nor a run that failed")
-    return float(ended)
+        if cell not in fit.settings:
+            raise FrontierError(f"n = {cell.rollouts_per_problem} has neither a curve nor a run that failed")
+    return np.stack([drawn[:, fit.settings.index(cell)] for cell in cells], axis=1)

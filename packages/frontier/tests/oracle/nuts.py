@@ -12,13 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from isocompute.frontier.posterior.model import Priors
+from isocompute.frontier.posterior.model import BEND, FALL, ONSET, STEEPNESS, STEP, TURN, Priors
 from isocompute.frontier.posterior.runs import Runs
 from numpyro.infer import MCMC, NUTS, init_to_median
 
 jax.config.update("jax_enable_x64", True)
 
 CHAINS, WARM_UP, KEPT = 2, 600, 2500
+UNITS = {"steepness": 1, "step": 2, "bend": 6}
+"""Numbers that are standard normal before the data."""
 
 
 def coordinates(runs: Runs) -> np.ndarray:
@@ -67,9 +69,13 @@ def model(runs: Runs, at: np.ndarray, rates: bool, priors: Priors) -> None:
     )
     amplitude, timing = level[:, None] + slopes @ np.stack(columns) + smooth + departure
     single = deviation("shapes", (priors.shape,), priors.wide)[0]
-    log_s = numpyro.sample("log s", dist.Normal(0.1, 0.4)) + single * numpyro.sample(
-        "shapes", dist.Normal(0, 1).expand([cells]).to_event(1)
-    )
+    usual, step, turn = (numpyro.sample(k, dist.Normal(0, 1).expand([m]).to_event(1)) for k, m in UNITS.items())
+    each = numpyro.sample("shapes and bends", dist.Normal(0, 1).expand([2, cells]).to_event(2))
+    log_s = STEEPNESS[0] + STEEPNESS[1] * jnp.sinh(usual) + single * each[0]
+    half_step = positive.min() * jnp.exp(STEP[1] * step[1])
+    e = BEND[0] * jnp.sinh(turn[0]) + BEND[1] * turn[1] * n
+    e = e + deviation("bends", (priors.bend,), priors.departure_factor)[0] * each[1]
+    w = np.log(positive.max()) + ONSET[0] * turn[2] + ONSET[1] * turn[3] * n
     seed_sd = deviation("amplitude of seeds", (priors.seed_amplitude,), priors.seed_factor)
     seed_sd = jnp.concatenate([seed_sd, deviation("timing of seeds", (priors.seed_timing,), priors.wide)])
     alpha, delta = seed_sd * numpyro.sample("seeds", dist.StudentT(6.0).expand([2, count]).to_event(2))
@@ -78,9 +84,16 @@ def model(runs: Runs, at: np.ndarray, rates: bool, priors: Priors) -> None:
     cell = runs.cell
     gain = (1 - r0) * jax.nn.sigmoid(amplitude)[cell][:, None]
     position = jnp.exp(log_s)[cell][:, None] * (log_compute - timing[cell][:, None])
-    numpyro.deterministic("mean", r0 + gain * rise(position, q))
+    first = r0 + STEP[0] * step[0] * (1 - 2 ** (-runs.compute / half_step))
+    since, (d, f) = TURN * jax.nn.softplus((log_compute - w[cell][:, None]) / TURN), jax.nn.sigmoid(FALL * turn[4:])
+    up, worn = jnp.maximum(e, 0.0)[cell][:, None] * since, jnp.minimum(e, 0.0)[cell][:, None] * jnp.expm1(d * since) / d
+
+    def bent(share: Any) -> Any:
+        return share * (1 - f + f * jnp.exp(worn / f)) + up
+
+    numpyro.deterministic("mean", first + gain * bent(rise(position, q)))
     shifted = position - jnp.exp(log_s)[cell][:, None] * delta[:, None]
-    reward = r0 + gain * (1 + alpha[:, None]) * rise(shifted, q)
+    reward = first + gain * (1 + alpha[:, None]) * bent(rise(shifted, q))
     wide = numpyro.sample("excess", dist.Normal(0, 1))
     excess = jnp.sqrt(1 + 0.2 * jnp.exp(1.5 * wide)) if runs.error_is_known else jnp.exp(wide)
     phi = jax.nn.sigmoid(numpyro.sample("autocorrelation", dist.Normal(-1.5, 1.0)))

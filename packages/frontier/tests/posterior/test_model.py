@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.frontier.posterior.model import Model, rise
+from isocompute.frontier.posterior.misfit import misfits
+from isocompute.frontier.posterior.model import Model, bent, rise, step_share
 from isocompute.frontier.posterior.posterior import posterior
 from isocompute.frontier.posterior.runs import Runs, Setting
 from sweeps import exponential, line, sweep
@@ -91,30 +92,76 @@ def test_a_setting_that_is_plainly_better_is_hardly_drawn_to_the_others() -> Non
 
 
 @pytest.mark.slow
-def test_exponential_curves_are_fitted_as_exponential() -> None:
-    runs = line((4, 16, 64), (0.3, 0.4, 0.35), (8e3, 1.2e4, 2e4), seeds=3, deviation=0.02)
-    drawn = posterior(runs)
+def test_exponential_curves_are_fitted_as_that_and_are_known_less_the_farther_from_the_data() -> None:
+    drawn = posterior(line((4, 16, 64), (0.3, 0.4, 0.35), (8e3, 1.2e4, 2e4), seeds=3, deviation=0.02))
     assert np.median(drawn.model.tail(drawn.theta)) < 0.15
     assert abs(np.median(drawn.model.shape(drawn.theta))) < 0.1
+    once, four, sixteen = np.ptp(
+        np.quantile(drawn.reward(1e5 * np.array([1, 4, 16])), [0.025, 0.975], axis=0), axis=0
+    ).T
+    assert (1.3 * once < four).all()
+    assert (1.3 * four < sixteen).all()
+
+
+@pytest.mark.slow
+def test_a_sudden_rise_is_fitted_as_steep_and_overfitting_as_a_fall() -> None:
+    cells = [Setting(rollouts_per_problem=n, problems_per_batch=8) for n in (4, 16, 64)]
+    late = posterior(sweep({c: lambda x: 0.2 + 0.4 / (1 + (3e4 / np.maximum(x, 1)) ** 8) for c in cells}))
+    assert 5 < np.exp(np.median(late.model.shape(late.theta))) < 15
+    rising = exponential(0.2, 0.5, 5e3)
+    falls = {c: lambda x: rising(x) - 0.1 * np.log(np.maximum(x / 2e4, 1)) for c in cells}
+    fitted = posterior(sweep(falls, points=20))
+    at_peak, at_end = fitted.reward(np.array([2e4, 1e5])).mean(axis=0).T
+    np.testing.assert_allclose(at_peak - at_end, (0.7 - 0.5 * 0.5**4) - (0.7 - 0.161), atol=0.03)
+    assert misfits(late) == misfits(fitted) == ()
 
 
 def test_what_is_expected_of_curves_before_the_data() -> None:
     model = Model(runs=line((4, 16), (0.4, 0.5), (1e4, 3e4)))
-    # The median, and a standard deviation below and above it.
-    theta = np.zeros((3, model.size))
-    theta[1], theta[2] = -1.0, 1.0
-    np.testing.assert_allclose(model.tail(theta)[:, 0], [0.135, 0.0302, 0.607], rtol=0.01)
-    np.testing.assert_allclose(np.exp(model.shape(theta)[:, 0]), [1.105, 0.741, 1.649], rtol=0.01)
+    # The median, a standard deviation below and above it, and two above.
+    theta = np.array([0.0, -1.0, 1.0, 2.0])[:, None] * np.ones(model.size)
+    np.testing.assert_allclose(model.tail(theta)[:3, 0], [0.135, 0.0302, 0.607], rtol=0.01)
+    np.testing.assert_allclose(np.exp(model.shape(theta)[:, 0]), [1.105, 0.691, 1.768, 4.715], rtol=0.01)
     medians = {name: model.deviation(theta[:1], name)[0].tolist() for name in model.families}
-    assert medians == {"smooth": [0.3, 0.4], "departure": [0.3, 0.3], "shapes": [0.1], "seeds": [0.06, 0.08]}
+    both = {"smooth": [0.3, 0.4], "departure": [0.3, 0.3], "shapes": [0.1], "bends": [0.008], "seeds": [0.06, 0.08]}
+    assert medians == both
     # A standard deviation more, as a factor.
-    more = {name: (model.deviation(theta[2:], name)[0] / medians[name]).tolist() for name in model.families}
+    more = {name: (model.deviation(theta[2:3], name)[0] / medians[name]).tolist() for name in model.families}
     assert more["smooth"] == pytest.approx([2.46, 2.46], abs=0.01)
-    assert more["departure"] == pytest.approx([1.82, 1.82], abs=0.01)
+    assert [*more["departure"], *more["bends"]] == pytest.approx([1.82, 1.82, 1.82], abs=0.01)
     assert more["shapes"] == pytest.approx([2.46], abs=0.01)
     assert more["seeds"] == pytest.approx([2.01, 2.46], abs=0.01)
     tails = {name: family.degrees for name, family in model.families.items()}
-    assert tails == {"smooth": np.inf, "departure": 4, "shapes": np.inf, "seeds": 6}
+    assert tails == {"smooth": np.inf, "departure": 4, "shapes": np.inf, "bends": np.inf, "seeds": 6}
+    height, when = model.step(theta)
+    np.testing.assert_allclose(height[:, 0], [0, -0.02, 0.02, 0.04])
+    # The first evaluation is at 2,000, the last at 100,000.
+    np.testing.assert_allclose(np.exp(when[:, 0]), 2e3 * np.exp([0, -0.7, 0.7, 1.4]), rtol=1e-6)
+    for share in model.falling(theta):
+        np.testing.assert_allclose(share[:, 0, 0], [0.5, 0.182, 0.818, 0.953], atol=0.001)
+    slope, onset = model.bend_lines(theta, model.at).swapaxes(0, 1)
+    # At the middle of two n that are two octaves apart, and what an octave adds.
+    np.testing.assert_allclose(slope.mean(axis=1), 0.03 * np.sinh([0, -1, 1, 2]))
+    np.testing.assert_allclose(np.diff(slope)[:, 0] / 2, [0, -0.004, 0.004, 0.008])
+    np.testing.assert_allclose(onset.mean(axis=1), np.log(1e5) + 1.2 * np.array([0, -1, 1, 2]))
+    np.testing.assert_allclose(np.diff(onset)[:, 0] / 2, 0.2 * np.array([0, -1, 1, 2]))
+
+
+def test_a_bent_curve_goes_on_by_a_share_or_falls_with_every_e_fold_or_with_compute_from_its_onset_on() -> None:
+    for position, slope, speed, fall, value in (
+        (-4, 0.1, 0.5, 1.0, 0.8),
+        (-4, -0.1, 0.5, 1.0, 0.8),
+        # It turns within 0.3 e-folds.
+        (0, 0.1, 0.5, 1.0, 0.8 + 0.1 * 0.3 * np.log(2)),
+        (3, 0.1, 0.5, 1.0, 0.8 + 0.1 * 3),
+        (3, -0.1, 1e-6, 1.0, 0.8 * np.exp(-0.1 * 3)),
+        (3, -0.1, 1.0, 1.0, 0.8 * np.exp(-0.1 * (np.exp(3) - 1))),
+        (3, -1e-4, 1e-6, 0.4, 0.8 * np.exp(-1e-4 * 3)),
+        (9, -0.1, 1.0, 0.4, 0.8 * 0.6),
+    ):
+        found = bent(*(np.array(x) for x in (0.8, slope, position, speed, fall))).value
+        assert float(found) == pytest.approx(value, abs=1e-5)
+    np.testing.assert_allclose(step_share(np.log([1e-9, 1.0, 2.0])).value, [0, 0.5, 0.75], atol=1e-8)
 
 
 positions = st.floats(-8, 8)
@@ -126,23 +173,17 @@ def share(position: float, tail: float) -> float:
 
 
 @given(positions)
-def test_a_tail_of_one_is_the_sigmoid_in_the_logarithm_of_compute(position: float) -> None:
+def test_a_tail_of_one_is_the_sigmoid_in_the_logarithm_of_compute_and_none_the_exponential(position: float) -> None:
     assert share(position, 1.0) == pytest.approx(1 / (1 + np.exp(-position)), abs=1e-12)
-
-
-@given(positions)
-def test_no_tail_is_the_exponential(position: float) -> None:
     assert share(position, 1e-7) == pytest.approx(1 - 0.5 ** np.exp(position), abs=1e-5)
 
 
 @given(st.floats(0.05, 2.0), st.floats(0.01, 100.0))
-def test_it_is_the_power_law_with_the_inverse_exponent(tail: float, compute: float) -> None:
-    scale = 1 / (2**tail - 1)
-    assert share(np.log(compute), tail) == pytest.approx(1 - (1 + compute / scale) ** (-1 / tail), abs=1e-9)
-
-
-@given(tails)
-def test_half_of_the_gain_is_made_at_the_half_compute(tail: float) -> None:
+def test_it_is_the_power_law_with_the_inverse_exponent_half_of_whose_gain_is_made_at_1(
+    tail: float, compute: float
+) -> None:
+    power = 1 - (1 + compute * (2**tail - 1)) ** (-1 / tail)
+    assert share(np.log(compute), tail) == pytest.approx(power, abs=1e-9)
     assert share(0.0, tail) == pytest.approx(0.5, abs=1e-12)
 
 

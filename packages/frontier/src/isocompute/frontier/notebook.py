@@ -147,7 +147,8 @@ class Frontier:
             seed=seed,
             posterior=fitted,
             tokens_per_rollout=self._lengths(prepared.runs.cells),
-            caveats=self._caveats(),
+            caveats=("problems that are not trained on: these rewards are of training",) if self._of_training else (),
+            of_training=self._of_training,
         )
 
     def fit_separately(self, *, priors: Priors | None = None, seed: int = 0) -> dict[Setting, Posterior]:
@@ -173,10 +174,10 @@ class Frontier:
         )
         return runs, prepare(runs, unit=self.unit)
 
-    def _caveats(self) -> tuple[str, ...]:
-        """Caveats that the table implies: rewards of training are of other problems at each point."""
-        own = self.evals["split"].unique().to_list()
-        return ("problems that are not trained on: these rewards are of training",) if own == ["train"] else ()
+    @property
+    def _of_training(self) -> bool:
+        """Whether the rewards are those of training, of other problems at each point."""
+        return set(self.evals["split"]) == {"train"}
 
     def _lengths(self, cells: tuple[Setting, ...]) -> tuple[float, ...]:
         """Mean tokens of a response, over all runs of an n and B_p; nothing where one of them has no count."""

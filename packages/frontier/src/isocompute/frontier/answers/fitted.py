@@ -6,8 +6,7 @@ A fit on disk is ``posterior.json``, ``draws.parquet`` and ``runs.parquet``.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from html import escape
@@ -18,21 +17,33 @@ import numpy as np
 import polars as pl
 
 from ..contract.files import write_text
-from ..data.curves import TOLERANCE, Array
+from ..data.curves import TOLERANCE, Array, Mask
 from ..data.reading import short, write_parquet
 from ..errors import FrontierError
-from ..posterior.decision import NEAR, Decision, DecisionPath, Option, decide, failure_rates, path_of
-from ..posterior.health import FAILED, Finding, Health, Kind
+from ..posterior.decision import Decision, DecisionPath, Option, decide, failure_rates, path_of
+from ..posterior.health import Finding, Health, Kind
+from ..posterior.misfit import Ending, Misfit, endings, misfits
 from ..posterior.model import Model, Priors, coordinates
-from ..posterior.posterior import AGREED, Posterior
+from ..posterior.posterior import Posterior
 from ..posterior.preparation import Failures, Prepared
 from ..posterior.runs import Runs, Setting, padded
 from . import paper
+from .answer import COUNTED, SLACK, Answer, Unmeasured, differing, left_out_of, of_data, of_risk, rounded
 
-UNKNOWN = 1.0
-"""Width of a setting's 95 % interval beyond its data, over all that it had gained, from which on it is not known."""
+UNKNOWN = 1.5
+"""Width of a setting's 95 % interval beyond its data, over the most that any had gained, from which on it is wide."""
+EARLIER = 1.5
+"""Times the compute of a setting's last evaluation that others reached, from which on its runs end early."""
+RISEN = 0.5
+"""Share of its gain that a setting must have made for its runs not to end early."""
 SURE_BEYOND = 0.8
-"""P(best) that a setting must have for its lead to be carried on beyond the data."""
+"""P(best) that an n must have, in every part of the draws, for its lead to be carried on beyond the data."""
+FARTHEST = 64.0
+"""Times the data beyond which nothing is said."""
+COULD_WIN = 0.02
+"""P(best) from which on a setting could be the best."""
+PARTS = 4
+"""Parts of the draws, each of other chains, all of which must say a thing for it to be said."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -43,6 +54,7 @@ class Fitted:
         unit: Of compute.
         tokens_per_rollout: Mean tokens of a response of each setting; empty where the table does not say.
         caveats: Limits of the answer beside those that the runs show.
+        of_training: Whether the rewards are those of training.
         seed: Fixes all random draws.
     """
 
@@ -52,11 +64,12 @@ class Fitted:
     posterior: Posterior
     tokens_per_rollout: tuple[float, ...] = ()
     caveats: tuple[str, ...] = ()
+    of_training: bool = False
     seed: int = 0
 
     def __repr__(self) -> str:
         decision = self.decide(self.largest)
-        n, share = decision.chosen.cell.rollouts_per_problem, percent(decision.chosen.probability_best)
+        n, share = decision.chosen.cell.rollouts_per_problem, rounded(decision.probability_of(decision.chosen.cell))
         return (
             f"Fitted({len(self.prepared.health)} runs; n = {n} at {short(self.largest)} {self.unit}, P(best) {share})"
         )
@@ -93,27 +106,60 @@ class Fitted:
         return float(runs.compute[runs.seen & (runs.compute > 0)].min())
 
     @cached_property
+    def lost(self) -> tuple[Setting, ...]:
+        """The settings without a curve, all of whose runs failed."""
+        return tuple(c for c, f in self.prepared.failures.items() if f.failed and c not in self.cells)
+
+    @cached_property
+    def settings(self) -> tuple[Setting, ...]:
+        """All that is decided between: the settings with a curve, then those without."""
+        return (*self.cells, *self.lost)
+
+    @cached_property
     def failing(self) -> Array:
-        """Probability that the next run of each setting fails, shape ``(cells,)``."""
-        # Settings without a curve count too: they say how often runs fail.
+        """Draws of the probability that the next run of each setting fails, shape ``(draws, settings)``.
+
+        Where none of its runs failed it is the mean: what is not known of all alike is no reason to doubt one of them.
+        """
         every = self.prepared.failures
         at = coordinates(tuple(every))[:, [0, 2]]
         failed, runs = (np.array([getattr(f, what) for f in every.values()]) for what in ("failed", "runs"))
-        rates = dict(zip(every, failure_rates(failed, runs, at - at.mean(axis=0)), strict=True))
-        return np.array([rates[c] for c in self.cells])
+        rng = np.random.default_rng([self.seed, 5])
+        drawn = failure_rates(failed, runs, at - at.mean(axis=0), draws=len(self.posterior.theta), rng=rng)
+        drawn = np.where(failed > 0, drawn, drawn.mean(axis=0))
+        return np.asarray(drawn[:, [list(every).index(c) for c in self.settings]])
 
     @cached_property
     def failed_reward(self) -> Array:
-        """Reward that failed runs of each setting ended at, or the reward before training, shape ``(cells,)``."""
+        """Reward that failed runs of each setting ended at, or the reward before training, shape ``(settings,)``."""
         start = float(self.posterior.model.start(self.posterior.theta).mean())
-        own = [self.prepared.failures[c].reward for c in self.cells]
+        own = [self.prepared.failures[c].reward for c in self.settings]
         return np.array([start if reward is None else reward for reward in own])
 
+    def healthy(self, compute: Array) -> Array:
+        """Draws of the reward of a run that does not fail, shape ``(draws, settings, points)``.
+
+        That of a setting without a curve is predicted from the others.
+
+        Args:
+            compute: Shape ``(points,)``, or ``(settings, points)`` where settings differ in it.
+        """
+        if not self.lost:
+            return self.posterior.reward(compute)
+        count = len(self.cells)
+        known, others = (compute, compute) if compute.ndim == 1 else (compute[:count], compute[count:])
+        rng = np.random.default_rng([self.seed, 6])
+        return np.concatenate(
+            [self.posterior.reward(known), self.posterior.reward_of(self.lost, others, rng=rng)], axis=1
+        )
+
     def whole(self, compute: Array) -> Array:
-        """Draws of the reward expected at some budgets, failures included, shape ``(draws, cells, points)``."""
-        rewards = self.posterior.reward(compute)
+        """Draws of the reward expected at some budgets, failures included, shape ``(draws, settings, points)``."""
+        return self._with_failures(self.healthy(compute))
+
+    def _with_failures(self, rewards: Array) -> Array:
         lost = np.maximum(rewards - self.failed_reward[:, None], 0.0)
-        return np.asarray(rewards - self.failing[:, None] * lost)
+        return np.asarray(rewards - self.failing[:, :, None] * lost)
 
     def decide(self, budget: float, *, unit: str | None = None, guess: bool = False) -> Decision:
         """The settings at a budget, that of least expected regret first.
@@ -124,34 +170,72 @@ class Fitted:
             guess: Decide even where no setting is known at the budget, as for what to run next.
 
         Raises:
-            FrontierError: The budget is not above 0, lies so far beyond the data that every setting's interval is as
-                wide as all that it had gained (unless ``guess``), or is in a unit that the table does not hold.
+            FrontierError: The budget is not above 0, is more than 64 times what was measured, lies so far beyond the
+                data that every setting's interval is far wider than what any had gained (unless ``guess``), or is in a
+                unit that the table does not hold.
         """
         if not (np.isfinite(budget) and budget > 0):
             raise FrontierError(f"the budget is {budget}; it must be above 0")
         compute = budget / self._lengths(unit or self.unit)
-        rewards = self.posterior.reward(compute[:, None])[:, :, 0]
-        reach = compute / self.last
-        low, high = np.quantile(rewards, [0.025, 0.975], axis=0)
-        known = np.flatnonzero((reach <= 1 + TOLERANCE) | (high - low <= UNKNOWN * self.gained))
-        if guess and not len(known):
-            known = np.arange(len(self.cells))
-        if not len(known):
+        if (factor := float(compute.min()) / self.largest) > FARTHEST * self._slack:
+            raise FrontierError(
+                f"{short(budget)} {unit or self.unit} is {factor:,.0f} times the {short(self.largest)} {self.unit} "
+                f"that were measured; nothing is said beyond {FARTHEST:.0f} times"
+            )
+        healthy = self.healthy(compute[:, None])[:, :, 0]
+        reach = compute / np.append(self.last, np.full(len(self.lost), self.largest))
+        low, high = np.quantile(healthy, [0.025, 0.975], axis=0)
+        shorter = reach > EARLIER * reach.min()
+        # What a setting of shorter runs may gain is not judged by what others did.
+        most = np.where(shorter, np.append(self.gained, np.zeros(len(self.lost))), UNKNOWN * self.gained.max())
+        wide = (reach > self._slack) & (high - low > most)
+        # As wide as the others, it is as well known as they.
+        known = ~(wide & (self._early | shorter))
+        if guess and not known.any():
+            known[:] = True
+        if not known.any() or (wide.all() and not guess):
             k = int(reach.argmin())
             raise FrontierError(
-                f"at {short(budget)} {unit or self.unit} the reward of n = {self.cells[k].rollouts_per_problem} may be "
-                f"{low[k]:.2f} to {high[k]:.2f}, where it had gained {self.gained[k]:.2f} by "
-                f"{short(float(self.last[k]))} {self.unit}: measure farther first (`next` says what)"
+                f"at {short(budget)} {unit or self.unit} the reward of n = {self.settings[k].rollouts_per_problem} may "
+                f"be {low[k]:.2f} to {high[k]:.2f}, where no n had gained more than {self.gained.max():.2f} by "
+                f"{short(self.largest)} {self.unit}: measure farther first (`next` says what)"
             )
-        found = decide(
-            budget,
-            tuple(self.cells[k] for k in known),
-            rewards[:, known],
-            self.failing[known],
-            self.failed_reward[known],
-            reach[known],
+        whole = self._with_failures(healthy[:, :, None])[:, :, 0]
+        within = np.where(reach <= self._slack, np.minimum(reach, 1.0), reach)
+        return decide(budget, self.settings, whole, healthy, self.failing.mean(axis=0), within, known)
+
+    @cached_property
+    def _early(self) -> Mask:
+        """Which settings had not made half of their gain by their last evaluation, shape ``(settings,)``."""
+        made = self.posterior.share(self.last[:, None])[:, :, 0].mean(axis=0)
+        return np.append(made < RISEN, np.ones(len(self.lost), dtype=np.bool_))
+
+    @cached_property
+    def _slack(self) -> float:
+        """Budget over what was measured up to which it is within: a batch of the largest, or 5 %."""
+        largest = max(c.batch_rollouts for c in self.cells) if self.unit == "rollouts" else 0.0
+        return 1 + max(SLACK, largest / self.largest)
+
+    @cached_property
+    def misfits(self) -> tuple[Misfit, ...]:
+        """The settings whose own runs their curves miss."""
+        return misfits(self.posterior)
+
+    @cached_property
+    def endings(self) -> tuple[Ending, ...]:
+        """Where the runs of each setting were measured to end, the highest first."""
+        return endings(self.posterior)
+
+    def doubts(self, decision: Decision) -> tuple[Misfit, ...]:
+        """The misfits of settings that could be best at a budget, by their curves or by what was measured."""
+        floor = decision.chosen.interval[0]
+        high = {e.cell: e.interval[1] for e in self.endings}
+        shares = {o.cell: o.probability_best for o in decision.options}
+        return tuple(
+            m
+            for m in self.misfits
+            if m.cell == decision.chosen.cell or shares[m.cell] >= COULD_WIN or high[m.cell] >= floor
         )
-        return replace(found, unknown=tuple(c for k, c in enumerate(self.cells) if k not in known))
 
     @cached_property
     def gained(self) -> Array:
@@ -160,15 +244,17 @@ class Fitted:
         return np.asarray(self.posterior.reward(self.last[:, None])[:, :, 0].mean(axis=0) - start)
 
     def _lengths(self, unit: str) -> Array:
-        """Cost of a unit of the fit in another one, by setting, shape ``(cells,)``."""
+        """Cost of a unit of the fit in another one, by setting, shape ``(settings,)``."""
         if unit == self.unit:
-            return np.ones(len(self.cells))
+            return np.ones(len(self.settings))
         if (unit, self.unit) != ("tokens", "rollouts") or not self.tokens_per_rollout:
             raise FrontierError(
                 f"the fit is in {self.unit}, and its table does not say how many {unit} these are: "
                 f"fit with --unit {unit}"
             )
-        return np.array(self.tokens_per_rollout)
+        own = np.array(self.tokens_per_rollout)
+        # A setting without a curve is as long as the others.
+        return np.append(own, np.full(len(self.lost), own.mean()))
 
     def best(self, compute: float) -> Option:
         """The setting of least expected regret at a budget."""
@@ -184,7 +270,7 @@ class Fitted:
         """
         at = np.atleast_1d(np.asarray(compute, dtype=np.float64))
         options = self.decide(self.largest).options
-        own = next((o.cell for o in options if o.cell.rollouts_per_problem == n), None)
+        own = next((o.cell for o in options if o.cell.rollouts_per_problem == n and o.cell in self.cells), None)
         if own is None:
             cell = at_n(options[0].cell, n)
             drawn = self.posterior.reward_of((cell,), at, rng=np.random.default_rng([self.seed, 2]))[:, 0]
@@ -215,7 +301,7 @@ class Fitted:
 
     def path(self) -> DecisionPath:
         """n* over the compute that was measured."""
-        return path_of(self.path_start, self.largest, self.cells, self.decide, self.whole)
+        return path_of(self.path_start, self.largest, self.settings, self.decide, self.whole)
 
     def answer(self, budget: float | None = None, *, unit: str | None = None) -> Answer:
         """The sixty-second answer at a budget, by default the largest that was measured.
@@ -226,7 +312,7 @@ class Fitted:
         whole = self.largest if budget is None else budget
         decision = self.decide(whole, unit=unit)
         # The compute that the chosen setting gets for it.
-        compute = decision.chosen.reach * float(self.last[self.cells.index(decision.chosen.cell)])
+        compute = float(whole / self._lengths(unit or self.unit)[self.settings.index(decision.chosen.cell)])
         enough = compute / 4 >= self.path_start * (1 - TOLERANCE)
         return Answer(
             data=of_data(self.prepared, self.unit),
@@ -236,34 +322,45 @@ class Fitted:
             decision=decision,
             earlier=self.decide(whole / 4, unit=unit) if enough else None,
             path=self.path(),
-            cells=self.cells,
+            cells=self.settings,
             path_unit=self.unit,
             beyond=self._beyond(decision, unit),
             unmeasured=self._unmeasured(decision, compute),
-            risk=of_risk(self.prepared, self.failing),
+            risk=of_risk(self.prepared, self.failing.mean(axis=0)[: len(self.cells)]),
             missing=left_out_of(self.prepared, self.posterior, caveats=self.caveats),
+            factor=compute / self.largest,
+            misfits=self.doubts(decision),
+            endings=self.endings,
+            of_training=self.of_training,
         )
 
     def _beyond(self, decision: Decision, unit: str | None) -> tuple[float, float] | None:
-        found = None
-        # As far as coverage was counted.
+        """The farthest budget, as far as coverage was counted, at which the same n leads in every part of the draws."""
+        chosen, found = decision.chosen.cell, None
         for factor in (2.0, 4.0):
             budget = decision.compute * factor
-            try:
-                chosen = self.decide(budget, unit=unit).chosen
-            except FrontierError:
+            compute = budget / self._lengths(unit or self.unit)
+            if decision.unknown or float(compute.min()) > COUNTED * self.largest * (1 + SLACK):
                 break
-            if chosen.cell != decision.chosen.cell or chosen.probability_best < SURE_BEYOND:
+            later = self.decide(budget, unit=unit, guess=True)
+            whole = self.whole(compute[:, None])[:, :, 0]
+            own = [k for k, c in enumerate(self.settings) if c.key == chosen.key]
+            leads = np.isin(whole.argmax(axis=1), own)
+            # Draws are in the order of steps, each of all chains.
+            sure = min(float(leads[part::PARTS].mean()) for part in range(PARTS)) >= SURE_BEYOND
+            if later.unknown or later.chosen.cell.key != chosen.key or not sure:
                 break
-            found = (budget, chosen.probability_best)
+            found = (budget, float(leads.mean()))
         return found
 
     def _unmeasured(self, decision: Decision, compute: float) -> tuple[Unmeasured, ...]:
         """The next smaller and the next larger n, at the chosen B_p and group, each at the measured spacing."""
         chosen = decision.chosen.cell
-        own = sorted({c.rollouts_per_problem for c in self.cells if c.problems_per_batch == chosen.problems_per_batch})
+        own = sorted(
+            {c.rollouts_per_problem for c in self.settings if c.problems_per_batch == chosen.problems_per_batch}
+        )
         rng = np.random.default_rng([self.seed, 2])
-        known = self.posterior.reward(compute)[:, self.cells.index(chosen), 0]
+        known = self.healthy(np.array([compute]))[:, self.settings.index(chosen), 0]
         found = []
         for n in (own[0] // 2, own[-1] * 2):
             if n < 2:
@@ -309,276 +406,6 @@ def _band(compute: Array, drawn: Array) -> pl.DataFrame:
     return pl.DataFrame({"compute": compute, "reward": drawn.mean(axis=0), "low": low, "high": high})
 
 
-MOST_NAMED = 7
-"""Settings whose loss is given one by one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unmeasured:
-    """A number of rollouts per problem that was not run, against the chosen setting at the budget.
-
-    Attributes:
-        gain: Expected gain if the better of the two were known.
-        probability: That it is better.
-    """
-
-    rollouts_per_problem: int
-    gain: float
-    probability: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The sixty-second answer: what to use at a budget, what the others lose, how sure that is, and what is not in it.
-
-    Attributes:
-        data: The sentence about the runs.
-        unit: Of the budget.
-        compute: What the chosen setting gets for the budget, in the unit of the fit.
-        earlier: At a quarter of it, where that was measured.
-        path: n* over the compute that was measured.
-        path_unit: Unit of the fit.
-        beyond: The largest multiple of the budget at which the same setting is still chosen, and its P(best) there.
-        risk: The sentence about failures.
-        missing: What the answer leaves out.
-    """
-
-    data: str
-    metric: str
-    unit: str
-    compute: float
-    decision: Decision
-    earlier: Decision | None
-    path: DecisionPath
-    path_unit: str
-    cells: tuple[Setting, ...]
-    beyond: tuple[float, float] | None
-    unmeasured: tuple[Unmeasured, ...]
-    risk: str
-    missing: tuple[str, ...]
-
-    def lines(self) -> list[str]:
-        """The answer, a line each; of an n and B_p at several rates only the best one is named."""
-        several = len({c.problems_per_batch for c in self.cells}) > 1
-        lines = [self.data, self._use(), "  " + self._losses(several)]
-        if len(self.decision.options) > 1:
-            lines.append(self._path(several))
-        if self._beyond():
-            lines.append(self._beyond())
-        return [*lines, f"Risk: {self.risk}", f"Not in this: {'; '.join(self.missing)}"]
-
-    def _use(self) -> str:
-        chosen = self.decision.chosen
-        cell = chosen.cell
-        rate = f", learning rate {cell.learning_rate:.2g}" if cell.learning_rate else ""
-        steps = f", {self.compute / cell.batch_rollouts:,.0f} steps" if self.path_unit == "rollouts" else ""
-        group = f", {cell.group}" if cell.group else ""
-        low, high = chosen.interval
-        words = "use" if chosen.probability_best >= 0.5 else "the least expected regret is with"
-        return (
-            f"At {short(self.decision.compute)} {self.unit} {words} n = {cell.rollouts_per_problem}, "
-            f"B_p = {cell.problems_per_batch}{steps}{rate}{group}     {self.metric} {chosen.reward:.3f} "
-            f"(95 %: {low:.3f}–{high:.3f})   "
-            f"P(best) {percent(chosen.probability_best)}"
-        )
-
-    def _losses(self, several: bool) -> str:
-        others = at_best_rates(self.decision.options)[1:]
-        if not others and not self.decision.unknown:
-            return "nothing else was run"
-        near = at_best_rates(self.decision.near())
-        said = _alike(near, several)
-        far = [o for o in others if o not in near]
-        if far:
-            low, high = far[0].loss_interval
-            first = f"{listed(far[:1], several)} gets {far[0].loss:.3f} less (95 %: {signed(low)} to {signed(high)})"
-            rest = [f"{listed([o], several)} {o.loss:.3f}" for o in far[1:MOST_NAMED]]
-            if more := far[MOST_NAMED:]:
-                rest.append(f"{len(more)} more up to {more[-1].loss:.3f}")
-            said.append(", ".join([first, *rest]))
-        if self.decision.unknown:
-            names = dict.fromkeys(name(c, several) for c in self.decision.unknown)
-            said.append(f"not known here, for its runs end too early: {', '.join(names)}")
-        text = "; ".join(said) + "."
-        if self.earlier is not None:
-            # What n* is there, so that both say the same of two that are as good.
-            kept = self.cells[self.path.at(self.compute / 4)]
-            near = sorted(at_best_rates(self.earlier.near()), key=lambda option: _key(option.cell) != _key(kept))
-            best = f"n* = {name(near[0].cell, several)}, P(best) {percent(near[0].probability_best)}"
-            text += f"  At {short(self.earlier.compute)}: {'; '.join([best, *_alike(near, several)])}."
-        return text
-
-    def _path(self, several: bool) -> str:
-        names = [name(c, several) for c in self.cells]
-        # Another rate of the same n and B_p is no other n.
-        changes = [c for c in self.path.changes if names[c.before] != names[c.after]]
-        if not changes:
-            return f"n*: {names[int(self.path.chosen[-1])]} at every budget"
-        parts = [names[changes[0].before]]
-        first, last = short(float(self.path.compute[0])), short(float(self.path.compute[-1]))
-        for change in changes:
-            low, high = change.interval
-            span = f"{short(low) if low else f'<{first}'} to {short(high) if high else f'>{last}'}"
-            said = f"90 % interval: {span}" if len(parts) == 1 else span
-            parts.append(f"{names[change.after]} at {short(change.compute)} ({said})")
-        return "n*: " + " → ".join(parts)
-
-    def _beyond(self) -> str:
-        said, chosen = [], self.decision.chosen.cell.rollouts_per_problem
-        if self.beyond is not None:
-            until, share = self.beyond
-            said.append(f"Beyond: {chosen} to at least {short(until)} (P {percent(share)}).")
-        worth = [u for u in self.unmeasured if u.gain > 0.001]
-        if worth:
-            best = max(worth, key=lambda u: u.gain)
-            at = short(self.decision.compute)
-            said.append(
-                f"n = {best.rollouts_per_problem} was not run: by extrapolation it is better than {chosen} at {at} "
-                f"with probability {percent(best.probability)} (expected improvement from trying it: {best.gain:.3f})."
-            )
-        return " ".join(said)
-
-
-def _alike(near: Sequence[Option], several: bool) -> list[str]:
-    """The sentence about settings that are as good as the first, if there are any."""
-    if len(near) == 1:
-        return []
-    shares = ", ".join(percent(o.probability_best) for o in sorted(near[1:], key=lambda option: _key(option.cell)))
-    verb = "are" if len(near) > 2 else "is"
-    return [f"{listed(near[1:], several)} {verb} within {NEAR} of that (P(best) {shares})"]
-
-
-def at_best_rates(options: Sequence[Option]) -> list[Option]:
-    """The first option of each n, B_p and group."""
-    first: dict[tuple[int, int, str], Option] = {}
-    for option in options:
-        first.setdefault(_key(option.cell), option)
-    return list(first.values())
-
-
-def name(cell: Setting, several: bool, rated: bool = False) -> str:
-    """A setting to be printed: n, with B_p and the rate where settings differ in them."""
-    text = f"{cell.rollouts_per_problem}" + (f" × {cell.problems_per_batch}" if several else "")
-    text += f" at {cell.learning_rate:.2g}" if rated and cell.learning_rate else ""
-    return f"{text} {cell.group}".strip()
-
-
-def listed(options: Sequence[Option], several: bool) -> str:
-    """Settings in the order of n: "8, 16 and 32"."""
-    names = list(dict.fromkeys(name(o.cell, several) for o in sorted(options, key=lambda option: _key(option.cell))))
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _key(cell: Setting) -> tuple[int, int, str]:
-    """Identify a setting whatever its learning rate; settings are listed in this order."""
-    return cell.rollouts_per_problem, cell.problems_per_batch, cell.group
-
-
-def signed(number: float) -> str:
-    """A number with three digits and a minus that is no hyphen."""
-    return f"{number:.3f}".replace("-", "−")
-
-
-def percent(share: float) -> str:
-    """A share as whole percent, never 0 or 100 from draws."""
-    return "<1 %" if share < 0.005 else ">99 %" if share > 0.995 else f"{100 * share:.0f} %"
-
-
-MOST = 3
-"""Failures named in a sentence; the report names all."""
-CONSTANT = 0.1
-"""Difference of two exponents of the learning rate in n that nobody tells apart."""
-
-
-def differing(cells: Collection[Setting]) -> tuple[bool, bool]:
-    """Return whether settings differ in B_p, and whether some n and B_p was run at several rates."""
-    return len({c.problems_per_batch for c in cells}) > 1, len({_key(c) for c in cells}) < len(cells)
-
-
-def of_data(prepared: Prepared, unit: str) -> str:
-    """The sentence about the runs."""
-    health, runs = prepared.health, prepared.runs
-    several, rated = differing(prepared.failures)
-    seeds = Counter(np.bincount(runs.cell, minlength=len(runs.cells)).tolist())
-    points = Counter((runs.seen & (runs.compute > 0)).sum(axis=1).tolist())
-    failed = [h for h in health if h.failed]
-    settings = f"{len(runs.cells)} settings" if several or rated else f"{len(runs.cells)} values of n"
-    what = "run" if len(runs.bases) > 1 else "seed"
-    text = f"{len(runs.bases)} base models; " if len(runs.bases) > 1 else ""
-    text += (
-        f"{settings} × {_span(seeds)} {what}{'s' if max(seeds) > 1 else ''} × {_span(points)} evaluations to "
-        f"{short(float(runs.last.max()))} {unit}; {len(health)} run{'s' if len(health) > 1 else ''}"
-    )
-    if failed:
-        named = [f"{h.name}: {' and '.join(sorted(k for k in h.kinds if k in FAILED))}" for h in failed]
-        text += f", of which {len(failed)} failed ({'; '.join(named[:MOST])}{'; …' if len(named) > MOST else ''})"
-    return text
-
-
-def of_risk(prepared: Prepared, failing: Array) -> str:
-    """The sentence about failures.
-
-    Args:
-        failing: Probability that the next run of each cell fails, shape ``(cells,)``.
-    """
-    every, cells = prepared.failures, prepared.runs.cells
-    count, total = sum(f.failed for f in every.values()), sum(f.runs for f in every.values())
-    if not count:
-        return f"none of {total} runs failed; the next one does with about {percent(float(failing.mean()))}"
-    several, rated = differing(prepared.failures)
-    own = [every[c] for c in cells]
-    worst = [k for k in np.argsort(-failing).tolist() if own[k].failed][:MOST]
-    said = [
-        f"n = {name(cells[k], several, rated)} with {percent(float(failing[k]))} ({own[k].failed} of {own[k].runs} did)"
-        for k in worst
-    ]
-    calm = [failing[k] for k, f in enumerate(own) if not f.failed]
-    if calm:
-        said.append(f"one of the {'others' if worst else 'settings above'} with {percent(float(np.mean(calm)))}")
-    never = [c for c, f in every.items() if c not in cells and f.failed]
-    lost = f"; no run came through of n = {', '.join(name(c, several, rated) for c in never)}" if never else ""
-    return f"{count} of {total} runs failed; the next run fails: {', '.join(said)}{lost}"
-
-
-def left_out_of(prepared: Prepared, posterior: Posterior, *, caveats: tuple[str, ...]) -> tuple[str, ...]:
-    """Name what the answer does not hold for, and what makes it doubtful."""
-    runs = prepared.runs
-    missing = [] if len(runs.bases) > 1 else ["one base model", "one problem set"]
-    if posterior.luck is None:
-        missing.append("the luck of which validation questions are asked")
-    if not differing(prepared.failures)[1]:
-        missing.append(_of_rates(runs.cells))
-    if np.bincount(runs.cell).max() == 1:
-        assumed = 100 * posterior.model.priors.seed_amplitude
-        missing.append(f"one seed: that seeds differ by {assumed:.0f} % of the gain is assumed")
-    if posterior.split_r_hat > AGREED:
-        missing.append(f"certainty about the fit itself: its chains do not agree (split R̂ {posterior.split_r_hat:.2f})")
-    return (*missing, *caveats)
-
-
-def _of_rates(cells: tuple[Setting, ...]) -> str:
-    """Name the limit on learning rates where each n and B_p has one rate, which cannot be told from them."""
-    known = [(c.batch_rollouts, c.learning_rate) for c in cells if c.learning_rate]
-    if len(known) < len(cells):
-        return "the learning rate, which the runs do not say"
-    batch, rate = np.log(np.array(known)).T
-    slope = float(np.polyfit(batch, rate, 1)[0]) if np.ptp(batch) > 0 else 0.0
-    scattered = len(known) > 1 and np.ptp(rate - slope * batch) > CONSTANT
-    if not scattered and abs(slope) < CONSTANT:
-        return "other learning rates than the one of all runs"
-    if not scattered and abs(slope - 0.5) < CONSTANT:
-        return "other learning rates: each n at one, scaled by √B"
-    low, high = min(cells, key=lambda c: c.learning_rate or 0.0), max(cells, key=lambda c: c.learning_rate or 0.0)
-    return (
-        f"whether n or the learning rate makes the difference: they change together, from {low.learning_rate:.2g} at "
-        f"n = {low.rollouts_per_problem} to {high.learning_rate:.2g} at n = {high.rollouts_per_problem}"
-    )
-
-
-def _span(counted: Counter[int]) -> str:
-    return f"{min(counted)}" if len(counted) == 1 else f"{min(counted)}–{max(counted)}"
-
-
 DOCUMENT, DRAWS, RUNS = "posterior.json", "draws.parquet", "runs.parquet"
 
 
@@ -607,6 +434,7 @@ def save(fitted: Fitted, folder: str | Path) -> None:
         ],
         "tokens_per_rollout": fitted.tokens_per_rollout,
         "caveats": fitted.caveats,
+        "of_training": fitted.of_training,
         "questions_sampled": fitted.posterior.luck is not None,
     }
     columns = {f"x{k}": values for k, values in enumerate(fitted.posterior.theta.T)}
@@ -657,6 +485,7 @@ def load_fitted(folder: str | Path) -> Fitted:
             posterior=Posterior(model=model, theta=theta, split_r_hat=document["split_r_hat"], luck=luck),
             tokens_per_rollout=tuple(document["tokens_per_rollout"]),
             caveats=tuple(document["caveats"]),
+            of_training=document["of_training"],
         )
     except (OSError, KeyError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]

@@ -14,7 +14,8 @@ from ..errors import FrontierError
 from ..posterior.decision import MOST_SEEDS, Action, Decision, Plan, seeds_to_tell, value_of
 from ..posterior.model import SEED_DEGREES
 from ..posterior.runs import Setting
-from .fitted import Fitted, at_n, name
+from .answer import name
+from .fitted import Fitted, at_n
 
 DOMINATED = 0.01
 """P(best) below which a setting is not worth another rollout."""
@@ -41,7 +42,7 @@ def plan(fitted: Fitted, compute: float, *, tell: tuple[int, int] | None = None)
     shares = {o.cell: o for o in decision.options}
     chosen = decision.chosen
     pair = _pair(decision, tell)
-    first, second = (known[:, fitted.cells.index(c)] for c in pair or (chosen.cell, chosen.cell))
+    first, second = (known[:, fitted.settings.index(c)] for c in pair or (chosen.cell, chosen.cell))
     # Its mean would be drawn towards 0 by all that is not known yet.
     difference = float(np.sqrt(((first - second) ** 2).mean()))
     return Plan(
@@ -126,7 +127,7 @@ def _of_measured(fitted: Fitted, compute: float, rewards: Array, rng: np.random.
 def _of_opened(
     fitted: Fitted, compute: float, opened: tuple[Setting, ...], rewards: Array, rng: np.random.Generator
 ) -> list[Action]:
-    noise, known = _run_noise(fitted, rewards), len(fitted.cells)
+    noise, known = _run_noise(fitted, rewards), len(fitted.settings)
     found = []
     for k, cell in enumerate(opened, start=known):
         own = rewards[:, [*range(known), k]]

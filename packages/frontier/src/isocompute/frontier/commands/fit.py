@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from ..answers.answer import differing, name
 from ..answers.checks import conflicts, left_out, left_out_line
-from ..answers.fitted import differing, name
 from ..answers.interference import train_validation_gap
 from ..answers.paper import PaperConfig, fit_as_paper
 from ..contract import tables

@@ -38,7 +38,6 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     answer = fitted.answer(budget, unit=unit)
     yield from answer.lines()
     chosen = answer.decision.chosen
-    rollouts = chosen.reach * float(fitted.last[fitted.cells.index(chosen.cell)])
     write_json(
         {
             "budget": budget,
@@ -46,7 +45,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
             "rollouts_per_problem": chosen.cell.rollouts_per_problem,
             "problems_per_batch": chosen.cell.problems_per_batch,
             "learning_rate": chosen.cell.learning_rate,
-            "update_steps": int(rollouts / chosen.cell.batch_rollouts) if fitted.unit == "rollouts" else None,
+            "update_steps": int(answer.compute / chosen.cell.batch_rollouts) if fitted.unit == "rollouts" else None,
             "options": [option_row(o) for o in answer.decision.options],
         },
         arguments.json,

@@ -2,7 +2,8 @@
 
 With draws d of the reward R_k(d) that setting k is expected to reach at a budget, failures included, the regret of k is
 the mean of max_j R_j − R_k: the average gain if the truth were known. The setting of least regret is that of the
-highest mean, so a wide interval is no advantage; P(best) stands beside it and decides nothing.
+highest mean, so a wide interval is no advantage. All settings are in the maximum and in P(best), also those of which
+little is known at the budget; these are not chosen while there is another.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.curves import Array
+from ..data.curves import Array, Mask
 from .runs import Setting
 
 TIE = 0.001
 """Reward within which expected regrets count as equal: below what any evaluation resolves."""
 NEAR = 0.005
 """Reward that a setting may lose on average and still be as good for a reader."""
+DECIDED = 0.8
+"""P(best) of an n from which on it is not called undecided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,7 @@ class Option:
     Attributes:
         reward: Mean reward of a run that does not fail.
         interval: Its 95 % interval.
+        known: Whether enough is known of it at the budget for it to be chosen.
         regret: Expected loss against the best setting, were that known.
         loss: Mean of what it loses to the setting that is chosen; 0 for that one.
         loss_interval: Its 95 % interval.
@@ -47,6 +51,7 @@ class Option:
     probability_best: float
     failure: float
     reach: float
+    known: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,18 +59,33 @@ class Decision:
     """All settings at one budget.
 
     Attributes:
-        options: Sorted by regret, the chosen one first.
-        unknown: Settings whose runs end so early that nothing can be said of them here.
+        options: The chosen one first, then the others by regret.
     """
 
     compute: float
     options: tuple[Option, ...]
-    unknown: tuple[Setting, ...] = ()
 
     @property
     def chosen(self) -> Option:
-        """The setting of least regret."""
+        """The setting of least regret among those that are known."""
         return self.options[0]
+
+    @property
+    def unknown(self) -> tuple[Setting, ...]:
+        """Settings of which so little is known at the budget that none is chosen."""
+        return tuple(o.cell for o in self.options if not o.known)
+
+    def probability_of(self, cell: Setting) -> float:
+        """P(best) of an n (and B_p and group), at whatever learning rate."""
+        return sum(o.probability_best for o in self.options if o.cell.key == cell.key)
+
+    @property
+    def rivals(self) -> list[Option]:
+        """The option of least regret of each other n, by regret."""
+        first: dict[tuple[int, int, str], Option] = {}
+        for option in self.options:
+            first.setdefault(option.cell.key, option)
+        return [o for key, o in first.items() if key != self.chosen.cell.key]
 
     def near(self, loss: float = NEAR) -> list[Option]:
         """Settings that lose on average no more than this to the chosen one, that one first."""
@@ -73,26 +93,42 @@ class Decision:
 
     @property
     def known(self) -> bool:
-        """Return whether one setting is best with a probability of 95 %."""
-        return self.chosen.probability_best >= 0.95
+        """Return whether one n is best with a probability of 95 %."""
+        return self.probability_of(self.chosen.cell) >= 0.95
+
+    @property
+    def undecided(self) -> tuple[Option, ...]:
+        """The chosen setting and the first other n, where the data do not decide between them; else nothing.
+
+        They do not where less than 80 % speaks for the chosen n and the interval of what the other loses holds 0.
+        """
+        if self.probability_of(self.chosen.cell) >= DECIDED or not self.rivals:
+            return ()
+        first = self.rivals[0]
+        return (self.chosen, first) if first.loss_interval[0] <= 0 <= first.loss_interval[1] else ()
 
 
 def decide(
-    compute: float, cells: tuple[Setting, ...], rewards: Array, failing: Array, failed_reward: Array, reach: Array
+    compute: float,
+    cells: tuple[Setting, ...],
+    whole: Array,
+    rewards: Array,
+    failing: Array,
+    reach: Array,
+    known: Mask,
 ) -> Decision:
     """Rank settings at one budget.
 
     Args:
-        rewards: Draws of the reward of a run that does not fail, shape ``(draws, cells)``.
-        failing: Probability that a run fails, shape ``(cells,)``.
-        failed_reward: Reward that a failed run ends at, shape ``(cells,)``.
+        whole: Draws of the reward expected, failures included, shape ``(draws, cells)``.
+        rewards: Draws of the reward of a run that does not fail, likewise.
+        failing: Mean probability that a run fails, shape ``(cells,)``.
         reach: The budget over the compute of the last evaluation, shape ``(cells,)``.
+        known: Which settings may be chosen, shape ``(cells,)``.
     """
-    whole = rewards - failing * np.maximum(rewards - failed_reward, 0.0)
-    best = whole.max(axis=1)
-    regret = best.mean() - whole.mean(axis=0)
+    regret = whole.max(axis=1).mean() - whole.mean(axis=0)
     leads = np.bincount(whole.argmax(axis=1), minlength=len(cells)) / len(whole)
-    first = _least(regret, reach, cells)
+    first = _least(np.where(known, regret, np.inf), reach, cells)
     order = [first, *(k for k in np.argsort(regret, kind="stable").tolist() if k != first)]
     loss = whole[:, [first]] - whole
     low, high = np.quantile(rewards, [0.025, 0.975], axis=0)
@@ -110,6 +146,7 @@ def decide(
                 probability_best=float(leads[k]),
                 failure=float(failing[k]),
                 reach=float(reach[k]),
+                known=bool(known[k]),
             )
             for k in order
         ),
@@ -119,7 +156,7 @@ def decide(
 def _least(regret: Array, reach: Array, cells: tuple[Setting, ...]) -> int:
     """Break ties in regret: prefer settings measured at this budget, then fewer steps."""
     tied = np.flatnonzero(regret <= regret.min() + TIE)
-    return int(min(tied, key=lambda k: (reach[k] > 1 + 1e-9, -cells[k].batch_rollouts, regret[k])))
+    return int(min(tied, key=lambda k: (reach[k] > 1, -cells[k].batch_rollouts, regret[k])))
 
 
 POINTS = 48
@@ -150,10 +187,9 @@ class DecisionPath:
 
     Attributes:
         compute: Budgets, shape ``(points,)``.
-        chosen: Index of the setting chosen at each, shape ``(points,)``: that of a larger budget, where it loses no
-            more than 0.005.
+        chosen: Index of the setting chosen at each, shape ``(points,)``.
         near: Whether a setting loses no more than 0.005 to the chosen one on average, shape ``(points, cells)``.
-        regret: Expected regret of each setting, infinite where nothing is known of it, shape ``(points, cells)``.
+        regret: Expected regret of each setting, shape ``(points, cells)``.
         probability_best: Shape ``(points, cells)``.
         changes: Where the choice changes for good.
     """
@@ -164,10 +200,6 @@ class DecisionPath:
     regret: Array
     probability_best: Array
     changes: tuple[Change, ...]
-
-    def at(self, compute: float) -> int:
-        """Index of the setting chosen at a budget, or at the nearest one of the path."""
-        return int(self.chosen[np.abs(np.log(self.compute / compute)).argmin()])
 
 
 def path_of(
@@ -185,39 +217,24 @@ def path_of(
     """
     compute = np.geomspace(first, last, POINTS)
     decisions = [decide_at(float(c)) for c in compute]
-    share = np.zeros((POINTS, len(cells)))
-    # A setting that is not known at a budget is not chosen there.
-    regret, loss = np.full(share.shape, np.inf), np.full(share.shape, np.inf)
+    share, regret, loss = (np.zeros((POINTS, len(cells))) for _ in range(3))
     for k, decision in enumerate(decisions):
         for option in decision.options:
             own = cells.index(option.cell)
             regret[k, own], share[k, own], loss[k, own] = option.regret, option.probability_best, option.loss
-    chosen = _lasting(np.array([cells.index(d.chosen.cell) for d in decisions]), loss)
+    chosen = np.array([cells.index(d.chosen.cell) for d in decisions])
     rewards = whole(compute)
     changes = []
     for k in np.flatnonzero(chosen[1:] != chosen[:-1]):
         before, after = int(chosen[k]), int(chosen[k + 1])
-        lead = rewards[:, after] - rewards[:, before]
-        changes.append(
-            Change(
-                before=before,
-                after=after,
-                compute=float(np.sqrt(compute[k] * compute[k + 1])),
-                interval=_overtakes(compute, lead),
-            )
-        )
+        where = float(np.sqrt(compute[k] * compute[k + 1]))
+        low, high = _overtakes(compute, rewards[:, after] - rewards[:, before])
+        # Means may change places where most draws have long done so.
+        interval = (low and min(low, where), high and max(high, where))
+        changes.append(Change(before=before, after=after, compute=where, interval=interval))
     return DecisionPath(
         compute=compute, chosen=chosen, near=loss <= NEAR, regret=regret, probability_best=share, changes=tuple(changes)
     )
-
-
-def _lasting(chosen: np.ndarray, loss: Array) -> np.ndarray:
-    """The choices seen from the last budget: a setting is kept for less compute while it loses next to nothing."""
-    kept = chosen.copy()
-    for k in range(len(chosen) - 2, -1, -1):
-        if loss[k, kept[k + 1]] <= NEAR:
-            kept[k] = kept[k + 1]
-    return kept
 
 
 def _overtakes(compute: Array, lead: Array) -> tuple[float | None, float | None]:
@@ -235,17 +252,18 @@ PRIOR = np.array([[-2.6, 0.0, 0.7], [1.0, 0.3, 1.0]])
 """Mean and deviation of b_0, b_n and b_rate: about 7 % before the data, and more at higher rates."""
 DEPARTURES = (0.3, 0.8, 1.6, 3.0)
 """Grid of τ."""
-NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
 
 
-def failure_rates(failed: NDArray[np.int64], runs: NDArray[np.int64], at: Array) -> Array:
-    """Probability that the next run of each setting fails, shape ``(settings,)``.
+def failure_rates(
+    failed: NDArray[np.int64], runs: NDArray[np.int64], at: Array, *, draws: int, rng: np.random.Generator
+) -> Array:
+    """Draws of the probability that the next run of each setting fails, shape ``(draws, settings)``.
 
     A logistic regression on n and rate, with departures of single settings:
 
         logit P(fail) = b_0 + b_n·log2 n + b_rate·log2(rate over √B) + departure
 
-    with normal priors; departures are normal, their deviation τ integrated over a grid by the evidence of Laplace's
+    with normal priors; departures are normal, their deviation τ drawn from a grid by the evidence of Laplace's
     method. Settings that share nothing keep their own counts, and one failure of four is no rate of a quarter.
 
     Args:
@@ -256,17 +274,17 @@ def failure_rates(failed: NDArray[np.int64], runs: NDArray[np.int64], at: Array)
     count = len(runs)
     design = np.concatenate([np.ones((count, 1)), at, np.eye(count)], axis=1)
     mean = np.concatenate([PRIOR[0], np.zeros(count)])
-    evidence, rates = [], []
+    evidence, drawn = [], []
     for deviation in DEPARTURES:
         precision = np.concatenate([PRIOR[1], np.full(count, deviation)]) ** -2.0
         top, hessian, value = _mode(design, failed, runs, mean, precision)
         _, determinant = np.linalg.slogdet(hessian)
         evidence.append(value + 0.5 * np.log(precision).sum() - 0.5 * determinant)
-        spread = np.sqrt(np.einsum("ij,jk,ik->i", design, np.linalg.inv(hessian), design))
-        nodes = (design @ top)[:, None] + spread[:, None] * NODES
-        rates.append((WEIGHTS / (1 + np.exp(-nodes))).sum(axis=1) / WEIGHTS.sum())
+        root = np.linalg.cholesky(np.linalg.inv(hessian))
+        drawn.append((top + rng.standard_normal((draws, len(top))) @ root.T) @ design.T)
     weights = np.exp(np.array(evidence) - max(evidence))
-    return np.asarray(weights @ np.array(rates) / weights.sum())
+    which = rng.choice(len(DEPARTURES), size=draws, p=weights / weights.sum())
+    return np.asarray(1 / (1 + np.exp(-np.stack(drawn)[which, np.arange(draws)])))
 
 
 def _mode(

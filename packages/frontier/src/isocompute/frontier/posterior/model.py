@@ -2,11 +2,18 @@
 
 For run r of cell c (one n, B_p and learning rate) from base model b, evaluated at compute C with standard error e:
 
-    reward = R0_b + (1 − R0_b)·σ(a_bc)·(1 + α_r)·rise(s_c·(log C − t_bc − δ_r), q) + noise
+    reward = R0_b + j·(1 − 2^(−C/C_j)) + (1 − R0_b)·σ(a_bc)·(1 + α_r)·bent(rise(s_c·(log C − t_bc − δ_r), q)) + noise
+    bent(rise) = rise + e_c·v  where e_c > 0,  rise·(1 − f + f·exp(e_c/f·(exp(d·v) − 1)/d))  where e_c < 0
+    v = h·log(1 + exp((log C − w_c)/h)), the e-folds of compute since exp(w_c)
 
 * ``a`` (amplitude) and ``t`` (logarithm of the compute of half the gain) are each a line in log2 n and log2 B_p, a
   parabola in log2 of the learning rate over √B whose top may move with n, a Gaussian process over all three, and a
   departure of the single cell, Student-t with 4 degrees of freedom.
+* ``j`` is a step that all runs take first, such as to the answer's format; the rise may come late and sudden (large s).
+* About a compute exp(w) the curve bends: it gains a share e with every e-fold of compute (growth without end, a second
+  rise), or falls (overfitting) to 1 − f of the rise, first by a share −e with every e-fold where d → 0, or with every
+  exp(w) of compute where d is 1. Where w lies beyond the data nothing is known of e but its prior, and intervals grow
+  with the distance. ``e`` and ``w`` are each a line in log2 n; single cells depart in e.
 * Where there are several base models (or draws of a problem set), each shifts and tilts both, and departs from that at
   single cells: normal, with deviations that are learned.
 * ``α`` and ``δ`` are the seeds: Student-t with 6 degrees of freedom, in amplitude (a share of the gain) and timing.
@@ -47,6 +54,7 @@ class Priors:
         departure: Of single cells, likewise.
         departure_factor: Logarithm of the factor to which it is known.
         shape: Of single cells' s, in logarithms.
+        bend: Of single cells' e.
         base_level: Of base models, where there are several: of the amplitude's logit, and of the logarithm of the half
             compute.
         base_slope: Of how base models differ per octave of n, B_p and rate, likewise.
@@ -61,6 +69,7 @@ class Priors:
     departure: tuple[float, float] = (0.3, 0.3)
     departure_factor: float = 0.6
     shape: float = 0.1
+    bend: float = 0.008
     base_level: tuple[float, float] = (0.4, 0.4)
     base_slope: tuple[float, float] = (0.08, 0.1)
     base_departure: tuple[float, float] = (0.06, 0.08)
@@ -69,6 +78,18 @@ class Priors:
 
 TAIL = (-2.0, 1.5)
 """Mean and standard deviation of log q: a curve may be an exponential, where q is 0, as well as a power."""
+STEEPNESS = (0.1, 0.4)
+"""Of log s = mean + deviation·sinh(x), x standard normal: most curves rise over decades, a few within a doubling."""
+STEP = (0.02, 0.7)
+"""Standard deviations of j, and of the logarithm of C_j about that of the first evaluation."""
+BEND = (0.03, 0.004)
+"""Of e = first·sinh(x) at the middle n, and of what an octave of n adds."""
+ONSET = (1.2, 0.2)
+"""Of w about the logarithm of the largest compute measured, and of what an octave of n adds."""
+FALL = 1.5
+"""Of the logits of d and f, which are ½ in the median."""
+TURN = 0.3
+"""h: e-folds of compute over which a curve turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +156,7 @@ class Model:
             "smooth": cells,
             "departure": cells,
             "shapes": cells,
+            "bends": cells,
             "seeds": len(self.runs.cell),
             "bases": bases,
             "own": len(self.curve.cell),
@@ -143,6 +165,8 @@ class Model:
             "start": bases,
             "tail": 1,
             "shape": 1,
+            "step": 2,
+            "bend": 6,
             "level": 2,
             "lines": 2 * columns,
             "excess": 1,
@@ -178,10 +202,25 @@ class Model:
         return float(np.log(positive).mean())
 
     @cached_property
+    def _earliest(self) -> float:
+        """Logarithm of the least compute measured after the start."""
+        return float(np.log(self.runs.compute[self.runs.seen & (self.runs.compute > 0)].min()))
+
+    @cached_property
+    def _latest(self) -> float:
+        """Logarithm of the largest compute measured."""
+        return float(np.log(self.runs.last.max()))
+
+    @cached_property
     def _first(self) -> Array:
         """A reward that the runs of each base model begin near, shape ``(bases,)``."""
         first = self.runs.reward[:, 0] @ self._of_base / self._of_base.sum(axis=0)
         return np.asarray(np.clip(first, 0.002, 0.95))
+
+    @cached_property
+    def _of_cell(self) -> Array:
+        """Membership of runs in cells, as ones and zeros, shape ``(runs, cells)``."""
+        return members(self.runs.cell, len(self.runs.cells))
 
     @cached_property
     def _of_base(self) -> Array:
@@ -226,7 +265,34 @@ class Model:
 
     def shape(self, theta: Array) -> Array:
         """Logarithm of s of all cells together, shape ``(chains, 1)``."""
-        return np.asarray(0.1 + 0.4 * theta[:, self.parts["shape"]])
+        return np.asarray(STEEPNESS[0] + STEEPNESS[1] * np.sinh(theta[:, self.parts["shape"]]))
+
+    def step(self, theta: Array) -> tuple[Array, Array]:
+        """J and the logarithm of C_j, each of shape ``(chains, 1)``."""
+        own = theta[:, self.parts["step"]]
+        return STEP[0] * own[:, :1], self._earliest + STEP[1] * own[:, 1:]
+
+    def bends(self, theta: Array) -> Array:
+        """E and w of the cells, shape ``(chains, 2, cells)``."""
+        return self._bends(theta, self._families.scaled(theta))
+
+    def falling(self, theta: Array) -> tuple[Array, Array]:
+        """Speed d and share f of a fall, each of shape ``(chains, 1, 1)``."""
+        own = 1 / (1 + np.exp(-FALL * theta[:, self.parts["bend"]][:, 4:]))
+        return own[:, :1, None], own[:, 1:, None]
+
+    def _bends(self, theta: Array, numbers: Scaled) -> Array:
+        found = self.bend_lines(theta, self.at)
+        found[:, 0] += numbers.values["bends"][:, 0]
+        return found
+
+    def bend_lines(self, theta: Array, at: Array) -> Array:
+        """E and w expected of settings at some coordinates, shape ``(chains, 2, settings)``."""
+        own = theta[:, self.parts["bend"], None]
+        octaves = at[:, 0] - self.centre[0]
+        slope = BEND[0] * np.sinh(own[:, 0]) + BEND[1] * own[:, 1] * octaves
+        onset = self._latest + ONSET[0] * own[:, 2] + ONSET[1] * own[:, 3] * octaves
+        return np.stack([slope, onset], axis=1)
 
     def lines(self, theta: Array) -> Array:
         """Level and coefficients of amplitude and timing, shape ``(chains, 2, 1 + columns)``."""
@@ -269,7 +335,7 @@ class Model:
         return self._forward(theta).reward
 
     def _forward(self, theta: Array) -> _Forward:
-        own, numbers = self.curve.of_run, self._families.scaled(theta)
+        own, cell, numbers = self.curve.of_run, self.runs.cell, self._families.scaled(theta)
         both, shapes = self._of_bases(theta, numbers)
         seeds, tail = numbers.values["seeds"], self.tail(theta)
         start = self.start(theta)[:, self.runs.base_of_run]
@@ -279,29 +345,41 @@ class Model:
         offset = self._log_compute - (both[:, 1][:, own] + seeds[:, 1])[:, :, None]
         position = shape[:, :, None] * offset
         made = rise(position, tail[:, :, None])
-        reward = start[:, :, None] + gain[:, :, None] * made.share
-        return _Forward(reward, made, gain, shape, position, share, start, tail, numbers)
+        height, when = self.step(theta)
+        stepped = step_share(self._log_compute - when[:, :, None])
+        slope, onset = np.moveaxis(self._bends(theta, numbers)[:, :, cell], 1, 0)
+        bend = bent(made.share, slope[:, :, None], self._log_compute - onset[:, :, None], *self.falling(theta))
+        reward = start[:, :, None] + height[:, :, None] * stepped.value + gain[:, :, None] * bend.value
+        return _Forward(reward, made, gain, shape, position, share, start, tail, numbers, stepped, bend)
 
     def __call__(self, theta: Array) -> tuple[Array, Array]:
         """Logarithm of the density, shape ``(chains,)``, and its gradient, shape ``(chains, size)``."""
         p = self.parts
-        reward, made, gain, shape, position, share, start, tail, numbers = self._forward(theta)
+        forward = self._forward(theta)
+        made, shape, share, numbers = forward.made, forward.shape, forward.share, forward.numbers
         excess, phi = self.excess(theta), self.autocorrelation(theta)
-        noise = log_likelihood(self.runs, reward, excess[:, :, None], phi[:, :, None])
-        by_share = noise.by_reward * gain[:, :, None]
+        noise = log_likelihood(self.runs, forward.reward, excess[:, :, None], phi[:, :, None])
+        by_value = noise.by_reward * forward.gain[:, :, None]
+        by_share = by_value * forward.bend.by_share
         by_position = by_share * made.by_position
         # Before training z is minus infinity and nothing depends on it.
+        position = forward.position
         weighted = np.where(np.isfinite(position), by_position * np.maximum(position, -700.0), 0.0)
-        run_gain = (by_share * made.share).sum(axis=2)
+        run_gain = (by_value * forward.bend.value).sum(axis=2)
         run_timing = -by_position.sum(axis=2) * shape
         gradient = np.empty_like(theta)
-        by_start = noise.by_reward.sum(axis=2) - run_gain / (1 - start)
-        gradient[:, p["start"]] = (0.5 * start * (1 - start) * by_start) @ self._of_base
-        gradient[:, p["tail"]] = TAIL[1] * tail * (by_share * made.by_tail).sum(axis=(1, 2))[:, None]
+        by_start = noise.by_reward.sum(axis=2) - run_gain / (1 - forward.start)
+        start = self.start(theta)
+        gradient[:, p["start"]] = 0.5 * start * (1 - start) * (by_start @ self._of_base)
+        gradient[:, p["tail"]] = TAIL[1] * forward.tail * (by_share * made.by_tail).sum(axis=(1, 2))[:, None]
+        self._step_gradient(theta, noise.by_reward, forward.stepped, gradient)
         by_amplitude = run_gain / (1 + numbers.values["seeds"][:, 0])
-        by_numbers = {"seeds": np.stack([by_amplitude, run_timing], axis=1)}
+        by_numbers = {
+            "seeds": np.stack([by_amplitude, run_timing], axis=1),
+            "bends": self._bend_gradient(theta, by_value, forward.bend, gradient),
+        }
         by_curve = np.stack([run_gain * (1 - share), run_timing], axis=1) @ self.curve.members
-        by_numbers |= self._curve_gradient(by_curve, weighted.sum(axis=2) @ self.curve.members, gradient)
+        by_numbers |= self._curve_gradient(theta, by_curve, weighted.sum(axis=2) @ self.curve.members, gradient)
         self._families.back(by_numbers, numbers, gradient)
         own = theta[:, p["excess"]]
         floor = 0.2 * np.exp(1.5 * own)
@@ -311,7 +389,38 @@ class Model:
         prior, by_prior = self._prior(theta)
         return noise.value + prior, gradient + by_prior
 
-    def _curve_gradient(self, by_curve: Array, by_shape: Array, gradient: Array) -> dict[str, Array]:
+    def _step_gradient(self, theta: Array, by_reward: Array, stepped: Turn, gradient: Array) -> None:
+        part = self.parts["step"]
+        height, _ = self.step(theta)
+        by_height = (by_reward * stepped.value).sum(axis=(1, 2))
+        by_when = -(by_reward * stepped.by_position).sum(axis=(1, 2)) * height[:, 0]
+        gradient[:, part] = np.stack([STEP[0] * by_height, STEP[1] * by_when], axis=1)
+
+    def _bend_gradient(self, theta: Array, by_value: Array, bend: Bend, gradient: Array) -> Array:
+        """Chain rule to the lines of e and w and to d; returns the gradient by e of the cells."""
+        by_slope = (by_value * bend.by_slope).sum(axis=2)
+        by_onset = -(by_value * bend.by_position).sum(axis=2)
+        by_speed, by_fall = ((by_value * each).sum(axis=(1, 2)) for each in (bend.by_speed, bend.by_fall))
+        speed, fall = (each[:, 0, 0] for each in self.falling(theta))
+        by_cell = np.stack([by_slope, by_onset], axis=1) @ self._of_cell
+        octaves = self.at[:, 0] - self.centre[0]
+        slope, onset = by_cell[:, 0], by_cell[:, 1]
+        part = self.parts["bend"]
+        own = theta[:, part]
+        gradient[:, part] = np.stack(
+            [
+                BEND[0] * np.cosh(own[:, 0]) * slope.sum(axis=1),
+                BEND[1] * slope @ octaves,
+                ONSET[0] * onset.sum(axis=1),
+                ONSET[1] * onset @ octaves,
+                FALL * speed * (1 - speed) * by_speed,
+                FALL * fall * (1 - fall) * by_fall,
+            ],
+            axis=1,
+        )
+        return np.asarray(by_cell[:, :1])
+
+    def _curve_gradient(self, theta: Array, by_curve: Array, by_shape: Array, gradient: Array) -> dict[str, Array]:
         """Chain rule from amplitude, timing and shape of curves to what they are made of; returns that by families."""
         p, described, found = self.parts, self.features, {}
         if "bases" in self.families:
@@ -320,7 +429,8 @@ class Model:
             by_curve, by_shape = by_curve @ self.curve.of_cell, by_shape @ self.curve.of_cell
         gradient[:, p["level"]] = by_curve.sum(axis=2) * 1.5
         gradient[:, p["lines"]] = ((by_curve @ described.columns) * described.centre[1]).reshape(len(gradient), -1)
-        gradient[:, p["shape"]] = 0.4 * by_shape.sum(axis=1, keepdims=True)
+        steepness = STEEPNESS[1] * np.cosh(theta[:, p["shape"]])
+        gradient[:, p["shape"]] = steepness * by_shape.sum(axis=1, keepdims=True)
         smooth = by_curve @ described.root
         return found | {"smooth": smooth, "departure": by_curve, "shapes": by_shape[:, None]}
 
@@ -344,6 +454,63 @@ class _Forward(NamedTuple):
     start: Array
     tail: Array
     numbers: Scaled
+    stepped: Turn
+    bend: Bend
+
+
+class Turn(NamedTuple):
+    """A function of log C less that of a compute, and its derivative; shapes broadcast."""
+
+    value: Array
+    by_position: Array
+
+
+def step_share(position: Array) -> Turn:
+    """1 − 2^(−C/C_j), the share of the first step that is made; 0 before training."""
+    grown = LOG_2 * np.exp(np.minimum(position, LARGEST))
+    left = np.exp(-grown)
+    return Turn(1.0 - left, grown * left)
+
+
+class Bend(NamedTuple):
+    """A bent rise, and its derivatives by the rise, by e, by log C less w, by d and by f; shapes broadcast."""
+
+    value: Array
+    by_share: Array
+    by_slope: Array
+    by_position: Array
+    by_speed: Array
+    by_fall: Array
+
+
+def bent(share: Array, slope: Array, position: Array, speed: Array, fall: Array) -> Bend:
+    """A rise that goes on beyond a compute, or falls.
+
+    Args:
+        share: The rise without a bend.
+        slope: e.
+        position: log C − w; minus infinity before training.
+        speed: d, above 0.
+        fall: f, above 0.
+    """
+    scaled = np.maximum(position / TURN, -700.0)
+    since, turned = TURN * np.logaddexp(0.0, scaled), 1 / (1 + np.exp(-scaled))
+    # Where all is lost a little more is no number.
+    grown = np.expm1(np.minimum(speed * since, LARGEST))
+    worn = grown / speed
+    exponent = np.maximum(np.minimum(slope, 0.0) * worn / fall, -LARGEST)
+    left = np.exp(exponent)
+    falls = slope < 0
+    rest = 1.0 - fall + fall * left
+    lost = np.where(falls, slope, 0.0) * share * left
+    return Bend(
+        value=np.where(falls, share * rest, share + slope * since),
+        by_share=np.where(falls, rest, 1.0),
+        by_slope=np.where(falls, share * left * worn, since),
+        by_position=np.where(falls, lost * (grown + 1.0), slope) * turned,
+        by_speed=lost * ((grown + 1.0) * since - worn) / speed,
+        by_fall=np.where(falls, share * (left * (1.0 - exponent) - 1.0), 0.0),
+    )
 
 
 LOG_2 = float(np.log(2.0))
@@ -506,7 +673,8 @@ def families(prior: Priors, *, slopes: int = 0, bases: bool = False) -> dict[str
     made = {
         "smooth": _family(prior.smooth, wide, centred=1.0),
         "departure": _family(prior.departure, known, centred=1.0, degrees=DEPARTURE_DEGREES),
-        "shapes": _family((prior.shape,), wide[:1], centred=0.0),
+        "shapes": _family((prior.shape,), wide[:1], centred=0.7),
+        "bends": _family((prior.bend,), known[:1], centred=1.0),
         "seeds": _family(seeds, (prior.seed_factor, prior.wide), centred=1.0, degrees=SEED_DEGREES),
     }
     if bases:

@@ -15,7 +15,7 @@ from scipy.optimize import minimize
 from threadpoolctl import threadpool_limits
 
 from ..data.curves import Array, Mask
-from .model import DEPARTURE_DEGREES, Model, Priors, coordinates, correlations, features, rise
+from .model import DEPARTURE_DEGREES, Model, Priors, bent, coordinates, correlations, features, rise, step_share
 from .runs import Runs, Setting
 
 Density = Callable[[Array], tuple[Array, Array]]
@@ -24,7 +24,7 @@ CHAINS, WARM_UP, KEPT = 48, 32, 25
 AGREED = 1.1
 """Largest split R̂ at which chains agree; of so many short ones, independent draws have about 1.05."""
 ACCEPTED = 0.8
-LEAPS = (5, 12)
+LEAPS = (10, 20)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -51,7 +51,8 @@ class Posterior:
             base: Index of a base model; else it is one that was not run, where there are several, or the only one.
         """
         both, shapes = self.model.cells(self.theta)
-        reward, share = self._reward(both + self._shift(self.model.tilts, base), shapes, compute, base)
+        bends = self.model.bends(self.theta)
+        reward, share = self._reward(both + self._shift(self.model.tilts, base), shapes, bends, compute, base)
         if self.luck is None:
             return reward
         return np.asarray(reward + self.luck[:, 0, :, None] + self.luck[:, 1, :, None] * share)
@@ -59,7 +60,7 @@ class Posterior:
     def share(self, compute: Array) -> Array:
         """Share of its gain that each measured setting has made at some compute, shape ``(draws, cells, points)``."""
         both, shapes = self.model.cells(self.theta)
-        return self._reward(both, shapes, compute, None)[1]
+        return self._reward(both, shapes, self.model.bends(self.theta), compute, None)[1]
 
     def of_run(self, run: int, compute: Array) -> Array:
         """Reward of one run, its own seed included, shape ``(draws, points)``.
@@ -72,9 +73,9 @@ class Posterior:
         curve, base = int(model.curve.of_run[run]), int(model.runs.base_of_run[run])
         seed = model.numbers(theta, "seeds")[:, :, run]
         timed = both[:, :, [curve]] + np.stack([np.zeros(len(theta)), seed[:, 1]], axis=1)[:, :, None]
-        reward, _ = self._reward(timed, shapes[:, [curve]], compute, base)
-        start = model.start(theta)[:, [base]]
-        return np.asarray(start + (reward[:, 0] - start) * (1 + seed[:, [0]]))
+        bends = model.bends(theta)[:, :, [int(model.runs.cell[run])]]
+        reward, _ = self._reward(timed, shapes[:, [curve]], bends, compute, base, factor=1 + seed[:, [0]])
+        return np.asarray(reward[:, 0])
 
     def reward_of(
         self, cells: tuple[Setting, ...], compute: Array | float, *, rng: np.random.Generator | None = None
@@ -94,13 +95,15 @@ class Posterior:
         weights = np.linalg.solve(model.features.root, correlations(model.at * scale, at * scale))
         both = both + model.numbers(theta, "smooth") @ weights + self._shift(model.tilts_at(at), None)
         shapes = np.repeat(model.shape(theta), len(cells), axis=1)
+        bends = model.bend_lines(theta, at)
         if rng is not None:
             left = np.sqrt(np.maximum(1 - (weights**2).sum(axis=0), 0.0))
             sd, departs = model.deviation(theta, "smooth"), model.deviation(theta, "departure")
             both += left * sd[:, :, None] * rng.standard_normal(both.shape)
             both += departs[:, :, None] * rng.standard_t(DEPARTURE_DEGREES, both.shape)
             shapes = shapes + model.deviation(theta, "shapes") * rng.standard_normal(shapes.shape)
-        return self._reward(both, shapes, compute, None)[0]
+            bends[:, 0] += model.deviation(theta, "bends") * rng.standard_normal(shapes.shape)
+        return self._reward(both, shapes, bends, compute, None)[0]
 
     def _shift(self, tilts: Array, base: int | None) -> Array | float:
         """Shift of amplitude and timing by a base model, shape ``(draws, 2, cells)``.
@@ -123,17 +126,36 @@ class Posterior:
         own = rng.standard_normal((len(theta), 2, len(tilts)))
         return np.asarray(shifts.reshape(len(theta), 2, -1) @ tilts.T + model.deviation(theta, "own")[:, :, None] * own)
 
-    def _reward(self, both: Array, shapes: Array, compute: Array | float, base: int | None) -> tuple[Array, Array]:
-        """Rewards and shares of the gain, each of shape ``(draws, settings, points)``."""
+    def _reward(
+        self,
+        both: Array,
+        shapes: Array,
+        bends: Array,
+        compute: Array | float,
+        base: int | None,
+        *,
+        factor: Array | float = 1.0,
+    ) -> tuple[Array, Array]:
+        """Rewards and shares of the gain, each of shape ``(draws, settings, points)``.
+
+        Args:
+            factor: Of the gain.
+        """
         starts, tail = self.model.start(self.theta), self.model.tail(self.theta)
         draws = np.arange(len(starts))
         # One that was not run starts like one of those that were.
         start = starts[draws, draws % starts.shape[1] if base is None else base][:, None]
         with np.errstate(divide="ignore"):
-            offset = np.log(np.atleast_1d(np.asarray(compute, dtype=np.float64))) - both[:, 1][:, :, None]
-        gain = (1 - start) / (1 + np.exp(-both[:, 0]))
+            log_compute = np.log(np.atleast_1d(np.asarray(compute, dtype=np.float64)))
+        gain = (1 - start) / (1 + np.exp(-both[:, 0])) * factor
+        offset = log_compute - both[:, 1][:, :, None]
         share = rise(np.exp(shapes)[:, :, None] * offset, tail[:, :, None]).share
-        return np.asarray(start[:, :, None] + gain[:, :, None] * share), share
+        slope, onset = bends[:, 0][:, :, None], bends[:, 1][:, :, None]
+        share = bent(share, slope, log_compute - onset, *self.model.falling(self.theta)).value
+        height, when = self.model.step(self.theta)
+        first = height[:, :, None] * step_share(log_compute - when[:, :, None]).value
+        # Beyond the data a bend may lead out of what a share of successes can be.
+        return np.clip(start[:, :, None] + first + gain[:, :, None] * share, 0.0, 1.0), share
 
 
 def posterior(

@@ -30,6 +30,11 @@ class Setting:
         """B = B_p · n."""
         return self.problems_per_batch * self.rollouts_per_problem
 
+    @property
+    def key(self) -> tuple[int, int, str]:
+        """Identify it whatever its learning rate; settings are listed in this order."""
+        return self.rollouts_per_problem, self.problems_per_batch, self.group
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..answers.fitted import Fitted, at_best_rates, name
+from ..answers.answer import at_best_rates, name
+from ..answers.fitted import Fitted
 from ..data.curves import Array
 from ..posterior.runs import Setting
 from .drawing import compute_axis, line_styles, styled, subplots
@@ -60,12 +61,12 @@ def draw_frontier(fitted: Fitted, axes: Any) -> Any:
     The band is the 95 % interval of the chosen setting alone.
     """
     styles, path, runs = styles_of(fitted), fitted.path(), fitted.prepared.runs
-    drawn = fitted.posterior.reward(path.compute)
+    drawn = fitted.healthy(path.compute)
     chosen = np.stack([drawn[:, k, p] for p, k in enumerate(path.chosen)])
     axes.fill_between(path.compute, *np.quantile(chosen, [0.025, 0.975], axis=1), color="0.88", lw=0)
     axes.plot(path.compute, chosen.mean(axis=1), color="0.65", lw=5, solid_capstyle="round", label="chosen at a budget")
     options = at_best_rates(fitted.decide(fitted.largest).options)
-    for k in sorted(fitted.cells.index(option.cell) for option in options):
+    for k in sorted(fitted.cells.index(o.cell) for o in options if o.cell in fitted.cells):
         cell, grid, own = fitted.cells[k], _grid(fitted, k), runs.cell == k
         look = styles[key(cell)]
         mean = fitted.posterior.reward(grid)[:, k].mean(axis=0)

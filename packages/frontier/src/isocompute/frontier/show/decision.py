@@ -36,7 +36,7 @@ def draw_regret(fitted: Fitted, axes: Any, setting: str = "rollouts_per_problem"
     Args:
         setting: As of ``decision_figure``.
     """
-    values = sorted({getattr(c, setting) for c in fitted.cells})
+    values = sorted({getattr(c, setting) for c in fitted.settings})
     for budget, shade, marker in zip(BUDGETS, np.linspace(0.0, 0.65, len(BUDGETS)), MARKERS, strict=True):
         compute = fitted.largest * budget
         if compute < fitted.path_start:
@@ -67,7 +67,7 @@ def draw_best(
         batch_rollouts: B, to draw against update steps M = C/B (Figure 9).
     """
     path = fitted.path()
-    each = np.array([getattr(c, setting) for c in fitted.cells])
+    each = np.array([getattr(c, setting) for c in fitted.settings])
     values = np.unique(each)
     share = np.stack([path.probability_best[:, each == v].sum(axis=1) for v in values])
     at = path.compute / (batch_rollouts or 1)

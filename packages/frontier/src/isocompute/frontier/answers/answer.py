@@ -1,0 +1,387 @@
+"""The sixty-second answer: its sentences, and the words for settings, probabilities and what is not in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from ..data.curves import Array
+from ..data.reading import short
+from ..posterior.decision import NEAR, Decision, DecisionPath, Option
+from ..posterior.health import FAILED
+from ..posterior.misfit import Ending, Misfit
+from ..posterior.posterior import AGREED, Posterior
+from ..posterior.preparation import Prepared
+from ..posterior.runs import Setting
+
+COUNTED = 4.0
+"""Times the data up to which coverage was counted; beyond, nothing is called sure."""
+SLACK = 0.05
+"""Share by which a budget may exceed the data and still be within them: budgets are whole batches."""
+LIKELIER = 0.5
+"""P(best) of the settings that are not known together from which on nothing is decided."""
+MOST_ENDS = 3
+"""Settings whose measured ends are given where the curves do not fit."""
+
+
+class Standing(Enum):
+    """What an answer amounts to."""
+
+    DECIDED = "decided"
+    UNDECIDED = "undecided"
+    MISFIT = "misfit"
+    ALONE = "alone"
+    FAR = "far"
+
+
+MOST_NAMED = 7
+"""Settings whose loss is given one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unmeasured:
+    """A number of rollouts per problem that was not run, against the chosen setting at the budget.
+
+    Attributes:
+        gain: Expected gain if the better of the two were known.
+        probability: That it is better.
+    """
+
+    rollouts_per_problem: int
+    gain: float
+    probability: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The sixty-second answer: what to use at a budget, what the others lose, how sure that is, and what is not in it.
+
+    Attributes:
+        data: The sentence about the runs.
+        unit: Of the budget.
+        compute: What the chosen setting gets for the budget, in the unit of the fit.
+        factor: The budget over the largest that was measured.
+        misfits: Settings whose runs are not as their curves say and that could be best.
+        endings: Where the runs of every setting were measured to end, the highest first.
+        earlier: At a quarter of it, where that was measured.
+        path: n* over the compute that was measured.
+        path_unit: Unit of the fit.
+        beyond: The largest multiple of the budget at which the same n is still chosen, and its P(best) there.
+        of_training: Whether the rewards are those of training.
+        risk: The sentence about failures.
+        missing: What the answer leaves out.
+    """
+
+    data: str
+    metric: str
+    unit: str
+    compute: float
+    decision: Decision
+    earlier: Decision | None
+    path: DecisionPath
+    path_unit: str
+    cells: tuple[Setting, ...]
+    beyond: tuple[float, float] | None
+    unmeasured: tuple[Unmeasured, ...]
+    risk: str
+    missing: tuple[str, ...]
+    factor: float = 1.0
+    misfits: tuple[Misfit, ...] = ()
+    endings: tuple[Ending, ...] = ()
+    of_training: bool = False
+
+    @property
+    def standing(self) -> Standing:
+        """What the answer amounts to."""
+        if self.misfits:
+            return Standing.MISFIT
+        if not self.decision.rivals:
+            return Standing.ALONE
+        if self.decision.undecided or self._mostly_unknown:
+            return Standing.UNDECIDED
+        return Standing.DECIDED if self.factor <= COUNTED * (1 + SLACK) else Standing.FAR
+
+    @property
+    def _mostly_unknown(self) -> bool:
+        """Whether the best setting is more likely one of those that are not known."""
+        return sum(o.probability_best for o in self.decision.options if not o.known) >= LIKELIER
+
+    def lines(self) -> list[str]:
+        """The answer, a line each; of an n and B_p at several rates only the best one is named."""
+        several = len({c.problems_per_batch for c in self.cells}) > 1
+        lines = [self.data, self._use(several)]
+        if self.standing is not Standing.MISFIT:
+            lines.append("  " + self._losses(several))
+            if self.decision.rivals:
+                lines.append(self._path(several))
+            if self._beyond():
+                lines.append(self._beyond())
+        return [*lines, f"Risk: {self.risk}", f"Not in this: {'; '.join(self.missing)}"]
+
+    def _use(self, several: bool) -> str:
+        where = f"At {short(self.decision.compute)} {self.unit}"
+        if self.factor > 1 + SLACK:
+            where += f", {self.factor:.2g} times beyond the data,"
+        if self.of_training:
+            where = f"By rewards of training: at{where[2:]}"
+        if self.standing is Standing.MISFIT:
+            return f"{where} {self._misfit(several)}"
+        chosen = self.decision.chosen
+        low, high = chosen.interval
+        return (
+            f"{where} {self._words(several)} {self._setting()}     {self.metric} {chosen.reward:.3f} "
+            f"(95 %: {low:.3f}–{high:.3f})   {self._probability()}"
+        )
+
+    def _words(self, several: bool) -> str:
+        """What the answer says of the chosen setting."""
+        of_known = " of the n that are known" if self.decision.unknown else ""
+        if self._mostly_unknown:
+            names = ", ".join(dict.fromkeys(name(c, several) for c in self.decision.unknown))
+            return f"undecided: too little is known here of n = {names}; the least expected regret{of_known} is with"
+        if self.standing is Standing.ALONE:
+            return "nothing is compared, for one n was run:"
+        if self.standing is Standing.UNDECIDED:
+            first, second = sorted(self.decision.undecided, key=lambda option: option.cell.key)
+            names = f"{name(first.cell, several)} and {name(second.cell, several)}"
+            return f"undecided between {names}; the least expected regret{of_known} is with"
+        if self.standing is Standing.FAR:
+            return f"and if no curve turns in a way that none has shown, the least expected regret{of_known} is with"
+        return f"the best{of_known} is" if of_known else "use"
+
+    def _setting(self) -> str:
+        cell = self.decision.chosen.cell
+        rate = f", learning rate {as_run(cell.learning_rate)}" if cell.learning_rate else ""
+        steps = f", {self.compute / cell.batch_rollouts:,.0f} steps" if self.path_unit == "rollouts" else ""
+        group = f", {cell.group}" if cell.group else ""
+        return f"n = {cell.rollouts_per_problem}, B_p = {cell.problems_per_batch}{steps}{rate}{group}"
+
+    def _probability(self) -> str:
+        """P(best) of the n, and of its rate among its rates where there are several."""
+        if self.standing is Standing.ALONE:
+            return ""
+        chosen = self.decision.chosen
+        share = self.decision.probability_of(chosen.cell)
+        rates = [o for o in self.decision.options if o.cell.key == chosen.cell.key]
+        of_rate = f", of this rate {rounded(chosen.probability_best)}" if len(rates) > 1 else ""
+        return f"P(best) {rounded(share)}{of_rate}"
+
+    def _misfit(self, several: bool) -> str:
+        first, *others = self.misfits
+        said = f"undecided: the curves do not fit n = {name(first.cell, several)} ({first.evidence})"
+        if others:
+            said += f", nor {', '.join(name(m.cell, several) for m in others[:MOST_NAMED])}"
+        measured = []
+        for ending in self.endings[:MOST_ENDS]:
+            low, high = ending.interval
+            measured.append(
+                f"n = {name(ending.cell, several, rated=True)}: {ending.reward:.3f} (95 %: {low:.3f}–{high:.3f})"
+            )
+        return f"{said}. Measured best at the end of the runs, {self.metric}: {'; '.join(measured)}"
+
+    def _losses(self, several: bool) -> str:
+        known = [o for o in self.decision.options if o.known]
+        others = at_best_rates(known)[1:]
+        if not others and not self.decision.unknown:
+            return "no other n was run"
+        near = [o for o in at_best_rates(self.decision.near()) if o.known]
+        said = _alike(self.decision, near, several)
+        far = [o for o in others if o not in near]
+        if far:
+            low, high = far[0].loss_interval
+            first = f"{listed(far[:1], several)} gets {far[0].loss:.3f} less (95 %: {signed(low)} to {signed(high)})"
+            rest = [f"{listed([o], several)} {o.loss:.3f}" for o in far[1:MOST_NAMED]]
+            if more := far[MOST_NAMED:]:
+                rest.append(f"{len(more)} more up to {more[-1].loss:.3f}")
+            said.append(", ".join([first, *rest]))
+        if self.decision.unknown:
+            names = dict.fromkeys(name(c, several) for c in self.decision.unknown)
+            shares = [self.decision.probability_of(c) for c in {c.key: c for c in self.decision.unknown}.values()]
+            said.append(f"too little is known here of {', '.join(names)} (P(best) {rounded(sum(shares))} together)")
+        text = "; ".join(said) + "."
+        if self.earlier is not None:
+            near = at_best_rates(self.earlier.near())
+            share = rounded(self.earlier.probability_of(near[0].cell))
+            best = f"n* = {name(near[0].cell, several)}, P(best) {share}"
+            text += f"  At {short(self.earlier.compute)}: {'; '.join([best, *_alike(self.earlier, near, several)])}."
+        return text
+
+    def _path(self, several: bool) -> str:
+        names = [name(c, several) for c in self.cells]
+        # Another rate of the same n and B_p is no other n.
+        changes = [c for c in self.path.changes if names[c.before] != names[c.after]]
+        if not changes:
+            return f"n*: {names[int(self.path.chosen[-1])]} at every budget"
+        parts = [names[changes[0].before]]
+        first, last = short(float(self.path.compute[0])), short(float(self.path.compute[-1]))
+        for change in changes:
+            low, high = change.interval
+            span = f"{short(low) if low else f'<{first}'} to {short(high) if high else f'>{last}'}"
+            said = f"90 % interval: {span}" if len(parts) == 1 else span
+            parts.append(f"{names[change.after]} at {short(change.compute)} ({said})")
+        return "n*: " + " → ".join(parts)
+
+    def _beyond(self) -> str:
+        said, chosen = [], self.decision.chosen.cell.rollouts_per_problem
+        if self.beyond is not None and self.decision.rivals:
+            until, share = self.beyond
+            said.append(f"Beyond: {chosen} to at least {short(until)} (P(best) {rounded(share)}).")
+        worth = [u for u in self.unmeasured if u.gain > 0.001]
+        if worth:
+            best = max(worth, key=lambda u: u.gain)
+            at = short(self.decision.compute)
+            said.append(
+                f"n = {best.rollouts_per_problem} was not run: by extrapolation it is better than {chosen} at {at} "
+                f"with probability {rounded(best.probability)} (expected improvement from trying it: {best.gain:.3f})."
+            )
+        return " ".join(said)
+
+
+def _alike(decision: Decision, near: Sequence[Option], several: bool) -> list[str]:
+    """The sentence about settings that are as good as the first, if there are any."""
+    if len(near) == 1:
+        return []
+    shown = sorted(near[1:], key=lambda option: option.cell.key)
+    shares = ", ".join(rounded(decision.probability_of(o.cell)) for o in shown)
+    verb = "are" if len(near) > 2 else "is"
+    return [f"{listed(shown, several)} {verb} within {NEAR} of that (P(best) {shares})"]
+
+
+def at_best_rates(options: Sequence[Option]) -> list[Option]:
+    """The first option of each n, B_p and group."""
+    first: dict[tuple[int, int, str], Option] = {}
+    for option in options:
+        first.setdefault(option.cell.key, option)
+    return list(first.values())
+
+
+def name(cell: Setting, several: bool, rated: bool = False) -> str:
+    """A setting to be printed: n, with B_p and the rate where settings differ in them."""
+    text = f"{cell.rollouts_per_problem}" + (f" × {cell.problems_per_batch}" if several else "")
+    text += f" at {as_run(cell.learning_rate)}" if rated and cell.learning_rate else ""
+    return f"{text} {cell.group}".strip()
+
+
+def listed(options: Sequence[Option], several: bool) -> str:
+    """Settings in the order of n: "8, 16 and 32"."""
+    names = list(dict.fromkeys(name(o.cell, several) for o in sorted(options, key=lambda option: option.cell.key)))
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def signed(number: float) -> str:
+    """A number with three digits and a minus that is no hyphen."""
+    return f"{number:.3f}".replace("-", "−")
+
+
+def percent(share: float) -> str:
+    """A share as whole percent, never 0 or 100 from draws."""
+    return "<1 %" if share < 0.005 else ">99 %" if share > 0.995 else f"{100 * share:.0f} %"
+
+
+def rounded(share: float) -> str:
+    """A probability to 5 points: what other chains would say lies within that."""
+    return "<5 %" if share < 0.025 else ">95 %" if share > 0.975 else f"{5 * round(20 * share)} %"
+
+
+def as_run(rate: float) -> str:
+    """A learning rate with the digits to type it as it ran: a factor of two between rates is a cliff."""
+    return f"{rate:.6g}"
+
+
+MOST = 3
+"""Failures named in a sentence; the report names all."""
+CONSTANT = 0.1
+"""Difference of two exponents of the learning rate in n that nobody tells apart."""
+
+
+def differing(cells: Collection[Setting]) -> tuple[bool, bool]:
+    """Return whether settings differ in B_p, and whether some n and B_p was run at several rates."""
+    return len({c.problems_per_batch for c in cells}) > 1, len({c.key for c in cells}) < len(cells)
+
+
+def of_data(prepared: Prepared, unit: str) -> str:
+    """The sentence about the runs."""
+    health, runs = prepared.health, prepared.runs
+    several, rated = differing(prepared.failures)
+    seeds = Counter(np.bincount(runs.cell, minlength=len(runs.cells)).tolist())
+    points = Counter((runs.seen & (runs.compute > 0)).sum(axis=1).tolist())
+    failed = [h for h in health if h.failed]
+    settings = f"{len(runs.cells)} settings" if several or rated else f"{len(runs.cells)} values of n"
+    what = "run" if len(runs.bases) > 1 else "seed"
+    text = f"{len(runs.bases)} base models; " if len(runs.bases) > 1 else ""
+    text += (
+        f"{settings} × {_span(seeds)} {what}{'s' if max(seeds) > 1 else ''} × {_span(points)} evaluations to "
+        f"{short(float(runs.last.max()))} {unit}; {len(health)} run{'s' if len(health) > 1 else ''}"
+    )
+    if failed:
+        named = [f"{h.name}: {' and '.join(sorted(k for k in h.kinds if k in FAILED))}" for h in failed]
+        text += f", of which {len(failed)} failed ({'; '.join(named[:MOST])}{'; …' if len(named) > MOST else ''})"
+    return text
+
+
+def of_risk(prepared: Prepared, failing: Array) -> str:
+    """The sentence about failures.
+
+    Args:
+        failing: Probability that the next run of each cell fails, shape ``(cells,)``.
+    """
+    every, cells = prepared.failures, prepared.runs.cells
+    count, total = sum(f.failed for f in every.values()), sum(f.runs for f in every.values())
+    if not count:
+        return f"none of {total} runs failed; the next one does with about {percent(float(failing.mean()))}"
+    several, rated = differing(prepared.failures)
+    own = [every[c] for c in cells]
+    worst = [k for k in np.argsort(-failing).tolist() if own[k].failed][:MOST]
+    said = [
+        f"n = {name(cells[k], several, rated)} with {percent(float(failing[k]))} ({own[k].failed} of {own[k].runs} did)"
+        for k in worst
+    ]
+    calm = [failing[k] for k, f in enumerate(own) if not f.failed]
+    if calm:
+        said.append(f"one of the {'others' if worst else 'settings above'} with {percent(float(np.mean(calm)))}")
+    never = [c for c, f in every.items() if c not in cells and f.failed]
+    lost = f"; no run came through of n = {', '.join(name(c, several, rated) for c in never)}" if never else ""
+    return f"{count} of {total} runs failed; the next run fails: {', '.join(said)}{lost}"
+
+
+def left_out_of(prepared: Prepared, posterior: Posterior, *, caveats: tuple[str, ...]) -> tuple[str, ...]:
+    """Name what the answer does not hold for, and what makes it doubtful."""
+    runs = prepared.runs
+    missing = [] if len(runs.bases) > 1 else ["one base model", "one problem set"]
+    if posterior.luck is None:
+        missing.append("the luck of which validation questions are asked")
+    if not differing(prepared.failures)[1]:
+        missing.append(_of_rates(runs.cells))
+    if np.bincount(runs.cell).max() == 1:
+        assumed = 100 * posterior.model.priors.seed_amplitude
+        missing.append(f"one seed: that seeds differ by {assumed:.0f} % of the gain is assumed")
+    if posterior.split_r_hat > AGREED:
+        missing.append(f"certainty about the fit itself: its chains do not agree (split R̂ {posterior.split_r_hat:.2f})")
+    return (*missing, *caveats)
+
+
+def _of_rates(cells: tuple[Setting, ...]) -> str:
+    """Name the limit on learning rates where each n and B_p has one rate, which cannot be told from them."""
+    known = [(c.batch_rollouts, c.learning_rate) for c in cells if c.learning_rate]
+    if len(known) < len(cells):
+        return "the learning rate, which the runs do not say"
+    batch, rate = np.log(np.array(known)).T
+    slope = float(np.polyfit(batch, rate, 1)[0]) if np.ptp(batch) > 0 else 0.0
+    scattered = len(known) > 1 and np.ptp(rate - slope * batch) > CONSTANT
+    if not scattered and abs(slope) < CONSTANT:
+        return "other learning rates than the one of all runs"
+    if not scattered and abs(slope - 0.5) < CONSTANT:
+        return "other learning rates: each n at one, scaled by √B"
+    low, high = min(cells, key=lambda c: c.learning_rate or 0.0), max(cells, key=lambda c: c.learning_rate or 0.0)
+    return (
+        f"whether n or the learning rate makes the difference: they change together, from {low.learning_rate:.3g} at "
+        f"n = {low.rollouts_per_problem} to {high.learning_rate:.3g} at n = {high.rollouts_per_problem}"
+    )
+
+
+def _span(counted: Counter[int]) -> str:
+    return f"{min(counted)}" if len(counted) == 1 else f"{min(counted)}–{max(counted)}"
