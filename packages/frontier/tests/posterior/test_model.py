@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.frontier.posterior.misfit import misfits
-from isocompute.frontier.posterior.model import Model, bent, rise, step_share
+from isocompute.frontier.posterior.model import Model
 from isocompute.frontier.posterior.posterior import posterior
 from isocompute.frontier.posterior.runs import Runs, Setting
+from isocompute.frontier.posterior.shapes import bent, rise, step_share
 from sweeps import exponential, line, sweep
 
 

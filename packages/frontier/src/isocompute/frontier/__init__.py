@@ -9,7 +9,7 @@ from .data.reading import convert, read_evals, with_gpu_hours
 from .errors import MEANING, Flag, FrontierError
 from .fitting.nstar import fit_points
 from .notebook import Fit, Frontier
-from .posterior.model import Priors
+from .posterior.families import Priors
 
 __all__ = [
     "MEANING",

@@ -18,7 +18,7 @@ from .data.reading import read_evals
 from .errors import FrontierError
 from .posterior.decision import Plan
 from .posterior.evaluations import POPULATION, Run, runs_of
-from .posterior.model import Priors
+from .posterior.families import Priors
 from .posterior.posterior import Posterior, posterior
 from .posterior.preparation import Prepared, luck_of, prepare
 from .posterior.runs import Setting

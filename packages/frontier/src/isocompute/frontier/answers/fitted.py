@@ -21,14 +21,15 @@ from ..data.curves import TOLERANCE, Array, Mask
 from ..data.reading import short, write_parquet
 from ..errors import FrontierError
 from ..posterior.decision import Decision, DecisionPath, Option, decide, failure_rates, path_of
+from ..posterior.families import Priors
 from ..posterior.health import Finding, Health, Kind
 from ..posterior.misfit import Ending, Misfit, endings, misfits
-from ..posterior.model import Model, Priors, coordinates
+from ..posterior.model import Model, coordinates
 from ..posterior.posterior import Posterior
 from ..posterior.preparation import Failures, Prepared
 from ..posterior.runs import Runs, Setting, padded
 from . import paper
-from .answer import COUNTED, SLACK, Answer, Unmeasured, differing, left_out_of, of_data, of_risk, rounded
+from .answer import COUNTED, SLACK, Answer, Unmeasured, differing, left_out_of, name, of_data, of_risk, rounded
 
 UNKNOWN = 1.5
 """Width of a setting's 95 % interval beyond its data, over the most that any had gained, from which on it is wide."""
@@ -313,6 +314,14 @@ class Fitted:
         decision = self.decide(whole, unit=unit)
         # The compute that the chosen setting gets for it.
         compute = float(whole / self._lengths(unit or self.unit)[self.settings.index(decision.chosen.cell)])
+        doubts = self.doubts(decision)
+        several = differing(self.prepared.failures)[0]
+        # One that cannot be best changes no answer, and is named.
+        astray = [
+            f"a curve for n = {name(m.cell, several, rated=True)}, whose runs it does not fit ({m.evidence})"
+            for m in self.misfits
+            if m not in doubts
+        ]
         enough = compute / 4 >= self.path_start * (1 - TOLERANCE)
         return Answer(
             data=of_data(self.prepared, self.unit),
@@ -327,9 +336,9 @@ class Fitted:
             beyond=self._beyond(decision, unit),
             unmeasured=self._unmeasured(decision, compute),
             risk=of_risk(self.prepared, self.failing.mean(axis=0)[: len(self.cells)]),
-            missing=left_out_of(self.prepared, self.posterior, caveats=self.caveats),
+            missing=(*astray, *left_out_of(self.prepared, self.posterior, caveats=self.caveats)),
             factor=compute / self.largest,
-            misfits=self.doubts(decision),
+            misfits=doubts,
             endings=self.endings,
             of_training=self.of_training,
         )

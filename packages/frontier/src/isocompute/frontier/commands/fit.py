@@ -20,7 +20,7 @@ from ..errors import FrontierError
 from ..fitting.point import FORMS
 from ..notebook import Fit, Frontier
 from ..posterior.evaluations import POPULATION
-from ..posterior.model import Priors
+from ..posterior.families import Priors
 from ..show.drawing import save
 from ..show.panels import gap_panel
 from ..show.paper import paper_figures

@@ -15,8 +15,10 @@ from scipy.optimize import minimize
 from threadpoolctl import threadpool_limits
 
 from ..data.curves import Array, Mask
-from .model import DEPARTURE_DEGREES, Model, Priors, bent, coordinates, correlations, features, rise, step_share
+from .families import DEPARTURE_DEGREES, Priors
+from .model import Model, coordinates, correlations, features
 from .runs import Runs, Setting
+from .shapes import bent, rise, step_share
 
 Density = Callable[[Array], tuple[Array, Array]]
 """Vectors of shape ``(chains, size)`` to the logarithm of the density and its gradient."""
