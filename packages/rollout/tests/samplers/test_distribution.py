@@ -135,6 +135,9 @@ def test_a_stop_text_within_a_token_and_one_over_several_are_cut_off_the_text() 
     assert " answer" in pieces
     assert stopped(BYTES, ids, ["nsw"]) == (pieces.index(" answer") + 1, "so the a")
     assert stopped(BYTES, ids, ["answer is"]) == (pieces.index(" answer") + 2, "so the ")
+    # Of two that end together, in whatever order they are given.
+    for both in (["is", "answer is"], ["answer is", "is"]):
+        assert stopped(BYTES, ids, both) == (pieces.index(" answer") + 2, "so the ")
 
 
 def test_an_unfinished_character_and_a_special_token_end_nothing() -> None:

@@ -272,8 +272,8 @@ class StopTexts:
         """The text before the stop text that is complete first, among those that reach beyond ``before`` characters."""
         places = [(self._text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._stop]
         ends = [(at + len(stop), at) for at, stop in places if at >= 0]
-        # The earliest end: one token may complete several.
-        return self._text[: min(ends, key=lambda pair: pair[0])[1]] if ends else None
+        # The earliest end, since one token may complete several; of those that end together the longest.
+        return self._text[: min(ends)[1]] if ends else None
 
     def _decoded(self, ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
