@@ -11,6 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from ..answers.answer import as_run, rounded
 from ..answers.checks import best_rates, conflicts
 from ..answers.fitted import Fitted
 from ..contract.files import write_text
@@ -145,12 +146,12 @@ def options_table(decision: Decision) -> Table:
         (
             str(o.cell.rollouts_per_problem),
             str(o.cell.problems_per_batch),
-            f"{o.cell.learning_rate:.3g}" if o.cell.learning_rate else "",
+            as_run(o.cell.learning_rate) if o.cell.learning_rate else "",
             o.cell.group,
             f"{o.reward:.3f}",
             f"{o.interval[0]:.3f} to {o.interval[1]:.3f}",
             f"{o.regret:.4f}",
-            f"{o.probability_best:.0%}",
+            rounded(o.probability_best),
             f"{o.failure:.0%}",
             f"{o.reach:.2g} ×",
         )
