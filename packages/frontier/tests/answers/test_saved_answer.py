@@ -120,7 +120,7 @@ def test_the_words_say_what_an_answer_amounts_to() -> None:
         (90, 1, "At 7.68k rollouts use n = 16, "),
         (90, 1, "   P(best) 90 %"),
         (99, 1, "   P(best) >95 %"),
-        (79, 1, "7.68k rollouts undecided between 4 × 16 and 16 × 4; the least expected regret is with n = 16,"),
+        (77, 1, "7.68k rollouts undecided between 4 × 16 and 16 × 4; the least expected regret is with n = 16,"),
         (90, 4.1, ", 4.1 times beyond the data, use n = 16,"),
         (90, 4.3, ", 4.3 times beyond the data, and if no curve turns in a way that none has shown, the least"),
     ):
