@@ -11,7 +11,7 @@ import numpy as np
 
 from ..data.curves import Array
 from ..data.reading import short
-from ..posterior.decision import NEAR, Decision, DecisionPath, Option
+from ..posterior.decision import NEAR, Decision, DecisionPath, Option, at_best_rates
 from ..posterior.health import FAILED
 from ..posterior.misfit import Ending, Misfit
 from ..posterior.posterior import AGREED, Posterior
@@ -249,14 +249,6 @@ def _alike(decision: Decision, near: Sequence[Option], several: bool) -> list[st
     shares = ", ".join(rounded(decision.probability_of(o.cell)) for o in shown)
     verb = "are" if len(near) > 2 else "is"
     return [f"{listed(shown, several)} {verb} within {NEAR} of that (P(best) {shares})"]
-
-
-def at_best_rates(options: Sequence[Option]) -> list[Option]:
-    """The first option of each n, B_p and group."""
-    first: dict[tuple[int, int, str], Option] = {}
-    for option in options:
-        first.setdefault(option.cell.key, option)
-    return list(first.values())
 
 
 def name(cell: Setting, several: bool, rated: bool = False) -> str:

@@ -9,7 +9,7 @@ little is known at the budget; these are not chosen while there is another.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,10 +82,7 @@ class Decision:
     @property
     def rivals(self) -> list[Option]:
         """The option of least regret of each other n, by regret."""
-        first: dict[tuple[int, int, str], Option] = {}
-        for option in self.options:
-            first.setdefault(option.cell.key, option)
-        return [o for key, o in first.items() if key != self.chosen.cell.key]
+        return [o for o in at_best_rates(self.options) if o.cell.key != self.chosen.cell.key]
 
     def near(self, loss: float = NEAR) -> list[Option]:
         """Settings that lose on average no more than this to the chosen one, that one first."""
@@ -106,6 +103,14 @@ class Decision:
             return ()
         first = self.rivals[0]
         return (self.chosen, first) if first.loss_interval[0] <= 0 <= first.loss_interval[1] else ()
+
+
+def at_best_rates(options: Sequence[Option]) -> list[Option]:
+    """The first option of each n, B_p and group."""
+    first: dict[tuple[int, int, str], Option] = {}
+    for option in options:
+        first.setdefault(option.cell.key, option)
+    return list(first.values())
 
 
 def decide(

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..answers.answer import at_best_rates, name
+from ..answers.answer import name
 from ..answers.fitted import Fitted
 from ..data.curves import Array
+from ..posterior.decision import at_best_rates
 from ..posterior.runs import Setting
 from .drawing import compute_axis, line_styles, styled, subplots
 
