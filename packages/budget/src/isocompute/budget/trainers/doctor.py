@@ -122,7 +122,7 @@ def _examine(known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping
             continue
         except BudgetError as error:
             return Patient(name=log.name, trainer=known, missing=missing, problem="" if missing else str(error))
-        if not rows and not training and known.name == "trl":
+        if not rows and not training and reader_of(known).training_reward:
             said["train_reward"], training = "true", True
             continue
         problem = "" if rows else "it logged neither evaluations nor rewards"
@@ -160,7 +160,13 @@ def log_sources(source: str) -> Iterator[str]:
         below[:] = sorted(d for d in below if d not in SKIPPED)
         if any(f.startswith("events.out.tfevents.") for f in files):
             yield from [str(Path(folder, f)) for f in files if f.startswith("events.out.tfevents.")][:1]
-        yield from sorted(str(Path(folder, f)) for f in files if f.endswith(LOGS))
+        yield from sorted(str(Path(folder, f)) for f in files if f.endswith(LOGS) and not _beside(f))
+
+
+def _beside(name: str) -> bool:
+    """Return whether a trainer writes a file of this name with its logs, which is none itself."""
+    readers = [known.logs for known in TRAINERS.values() if known.logs]
+    return any(reader.beside.fullmatch(name) for reader in readers if reader.beside)
 
 
 def read_source(
@@ -188,7 +194,7 @@ def read_source(
                 raise
             continue
         marks = known.logs.marks
-        logs = [log for log in logs if any(marks.match(key) for _, metrics in log.rows for key in metrics)]
+        logs = [log for log in logs if any(map(marks.match, {*log.config, *(k for _, m in log.rows for k in m)}))]
         if logs:
             return name, logs
     return "", []

@@ -68,7 +68,7 @@ def ingest(
             if not rows:
                 raise BudgetError(
                     f"{log.name}: holds no evaluation that {known.title} would have logged"
-                    + ("; --set train_reward=true reads the reward of training instead" if known.name == "trl" else "")
+                    + ("; --set train_reward=true reads the reward of training" if reader.training_reward else "")
                 )
             parts.append((log.name, pl.DataFrame(rows, infer_schema_length=None)))
             notes += [note for note in (*log.notes, *said) if note not in notes]

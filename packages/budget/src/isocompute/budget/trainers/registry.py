@@ -12,12 +12,15 @@ from .openrlhf import OPENRLHF
 from .prime_rl import PRIME_RL
 from .settings import Batching, Configuration, RunPlan, Settings, Value
 from .skyrl import SKYRL
+from .swift import SWIFT
 from .trainer import Trainer
 from .trl import TRL
 from .verl import VERL
 
 TRAINERS: Mapping[str, Trainer] = {
-    known.name: known for known in (TRL, VERL, OPENRLHF, PRIME_RL, SKYRL, OPEN_INSTRUCT, NEMO_RL)
+    known.name: known
+    # ms-swift's logs are TRL's with marks of their own.
+    for known in (SWIFT, TRL, VERL, OPENRLHF, PRIME_RL, SKYRL, OPEN_INSTRUCT, NEMO_RL)
 }
 """Every trainer that an allocation can be written for."""
 

@@ -83,8 +83,8 @@ class Batching:
 Value = bool | int | float | str | None | list["Value"] | dict[str, "Value"]
 """A setting's value, as YAML, JSON, TOML and flags can hold it."""
 
-Style = Literal["dashes", "hydra"]
-"""The form of a trainer's flags: ``--key value`` or ``key=value``."""
+Style = Literal["dashes", "hyphens", "hydra"]
+"""The form of a trainer's flags: ``--the_key value``, ``--the-key value`` or ``the_key=value``."""
 
 MICRO_BATCH = 8
 """Largest micro-batch of a rank, in rollouts, unless one is given."""
@@ -349,11 +349,12 @@ def render(configuration: Configuration, style: Style) -> list[str]:
     """A trainer's settings as flags, one setting per line.
 
     Args:
-        style: The form of the trainer's flags: ``key=value`` for ``hydra``, otherwise ``--key value``.
+        style: The form of the trainer's flags.
     """
     if style == "hydra":
         return [f"{key}={_format_value(value)}" for key, value in configuration.settings.items()]
-    return [f"--{key} {_format_value(value)}" for key, value in configuration.settings.items()]
+    settings = {key.replace("_", "-") if style == "hyphens" else key: v for key, v in configuration.settings.items()}
+    return [f"--{key} {_format_value(value)}" for key, value in settings.items()]
 
 
 def nested(settings: Mapping[str, Value]) -> dict[str, Any]:
@@ -575,15 +576,17 @@ class Settings:
             raise self.missing(names[0], choices="true or false")
         return self.is_on(*names)
 
-    def missing(self, name: str, *, choices: str = "") -> MissingSettingError:
+    def missing(
+        self, name: str, *, choices: str = "", because: str = "it is not in its logs or configuration"
+    ) -> MissingSettingError:
         """The error for a setting without which a log cannot be read.
 
         Args:
             choices: What it may be.
+            because: Why it is not known.
         """
         return MissingSettingError(
-            f"{self.where}: {name} is not known: it is not in its logs or configuration; give it with --set "
-            f"{name}=VALUE",
+            f"{self.where}: {name} is not known: {because}; give it with --set {name}=VALUE",
             name=name,
             choices=choices,
         )

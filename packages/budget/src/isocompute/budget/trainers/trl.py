@@ -382,24 +382,19 @@ def _metric(settings: Settings, prefix: str, names: set[str], where: str) -> str
     return each[0] if each else f"{prefix}reward"
 
 
-TRL = Trainer(
-    name="trl",
-    title="TRL",
-    style="dashes",
-    write=write,
-    parse=parse,
-    logs=LogReader(
-        layout=LogLayout(
-            steps=("train/global_step", "global_step", "step"),
-            needed=re.compile(
-                r"(?:train/)?completions/mean_length$|(?:train/)?num_tokens$|eval[/_](?!runtime|.*per_second)"
-            ),
-            entry=entry,
+LOGS = LogReader(
+    layout=LogLayout(
+        steps=("train/global_step", "global_step", "step"),
+        needed=re.compile(
+            r"(?:train/)?completions/mean_length$|(?:train/)?num_tokens$|eval[/_](?!runtime|.*per_second)"
         ),
-        marks=re.compile(r"completions/mean_length$|num_tokens$|eval_(?:.*_)?completions/"),
-        seeds=("seed",),
-        learning_rates=("learning_rate",),
-        evaluations=evaluations,
-        progress=progress,
+        entry=entry,
     ),
+    marks=re.compile(r"completions/mean_length$|num_tokens$|eval_(?:.*_)?completions/"),
+    seeds=("seed",),
+    learning_rates=("learning_rate",),
+    evaluations=evaluations,
+    progress=progress,
+    training_reward=True,
 )
+TRL = Trainer(name="trl", title="TRL", style="dashes", write=write, parse=parse, logs=LOGS)

@@ -178,8 +178,10 @@ def step_of(entry: Mapping[str, Any], columns: tuple[str, ...], where: str) -> i
     if column is None:
         return None
     value = entry[column]
+    # ms-swift writes the step and the last one: 12/50.
+    count = re.sub(r"^(\d+)/\d+$", r"\1", value) if isinstance(value, str) else value
     try:
-        number = float(value)
+        number = float(count)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not abs(number) < 2**53 or number != int(number):

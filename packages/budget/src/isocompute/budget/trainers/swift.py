@@ -1,0 +1,139 @@
+"""ms-swift's GRPO: TRL's trainer and its batches, with defaults, resampling and a log file of its own.
+
+Read in ``swift/rlhf_trainers/{grpo_trainer,args_mixin}.py``, ``swift/trainers/{arguments,patcher}.py`` and
+``swift/arguments`` of August 2026:
+
+* The settings are TRL's by name and meaning; micro-batches are 1 unless they are set, of training and of evaluation.
+  The number of processes is the launcher's ``NPROC_PER_NODE`` × ``NNODES``; ``args.json``, beside the log, has it as
+  ``global_world_size``.
+* ``logging.jsonl`` has TRL's metrics, means over the generation batches since the last entry, without ``num_tokens``.
+  Its steps are texts, ``12/50``. Other loggers get TRL's entries, and the settings kept with them tell whose they are.
+* ``dynamic_sample`` generates up to ``max_resample_times`` further batches for each one, until enough groups have a
+  spread of rewards; how many is not logged, and the lengths are of what was kept.
+* Lengths are of the tokens that are trained on, so tool output is not among them.
+
+Its Megatron trainer has other settings, and its logs are not read.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from . import trl
+from .counting import LoggedEvaluation, StepCounts
+from .logs.log import Log
+from .settings import Batching, Configuration, RunPlan, Settings
+from .trainer import LogReader, Trainer
+
+MICRO_BATCHES = ("per_device_train_batch_size", "per_device_eval_batch_size")
+PROCESSES = {
+    "num_processes": ("global_world_size",),
+    "nproc_per_node": ("NPROC_PER_NODE",),
+    "nnodes": ("NNODES",),
+}
+"""TRL's names of the launcher's settings, and ms-swift's."""
+
+
+def write(run: RunPlan) -> Configuration:
+    """Settings for a run.
+
+    Raises:
+        BudgetError: A group of one, which ms-swift refuses, too.
+    """
+    made = trl.write(run)
+    return Configuration(
+        framework="swift",
+        settings={"rlhf_type": "grpo", **made.settings},
+        notes=(f"start {run.world_size} processes: NPROC_PER_NODE={run.world_size} swift rlhf", *made.notes[1:]),
+    )
+
+
+def parse(settings: Settings) -> Batching:
+    """Interpret ms-swift's settings, as TRL's: what they lack is added to them."""
+    added = {}
+    for name, names in PROCESSES.items():
+        value = settings.find(name, *names)[1]
+        if value is not None:
+            added[name] = value
+    for name in MICRO_BATCHES if settings.has_defaults else ():
+        if settings.find(name)[1] is None:
+            added[name] = 1
+            settings.notes.append(f"{name} is not set; the default of 1 is assumed")
+    settings.values = {**settings.values, **added}
+    if settings.is_on("dynamic_sample"):
+        settings.notes.append("dynamic_sample generates more than B_p · n · M rollouts; how many is not logged")
+    return trl.parse(settings)
+
+
+def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
+    """The evaluations of a run, or the rewards of its training, as TRL has them.
+
+    Raises:
+        BudgetError: As TRL's, or groups were resampled and nothing says how many.
+    """
+    found = trl.evaluations(log, settings, batching)
+    each = _resampled(settings)
+    if each is None:
+        return found
+    return [
+        replace(
+            e,
+            rollouts=e.step * each,
+            rollouts_error=0,
+            tokens=e.tokens * e.step * each // max(e.rollouts, 1),
+            count_source="formula",
+        )
+        for e in found
+    ]
+
+
+def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
+    """Count what each step of a run generated for training."""
+    counts = trl.progress(log, settings, batching)
+    each = _resampled(settings)
+    if each is None:
+        return counts
+    points = [
+        replace(
+            p, rollouts=p.step * each, tokens=p.tokens * p.step * each // max(p.rollouts, 1), count_source="formula"
+        )
+        for p in counts.points
+    ]
+    return StepCounts.of(points, each, plain=counts.plain)
+
+
+def _resampled(settings: Settings) -> int | None:
+    """Rollouts of a step where groups were resampled, or None where they were not.
+
+    Raises:
+        BudgetError: Nothing says how many.
+    """
+    each = settings.whole("rollouts_per_step")
+    if not settings.is_on("dynamic_sample"):
+        return None
+    if each is None:
+        raise settings.missing(
+            "rollouts_per_step",
+            because="dynamic_sample generates until enough groups have a spread, and how often is not logged",
+        )
+    return each
+
+
+SWIFT = Trainer(
+    name="swift",
+    title="ms-swift",
+    style="dashes",
+    write=write,
+    parse=parse,
+    logs=LogReader(
+        layout=replace(trl.LOGS.layout, steps=("global_step/max_steps", *trl.LOGS.layout.steps)),
+        marks=re.compile(r"train_speed\((?:s/it|iter/s)\)$|rlhf_type$|dynamic_sample$"),
+        seeds=trl.LOGS.seeds,
+        learning_rates=trl.LOGS.learning_rates,
+        evaluations=evaluations,
+        progress=progress,
+        training_reward=True,
+        beside=re.compile(r"completions\.jsonl|val_dataset\.jsonl"),
+    ),
+)
