@@ -285,6 +285,7 @@ def test_a_learning_rate_stands_where_the_trainer_looks_for_it():
         "openrlhf": ["actor.adam.lr"],
         "prime-rl": ["trainer.optim.lr"],
         "skyrl": ["trainer.policy.optimizer_config.lr"],
+        "tinker": ["learning_rate"],
         "open-instruct": ["learning_rate"],
         "nemo-rl": ["policy.optimizer.kwargs.lr"],
     }

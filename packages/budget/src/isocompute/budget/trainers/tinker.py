@@ -1,0 +1,509 @@
+"""Tinker's cookbook: ``groups_per_batch`` counts prompts, each with ``group_size`` trajectories.
+
+Read in ``tinker_cookbook/rl/{train,rollouts,data_processing,metric_util,rollout_logging}.py``,
+``tinker_cookbook/stores/training_store.py`` and ``tinker_cookbook/utils/ml_log.py`` of August 2026:
+
+* ``config.json`` holds the settings, those of the problems below ``dataset_builder``. An iteration is a batch, and
+  takes ``num_substeps`` optimizer steps. A run ends with its problems, or after ``max_steps`` iterations, which are
+  counted from 0; the last batch of the problems may be short. Devices are the service's.
+* ``metrics.jsonl`` has a line for each iteration, and in it the evaluation of the policy *before* its update. Where
+  training is asynchronous, an evaluation has a line of its own, of the policy after as many updates as its step says.
+* ``env/all/total_episodes`` and ``total_ac_tokens`` (what the model wrote, without observations) are of the groups
+  that were trained on: with ``remove_constant_reward_groups`` those without a spread of rewards are not among them.
+* ``iteration_NNNNNN/train_rollout_summaries.jsonl`` has a line for each trajectory, its group, its reward and the
+  tokens of its turns, of every group that was generated: where training neither streams minibatches nor is
+  asynchronous, since those drop groups before. A run that goes on from a checkpoint writes its iterations again.
+* ``eval_NAME_rollout_summaries.jsonl`` is likewise of an evaluation; ``NAME/env/all/reward/total`` and, where the
+  environment has a metric of that name, ``NAME/env/all/correct`` are its means. ``NAME/env/TAG`` is of a part of it.
+* ``rollout_errors/total`` and ``groups_skipped`` count what failed since the process started, and was generated in
+  part.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isclose, isfinite
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from ..checks import reason
+from ..errors import BudgetError
+from .counting import LoggedEvaluation, MeanReward, StepCounts, Tally, success_rates
+from .logs.log import Log, LogLayout
+from .settings import Batching, Configuration, RunPlan, Settings
+from .trainer import LogReader, Trainer
+
+METRIC = re.compile(r"(?:(?P<name>[^/]+)/)?env/(?P<tag>[^/]+)/(?P<what>.+)$")
+EPISODES, TOKENS = "env/all/total_episodes", "env/all/total_ac_tokens"
+LARGEST = 2**40
+"""No trajectory is as long."""
+ERRORS, SKIPPED = "rollout_errors/total", "rollout_errors/groups_skipped"
+SUCCESS = ("correct", "reward/total")
+"""Metrics that may be the success rate, the likelier one first."""
+GROUP = ("group_size", "dataset_builder.group_size", "dataset_builder.train_group_size")
+GROUPS = (
+    "groups_per_batch",
+    "dataset_builder.groups_per_batch",
+    "dataset_builder.batch_size",
+    "async_config.groups_per_batch",
+    "stream_minibatch_config.groups_per_batch",
+)
+ASYNC = r"async_config\..*|max_steps_off_policy"
+REMOVES = "remove_constant_reward_groups"
+TEST_GROUP = ("test_group_size", "dataset_builder.test_group_size")
+
+
+def write(run: RunPlan) -> Configuration:
+    """Settings for a run."""
+    a = run.allocation
+    return Configuration(
+        framework="tinker",
+        settings={
+            "group_size": a.rollouts_per_problem,
+            "groups_per_batch": a.problems_per_batch,
+            "num_substeps": 1,
+            "max_steps": a.update_steps,
+            **run.learning_rate_setting("learning_rate"),
+        },
+        notes=(
+            "the recipes' own names; devices are the service's",
+            f"needs {a.problems_per_batch * a.update_steps:,} problems, or the run ends with them",
+        ),
+    )
+
+
+def parse(settings: Settings) -> Batching:
+    """Interpret a recipe's settings, or what ``config.json`` holds of them."""
+    groups, n = settings.whole(*GROUPS), settings.whole(*GROUP)
+    for value, what, name in ((groups, "problems per batch", GROUPS[0]), (n, "rollouts per problem", GROUP[0])):
+        if value is None:
+            settings.note_missing(what, name)
+    limit, steps = settings.whole("max_steps"), None
+    if settings.problems and groups:
+        steps = -(-settings.problems // groups)
+        if settings.problems % groups:
+            settings.notes.append(f"the last batch of the problems holds {settings.problems % groups:,}")
+        if limit and limit > steps:
+            settings.inconsistent.append(f"the problems end the run after {steps:,} of {limit:,} steps")
+    elif limit is None:
+        settings.unknown.append("update steps: they follow from the number of problems; give --problems D")
+    if settings.matching(ASYNC) and settings.is_on(REMOVES):
+        settings.notes.append("groups without a spread of rewards are replaced, in addition to B_p · n · M rollouts")
+    return settings.batching(
+        problems_generated=groups,
+        rollouts_per_problem=n,
+        generations=min((each for each in (limit, steps) if each), default=None),
+        updates=settings.whole("num_substeps") or 1,
+        world_size=settings.world_size,
+        data_parallel=settings.world_size,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One trajectory of a summary.
+
+    Attributes:
+        tokens: What the model wrote in all its turns.
+        values: By the name of a metric, one for each turn that has it.
+    """
+
+    group: int
+    tags: frozenset[str]
+    tokens: int
+    values: Mapping[str, Sequence[float]]
+
+
+def trajectories(log: Log, step: int, name: str) -> list[Trajectory]:
+    """The trajectories of an iteration, ``train`` or ``eval_NAME``; none where no summary of them lies beside a log.
+
+    Raises:
+        BudgetError: The summary cannot be read, or a line is no trajectory.
+    """
+    path = Path(log.name).parent / f"iteration_{step:06d}" / f"{name}_rollout_summaries.jsonl"
+    if not path.is_file():
+        return []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BudgetError(f"{path}: cannot be read ({reason(error)})") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(_trajectory(json.loads(line)))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+            raise BudgetError(f"{path}: line {number} is no summary of a trajectory") from None
+    return found
+
+
+def _trajectory(record: Mapping[str, Any]) -> Trajectory:
+    group, tokens = record["group_idx"], [step["ac_len"] for step in record["steps"]]
+    if not all(type(count) is int and 0 <= count < LARGEST for count in (group, *tokens)):
+        raise ValueError
+    values = {"reward/total": [float(record["total_reward"])]}
+    for metrics in (*(step.get("metrics") or {} for step in record["steps"]), record.get("trajectory_metrics") or {}):
+        for name, value in metrics.items():
+            if isinstance(value, int | float):
+                values.setdefault(name, []).append(float(value))
+    if not isfinite(values["reward/total"][0]):
+        raise ValueError
+    tags = frozenset(map(str, record.get("tags") or ()))
+    return Trajectory(group=group, tags=tags, tokens=sum(tokens), values=values)
+
+
+def groups(of: Iterable[Trajectory]) -> list[list[Trajectory]]:
+    """The trajectories by group."""
+    by_group: dict[int, list[Trajectory]] = {}
+    for trajectory in of:
+        by_group.setdefault(trajectory.group, []).append(trajectory)
+    return list(by_group.values())
+
+
+def _with_a_spread(of: Sequence[Trajectory]) -> list[Trajectory]:
+    """What is left where groups without a spread of rewards are removed: the first one if none has any."""
+    every = groups(of)
+    kept = [group for group in every if len({t.values["reward/total"][0] for t in group}) > 1]
+    return [t for group in kept or every[:1] for t in group]
+
+
+@dataclass(slots=True, kw_only=True)
+class Counting:
+    """The count of a run while its lines are read.
+
+    Attributes:
+        tally: Its step is the number of iterations done.
+        batch: Rollouts of a whole batch.
+        streams: Whether groups are dropped before they are counted.
+        ahead: Whether groups are generated ahead of their iteration.
+        logs_episodes: Whether iterations log how many trajectories they had.
+        failed: What had failed, by metric, when the line before was logged.
+    """
+
+    log: Log
+    settings: Settings
+    tally: Tally
+    batch: int
+    n: int
+    streams: bool
+    ahead: bool
+    logs_episodes: bool
+    length: float
+    failed: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, log: Log, settings: Settings) -> Counting:
+        """The count before the first iteration.
+
+        Raises:
+            BudgetError: A setting that is needed is missing.
+        """
+        n, batch = settings.required(*GROUP), settings.required(*GROUPS)
+        logged = {key for _, metrics in log.rows for key in metrics}
+        # The lines of asynchronous training alone have the first, and those of streaming the second, too.
+        ahead = "training_client/step" in logged or bool(settings.matching(ASYNC))
+        streams = ahead or "sampling_client/step_max" in logged
+        given, reason_unknown = settings.whole("rollouts_per_step"), ""
+        if ahead and _removes(log, settings):
+            reason_unknown = "groups without a spread of rewards were replaced"
+            if given is None and SKIPPED not in logged:
+                raise settings.missing("rollouts_per_step", because=f"{reason_unknown}, and how many is not logged")
+        per_step = given or (None if reason_unknown else batch * n)
+        tally = Tally(where=log.name, per_step=per_step, reason_unknown=reason_unknown)
+        return cls(
+            log=log,
+            settings=settings,
+            tally=tally,
+            batch=batch * n,
+            n=n,
+            streams=streams,
+            ahead=ahead,
+            logs_episodes=EPISODES in logged,
+            length=next((m[TOKENS] / m[EPISODES] for _, m in log.rows if m.get(EPISODES) and TOKENS in m), 0.0),
+        )
+
+    def until(self, step: int) -> None:
+        """Count the iterations before one."""
+        self._advance(step, None, self.length, 0)
+
+    def iteration(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Count an iteration, and those before it.
+
+        Raises:
+            BudgetError: Its summary contradicts its metrics, or what it generated is not known.
+        """
+        whole = trajectories(self.log, step, "train")
+        episodes, tokens = metrics.get(EPISODES), metrics.get(TOKENS)
+        if whole:
+            self._compare(step, whole, episodes, tokens)
+            episodes, tokens = len(whole), sum(t.tokens for t in whole)
+        if episodes and tokens is not None:
+            self.length = tokens / episodes
+        errors, skipped = self._new(ERRORS, metrics), self._new(SKIPPED, metrics)
+        if episodes is not None and not 0 <= episodes == int(episodes):
+            raise BudgetError(f"{self.log.name}: step {step} is logged with {episodes:g} trajectories")
+        own = None if episodes is None else int(episodes)
+        complete = not self.ahead and (own == self.batch or (bool(whole) and not self.streams))
+        if own is not None and not complete and _removes(self.log, self.settings):
+            # What had no spread is not in it. Its length is taken to be that of the rest.
+            own = own + skipped * self.n if self.tally.per_step is None else None
+            skipped = 0
+        elif own is None and self.logs_episodes:
+            # Everything failed.
+            own, skipped = 0, self.batch // self.n
+        self.until(step)
+        ahead = self.batch if self.ahead and not self.tally.rollouts_error else 0
+        self._advance(step + 1, own, self.length, errors + skipped * self.n + ahead)
+
+    def _advance(self, step: int, own: int | None, length: float, error: int) -> None:
+        self.tally.advance(step, own, length, error=error)
+        # Means of whole numbers, times their number.
+        self.tally.tokens = round(self.tally.tokens, 3)
+
+    def _new(self, name: str, metrics: Mapping[str, float]) -> int:
+        """What failed in an iteration: the counters begin anew with every start of the process."""
+        value, before = metrics.get(name), self.failed.get(name, 0.0)
+        if value is None:
+            return 0
+        self.failed[name] = value
+        return int(value - before if value >= before else value)
+
+    def _compare(self, step: int, whole: Sequence[Trajectory], episodes: float | None, tokens: float | None) -> None:
+        for part in (whole, _with_a_spread(whole)):
+            if episodes in (None, len(part)) and tokens in (None, sum(t.tokens for t in part)):
+                return
+        raise BudgetError(
+            f"{self.log.name}: step {step} is logged with {episodes or 0:g} trajectories and {tokens or 0:g} tokens, "
+            f"and the summary in iteration_{step:06d} has {len(whole):,} and {sum(t.tokens for t in whole):,}: they "
+            "are not of one run"
+        )
+
+
+def _removes(log: Log, settings: Settings) -> bool:
+    """Return whether groups without a spread of rewards are removed.
+
+    Raises:
+        BudgetError: There is no configuration that could say it.
+    """
+    settings.read.add(REMOVES)
+    mixed = "env/all/by_group/frac_mixed"
+    # Some of what was trained on had no spread.
+    return not any(0 < m.get(mixed, 1.0) < 1 for _, m in log.rows) and settings.required_switch(REMOVES)
+
+
+def _is_iteration(metrics: Mapping[str, float]) -> bool:
+    return "progress/done_frac" in metrics or EPISODES in metrics
+
+
+def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
+    """The evaluations of a run, or with ``train_reward`` the mean rewards of its training.
+
+    Raises:
+        BudgetError: A setting that is needed is missing, a summary contradicts the log, or rewards are no successes.
+    """
+    training = settings.is_on("train_reward")
+    scores = _training_scores(log, settings) if training else _scores(log, settings)
+    if not scores:
+        return []
+    counting, substeps = Counting.of(log, settings), settings.whole("num_substeps") or 1
+    evals: list[LoggedEvaluation] = []
+    for step, metrics in log.rows:
+        counting.until(step)
+        evals += [
+            replace(
+                counting.tally.evaluation(
+                    step=step * substeps, problem_set=name, samples=score.samples, scores=score.columns
+                ),
+                questions=score.questions,
+                split="train" if training else "validation",
+            )
+            for name, score in scores.get(step, {}).items()
+        ]
+        if _is_iteration(metrics):
+            counting.iteration(step, metrics)
+    if counting.ahead:
+        settings.notes.append("groups under way are the count's error; stale ones that were discarded are not counted")
+    elif counting.tally.rollouts_error:
+        settings.notes.append("rollouts that failed are the count's error")
+    return evals
+
+
+def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
+    """Count what each iteration of a run generated."""
+    counting, points = Counting.of(log, settings), []
+    substeps = settings.whole("num_substeps") or 1
+    for step, metrics in log.rows:
+        if _is_iteration(metrics):
+            counting.iteration(step, metrics)
+            points.append(counting.tally.progress(logged=step, step=(step + 1) * substeps))
+    return StepCounts.of(points, counting.tally.per_step, plain=counting.tally.step * counting.batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What an evaluation found.
+
+    Attributes:
+        point: Its mean, and how far its values were from it, where that is known.
+        best: The share of questions with a value above all failures, where that is known.
+    """
+
+    point: MeanReward
+    samples: int
+    questions: int | None
+    best: float | None = None
+    columns: Mapping[str, float] = field(default_factory=dict)
+
+
+Scores = dict[int, dict[str, Score]]
+"""By step and problem set."""
+
+
+def _scores(log: Log, settings: Settings) -> Scores:
+    """Every set of the evaluations, and the parts of it that have a tag."""
+    logged = {key for _, metrics in log.rows for key in metrics}
+    sets = sorted({(m["name"], m["tag"]) for key in logged if (m := METRIC.match(key)) and m["name"]})
+    found: Scores = {}
+    for name, tag in sets:
+        prefix = f"{name}/env/{tag}/"
+        what = _metric(log, settings, prefix, logged)
+        label = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("._") or "unnamed"
+        points = {}
+        for step, metrics in log.rows:
+            if prefix + what in metrics:
+                of = [t for t in trajectories(log, step, f"eval_{label}") if tag == "all" or tag in t.tags]
+                samples = None if of else _test_group(log, settings, prefix)
+                points[step] = _score(log, prefix, what, step, metrics, of, samples)
+        for step, score in _rates(points, prefix + what, log, settings).items():
+            found.setdefault(step, {})[name if tag == "all" else f"{name}/{tag}"] = score
+    return found
+
+
+def _training_scores(log: Log, settings: Settings) -> Scores:
+    """The rewards of training, by the policy before the update."""
+    logged = {key for _, metrics in log.rows for key in metrics}
+    if EPISODES not in logged:
+        return {}
+    what = _metric(log, settings, "env/all/", logged)
+    points = {}
+    for step, metrics in log.rows:
+        of = trajectories(log, step, "train")
+        if f"env/all/{what}" in metrics:
+            if not of and _removes(log, settings):
+                raise BudgetError(
+                    f"{log.name}: the rewards of training are of the groups that {REMOVES} left, and there is no "
+                    f"summary of all in iteration_{step:06d}"
+                )
+            # What was logged may be of the groups that were left only.
+            samples = None if of else settings.required(*GROUP)
+            points[step] = _score(log, "env/all/", what, step, {} if of else metrics, of, samples)
+    settings.notes.append(
+        "TRAINING REWARD: measured on the problems that are trained on, by the policy before each update; it says how "
+        "a run learnt, not how well it answers problems that it has not seen"
+    )
+    rates = _rates(points, f"env/all/{what}", log, settings)
+    return {step: {"train": score} for step, score in rates.items()}
+
+
+def _metric(log: Log, settings: Settings, prefix: str, logged: set[str]) -> str:
+    wanted = settings.text("metric").removeprefix(prefix)
+    what = next((name for name in ([wanted] if wanted else SUCCESS) if prefix + name in logged), None)
+    if what is None:
+        raise BudgetError(f"{log.name}: there is no metric {prefix}{wanted or SUCCESS[1]}")
+    return what
+
+
+def _score(
+    log: Log,
+    prefix: str,
+    what: str,
+    step: int,
+    metrics: Mapping[str, float],
+    of: Sequence[Trajectory],
+    samples: int | None,
+) -> Score:
+    """The score of one evaluation: by its trajectories, held against what was logged of them, or by that alone.
+
+    Args:
+        samples: To a question, where its trajectories do not say it.
+    """
+    logged, episodes = metrics.get(prefix + what), metrics.get(f"{prefix}total_episodes")
+    if samples is not None:
+        count = None if episodes is None else int(episodes)
+        point = MeanReward(step=step, mean=logged or 0.0, batch=count, batches=count and 1)
+        return Score(point=point, samples=samples, questions=count and count // samples)
+    values = [value for t in of for value in t.values.get(what, ())]
+    found = mean(values) if values else float("nan")
+    if episodes not in (None, len(of)) or (
+        logged is not None and not isclose(found, logged, rel_tol=1e-5, abs_tol=1e-6)
+    ):
+        raise BudgetError(
+            f"{log.name}: {prefix}{what} is {logged or 0:g} of {episodes or 0:g} trajectories at step {step}, and the "
+            f"summary in iteration_{step:06d} has {found:g} of {len(of):,}: they are not of one run"
+        )
+    every = groups(of)
+    sizes = Counter(map(len, every))
+    samples = sizes.most_common(1)[0][0]
+    point = MeanReward(
+        step=step, mean=found, batch=len(values), batches=1, deviation=stdev(values) if values[1:] else None
+    )
+    best = None
+    if len(sizes) == 1 and samples > 1 and all(len(t.values.get(what, ())) == 1 for t in of):
+        best = mean(max(t.values[what][0] for t in group) > min(values) or min(values) > 0 for group in every)
+    return Score(point=point, samples=samples, questions=len(every), best=best)
+
+
+def _test_group(log: Log, settings: Settings, prefix: str) -> int:
+    """Trajectories to a question of an evaluation of which there is no summary: 1 in most recipes.
+
+    Raises:
+        BudgetError: There are more, and nothing says how many.
+    """
+    if any(m.get(f"{prefix}by_group/frac_mixed", 0.0) > 0 for _, m in log.rows):
+        return settings.required(*TEST_GROUP)
+    return settings.required(*TEST_GROUP, default=1)
+
+
+def _rates(points: Mapping[int, Score], metric: str, log: Log, settings: Settings) -> dict[int, Score]:
+    """The scores with their columns.
+
+    Raises:
+        BudgetError: The values are not of successes and failures alone.
+    """
+    rates, said = success_rates([s.point for s in points.values()], metric, settings.text("scale"), where=log.name)
+    settings.notes += [f"avg_at_k is {metric}", *([said] if said else [])]
+    return {
+        step: replace(
+            score,
+            columns={f"avg_at_{score.samples}": rates[step]}
+            | ({} if score.best is None else {f"best_at_{score.samples}": score.best}),
+        )
+        for step, score in points.items()
+    }
+
+
+TINKER = Trainer(
+    name="tinker",
+    title="Tinker cookbook",
+    style="hydra",
+    write=write,
+    parse=parse,
+    logs=LogReader(
+        layout=LogLayout(
+            # The cookbook hands its own step to W&B.
+            steps=("step", "_step", "Step"),
+            needed=re.compile(r"(?:[^/]+/)?env/[^/]+/(?:total_episodes|total_ac_tokens|reward/total|correct)$"),
+        ),
+        marks=re.compile(r"(?:[^/]+/)?env/all/total_(?:episodes|ac_tokens)$"),
+        seeds=("seed", "dataset_builder.seed"),
+        learning_rates=("learning_rate",),
+        evaluations=evaluations,
+        progress=progress,
+        training_reward=True,
+        beside=re.compile(r".*_rollout_summaries\.jsonl|(?:checkpoints|timing_spans|trace_events)\.jsonl"),
+    ),
+)
