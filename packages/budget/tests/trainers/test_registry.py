@@ -286,6 +286,7 @@ def test_a_learning_rate_stands_where_the_trainer_looks_for_it():
         "prime-rl": ["trainer.optim.lr"],
         "skyrl": ["trainer.policy.optimizer_config.lr"],
         "tinker": ["learning_rate"],
+        "slime": ["lr"],
         "open-instruct": ["learning_rate"],
         "nemo-rl": ["policy.optimizer.kwargs.lr"],
     }
@@ -302,6 +303,7 @@ NEMO_RL = "cluster.gpus_per_node=8 policy.megatron_cfg.pipeline_model_parallel_s
 NODES = f"cluster.num_nodes=4 policy.megatron_cfg.enabled=true {ENGINE}.enabled=false {ENGINE}.resources.num_nodes=2"
 SKYRL = "trainer.placement.policy_num_gpus_per_node=8 generator.inference_engine.num_engines=8 "
 SKYRL += "trainer.strategy=megatron trainer.policy.megatron_config.context_parallel_size=4"
+SLIME = "rollout_batch_size=8 n_samples_per_prompt=4 global_batch_size=32 num_rollout=5 "
 GPUS = [
     ("verl", VERL + MEGATRON, 16, 2),
     ("verl", VERL + "actor_rollout_ref.rollout.tensor_model_parallel_size=4", 8, 8),
@@ -314,6 +316,7 @@ GPUS = [
     ("openrlhf", "ring_attn_size=4 train_batch_size=2 rollout_batch_size=2", 8, 2),
     ("prime-rl", "deployment.num_train_gpus=8 trainer.model.cp=4", 8, 2),
     ("open-instruct", "num_learners_per_node=[8,8] sequence_parallel_size=4 total_episodes=640", 16, 4),
+    ("slime", SLIME + "actor_num_nodes=2 tensor_model_parallel_size=2 pipeline_model_parallel_size=2", 16, 4),
 ]
 
 

@@ -12,6 +12,7 @@ from .openrlhf import OPENRLHF
 from .prime_rl import PRIME_RL
 from .settings import Batching, Configuration, RunPlan, Settings, Value
 from .skyrl import SKYRL
+from .slime import SLIME
 from .swift import SWIFT
 from .tinker import TINKER
 from .trainer import Trainer
@@ -21,7 +22,7 @@ from .verl import VERL
 TRAINERS: Mapping[str, Trainer] = {
     known.name: known
     # ms-swift's logs are TRL's with marks of their own.
-    for known in (SWIFT, TRL, VERL, OPENRLHF, PRIME_RL, SKYRL, TINKER, OPEN_INSTRUCT, NEMO_RL)
+    for known in (SWIFT, TRL, VERL, OPENRLHF, PRIME_RL, SKYRL, TINKER, SLIME, OPEN_INSTRUCT, NEMO_RL)
 }
 """Every trainer that an allocation can be written for."""
 

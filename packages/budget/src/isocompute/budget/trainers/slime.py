@@ -1,0 +1,316 @@
+"""slime and what descends from it (miles): ``rollout_batch_size`` counts prompts, ``global_batch_size`` counts samples.
+
+Read in ``train.py``, ``train_async.py``, ``slime/utils/{arguments,misc}.py``, ``slime/rollout/sglang_rollout.py``,
+``slime/rollout/filter_hub`` and ``slime/observability`` of August 2026, and in ``miles`` of the same month:
+
+* A rollout is ``rollout_batch_size`` groups of ``n_samples_per_prompt``, on which ``global_batch_size`` makes optimizer
+  steps; ``num_steps_per_rollout`` says the same. ``num_rollout`` counts rollouts and goes before ``num_epoch``.
+* Three clocks: ``rollout/step`` and ``eval/step`` count rollouts from 0, ``train/step`` counts optimizer steps.
+  ``wandb_always_use_train_step`` makes the first two count optimizer steps as well.
+* ``eval/step`` s is of the policy after the rollout s was trained on, where s + 1 is a multiple of ``eval_interval`` or
+  ends an epoch; that before training has the step of the first rollout, 0, and was before it. With an interval of 1 it
+  has the step of the first one after.
+* ``dynamic_sampling_filter_path`` drops groups and generates others: ``rollout/dynamic_filter/drop_REASON`` counts the
+  dropped groups of a rollout where the filter gives a reason, as slime's own do, and a rollout that dropped none has
+  none. Groups are sampled ``over_sampling_batch_size`` at a time; those under way when the batch is full are aborted.
+* ``rollout/response_len/mean`` is of the tokens that are trained on, without tool output, and of the groups kept.
+* ``eval/NAME`` is the mean reward of a set; ``n_samples_per_eval_prompt`` to a prompt unless ``eval_config`` says
+  another number for it. ``eval/NAME-pass@k`` (``log_passrate``) is unbiased, and counts rewards of 1.
+* ``train_async.py`` has the next rollout under way while it trains, and a fully asynchronous one several.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isclose
+
+from ..errors import BudgetError
+from .counting import LoggedEvaluation, MeanReward, StepCounts, Tally, lengths, success_rates
+from .logs.log import Log, LogLayout
+from .settings import Batching, Configuration, RunPlan, Settings, exact_quotient
+from .trainer import LogReader, Trainer
+
+METRIC = re.compile(r"eval/(?!step$|skipped_)(?P<set>[^/]+?)(?:-pass@(?P<k>\d+))?$")
+OTHER = re.compile(r"eval/.*-(?:truncated_ratio|none_reward_ratio)$")
+DROPPED = re.compile(r"rollout/dynamic_filter/drop_")
+LENGTH = "rollout/response_len/mean"
+TRAINED = ("rollout/response_len/", "rollout/truncated_ratio", "rollout/repetition_frac", "rollout/dynamic_filter/")
+"""Metrics of a rollout for training."""
+FILTER = "dynamic_sampling_filter_path"
+OWN_FILTERS = "check_reward_nonzero_std"
+"""What the filters that always give a reason are called."""
+
+
+def write(run: RunPlan) -> Configuration:
+    """Settings for a run."""
+    a, p = run.allocation, run.parallelism
+    nodes, per_node = run.nodes
+    degrees = {
+        "tensor_model_parallel_size": p.tensor,
+        "pipeline_model_parallel_size": p.pipeline,
+        "context_parallel_size": p.context,
+    }
+    return Configuration(
+        framework="slime",
+        settings={
+            "rollout_batch_size": a.problems_per_batch,
+            "n_samples_per_prompt": a.rollouts_per_problem,
+            "global_batch_size": a.batch_rollouts,
+            "num_rollout": a.update_steps,
+            "micro_batch_size": run.pass_rollouts,
+            "actor_num_nodes": nodes,
+            "actor_num_gpus_per_node": per_node,
+            **{key: degree for key, degree in degrees.items() if degree != 1},
+            **run.learning_rate_setting("lr"),
+        },
+        notes=(
+            "rollout-batch-size counts prompts, global-batch-size counts samples",
+            "engines share the devices with --colocate, and have --rollout-num-gpus of their own without it",
+        ),
+    )
+
+
+def parse(settings: Settings) -> Batching:
+    """Interpret slime's settings."""
+    problems = settings.whole("rollout_batch_size")
+    if problems is None:
+        settings.note_missing("problems per batch", "rollout_batch_size")
+    n = settings.whole("n_samples_per_prompt", default=1)
+    updates = _updates(settings, settings.product(problems, n))
+    rollouts = settings.whole("num_rollout")
+    epochs = None if rollouts else settings.whole("num_epoch")
+    generations = settings.steps(rollouts, epochs, problems, "num_epoch")
+    nodes = settings.whole("actor_num_nodes", default=1)
+    per_node = settings.whole("actor_num_gpus_per_node", default=8)
+    world = settings.product(nodes, per_node)
+    ranks = settings.ranks(
+        world,
+        tensor=("tensor_model_parallel_size",),
+        pipeline=("pipeline_model_parallel_size",),
+        context=("context_parallel_size",),
+    )
+    settings.check_divides(settings.whole("global_batch_size"), ranks, world, "global_batch_size")
+    if settings.find(FILTER)[1] is not None:
+        settings.notes.append(
+            f"{FILTER} generates more than B_p · n · M rollouts; how many is known only afterwards "
+            "(rollout/dynamic_filter/drop_…)"
+        )
+    return settings.batching(
+        problems_generated=problems,
+        rollouts_per_problem=n,
+        generations=generations,
+        updates=updates,
+        world_size=world,
+        data_parallel=ranks,
+    )
+
+
+def _updates(settings: Settings, batch: int | None) -> int | None:
+    """Optimizer steps of a rollout, or None where they are not known or not whole, which is noted."""
+    said, size = settings.whole("num_steps_per_rollout"), settings.whole("global_batch_size")
+    if said is None and size is None:
+        settings.note_missing("optimizer steps of a rollout", "global_batch_size")
+    if batch is None or size is None:
+        return said
+    steps = exact_quotient(batch, size)
+    if steps is None or said not in (None, steps):
+        settings.inconsistent.append(
+            f"global_batch_size counts samples: {size:,} of the {batch:,} of a rollout do not make "
+            f"{'whole optimizer steps' if said is None else f'the {said:,} of num_steps_per_rollout'}"
+        )
+    return steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counting:
+    """How a run's rollouts are counted.
+
+    Attributes:
+        tally: Its step is the number of rollouts trained on.
+        updates: Optimizer steps of a rollout.
+        clock: What the trainer's step counts in a rollout: 1, or its optimizer steps.
+        filters: Whether a filter drops groups.
+        problems: Groups of a rollout.
+        n: Samples of a group.
+        at_once: Groups that are sampled together.
+    """
+
+    tally: Tally
+    updates: int
+    clock: int
+    filters: bool
+    problems: int
+    n: int
+    at_once: int
+
+    def advance(self, logged: int, metrics: Mapping[str, float], length: float) -> None:
+        """Count the rollout that a row is of, if it is of one."""
+        if not _is_rollout(metrics):
+            return
+        groups = self.problems + sum(int(v) for k, v in metrics.items() if DROPPED.match(k))
+        under_way = -(-groups // self.at_once) * self.at_once - groups
+        own = groups * self.n if self.filters and self.tally.per_step is None else None
+        self.tally.advance(logged // self.clock + 1, own, length, error=under_way * self.n)
+
+
+def _is_rollout(metrics: Mapping[str, float]) -> bool:
+    return any(key.startswith(TRAINED) for key in metrics)
+
+
+def _counting(log: Log, settings: Settings) -> Counting:
+    """The run's count.
+
+    Raises:
+        BudgetError: A setting that is needed is missing.
+    """
+    n = settings.required("n_samples_per_prompt", default=1)
+    problems = settings.required("rollout_batch_size")
+    updates = settings.whole("num_steps_per_rollout")
+    if updates is None:
+        updates = max(problems * n // settings.required("global_batch_size"), 1)
+    logged = any(DROPPED.match(key) for _, metrics in log.rows for key in metrics)
+    path = settings.find(FILTER)[1]
+    if path is None and not (logged or settings.has_defaults or FILTER in settings.given):
+        raise settings.missing(FILTER, choices="a path, or none")
+    per_step = settings.whole("rollouts_per_step")
+    unknown = path is not None and not logged and OWN_FILTERS not in str(path)
+    if unknown and per_step is None:
+        because = f"{FILTER} is {path}, which gave no reasons, so that what it dropped is not logged"
+        raise settings.missing("rollouts_per_step", because=because)
+    filters = logged or path is not None
+    tally = Tally(
+        where=log.name,
+        per_step=per_step or (None if filters else problems * n),
+        reason_unknown="groups that were dropped are logged with a rollout, and that one is not",
+    )
+    return Counting(
+        tally=tally,
+        updates=updates,
+        clock=updates if settings.is_on("wandb_always_use_train_step") else 1,
+        filters=filters,
+        problems=problems,
+        n=n,
+        at_once=max(settings.whole("over_sampling_batch_size") or problems, problems),
+    )
+
+
+def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
+    """The evaluations of a run.
+
+    Raises:
+        BudgetError: A setting that is needed is missing, a count in the log is impossible, or rewards are no successes.
+    """
+    scores = _scores(log, settings)
+    if not scores:
+        return []
+    counting = _counting(log, settings)
+    interval = settings.required("eval_interval")
+    evals: list[LoggedEvaluation] = []
+    for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
+        at = step // counting.clock
+        # An epoch's end is evaluated too, but there are epochs only where there is no num_rollout.
+        after = (at + 1) % interval == 0 or (at > 0 and settings.whole("num_rollout") is None)
+        if after:
+            counting.advance(step, metrics, length)
+        if step in scores:
+            taken = at + after
+            counting.tally.advance(taken, None, length)
+            evals += [
+                counting.tally.evaluation(
+                    step=taken * counting.updates, problem_set=name, samples=samples, scores=columns
+                )
+                for name, (samples, columns) in scores[step].items()
+            ]
+        counting.advance(step, metrics, length)
+    if counting.tally.tokens == 0 and evals[-1].rollouts:
+        settings.notes.append(f"{LENGTH} is not logged: tokens are 0 and cannot be the unit of a fit")
+    if counting.tally.rollouts_error:
+        settings.notes.append("groups that were aborted because a batch was full are the count's error")
+    return evals
+
+
+def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
+    """Count what each rollout of a run generated."""
+    counting = _counting(log, settings)
+    tally, points = counting.tally, []
+    for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
+        if _is_rollout(metrics):
+            counting.advance(step, metrics, length)
+            points.append(tally.progress(logged=step, step=tally.step * counting.updates))
+    return StepCounts.of(points, tally.per_step, plain=tally.step * counting.problems * counting.n)
+
+
+def _scores(log: Log, settings: Settings) -> dict[int, dict[str, tuple[int, dict[str, float]]]]:
+    """Samples to a question and metric columns, by step and set."""
+    logged = {key for _, metrics in log.rows for key in metrics if not OTHER.match(key)}
+    sets = sorted(m["set"] for key in logged if (m := METRIC.match(key)) and m["k"] is None)
+    found: dict[int, dict[str, tuple[int, dict[str, float]]]] = {}
+    if not sets:
+        return found
+    wanted = settings.text("metric").removeprefix("eval/")
+    if wanted and wanted not in sets:
+        raise BudgetError(f"{log.name}: there is no metric eval/{wanted}; there are {', '.join(sets)}")
+    samples = settings.required("n_samples_per_eval_prompt", default=1)
+    if settings.find("eval_config")[1] is not None:
+        settings.notes.append(f"each set of eval_config is taken to have {samples} samples to a question")
+    for name in [wanted] if wanted else sets:
+        metric, scale = _scale(log, settings, f"eval/{name}")
+        points = [MeanReward(step=step, mean=m[metric]) for step, m in log.rows if metric in m]
+        rates, said = success_rates(points, metric, scale, where=log.name)
+        settings.notes += [f"avg_at_{samples} is {metric}", *([said] if said else [])]
+        # It is of rewards of 1, which are the successes but for percentages.
+        best = f"eval/{name}-pass@{samples}" if samples > 1 and scale != "percent" else ""
+        for step, metrics in log.rows:
+            if step in rates:
+                columns = {f"avg_at_{samples}": rates[step]}
+                columns |= {f"best_at_{samples}": metrics[best]} if best in metrics else {}
+                found.setdefault(step, {})[name] = (samples, columns)
+    return found
+
+
+def _scale(log: Log, settings: Settings, metric: str) -> tuple[str, str]:
+    """The metric that is the success rate of a set, and its scale, which pass@1 shows: it counts rewards of 1.
+
+    Raises:
+        BudgetError: There are other rewards than two.
+    """
+    declared, first = settings.text("scale"), f"{metric}-pass@1"
+    both = [(step, m[metric], m[first]) for step, m in log.rows if metric in m and first in m]
+    if declared:
+        return metric, declared
+    if not both:
+        by_dapo = "dapo" in settings.text("rm_type") and settings.text("eval_reward_key", "reward_key") == "score"
+        return metric, "sign" if by_dapo else "rate"
+    if all(isclose(rate, mean, abs_tol=1e-6) for _, mean, rate in both):
+        return metric, "rate"
+    other = next((each for each in both if not isclose(each[2], (each[1] + 1) / 2, abs_tol=1e-6)), None)
+    if other is None:
+        settings.notes.append(f"{metric} is of rewards -1 and 1")
+        return first, "rate"
+    raise BudgetError(
+        f"{log.name}: {metric} is {other[1]:g} and {first} {other[2]:g} at step {other[0]}, so that there are rewards "
+        "other than of success and failure: name a set of which they are with --set metric=NAME"
+    )
+
+
+SLIME = Trainer(
+    name="slime",
+    title="slime",
+    style="hyphens",
+    write=write,
+    parse=parse,
+    logs=LogReader(
+        layout=LogLayout(
+            steps=("rollout/step", "eval/step", "step"),
+            needed=re.compile(rf"{METRIC.pattern}|{DROPPED.pattern}|{LENGTH}$"),
+        ),
+        marks=re.compile(rf"{LENGTH}$|rollout/(?:raw_reward|truncated_ratio|dynamic_filter/.*)$|{OTHER.pattern}"),
+        seeds=("rollout_seed", "seed"),
+        learning_rates=("lr",),
+        evaluations=evaluations,
+        progress=progress,
+    ),
+    parallelism=("tensor", "pipeline", "context"),
+)
