@@ -5,16 +5,42 @@ step, ``trainer.max_training_steps`` ends a run that ``trainer.epochs`` has not 
 share their devices by default (``placement.colocate_all``), which needs as many devices of engines as of the policy;
 the reference model, which the default KL loss needs, is placed by settings of its own. Tensor and pipeline parallelism
 are Megatron's, sequence parallelism alone is FSDP's.
+
+Logs (``skyrl/train/{trainer,fully_async_trainer,evaluate}.py`` and ``skyrl/train/generators/utils.py`` of August 2026):
+
+* A logged step is a batch, and is handed to the logger as its step, also of the evaluation before training (0, or the
+  step that a run was resumed at), which has no ``trainer/global_step``. An evaluation comes after the step it has.
+* ``eval/SET/avg_score`` is the mean reward, ``eval/SET/pass_at_n`` the share of questions with a reward above 0 among
+  ``n = eval_n_samples_per_prompt``; ``eval/all`` is of all sets together.
+* ``reward/avg_pass_at_n`` has the n of training in its name.
+* ``dynamic_sampling`` generates batch after batch until one is full, and does not log how many.
+  ``zero_variance_filter`` drops nothing that was generated, but for ``fully_async.sample_full_batch``, whose dropped
+  groups are ``async/num_groups_dropped``. A fully asynchronous run generates up to ``max_staleness_steps`` ahead.
+* ``generate/avg_num_tokens`` counts the output of tools, ``generate/avg_assistant_tokens`` (since 0.4) does not. With
+  ``step_wise_trajectories`` they are of one turn, and ``generate/batch_num_seq`` counts turns.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping
+from math import isclose
+
+from ..errors import BudgetError
+from .counting import LoggedEvaluation, MeanReward, StepCounts, Tally, mean_lengths, success_rates
+from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
-from .trainer import Trainer
+from .trainer import LogReader, Trainer
 
 POLICY, REFERENCE = "trainer.policy", "trainer.ref"
 PLACEMENT = "trainer.placement"
 ENGINE = "generator.inference_engine"
+LENGTHS = ("generate/avg_assistant_tokens", "generate/avg_num_tokens")
+SEQUENCES = ("generate/num_seq_before_merge", "generate/batch_num_seq")
+DROPPED = "async/num_groups_dropped"
+METRIC = re.compile(r"eval/(?P<set>[^/]+)/(?:avg_score|mean_positive_reward|pass_at_(?P<k>\d+))$")
+TRAINED = re.compile(r"reward/avg_pass_at_(?P<n>\d+)$")
+"""What every step of training logs, and no evaluation does."""
 DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 
 
@@ -151,6 +177,195 @@ def _placement(settings: Settings, world: int | None, policy: tuple[int | None, 
         )
 
 
+def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
+    """The evaluations of a run.
+
+    Raises:
+        BudgetError: A setting that is needed is missing, a count in the log is impossible, or rewards are no successes.
+    """
+    scores = _scores(log, settings)
+    if not scores:
+        return []
+    tally, rollouts, updates = _counting(log, settings)
+    evals: list[LoggedEvaluation] = []
+    for (step, metrics), length in zip(log.rows, _lengths(log, settings), strict=True):
+        # A run that was resumed evaluates before its first step, too.
+        own, error = rollouts(metrics)
+        tally.advance(step, own, length, error=error)
+        evals += [
+            tally.evaluation(step=step * updates, problem_set=name, samples=samples, scores=columns)
+            for name, (samples, columns) in scores.get(step, {}).items()
+        ]
+    if tally.tokens == 0 and evals[-1].rollouts:
+        settings.notes.append(f"{LENGTHS[1]} is not logged: tokens are 0 and cannot be the unit of a fit")
+    if tally.rollouts_error:
+        settings.notes.append("rollouts that were generated ahead of their step are the count's error")
+    return evals
+
+
+def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
+    """Count what each step of a run generated for training."""
+    tally, rollouts, updates = _counting(log, settings)
+    points = []
+    for (step, metrics), length in zip(log.rows, _lengths(log, settings), strict=True):
+        if any(map(TRAINED.match, metrics)):
+            own, error = rollouts(metrics)
+            tally.advance(step, own, length, error=error)
+            points.append(tally.progress(logged=step, step=step * updates))
+    return StepCounts.of(points, tally.per_step, plain=tally.step * (batching.batch_rollouts or 0))
+
+
+def _counting(
+    log: Log, settings: Settings
+) -> tuple[Tally, Callable[[Mapping[str, float]], tuple[int | None, int]], int]:
+    """The run's count, what a step's metrics say of its rollouts, and the optimizer steps of each step.
+
+    Raises:
+        BudgetError: A setting that is needed is missing, or the log says another n.
+    """
+    logged = {key for _, metrics in log.rows for key in metrics}
+    ns = sorted({int(match["n"]) for key in logged if (match := TRAINED.match(key))})
+    name = "generator.n_samples_per_prompt"
+    n = settings.whole(name)
+    if n is None and len(ns) == 1 and not settings.has_defaults:
+        raise settings.missing(name, choices=str(ns[0]))
+    n = n or settings.required(name, default=5)
+    if ns and ns != [n]:
+        raise BudgetError(
+            f"{log.name}: {name} is {n}, and the log has reward/avg_pass_at_{' and '.join(map(str, ns))}: its settings "
+            "are not those of this log"
+        )
+    problems = settings.required("trainer.train_batch_size", default=1024)
+    mini = settings.required("trainer.policy_mini_batch_size", default=256)
+    updates = max(problems // mini, 1) * settings.required("trainer.update_epochs_per_batch", default=1)
+    given, sampling = settings.whole("rollouts_per_step"), _sampling(settings)
+    if sampling and given is None:
+        because = f"dynamic_sampling.type is {sampling}, and how many batches of {problems * n:,} it took is not logged"
+        raise settings.missing("rollouts_per_step", because=because)
+    tally = Tally(
+        where=log.name,
+        per_step=given or (None if DROPPED in logged else problems * n),
+        reason_unknown=f"groups were dropped, which is logged as {DROPPED}",
+    )
+    ahead = 0
+    if any(key.startswith("async/") for key in logged):
+        ahead = settings.required("trainer.fully_async.max_staleness_steps", default=4) * problems * n
+
+    def rollouts(metrics: Mapping[str, float]) -> tuple[int | None, int]:
+        own = (problems + int(metrics[DROPPED])) * n if DROPPED in metrics else None
+        return own, ahead if tally.step == 0 else 0
+
+    return tally, rollouts, updates
+
+
+def _sampling(settings: Settings) -> str:
+    """The kind of dynamic sampling, or an empty text.
+
+    Raises:
+        BudgetError: There is no configuration that could say it.
+    """
+    name = "trainer.algorithm.dynamic_sampling.type"
+    value = settings.find(name)[1]
+    if value is None and not settings.has_defaults and name not in settings.given:
+        raise settings.missing(name, choices="filter, replace or none")
+    return "" if value is None else str(value)
+
+
+def _lengths(log: Log, settings: Settings) -> list[float]:
+    """Mean tokens of a response, at each row."""
+    means = mean_lengths([metrics for _, metrics in log.rows], *LENGTHS, where=log.name)
+    logged = {key for _, metrics in log.rows for key in metrics}
+    if LENGTHS[1] in logged and LENGTHS[0] not in logged:
+        settings.notes.append(f"tokens are {LENGTHS[1]}, which counts what tools return, too")
+    if not settings.is_on("generator.step_wise_trajectories"):
+        return means
+    batch = settings.product(
+        settings.whole("trainer.train_batch_size"), settings.whole("generator.n_samples_per_prompt")
+    )
+    turns = mean_lengths([metrics for _, metrics in log.rows], *SEQUENCES, where=log.name)
+    return [mean * turn / (batch or turn or 1) for mean, turn in zip(means, turns, strict=True)]
+
+
+def _scores(log: Log, settings: Settings) -> dict[int, dict[str, tuple[int, dict[str, float]]]]:
+    """Samples to a question and metric columns, by step and set."""
+    wanted = settings.text("metric", default="avg_score").rpartition("/")[2]
+    logged = {key for _, metrics in log.rows for key in metrics}
+    matches = [match for key in logged if (match := METRIC.match(key))]
+    # The sets together are one more where there are several, and the same again where there is one.
+    sets = sorted({m["set"] for m in matches} - {"all"}) or ["all"]
+    found: dict[int, dict[str, tuple[int, dict[str, float]]]] = {}
+    if not matches:
+        return found
+    ks = {int(match["k"]) for match in matches if match["k"]}
+    name = "generator.eval_n_samples_per_prompt"
+    samples = ks.pop() if len(ks) == 1 else settings.required(name, default=1)
+    for name in sets:
+        metric, best = f"eval/{name}/{wanted}", f"eval/{name}/pass_at_{samples}"
+        if metric not in logged:
+            raise BudgetError(f"{log.name}: there is no metric {metric}")
+        metric, scale = _scale(log, settings, metric, samples)
+        points = [MeanReward(step=step, mean=m[metric]) for step, m in log.rows if metric in m]
+        rates, said = success_rates(points, metric, scale, where=log.name)
+        settings.notes += [f"avg_at_{samples} is {metric}", *([said] if said else [])]
+        for step, metrics in log.rows:
+            if step in rates:
+                columns = {f"avg_at_{samples}": rates[step]}
+                if samples > 1 and best in metrics:
+                    columns[f"best_at_{samples}"] = metrics[best]
+                found.setdefault(step, {})[name] = (samples, columns)
+    return found
+
+
+def _scale(log: Log, settings: Settings, metric: str, samples: int) -> tuple[str, str]:
+    """The metric that is the success rate of a set, and its scale, as the means of positive rewards and passes show it.
+
+    Raises:
+        BudgetError: There are other rewards than two.
+    """
+    declared, folder = settings.text("scale"), metric.rpartition("/")[0]
+    positive, passes = f"{folder}/mean_positive_reward", f"{folder}/pass_at_{samples}"
+    rows = [(step, m[metric], m.get(positive), m.get(passes)) for step, m in log.rows if metric in m]
+    if declared:
+        return metric, declared
+    if metric != positive and all(
+        part is not None and isclose(part, (mean + 1) / 2, abs_tol=1e-6) for _, mean, part, _ in rows
+    ):
+        settings.notes.append(f"{metric} is of rewards -1 and 1")
+        return positive, "rate"
+    for step, mean, part, best in rows:
+        if part is not None and not isclose(part, mean, abs_tol=1e-6):
+            raise BudgetError(
+                f"{log.name}: {metric} is {mean:g} and {positive} {part:g} at step {step}, so that there are rewards "
+                "other than of success and failure"
+            )
+        # Each success lets one question pass at the most, and a question that passes has one.
+        if best is not None and not mean - 1e-6 <= best <= samples * mean + 1e-6:
+            raise BudgetError(
+                f"{log.name}: {metric} is {mean:g} and {passes} {best:g} at step {step}, which rewards of success and "
+                "failure alone cannot give"
+            )
+    return metric, "rate"
+
+
 SKYRL = Trainer(
-    name="skyrl", title="SkyRL", style="hydra", write=write, parse=parse, parallelism=("tensor", "pipeline", "context")
+    name="skyrl",
+    title="SkyRL",
+    style="hydra",
+    write=write,
+    parse=parse,
+    logs=LogReader(
+        layout=LogLayout(
+            # SkyRL hands its own step to W&B, also in the row of the evaluation before training.
+            steps=("trainer/global_step", "step", "_step", "Step"),
+            needed=re.compile(
+                rf"{METRIC.pattern}|{TRAINED.pattern}|{DROPPED}$|{'|'.join(LENGTHS)}|{'|'.join(SEQUENCES)}"
+            ),
+        ),
+        marks=re.compile(rf"{METRIC.pattern}|{TRAINED.pattern}|reward/avg_raw_reward$|{DROPPED}$|{LENGTHS[0]}$"),
+        seeds=("trainer.seed",),
+        learning_rates=(f"{POLICY}.optimizer_config.lr",),
+        evaluations=evaluations,
+        progress=progress,
+    ),
+    parallelism=("tensor", "pipeline", "context"),
 )
