@@ -1,0 +1,51 @@
+"""Whose a log is: each is that of the trainer that left it, and no other trainer takes it for its own."""
+
+import pytest
+from isocompute.budget.trainers.doctor import read_source
+from isocompute.budget.trainers.registry import TRAINERS
+from reading_logs import FIXTURES, lines, logged_run
+
+SWIFT = {"completions/mean_length": 2.0, "reward": 0.5, "rewards/right/mean": 0.5, "loss": 0.1, "memory(GiB)": 1.0}
+LOGS = {
+    "trl": list(logged_run()),
+    "swift": [{"global_step/max_steps": f"{step}/9", "train_speed(iter/s)": 0.1, **SWIFT} for step in (1, 2)],
+    "verl": [{"step": 1, "training/global_step": 1, "response_length/mean": 5.0, "val-core/m/acc/mean@4": 0.5}],
+    "openrlhf": [
+        {"train/global_step": 1, "train/response_length": 5.0, "train/reward": 0.5, "train/return": 0.5},
+        {"eval/global_step": 1, "eval/eval_math_pass1": 0.5, "eval/eval_math_pass4": 0.8},
+    ],
+    "prime-rl": [
+        {"step": 1, "progress/rollouts": 8, "progress/tokens": 80, "reward/all/mean": 0.5},
+        {"step": 2, "eval/math/avg@4": 0.5, "eval/math/pass@4": 0.8, "eval/math/completion_len/mean": 7.0},
+    ],
+    "skyrl": [
+        {"_step": 0, "eval/math/avg_score": 0.5, "eval/math/pass_at_4": 0.8, "eval/all/generate/avg_num_tokens": 5.0},
+        {"_step": 1, "trainer/global_step": 1, "reward/avg_pass_at_4": 0.5, "generate/avg_num_tokens": 5.0},
+    ],
+    "tinker": [
+        {"step": 0, "progress/batch": 0, "optim/lr": 1e-5, "test/env/all/reward/total": 0.5},
+        {"step": 1, "env/all/total_episodes": 8, "env/all/total_ac_tokens": 80, "env/all/reward/total": 0.5},
+    ],
+    "slime": [
+        {"eval/step": 0, "eval/aime": 0.5, "eval/aime-pass@4": 0.8, "eval/aime-truncated_ratio": 0.1},
+        {"rollout/step": 0, "rollout/response_len/mean": 5.0, "rollout/truncated_ratio": 0.1},
+        {"train/step": 0, "train/loss": 0.1, "train/grad_norm": 1.0},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", [name for name, known in TRAINERS.items() if known.logs])
+def test_a_log_is_of_one_trainer(tmp_path, name):
+    log = str(lines(tmp_path / "log.jsonl", LOGS[name]))
+    assert read_source(log)[0] == name
+    # ms-swift logs what TRL does, in a file without TRL's steps.
+    for other in TRAINERS:
+        assert read_source(log, other)[0] == (name if other == name else "")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"), [("trl/events", "trl"), ("trl", "trl"), ("wandb", "trl"), ("verl/run.jsonl", "verl")]
+)
+def test_a_recorded_log_is_of_one_trainer(source, name):
+    found = {other for other in TRAINERS if read_source(str(FIXTURES / source), other)[0]}
+    assert found == {name}
