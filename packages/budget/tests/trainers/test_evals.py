@@ -240,6 +240,7 @@ NAMES = [
     "eval/eval_m_pass1",
     "train/dynamic_filtering_pass_rate",
     "eval/m/avg@4",
+    "eval/m/pass@1",
     "progress/rollouts",
     "progress/tokens",
 ]
@@ -278,7 +279,8 @@ def test_logs_of_anything_are_a_table_or_a_clear_error(trainer, rows, cells, tor
     # Any other exception is a failure.
     with TemporaryDirectory() as folder, suppress(BudgetError, tables.TableError):
         file = "log.csv" if table else "log.jsonl"
-        evals, _ = ingested(Path(folder), trainer, content, ALL, file=file, rollouts_per_step="32")
+        known = {} if trainer == "trl" else {"rollouts_per_step": "32"}
+        evals, _ = ingested(Path(folder), trainer, content, ALL, file=file, **known)
         assert tables.check(evals, "evals", where="memory").equals(evals)
 
 
@@ -303,7 +305,12 @@ LENGTH = {"eval_reward": 0.5, "completions/mean_length": 5.0}
         ("verl", (1, 2), {"val-core/m/acc/mean@4": 0.5, "response_length/mean": -5.0}, "not a length"),
         ("trl", (1, 2), {"eval_reward": 0.5, "completions/mean_length": 1e300}, "not a length"),
         ("openrlhf", (1, 2), {"eval/eval_m_pass1": 0.5, RATE: 1e-300}, "impossible"),
-        ("prime-rl", (1, 2), {"eval/m/avg@4": 0.5, "progress/tokens": -1e300, "progress/rollouts": 32}, "impossible"),
+        (
+            "prime-rl",
+            (1, 2),
+            {"eval/m/avg@4": 0.5, "eval/m/pass@1": 0.5, "progress/tokens": -1e300, "progress/rollouts": 32},
+            "impossible",
+        ),
         # Refused before its steps are walked through.
         ("trl", (1, 10**9), LENGTH, "logs step 1,000,000,000, and no run has more"),
         ("trl", (1, 50_000), {**LENGTH, "epoch": 1e-9}, "epoch is 1e-09 after 50,000 "),

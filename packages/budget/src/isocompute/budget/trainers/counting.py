@@ -1,7 +1,6 @@
-"""Counts from what was logged of each step: cumulative rollouts and tokens, and success rates of evaluations.
+"""Counts from what was logged of each step: cumulative rollouts and tokens.
 
-A logged mean reward is a success rate, on some scale, where its values and its logged deviation allow it. Batches are
-counted from the entries of a log whose metrics are means over the batches since the entry before.
+Batches are counted from the entries of a log whose metrics are means over the batches since the entry before.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from math import isclose, sqrt
+from math import isclose
 from statistics import median
 from typing import Any
 
@@ -25,6 +24,21 @@ LONGEST_RESPONSE = 2**40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """The spread of an evaluation's rewards, as far as it is logged.
+
+    Attributes:
+        deviation: The mean of the standard deviations of groups of responses, or None.
+        size: Responses in each group, a last one may hold fewer; None where a mean is not of equal groups.
+        corrected: Whether deviations are those of samples, not of populations.
+    """
+
+    deviation: float | None = None
+    size: int | None = None
+    corrected: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedEvaluation:
     """One evaluation of a run.
 
@@ -35,6 +49,10 @@ class LoggedEvaluation:
         tokens: Response tokens of these rollouts.
         count_source: ``log``, ``log and formula`` where both agree, or ``formula``.
         problem_set: Name of the problems evaluated.
+        scores: By metric column: means of rewards as they are logged, success rates once ``success_rates`` made them.
+        metric: Name of the mean in the log.
+        spread: What is logged of the rewards beside their means; None where that says nothing.
+        binary: Whether the trainer found all rewards to be 0 or 1; None where it does not say.
         questions: How many problems, where the log says so.
         split: ``validation``, or ``train`` for the reward of training itself.
     """
@@ -47,6 +65,9 @@ class LoggedEvaluation:
     scores: Mapping[str, float]
     count_source: str
     rollouts_error: int = 0
+    metric: str = ""
+    spread: Spread | None = None
+    binary: bool | None = None
     questions: int | None = None
     split: str = "validation"
 
@@ -159,8 +180,19 @@ class Tally:
         self.rollouts_error += error
         self.tokens += new * length
 
-    def evaluation(self, *, step: int, problem_set: str, samples: int, scores: Mapping[str, float]) -> LoggedEvaluation:
-        """An evaluation with what has been counted so far.
+    def evaluation(
+        self,
+        *,
+        step: int,
+        problem_set: str,
+        samples: int,
+        scores: Mapping[str, float],
+        metric: str = "",
+        spread: Spread | None = None,
+        binary: bool | None = None,
+        questions: int | None = None,
+    ) -> LoggedEvaluation:
+        """An evaluation with what has been counted so far; its parts are those of ``LoggedEvaluation``.
 
         Args:
             step: Optimizer steps taken.
@@ -174,6 +206,10 @@ class Tally:
             problem_set=problem_set,
             samples=samples,
             scores=scores,
+            metric=metric,
+            spread=spread,
+            binary=binary,
+            questions=questions,
         )
 
     def progress(self, *, logged: int, step: int) -> StepCount:
@@ -433,76 +469,3 @@ def _agrees(tokens: float, each: float, scatter: float, batches: int) -> bool | 
         return None
     off = abs(tokens - batches * each)
     return each <= 0 or off < each / 2 or off < scatter
-
-
-SCALES = {"rate": (0.0, 1.0), "sign": (-1.0, 1.0), "percent": (0.0, 100.0)}
-"""Rewards of failure and success: 0 and 1, -1 and 1, 0 and 100."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeanReward:
-    """A mean reward.
-
-    Attributes:
-        mean: Of batches of equal weight.
-        deviation: The mean of the batches' standard deviations (of samples), or None.
-        batch: Responses in each batch, or None.
-        batches: Batches, where all are of one size, or None.
-    """
-
-    step: int
-    mean: float
-    deviation: float | None = None
-    batch: int | None = None
-    batches: int | None = None
-
-
-def success_rates(
-    points: Sequence[MeanReward], name: str, declared: str, *, where: str
-) -> tuple[dict[int, float], str]:
-    """Means as success rates, by step.
-
-    Args:
-        declared: The scale that the user says it has, or an empty text.
-
-    Returns:
-        The rates, and what is to be said of the scale; an empty text where it is 0 and 1.
-
-    Raises:
-        BudgetError: No scale fits, so that rewards other than of success and failure are in it.
-    """
-    if declared not in ("", *SCALES):
-        raise BudgetError(f"{where}: scale is {declared!r}; it must be {', '.join(SCALES)}")
-    for scale in [declared] if declared else SCALES:
-        low, high = SCALES[scale]
-        rates = {p.step: (p.mean - low) / (high - low) for p in points}
-        if all(_fits(p, rates[p.step], high - low) for p in points):
-            said = "" if scale == "rate" else f"{name} is of rewards {low:g} and {high:g}: it is read as a success rate"
-            return {step: min(max(rate, 0.0), 1.0) for step, rate in rates.items()}, said
-    low, high = SCALES[declared or "rate"]
-    worst = next((p for p in points if not _fits(p, (p.mean - low) / (high - low), high - low)), points[0])
-    deviation = "" if worst.deviation is None else f" with a standard deviation of {worst.deviation:g}"
-    raise BudgetError(
-        f"{where}: {name} is {worst.mean:g}{deviation} at step {worst.step}, which is not a success rate: "
-        "name the accuracy's own metric with --set metric=NAME"
-    )
-
-
-def _fits(point: MeanReward, rate: float, width: float) -> bool:
-    """Return whether a mean can be of successes and failures alone."""
-    if not -1e-6 <= rate <= 1 + 1e-6:
-        return False
-    if point.batch and point.batches:
-        successes = rate * point.batch * point.batches
-        if point.batch * point.batches < 1e5 and abs(successes - round(successes)) > 1e-3 + 1e-6 * successes:
-            return False
-    if point.deviation is None:
-        return True
-    deviation = point.deviation / width
-    # A last batch may hold two responses only, whose sample deviation is the largest.
-    correction = sqrt(point.batch / (point.batch - 1)) if point.batch and point.batch > 1 and point.batches else sqrt(2)
-    most = sqrt(max(rate * (1 - rate), 0.0)) * correction
-    if deviation > most * 1.001 + 1e-3:
-        return False
-    single = point.batches == 1 and point.batch is not None and point.batch > 1
-    return not single or isclose(deviation, most, rel_tol=2e-3, abs_tol=2e-3)

@@ -122,7 +122,7 @@ def _examine(known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping
             continue
         except BudgetError as error:
             return Patient(name=log.name, trainer=known, missing=missing, problem="" if missing else str(error))
-        if not rows and not training and reader_of(known).training_reward:
+        if not rows and not training and "train_reward" in reader_of(known).understands:
             said["train_reward"], training = "true", True
             continue
         problem = "" if rows else "it logged neither evaluations nor rewards"

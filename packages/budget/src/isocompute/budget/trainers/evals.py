@@ -18,21 +18,12 @@ from .counting import LARGEST_COUNT, LoggedEvaluation, StepCounts
 from .logs.log import Log, flat, join
 from .logs.sources import read_logs
 from .registry import TRAINERS, trainer
+from .rewards import success_rates
 from .settings import Batching, Settings, load, parse_value
 from .trainer import LogReader, Trainer
 
-SHARED = (
-    "metric",
-    "problem_set",
-    "problems",
-    "questions",
-    "rollouts_per_step",
-    "scale",
-    "seed",
-    "step_column",
-    "train_reward",
-)
-"""Settings that ``--set`` accepts beside the trainer's own."""
+SHARED = ("problem_set", "problems", "questions", "scale", "seed", "step_column")
+"""Settings that ``--set`` accepts for every trainer; ``questions.SET`` is that of one problem set."""
 INCIDENTAL = re.compile(r".*(dir|run_name|experiment_name|resume|checkpoint|trainer_state).*")
 """Settings that may differ between two starts of one run."""
 
@@ -68,7 +59,11 @@ def ingest(
             if not rows:
                 raise BudgetError(
                     f"{log.name}: holds no evaluation that {known.title} would have logged"
-                    + ("; --set train_reward=true reads the reward of training" if reader.training_reward else "")
+                    + (
+                        "; --set train_reward=true reads the reward of training"
+                        if "train_reward" in reader.understands
+                        else ""
+                    )
                 )
             parts.append((log.name, pl.DataFrame(rows, infer_schema_length=None)))
             notes += [note for note in (*log.notes, *said) if note not in notes]
@@ -123,7 +118,9 @@ def rows_of(
     batching = known.parse(settings)
     settings.notes[:] = [n for n in settings.notes if "default" in n or "B_p is rounded" in n]
     evaluations = reader.evaluations(log, settings, batching)
-    settings.read.update(SHARED, reader.seeds, reader.learning_rates)
+    sets = sorted({e.problem_set for e in evaluations})
+    asked = [_questions(settings, e, sets) for e in evaluations]
+    settings.read.update(SHARED, reader.understands, reader.seeds, reader.learning_rates)
     if used is not None:
         used |= settings.read
     else:
@@ -141,7 +138,11 @@ def rows_of(
         "seed": _seed(settings, reader),
         "learning_rate": _rate(settings, reader),
     }
-    rows = [{**common, **_row(settings, evaluation)} for evaluation in evaluations]
+    if None not in asked:
+        evaluations = [replace(e, questions=questions) for e, questions in zip(evaluations, asked, strict=True)]
+    rated, said = success_rates(evaluations, settings.text("scale"), where=log.name)
+    settings.notes += said
+    rows = [{**common, **_row(settings, e, questions, sets)} for e, questions in zip(rated, asked, strict=True)]
     for row in rows:
         for count in ("step", "rollouts", "tokens"):
             if not 0 <= row[count] < LARGEST_COUNT:
@@ -167,7 +168,8 @@ def progress_of(
     settings = settings_of(log, shared, given)
     batching = known.parse(settings)
     progressed = reader.progress(log, settings, batching)
-    settings.read.update(SHARED, reader.seeds, reader.learning_rates)
+    settings.read.update(SHARED, reader.understands, reader.seeds, reader.learning_rates)
+    settings.read.update(key for key in given if key.startswith("questions."))
     _refuse_unused(known, settings, given)
     return progressed, settings, batching
 
@@ -252,16 +254,38 @@ def _first(log: Log, reader: LogReader) -> int:
     return next(iter(_steps(log, reader)), 0)
 
 
-def _row(settings: Settings, evaluation: LoggedEvaluation) -> dict[str, Any]:
-    questions = settings.whole("questions") or evaluation.questions
+def _questions(settings: Settings, evaluation: LoggedEvaluation, sets: Sequence[str]) -> int | None:
+    """How many problems of a set were evaluated, as the user or the log says.
+
+    Args:
+        sets: Those of the run.
+
+    Raises:
+        BudgetError: One number is given for several sets.
+    """
+    name = evaluation.problem_set
+    own = settings.whole(f"questions.{name}", f"questions.{name.replace('/', '.')}")
+    if own is None and len(sets) > 1 and settings.find("questions")[1] is not None:
+        raise BudgetError(
+            f"{settings.where}: questions is one number for the problem sets {', '.join(sets)}: give each its own, as "
+            f"--set questions.{sets[0]}=NUMBER"
+        )
+    return own or settings.whole("questions") or evaluation.questions
+
+
+def _row(
+    settings: Settings, evaluation: LoggedEvaluation, questions: int | None, sets: Sequence[str]
+) -> dict[str, Any]:
     if questions is None:
-        raise settings.missing("questions")
-    name = settings.text("problem_set") or evaluation.problem_set
+        raise settings.missing("questions" if len(sets) == 1 else f"questions.{evaluation.problem_set}")
+    name = settings.text("problem_set")
+    if name and len(sets) > 1:
+        raise BudgetError(f"{settings.where}: problem_set is one name for the problem sets {', '.join(sets)}")
     return {
         "step": evaluation.step,
         "rollouts": evaluation.rollouts,
         "tokens": evaluation.tokens,
-        "problem_set": name,
+        "problem_set": name or evaluation.problem_set,
         "split": evaluation.split,
         "questions": questions,
         "samples": evaluation.samples,

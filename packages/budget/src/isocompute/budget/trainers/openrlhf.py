@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, StepCounts, Tally, lengths
+from .counting import LoggedEvaluation, Spread, StepCounts, Tally, lengths
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
 from .trainer import LogReader, Trainer
@@ -27,6 +27,7 @@ from .trainer import LogReader, Trainer
 METRIC = re.compile(r"^eval/(?:eval_)?(?P<set>.+)_pass(?:@)?(?P<k>\d+)$")
 RATE = "train/dynamic_filtering_pass_rate"
 LENGTH = "train/response_length"
+RESPONSES = "eval/eval_num_samples"
 
 
 def write(run: RunPlan) -> Configuration:
@@ -156,8 +157,21 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
         if step > max(evaluated):
             break
         tally.advance(step, rollouts(metrics), length)
-        for source, scores in _scores(metrics, samples).items():
-            evals.append(tally.evaluation(step=step * updates, problem_set=source, samples=samples, scores=scores))
+        by_set = _scores(metrics, samples)
+        # Since 0.11 of all sets together.
+        responses = metrics.get(RESPONSES, 0.0) if len(by_set) == 1 else 0.0
+        for source, scores in by_set.items():
+            evals.append(
+                tally.evaluation(
+                    step=step * updates,
+                    problem_set=source,
+                    samples=samples,
+                    scores=scores,
+                    metric=f"eval/eval_{source}_pass1",
+                    spread=Spread(size=samples),
+                    questions=exact_quotient(int(responses), samples),
+                )
+            )
     if tally.tokens == 0 and evals:
         settings.notes.append(f"{LENGTH} is not logged: tokens are 0 and cannot be the unit of a fit")
     return evals
@@ -262,6 +276,7 @@ OPENRLHF = Trainer(
         learning_rates=("actor.adam.lr", "actor_learning_rate"),
         evaluations=evaluations,
         progress=progress,
+        understands=("rollouts_per_step", "pass_rate_of"),
     ),
     parallelism=("tensor", "context"),
 )

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from math import isclose
 
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, MeanReward, StepCounts, Tally, mean_lengths, success_rates
+from .counting import LoggedEvaluation, StepCounts, Tally, mean_lengths
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
 from .trainer import LogReader, Trainer
@@ -183,7 +183,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     Raises:
         BudgetError: A setting that is needed is missing, a count in the log is impossible, or rewards are no successes.
     """
-    scores = _scores(log, settings)
+    samples, scores = _scores(log, settings)
     if not scores:
         return []
     tally, rollouts, updates = _counting(log, settings)
@@ -193,8 +193,8 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
         own, error = rollouts(metrics)
         tally.advance(step, own, length, error=error)
         evals += [
-            tally.evaluation(step=step * updates, problem_set=name, samples=samples, scores=columns)
-            for name, (samples, columns) in scores.get(step, {}).items()
+            tally.evaluation(step=step * updates, problem_set=name, samples=samples, scores=columns, metric=metric)
+            for name, (metric, columns) in scores.get(step, {}).items()
         ]
     if tally.tokens == 0 and evals[-1].rollouts:
         settings.notes.append(f"{LENGTHS[1]} is not logged: tokens are 0 and cannot be the unit of a fit")
@@ -286,65 +286,55 @@ def _lengths(log: Log, settings: Settings) -> list[float]:
     return [mean * turn / (batch or turn or 1) for mean, turn in zip(means, turns, strict=True)]
 
 
-def _scores(log: Log, settings: Settings) -> dict[int, dict[str, tuple[int, dict[str, float]]]]:
-    """Samples to a question and metric columns, by step and set."""
+def _scores(log: Log, settings: Settings) -> tuple[int, dict[int, dict[str, tuple[str, dict[str, float]]]]]:
+    """Samples to a question, and by step and set the metric that is read and the columns.
+
+    Raises:
+        BudgetError: The metric named is not logged, or there are rewards other than two.
+    """
     wanted = settings.text("metric", default="avg_score").rpartition("/")[2]
     logged = {key for _, metrics in log.rows for key in metrics}
     matches = [match for key in logged if (match := METRIC.match(key))]
     # The sets together are one more where there are several, and the same again where there is one.
     sets = sorted({m["set"] for m in matches} - {"all"}) or ["all"]
-    found: dict[int, dict[str, tuple[int, dict[str, float]]]] = {}
+    found: dict[int, dict[str, tuple[str, dict[str, float]]]] = {}
     if not matches:
-        return found
+        return 1, found
     ks = {int(match["k"]) for match in matches if match["k"]}
-    name = "generator.eval_n_samples_per_prompt"
-    samples = ks.pop() if len(ks) == 1 else settings.required(name, default=1)
+    samples = ks.pop() if len(ks) == 1 else settings.required("generator.eval_n_samples_per_prompt", default=1)
     for name in sets:
         metric, best = f"eval/{name}/{wanted}", f"eval/{name}/pass_at_{samples}"
         if metric not in logged:
             raise BudgetError(f"{log.name}: there is no metric {metric}")
-        metric, scale = _scale(log, settings, metric, samples)
-        points = [MeanReward(step=step, mean=m[metric]) for step, m in log.rows if metric in m]
-        rates, said = success_rates(points, metric, scale, where=log.name)
-        settings.notes += [f"avg_at_{samples} is {metric}", *([said] if said else [])]
+        metric = _success(log, settings, metric)
+        settings.notes.append(f"avg_at_{samples} is {metric}")
         for step, metrics in log.rows:
-            if step in rates:
-                columns = {f"avg_at_{samples}": rates[step]}
-                if samples > 1 and best in metrics:
+            if metric in metrics:
+                columns = {f"avg_at_{samples}": metrics[metric]}
+                if samples > 1 and best in metrics and settings.text("scale") in ("", "rate"):
                     columns[f"best_at_{samples}"] = metrics[best]
-                found.setdefault(step, {})[name] = (samples, columns)
-    return found
+                found.setdefault(step, {})[name] = (metric, columns)
+    return samples, found
 
 
-def _scale(log: Log, settings: Settings, metric: str, samples: int) -> tuple[str, str]:
-    """The metric that is the success rate of a set, and its scale, as the means of positive rewards and passes show it.
+def _success(log: Log, settings: Settings, metric: str) -> str:
+    """The metric of a set's successes: where rewards are -1 and 1, the mean of the positive ones.
 
     Raises:
         BudgetError: There are other rewards than two.
     """
-    declared, folder = settings.text("scale"), metric.rpartition("/")[0]
-    positive, passes = f"{folder}/mean_positive_reward", f"{folder}/pass_at_{samples}"
-    rows = [(step, m[metric], m.get(positive), m.get(passes)) for step, m in log.rows if metric in m]
-    if declared:
-        return metric, declared
-    if metric != positive and all(
-        part is not None and isclose(part, (mean + 1) / 2, abs_tol=1e-6) for _, mean, part, _ in rows
-    ):
+    positive = f"{metric.rpartition('/')[0]}/mean_positive_reward"
+    both = [(step, m[metric], m[positive]) for step, m in log.rows if metric in m and positive in m]
+    if settings.text("scale") or all(isclose(part, mean, abs_tol=1e-6) for _, mean, part in both):
+        return metric
+    other = next((each for each in both if not isclose(each[2], (each[1] + 1) / 2, abs_tol=1e-6)), None)
+    if other is None:
         settings.notes.append(f"{metric} is of rewards -1 and 1")
-        return positive, "rate"
-    for step, mean, part, best in rows:
-        if part is not None and not isclose(part, mean, abs_tol=1e-6):
-            raise BudgetError(
-                f"{log.name}: {metric} is {mean:g} and {positive} {part:g} at step {step}, so that there are rewards "
-                "other than of success and failure"
-            )
-        # Each success lets one question pass at the most, and a question that passes has one.
-        if best is not None and not mean - 1e-6 <= best <= samples * mean + 1e-6:
-            raise BudgetError(
-                f"{log.name}: {metric} is {mean:g} and {passes} {best:g} at step {step}, which rewards of success and "
-                "failure alone cannot give"
-            )
-    return metric, "rate"
+        return positive
+    raise BudgetError(
+        f"{log.name}: {metric} is {other[1]:g} and {positive} {other[2]:g} at step {other[0]}, so that there are "
+        "rewards other than of success and failure"
+    )
 
 
 SKYRL = Trainer(
@@ -366,6 +356,7 @@ SKYRL = Trainer(
         learning_rates=(f"{POLICY}.optimizer_config.lr",),
         evaluations=evaluations,
         progress=progress,
+        understands=("metric", "rollouts_per_step"),
     ),
     parallelism=("tensor", "pipeline", "context"),
 )

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from math import isclose
 
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, MeanReward, StepCounts, Tally, lengths, success_rates
+from .counting import LoggedEvaluation, StepCounts, Tally, lengths
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings, exact_quotient
 from .trainer import LogReader, Trainer
@@ -219,9 +219,14 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
             counting.tally.advance(taken, None, length)
             evals += [
                 counting.tally.evaluation(
-                    step=taken * counting.updates, problem_set=name, samples=samples, scores=columns
+                    step=taken * counting.updates,
+                    problem_set=name,
+                    samples=score.samples,
+                    scores=score.columns,
+                    metric=score.metric,
+                    binary=score.binary,
                 )
-                for name, (samples, columns) in scores[step].items()
+                for name, score in scores[step].items()
             ]
         counting.advance(step, metrics, length)
     if counting.tally.tokens == 0 and evals[-1].rollouts:
@@ -242,11 +247,25 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     return StepCounts.of(points, tally.per_step, plain=tally.step * counting.problems * counting.n)
 
 
-def _scores(log: Log, settings: Settings) -> dict[int, dict[str, tuple[int, dict[str, float]]]]:
-    """Samples to a question and metric columns, by step and set."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What is logged of a set in one evaluation; the parts are those of ``LoggedEvaluation``."""
+
+    samples: int
+    columns: Mapping[str, float]
+    metric: str
+    binary: bool | None
+
+
+def _scores(log: Log, settings: Settings) -> dict[int, dict[str, Score]]:
+    """Scores by step and set.
+
+    Raises:
+        BudgetError: There is no set of the name given, or it has rewards other than two.
+    """
     logged = {key for _, metrics in log.rows for key in metrics if not OTHER.match(key)}
     sets = sorted(m["set"] for key in logged if (m := METRIC.match(key)) and m["k"] is None)
-    found: dict[int, dict[str, tuple[int, dict[str, float]]]] = {}
+    found: dict[int, dict[str, Score]] = {}
     if not sets:
         return found
     wanted = settings.text("metric").removeprefix("eval/")
@@ -256,39 +275,42 @@ def _scores(log: Log, settings: Settings) -> dict[int, dict[str, tuple[int, dict
     if settings.find("eval_config")[1] is not None:
         settings.notes.append(f"each set of eval_config is taken to have {samples} samples to a question")
     for name in [wanted] if wanted else sets:
-        metric, scale = _scale(log, settings, f"eval/{name}")
-        points = [MeanReward(step=step, mean=m[metric]) for step, m in log.rows if metric in m]
-        rates, said = success_rates(points, metric, scale, where=log.name)
-        settings.notes += [f"avg_at_{samples} is {metric}", *([said] if said else [])]
-        # It is of rewards of 1, which are the successes but for percentages.
-        best = f"eval/{name}-pass@{samples}" if samples > 1 and scale != "percent" else ""
+        metric, low = _success(log, settings, f"eval/{name}")
+        first, best = f"eval/{name}-pass@1", f"eval/{name}-pass@{samples}"
+        settings.notes.append(f"avg_at_{samples} is {metric}")
         for step, metrics in log.rows:
-            if step in rates:
-                columns = {f"avg_at_{samples}": rates[step]}
-                columns |= {f"best_at_{samples}": metrics[best]} if best in metrics else {}
-                found.setdefault(step, {})[name] = (samples, columns)
+            if metric not in metrics:
+                continue
+            columns = {f"avg_at_{samples}": (metrics[metric] - low) / (1 - low)}
+            if samples > 1 and best in metrics and settings.text("scale") in ("", "rate"):
+                columns[f"best_at_{samples}"] = metrics[best]
+            binary = True if first in metrics and not settings.text("scale") else None
+            score = Score(samples=samples, columns=columns, metric=metric, binary=binary)
+            found.setdefault(step, {})[name] = score
     return found
 
 
-def _scale(log: Log, settings: Settings, metric: str) -> tuple[str, str]:
-    """The metric that is the success rate of a set, and its scale, which pass@1 shows: it counts rewards of 1.
+def _success(log: Log, settings: Settings, metric: str) -> tuple[str, float]:
+    """The metric of a set's successes, and the reward of a failure in it: pass@1 counts rewards of 1.
 
     Raises:
         BudgetError: There are other rewards than two.
     """
-    declared, first = settings.text("scale"), f"{metric}-pass@1"
+    first = f"{metric}-pass@1"
     both = [(step, m[metric], m[first]) for step, m in log.rows if metric in m and first in m]
-    if declared:
-        return metric, declared
+    if settings.text("scale"):
+        return metric, 0.0
     if not both:
         by_dapo = "dapo" in settings.text("rm_type") and settings.text("eval_reward_key", "reward_key") == "score"
-        return metric, "sign" if by_dapo else "rate"
+        if by_dapo:
+            settings.notes.append(f"{metric} is of rewards -1 and 1, as rm_type dapo gives them")
+        return metric, -1.0 if by_dapo else 0.0
     if all(isclose(rate, mean, abs_tol=1e-6) for _, mean, rate in both):
-        return metric, "rate"
+        return metric, 0.0
     other = next((each for each in both if not isclose(each[2], (each[1] + 1) / 2, abs_tol=1e-6)), None)
     if other is None:
         settings.notes.append(f"{metric} is of rewards -1 and 1")
-        return first, "rate"
+        return first, 0.0
     raise BudgetError(
         f"{log.name}: {metric} is {other[1]:g} and {first} {other[2]:g} at step {other[0]}, so that there are rewards "
         "other than of success and failure: name a set of which they are with --set metric=NAME"
@@ -311,6 +333,7 @@ SLIME = Trainer(
         learning_rates=("lr",),
         evaluations=evaluations,
         progress=progress,
+        understands=("metric", "rollouts_per_step"),
     ),
     parallelism=("tensor", "pipeline", "context"),
 )

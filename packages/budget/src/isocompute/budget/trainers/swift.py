@@ -133,7 +133,7 @@ SWIFT = Trainer(
         learning_rates=trl.LOGS.learning_rates,
         evaluations=evaluations,
         progress=progress,
-        training_reward=True,
+        understands=(*trl.LOGS.understands, "rollouts_per_step"),
         beside=re.compile(r"completions\.jsonl|val_dataset\.jsonl"),
     ),
 )

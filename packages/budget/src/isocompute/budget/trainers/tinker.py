@@ -33,7 +33,7 @@ from typing import Any
 
 from ..checks import reason
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, MeanReward, StepCounts, Tally, success_rates
+from .counting import LoggedEvaluation, Spread, StepCounts, Tally
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings
 from .trainer import LogReader, Trainer
@@ -316,9 +316,14 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
         evals += [
             replace(
                 counting.tally.evaluation(
-                    step=step * substeps, problem_set=name, samples=score.samples, scores=score.columns
+                    step=step * substeps,
+                    problem_set=name,
+                    samples=score.samples,
+                    scores=score.columns,
+                    metric=score.metric,
+                    spread=score.spread,
+                    questions=score.questions,
                 ),
-                questions=score.questions,
                 split="train" if training else "validation",
             )
             for name, score in scores.get(step, {}).items()
@@ -345,18 +350,13 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What an evaluation found.
+    """What is known of one evaluation; the parts are those of ``LoggedEvaluation``."""
 
-    Attributes:
-        point: Its mean, and how far its values were from it, where that is known.
-        best: The share of questions with a value above all failures, where that is known.
-    """
-
-    point: MeanReward
     samples: int
     questions: int | None
-    best: float | None = None
-    columns: Mapping[str, float] = field(default_factory=dict)
+    columns: Mapping[str, float]
+    metric: str
+    spread: Spread | None
 
 
 Scores = dict[int, dict[str, Score]]
@@ -372,14 +372,13 @@ def _scores(log: Log, settings: Settings) -> Scores:
         prefix = f"{name}/env/{tag}/"
         what = _metric(log, settings, prefix, logged)
         label = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("._") or "unnamed"
-        points = {}
+        settings.notes.append(f"avg_at_k is {prefix}{what}")
         for step, metrics in log.rows:
             if prefix + what in metrics:
                 of = [t for t in trajectories(log, step, f"eval_{label}") if tag == "all" or tag in t.tags]
                 samples = None if of else _test_group(log, settings, prefix)
-                points[step] = _score(log, prefix, what, step, metrics, of, samples)
-        for step, score in _rates(points, prefix + what, log, settings).items():
-            found.setdefault(step, {})[name if tag == "all" else f"{name}/{tag}"] = score
+                score = _score(log, prefix, what, step, metrics, of, samples)
+                found.setdefault(step, {})[name if tag == "all" else f"{name}/{tag}"] = score
     return found
 
 
@@ -389,7 +388,7 @@ def _training_scores(log: Log, settings: Settings) -> Scores:
     if EPISODES not in logged:
         return {}
     what = _metric(log, settings, "env/all/", logged)
-    points = {}
+    found: Scores = {}
     for step, metrics in log.rows:
         of = trajectories(log, step, "train")
         if f"env/all/{what}" in metrics:
@@ -400,13 +399,12 @@ def _training_scores(log: Log, settings: Settings) -> Scores:
                 )
             # What was logged may be of the groups that were left only.
             samples = None if of else settings.required(*GROUP)
-            points[step] = _score(log, "env/all/", what, step, {} if of else metrics, of, samples)
+            found[step] = {"train": _score(log, "env/all/", what, step, {} if of else metrics, of, samples)}
     settings.notes.append(
         "TRAINING REWARD: measured on the problems that are trained on, by the policy before each update; it says how "
         "a run learnt, not how well it answers problems that it has not seen"
     )
-    rates = _rates(points, f"env/all/{what}", log, settings)
-    return {step: {"train": score} for step, score in rates.items()}
+    return found
 
 
 def _metric(log: Log, settings: Settings, prefix: str, logged: set[str]) -> str:
@@ -433,9 +431,10 @@ def _score(
     """
     logged, episodes = metrics.get(prefix + what), metrics.get(f"{prefix}total_episodes")
     if samples is not None:
-        count = None if episodes is None else int(episodes)
-        point = MeanReward(step=step, mean=logged or 0.0, batch=count, batches=count and 1)
-        return Score(point=point, samples=samples, questions=count and count // samples)
+        questions = None if episodes is None else int(episodes) // samples
+        spread = None if questions is None else Spread(size=questions * samples)
+        columns = {f"avg_at_{samples}": metrics[prefix + what]}
+        return Score(samples=samples, questions=questions, columns=columns, metric=prefix + what, spread=spread)
     values = [value for t in of for value in t.values.get(what, ())]
     found = mean(values) if values else float("nan")
     if episodes not in (None, len(of)) or (
@@ -448,13 +447,12 @@ def _score(
     every = groups(of)
     sizes = Counter(map(len, every))
     samples = sizes.most_common(1)[0][0]
-    point = MeanReward(
-        step=step, mean=found, batch=len(values), batches=1, deviation=stdev(values) if values[1:] else None
-    )
-    best = None
-    if len(sizes) == 1 and samples > 1 and all(len(t.values.get(what, ())) == 1 for t in of):
-        best = mean(max(t.values[what][0] for t in group) > min(values) or min(values) > 0 for group in every)
-    return Score(point=point, samples=samples, questions=len(every), best=best)
+    columns, spread = {f"avg_at_{samples}": found}, None
+    if len(sizes) == 1 and all(len(t.values.get(what, ())) == 1 for t in of):
+        spread = Spread(deviation=stdev(values) if values[1:] else None, size=len(values), corrected=True)
+        if samples > 1:
+            columns[f"best_at_{samples}"] = mean(max(t.values[what][0] for t in group) for group in every)
+    return Score(samples=samples, questions=len(every), columns=columns, metric=prefix + what, spread=spread)
 
 
 def _test_group(log: Log, settings: Settings, prefix: str) -> int:
@@ -466,24 +464,6 @@ def _test_group(log: Log, settings: Settings, prefix: str) -> int:
     if any(m.get(f"{prefix}by_group/frac_mixed", 0.0) > 0 for _, m in log.rows):
         return settings.required(*TEST_GROUP)
     return settings.required(*TEST_GROUP, default=1)
-
-
-def _rates(points: Mapping[int, Score], metric: str, log: Log, settings: Settings) -> dict[int, Score]:
-    """The scores with their columns.
-
-    Raises:
-        BudgetError: The values are not of successes and failures alone.
-    """
-    rates, said = success_rates([s.point for s in points.values()], metric, settings.text("scale"), where=log.name)
-    settings.notes += [f"avg_at_k is {metric}", *([said] if said else [])]
-    return {
-        step: replace(
-            score,
-            columns={f"avg_at_{score.samples}": rates[step]}
-            | ({} if score.best is None else {f"best_at_{score.samples}": score.best}),
-        )
-        for step, score in points.items()
-    }
 
 
 TINKER = Trainer(
@@ -503,7 +483,7 @@ TINKER = Trainer(
         learning_rates=("learning_rate",),
         evaluations=evaluations,
         progress=progress,
-        training_reward=True,
+        understands=("metric", "rollouts_per_step", "train_reward"),
         beside=re.compile(r".*_rollout_summaries\.jsonl|(?:checkpoints|timing_spans|trace_events)\.jsonl"),
     ),
 )

@@ -20,10 +20,10 @@ class LogReader:
         marks: Metrics that no other trainer logs, and settings that none but it keeps with them.
         seeds: Names of the setting of the seed.
         learning_rates: Names of the setting of the learning rate.
-        evaluations: The evaluations of a run, none where it has none. Raises a BudgetError where a setting that is
-            needed is missing, or a count or a metric in the log is impossible.
+        evaluations: The evaluations of a run with scores as they are logged, none where it has none. Raises a
+            BudgetError where a setting that is needed is missing, or a count or a metric in the log is impossible.
         progress: What a run generated for training, step by step. Raises a BudgetError likewise.
-        training_reward: Whether ``train_reward`` reads the reward of training where there is no evaluation.
+        understands: Settings that it reads by, beside the trainer's own and those of every reader (``evals.SHARED``).
         beside: Names of the files that lie with its logs and are none themselves.
     """
 
@@ -33,7 +33,7 @@ class LogReader:
     learning_rates: tuple[str, ...]
     evaluations: Callable[[Log, Settings, Batching], list[LoggedEvaluation]]
     progress: Callable[[Log, Settings, Batching], StepCounts]
-    training_reward: bool = False
+    understands: tuple[str, ...] = ()
     beside: re.Pattern[str] | None = None
 
 

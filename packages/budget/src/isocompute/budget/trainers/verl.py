@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, StepCounts, Tally, best_samples, lengths
+from .counting import LoggedEvaluation, Spread, StepCounts, Tally, best_samples, lengths
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
 from .trainer import LogReader, Trainer
@@ -152,7 +152,7 @@ def has_baseline(settings: Settings) -> bool:
 
 # MLflow refuses @, and veRL writes _at_ there. worst@k is only ever under val-aux.
 METRIC = re.compile(
-    r"^val-(?:core|aux)/(?P<source>.+)/(?P<kind>acc|reward|score)/(?P<what>mean|best|worst)"
+    r"^val-(?:core|aux)/(?P<source>.+)/(?P<kind>[^/]+)/(?P<what>mean|best|worst|std)"
     r"(?:@|_at_)(?P<k>\d+)(?P<mean>/mean)?$"
 )
 BIASED = (
@@ -323,17 +323,18 @@ def _engine(settings: Settings, world: int | None) -> tuple[str, int | None]:
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run; ``acc`` goes before ``reward`` where both are logged.
+    """The evaluations of a run, of the variable that ``metric`` names: by default ``acc``, else ``reward``.
 
     Raises:
         BudgetError: A setting that is needed is missing, or a count in the log is impossible.
     """
-    scored = {step: scores for step, scores in ((s, _scores(metrics)) for s, metrics in log.rows) if scores}
+    kinds = _kinds(log, settings)
+    scored = {step: scores for step, scores in ((s, _scores(metrics, kinds)) for s, metrics in log.rows) if scores}
     if not scored:
         return []
     tally, rollouts, updates = counting(log, settings, batching)
     evals: list[LoggedEvaluation] = []
-    for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
+    for (step, metrics), length in zip(log.rows, _model_lengths(log, settings), strict=True):
         if step > max(scored):
             break
         tally.advance(step, rollouts(metrics), length)
@@ -342,24 +343,66 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
                 settings.notes.append(BIASED)
             samples = best_samples(scores)
             if samples is not None:
-                evals.append(tally.evaluation(step=step * updates, problem_set=source, samples=samples, scores=scores))
-    if tally.tokens == 0 and evals:
+                evals.append(
+                    tally.evaluation(
+                        step=step * updates,
+                        problem_set=source,
+                        samples=samples,
+                        scores={name: score for name, score in scores.items() if not name.startswith("std")},
+                        metric=f"{source}/{kinds[source]}/mean@{samples}",
+                        spread=Spread(deviation=scores.get(f"std_at_{samples}"), size=samples),
+                    )
+                )
+    if evals and not any(LENGTH in metrics for _, metrics in log.rows):
         settings.notes.append(f"{LENGTH} is not logged: tokens are 0 and cannot be the unit of a fit")
     return evals
 
 
-def _scores(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Metric columns by data source."""
+def _kinds(log: Log, settings: Settings) -> dict[str, str]:
+    """The variable to read of each data source: one for all of its metrics, since each has a scale of its own.
+
+    Raises:
+        BudgetError: The one named is not logged of a source.
+    """
+    by_source: dict[str, set[str]] = {}
+    for name in {name for _, metrics in log.rows for name in metrics}:
+        if match := METRIC.match(name):
+            by_source.setdefault(match["source"], set()).add(match["kind"])
+    wanted = settings.text("metric")
+    lacking = next((source for source, kinds in sorted(by_source.items()) if wanted and wanted not in kinds), None)
+    if lacking is not None:
+        raise BudgetError(
+            f"{log.name}: metric is {wanted!r}, which is not logged of {lacking}; there are "
+            f"{', '.join(sorted(by_source[lacking]))}"
+        )
+    best = {
+        s: wanted or next((k for k in ("acc", "reward", "score") if k in kinds), "") for s, kinds in by_source.items()
+    }
+    return {source: kind for source, kind in best.items() if kind}
+
+
+def _scores(metrics: Mapping[str, float], kinds: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """Metric columns by data source, and mean deviations as ``std_at_k``."""
     by_source: dict[str, dict[str, float]] = {}
-    for kind in ("score", "reward", "acc"):
-        for name, value in metrics.items():
-            match = METRIC.match(name)
-            if match is None or match["kind"] != kind:
-                continue
-            kind_of, biased = ("avg", "") if match["what"] == "mean" else (match["what"], "_biased")
-            column = f"{kind_of}_at_{match['k']}{biased}"
-            by_source.setdefault(match["source"], {})[column] = value
+    for name, value in metrics.items():
+        match = METRIC.match(name)
+        if match and match["kind"] == kinds.get(match["source"]):
+            kind, biased = {"mean": ("avg", ""), "std": ("std", "")}.get(match["what"], (match["what"], "_biased"))
+            by_source.setdefault(match["source"], {})[f"{kind}_at_{match['k']}{biased}"] = value
     return by_source
+
+
+def _model_lengths(log: Log, settings: Settings) -> list[float]:
+    """Mean tokens of the model at each row; 0 where tools wrote a part of the responses."""
+    most = max((metrics.get("num_turns/mean", 0.0) for _, metrics in log.rows), default=0.0)
+    calls = max((metrics.get("tool_call_counts/mean", 0.0) for _, metrics in log.rows), default=0.0)
+    if most <= 2 and calls <= 0:
+        return lengths(log, LENGTH)
+    settings.notes.append(
+        f"{LENGTH} counts what tools wrote (num_turns/mean is up to {most:g}), and the model's own tokens are not "
+        "logged: tokens are 0 and cannot be the unit of a fit"
+    )
+    return [0.0] * len(log.rows)
 
 
 VERL = Trainer(
@@ -379,6 +422,7 @@ VERL = Trainer(
         learning_rates=(f"{ACTOR}.optim.lr",),
         evaluations=evaluations,
         progress=progress,
+        understands=("metric", "rollouts_per_step"),
     ),
     parallelism=("tensor", "pipeline", "context"),
 )
