@@ -19,13 +19,16 @@ from .logs.log import Log, flat, join
 from .logs.sources import read_logs
 from .registry import TRAINERS, trainer
 from .rewards import success_rates
-from .settings import Batching, Settings, load, parse_value
+from .settings import Batching, MissingSettingError, Settings, load, parse_value
 from .trainer import LogReader, Trainer
 
-SHARED = ("problem_set", "problems", "questions", "scale", "seed", "step_column")
+SHARED = ("problem_set", "problems", "questions", "same_before", "scale", "seed", "step_column")
 """Settings that ``--set`` accepts for every trainer; ``questions.SET`` is that of one problem set."""
-INCIDENTAL = re.compile(r".*(dir|run_name|experiment_name|resume|checkpoint|trainer_state).*")
-"""Settings that may differ between two starts of one run."""
+INCIDENTAL = re.compile(
+    r".*(dir|run_name|experiment_name|resume|checkpoint|trainer_state|max_steps|num_train_epochs|num_episodes"
+    r"|total_epochs|total_training_steps|(eval|save|logging|test)_(steps|freq|strategy)).*"
+)
+"""Settings that may differ between two starts of one run: where it is kept, how long it goes on, when it logs."""
 
 
 def ingest(
@@ -117,6 +120,7 @@ def rows_of(
     settings = settings_of(log, shared, given)
     batching = known.parse(settings)
     settings.notes[:] = [n for n in settings.notes if "default" in n or "B_p is rounded" in n]
+    _check_begins(log, settings)
     evaluations = reader.evaluations(log, settings, batching)
     sets = sorted({e.problem_set for e in evaluations})
     asked = [_questions(settings, e, sets) for e in evaluations]
@@ -215,7 +219,9 @@ def join_restarts(logs: Sequence[Log], reader: LogReader) -> list[Log]:
     for log in sorted(logs, key=lambda log: _first(log, reader)):
         before = next((k for k, other in enumerate(out) if _goes_on(other, log, reader)), None)
         if before is None:
-            out.append(log)
+            met = [_differences(other, log) for other in out if _meets(other, log, reader)] if steps_before(log) else []
+            changed = {**log.changed, **min(met, key=len, default={})}
+            out.append(replace(log, changed=changed))
             continue
         out[before] = joined(out[before], log, reader)
     order = {log.name: k for k, log in enumerate(logs)}
@@ -229,20 +235,60 @@ def joined(first: Log, second: Log, reader: LogReader) -> Log:
     if first.name != second.name:
         notes = (*notes, f"{second.name} goes on with {first.name} and is read as the same run")
     restarts = tuple(sorted({*first.restarts, *whole.restarts, *second.restarts}))
-    return replace(whole, restarts=restarts, notes=notes)
+    return replace(whole, restarts=restarts, changed={**first.changed, **second.changed}, notes=notes)
 
 
 def _goes_on(first: Log, second: Log, reader: LogReader) -> bool:
+    """Return whether a log is of a later start of the same run."""
+    return _meets(first, second, reader) and not _differences(first, second)
+
+
+def _meets(first: Log, second: Log, reader: LogReader) -> bool:
+    """Return whether a log begins where another had come to."""
     if not first.config or not second.config or _first(second, reader) <= _first(first, reader):
         return False
-    keys = {k for k in first.config.keys() | second.config.keys() if not INCIDENTAL.fullmatch(k)}
     steps = _steps(first, reader)
     # Its first entry comes as long after the checkpoint as an entry after another.
     interval = max((b - a for a, b in pairwise(steps)), default=_first(first, reader))
-    return (
-        all(str(first.config.get(k)) == str(second.config.get(k)) for k in keys)
-        and _first(second, reader) <= max(step for step, _ in first.rows) + 1 + interval
-    )
+    return _first(second, reader) <= max(step for step, _ in first.rows) + 1 + interval
+
+
+def _differences(first: Log, second: Log) -> dict[str, tuple[Any, Any]]:
+    """Settings that differ, other than incidental ones, with both values."""
+    keys = sorted(k for k in first.config.keys() | second.config.keys() if not INCIDENTAL.fullmatch(k))
+    both = {k: (first.config.get(k), second.config.get(k)) for k in keys}
+    return {k: (one, other) for k, (one, other) in both.items() if str(one) != str(other)}
+
+
+def steps_before(log: Log) -> int:
+    """How many steps were taken before a log begins: its first entry comes later than an entry after another."""
+    steps = [step for step, metrics in log.rows if metrics]
+    return max(0, steps[0] - max(b - a for a, b in pairwise(steps))) if len(steps) > 1 else 0
+
+
+def _check_begins(log: Log, settings: Settings) -> None:
+    """Check that one run's settings are those of all its steps.
+
+    Raises:
+        BudgetError: Another start had others by which a run is counted, or its first steps are in no log.
+    """
+    read = [k for k in log.changed if k.replace("/", ".") in settings.read and not INCIDENTAL.fullmatch(k)]
+    before = steps_before(log)
+    if read:
+        said = ", ".join(f"{key} {new} after {old}" for key, (old, new) in ((k, log.changed[k]) for k in read))
+        raise BudgetError(
+            f"{log.name}: goes on with a run under other settings, {said}, so that it is no run of one n and one "
+            "batch: leave it out"
+        )
+    if before and not settings.is_on("same_before"):
+        raise MissingSettingError(
+            f"{log.name}: begins after step {before:,}, and what these steps generated is in no log: give the log of "
+            "them too, or say --set same_before=true if their settings were the same",
+            name="same_before",
+            choices="true",
+        )
+    if before:
+        settings.notes.append(f"the {before:,} steps before its log are counted by its own settings, as is said")
 
 
 def _steps(log: Log, reader: LogReader) -> list[int]:

@@ -17,6 +17,7 @@ import sqlite3
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,15 +205,17 @@ def read_events(files: Sequence[Path], layout: LogLayout) -> list[Log]:
     for folder, members in folders.items():
         starts: list[list[Row]] = []
         config: dict[str, Any] = {}
+        changed: dict[str, tuple[Any, Any]] = {}
         for path in members:
             try:
                 rows, arguments = _read(path)
             except ValueError as error:
                 raise BudgetError(f"{path}: is no file of TensorBoard events ({reason(error)})") from None
             starts += [rows] if rows else []
+            changed |= {key: (config[key], v) for key, v in arguments.items() if config.get(key, v) != v}
             config |= arguments
         if starts:
-            runs.append(join(str(folder), starts, layout, config))
+            runs.append(replace(join(str(folder), starts, layout, config), changed=changed))
     return runs
 
 
