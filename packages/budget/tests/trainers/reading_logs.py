@@ -37,6 +37,15 @@ OPENRLHF = settings(
     "eval.n_samples_per_prompt=4"
 )
 PRIME_RL = settings("group_size=4 batch_size=32")
+SKYRL = settings(
+    "generator.n_samples_per_prompt=4 trainer.train_batch_size=8 trainer.policy_mini_batch_size=8 "
+    "generator.eval_n_samples_per_prompt=4"
+)
+SLIME = settings(
+    "rollout_batch_size=8 n_samples_per_prompt=4 global_batch_size=32 num_rollout=9 eval_interval=1 "
+    "n_samples_per_eval_prompt=4"
+)
+TINKER = settings("group_size=4 groups_per_batch=8 test_group_size=4")
 
 
 def run_settings():

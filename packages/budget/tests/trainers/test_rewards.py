@@ -16,7 +16,7 @@ from isocompute.budget.trainers.logs.log import Log
 from isocompute.budget.trainers.registry import TRAINERS, trainer
 from isocompute.budget.trainers.rewards import SCALES, success_rates
 from isocompute.budget.trainers.settings import MissingSettingError
-from reading_logs import OPENRLHF, PRIME_RL, TRL, VERL
+from reading_logs import OPENRLHF, PRIME_RL, SKYRL, SLIME, TINKER, TRL, VERL
 
 quick = settings(max_examples=60, deadline=None)
 SAMPLES = 4
@@ -66,7 +66,41 @@ def prime_rl(rewards):
     return logged
 
 
-READERS = {"trl": (trl, TRL), "verl": (verl, VERL), "openrlhf": (openrlhf, OPENRLHF), "prime-rl": (prime_rl, PRIME_RL)}
+def skyrl(rewards):
+    """A question passes with any reward above 0."""
+    flat = [reward for group in rewards for reward in group]
+    return {
+        "eval/math/avg_score": statistics.fmean(flat),
+        "eval/math/mean_positive_reward": statistics.fmean(max(reward, 0.0) for reward in flat),
+        f"eval/math/pass_at_{SAMPLES}": statistics.fmean(any(r > 0 for r in group) for group in rewards),
+    }
+
+
+def slime(rewards):
+    """What passes has a reward of 1."""
+    return {
+        "eval/math": statistics.fmean(reward for group in rewards for reward in group),
+        "eval/math-pass@1": statistics.fmean(reward == 1 for group in rewards for reward in group),
+        f"eval/math-pass@{SAMPLES}": statistics.fmean(any(r == 1 for r in group) for group in rewards),
+    }
+
+
+def tinker(rewards):
+    return {
+        "test/env/all/reward/total": statistics.fmean(reward for group in rewards for reward in group),
+        "test/env/all/total_episodes": float(len(rewards) * SAMPLES),
+    }
+
+
+READERS = {
+    "trl": (trl, TRL),
+    "verl": (verl, VERL),
+    "openrlhf": (openrlhf, OPENRLHF),
+    "prime-rl": (prime_rl, PRIME_RL),
+    "skyrl": (skyrl, SKYRL),
+    "slime": (slime, SLIME),
+    "tinker": (tinker, TINKER),
+}
 
 
 def read(name, evaluations, questions, **given):

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from math import isclose
 
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, StepCounts, Tally, mean_lengths
+from .counting import LoggedEvaluation, Spread, StepCounts, Tally, mean_lengths
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
 from .trainer import LogReader, Trainer
@@ -193,7 +193,14 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
         own, error = rollouts(metrics)
         tally.advance(step, own, length, error=error)
         evals += [
-            tally.evaluation(step=step * updates, problem_set=name, samples=samples, scores=columns, metric=metric)
+            tally.evaluation(
+                step=step * updates,
+                problem_set=name,
+                samples=samples,
+                scores=columns,
+                metric=metric,
+                spread=Spread(size=samples),
+            )
             for name, (metric, columns) in scores.get(step, {}).items()
         ]
     if tally.tokens == 0 and evals[-1].rollouts:
@@ -308,10 +315,12 @@ def _scores(log: Log, settings: Settings) -> tuple[int, dict[int, dict[str, tupl
             raise BudgetError(f"{log.name}: there is no metric {metric}")
         metric = _success(log, settings, metric)
         settings.notes.append(f"avg_at_{samples} is {metric}")
+        # Passes are shares, on whatever scale rewards are.
+        shares = settings.text("scale") in ("", "rate") and all(m.get(metric, 0.0) <= 1 for _, m in log.rows)
         for step, metrics in log.rows:
             if metric in metrics:
                 columns = {f"avg_at_{samples}": metrics[metric]}
-                if samples > 1 and best in metrics and settings.text("scale") in ("", "rate"):
+                if samples > 1 and shares and best in metrics:
                     columns[f"best_at_{samples}"] = metrics[best]
                 found.setdefault(step, {})[name] = (metric, columns)
     return samples, found
@@ -329,11 +338,11 @@ def _success(log: Log, settings: Settings, metric: str) -> str:
         return metric
     other = next((each for each in both if not isclose(each[2], (each[1] + 1) / 2, abs_tol=1e-6)), None)
     if other is None:
-        settings.notes.append(f"{metric} is of rewards -1 and 1")
+        settings.notes.append(f"{metric} is of rewards -1 and 1: {positive} is read as a success rate")
         return positive
     raise BudgetError(
         f"{log.name}: {metric} is {other[1]:g} and {positive} {other[2]:g} at step {other[0]}, so that there are "
-        "rewards other than of success and failure"
+        "rewards other than 0 and 1, or -1 and 1: say which there are with --set scale=…"
     )
 
 

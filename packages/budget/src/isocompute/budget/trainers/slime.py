@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from math import isclose
 
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, StepCounts, Tally, lengths
+from .counting import LoggedEvaluation, Spread, StepCounts, Tally, lengths
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings, exact_quotient
 from .trainer import LogReader, Trainer
@@ -224,6 +224,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
                     samples=score.samples,
                     scores=score.columns,
                     metric=score.metric,
+                    spread=Spread(size=score.samples),
                     binary=score.binary,
                 )
                 for name, score in scores[step].items()
@@ -303,17 +304,18 @@ def _success(log: Log, settings: Settings, metric: str) -> tuple[str, float]:
     if not both:
         by_dapo = "dapo" in settings.text("rm_type") and settings.text("eval_reward_key", "reward_key") == "score"
         if by_dapo:
-            settings.notes.append(f"{metric} is of rewards -1 and 1, as rm_type dapo gives them")
+            settings.notes.append(f"{metric} is of rewards -1 and 1 (rm_type dapo): it is read as a success rate")
         return metric, -1.0 if by_dapo else 0.0
     if all(isclose(rate, mean, abs_tol=1e-6) for _, mean, rate in both):
         return metric, 0.0
     other = next((each for each in both if not isclose(each[2], (each[1] + 1) / 2, abs_tol=1e-6)), None)
     if other is None:
-        settings.notes.append(f"{metric} is of rewards -1 and 1")
+        settings.notes.append(f"{metric} is of rewards -1 and 1: {first} is read as a success rate")
         return first, 0.0
     raise BudgetError(
         f"{log.name}: {metric} is {other[1]:g} and {first} {other[2]:g} at step {other[0]}, so that there are rewards "
-        "other than of success and failure: name a set of which they are with --set metric=NAME"
+        "other than 1 for success and 0 or -1 for failure: say which there are with --set scale=…, or name another set "
+        "with --set metric=NAME"
     )
 
 

@@ -375,7 +375,10 @@ def _scores(log: Log, settings: Settings) -> Scores:
         settings.notes.append(f"avg_at_k is {prefix}{what}")
         for step, metrics in log.rows:
             if prefix + what in metrics:
-                of = [t for t in trajectories(log, step, f"eval_{label}") if tag == "all" or tag in t.tags]
+                # The summary is of the last evaluation of a step, and the log of the first.
+                again = any(f"evaluated step {step} again" in note for note in log.notes)
+                whole = [] if again else trajectories(log, step, f"eval_{label}")
+                of = [t for t in whole if tag == "all" or tag in t.tags]
                 samples = None if of else _test_group(log, settings, prefix)
                 score = _score(log, prefix, what, step, metrics, of, samples)
                 found.setdefault(step, {})[name if tag == "all" else f"{name}/{tag}"] = score
@@ -432,9 +435,10 @@ def _score(
     logged, episodes = metrics.get(prefix + what), metrics.get(f"{prefix}total_episodes")
     if samples is not None:
         questions = None if episodes is None else int(episodes) // samples
-        spread = None if questions is None else Spread(size=questions * samples)
         columns = {f"avg_at_{samples}": metrics[prefix + what]}
-        return Score(samples=samples, questions=questions, columns=columns, metric=prefix + what, spread=spread)
+        return Score(
+            samples=samples, questions=questions, columns=columns, metric=prefix + what, spread=Spread(size=samples)
+        )
     values = [value for t in of for value in t.values.get(what, ())]
     found = mean(values) if values else float("nan")
     if episodes not in (None, len(of)) or (
