@@ -54,6 +54,7 @@ class Log:
         config: The configuration that the log holds, flat, with dotted keys.
         restarts: First step logged after each start from a checkpoint that the log shows.
         notes: What to know of how the rows were joined.
+        also: Where other loggers left the same run.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Log:
     config: dict[str, Any] = field(default_factory=dict)
     restarts: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
 
 def join(name: str, starts: Sequence[Iterable[Row]], layout: LogLayout, config: Mapping[str, Any] | None = None) -> Log:
