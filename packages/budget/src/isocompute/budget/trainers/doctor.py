@@ -9,7 +9,8 @@ from typing import Any
 
 import polars as pl
 
-from ..contract.errors import TrackingError
+from ..contract import tables
+from ..contract.errors import TableError, TrackingError
 from ..errors import BudgetError
 from .evals import SHARED, join_restarts, reader_of, rows_of, settings_of, table
 from .given import Given, table_of
@@ -179,10 +180,12 @@ def _examine(known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping
         if not rows and not training and known.name == "trl":
             said["train_reward"], training = "true", True
             rows, notes = rows_of(known, log, shared, said, used=read)
+        if rows:
+            tables.check(pl.DataFrame(rows, infer_schema_length=None), "evals", where=log.name)
     except MissingSettingError:
         missing = _missing(known, log, shared, said, read)
         return replace(patient, missing=missing, training=training, read=frozenset(read and read | {*SHARED}))
-    except BudgetError as error:
+    except (BudgetError, TableError) as error:
         return replace(patient, training=training, problem=str(error).removeprefix(f"{log.name}: "))
     return replace(
         patient,
