@@ -32,7 +32,8 @@ from ..trainers.counting import StepCounts
 from ..trainers.doctor import LOGS, SKIPPED, log_sources, once, read_source
 from ..trainers.evals import join_restarts, joined, progress_of, reader_of, settings_of
 from ..trainers.logs.log import Log, TwoRunsError
-from ..trainers.logs.sources import read_events, read_logs
+from ..trainers.logs.sources import read_logs
+from ..trainers.logs.tensorboard import read_events
 from ..trainers.registry import TRAINERS
 from ..trainers.trainer import LogReader, Trainer
 

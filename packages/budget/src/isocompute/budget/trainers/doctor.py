@@ -16,7 +16,8 @@ from ..contract import tracking
 from ..errors import BudgetError
 from .evals import SHARED, join_restarts, reader_of, rows_of, table
 from .logs.log import Log
-from .logs.sources import last_states, read_logs
+from .logs.sources import read_logs
+from .logs.states import last_states
 from .registry import TRAINERS
 from .settings import MissingSettingError
 from .trainer import LogReader, Trainer
@@ -134,7 +135,7 @@ def _examine(known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping
             missing=missing,
             training=training,
             problem=problem,
-            notes=(*log.notes, *notes),
+            notes=(*log.notes, *log.left_out, *notes),
         )
     return Patient(name=log.name, trainer=known, missing=missing, problem="too much of it is missing")
 
