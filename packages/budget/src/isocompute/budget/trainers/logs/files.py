@@ -14,6 +14,7 @@ import stat
 import zipfile
 import zlib
 from collections.abc import Callable
+from io import BufferedIOBase
 from pathlib import Path, PurePath
 from typing import IO
 
@@ -23,7 +24,7 @@ from ...errors import BudgetError, DamagedLogError
 LARGEST = 2**31
 """Bytes to which a compressed file may unpack."""
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
-OPENERS: dict[bytes, Callable[[IO[bytes]], IO[bytes]]] = {
+OPENERS: dict[bytes, Callable[[IO[bytes]], BufferedIOBase]] = {
     b"\x1f\x8b": lambda stream: gzip.GzipFile(fileobj=stream),
     b"BZh": bz2.BZ2File,
     b"\xfd7zXZ\x00": lzma.LZMAFile,
@@ -76,15 +77,15 @@ def content(path: Path) -> bytes:
                 raise BudgetError(f"{path}: is compressed by zstd: unpack it with zstd -d {path.name}")
             opener = next((o for mark, o in OPENERS.items() if first.startswith(mark)), None)
             if opener is not None:
-                return _unpacked(path, opener(stream))
+                return _unpacked(path, opener(stream).read)
             return _member(path, stream) if first.startswith(ZIP) else stream.read()
     except OSError as error:
         raise BudgetError(f"{path}: cannot be read ({reason(error)})") from None
 
 
-def _unpacked(path: Path, stream: IO[bytes]) -> bytes:
+def _unpacked(path: Path, read: Callable[[int], bytes]) -> bytes:
     try:
-        data = stream.read(LARGEST + 1)
+        data = read(LARGEST + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, zipfile.BadZipFile, OSError, ValueError) as error:
         raise DamagedLogError(f"{path}: is damaged: it cannot be unpacked ({reason(error)})") from None
     if len(data) > LARGEST:
@@ -102,7 +103,7 @@ def _member(path: Path, stream: IO[bytes]) -> bytes:
             if len(names) != 1:
                 raise BudgetError(f"{path}: is an archive of {len(names)} files: unpack it")
             with archive.open(names[0]) as member:
-                return _unpacked(path, member)
+                return _unpacked(path, member.read)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, KeyError, UnicodeDecodeError) as error:
         raise DamagedLogError(f"{path}: is damaged, or no archive that can be read ({reason(error)})") from None
 

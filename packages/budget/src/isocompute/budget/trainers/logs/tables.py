@@ -255,8 +255,8 @@ def is_console(text: str) -> bool:
 def read_console(path: Path, data: bytes, layout: LogLayout, named: str | None) -> list[Log]:
     """The run that veRL printed: ``step:3 - key:value - key:value``, with or without Ray's prefix, between other text.
 
-    Read in ``verl/utils/logger/aggregate_logger.py``: older versions print three decimals, newer ones all of them, as ``np.float64(0.5)`` where NumPy does. The trainer
-    prints its configuration, too, when it starts.
+    As in ``verl/utils/logger/aggregate_logger.py``: older versions print three decimals, newer ones all of them, as
+    ``np.float64(0.5)`` where NumPy does. The trainer prints its configuration, too, when it starts.
 
     Raises:
         BudgetError: It has no such line.
