@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import warnings
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import polars as pl
@@ -13,7 +15,7 @@ from isocompute.frontier import Frontier, FrontierError, PaperConfig, convert, f
 from isocompute.frontier.cli import main
 from isocompute.frontier.contract import tables
 from isocompute.frontier.contract.errors import TableError
-from isocompute.frontier.data.reading import not_read
+from isocompute.frontier.data.reading import not_read, read_columns
 from isocompute.frontier.errors import InputWarning
 
 from ..conftest import quick, run
@@ -497,3 +499,35 @@ def test_of_two_rewards_at_one_compute_of_one_run_the_later_row_counts_and_is_na
     pl.concat([plain_rows, again]).drop("run_id").write_csv(tmp_path / "mine.csv")
     with pytest.warns(InputWarning, match="2 values .*both count"):
         assert len(read_evals([tmp_path / "mine.csv"])) == len(table) + 2
+
+
+@given(cells=st.lists(st.sampled_from(["0.25", "0.5", "", "NaN", "None", "null", " N/A "]), min_size=2))
+def test_rows_with_an_empty_cell_are_left_out_and_counted(cells: list[str]) -> None:
+    filled = [(step, float(cell)) for step, cell in enumerate(cells) if cell.startswith("0")]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "run.csv"
+        path.write_text("step,reward,note\n" + "".join(f"{k},{cell},x\n" for k, cell in enumerate(cells)))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", InputWarning)
+            if not filled:
+                with pytest.raises(FrontierError, match="reward"):
+                    read_columns(path, ["step", "reward"])
+                return
+            x, y = read_columns(path, ["step", "reward"])
+    assert list(zip(x, y, strict=True)) == filled
+    empty = len(cells) - len(filled)
+    assert [str(warning.message).split(": ")[1].split(" of")[0] for warning in said] == [str(empty)] * (empty > 0)
+
+
+@given(cell=st.text(st.characters(codec="ascii", exclude_categories=["Cc"], exclude_characters='",'), min_size=1))
+def test_a_cell_is_a_number_or_empty_or_is_named_with_its_row(cell: str) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "run.csv"
+        path.write_text(f"step,reward\n1,0.5\n2,{cell}\n")
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", InputWarning)
+            try:
+                read = len(read_columns(path, ["step", "reward"])[0])
+            except FrontierError as error:
+                read, problem = 0, str(error)
+    assert read + len(said) == 2 or "row 2" in problem

@@ -31,9 +31,10 @@ from ..ledger.limits import Limits, admission
 from ..trainers.counting import StepCounts
 from ..trainers.evals import join_restarts, joined, progress_of, reader_of, settings_of
 from ..trainers.logs.log import Log, TwoRunsError
-from ..trainers.logs.sources import read_events, read_logs
+from ..trainers.logs.sources import EVENTS, STATE, read_logs
+from ..trainers.logs.tensorboard import read_events
 from ..trainers.registry import TRAINERS
-from ..trainers.search import EVENTS, LOGS, SKIPPED, STATE, is_remote, log_sources, once, read_source
+from ..trainers.search import LOGS, SKIPPED, is_remote, log_sources, once, read_source
 from ..trainers.trainer import LogReader, Trainer
 
 AT_BUDGET = 3

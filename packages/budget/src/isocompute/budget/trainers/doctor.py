@@ -172,7 +172,7 @@ def written(patients: Sequence[Patient]) -> tuple[pl.DataFrame, list[str]]:
 def _examine(known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str]) -> Patient:
     """Read a run as far as it is understood, and gather all that is missing."""
     said, training = dict(given), given.get("train_reward") == "true"
-    patient = Patient(name=log.name, trainer=known, also=log.also, notes=log.notes)
+    patient = Patient(name=log.name, trainer=known, also=log.also, notes=(*log.notes, *log.left_out))
     read: set[str] = set()
     try:
         patient = replace(patient, settings=settings_of(log, shared, given).values)
@@ -192,7 +192,7 @@ def _examine(known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping
         rows=rows,
         training=training,
         read=frozenset(read | {*SHARED}),
-        notes=(*log.notes, *notes),
+        notes=(*patient.notes, *notes),
         problem="" if rows else nothing_read(known, log),
     )
 

@@ -71,7 +71,7 @@ def ingest(
                     + ("; --set train_reward=true reads the reward of training instead" if known.name == "trl" else "")
                 )
             parts.append((log.name, pl.DataFrame(rows, infer_schema_length=None)))
-            notes += [note for note in (*log.notes, *said) if note not in notes]
+            notes += [note for note in (*log.notes, *log.left_out, *said) if note not in notes]
     return table(parts, notes, where=", ".join(sources), numbered=given.get("seed") == "auto")
 
 
@@ -228,7 +228,7 @@ def joined(first: Log, second: Log, reader: LogReader) -> Log:
     if first.name != second.name:
         notes = (*notes, f"{second.name} goes on with {first.name} and is read as the same run")
     restarts = tuple(sorted({*first.restarts, *whole.restarts, *second.restarts}))
-    return replace(whole, restarts=restarts, notes=notes)
+    return replace(whole, restarts=restarts, notes=notes, left_out=(*first.left_out, *second.left_out))
 
 
 def _goes_on(first: Log, second: Log, reader: LogReader) -> bool:

@@ -6,14 +6,14 @@ holds none of a trainer's metrics is something else.
 
 from __future__ import annotations
 
-import gzip
+import codecs
 import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from math import isclose
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,23 @@ from ..checks import reason
 from ..contract import tracking
 from ..errors import BudgetError, DamagedLogError
 from .evals import plain
-from .logs.log import LOG_CALLS, Log, LogLayout, Row, join, numbers
-from .logs.sources import histories, last_states, read_events, read_logs, read_wandb
+from .logs.databases import MAGIC as SQLITE
+from .logs.databases import runs_of
+from .logs.files import PACKED, content, name_of, text_of
+from .logs.log import LOG_CALLS, Log, LogLayout
+from .logs.sources import EVENTS, STATE, read_logs
+from .logs.states import last_states
+from .logs.tensorboard import read_events
+from .logs.wandb import MAGIC as WANDB
+from .logs.wandb import read_wandb
 from .registry import TRAINERS
 from .settings import Settings, load
 from .trainer import LogReader, Trainer
 
-STATE, EVENTS = "trainer_state.json", "events.out.tfevents."
-LOGS = (".jsonl", ".csv", ".wandb", ".db", ".jsonl.gz", ".csv.gz", ".zst", ".zip")
-"""Suffixes of files that may be logs; of others, the content says it."""
+NAMED = (".jsonl", ".ndjson", ".csv", ".tsv", ".wandb", ".db")
+"""Suffixes of files that look like logs, also where they are compressed; of others, the content says it."""
+LOGS = (*NAMED, ".log", ".txt", ".out")
+"""Suffixes of files that loggers write to."""
 SKIPPED = {".git", ".venv", "node_modules", "__pycache__", "completions"}
 NO_LOGS = re.compile(
     r".*\.(pyi?|ipynb|md|rst|html|css|js|ts|tex|sh|bash|ya?ml|toml|ini|cfg|lock|svg|png|jpg|pdf|npy|npz|pth?|bin"
@@ -40,7 +48,6 @@ NO_LOGS = re.compile(
     re.IGNORECASE,
 )
 """Suffixes of files that are no logs, though they may name metrics."""
-SQLITE, WANDB = b"SQLite format 3\0", b":W&B"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +114,7 @@ def _below(root: Path) -> tuple[list[str], list[Unread]]:
 
 
 def _named_like_a_log(path: Path) -> bool:
-    return path.name == STATE or path.name.startswith(EVENTS) or path.name.lower().endswith(LOGS)
+    return path.name == STATE or path.name.startswith(EVENTS) or name_of(path).suffix.lower() in NAMED
 
 
 def _no_file(path: Path) -> Unread:
@@ -124,7 +131,7 @@ def _source_of(path: Path) -> str | None:
     """The source that a file is read as, or None where it is no log."""
     if _head(path).startswith(SQLITE):
         return _database(path)
-    if _named_like_a_log(path) or _content(path):
+    if _named_like_a_log(path) or _kind(path):
         return str(path)
     return str(path) if not NO_LOGS.fullmatch(path.name) and mentioned(path) else None
 
@@ -153,14 +160,14 @@ def _head(path: Path, length: int = 2**12) -> bytes:
     return b""
 
 
-def _content(path: Path) -> str:
+def _kind(path: Path) -> str:
     """The kind of a file that says it itself, whatever its name."""
     head = _head(path, 64)
     return "wandb" if head.startswith(WANDB) else "events" if b"brain.Event:" in head else ""
 
 
 LONGEST = 2**26
-"""Bytes of a text that are searched for metrics."""
+"""Characters of a text that are searched for metrics."""
 KEYS = (
     # JSON, veRL's console and the first row of a table.
     re.compile(r"\"([^\"\\\n]{3,200})\"\s*:\s*(?:-?\d|null|NaN)"),
@@ -206,21 +213,18 @@ def mentioned(path: Path) -> set[str]:
 
 def _texts(path: Path) -> Iterator[str]:
     """A text in pieces of whole lines; nothing of a file that is none."""
-    opened: Callable[..., Any] = gzip.open if path.suffix.lower() == ".gz" else open
-    try:
-        with opened(path, "rb") as stream:
-            read, left = 0, b""
-            while read < LONGEST and (piece := stream.read(2**22)):
-                encoding = "utf-16" if read == 0 and piece[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
-                if encoding == "utf-8" and b"\0" in piece[: 2**12]:
-                    return
-                read += len(piece)
-                whole, _, left_next = (left + piece).rpartition(b"\n") if encoding == "utf-8" else (piece, b"", b"")
-                yield whole.decode(encoding, "replace")
-                left = left_next
-            yield left.decode("utf-8", "replace")
-    except (OSError, EOFError, ValueError):
+    head = _head(path)
+    if path.suffix.lower() in PACKED or head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        with suppress(BudgetError):
+            yield text_of(path, content(path))
         return
+    if b"\0" in head:
+        return
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as stream:
+        read = 0
+        while read < LONGEST and (lines := stream.readlines(2**22)):
+            read += sum(map(len, lines))
+            yield "".join(lines)
 
 
 def read_source(
@@ -252,21 +256,15 @@ def _stored(source: str, trainer: str | None) -> tuple[dict[str, list[Log]], lis
     """The runs of a store of MLflow's, each read for itself."""
     found: dict[str, list[Log]] = {}
     unread: list[Unread] = []
-    for name, rows, config in histories(source):
-        entries = [(step, numbers(metrics)) for step, metrics in rows]
-        if trainer is None and not any(_trainers_of(key) for _, metrics in entries for key in metrics):
+    for name, metrics, read in runs_of(source):
+        if trainer is None and not any(map(_trainers_of, metrics)):
             continue
-        run = partial(_joined, name, entries, config)
         try:
-            for key, logs in _claimed(name, run, trainer).items():
+            for key, logs in _claimed(name, lambda layout, read=read: [read(layout)], trainer).items():  # type: ignore[misc]
                 found.setdefault(key, []).extend(logs)
         except BudgetError as error:
             unread.append(_unread(name, error))
     return found, unread
-
-
-def _joined(name: str, entries: Sequence[Row], config: Mapping[str, Any], layout: LogLayout) -> list[Log]:
-    return [join(name, [entries], layout, config)]
 
 
 def _unread(source: str, error: Exception) -> Unread:
@@ -276,7 +274,7 @@ def _unread(source: str, error: Exception) -> Unread:
 
 def _logs(path: Path, layout: LogLayout, step_column: str | None) -> list[Log]:
     """The runs of a file, or of all event files of its folder; none where it holds nothing that is read."""
-    kind = _content(path)
+    kind = _kind(path)
     if path.name.startswith(EVENTS):
         return read_events([p for p in path.parent.iterdir() if p.name.startswith(EVENTS) and p.is_file()], layout)
     if kind == "events":
@@ -295,14 +293,11 @@ def _claimed(source: str, logs_in: Callable[[LogLayout], list[Log]], trainer: st
     found: dict[str, list[Log]] = {}
     claimed: set[str] = set()
     problems: dict[str, BudgetError] = {}
-    for name, known in TRAINERS.items():
-        if known.logs is None or trainer not in (None, name):
-            continue
-        marks = known.logs.marks if trainer is None else known.logs.layout.needed
+    readers = {n: known.logs for n, known in TRAINERS.items() if known.logs is not None and trainer in (None, n)}
+    for name, reader in readers.items():
+        marks = reader.marks if trainer is None else reader.layout.needed
         try:
-            logs = logs_in(known.logs.layout)
-        except DamagedLogError:
-            raise
+            logs = logs_in(reader.layout)
         except BudgetError as error:
             problems[name] = error
             continue
@@ -313,13 +308,14 @@ def _claimed(source: str, logs_in: Callable[[LogLayout], list[Log]], trainer: st
         if own and all(log.name == source for log in logs):
             # Files of one run each; what holds several may hold those of several trainers.
             break
-    if problems and not found:
-        theirs = mentioned(Path(source)) if Path(source).is_file() else set(problems)
-        for name, problem in problems.items():
-            if name in theirs:
-                raise problem
-        if trainer is not None or _is_decided(Path(source)):
-            raise next(iter(problems.values()))
+    if found or not problems:
+        return found
+    theirs = mentioned(Path(source)) if Path(source).is_file() else set(problems)
+    for name in [*(name for name in problems if name in theirs), *problems]:
+        # What some layout fits is read, and no log unless it holds what the others read.
+        damaged = len(problems) == len(readers) and isinstance(problems[name], DamagedLogError)
+        if name in theirs or damaged or trainer is not None or _is_decided(Path(source)):
+            raise problems[name]
     return found
 
 
@@ -329,11 +325,11 @@ def _holds(log: Log, marks: re.Pattern[str]) -> bool:
 
 def _is_decided(path: Path) -> bool:
     """Return whether a file that no trainer's layout fits is a log by its name, or may have been one that was cut."""
-    if path.name.startswith(EVENTS) or _content(path):
+    if path.name.startswith(EVENTS) or _kind(path):
         return bool(_logs(path, _anyones(), None))
-    if path.name == STATE or path.name.lower().endswith((".wandb", ".db")):
+    if path.name == STATE or name_of(path).suffix.lower() in (".wandb", ".db"):
         return True
-    return not any("\n" in text.strip() for text in _texts(path)) and path.suffix.lower() != ".parquet"
+    return _named_like_a_log(path) and not any("\n" in text.strip() for text in _texts(path))
 
 
 @cache

@@ -392,7 +392,8 @@ TRL = Trainer(
     parse=parse,
     logs=LogReader(
         layout=LogLayout(
-            steps=("train/global_step", "global_step", "step"),
+            # ms-swift, which trains with TRL, writes 3/50 in the last.
+            steps=("train/global_step", "global_step", "step", "global_step/max_steps"),
             needed=re.compile(
                 r"(?:train/)?completions/mean_length$|(?:train/)?num_tokens$|eval[/_](?!runtime|.*per_second)"
             ),

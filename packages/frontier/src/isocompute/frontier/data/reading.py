@@ -314,31 +314,57 @@ def numbers(frame: pl.DataFrame, name: str, path: Path) -> np.ndarray:
     bad = ~np.isfinite(values)
     if bad.any():
         row = int(bad.argmax())
+        number = frame[ROW][row] if ROW in frame.columns else row + 1
         raise FrontierError(
-            f"{path}: the column {name} must hold finite numbers, but row {row + 1} holds {column[row]!r}"
+            f"{path}: the column {name} must hold finite numbers, but row {number} holds {column[row]!r}"
         )
     return np.asarray(values)
 
 
+ROW = "row of the file"
+"""Column that numbers the rows of a file before some are left out."""
+
+
 def read_columns(path: Path, names: Sequence[str], *, where: Mapping[str, str] | None = None) -> list[np.ndarray]:
-    """Read numeric columns of a file.
+    """Read numeric columns of a file; rows in which one of them is empty are left out, and counted in a warning.
 
     Args:
         where: Only rows in which these columns hold these values.
 
     Raises:
-        FrontierError: The file cannot be read, lacks a column, holds no number where one must be, or no row
+        FrontierError: The file cannot be read, lacks a column, holds what is neither a number nor empty, or no row
             is left.
         TableError: The file is a table of ours of a newer major schema version.
     """
-    frame = read_file(path)
+    frame = read_file(path).with_row_index(ROW, offset=1)
     for name, value in (where or {}).items():
         if name not in frame.columns:
             raise FrontierError(f"{path}: has no column {name!r}; it has {', '.join(frame.columns)}")
         frame = frame.filter(pl.col(name).cast(pl.String) == value)
         if frame.is_empty():
             raise FrontierError(f"{path}: no row has {name} = {value}")
+    for name in names:
+        whole = frame
+        frame = _filled(frame, name, path)
+        if frame.is_empty():
+            raise FrontierError(f"{path}: every row has an empty {name}")
+        if len(frame) < len(whole):
+            out = f"{len(whole) - len(frame):,} of {counted(len(whole), 'row')} left out, whose {name} is empty"
+            warnings.warn(f"{path}: {out}", InputWarning, stacklevel=2)
     return [numbers(frame, name, path) for name in names]
+
+
+EMPTY = ("", "nan", "none", "null", "n/a", "#n/a", "na", "<na>")
+
+
+def _filled(frame: pl.DataFrame, name: str, path: Path) -> pl.DataFrame:
+    """The rows in which a column is not empty, as it is between two evaluations."""
+    if name not in frame.columns:
+        raise FrontierError(f"{path}: has no column {name!r}; it has {', '.join(frame.columns)}")
+    column = pl.col(name)
+    if frame[name].dtype == pl.String:
+        return frame.filter(~column.str.strip_chars().str.to_lowercase().is_in(EMPTY))
+    return frame.filter(column.is_not_null() & (column.is_not_nan() if frame[name].dtype.is_float() else True))
 
 
 def read_series(
@@ -390,6 +416,7 @@ def one_run(path: Path, x: str, y: str, where: Mapping[str, str]) -> None:
             choose among the runs.
     """
     frame = read_file(path).filter(*[pl.col(name).cast(pl.String) == value for name, value in where.items()])
+    frame = _filled(_filled(frame, x, path), y, path)
     others = [c for c in frame.columns if c not in (x, y)]
     several = [c for c in IDENTITY if c in others and frame[c].n_unique() > 1]
     repeated = frame.filter(pl.col(x).is_duplicated())
