@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +17,8 @@ from isocompute.budget import BudgetError
 from isocompute.budget.cli import main
 from isocompute.budget.trainers.doctor import examine
 from isocompute.budget.trainers.given import Given
+from isocompute.budget.trainers.logs.log import LogLayout
+from isocompute.budget.trainers.logs.tensorboard import read_events
 from reading_logs import DOCS, FIXTURES, VERL, lines
 
 GIVEN = {
@@ -66,6 +69,8 @@ def write(folder, name, number=0):
         (folder / "x.jsonl").unlink()
     elif path.suffix == ".wandb":
         shutil.copy(FIXTURES / "wandb" / "run.wandb", path)
+    elif path.name.startswith("events"):
+        shutil.copy(next((FIXTURES / "trl" / "events").iterdir()), path)
     else:
         lines(path, rows)
     return path
@@ -95,13 +100,14 @@ def test_beside_a_damaged_log_every_other_run_is_read_and_the_damaged_one_is_nam
     with TemporaryDirectory() as name:
         folder = Path(name)
         good = [write(folder, f"good{k}/{kind}", k + 1) for k, kind in enumerate(kinds)]
-        bad = write(folder, f"bad/{data.draw(st.sampled_from(KINDS))}")
+        bad = write(folder, f"bad/{data.draw(st.sampled_from([*KINDS, 'run.wandb', 'events.out.tfevents.1']))}")
         bad.write_bytes(data.draw(damages(bad.read_bytes())))
-        status, out = said(folder, "--out", folder / "out", "--set", "questions=50", *runs_of(folder, "run."))
+        status, out = said(folder, "--out", folder / "out", "--set", "questions=50", *runs_of(folder))
         for path in good:
             assert f"{path}: NOT READ" not in out
             assert f"{path}: " in out
-        assert str(bad) in out
+        # A run of TensorBoard's is a folder, and may have ended before it logged anything.
+        assert str(bad.parent if bad.suffix == ".1" else bad) in out or not scalars(bad)
         # What was cut at the end of a line is a shorter run.
         whole = f"{bad}: NOT READ" not in out and "  NOT READ" not in out and "  missing: " not in out
         assert (status == 0) == whole
@@ -110,9 +116,14 @@ def test_beside_a_damaged_log_every_other_run_is_read_and_the_damaged_one_is_nam
         assert [u["source"] for u in runs["unread"]] == ([str(bad)] if f"{bad}: NOT READ" in out else [])
 
 
-def runs_of(folder, begin):
+def scalars(path):
+    """Whether a file of TensorBoard's holds a metric."""
+    return bool(read_events([path], LogLayout(steps=(), needed=re.compile(""))))
+
+
+def runs_of(folder):
     """A table with the settings of the veRL runs below a folder."""
-    names = [str(path) for path in sorted(folder.rglob(f"{begin}*"))]
+    names = [str(path) for path in sorted(folder.rglob("run.*")) if path.suffix in (".jsonl", ".csv")]
     own = {key: value for key, value in GIVEN.items() if key != "questions"}
     table = "\n".join([",".join(["run", *own]), *(",".join([name, *own.values()]) for name in names)])
     (folder / "given").write_text(table)

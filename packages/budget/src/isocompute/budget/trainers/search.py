@@ -246,6 +246,8 @@ def read_source(
     if is_remote(source):
         return _stored(source, trainer)
     path = Path(source).parent if Path(source).name.startswith(EVENTS) else Path(source)
+    if Path(source).stat().st_size == 0:
+        return {}, [Unread(source=source, reason="is empty")]
     try:
         return _claimed(str(path), lambda layout: _logs(Path(source), layout, step_column), trainer), []
     except (BudgetError, OSError) as error:
