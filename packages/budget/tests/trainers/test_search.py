@@ -212,6 +212,16 @@ def test_logs_that_several_loggers_kept_of_one_run_are_named(tmp_path):
         assert "n = 5," in said(tmp_path, *sets(), "--set", f"{path}:actor_rollout_ref.rollout.n=5")[1]
 
 
+def test_two_runs_that_logged_the_same_are_two_where_their_seeds_differ(tmp_path):
+    for seed in "12":
+        write(tmp_path, f"{seed}/run.jsonl")
+        (tmp_path / seed / "config.json").write_text(json.dumps({**VERL, "data.seed": int(seed)}))
+    status, out = said(tmp_path, "--set", "questions=50")
+    assert status == 0
+    assert "seed 1," in out
+    assert "seed 2," in out
+
+
 @pytest.mark.parametrize(
     ("metrics", "words"),
     [

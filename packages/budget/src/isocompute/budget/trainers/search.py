@@ -412,7 +412,12 @@ def once(logs: Sequence[Log], reader: LogReader) -> list[Log]:
 
 
 def _same(one: Log, other: Log, reader: LogReader) -> bool:
-    """Return whether two logs are of one run: everything that both logged is alike."""
+    """Return whether two logs are of one run: all that both logged is alike, and so are seed and learning rate."""
+    configs = plain(one.config), plain(other.config)
+    for name in (*reader.seeds, *reader.learning_rates):
+        values = {config[name] for config in configs if isinstance(config.get(name), int | float)}
+        if len(values) > 1:
+            return False
     first = dict(one.rows)
     pairs = [
         (first[step][key], value)
