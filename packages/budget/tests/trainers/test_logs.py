@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.evals import ingest
-from isocompute.budget.trainers.logs.log import read_arguments
+from isocompute.budget.trainers.logs.states import read_arguments
 from reading_logs import DOCS, FIXTURES, OPENRLHF, PRIME_RL, TRL, VERL, ingested, logged_run, run_settings
 
 

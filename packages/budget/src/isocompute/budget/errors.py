@@ -9,3 +9,7 @@ class BudgetError(IsoComputeError):
 
 class LedgerError(BudgetError):
     """A ledger is damaged, held by another writer, of another run, or cannot be written."""
+
+
+class DamagedLogError(BudgetError):
+    """A log is damaged, or not in the format that its name says."""

@@ -69,7 +69,7 @@ def ingest(
                     )
                 )
             parts.append((log.name, pl.DataFrame(rows, infer_schema_length=None)))
-            notes += [note for note in (*log.notes, *said) if note not in notes]
+            notes += [note for note in (*log.notes, *log.left_out, *said) if note not in notes]
     return table(parts, notes, where=", ".join(sources), numbered=given.get("seed") == "auto")
 
 
@@ -133,8 +133,9 @@ def rows_of(
         return [], []
     n, problems = batching.rollouts_per_problem, batching.problems_per_batch
     if n is None or problems is None:
-        # Readers ask for what they need, so this is what only the settings could say.
-        raise BudgetError(f"{log.name}: {'; '.join(batching.unknown + batching.inconsistent)}")
+        # Readers ask for what they need, so this is what only the settings could say; no steps follow from them here.
+        remarks = [r for r in batching.unknown + batching.inconsistent if not r.startswith("update steps")]
+        raise BudgetError(f"{log.name}: {'; '.join(remarks).replace('--world-size', '--set world_size=NUMBER')}")
     common = {
         "run_id": sha256(repr((log.name, sorted(settings.values.items(), key=str))).encode()).hexdigest()[:16],
         "rollouts_per_problem": n,
@@ -235,7 +236,13 @@ def joined(first: Log, second: Log, reader: LogReader) -> Log:
     if first.name != second.name:
         notes = (*notes, f"{second.name} goes on with {first.name} and is read as the same run")
     restarts = tuple(sorted({*first.restarts, *whole.restarts, *second.restarts}))
-    return replace(whole, restarts=restarts, changed={**first.changed, **second.changed}, notes=notes)
+    return replace(
+        whole,
+        restarts=restarts,
+        changed={**first.changed, **second.changed},
+        notes=notes,
+        left_out=(*first.left_out, *second.left_out),
+    )
 
 
 def _goes_on(first: Log, second: Log, reader: LogReader) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from .counting import LoggedEvaluation, StepCounts
 from .logs.log import Log, LogLayout
@@ -22,6 +22,7 @@ class LogReader:
         learning_rates: Names of the setting of the learning rate.
         evaluations: The evaluations of a run with scores as they are logged, none where it has none. Raises a
             BudgetError where a setting that is needed is missing, or a count or a metric in the log is impossible.
+        former: Names with which evaluations began that are no longer read, and whose names they are.
         progress: What a run generated for training, step by step. Raises a BudgetError likewise.
         understands: Settings that it reads by, beside the trainer's own and those of every reader (``evals.SHARED``).
         beside: Names of the files that lie with its logs and are none themselves.
@@ -35,6 +36,7 @@ class LogReader:
     progress: Callable[[Log, Settings, Batching], StepCounts]
     understands: tuple[str, ...] = ()
     beside: re.Pattern[str] | None = None
+    former: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

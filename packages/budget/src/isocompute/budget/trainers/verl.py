@@ -423,6 +423,7 @@ VERL = Trainer(
         evaluations=evaluations,
         progress=progress,
         understands=("metric", "rollouts_per_step"),
+        former={"val/test_score/": "veRL before 0.3"},
     ),
     parallelism=("tensor", "pipeline", "context"),
 )

@@ -1,0 +1,249 @@
+"""TensorBoard's event files: every folder is a run, every file a start of its trainer.
+
+A file is a sequence of TFRecords: the length of the payload, a checksum of the length, the payload, and its checksum.
+Checksums are CRC-32C, rotated and offset. Each payload is an ``Event`` of protocol buffers, and so are the records of
+W&B: ``Message`` reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...checks import reason
+from ...errors import DamagedLogError
+from .files import content
+from .log import Log, LogLayout, Row, flat, join, metrics_of, step_of
+
+
+class Message:
+    """A message of protocol buffers: whole numbers are int, everything else is bytes.
+
+    Every method that returns a field raises a ValueError where the field is of another type than asked for.
+    """
+
+    def __init__(self, message: bytes) -> None:
+        self._fields: dict[int, list[int | bytes]] = {}
+        position = 0
+        while position < len(message):
+            key, position = _varint(message, position)
+            kind, value = key & 7, 0
+            if kind == 0:
+                value, position = _varint(message, position)
+                self._fields.setdefault(key >> 3, []).append(value)
+                continue
+            if kind not in (1, 2, 5):
+                raise ValueError(f"the wire type {kind} is not used by protocol buffers")
+            length = 8 if kind == 1 else 4
+            if kind == 2:
+                length, position = _varint(message, position)
+            if position + length > len(message):
+                raise ValueError("a field is longer than its message")
+            self._fields.setdefault(key >> 3, []).append(message[position : position + length])
+            position += length
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._fields
+
+    def parts(self, number: int) -> list[bytes]:
+        """Every value of a field that is no whole number."""
+        values = self._fields.get(number, [])
+        if not all(isinstance(value, bytes) for value in values):
+            raise ValueError(f"the field {number} is a whole number")
+        return [value for value in values if isinstance(value, bytes)]
+
+    def part(self, number: int) -> bytes:
+        """The last value of such a field, empty where there is none."""
+        return self.parts(number)[-1] if number in self._fields else b""
+
+    def text(self, number: int) -> str:
+        """The text of a field."""
+        return self.part(number).decode("utf-8", "replace")
+
+    def whole(self, number: int) -> int:
+        """A whole number with a sign, 0 where there is none."""
+        value = self._fields.get(number, [0])[-1]
+        if not isinstance(value, int):
+            raise ValueError(f"the field {number} is no whole number")
+        return value - 2**64 if value >= 2**63 else value
+
+    def real(self, number: int, form: str) -> float:
+        """A number of the ``struct`` format ``form``."""
+        part = self.part(number)
+        if len(part) != struct.calcsize(form):
+            raise ValueError(f"the field {number} is a number of {len(part)} bytes")
+        return float(struct.unpack(form, part)[0])
+
+
+def _varint(message: bytes, position: int) -> tuple[int, int]:
+    """A number of seven bits a byte, and the position after it."""
+    number = shift = 0
+    while position < len(message) and shift < 70:
+        byte = message[position]
+        number |= (byte & 127) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 128:
+            if number >= 2**64:
+                raise ValueError("a number has more than 64 bits")
+            return number, position
+    raise ValueError("a number does not end")
+
+
+ARGUMENTS = "args/text_summary"
+"""Where a transformers Trainer writes its arguments."""
+LAST_TAG = "train/epoch"
+"""The last metric that a transformers Trainer writes of an entry."""
+LARGE = 2**16
+"""Bytes of texts, images and histograms, of which nothing is read; a checksum byte by byte would take long."""
+
+
+def read_events(files: Sequence[Path], layout: LogLayout) -> list[Log]:
+    """Runs of event files, one a folder; folders without metrics, such as those of hyperparameters, hold none.
+
+    Raises:
+        BudgetError: A file cannot be read, or one folder holds two runs.
+        DamagedLogError: A checksum does not match, or a record is no event.
+    """
+    folders: dict[Path, list[Path]] = {}
+    for path in sorted(files):
+        folders.setdefault(path.parent, []).append(path)
+    runs = []
+    for folder, members in folders.items():
+        starts: list[list[Row]] = []
+        config: dict[str, Any] = {}
+        changed: dict[str, tuple[Any, Any]] = {}
+        left_out: list[str] = []
+        for path in members:
+            own: dict[str, Any] = {}
+            rows = _read(path, layout, own, left_out)
+            starts += [rows] if rows else []
+            changed |= {key: (config[key], value) for key, value in own.items() if config.get(key, value) != value}
+            config |= own
+        if starts:
+            log = join(str(folder), starts, layout, config)
+            runs.append(replace(log, changed=changed, left_out=tuple(left_out)))
+        elif left_out:
+            raise DamagedLogError(f"{left_out[0]}; before it, no metric was logged")
+    return runs
+
+
+def _read(path: Path, layout: LogLayout, config: dict[str, Any], left_out: list[str]) -> list[Row]:
+    """Scalars of one file by entry.
+
+    Args:
+        config: Gathers the arguments that it holds.
+        left_out: Gathers what was not read.
+    """
+    entries: list[tuple[int, dict[str, float]]] = []
+    closed = True
+    for position, payload, check in _payloads(path, left_out):
+        try:
+            event = Message(payload)
+            step = event.whole(2)
+            values = [Message(value) for summary in event.parts(5) for value in Message(summary).parts(1)]
+            tagged = [(value.text(1), value) for value in values]
+            for tag, value in tagged:
+                config |= _arguments(value) if tag == ARGUMENTS else {}
+            scalars = [(tag, n) for tag, value in tagged if tag != ARGUMENTS and (n := _scalar(value)) is not None]
+        except ValueError as error:
+            raise DamagedLogError(
+                f"{path}: is damaged, or no file of TensorBoard events: the record at byte {position:,} is no event "
+                f"({reason(error)})"
+            ) from None
+        if scalars:
+            step_of({"step": step}, ("step",), f"{path}: the record at byte {position:,}")
+            if len(payload) > LARGE:
+                _verify(path, position, payload, check)
+        for tag, number in scalars:
+            # A tag that comes again at one step belongs to a further entry, such as of a second evaluation set.
+            if closed or entries[-1][0] != step or tag in entries[-1][1]:
+                entries.append((step, {}))
+            entries[-1][1][tag] = number
+            closed = tag == LAST_TAG
+    return [(step, metrics_of(values, layout, str(path))) for step, values in entries]
+
+
+def _payloads(path: Path, left_out: list[str]) -> Iterator[tuple[int, bytes, int]]:
+    """The payloads of a file, each with the byte at which its record begins and its checksum, verified if it is short.
+
+    The last one of a run that was killed is incomplete, or zeros after a crash, and is left out.
+    """
+    data = content(path)
+    position = 0
+    while position < len(data):
+        rest = len(data) - position
+        if not data[position : position + 12].strip(b"\0") and not data[position:].strip(b"\0"):
+            left_out.append(f"{path}: its last {rest:,} bytes are zeros, as after a crash, and are left out")
+            return
+        if rest >= 12:
+            length, check = struct.unpack_from("<QI", data, position)
+            if check != _checksum(data[position : position + 8]):
+                raise DamagedLogError(
+                    f"{path}: is damaged, or no file of TensorBoard events: at byte {position:,} the checksum of a "
+                    "record's length does not match"
+                )
+        if rest < 12 or rest < length + 16:
+            left_out.append(f"{path}: its last record, of {rest:,} bytes, is incomplete and is left out")
+            return
+        payload = data[position + 12 : position + 12 + length]
+        (check,) = struct.unpack_from("<I", data, position + 12 + length)
+        if length <= LARGE:
+            _verify(path, position, payload, check)
+        yield position, payload, check
+        position += 16 + length
+
+
+def _verify(path: Path, position: int, payload: bytes, check: int) -> None:
+    if check != _checksum(payload):
+        raise DamagedLogError(
+            f"{path}: is damaged: the checksum of the record at byte {position:,} does not match; what is before it is "
+            f"read from a copy of the first {position:,} bytes (head -c {position})"
+        )
+
+
+def _checksum(data: bytes) -> int:
+    """CRC-32C as TFRecords keep it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ TABLE[crc & 255 ^ byte]
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _table() -> tuple[int, ...]:
+    """What each byte makes of a CRC-32C."""
+    table = list(range(256))
+    for _ in range(8):
+        table = [crc >> 1 ^ (0x82F63B78 if crc & 1 else 0) for crc in table]
+    return tuple(table)
+
+
+TABLE = _table()
+
+
+def _scalar(value: Message) -> float | None:
+    """The number of a ``Summary.Value``: its simple value, or a tensor of one number; None for others."""
+    if 2 in value:
+        return value.real(2, "<f")
+    if 8 not in value:
+        return None
+    tensor = Message(value.part(8))
+    for form, kind, field in (("<f", 1, 5), ("<d", 2, 6)):
+        if tensor.whole(1) == kind:
+            # In one piece, or as a list of numbers.
+            places = [number for number in (4, field) if len(tensor.part(number)) == struct.calcsize(form)]
+            return tensor.real(places[0], form) if places else None
+    return None
+
+
+def _arguments(value: Message) -> dict[str, Any]:
+    """The arguments of a transformers Trainer, none where they are no JSON."""
+    try:
+        document = json.loads(Message(value.part(8)).part(8))
+        return flat(document) if isinstance(document, dict) else {}
+    except (ValueError, RecursionError):
+        return {}
