@@ -4,6 +4,7 @@ Whatever a log holds, it is a table or one clear error.
 """
 
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -260,6 +261,7 @@ row = st.fixed_dictionaries({"step": st.integers(1, 6)}, optional=shares)
 # Rows that could have been logged, sorted by their step, of which some cells then hold anything.
 log_rows = st.lists(row, min_size=1, max_size=6, unique_by=lambda logged: logged["step"])
 cells = st.lists(st.tuples(st.integers(0, 5), st.sampled_from(NAMES), odd), max_size=2)
+quick = settings(max_examples=40, deadline=None)
 ALL = {**TRL, **VERL, **OPENRLHF, **PRIME_RL}
 
 
@@ -364,3 +366,28 @@ def test_the_batch_that_trl_generates_next_follows_its_schedule(tmp_path):
         twice = {**TRL, "num_iterations": 2}
         log = lines(tmp_path / "log.jsonl", rows)
         assert progress("trl", log, twice, {"problems": "100"}).following == following
+
+
+@quick
+@given(st.dictionaries(st.sampled_from(["a", "openai/gsm8k", "b/c/d", "e"]), st.integers(1, 60), min_size=1), st.data())
+def test_each_problem_set_has_a_number_of_problems_of_its_own(questions, data):
+    metrics = {
+        f"val-core/{name}/acc/mean@4": data.draw(st.integers(0, 4 * q)) / (4 * q) for name, q in questions.items()
+    }
+    given = {f"questions.{name}": str(number) for name, number in questions.items()}
+    with TemporaryDirectory() as folder:
+        path = lines(Path(folder) / "log.jsonl", [{"step": 1, **metrics}])
+        (Path(folder) / "config.json").write_text(json.dumps(VERL))
+        say = lambda **said: ingest("verl", [str(path)], config=Path(folder) / "config.json", constants=said)[0]  # noqa: E731
+        evals = say(**given)
+        assert dict(evals.select("problem_set", "questions").iter_rows()) == questions
+        alone = next(iter(questions))
+        if len(questions) == 1:
+            assert say(questions=str(questions[alone])).drop("run_id").equals(evals.drop("run_id"))
+        else:
+            with pytest.raises(BudgetError, match=r"one number for the problem sets .*questions\."):
+                say(questions=str(questions[alone]))
+            with pytest.raises(BudgetError, match=rf"questions\.{re.escape(alone)} is not known"):
+                say(**{k: v for k, v in given.items() if k != f"questions.{alone}"})
+        with pytest.raises(BudgetError, match=r"no setting questions\.else"):
+            say(**given, **{"questions.else": "30"})

@@ -136,6 +136,7 @@ class Tally:
     Attributes:
         per_step: Rollouts of a step whose count is not logged, where that is known.
         reason_unknown: Why it is not known otherwise, and what a log must hold to say it.
+        episode: Steps of a pass over the problems, if its last batch is short, and the rollouts that this one lacks.
         rollouts: Generated up to and including it.
         rollouts_error: By how much that may be wrong.
         tokens: Response tokens of these rollouts.
@@ -145,6 +146,7 @@ class Tally:
     where: str
     per_step: int | None
     reason_unknown: str
+    episode: tuple[int, int] | None = None
     step: int = 0
     rollouts: int = 0
     rollouts_error: int = 0
@@ -175,6 +177,9 @@ class Tally:
             )
         self.sources |= ({"formula"} if missing else set()) | ({"log"} if own is not None else set())
         new = missing * (self.per_step or 0) + (own or 0)
+        if self.episode is not None:
+            steps, lacking = self.episode
+            new -= ((self.step + missing) // steps - self.step // steps) * lacking
         self.step = step
         self.rollouts += new
         self.rollouts_error += error

@@ -221,8 +221,8 @@ def join_restarts(logs: Sequence[Log], reader: LogReader) -> list[Log]:
         before = next((k for k, other in enumerate(out) if _goes_on(other, log, reader)), None)
         if before is None:
             met = [_differences(other, log) for other in out if _meets(other, log, reader)] if steps_before(log) else []
-            changed = {**log.changed, **min(met, key=len, default={})}
-            out.append(replace(log, changed=changed))
+            nearest = min(met, key=len) if met else {}
+            out.append(replace(log, changed={**log.changed, **nearest}))
             continue
         out[before] = joined(out[before], log, reader)
     order = {log.name: k for k, log in enumerate(logs)}

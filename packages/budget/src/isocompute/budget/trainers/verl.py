@@ -104,10 +104,13 @@ class Prompts:
 def _prompts(log: Log, settings: Settings, problems: int) -> Prompts:
     """Find where a run's prompts are counted: dynamic sampling generates until a batch has passed its filter."""
     logged = {key for _, metrics in log.rows for key in metrics}
-    generated = settings.whole("data.gen_batch_size")
-    if generated is None and not settings.has_defaults:
-        raise settings.missing("data.gen_batch_size")
-    generated = generated or problems
+    key = "data.gen_batch_size"
+    generated = settings.whole(key)
+    if generated is None and BATCHES in logged and not settings.has_defaults and key not in settings.given:
+        raise settings.missing(key)
+    if generated is None:
+        settings.notes.append(f"{key} is not set; its default, the {problems:,} of data.train_batch_size, is assumed")
+        generated = problems
     if BATCHES in logged:
         return Prompts(
             per_step=None,
@@ -248,14 +251,24 @@ def parse(settings: Settings) -> Batching:
     if not dynamic:
         parts = {"a mini-batch": mini, **({"a batch": problems} if engine == "megatron" and mini != problems else {})}
         _check_micro_batch(settings, parts, n, ranks)
+    generated, filters = settings.whole("data.gen_batch_size"), settings.is_on("algorithm.filter_groups.enable")
+    # The former trainer's loader gives batches of gen_batch_size, of which a step takes one or more.
+    loaded = bool(filters and generated and problems and generated != problems and not is_v1(settings))
+    fetched = generated if loaded else problems
+    least = -(-problems // fetched) if problems and fetched else 1
+    epochs = settings.whole("trainer.total_epochs", default=30)
     steps = settings.steps(
-        settings.whole("trainer.total_training_steps"),
-        settings.whole("trainer.total_epochs", default=30),
-        problems,
-        "trainer.total_epochs",
+        settings.whole("trainer.total_training_steps"), epochs, fetched and fetched * least, "trainer.total_epochs"
     )
-    generated = settings.whole("data.gen_batch_size")
-    if settings.is_on("algorithm.filter_groups.enable") or (generated and problems and generated != problems):
+    if loaded and fetched:
+        whole = settings.product(epochs, settings.problems and settings.problems // fetched, fetched, n)
+        most = "" if whole is None else f"at most {whole:,} rollouts and "
+        settings.notes.append(
+            f"the former trainer loads {fetched:,} prompts at once, and with filter_groups a step takes {least:,} or "
+            f"more such batches: {most}fewer steps than planned, where groups are filtered; how many is known only "
+            "afterwards (train/num_gen_batches)"
+        )
+    elif filters or (generated and problems and generated != problems):
         settings.notes.append(
             "filter_groups generates until a batch is full, so more than B_p · n · M rollouts; how many is known "
             "only afterwards (training/filter_groups/evicted_samples)"
@@ -274,12 +287,15 @@ def parse(settings: Settings) -> Batching:
         )
         if mode == "separate_async":
             settings.notes.append(f"{mode} samples on {ROLLOUT}.nnodes × {ROLLOUT}.n_gpus_per_node further devices")
+    updates = mini_batches * passes if mini_batches else None
     return settings.batching(
-        problems_generated=problems,
+        problems_generated=fetched,
         rollouts_per_problem=n,
-        generations=steps,
-        updates=mini_batches * passes if mini_batches else None,
+        generations=steps and steps * least,
+        updates=updates,
         passes=passes,
+        problems_per_batch=mini if loaded else None,
+        update_steps=steps * updates if loaded and steps and updates else None,
         world_size=world,
         data_parallel=ranks,
         baseline_rollouts=int(remax),
