@@ -56,6 +56,9 @@ def ensure_store(uri: str | None = None, *, create: bool = True) -> str:
     uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
     if not create:
         _refuse_missing(uri)
+        if uri.startswith("file:"):
+            # MLflow no longer writes stores of files, and reads them on request.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri(uri)
     with _first_contact(uri), _little_patience():
         try:

@@ -197,7 +197,7 @@ def _refuse_several_owners(source: str, name: str, carriers: Collection[Any]) ->
 
 def is_store(source: str) -> bool:
     """Return whether a source is a tracking URI."""
-    return source.startswith(("sqlite:///", "http://", "https://"))
+    return source.startswith(("sqlite:///", "file:///", "http://", "https://"))
 
 
 def runs_of(source: str) -> tuple[Any, list[Any]]:

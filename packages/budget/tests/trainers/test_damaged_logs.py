@@ -21,6 +21,7 @@ import pytest
 from good_logs import good_logs, leveldb, tfrecords
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.doctor import examine
+from isocompute.budget.trainers.given import Given
 from isocompute.budget.trainers.logs import files
 from isocompute.budget.trainers.logs.sources import read_logs
 from isocompute.budget.trainers.logs.states import read_arguments
@@ -269,7 +270,7 @@ def test_a_damaged_log_is_read_right_or_said_or_refused(part, tmp_path, monkeypa
             # JSON reads what is too large as infinity.
             assert word.strip('"') in (*EMPTY, "1e999") or got.keys() == right.keys(), case
         with hurried(), suppress(BudgetError):
-            examine([str(folder)], {})
+            examine([str(folder)], Given())
 
 
 def test_the_words_that_stand_for_numbers_are_refused_with_their_place(tmp_path):

@@ -133,3 +133,35 @@ def test_a_store_is_followed_once_something_was_logged(store, tmp_path):
     # Whoever reads a store while it is being made makes both fail.
     sqlite3.connect(tmp_path / "new.db").close()
     assert LiveLog(f"sqlite:///{tmp_path}/new.db").look().logs == ()
+
+
+def test_a_store_given_as_a_path_or_found_in_a_folder_is_read(tmp_path, monkeypatch, capsys):
+    mlflow = pytest.importorskip("mlflow")
+    # MLflow writes stores of files only on request.
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    for name, uri in (
+        ("db", f"sqlite:///{tmp_path}/db/mlflow.db"),
+        ("files", (tmp_path / "files" / "mlruns").as_uri()),
+    ):
+        (tmp_path / name).mkdir()
+        client = mlflow.MlflowClient(tracking_uri=uri)
+        for number in range(2):
+            # The second one goes back before its first step: two runs in one.
+            run = client.create_run(client.create_experiment(f"{name}{number}"), run_name=name).info.run_id
+            for key, value in {**CONFIG, "seed": len(name)}.items():
+                client.log_param(run, key, value)
+            for time, step in enumerate((2, 4, 6) if not number else (4, 2)):
+                for key, value in (("eval_reward", step / 10), ("eval_completions/mean_length", 5.0)):
+                    client.log_metric(run, key, value, step=step, timestamp=time)
+            client.set_terminated(run)
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
+    capsys.readouterr()
+    for source in ("db/mlflow.db", "db", "files/mlruns", "files"):
+        status = main(["doctor", str(tmp_path / source), "--set", "questions=8"])
+        said = capsys.readouterr().out
+        assert status == 3
+        assert "3 evaluations of 8 problems" in said
+        (unread,) = (line for line in said.splitlines() if ": NOT READ" in line)
+        assert unread.startswith("runs:/")
+    assert main(["doctor", str(tmp_path), "--set", "questions=8", "--out", str(tmp_path / "out")]) == 3
+    assert "6 evaluations of 2 runs" in capsys.readouterr().out

@@ -1,5 +1,7 @@
 """Reading evaluations: files of any columns, bad input as one clear error, groups of runs, and units of compute."""
 
+import json
+import shutil
 import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -7,13 +9,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from isocompute.frontier import Frontier, FrontierError, PaperConfig, convert, fit_as_paper, read_evals, with_gpu_hours
 from isocompute.frontier.cli import main
 from isocompute.frontier.contract import tables
 from isocompute.frontier.contract.errors import TableError
-from isocompute.frontier.data.reading import read_columns
+from isocompute.frontier.data.reading import not_read, read_columns
 from isocompute.frontier.errors import InputWarning
 
 from ..conftest import quick, run
@@ -445,6 +447,58 @@ def test_what_cannot_be_converted_is_refused(changed: dict[str, object], message
     asked = {"evals": growing(), "amount": 100, "to": "tokens", "rollouts_per_problem": 4, **changed}
     with pytest.raises(FrontierError, match=message):
         convert(**asked)  # type: ignore[arg-type]
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lost=st.dictionaries(st.sampled_from("abcdef"), st.text(min_size=1, max_size=20)), named=st.booleans())
+def test_what_the_makers_of_a_table_did_not_read_is_repeated(
+    lost: dict[str, str], named: bool, table: pl.DataFrame, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tables"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    table.write_parquet(folder / ("evals.parquet" if named else "mine.parquet"))
+    unread = [{"source": f"{name}.csv", "reason": reason} for name, reason in lost.items()]
+    (folder / "manifest.json").write_text(json.dumps({"runs": [], "unread": unread}))
+    said = not_read([folder])
+    assert len(said) == bool(lost)
+    for name, reason in lost.items():
+        assert f"{name}.csv ({reason})" in said[0]
+    assert [line.split()[0] for line in said] == [str(len(lost))] * bool(lost)
+    assert read_evals([folder]).equals(read_evals([folder / ("evals.parquet" if named else "mine.parquet")]))
+
+
+def test_a_folder_of_tables_of_any_names_is_fitted(table: pl.DataFrame, tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    for n, path in ((4, tmp_path / "a.csv"), (16, tmp_path / "below" / "b.parquet")):
+        own = table.filter(pl.col("rollouts_per_problem") == n)
+        own.write_csv(path) if path.suffix == ".csv" else own.write_parquet(path)
+    # Once more, in the other format; and what is no table of evaluations.
+    table.filter(pl.col("rollouts_per_problem") == 16).write_csv(tmp_path / "below" / "b.csv")
+    (tmp_path / "runs.csv").write_text("run,n\nx,4\n")
+    assert read_evals([tmp_path]).drop("run_id").equals(tables.check(table, "evals", where="").drop("run_id"))
+    # Where one is called evals, that one counts, and the others are named.
+    table.filter(pl.col("rollouts_per_problem") == 4).write_parquet(tmp_path / "evals.parquet")
+    with pytest.warns(InputWarning, match=r"a\.csv"):
+        assert read_evals([tmp_path])["rollouts_per_problem"].unique().to_list() == [4]
+
+
+def test_of_two_rewards_at_one_compute_of_one_run_the_later_row_counts_and_is_named(
+    table: pl.DataFrame, tmp_path: Path
+) -> None:
+    plain_rows = table.drop("step")
+    again = plain_rows.filter(pl.col("run_id") == "n4s1").tail(2).with_columns(pl.col("avg_at_4") * 0.5)
+    pl.concat([plain_rows, again]).write_csv(tmp_path / "mine.csv")
+    rows = [plain_rows["run_id"].to_list().index("n4s1") + 20, len(table) + 1]
+    with pytest.warns(InputWarning, match=rf"n4s1.* 2 values .*row {rows[0]} and mine.csv row {rows[1]}"):
+        found = read_evals([tmp_path / "mine.csv"])
+    assert len(found) == len(table)
+    last = found.filter(pl.col("run_id") == "n4s1").sort("rollouts").tail(2)
+    assert last["avg_at_4"].to_list() == pytest.approx(again["avg_at_4"].to_list())
+    # Nobody knows of points without a run whose they are: both count, and are named.
+    pl.concat([plain_rows, again]).drop("run_id").write_csv(tmp_path / "mine.csv")
+    with pytest.warns(InputWarning, match="2 values .*both count"):
+        assert len(read_evals([tmp_path / "mine.csv"])) == len(table) + 2
 
 
 @given(cells=st.lists(st.sampled_from(["0.25", "0.5", "", "NaN", "None", "null", " N/A "]), min_size=2))

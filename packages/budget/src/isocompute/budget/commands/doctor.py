@@ -7,11 +7,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..contract import tables
-from ..trainers.doctor import Patient, examine, written
+from ..contract.files import write_text
+from ..errors import BudgetError
+from ..trainers.doctor import Patient, Report, examine, to_be_filled_in, written
 from ..trainers.evals import plain
+from ..trainers.given import Given, read_table
 from ..trainers.registry import TRAINERS
 from ..trainers.settings import load
-from .text import add_constants, write_json
+from .text import assignment_of_run, plural, write_json
+
+RUNS = "runs.csv"
+PARTLY = 3
+"""Exit status where some of what looks like a log is not in the table."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -21,16 +28,37 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="find trainers' runs, and what is missing to fit them",
         description="Find runs of TRL, veRL, OpenRLHF and prime-rl below folders: what is understood of each, all that "
         "is missing, and a table that isocompute-frontier fits as it is.",
+        epilog="Exit status: 0 where everything that looks like a log was read and is in the table, 3 where some of it "
+        "is not, 1 where nothing is, 2 after an error.",
     )
-    parser.add_argument("path", nargs="+", metavar="PATH", help="folders, files, mlflow:EXPERIMENT or a tracking URI")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write evals.parquet and manifest.json there")
+    parser.add_argument(
+        "path", nargs="+", metavar="PATH", help="folders, files, mlflow:EXPERIMENT, a tracking URI or database"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help=f"write evals.parquet and manifest.json there, and {RUNS} to be filled in where something is missing",
+    )
     parser.add_argument(
         "--trainer",
         choices=[name for name, known in TRAINERS.items() if known.logs],
         help="whose logs they are (default: as their metrics say)",
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="the runs' configuration, where the logs lack it")
-    add_constants(parser, "what is missing, for all runs")
+    parser.add_argument(
+        "--runs", type=Path, metavar="FILE", help=f"settings of each run: {RUNS}, with a row for each of them"
+    )
+    parser.add_argument(
+        "--set",
+        dest="constants",
+        action="append",
+        default=[],
+        type=assignment_of_run,
+        metavar="[RUN:]NAME=VALUE",
+        help="what is missing, of all runs or of the one called RUN: questions=300, or a setting by the trainer's own "
+        "name",
+    )
     parser.set_defaults(run=run)
 
 
@@ -38,38 +66,82 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     """Print what is understood and what is missing, and write the table.
 
     Raises:
-        BudgetError: There is no run.
+        BudgetError: There is nothing that looks like a log, or something is said of a run that is not there.
     """
-    patients = examine(
+    given = Given(
+        table={} if arguments.runs is None else read_table(arguments.runs),
+        every={name: value for of, name, value in arguments.constants if not of},
+        runs=[said for said in arguments.constants if said[0]],
+        file=str(arguments.runs),
+    )
+    report = examine(
         arguments.path,
-        dict(arguments.constants),
+        given,
         trainer=arguments.trainer,
         shared={} if arguments.config is None else plain(load(arguments.config)),
     )
+    patients, out = report.patients, arguments.out
     for patient in patients:
         yield from _lines(patient)
+    yield from (f"{unread.source}: NOT READ: {unread.reason}" for unread in report.unread)
     yield from _missing(patients)
+    if out is not None and any(patient.missing for patient in patients):
+        yield from _to_be_filled_in(patients, out / RUNS, arguments.runs)
     if not any(patient.rows for patient in patients):
         arguments.exit_status = 1
         yield "no run is understood completely, so there is no table to write"
-        return
-    if arguments.out is None:
-        return
-    frame, notes = written(patients)
-    path = tables.write(frame, "evals", arguments.out / "evals.parquet")
-    write_json(_manifest(patients), arguments.out / "manifest.json")
+    elif out is not None:
+        yield from _written(report, out)
+    lost = _lost(report)
+    if lost:
+        arguments.exit_status = arguments.exit_status if "exit_status" in arguments else PARTLY
+        yield lost
+
+
+def _written(report: Report, out: Path) -> Iterable[str]:
+    """Write the table and where it comes from."""
+    frame, notes = written(report.patients)
+    path = tables.write(frame, "evals", out / "evals.parquet")
+    write_json(_manifest(report), out / "manifest.json")
     yield from (f"note: {note}" for note in notes)
-    runs = frame["run_id"].n_unique()
-    yield f"{len(frame):,} evaluations of {runs:,} run{'s' if runs > 1 else ''} in {path}"
+    yield f"{len(frame):,} evaluations of {plural(frame['run_id'].n_unique(), 'run')} in {path}"
     rates = frame["learning_rate"].drop_nulls().n_unique()
     sets = frame["problem_set"].unique().sort().to_list()
     more = " --group learning_rate" if rates > 1 else ""
     more += f" --problem-set {sets[0]}" if len(sets) > 1 else ""
-    yield f"fit them: isocompute-frontier fit {arguments.out} --out fitted{more}"
+    yield f"fit them: isocompute-frontier fit {out} --out fitted{more}"
+
+
+def _lost(report: Report) -> str:
+    """The line that counts what is not in the table; none where everything is."""
+    parts = []
+    without = sum(not patient.rows for patient in report.patients)
+    if without:
+        parts.append(f"{without:,} of {plural(len(report.patients), 'run')} {_were(without)} not understood")
+    if report.unread:
+        parts.append(f"{len(report.unread):,} of {plural(report.files, 'file')} {_were(len(report.unread))} not read")
+    return " and ".join(parts)
+
+
+def _were(number: int) -> str:
+    return "was" if number == 1 else "were"
+
+
+def _to_be_filled_in(patients: Sequence[Patient], path: Path, given: Path | None) -> Iterable[str]:
+    """Write a table of the runs with blank cells for what is missing, unless it would replace one that was edited."""
+    text = to_be_filled_in(patients)
+    read = given is not None and path.exists() and given.samefile(path)
+    if path.exists() and not read and path.read_text("utf-8", "replace") != text:
+        yield f"{path} is there and stays as it is: give it with --runs {path}, or remove it to have it written anew"
+        return
+    write_text(path, text, error=BudgetError)
+    yield f"to be filled in: {path}, then --runs {path}"
 
 
 def _lines(patient: Patient) -> Iterable[str]:
     yield f"{patient.name}: {patient.trainer.title}"
+    if patient.also:
+        yield f"  also in: {', '.join(patient.also)}"
     if patient.rows:
         first, last = patient.rows[0], patient.rows[-1]
         rate = first["learning_rate"]
@@ -88,7 +160,7 @@ def _lines(patient: Patient) -> Iterable[str]:
         yield f"  NOT READ: {patient.problem}"
     if patient.missing:
         yield f"  missing: {', '.join(patient.missing)}"
-    yield from (f"  note: {note}" for note in patient.notes if patient.rows)
+    yield from (f"  note: {note}" for note in patient.notes)
 
 
 def _missing(patients: Sequence[Patient]) -> Iterable[str]:
@@ -102,14 +174,17 @@ def _missing(patients: Sequence[Patient]) -> Iterable[str]:
         lacking = [p for p in patients if name in p.missing]
         choices = next((p.missing[name] for p in lacking if p.missing[name]), "VALUE")
         yield f"  {name:{width}}  {len(lacking):,} of {len(patients):,} runs  --set {name}={choices}"
+    if len(patients) > 1:
+        yield "for one run alone: --set RUN:NAME=VALUE, with its name or the end of it"
 
 
-def _manifest(patients: Sequence[Patient]) -> dict[str, object]:
-    """Every run, and what its figures rest on."""
+def _manifest(report: Report) -> dict[str, object]:
+    """Every run, what its figures rest on, and what was not read."""
     return {
         "runs": [
             {
                 "source": p.name,
+                "also": list(p.also),
                 "trainer": p.trainer.name,
                 "run_id": p.rows[0]["run_id"] if p.rows else None,
                 "evaluations": len(p.rows),
@@ -118,6 +193,8 @@ def _manifest(patients: Sequence[Patient]) -> dict[str, object]:
                 "problem": p.problem or None,
                 "notes": list(p.notes),
             }
-            for p in patients
-        ]
+            for p in report.patients
+        ],
+        "files": report.files,
+        "unread": [{"source": u.source, "reason": u.reason} for u in report.unread],
     }

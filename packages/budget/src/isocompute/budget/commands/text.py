@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterable, Sequence
 from decimal import Decimal, InvalidOperation
 from math import isfinite
@@ -124,6 +125,19 @@ def add_constants(parser: argparse._ActionsContainer, what: str) -> None:
         metavar="NAME=VALUE",
         help=f"{what}: questions=300, or a setting by the trainer's own name",
     )
+
+
+def assignment_of_run(text: str) -> tuple[str, str, str]:
+    """The parts of ``RUN:NAME=VALUE``; the run is empty for ``NAME=VALUE``.
+
+    Raises:
+        argparse.ArgumentTypeError: It is neither.
+    """
+    # A run's name may hold a colon or, as Hydra's folders do, an equals sign.
+    parts = re.fullmatch(r"(?s)(?:(?P<run>.+?):)?(?P<name>[^:=]+)=(?P<value>.*)", text)
+    if not parts:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither NAME=VALUE nor RUN:NAME=VALUE")
+    return parts["run"] or "", parts["name"], parts["value"]
 
 
 def assignment(text: str) -> tuple[str, str]:

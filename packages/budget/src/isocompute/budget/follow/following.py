@@ -29,12 +29,12 @@ from ..ledger.fold import Fold
 from ..ledger.ledger import MOST_SHARES, History, Ledger
 from ..ledger.limits import Limits, admission
 from ..trainers.counting import StepCounts
-from ..trainers.doctor import LOGS, SKIPPED, log_sources, once, read_source
 from ..trainers.evals import join_restarts, joined, progress_of, reader_of, settings_of
 from ..trainers.logs.log import Log, TwoRunsError
-from ..trainers.logs.sources import read_logs
+from ..trainers.logs.sources import EVENTS, STATE, read_logs
 from ..trainers.logs.tensorboard import read_events
 from ..trainers.registry import TRAINERS
+from ..trainers.search import LOGS, SKIPPED, is_remote, log_sources, once, read_source
 from ..trainers.trainer import LogReader, Trainer
 
 AT_BUDGET = 3
@@ -281,7 +281,6 @@ def _exit(number: int) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-EVENTS, STATE = "events.out.tfevents.", "trainer_state.json"
 Stamp = tuple[tuple[str, int, int], ...]
 
 
@@ -319,7 +318,7 @@ class LiveLog:
     @property
     def remote(self) -> bool:
         """True where it is no file or folder."""
-        return self.source.startswith(("mlflow:", "runs:/")) or tracking.is_store(self.source)
+        return is_remote(self.source)
 
     @property
     def problem(self) -> str:
@@ -350,7 +349,7 @@ class LiveLog:
         logs: list[Log] = []
         problem = ""
         try:
-            below = list(log_sources(self.source)) if self.remote or Path(self.source).exists() else []
+            below = log_sources(self.source)[0] if self.remote or Path(self.source).exists() else []
         except OSError as error:
             return (), f"{self.source}: cannot be read ({error})"
         # A checkpoint's state lags behind every logger's log.
@@ -370,8 +369,10 @@ class LiveLog:
     def _read_source(self, source: str) -> list[Log]:
         """Read the runs of one source, and whose they are if that is not known yet."""
         if self.trainer is None:
-            name, logs = read_source(source)
-            self.trainer = TRAINERS[name] if logs else None
+            found, unread = read_source(source)
+            self.trainer = TRAINERS[next(iter(found))] if found else None
+            if unread and self.trainer is None:
+                raise BudgetError(f"{unread[0].source}: {unread[0].reason}")
         if self.trainer is None:
             return []
         reader = reader_of(self.trainer)

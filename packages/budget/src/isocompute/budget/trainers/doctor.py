@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isclose
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from ..contract import tracking
+from ..contract import tables
+from ..contract.errors import TableError, TrackingError
 from ..errors import BudgetError
-from .evals import SHARED, join_restarts, reader_of, rows_of, table
+from .evals import SHARED, join_restarts, reader_of, rows_of, settings_of, table
+from .given import Given, table_of
 from .logs.log import Log
-from .logs.sources import read_logs
-from .logs.states import last_states
 from .registry import TRAINERS
-from .settings import MissingSettingError
-from .trainer import LogReader, Trainer
+from .search import Unread, is_remote, log_sources, once, read_source, with_settings_beside
+from .settings import MissingSettingError, Value
+from .trainer import Trainer
 
 MOST_QUESTIONS = 20
-"""A run of which more than this is missing is not understood."""
+"""Settings that are asked for, of a run, at the most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +29,10 @@ class Patient:
     """A run that was found.
 
     Attributes:
+        also: Where other loggers left it.
         rows: Of ``evals``; none where something is missing.
+        settings: What is known of it, by name.
+        read: Names of the settings that it is read by; none where it could not be read to the end.
         missing: Settings that nothing says, and what each may be, where that is known.
         training: Whether the rows are of the reward of training.
         notes: Defaults that were used, and what is biased.
@@ -40,52 +41,110 @@ class Patient:
 
     name: str
     trainer: Trainer
+    also: tuple[str, ...] = ()
     rows: list[dict[str, Any]] = field(default_factory=list)
+    settings: Mapping[str, Value] = field(default_factory=dict)
+    read: frozenset[str] = frozenset()
     missing: Mapping[str, str] = field(default_factory=dict)
     training: bool = False
     notes: tuple[str, ...] = ()
     problem: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What was found.
+
+    Attributes:
+        unread: What looks like a log and was not read.
+        files: How many look like logs, these included.
+    """
+
+    patients: list[Patient]
+    unread: list[Unread]
+    files: int
+
+
 def examine(
     sources: Sequence[str],
-    given: Mapping[str, str],
+    given: Given,
     *,
     trainer: str | None = None,
     shared: Mapping[str, Any] | None = None,
-) -> list[Patient]:
+) -> Report:
     """Find runs and say what is understood of each.
 
     Args:
         sources: Folders, files, MLflow experiments or tracking URIs.
-        given: What the user says of all runs.
+        given: What the user says.
         trainer: Whose logs they are; None where their metrics say it.
         shared: The configuration of all runs, with dotted keys, where their logs lack it.
 
     Raises:
-        BudgetError: There is no such file or folder, no run in it, or a file of a given trainer cannot be read.
+        BudgetError: There is no such file or folder, nothing in it looks like a log, or the user names a run or a
+            setting that is not there.
         TrackingError: MLflow does not have it.
     """
-    by_trainer: dict[str, list[Log]] = {}
+    by_trainer: dict[str, list[Log]] = {name: [] for name in TRAINERS}
+    unread: list[Unread] = []
+    files = 0
     for source in sources:
-        for below in log_sources(source):
-            named = trainer is not None and below == source
-            name, logs = read_source(below, trainer, step_column=given.get("step_column"), named=named)
-            by_trainer.setdefault(name, []).extend(logs)
-    by_trainer.pop("", None)
-    if not by_trainer:
-        raise BudgetError(
-            f"{', '.join(sources)}: no run of {', '.join(n for n, t in TRAINERS.items() if t.logs)} found"
-        )
-    patients, used = [], set(SHARED)
+        below, closed = log_sources(source)
+        unread += closed
+        for one in below:
+            try:
+                found, failed = read_source(one, trainer, step_column=given.step_column(one))
+            except TrackingError as error:
+                if one == source:
+                    raise
+                found, failed = {}, [Unread(source=one, reason=str(error))]
+            if one == source and not found and not failed and not is_remote(one):
+                failed = [Unread(source=one, reason=f"holds no metric of {_known()}")]
+            files += bool(found)
+            unread += failed
+            for name, logs in found.items():
+                by_trainer[name] += [with_settings_beside(log, one, TRAINERS[name], shared or {}) for log in logs]
+    if not unread and not any(by_trainer.values()):
+        raise BudgetError(f"{', '.join(sources)}: no run of {_known()} found")
+    whole = []
     for name, logs in by_trainer.items():
-        known = TRAINERS[name]
-        for log in join_restarts(once(logs, reader_of(known)), reader_of(known)):
-            patients.append(_examine(known, log, shared or {}, given, used))
-    unused = sorted(set(given) - used)
-    if unused and not any(p.missing or p.problem for p in patients):
-        raise BudgetError(f"no run is read by a setting {unused[0]}; there are {', '.join(sorted(used))}")
-    return patients
+        if logs:
+            known = TRAINERS[name]
+            whole += [(known, log) for log in join_restarts(once(logs, reader_of(known)), reader_of(known))]
+    said = given.of([(log.name, *log.also) for _, log in whole], [u.source for u in unread])
+    patients = [_examine(known, log, shared or {}, own) for (known, log), own in zip(whole, said, strict=True)]
+    _refuse_unused(patients, given, said)
+    return Report(patients=patients, unread=unread, files=files + len(unread))
+
+
+def _known() -> str:
+    return ", ".join(name for name, known in TRAINERS.items() if known.logs)
+
+
+def _refuse_unused(patients: Sequence[Patient], given: Given, said: Sequence[Mapping[str, str]]) -> None:
+    """Refuse a setting by which no run is read, and one of a run by which that is not."""
+    for patient, own in zip(patients, said, strict=True):
+        unused = sorted(own.keys() - given.every.keys() - patient.read) if patient.read else []
+        if unused:
+            raise BudgetError(
+                f"{patient.name}: is not read by a setting {unused[0]}; there are {', '.join(sorted(patient.read))}"
+            )
+    read = frozenset[str]().union(*(patient.read for patient in patients))
+    unused = sorted(given.every.keys() - read)
+    if unused and patients and all(patient.read for patient in patients):
+        raise BudgetError(f"no run is read by a setting {unused[0]}; there are {', '.join(sorted(read))}")
+
+
+def to_be_filled_in(patients: Sequence[Patient]) -> str:
+    """A table of runs with all that is missing of any, to be given back with ``--runs``; blank where it is missing."""
+    columns = dict.fromkeys(name for patient in patients for name in patient.missing)
+    rows = {p.name: {name: _text(p.settings[name]) for name in columns if name in p.settings} for p in patients}
+    return table_of(rows, [*columns])
+
+
+def _text(value: Value) -> str:
+    """A value as it is given again; none where it cannot be."""
+    return str(value) if isinstance(value, bool | int | float | str) else ""
 
 
 def written(patients: Sequence[Patient]) -> tuple[pl.DataFrame, list[str]]:
@@ -110,114 +169,73 @@ def written(patients: Sequence[Patient]) -> tuple[pl.DataFrame, list[str]]:
     return table(parts, notes, where="the runs", numbered=False)
 
 
-def _examine(known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str], used: set[str]) -> Patient:
+def _examine(known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str]) -> Patient:
     """Read a run as far as it is understood, and gather all that is missing."""
-    said, missing, training = dict(given), {}, given.get("train_reward") == "true"
-    for _ in range(MOST_QUESTIONS):
-        try:
-            rows, notes = rows_of(known, log, shared, said, used=used)
-        except MissingSettingError as error:
-            # Which setting is missed next does not depend on the value.
-            missing[error.name] = error.choices
-            said[error.name] = re.split(",| or ", error.choices)[-1].strip() or "1"
-            continue
-        except BudgetError as error:
-            return Patient(name=log.name, trainer=known, missing=missing, problem="" if missing else str(error))
+    said, training = dict(given), given.get("train_reward") == "true"
+    patient = Patient(name=log.name, trainer=known, also=log.also, notes=(*log.notes, *log.left_out))
+    read: set[str] = set()
+    try:
+        patient = replace(patient, settings=settings_of(log, shared, given).values)
+        rows, notes = rows_of(known, log, shared, said, used=read)
         if not rows and not training and known.name == "trl":
             said["train_reward"], training = "true", True
-            continue
-        problem = "" if rows else "it logged neither evaluations nor rewards"
-        kept = [] if missing else rows
-        return Patient(
-            name=log.name,
-            trainer=known,
-            rows=kept,
-            missing=missing,
-            training=training,
-            problem=problem,
-            notes=(*log.notes, *log.left_out, *notes),
-        )
-    return Patient(name=log.name, trainer=known, missing=missing, problem="too much of it is missing")
+            rows, notes = rows_of(known, log, shared, said, used=read)
+        if rows:
+            tables.check(pl.DataFrame(rows, infer_schema_length=None), "evals", where=log.name)
+    except MissingSettingError:
+        missing = _missing(known, log, shared, said, read)
+        return replace(patient, missing=missing, training=training, read=frozenset(read and read | {*SHARED}))
+    except (BudgetError, TableError) as error:
+        return replace(patient, training=training, problem=str(error).removeprefix(f"{log.name}: "))
+    return replace(
+        patient,
+        rows=rows,
+        training=training,
+        read=frozenset(read | {*SHARED}),
+        notes=(*patient.notes, *notes),
+        problem="" if rows else nothing_read(known, log),
+    )
 
 
-LOGS = (".jsonl", ".csv", ".wandb", ".db")
-"""Suffixes of files that may be logs."""
-SKIPPED = {".git", ".venv", "node_modules", "__pycache__", "completions"}
+def _missing(
+    known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str], read: set[str]
+) -> dict[str, str]:
+    """All settings that nothing says, and what each may be.
 
-
-def log_sources(source: str) -> Iterator[str]:
-    """Find what may be logs of runs below a source: folders of a run, and files that are one."""
-    if source.startswith(("mlflow:", "runs:/")) or tracking.is_store(source):
-        yield source
-        return
-    path = Path(source)
-    if not path.exists():
-        raise BudgetError(f"{path}: there is no such file or folder")
-    if path.is_file():
-        yield source
-        return
-    yield from map(str, last_states(path))
-    for folder, below, files in os.walk(path):
-        below[:] = sorted(d for d in below if d not in SKIPPED)
-        if any(f.startswith("events.out.tfevents.") for f in files):
-            yield from [str(Path(folder, f)) for f in files if f.startswith("events.out.tfevents.")][:1]
-        yield from sorted(str(Path(folder, f)) for f in files if f.endswith(LOGS))
-
-
-def read_source(
-    source: str, trainer: str | None = None, *, step_column: str | None = None, named: bool = False
-) -> tuple[str, list[Log]]:
-    """The trainer that left a log, and its runs; an empty name where it is no log of one that is known.
-
-    Args:
-        trainer: The only one that may have left it, if it is known.
-        step_column: Column of steps, where the trainer's own is missing.
-        named: Whether the user named source and trainer, so that what cannot be read is an error.
-
-    Raises:
-        BudgetError: It was named, and cannot be read.
+    Each is asked for by an error, until something stands for it. What stands for it may contradict the log, or make
+    another one needless, so several numbers are tried.
     """
-    if Path(source).name.startswith("events.out.tfevents."):
-        source = str(Path(source).parent)
-    for name, known in TRAINERS.items():
-        if known.logs is None or trainer not in (None, name):
-            continue
-        try:
-            logs = read_logs(source, known.logs.layout, step_column=step_column)
-        except BudgetError:
-            if named:
-                raise
-            continue
-        marks = known.logs.marks
-        logs = [log for log in logs if any(marks.match(key) for _, metrics in log.rows for key in metrics)]
-        if logs:
-            return name, logs
-    return "", []
+    missing: dict[str, str] = {}
+    for number in ("1", "2", "8"):
+        said = dict(given)
+        for _ in range(MOST_QUESTIONS):
+            try:
+                rows_of(known, log, shared, said, used=read)
+            except MissingSettingError as error:
+                missing.setdefault(error.name, error.choices)
+                said[error.name] = re.split(",| or ", error.choices)[-1].strip() or number
+                continue
+            except BudgetError:
+                pass
+            break
+    return missing
 
 
-def once(logs: Sequence[Log], reader: LogReader) -> list[Log]:
-    """Merge logs of the same run: the longest one's rows, and all configurations."""
-    out: list[Log] = []
-    for log in sorted(logs, key=lambda log: -len(log.rows)):
-        same = next((k for k, other in enumerate(out) if _same(other, log, reader)), None)
-        if same is None:
-            out.append(log)
-        else:
-            saved = {s: {k: v for k, v in m.items() if k.startswith("trainer_state.")} for s, m in log.rows}
-            rows = {s: {**saved.get(s, {}), **m} for s, m in out[same].rows}
-            rows = {**{s: m for s, m in saved.items() if m}, **rows}
-            config = {**log.config, **out[same].config}
-            out[same] = replace(out[same], config=config, rows=sorted(rows.items()))
-    return sorted(out, key=lambda log: log.name)
+EVALUATION, REWARD = re.compile(r"(?:val|eval|test)(?:[-_/]|uation)"), re.compile(r".*(?:reward|score)")
+MOST_NAMED = 3
 
 
-def _same(one: Log, other: Log, reader: LogReader) -> bool:
-    """Return whether two logs are of one run: everything that both logged is alike."""
-    first = dict(one.rows)
-    pairs = [
-        (first[step][key], value)
-        for step, metrics in other.rows
-        for key, value in metrics.items()
-        if step in first and key in first[step] and reader.layout.needed.match(key)
-    ]
-    return len(pairs) > 1 and all(isclose(a, b, rel_tol=1e-5, abs_tol=1e-6) for a, b in pairs)
+def nothing_read(known: Trainer, log: Log) -> str:
+    """Say what a run logged of which no evaluation is read."""
+    names = sorted({name for _, metrics in log.rows for name in metrics})
+    evaluations = [name for name in names if EVALUATION.match(name)]
+    rewards = [name for name in names if REWARD.match(name)]
+    if evaluations:
+        former = next((who for prefix, who in reader_of(known).former.items() if evaluations[0].startswith(prefix)), "")
+        return f"no evaluation is read: {_listed(evaluations)} logged{former and f', under names of {former}'}"
+    return f"no evaluations; {_listed(rewards)} logged" if rewards else "it logged neither evaluations nor rewards"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{', '.join(names[:MOST_NAMED])}{more} {'is' if len(names) == 1 else 'are'}"

@@ -132,8 +132,9 @@ def rows_of(
         return [], []
     n, problems = batching.rollouts_per_problem, batching.problems_per_batch
     if n is None or problems is None:
-        # Readers ask for what they need, so this is what only the settings could say.
-        raise BudgetError(f"{log.name}: {'; '.join(batching.unknown + batching.inconsistent)}")
+        # Readers ask for what they need, so this is what only the settings could say; no steps follow from them here.
+        remarks = [r for r in batching.unknown + batching.inconsistent if not r.startswith("update steps")]
+        raise BudgetError(f"{log.name}: {'; '.join(remarks).replace('--world-size', '--set world_size=NUMBER')}")
     common = {
         "run_id": sha256(repr((log.name, sorted(settings.values.items(), key=str))).encode()).hexdigest()[:16],
         "rollouts_per_problem": n,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from .counting import LoggedEvaluation, StepCounts
 from .logs.log import Log, LogLayout
@@ -22,6 +22,7 @@ class LogReader:
         learning_rates: Names of the setting of the learning rate.
         evaluations: The evaluations of a run, none where it has none. Raises a BudgetError where a setting that is
             needed is missing, or a count or a metric in the log is impossible.
+        former: Names with which evaluations began that are no longer read, and whose names they are.
         progress: What a run generated for training, step by step. Raises a BudgetError likewise.
     """
 
@@ -31,6 +32,7 @@ class LogReader:
     learning_rates: tuple[str, ...]
     evaluations: Callable[[Log, Settings, Batching], list[LoggedEvaluation]]
     progress: Callable[[Log, Settings, Batching], StepCounts]
+    former: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

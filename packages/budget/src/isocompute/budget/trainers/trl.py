@@ -111,8 +111,10 @@ def batch_sizes(settings: Settings) -> BatchSizes:
 
 def _per_device(settings: Settings) -> int | None:
     """The micro-batch of each process, which the state of a Trainer repeats."""
-    device = settings.whole("per_device_train_batch_size", default=8)
     state = settings.whole("trainer_state.train_batch_size")
+    if state and settings.find("per_device_train_batch_size")[1] is None:
+        return state
+    device = settings.whole("per_device_train_batch_size", default=8)
     if device and state and device != state and "per_device_train_batch_size" not in settings.given:
         settings.inconsistent.append(
             f"per_device_train_batch_size is {state} in the trainer's state and {device} in the configuration"

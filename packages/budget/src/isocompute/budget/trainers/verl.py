@@ -379,6 +379,7 @@ VERL = Trainer(
         learning_rates=(f"{ACTOR}.optim.lr",),
         evaluations=evaluations,
         progress=progress,
+        former={"val/test_score/": "veRL before 0.3"},
     ),
     parallelism=("tensor", "pipeline", "context"),
 )

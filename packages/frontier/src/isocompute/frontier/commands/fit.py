@@ -15,7 +15,7 @@ from ..answers.interference import train_validation_gap
 from ..answers.paper import PaperConfig, fit_as_paper
 from ..contract import tables
 from ..data.curves import UNITS, of_setting
-from ..data.reading import read_evals, short, with_gpu_hours, write_parquet
+from ..data.reading import not_read, read_evals, short, with_gpu_hours, write_parquet
 from ..errors import FrontierError
 from ..fitting.point import FORMS
 from ..notebook import Fit, Frontier
@@ -116,6 +116,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         raise FrontierError(f"the seed is {arguments.seed}; it must be 0 or more")
     if arguments.method == "paper":
         yield from _as_paper(arguments, given)
+        yield from _not_read(arguments)
         return
     if given:
         option = "--" + next(iter(given)).replace("_", "-")
@@ -132,6 +133,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     priors = Priors() if arguments.seed_deviation is None else Priors(seed_amplitude=arguments.seed_deviation)
     if arguments.pooling == "none":
         yield from _separately(frontier, priors, arguments.seed)
+        yield from _not_read(arguments)
         return
     pass_rates = None if arguments.pass_rates is None else tables.read(arguments.pass_rates, "pass_rates")
     fitted = frontier.fit(priors=priors, seed=arguments.seed, pass_rates=pass_rates)
@@ -144,6 +146,12 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         found = left_out(fitted)
         yield left_out_line(found) if found else "note: fewer than four n, so that none can be left out"
     yield from _written(fitted, frontier, arguments.out)
+    yield from _not_read(arguments)
+
+
+def _not_read(arguments: argparse.Namespace) -> Iterable[str]:
+    """What is not in the tables, since it was not read when they were made."""
+    return (f"note: {lost}" for lost in not_read(arguments.source))
 
 
 def _written(fitted: Fit, frontier: Frontier, folder: Path) -> Iterable[str]:

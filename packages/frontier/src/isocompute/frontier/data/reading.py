@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ from .curves import UNITS, check_group
 
 DEFAULTS: dict[str, object] = {"seed": 0, "problem_set": "all", "split": "validation"}
 """Values of these columns where a table lacks them."""
+AT = "isocompute.at"
+"""Column of where a row stands, while rows are read."""
 
 
 def read_evals(
@@ -33,8 +36,8 @@ def read_evals(
     """Read evaluations to be fitted.
 
     Args:
-        sources: Files, folders, ``mlflow:EXPERIMENT``, ``runs:/RUN_ID`` or tracking URIs (``sqlite:///…``,
-            ``http://…``).
+        sources: Files, folders of tables, ``mlflow:EXPERIMENT``, ``runs:/RUN_ID`` or tracking URIs
+            (``sqlite:///…``, ``http://…``).
         columns: Names of ``evals`` to those of the source, such as ``{"rollouts": "C"}``.
         constants: Names of ``evals`` to a value for all rows, such as ``{"problems_per_batch": "32"}``.
         group: A further column that tells runs apart.
@@ -47,6 +50,7 @@ def read_evals(
         TableError, TrackingError: A source cannot be read.
     """
     check_group(group)
+    sources = [table for source in sources for table in _tables_of(source)]
     if not columns and not constants and all(_is_table(source) for source in sources):
         parts = [tables.read(source, "evals") for source in sources]
         whole = tables.concat(parts, "evals") if len(parts) > 1 else parts[0]
@@ -55,7 +59,7 @@ def read_evals(
         _refuse_one_seed(whole, group)
         return whole
     parts = [_read_rows(Path(source), metric, unit, columns or {}, constants or {}) for source in sources]
-    joined = pl.concat(parts, how="diagonal_relaxed")
+    joined = _later_attempts(pl.concat(parts, how="diagonal_relaxed"), UNITS[unit], metric, group)
     keys = ["problems_per_batch", "rollouts_per_problem", "seed", "problem_set", "split", UNITS[unit]]
     # Points read from a figure may share their compute; the same evaluation twice is a mistake in the file.
     keys += [group] if group and group in joined.columns else []
@@ -67,6 +71,83 @@ def read_evals(
     _refuse_mixed_units(once, unit)
     _refuse_one_seed(once, group)
     return once.sort(keys)
+
+
+def _tables_of(source: str | Path) -> list[str | Path]:
+    """A source, or the tables of evaluations of a folder in which none is called ``evals``."""
+    folder = Path(source)
+    if not folder.is_dir():
+        return [source]
+    named = any(next(folder.rglob(f"evals.{suffix}"), None) for suffix in ("parquet", "csv"))
+    files = folder.glob("*.*") if named else folder.rglob("*.*")
+    ours = [f for f in sorted(files) if f.suffix in {".parquet", ".csv"} and f.stem != "evals"]
+    # One written in both formats is one table.
+    ours = [f for f in ours if f.suffix == ".parquet" or f.with_suffix(".parquet") not in ours]
+    tables_of = [file for file in ours if _is_table(file)]
+    if not named:
+        return [*tables_of] or [source]
+    if tables_of:
+        names = ", ".join(file.name for file in tables_of)
+        said = f"{source}: evals counts, and these tables of evaluations do not, unless they are named: {names}"
+        warnings.warn(said, InputWarning, stacklevel=3)
+    return [source]
+
+
+MANIFEST = "manifest.json"
+
+
+def not_read(sources: Sequence[str | Path]) -> list[str]:
+    """What the makers of tables in folders say they did not read, so that it is missing in the tables."""
+    said = []
+    for folder in dict.fromkeys(Path(s) if Path(s).is_dir() else Path(s).parent for s in sources if Path(s).exists()):
+        for path in sorted(folder.rglob(MANIFEST)):
+            try:
+                document = json.loads(path.read_text("utf-8"))
+                files = {u["source"]: u["reason"] for u in document.get("unread", [])}
+                runs = {
+                    r["source"]: r.get("problem") or f"{', '.join(r['missing'])} is missing"
+                    for r in document.get("runs", [])
+                    if r["run_id"] is None
+                }
+            except (OSError, ValueError, TypeError, LookupError, AttributeError):
+                # Other programs have files of this name.
+                continue
+            for lost, noun, verb in ((files, "file", "read"), (runs, "run", "understood")):
+                if lost:
+                    why = "; ".join(f"{name} ({reason})" for name, reason in lost.items())
+                    were = "was" if len(lost) == 1 else "were"
+                    said.append(f"{counted(len(lost), noun)} of {path.parent} {were} not {verb}: {why}")
+    return said
+
+
+def _later_attempts(rows: pl.DataFrame, compute: str, metric: str, group: str | None) -> pl.DataFrame:
+    """Rows of which the later one counts where a run has two rewards at one compute; other curves keep both.
+
+    Without a column ``run_id`` nobody knows whether they are attempts: points read from a figure may share their
+    compute.
+    """
+    keys = ["rollouts_per_problem", "problems_per_batch", "seed", "problem_set", "split", compute]
+    keys += [name for name in ("run_id", "step", "learning_rate", group) if name and name in rows.columns]
+    several = rows.filter(pl.struct(keys).is_duplicated()).filter(pl.col(metric).n_unique().over(keys) > 1)
+    if not several.is_empty():
+        groups = several.group_by(keys, maintain_order=True).agg(AT, gap=pl.col(metric).max() - pl.col(metric).min())
+        named = "run_id" in rows.columns and not rows["run_id"].null_count()
+        gap = max(groups["gap"].to_list())
+        first = groups.row(0, named=True)
+        run = f"run {first['run_id']}" if named else f"the curve of n = {first['rollouts_per_problem']}"
+        run += " and others" if groups.n_unique([key for key in keys if key not in (compute, "step")]) > 1 else ""
+        places = "; ".join(" and ".join(at) for at in groups[AT].head(SHOWN).to_list())
+        places += "; …" if len(groups) > SHOWN else ""
+        counts = "the later row counts" if named else "both count; a column run_id would tell whose they are"
+        warnings.warn(
+            f"{run}: two rewards at {counted(len(groups), 'value')} of {compute}, up to {gap:.3g} "
+            f"apart: {counts} ({places})",
+            InputWarning,
+            stacklevel=3,
+        )
+        if named:
+            rows = rows.unique(keys, keep="last", maintain_order=True)
+    return rows.drop(AT)
 
 
 def _with_average(evals: pl.DataFrame, metric: str) -> pl.DataFrame:
@@ -171,6 +252,7 @@ def _read_rows(
             f"{path}: the column {metric} is {reward[row]:g} in row {row + 1}; rewards lie within 0 to 1"
         )
     return frame.with_columns(
+        pl.format(f"{path.name} row {{}}", pl.int_range(1, pl.len() + 1)).alias(AT),
         **{name: pl.Series(values.astype(np.int64)) for name, values in whole.items()},
         **{UNITS[unit]: pl.Series(compute), metric: pl.Series(reward)},
         problem_set=pl.col("problem_set").cast(pl.String),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +22,46 @@ OF_MLFLOW = {"alembic_version", "experiments", "runs", "metrics", "latest_metric
 
 
 def read_store(source: str, layout: LogLayout) -> list[Log]:
-    """The runs of an MLflow store: ``runs:/RUN_ID``, ``mlflow:EXPERIMENT``, or a tracking URI for every run there.
+    """The runs of an MLflow store.
 
     Raises:
         DamagedLogError: A step of a metric is not one.
+        TrackingError: No such run or experiment, or it holds no run.
+    """
+    return [read(layout) for _, _, read in runs_of(source)]
+
+
+def runs_of(source: str) -> Iterator[tuple[str, set[str], Callable[[LogLayout], Log]]]:
+    """The runs of an MLflow store: ``runs:/RUN_ID``, ``mlflow:EXPERIMENT``, or a tracking URI for every run there.
+
+    Yields:
+        The name of a run, its metrics, and what reads it.
+
+    Raises:
         TrackingError: No such run or experiment, or it holds no run.
     """
     client, runs = tracking.runs_of(source)
     if not runs:
         kind = "store" if tracking.is_store(source) else "experiment"
         raise TrackingError(f"{source}: the {kind} holds no run")
-    return [_run(client, run, source, layout) for run in runs]
+    for run in runs:
+        name = f"runs:/{run.info.run_id}" + (f" ({run.info.run_name})" if run.info.run_name else "")
+        yield name, set(run.data.metrics), partial(_run, name, _points(client, run, source), dict(run.data.params))
 
 
-def _run(client: Any, run: Any, source: str, layout: LogLayout) -> Log:
-    """One run, named by its id and its name."""
-    run_id = str(run.info.run_id)
-    name = f"runs:/{run_id}" + (f" ({run.info.run_name})" if run.info.run_name else "")
+def _points(client: Any, run: Any, source: str) -> list[tuple[int, int, str, float]]:
+    """What a run logged: time, step, metric and value."""
     with tracking.answering(source):
-        points = sorted(
+        return sorted(
             (int(point.timestamp), int(point.step), key, float(point.value))
             for key in run.data.metrics
-            for point in client.get_metric_history(run_id, key)
+            for point in client.get_metric_history(str(run.info.run_id), key)
         )
+
+
+def _run(name: str, points: Sequence[tuple[int, int, str, float]], config: dict[str, Any], layout: LogLayout) -> Log:
     rows: list[Row] = [(step, metrics_of({key: value}, layout, name)) for _, step, key, value in points]
-    return join(name, [rows], layout, dict(run.data.params))
+    return join(name, [rows], layout, config)
 
 
 def read_database(path: Path, layout: LogLayout) -> list[Log]:

@@ -45,6 +45,7 @@ class Log:
         config: The configuration that the log holds, flat, with dotted keys.
         restarts: First step logged after each start from a checkpoint that the log shows.
         notes: What to know of how the rows were joined.
+        also: Where other loggers left the same run.
         left_out: What of the source was not read, such as a last entry that a kill cut off.
     """
 
@@ -53,6 +54,7 @@ class Log:
     config: dict[str, Any] = field(default_factory=dict)
     restarts: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
 

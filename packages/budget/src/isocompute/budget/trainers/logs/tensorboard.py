@@ -121,6 +121,8 @@ def read_events(files: Sequence[Path], layout: LogLayout) -> list[Log]:
             starts += [rows] if rows else []
         if starts:
             runs.append(replace(join(str(folder), starts, layout, config), left_out=tuple(left_out)))
+        elif left_out:
+            raise DamagedLogError(f"{left_out[0]}; before it, no metric was logged")
     return runs
 
 

@@ -42,6 +42,7 @@ def read_wandb(path: Path, layout: LogLayout, named: str | None = None) -> Log |
     rows: list[Row] = []
     config: dict[str, Any] = {}
     left_out: list[str] = []
+    empty = True
     for position, payload in _records(path, left_out):
         where = f"{path}: the record at byte {position:,}"
         try:
@@ -53,6 +54,7 @@ def read_wandb(path: Path, layout: LogLayout, named: str | None = None) -> Log |
         except (ValueError, RecursionError) as error:
             raise DamagedLogError(f"{where} is damaged, or not W&B's ({reason(error)})") from None
         for entry in histories:
+            empty = False
             metrics = metrics_of(entry, layout, where)
             if not any(layout.needed.match(key) for key in metrics):
                 continue
@@ -61,6 +63,8 @@ def read_wandb(path: Path, layout: LogLayout, named: str | None = None) -> Log |
             if step is None:
                 raise DamagedLogError(f"{where} has no {' or '.join(columns) or layout.steps[0]}")
             rows.append((step, metrics))
+    if empty:
+        raise DamagedLogError(f"{path}: no metric was logged{''.join(f'; {said}' for said in left_out)}")
     return replace(join(str(path), [rows], layout, config), left_out=tuple(left_out)) if rows else None
 
 

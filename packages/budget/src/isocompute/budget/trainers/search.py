@@ -1,0 +1,428 @@
+"""Logs below folders: every file that looks like one is read, or named with the reason why it was not.
+
+A file looks like a log by its name or its content, and its metrics say which trainer left it. Whatever is readable and
+holds none of a trainer's metrics is something else.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from ..checks import reason
+from ..contract import tracking
+from ..errors import BudgetError, DamagedLogError
+from .evals import plain
+from .logs.databases import MAGIC as SQLITE
+from .logs.databases import runs_of
+from .logs.files import PACKED, content, name_of, text_of
+from .logs.log import LOG_CALLS, Log, LogLayout
+from .logs.sources import EVENTS, STATE, read_logs
+from .logs.states import last_states
+from .logs.tensorboard import read_events
+from .logs.wandb import MAGIC as WANDB
+from .logs.wandb import read_wandb
+from .registry import TRAINERS
+from .settings import Settings, load
+from .trainer import LogReader, Trainer
+
+NAMED = (".jsonl", ".ndjson", ".csv", ".tsv", ".wandb", ".db")
+"""Suffixes of files that look like logs, also where they are compressed; of others, the content says it."""
+LOGS = (*NAMED, ".log", ".txt", ".out")
+"""Suffixes of files that loggers write to."""
+SKIPPED = {".git", ".venv", "node_modules", "__pycache__", "completions"}
+NO_LOGS = re.compile(
+    r".*\.(pyi?|ipynb|md|rst|html|css|js|ts|tex|sh|bash|ya?ml|toml|ini|cfg|lock|svg|png|jpg|pdf|npy|npz|pth?|bin"
+    r"|safetensors|so|c|cc|cpp|h|cu|rs|go|java|xml)",
+    re.IGNORECASE,
+)
+"""Suffixes of files that are no logs, though they may name metrics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """A file that looks like a log and was not read."""
+
+    source: str
+    reason: str
+
+
+def is_remote(source: str) -> bool:
+    """Return whether a source is MLflow's and no file or folder."""
+    return source.startswith(("mlflow:", "runs:/")) or tracking.is_store(source)
+
+
+def log_sources(source: str) -> tuple[list[str], list[Unread]]:
+    """Find what may be logs of runs below a source: folders of a run, and files that are one.
+
+    Only regular files are opened, and links to folders are not followed.
+
+    Returns:
+        Sources to be read one by one, and what cannot be opened.
+
+    Raises:
+        BudgetError: There is no such file or folder.
+    """
+    path = Path(source)
+    if is_remote(source):
+        return [source], []
+    if not path.exists():
+        raise BudgetError(f"{path}: there is no such file or folder")
+    if path.is_dir():
+        return _below(path)
+    return ([_source_of(path) or source], []) if path.is_file() else ([], [_no_file(path)])
+
+
+def _below(root: Path) -> tuple[list[str], list[Unread]]:
+    sources, unread = [str(state) for state in last_states(root) if state.is_file()], []
+
+    def closed(error: OSError) -> None:
+        unread.append(Unread(source=str(error.filename), reason=f"cannot be opened ({reason(error)})"))
+
+    for folder, below, files in os.walk(root, onerror=closed):
+        here = Path(folder)
+        if _is_mlflow(here):
+            sources.append(here.resolve().as_uri())
+            below.clear()
+            continue
+        links = [here / name for name in below if name not in SKIPPED and (here / name).is_symlink()]
+        # What a link leads to is read where it lies, if that is below the root too.
+        away = [link for link in links if not link.resolve().is_relative_to(root.resolve())]
+        unread += [Unread(source=str(link), reason="links to another folder: name that one") for link in sorted(away)]
+        below[:] = sorted(name for name in below if name not in SKIPPED and here / name not in links)
+        events = False
+        for path in [here / name for name in sorted(files)]:
+            if not path.is_file():
+                unread += [_no_file(path)] if _named_like_a_log(path) else []
+            elif path.name.startswith(EVENTS):
+                sources += [] if events else [str(path)]
+                events = True
+            elif path.name != STATE and (found := _source_of(path)) is not None:
+                sources.append(found)
+    return sources, unread
+
+
+def _named_like_a_log(path: Path) -> bool:
+    return path.name == STATE or path.name.startswith(EVENTS) or name_of(path).suffix.lower() in NAMED
+
+
+def _no_file(path: Path) -> Unread:
+    what = "links to nothing" if path.is_symlink() and not path.exists() else "is a pipe, a socket or a device"
+    return Unread(source=str(path), reason=what)
+
+
+def _is_mlflow(folder: Path) -> bool:
+    """Return whether a folder is a store of MLflow's own files, such as ``mlruns``."""
+    return any(b"artifact_location" in _head(meta) for meta in sorted(folder.glob("*/meta.yaml"))[:3])
+
+
+def _source_of(path: Path) -> str | None:
+    """The source that a file is read as, or None where it is no log."""
+    if _head(path).startswith(SQLITE):
+        return _database(path)
+    if _named_like_a_log(path) or _kind(path):
+        return str(path)
+    return str(path) if not NO_LOGS.fullmatch(path.name) and mentioned(path) else None
+
+
+def _database(path: Path) -> str | None:
+    """A database of MLflow's as a tracking URI, or one of Trackio's; None for others and where nothing was logged."""
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+            if "metrics" not in tables or not tables & {"experiments", "configs"}:
+                return None
+            if database.execute("SELECT 1 FROM metrics LIMIT 1").fetchone() is None:
+                return None
+    except sqlite3.Error:
+        # Who reads it says what is wrong with it.
+        return str(path)
+    return f"sqlite:///{path.resolve()}" if "experiments" in tables else str(path)
+
+
+def _head(path: Path, length: int = 2**12) -> bytes:
+    """The first bytes of a regular file; none of anything else."""
+    with suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as stream:
+                return stream.read(length)
+    return b""
+
+
+def _kind(path: Path) -> str:
+    """The kind of a file that says it itself, whatever its name."""
+    head = _head(path, 64)
+    return "wandb" if head.startswith(WANDB) else "events" if b"brain.Event:" in head else ""
+
+
+LONGEST = 2**26
+"""Characters of a text that are searched for metrics."""
+KEYS = (
+    # JSON, veRL's console and the first row of a table.
+    re.compile(r"\"([^\"\\\n]{3,200})\"\s*:\s*(?:-?\d|null|NaN)"),
+    re.compile(r"(?<= - )([\w@./-]{3,200}):-?[\d.]"),
+)
+
+
+@cache
+def _trainers_of(key: str) -> frozenset[str]:
+    """The trainers that log a metric and no other one does."""
+    found = set()
+    for name, known in TRAINERS.items():
+        if known.logs is not None:
+            entry = known.logs.layout.entry
+            names = entry({key: 0.0}) if entry else {key: 0.0}
+            found |= {name} if any(map(known.logs.marks.match, names)) else set()
+    return frozenset(found)
+
+
+def mentioned(path: Path) -> set[str]:
+    """Names of the trainers of whose metrics a text or a Parquet file holds one, each as a key of numbers."""
+    if path.suffix.lower() == ".parquet":
+        try:
+            return set().union(*map(_trainers_of, pl.read_parquet_schema(path)))
+        except (OSError, pl.exceptions.PolarsError):
+            return set()
+    found: set[str] = set()
+    head = True
+    for text in _texts(path):
+        if path.suffix.lower() == ".json" and head and not re.match(r"\s*\{.+\}\s*\n|[^\0]*\"log_history\"", text):
+            # A document, such as the results at a run's end, and no log.
+            return set()
+        keys = {key for pattern in KEYS for key in pattern.findall(text)}
+        if head:
+            cells = re.split(r"[,;\t]", next(iter(text.strip("\ufeff\n\r ").splitlines()), ""))
+            keys |= {cell.strip("\" '").rpartition(" - ")[2] for cell in cells} if len(cells) > 1 else set()
+        found |= set().union(*map(_trainers_of, keys))
+        if found:
+            break
+        head = False
+    return found
+
+
+def _texts(path: Path) -> Iterator[str]:
+    """A text in pieces of whole lines; nothing of a file that is none."""
+    head = _head(path)
+    if path.suffix.lower() in PACKED or head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        with suppress(BudgetError):
+            yield text_of(path, content(path))
+        return
+    if b"\0" in head:
+        return
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as stream:
+        read = 0
+        while read < LONGEST and (lines := stream.readlines(2**22)):
+            read += sum(map(len, lines))
+            yield "".join(lines)
+
+
+def read_source(
+    source: str, trainer: str | None = None, *, step_column: str | None = None
+) -> tuple[dict[str, list[Log]], list[Unread]]:
+    """The runs of a log by the trainer that left them, and what of it was not read and why.
+
+    Args:
+        source: As ``log_sources`` finds them.
+        trainer: The only one that may have left it, if it is known.
+        step_column: Column of steps, where the trainer's own is missing.
+
+    Returns:
+        Neither runs nor a reason where it is readable, and no log of a trainer that is known.
+
+    Raises:
+        TrackingError: MLflow does not have it.
+    """
+    if is_remote(source):
+        return _stored(source, trainer)
+    path = Path(source).parent if Path(source).name.startswith(EVENTS) else Path(source)
+    if Path(source).stat().st_size == 0:
+        return {}, [Unread(source=source, reason="is empty")]
+    try:
+        return _claimed(str(path), lambda layout: _logs(Path(source), layout, step_column), trainer), []
+    except (BudgetError, OSError) as error:
+        return {}, [_unread(source, error)]
+
+
+def _stored(source: str, trainer: str | None) -> tuple[dict[str, list[Log]], list[Unread]]:
+    """The runs of a store of MLflow's, each read for itself."""
+    found: dict[str, list[Log]] = {}
+    unread: list[Unread] = []
+    for name, metrics, read in runs_of(source):
+        if trainer is None and not any(map(_trainers_of, metrics)):
+            continue
+        try:
+            for key, logs in _claimed(name, lambda layout, read=read: [read(layout)], trainer).items():  # type: ignore[misc]
+                found.setdefault(key, []).extend(logs)
+        except BudgetError as error:
+            unread.append(_unread(name, error))
+    return found, unread
+
+
+def _unread(source: str, error: Exception) -> Unread:
+    said = reason(error) if isinstance(error, OSError) else str(error)
+    return Unread(source=source, reason=said.removeprefix(f"{source}: "))
+
+
+def _logs(path: Path, layout: LogLayout, step_column: str | None) -> list[Log]:
+    """The runs of a file, or of all event files of its folder; none where it holds nothing that is read."""
+    kind = _kind(path)
+    if path.name.startswith(EVENTS):
+        return read_events([p for p in path.parent.iterdir() if p.name.startswith(EVENTS) and p.is_file()], layout)
+    if kind == "events":
+        return read_events([path], layout)
+    if kind == "wandb":
+        return [log for log in (read_wandb(path, layout, step_column),) if log is not None]
+    return read_logs(str(path), layout, step_column=step_column)
+
+
+def _claimed(source: str, logs_in: Callable[[LogLayout], list[Log]], trainer: str | None) -> dict[str, list[Log]]:
+    """Runs by the trainer whose metrics they hold.
+
+    Raises:
+        BudgetError: They are damaged, or of a trainer in whose layout they cannot be read.
+    """
+    found: dict[str, list[Log]] = {}
+    claimed: set[str] = set()
+    problems: dict[str, BudgetError] = {}
+    readers = {n: known.logs for n, known in TRAINERS.items() if known.logs is not None and trainer in (None, n)}
+    for name, reader in readers.items():
+        marks = reader.marks if trainer is None else reader.layout.needed
+        try:
+            logs = logs_in(reader.layout)
+        except BudgetError as error:
+            problems[name] = error
+            continue
+        own = [log for log in logs if log.name not in claimed and _holds(log, marks)]
+        if own:
+            found[name] = own
+            claimed |= {log.name for log in own}
+        if own and all(log.name == source for log in logs):
+            # Files of one run each; what holds several may hold those of several trainers.
+            break
+    if found or not problems:
+        return found
+    theirs = mentioned(Path(source)) if Path(source).is_file() else set(problems)
+    for name in [*(name for name in problems if name in theirs), *problems]:
+        # What some layout fits is read, and no log unless it holds what the others read.
+        damaged = len(problems) == len(readers) and isinstance(problems[name], DamagedLogError)
+        if name in theirs or damaged or trainer is not None or _is_decided(Path(source)):
+            raise problems[name]
+    return found
+
+
+def _holds(log: Log, marks: re.Pattern[str]) -> bool:
+    return any(marks.match(key) for _, metrics in log.rows for key in metrics)
+
+
+def _is_decided(path: Path) -> bool:
+    """Return whether a file that no trainer's layout fits is a log by its name, or may have been one that was cut."""
+    if path.name.startswith(EVENTS) or _kind(path):
+        return bool(_logs(path, _anyones(), None))
+    if path.name == STATE or name_of(path).suffix.lower() in (".wandb", ".db"):
+        return True
+    return _named_like_a_log(path) and not any("\n" in text.strip() for text in _texts(path))
+
+
+@cache
+def _anyones() -> LogLayout:
+    """The layout of a log of any trainer, to see whether there are metrics of one at all."""
+    readers = [known.logs for known in TRAINERS.values() if known.logs is not None]
+    marks = "|".join(re.sub(r"\(\?P<\w+>", "(", reader.marks.pattern) for reader in readers)
+    steps = dict.fromkeys([*(step for reader in readers for step in reader.layout.steps), *LOG_CALLS])
+    return LogLayout(steps=tuple(steps), needed=re.compile(f"(?:train/|eval/)?(?:{marks})"))
+
+
+BESIDE = (".hydra/config.yaml", "config.yaml", "config.json")
+"""Configurations that lie beside a log or in the folder above."""
+ANYBODYS = {"num_processes", "nproc_per_node", "nnodes", "world_size", "max_steps", "num_train_epochs", "eval_strategy"}
+"""Settings that the files of launchers and other trainers have too."""
+
+
+@cache
+def _names(name: str) -> frozenset[str]:
+    """Names of the settings that say a trainer's batches."""
+    empty = Settings(values={}, where=name)
+    TRAINERS[name].parse(empty)
+    return frozenset(empty.read - ANYBODYS)
+
+
+def with_settings_beside(log: Log, source: str, known: Trainer, shared: Mapping[str, Any]) -> Log:
+    """A log with the settings of the nearest configuration beside it, where it lacks them.
+
+    Args:
+        shared: The configuration of all runs, which goes before one that lies beside a log.
+    """
+    path = Path(source)
+    folder, notes = path if path.is_dir() else path.parent, []
+    for file in [Path(os.path.normpath(f / name)) for f in (folder, folder / "..") for name in BESIDE]:
+        if not file.is_file():
+            continue
+        try:
+            said = plain(load(file))
+        except BudgetError as error:
+            notes.append(f"NOT READ: {error}")
+            continue
+        if not said.keys() & _names(known.name):
+            continue
+        own = {key: value for key, value in plain(log.config).items() if value is not None}
+        read = _names(known.name) | {*reader_names(known)}
+        new = {key: value for key, value in said.items() if key not in own and key not in shared}
+        other = sorted(k for k in read & said.keys() & own.keys() if str(own[k]) != str(said[k]))
+        if new.keys() & read:
+            notes.append(f"settings of {file}, which lies beside it")
+        if other:
+            values = ", ".join(f"{key} {own[key]} and not {said[key]}" for key in other)
+            notes.append(f"its log says {values} as {file} does: the log counts")
+        config = {**(new if new.keys() & read else {}), **log.config}
+        return replace(log, config=config, notes=(*log.notes, *notes))
+    return replace(log, notes=(*log.notes, *notes))
+
+
+def reader_names(known: Trainer) -> Sequence[str]:
+    """Names of the settings of seed and learning rate."""
+    return () if known.logs is None else (*known.logs.seeds, *known.logs.learning_rates)
+
+
+def once(logs: Sequence[Log], reader: LogReader) -> list[Log]:
+    """Merge logs of the same run: the longest one's rows, and all configurations."""
+    out: list[Log] = []
+    for log in sorted(logs, key=lambda log: -len(log.rows)):
+        same = next((k for k, other in enumerate(out) if _same(other, log, reader)), None)
+        if same is None:
+            out.append(log)
+        else:
+            saved = {s: {k: v for k, v in m.items() if k.startswith("trainer_state.")} for s, m in log.rows}
+            rows = {s: {**saved.get(s, {}), **m} for s, m in out[same].rows}
+            rows = {**{s: m for s, m in saved.items() if m}, **rows}
+            config = {**log.config, **out[same].config}
+            also = (*out[same].also, log.name, *log.also)
+            out[same] = replace(out[same], config=config, rows=sorted(rows.items()), also=also)
+    return sorted(out, key=lambda log: log.name)
+
+
+def _same(one: Log, other: Log, reader: LogReader) -> bool:
+    """Return whether two logs are of one run: all that both logged is alike, and so are seed and learning rate."""
+    configs = plain(one.config), plain(other.config)
+    for name in (*reader.seeds, *reader.learning_rates):
+        values = {config[name] for config in configs if isinstance(config.get(name), int | float)}
+        if len(values) > 1:
+            return False
+    first = dict(one.rows)
+    pairs = [
+        (first[step][key], value)
+        for step, metrics in other.rows
+        for key, value in metrics.items()
+        if step in first and key in first[step] and reader.layout.needed.match(key)
+    ]
+    return len(pairs) > 1 and all(isclose(a, b, rel_tol=1e-5, abs_tol=1e-6) for a, b in pairs)

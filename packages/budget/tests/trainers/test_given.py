@@ -1,0 +1,188 @@
+"""Settings that are given: for all runs, for one, in a table, or beside a log."""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from isocompute.budget import BudgetError
+from isocompute.budget.trainers.doctor import examine, to_be_filled_in
+from isocompute.budget.trainers.given import Given, read_table, table_of
+from reading_logs import DOCS
+from test_search import GIVEN, said, sets, write
+
+N, BATCH = "actor_rollout_ref.rollout.n", "data.train_batch_size"
+VALUES = {
+    N: st.sampled_from(["2", "4", "8"]),
+    BATCH: st.sampled_from(["8", "16", "32"]),
+    "actor_rollout_ref.actor.ppo_mini_batch_size": st.just("8"),
+    "actor_rollout_ref.actor.ppo_epochs": st.sampled_from(["1", "2"]),
+    "actor_rollout_ref.actor.optim.lr": st.sampled_from(["1e-06", "3e-06"]),
+    "data.seed": st.integers(0, 5).map(str),
+    "algorithm.filter_groups.enable": st.just("false"),
+    "questions": st.integers(1, 99).map(str),
+}
+
+
+@given(data=st.data())
+def test_settings_of_each_run_are_as_those_of_each_run_alone(data):
+    """The oracle: each run read for itself, with ``--set`` of all its settings."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        paths = [write(folder, f"{k}/{data.draw(st.sampled_from(['run.jsonl', 'run.csv']))}", k) for k in range(3)]
+        own = [{key: data.draw(of) for key, of in VALUES.items()} for _ in paths]
+        own = [values | {"data.gen_batch_size": values[BATCH]} for values in own]
+        alone = [examine([str(p)], Given(every=values)).patients[0].rows for p, values in zip(paths, own, strict=True)]
+        runs, table, beside = [], {}, {}
+        for path, values in zip(paths, own, strict=True):
+            called = data.draw(st.sampled_from([str(path), f"{path.parent.name}/{path.name}"]))
+            for key, value in values.items():
+                where = data.draw(st.sampled_from(["set", "table", "beside", "wrong table", "wrong beside"]))
+                if where.endswith("beside"):
+                    # What says no size of a batch is no configuration of a run.
+                    there = beside.setdefault(path.parent, {BATCH: int(values[BATCH])})
+                    there[key] = json.loads(value) if where == "beside" else 64
+                if "table" in where:
+                    table.setdefault(str(path), {})[key] = value if where == "table" else "64"
+                # What is said later counts.
+                if where == "set" or where.startswith("wrong"):
+                    runs.append((called, key, value))
+        for parent, config in beside.items():
+            (parent / "config.json").write_text(json.dumps(config))
+        found = examine([str(folder)], Given(runs=runs, table=table)).patients
+        assert [p.problem for p in found] == [""] * 3
+        assert [strip(p.rows) for p in found] == [strip(rows) for rows in alone]
+        # A table that was written is read as it was.
+        (folder / "runs.csv").write_text(table_of(table, [*VALUES, "data.gen_batch_size"]))
+        assert read_table(folder / "runs.csv") == {run: row for run, row in table.items() if row}
+
+
+def strip(rows):
+    """Rows without the run's identity, which depends on everything in its configuration."""
+    return [{key: value for key, value in row.items() if key != "run_id"} for row in rows]
+
+
+def test_two_n_are_told_by_filling_in_the_table_that_is_written(tmp_path):
+    paths = [write(tmp_path, f"{k}/run.jsonl", k) for k in (1, 2)]
+    known = {key: value for key, value in GIVEN.items() if key != N}
+    status, out = said(tmp_path, *sets(known), "--out", tmp_path / "out")
+    assert status == 1
+    assert "runs.csv" in out
+    table = tmp_path / "out" / "runs.csv"
+    assert table.read_text() == f"run,{N}\n{paths[0]},\n{paths[1]},\n"
+    # One of them, then both: what was filled in stays.
+    table.write_text(f"run,{N}\n{paths[0]},4\n{paths[1]},\n")
+    status, out = said(tmp_path, *sets(known), "--out", tmp_path / "out")
+    assert table.read_text().count("4") == 1 + str(paths).count("4")
+    again = (tmp_path, *sets(known), "--runs", table, "--out", tmp_path / "out")
+    status, out = said(*again)
+    assert status == 3
+    assert "1 of 2 runs" in out.splitlines()[-1]
+    assert f"{paths[0]},4\n{paths[1]},\n" in table.read_text()
+    table.write_text(table.read_text()[:-1] + "8\n")
+    status, out = said(*again)
+    assert status == 0
+    assert "n = 4, B_p = 8" in out
+    assert "n = 8, B_p = 8" in out
+
+
+def test_what_is_known_of_a_run_is_filled_in(tmp_path):
+    lost = write(tmp_path, "1/run.jsonl", 1)
+    known = write(tmp_path, "2/run.jsonl", 2)
+    (known.parent / "config.json").write_text(json.dumps({N: 8, "data": {"train_batch_size": 16}, "x": [1]}))
+    rows = read_lines(to_be_filled_in(examine([str(tmp_path)], Given()).patients))
+    assert rows[str(known)][N] == "8"
+    assert rows[str(known)][BATCH] == "16"
+    assert set(rows[str(lost)].values()) == {""}
+    assert set(GIVEN) - {"data.gen_batch_size"} <= set(rows[str(lost)])
+
+
+def read_lines(text):
+    head, *rows = (line.split(",") for line in text.splitlines())
+    return {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in rows}
+
+
+def test_the_nearest_configuration_of_the_trainer_counts_after_the_log_and_before_what_is_given(tmp_path):
+    path = write(tmp_path, "sweep/run/log.csv")
+    folder = path.parent
+    (folder.parent / "config.yaml").write_text(f"{N}: 2\n{BATCH}: 8\n")
+    # The configuration of a model is none of a run.
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "hidden_size": 8, "max_steps": 9}))
+    rest = {key: value for key, value in GIVEN.items() if key not in (N, BATCH)}
+    n_of = lambda *more: said(tmp_path, *sets(rest), *more)[1].split("n = ")[1].split(",")[0]  # noqa: E731
+    assert n_of() == "2"
+    (folder / ".hydra").mkdir()
+    (folder / ".hydra" / "config.yaml").write_text(f"{N}: 4\n{BATCH}: 8\n")
+    assert n_of() == "4"
+    assert ".hydra/config.yaml" in said(tmp_path, *sets(rest))[1]
+    (tmp_path / "all.json").write_text(json.dumps({N: 8}))
+    assert n_of("--config", tmp_path / "all.json") == "8"
+    table = tmp_path / "table"
+    table.write_text(f"run,{N}\nlog.csv,16\n")
+    assert n_of("--config", tmp_path / "all.json", "--runs", table) == "16"
+    assert n_of("--runs", table, "--set", f"{N}=32") == "32"
+    assert n_of("--runs", table, "--set", f"{N}=32", "--set", f"run/log.csv:{N}=64") == "64"
+    # One that cannot be read is named.
+    (folder / ".hydra" / "config.yaml").write_text("{[")
+    assert str(folder / ".hydra" / "config.yaml") in said(tmp_path, *sets(rest))[1]
+
+
+def test_a_log_counts_before_what_lies_beside_it_and_this_is_said(tmp_path):
+    state = json.loads((DOCS / "n4" / "trainer_state.json").read_text())
+    for name in ("trainer_state.json", "training_args.bin"):
+        (tmp_path / name).write_bytes((DOCS / "n4" / name).read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({"num_generations": 8}))
+    status, out = said(tmp_path)
+    assert status == 0
+    assert "n = 4, B_p = 16" in out
+    assert "num_generations 4 and not 8" in out
+    assert state["max_steps"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", f"c.jsonl:{N}=4"], r"no run c\.jsonl; there are .*a/run\.jsonl, .*b/run\.jsonl"),
+        (["--set", f"run.jsonl:{N}=4"], "may be each of"),
+        (["--set", "a/run.jsonl:wrold_size=4"], f"wrold_size; there are .*{N}"),
+        (["--set", "wrold_size=4"], f"wrold_size; there are .*{N}"),
+        (["--runs", "x,y\n1,2\n"], "first row"),
+        (["--runs", f"run,{N},{N}\na/run.jsonl,4,4\n"], "first row"),
+        (["--runs", f"run,{N}\na/run.jsonl,4\na/run.jsonl,8\n"], "row 3 .* again"),
+        (["--runs", f"run,{N}\na/run.jsonl,4,8\n"], "row 2 has 3 cells for 2 columns"),
+        (["--runs", f"run,{N}\n,4\n"], "row 2 names no run"),
+        (["--runs", "run,wrold_size\na/run.jsonl,4\n"], "wrold_size; there are"),
+        (["--runs", f"run,{N}\nc/run.jsonl,4\n"], "no run c/run.jsonl; there are"),
+    ],
+)
+def test_a_run_or_a_setting_that_is_not_there_is_refused_with_those_that_are(words, message, tmp_path):
+    import re
+
+    for folder in "ab":
+        write(tmp_path, f"{folder}/run.jsonl", ord(folder) % 7)
+    if words[0] == "--runs":
+        (tmp_path / "table").write_text(words[1])
+        words = ["--runs", tmp_path / "table"]
+    status, out = said(tmp_path / "a", tmp_path / "b", *sets(), *words)
+    assert status == 2
+    assert re.search(message, out)
+
+
+def test_a_table_may_come_from_a_spreadsheet(tmp_path):
+    (tmp_path / "runs.csv").write_bytes("\ufeffrun;n\r\na/b.csv;4\r\n;\r\nc;\r\n".encode())
+    assert read_table(tmp_path / "runs.csv") == {"a/b.csv": {"n": "4"}, "c": {}}
+    (tmp_path / "runs.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BudgetError, match=r"runs\.csv"):
+        read_table(tmp_path / "runs.csv")
+
+
+def test_the_column_of_steps_may_be_that_of_one_file(tmp_path):
+    for name, column in (("a.csv", "it"), ("b.csv", "step")):
+        text = write(tmp_path, name, ord(name[0]) % 5).read_text()
+        (tmp_path / name).write_text(text.replace("step,", f"{column},", 1))
+    status, out = said(tmp_path, *sets())
+    assert status == 3
+    assert f"{tmp_path / 'a.csv'}: NOT READ" in out
+    assert said(tmp_path, *sets(), "--set", "a.csv:step_column=it")[0] == 0

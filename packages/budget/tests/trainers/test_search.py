@@ -1,0 +1,269 @@
+"""Every file that looks like a log is read or named, whatever is wrong with it or its name."""
+
+import contextlib
+import gzip
+import io
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from isocompute.budget import BudgetError
+from isocompute.budget.cli import main
+from isocompute.budget.trainers.doctor import examine
+from isocompute.budget.trainers.given import Given
+from isocompute.budget.trainers.logs.log import LogLayout
+from isocompute.budget.trainers.logs.tensorboard import read_events
+from reading_logs import DOCS, FIXTURES, VERL, lines
+
+GIVEN = {
+    **{key: str(value) for key, value in VERL.items()},
+    "actor_rollout_ref.actor.ppo_epochs": "1",
+    "data.gen_batch_size": "8",
+    "algorithm.filter_groups.enable": "false",
+    "questions": "50",
+}
+
+
+def said(*words):
+    """The status of ``doctor``, and what it printed."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        status = main(["doctor", *map(str, words)])
+    assert "Traceback" not in out.getvalue()
+    return status, out.getvalue()
+
+
+def sets(given=GIVEN):
+    return [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
+
+
+def verl_rows(number, steps=6):
+    """A run of veRL's, which differs from those of other numbers."""
+    for step in range(0, steps + 1, 2):
+        measured = {"val-core/m/acc/mean@4": round(0.1 + step / 20 + number / 100, 4)}
+        trained = {"response_length/mean": 100.0 + number, "training/global_step": step} if step else {}
+        yield {"step": step, **trained, **measured}
+
+
+def write(folder, name, number=0):
+    """A log of one kind with a run of a number; where the run stands."""
+    path, rows = folder / name, list(verl_rows(number))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.name == "trainer_state.json":
+        shutil.copytree(DOCS / ("n4", "n16")[number % 2], path.parent, dirs_exist_ok=True)
+        state = json.loads(path.read_text())
+        for entry in state["log_history"] if number > 1 else ():
+            entry.update({k: 1 - v for k, v in entry.items() if k == "eval_rewards/right/mean"})
+        path.write_text(json.dumps(state))
+    elif path.suffix == ".csv":
+        keys = list(dict.fromkeys(key for row in rows for key in row))
+        path.write_text("\n".join([",".join(keys), *(",".join(str(r.get(k, "")) for k in keys) for r in rows)]) + "\n")
+    elif path.suffix == ".gz":
+        path.write_bytes(gzip.compress(lines(folder / "x.jsonl", rows).read_bytes()))
+        (folder / "x.jsonl").unlink()
+    elif path.suffix == ".wandb":
+        shutil.copy(FIXTURES / "wandb" / "run.wandb", path)
+    elif path.name.startswith("events"):
+        shutil.copy(next((FIXTURES / "trl" / "events").iterdir()), path)
+    else:
+        lines(path, rows)
+    return path
+
+
+KINDS = ("run.jsonl", "run.csv", "trainer_state.json")
+
+
+@st.composite
+def damages(draw, data):
+    """A file's bytes with some damage."""
+    kind = draw(st.sampled_from(["cut", "flipped", "appended", "header"]))
+    at = draw(st.integers(0, len(data) - 1))
+    if kind == "cut":
+        return data[:at]
+    if kind == "flipped":
+        return data[:at] + bytes([data[at] ^ (1 << draw(st.integers(0, 7)))]) + data[at + 1 :]
+    if kind == "appended":
+        return data + draw(st.sampled_from([b"\x00\xff\xfe junk", b"{\n", b"KeyboardInterrupt\n", b",,,\n"]))
+    first, _, rest = data.partition(b"\n")
+    last = first.rpartition(b",")[2]
+    return b"\n".join([first + b"," + last, *(row + b"," for row in rest.split(b"\n"))])
+
+
+@given(data=st.data(), kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=3))
+def test_beside_a_damaged_log_every_other_run_is_read_and_the_damaged_one_is_named(data, kinds):
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        good = [write(folder, f"good{k}/{kind}", k + 1) for k, kind in enumerate(kinds)]
+        bad = write(folder, f"bad/{data.draw(st.sampled_from([*KINDS, 'run.wandb', 'events.out.tfevents.1']))}")
+        bad.write_bytes(data.draw(damages(bad.read_bytes())))
+        status, out = said(folder, "--out", folder / "out", "--set", "questions=50", *runs_of(folder))
+        for path in good:
+            assert f"{path}: NOT READ" not in out
+            assert f"{path}: " in out
+        # A run of TensorBoard's is a folder, and may have ended before it logged anything.
+        assert str(bad.parent if bad.suffix == ".1" else bad) in out or not scalars(bad)
+        # What was cut at the end of a line is a shorter run.
+        whole = f"{bad}: NOT READ" not in out and "  NOT READ" not in out and "  missing: " not in out
+        assert (status == 0) == whole
+        assert status in (0, 3)
+        runs = json.loads((folder / "out" / "manifest.json").read_text())
+        assert [u["source"] for u in runs["unread"]] == ([str(bad)] if f"{bad}: NOT READ" in out else [])
+
+
+def scalars(path):
+    """Whether a file of TensorBoard's holds a metric."""
+    return bool(read_events([path], LogLayout(steps=(), needed=re.compile(""))))
+
+
+def runs_of(folder):
+    """A table with the settings of the veRL runs below a folder."""
+    names = [str(path) for path in sorted(folder.rglob("run.*")) if path.suffix in (".jsonl", ".csv")]
+    own = {key: value for key, value in GIVEN.items() if key != "questions"}
+    table = "\n".join([",".join(["run", *own]), *(",".join([name, *own.values()]) for name in names)])
+    (folder / "given").write_text(table)
+    return ["--runs", folder / "given"]
+
+
+def test_a_folder_of_four_runs_of_which_three_are_not_read(tmp_path):
+    write(tmp_path, "a.jsonl")
+    head, *rows = write(tmp_path, "b.csv").read_text().splitlines()
+    (tmp_path / "b.csv").write_text("\n".join([f"{head},{head.split(',')[1]}", *(f"{row}," for row in rows)]))
+    write(tmp_path, "c.jsonl").write_text(write(tmp_path, "c.jsonl").read_text() + "no JSON\n\n{}\n")
+    (tmp_path / "d.csv").write_text("")
+    status, out = said(tmp_path, *sets(), "--out", tmp_path / "out")
+    assert status == 3
+    unread = json.loads((tmp_path / "out" / "manifest.json").read_text())["unread"]
+    assert [Path(u["source"]).name for u in unread] == ["b.csv", "c.jsonl", "d.csv"]
+    assert "val-core/m/acc/mean@4' twice" in unread[0]["reason"]
+    assert "line 5" in unread[1]["reason"]
+    assert "3 of 4 files" in out.splitlines()[-1]
+    # Alone, they are not understood, and not absent.
+    status, out = said(tmp_path / "c.jsonl")
+    assert status == 1
+    assert "line 5" in out
+
+
+def test_what_is_readable_and_no_log_is_not_named(tmp_path):
+    write(tmp_path, "a.jsonl")
+    (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    (tmp_path / "train.py").write_text('METRICS = {"response_length/mean": 1, "num_tokens": 2}\n')
+    (tmp_path / "README.md").write_text('It logs {"response_length/mean": 1}.\n')
+    (tmp_path / "weights.bin").write_bytes(b"\x00" * 99)
+    (tmp_path / "all_results.json").write_text('{\n "eval_num_tokens": 1,\n "num_tokens": 2\n}\n')
+    status, out = said(tmp_path, *sets())
+    assert status == 0
+    assert "NOT READ" not in out
+    # Unless it is what the user named.
+    status, out = said(tmp_path, tmp_path / "notes.csv", *sets())
+    assert status == 3
+    assert f"{tmp_path / 'notes.csv'}: NOT READ" in out
+
+
+@pytest.mark.parametrize("name", ["run.dat", "run.jsonl.1", "run", "run.json", "run.out"])
+def test_a_log_of_another_name_is_named(name, tmp_path):
+    write(tmp_path, "a.jsonl")
+    shutil.move(write(tmp_path, "b.jsonl", 1), tmp_path / name)
+    status, out = said(tmp_path, *sets())
+    # Whether it can be read under that name is the reader's matter.
+    assert f"{tmp_path / name}: " in out
+    assert (status == 3) == (f"{tmp_path / name}: NOT READ" in out)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with names are POSIX's")
+def test_only_regular_files_are_opened_and_links_end(tmp_path):
+    runs, away = tmp_path / "runs", tmp_path / "away"
+    write(runs, "one/run.jsonl", 1)
+    write(away, "run.jsonl", 2)
+    for name in ("pipe.jsonl", "trainer_state.json", "events.out.tfevents.1", "no-log"):
+        os.mkfifo(runs / name)
+    (runs / "nothing.csv").symlink_to(tmp_path / "nothing.csv")
+    (runs / "itself.csv").symlink_to(runs / "itself.csv")
+    (runs / "linked.jsonl").symlink_to(away / "run.jsonl")
+    (runs / "latest").symlink_to(runs / "one")
+    (runs / "loop").symlink_to(runs)
+    (runs / "other").symlink_to(away)
+    status, out = said(runs, *sets())
+    named = {line.partition(": NOT READ")[0] for line in out.splitlines() if ": NOT READ" in line}
+    lost = ("pipe.jsonl", "trainer_state.json", "events.out.tfevents.1", "nothing.csv", "itself.csv", "other")
+    assert named == {str(runs / name) for name in lost}
+    assert status == 3
+    for name in ("one/run.jsonl", "linked.jsonl"):
+        assert f"{runs / name}: veRL" in out
+    assert said(runs / "pipe.jsonl")[0] == 1
+    # A link that is named is followed.
+    assert said(runs / "other", *sets())[0] == 0
+
+
+def test_logs_that_several_loggers_kept_of_one_run_are_named(tmp_path):
+    a, b = write(tmp_path, "a/run.csv"), write(tmp_path, "b/run.jsonl")
+    status, out = said(tmp_path, *sets())
+    assert status == 0
+    (also,) = (line for line in out.splitlines() if "also in" in line)
+    assert (str(a) in also) != (str(b) in also)
+    # It has the name of either.
+    for path in (a, b):
+        assert "n = 5," in said(tmp_path, *sets(), "--set", f"{path}:actor_rollout_ref.rollout.n=5")[1]
+
+
+def test_two_runs_that_logged_the_same_are_two_where_their_seeds_differ(tmp_path):
+    for seed in "12":
+        write(tmp_path, f"{seed}/run.jsonl")
+        (tmp_path / seed / "config.json").write_text(json.dumps({**VERL, "data.seed": int(seed)}))
+    status, out = said(tmp_path, "--set", "questions=50")
+    assert status == 0
+    assert "seed 1," in out
+    assert "seed 2," in out
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ({"train/global_step": 1, "train/response_length": 9.0, "train/reward": 0.4}, ["train/reward"]),
+        ({"step": 1, "response_length/mean": 9.0, "val/test_score/nq": 0.2}, ["val/test_score/nq", "0.3"]),
+        ({"step": 1, "response_length/mean": 9.0}, ["neither"]),
+    ],
+)
+def test_what_was_logged_in_place_of_evaluations_is_said(metrics, words, tmp_path):
+    lines(tmp_path / "run.jsonl", [metrics])
+    status, out = said(tmp_path)
+    assert status == 1
+    (line,) = (line for line in out.splitlines() if "NOT READ" in line)
+    for word in words:
+        assert word in line
+    assert ("neither" in line) == (words == ["neither"])
+
+
+def test_a_file_of_runs_of_several_trainers_is_read_run_by_run(tmp_path):
+    rows = [{"run_id": "v", **row} for row in verl_rows(0)]
+    rows += [
+        {"run_id": "o", "step": s, "train/global_step": s, "train/response_length": 9.0, "eval/eval_m_pass1": s / 9}
+        for s in (1, 2)
+    ]
+    path = lines(tmp_path / "all.jsonl", rows)
+    names = {p.name: p.trainer.name for p in examine([str(path)], Given()).patients}
+    assert names == {f"{path} (v)": "verl", f"{path} (o)": "openrlhf"}
+
+
+def test_a_trainer_that_is_named_needs_no_metric_of_its_own(tmp_path):
+    (tmp_path / "chart.csv").write_text("train/global_step,eval/reward\n10,0.3\n20,0.4\n")
+    with pytest.raises(BudgetError):
+        examine([str(tmp_path)], Given())
+    (patient,) = examine([str(tmp_path)], Given(), trainer="trl").patients
+    assert {"num_generations", "per_device_train_batch_size", "questions"} <= set(patient.missing)
+
+
+def test_no_option_of_another_command_is_named(tmp_path):
+    for folder in ("n4", "n16"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(DOCS / folder / "trainer_state.json", tmp_path / folder)
+    write(tmp_path, "run.jsonl")
+    out = said(tmp_path)[1]
+    options = {word for line in out.splitlines() for word in line.split() if word.startswith("--")}
+    assert options <= {"--set", "--runs", "--config", "--trainer", "--out"}
