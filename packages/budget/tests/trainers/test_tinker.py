@@ -180,6 +180,55 @@ def test_a_summary_of_another_run_is_refused(tmp_path):
     run.read()
 
 
+def cut(data, at):
+    return data[:at]
+
+
+def without_a_line(data, at):
+    kept = data.splitlines(keepends=True)
+    del kept[at % len(kept)]
+    return b"".join(kept)
+
+
+def with_a_line_twice(data, at):
+    kept = data.splitlines(keepends=True)
+    return b"".join([*kept, kept[at % len(kept)]])
+
+
+def retyped(data, at):
+    kept = data.splitlines(keepends=True)
+    kept[at % len(kept)] = kept[at % len(kept)].replace(
+        b'"ac_len": ', [b'"ac_len": -', b'"ac_len": "x', b'"ac": '][at % 3]
+    )
+    return b"".join(kept)
+
+
+@quick
+@given(
+    seed=st.integers(0, 10**6),
+    damage=st.sampled_from([cut, without_a_line, with_a_line_twice, retyped]),
+    at=st.integers(0, 10**4),
+    name=st.sampled_from(["train", "eval_test"]),
+    step=st.integers(0, 2),
+)
+def test_a_damaged_summary_changes_no_number_or_is_refused_with_its_step(seed, damage, at, name, step):
+    with TemporaryDirectory() as folder:
+        run = Run(Path(folder), seed, n=4, groups=3, iterations=3)
+        good = run.read()[0].drop("run_id")
+        path = run.folder / f"iteration_{step:06d}" / f"{name}_rollout_summaries.jsonl"
+        data = path.read_bytes()
+        path.write_bytes(damage(data, at % len(data)))
+        try:
+            evals, refused = run.read()[0], ""
+        except BudgetError as error:
+            evals, refused = good, str(error)
+        assert not refused or f"iteration_{step:06d}" in refused
+        # Where there is no summary of an evaluation, its metrics are read.
+        kept = ["step", "rollouts", "tokens", "questions"]
+        assert evals.select(kept).equals(good.select(kept))
+        assert evals["avg_at_2"].to_list() == pytest.approx(good["avg_at_2"].to_list())
+
+
 def test_rewards_other_than_of_successes_are_refused_and_the_metric_is_asked_for(tmp_path):
     run = Run(tmp_path, 1, n=4, groups=3, iterations=3, summaries=False, test=1)
     for row in run.rows:

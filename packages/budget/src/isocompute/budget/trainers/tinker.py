@@ -373,15 +373,18 @@ def _scores(log: Log, settings: Settings) -> Scores:
         what = _metric(log, settings, prefix, logged)
         label = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("._") or "unnamed"
         settings.notes.append(f"avg_at_k is {prefix}{what}")
-        for step, metrics in log.rows:
-            if prefix + what in metrics:
-                # The summary is of the last evaluation of a step, and the log of the first.
-                again = any(f"evaluated step {step} again" in note for note in log.notes)
-                whole = [] if again else trajectories(log, step, f"eval_{label}")
-                of = [t for t in whole if tag == "all" or tag in t.tags]
-                samples = None if of else _test_group(log, settings, prefix)
-                score = _score(log, prefix, what, step, metrics, of, samples)
-                found.setdefault(step, {})[name if tag == "all" else f"{name}/{tag}"] = score
+        summaries: dict[int, list[Trajectory]] = {}
+        for step in [step for step, metrics in log.rows if prefix + what in metrics]:
+            # A summary is of the last evaluation of a step, and the log of the first.
+            again = any(f"evaluated step {step} again" in note for note in log.notes)
+            whole = [] if again else trajectories(log, step, f"eval_{label}")
+            summaries[step] = [t for t in whole if tag == "all" or tag in t.tags]
+        sizes = Counter(len(group) for of in summaries.values() for group in groups(of))
+        rows = dict(log.rows)
+        for step, of in summaries.items():
+            samples = None if of else sizes.most_common(1)[0][0] if sizes else _test_group(log, settings, prefix)
+            score = _score(log, prefix, what, step, rows[step], of, samples)
+            found.setdefault(step, {})[name if tag == "all" else f"{name}/{tag}"] = score
     return found
 
 
