@@ -136,3 +136,30 @@ def test_an_evaluation_that_is_repeated_is_no_restart(name, last, again, seed, f
     assert resumed.restarts == (again,)
     assert [step for step, _ in resumed.rows] == [*range(1, last + 2)]
     assert resumed.rows[again - 1 :] == more
+
+
+@quick
+@given(
+    sizes=st.lists(st.tuples(st.sampled_from([2, 4, 8]), st.integers(2, 5)), min_size=2, max_size=3),
+    seed=st.integers(0, 10**6),
+)
+def test_a_log_of_several_starts_in_one_says_by_its_tokens_that_n_was_changed(sizes, seed):
+    """Only the last start's settings are known, as where a trainer goes on with a file."""
+    rng = random.Random(seed)
+    rows = {"trl": [], "verl": []}
+    seen = made = step = 0
+    for n, steps in sizes:
+        for _ in range(steps):
+            length = rng.randint(40, 60)
+            step, made, seen = step + 1, made + 8 * n, seen + 8 * n * (length + 5)
+            evaluated = {name: EVALUATED[name] for name in rows}
+            rows["trl"].append((step, {**trained("trl", n, float(length)), "num_tokens": seen, **evaluated["trl"]}))
+            tokens = {"perf/total_num_tokens": 8 * n * (length + 5.0), "prompt_length/mean": 5.0}
+            rows["verl"].append((step, {**trained("verl", n, float(length)), **tokens, **evaluated["verl"]}))
+    for name, of in rows.items():
+        log = Log(name="a run", rows=of, config=configured(name, sizes[-1][0]))
+        if len({n for n, _ in sizes}) == 1:
+            assert read(name, log)[-1]["rollouts"] == made
+        else:
+            with pytest.raises(BudgetError):
+                read(name, log)

@@ -279,6 +279,8 @@ def whole_of(log: Log, seconds: str, rate: str) -> int | None:
 
 
 Metrics = Mapping[str, float]
+OTHER_SIZES = (1 / 8, 1 / 4, 1 / 3, 1 / 2, 2, 3, 4, 8)
+"""Batches of so many times the responses are looked for where a run may have changed its settings."""
 MOST_STEPS = 1_000_000
 """Optimizer steps of the longest run that is taken for one: each costs about a kilobyte."""
 
@@ -422,6 +424,7 @@ def _evidence(log: Log, names: Entries, schedule: Schedule, batch: int) -> dict[
     logged = {s: m for s, m in log.rows if names.entry in m or own in m or names.length in m}
     says = any(own in m or names.length in m for m in logged.values())
     spans = [(a, b, new - old) for (a, old), (b, new) in pairwise([(0, 0.0), *totals])]
+    _check_one_size(log, names, [span for span in spans if own in logged.get(span[1], {})], schedule, batch)
     prompt, scatter = _prompt(log, names, spans, schedule, batch)
     tokens = {}
     for start, stop, new in spans:
@@ -429,6 +432,35 @@ def _evidence(log: Log, names: Entries, schedule: Schedule, batch: int) -> dict[
         tokens[stop] = partial(_agrees, new, each, 7.5 * scatter)
     entries = {s: partial(_allows, names, m, batch) for s, m in logged.items() if says}
     return {s: Evidence(entry=entries.get(s), tokens=tokens.get(s)) for s in entries.keys() | tokens.keys() if s}
+
+
+def _check_one_size(
+    log: Log, names: Entries, spans: Sequence[tuple[int, int, float]], schedule: Schedule, batch: int
+) -> None:
+    """Check that batches kept their size: of another one, tokens are as many times those of the last steps.
+
+    That is seen where responses are longer than prompts, whose lengths differ from batch to batch.
+
+    Raises:
+        BudgetError: Two entries in succession are of batches of another size.
+    """
+    each = [
+        (stop, new / (made * batch), _mean_length(log, names, start))
+        for start, stop, new in spans
+        if (made := schedule.between(0, start, stop)) > 0
+    ]
+    prompt = median(tokens - length for _, tokens, length in each[-2:]) if len(each) > 3 else 0.0
+    for size in OTHER_SIZES:
+        alike = [
+            2 * prompt < length and abs(tokens / size - length - prompt) <= 0.3 * prompt + 1
+            for _, tokens, length in each
+        ]
+        found = next((k for k, (one, two) in enumerate(pairwise(alike)) if one and two and prompt > 0), None)
+        if found is not None:
+            raise BudgetError(
+                f"{log.name}: {names.tokens[0]} of step {each[found][0]:,} is of batches of {batch * size:g} responses "
+                f"where its settings make {batch:,}, so that it is no run of one n and one batch"
+            )
 
 
 def _allows(names: Entries, metrics: Metrics, batch: int, generations: int) -> bool:

@@ -18,6 +18,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 
 from ..errors import BudgetError
 from .counting import LoggedEvaluation, Spread, StepCounts, Tally, best_samples, lengths
@@ -72,6 +74,7 @@ def counting(
     problems = settings.required("data.train_batch_size")
     mini = settings.required(f"{ACTOR}.ppo_mini_batch_size")
     updates = max(problems // mini, 1) * settings.required(f"{ACTOR}.ppo_epochs", default=1)
+    _check_one_batch(log)
     prompts = _prompts(log, settings, problems)
     responses = n + batching.baseline_rollouts
 
@@ -99,6 +102,25 @@ class Prompts:
     per_step: int | None
     reason_unknown: str
     count: Callable[[Mapping[str, float]], int | None]
+
+
+def _check_one_batch(log: Log) -> None:
+    """Check that a run trained on batches of one size, as far as its tokens and mean lengths say.
+
+    Raises:
+        BudgetError: It went on with another size.
+    """
+    of_prompts, of_all = "prompt_length/mean", "perf/total_num_tokens"
+    rows = [(s, m) for s, m in log.rows if {of_prompts, of_all, LENGTH} <= m.keys() and m[of_prompts] + m[LENGTH] > 0]
+    sizes = [(step, round(m[of_all] / (m[of_prompts] + m[LENGTH]))) for step, m in rows]
+    parts = [list(part) for _, part in groupby(sizes, key=itemgetter(1))]
+    # Where groups are dropped every step has a size of its own, which says nothing.
+    if len(parts) > 1 and 2 * len(parts) <= len(sizes):
+        before, after = parts[0][0][1], parts[1][0][1]
+        raise BudgetError(
+            f"{log.name}: trained on {before:,} responses up to step {parts[0][-1][0]:,} and on {after:,} from step "
+            f"{parts[1][0][0]:,} on ({of_all}), so that it is no run of one n and one batch"
+        )
 
 
 def _prompts(log: Log, settings: Settings, problems: int) -> Prompts:
