@@ -12,6 +12,7 @@ POSIX = ("test_ledger", "test_repair", "test_torture", "test_writer")
 collect_ignore: list[str] = []
 if sys.platform == "win32":
     collect_ignore += [*(f"ledger/{name}.py" for name in POSIX), "commands/test_misuse.py", "follow"]
+    collect_ignore += ["trainers/test_damaged_logs.py"]
 
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")

@@ -2,14 +2,21 @@
 
 import json
 import pickle
+import re
 import sqlite3
 import zipfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from isocompute.budget import BudgetError
+from isocompute.budget.errors import DamagedLogError
 from isocompute.budget.trainers.evals import ingest
+from isocompute.budget.trainers.logs.sources import read_logs
 from isocompute.budget.trainers.logs.states import read_arguments
+from isocompute.budget.trainers.registry import TRAINERS
 from reading_logs import DOCS, FIXTURES, OPENRLHF, PRIME_RL, TRL, VERL, ingested, logged_run, run_settings
 
 
@@ -178,3 +185,51 @@ def test_the_column_of_steps_can_be_named_in_tables_and_lines(tmp_path):
 def test_a_cell_that_is_not_a_step_names_its_row(cell, message, tmp_path):
     with pytest.raises(BudgetError, match=message):
         counted(tmp_path, "trl", TRL, f"train/global_step,eval/reward\n5,0.1\n{cell},0.2\n")
+
+
+@given(data=st.data())
+def test_a_flipped_bit_of_a_record_is_noticed(data):
+    (events,) = (FIXTURES / "trl" / "events").iterdir()
+    layout = TRAINERS["trl"].logs.layout
+    for path in (events, FIXTURES / "wandb" / "run.wandb"):
+        content = bytearray(path.read_bytes())
+        bit = data.draw(st.integers(8 * 7, 8 * len(content) - 1))
+        content[bit // 8] ^= 1 << bit % 8
+        with TemporaryDirectory() as folder:
+            flipped = Path(folder) / path.name
+            flipped.write_bytes(content)
+            whole = read_logs(str(path), layout)[0]
+            try:
+                (log,) = read_logs(str(flipped), layout)
+            except DamagedLogError as error:
+                assert re.search(r"at byte [\d,]+", str(error))  # noqa: PT017
+            else:
+                # The length of a last record may say that it was cut off.
+                assert log.left_out
+                assert log.rows == whole.rows[: len(log.rows)]
+
+
+def test_records_after_a_hole_are_not_read_as_if_nothing_was_lost(tmp_path):
+    (events,) = (FIXTURES / "trl" / "events").iterdir()
+    layout = TRAINERS["trl"].logs.layout
+    for path in (events, FIXTURES / "wandb" / "run.wandb"):
+        content, holed = path.read_bytes(), tmp_path / path.name
+        for start in range(1_000, len(content) - 3_000, 2_345):
+            holed.write_bytes(content[:start] + bytes(2_000) + content[start + 2_000 :])
+            with pytest.raises(DamagedLogError, match=r"at byte [\d,]+"):
+                read_logs(str(holed), layout)
+        # A crash leaves zeros at the end.
+        holed.write_bytes(content + bytes(4_096))
+        (log,) = read_logs(str(holed), layout)
+        assert log.left_out
+        assert log.rows == read_logs(str(path), layout)[0].rows
+
+
+def test_a_database_of_something_else_is_named_by_its_tables_and_left_as_it_is(tmp_path):
+    path = tmp_path / "other.db"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE experiments (id INTEGER)")
+    before = path.read_bytes()
+    with pytest.raises(BudgetError, match="it has experiments"):
+        ingest("trl", [str(path)])
+    assert path.read_bytes() == before

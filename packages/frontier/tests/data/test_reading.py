@@ -526,6 +526,7 @@ def test_a_cell_is_a_number_or_empty_or_is_named_with_its_row(cell: str) -> None
         path.write_text(f"step,reward\n1,0.5\n2,{cell}\n")
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", InputWarning)
+            problem = ""
             try:
                 read = len(read_columns(path, ["step", "reward"])[0])
             except FrontierError as error:

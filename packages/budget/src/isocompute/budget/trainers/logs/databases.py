@@ -14,9 +14,11 @@ from ...checks import reason
 from ...contract import tracking
 from ...contract.errors import TrackingError
 from ...errors import BudgetError, DamagedLogError
-from .log import Log, LogLayout, Row, flat, join, metrics_of, step_columns, step_of
+from .log import Log, LogLayout, Row, fields_of, flat, join, metrics_of, step_columns, step_of
 
 MAGIC = b"SQLite format 3\0"
+OF_MLFLOW = {"alembic_version", "experiments", "runs", "metrics", "latest_metrics", "params", "tags"}
+"""Tables without which MLflow would make some in the file that it is to read."""
 
 
 def read_store(source: str, layout: LogLayout) -> list[Log]:
@@ -76,11 +78,13 @@ def read_database(path: Path, layout: LogLayout) -> list[Log]:
             tables = {str(name) for (name,) in found}
             if {"metrics", "configs"} <= tables:
                 return _projects(path, database, layout)
-    except (sqlite3.Error, OSError) as error:
+    except BudgetError:
+        raise
+    except (sqlite3.Error, OSError, ValueError) as error:
         raise DamagedLogError(
             f"{path}: is damaged, or no database of Trackio's or MLflow's ({reason(error)})"
         ) from None
-    if not {"experiments", "runs", "params"} <= tables:
+    if OF_MLFLOW - tables:
         has = ", ".join(sorted(tables)) or "no table"
         raise BudgetError(f"{path}: is no database of Trackio's or MLflow's: it has {has}")
     try:
@@ -92,32 +96,30 @@ def read_database(path: Path, layout: LogLayout) -> list[Log]:
 
 def _projects(path: Path, database: sqlite3.Connection, layout: LogLayout) -> list[Log]:
     """The runs of a project of Trackio's."""
-    configs = {run: _object(path, f"the configuration of {run}", text) for run, text in _pairs(database)}
+    configured = database.execute("SELECT run_id, config FROM configs").fetchall()
+    configs = {run: flat(_object(path, f"the configuration of {run}", text)) for run, text in configured}
     names: dict[str, str] = {}
     rows: dict[str, list[Row]] = {}
-    for number, run, name, metrics in database.execute("SELECT id, run_id, run_name, metrics FROM metrics ORDER BY id"):
+    logged = database.execute("SELECT id, run_id, run_name, metrics FROM metrics ORDER BY id").fetchall()
+    for number, run, name, document in logged:
         where = f"{path}: entry {number} ({name})"
-        entry = _object(path, f"entry {number} ({name})", metrics)
+        entry = fields_of(_object(path, f"entry {number} ({name})", document), layout)
         names[run] = name
-        logged = metrics_of(entry, layout, where)
+        metrics = metrics_of(entry, layout, where)
         step = step_of(entry, step_columns(entry, layout, None, str(path)), where)
         if step is not None:
-            rows.setdefault(run, []).append((step, logged))
-        elif any(layout.needed.match(key) for key in logged):
+            rows.setdefault(run, []).append((step, metrics))
+        elif any(layout.needed.match(key) for key in metrics):
             raise DamagedLogError(f"{where} has no {layout.steps[0]}")
     return [join(f"{path} ({names[run]})", [entries], layout, configs.get(run)) for run, entries in rows.items()]
 
 
-def _pairs(database: sqlite3.Connection) -> Iterator[tuple[str, Any]]:
-    yield from database.execute("SELECT run_id, config FROM configs")
-
-
 def _object(path: Path, what: str, text: Any) -> dict[str, Any]:
-    """A JSON object, with dotted keys."""
+    """A JSON object."""
     try:
         document = json.loads(text)
         if isinstance(document, dict):
-            return flat(document)
+            return document
     except (ValueError, TypeError, RecursionError):
         pass
     raise DamagedLogError(f"{path}: {what} is no JSON object")

@@ -251,3 +251,11 @@ def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             out[f"{prefix}{key}"] = value
     return out
+
+
+def fields_of(document: Mapping[str, Any], layout: LogLayout) -> dict[str, Any]:
+    """The fields of a logged object, flat; what stands where a metric is read stays whole, to be refused."""
+    whole = {
+        k: v for k, v in document.items() if isinstance(v, Mapping) and layout.needed.match(k) and "_type" not in v
+    }
+    return {**flat(document), **whole}
