@@ -115,6 +115,14 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session(tags=CAMPAIGN)
+def studies(session: nox.Session) -> None:
+    """Run all tests of the studies: also units of the panel, fitted again, which `tests` leaves out."""
+    install_all(session, *TEST_TOOLS)
+    chosen = session.posargs or ["-rs", "experiments/studies"]
+    session.run("python", "-m", "pytest", "-q", *chosen, env={**test_variables(), "ISOCOMPUTE_FITS": "again"})
+
+
+@nox.session(tags=CAMPAIGN)
 def families(session: nox.Session) -> None:
     """Try every family of causal models that transformers has, tiny and random: packed, padded, refused, or wrong."""
     install_all(session)

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import yaml
 from isocompute.budget import History
-from isocompute.learner import EvaluationRecord, LearnerConfig, ResponseStatistics, StepRecord
+from isocompute.learner import EvaluationRecord, LearnerConfig, ResponseStatistics, StepRecord, prepare, with_cohorts
 from isocompute.learner.config import AdapterConfig, EntropyConfig, KLConfig
 from isocompute.rollout import EvaluationResult, load_problems, source_from
 from isocompute.rollout.contract import tables
@@ -158,17 +158,21 @@ def params() -> Any:
     return json.loads(_params())
 
 
-def smoke(folder: Path, changes: dict[str, object] | None = None) -> Preset:
-    """The preset ``smoke`` of the checkout with settings changed, by their dotted paths, as read from a file."""
-    own = params()["smoke"]
+def preset_of(folder: Path, name: str, own: Any, changes: dict[str, Any] | None) -> Preset:
+    """A preset with settings changed, by their dotted paths, as read from a file."""
     for path, value in (changes or {}).items():
         place = own
         *parents, last = path.split(".")
         for key in parents:
             place = place[key]
         place[last] = value
-    (folder / "params.yaml").write_text(yaml.safe_dump({"preset": "smoke", "smoke": own}))
-    return load(folder / "params.yaml", "smoke")
+    (folder / "params.yaml").write_text(yaml.safe_dump({"preset": name, name: own}))
+    return load(folder / "params.yaml", name)
+
+
+def smoke(folder: Path, changes: dict[str, Any] | None = None) -> Preset:
+    """The preset ``smoke`` of the checkout with changes."""
+    return preset_of(folder, "smoke", params()["smoke"], changes)
 
 
 def first_evaluation(metrics: dict[str, float], questions: int) -> EvaluationResult:
@@ -176,6 +180,12 @@ def first_evaluation(metrics: dict[str, float], questions: int) -> EvaluationRes
     rates = pl.DataFrame({"problem_id": ["p"], "successes": [1], "samples": [4]})
     answered = pl.DataFrame({"prompt_ids": [[1]] * 4 * questions, "response_ids": [[1]] * 4 * questions})
     return EvaluationResult(metrics=metrics, questions=questions, samples=4, rollouts=answered, pass_rates=rates)
+
+
+def learnt_from(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
+    """A batch of rollouts with rewards of 0 and 1 in turn, since those of a random model are rarely both."""
+    rewards = pl.Series([float(row % 2) for row in range(len(rollouts))], dtype=pl.Float32)
+    return prepare(with_cohorts(rollouts.with_columns(reward=rewards), config.batch), config)
 
 
 def sums(train: int, validation: int) -> pl.DataFrame:

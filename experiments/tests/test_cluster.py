@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 import ray
 import yaml
-from isocompute.learner import LearnerConfig, LearnerGroup, prepare, with_cohorts
+from isocompute.learner import LearnerConfig, LearnerGroup
 from isocompute.learner.ranks.group import RankWeights
 from isocompute.rollout import EngineConfig, Sampling, open_sampler
 from ray.util import get_current_placement_group, placement_group_table
@@ -26,10 +25,10 @@ from experiments.running.schedule import Pool, workers
 from experiments.running.worker import Bundles, reserve
 from experiments.settings import ResourcesConfig, load
 
-from .made import BASE, PARAMS, ROOT, params
+from .made import BASE, PARAMS, ROOT, learnt_from, params, sums
 from .made import environment as variables
 
-pytestmark = pytest.mark.slow("Ray")
+pytestmark = pytest.mark.slow("Ray, ranks and engines")
 
 
 def test_a_cluster_that_is_too_small_is_said_at_once(cluster: None) -> None:
@@ -116,8 +115,6 @@ def test_a_work_folder_that_a_machine_does_not_see_is_said(cluster: None, tmp_pa
             Pool._check_folder(host, sees)
 
 
-pytestmark = pytest.mark.slow("Ray")
-
 SURROGATES = "packages/learner/src/isocompute/learner/objective/loss.py"
 DRIVER = """
 import sys
@@ -187,11 +184,7 @@ def test_a_worker_that_loads_another_base_model_or_edited_code_is_refused(tree: 
     assert "isocompute.learner.objective.loss" in after_change
 
 
-pytestmark = pytest.mark.slow("Ray, ranks and engines")
-
 CONFIG = LearnerConfig(learning_rate=1e-2)
-PROBLEMS = pl.DataFrame({"problem_id": ["a", "b", "c"], "prompt": ["1+1=", "2+2=", "3-1="], "answer": ["2", "4", "2"]})
-PROBLEMS = PROBLEMS.with_columns(verifier=pl.lit("exact"), source=pl.lit("s"), split=pl.lit("train"))
 
 
 def asked(**resources: Any) -> WorkerConfig:
@@ -284,10 +277,9 @@ def test_weights_go_from_ranks_that_share_a_policy_to_engines_in_their_placement
         assert set(ray.get(places)) == {group.id.hex()}
         for _ in range(2):
             sampler.sync(ranks.weights(), ranks.version)
-            rollouts = sampler.sample(PROBLEMS, samples=8, seed=1, step=ranks.version, run_id="r")
+            rollouts = sampler.sample(sums(3, 1).head(3), samples=8, seed=1, step=ranks.version, run_id="r")
             assert ranks.agreement(rollouts).maximum < 1e-4
-            rewards = pl.Series([float(row % 2) for row in range(len(rollouts))], dtype=pl.Float32)
-            ranks.update(prepare(with_cohorts(rollouts.with_columns(reward=rewards), CONFIG.batch), CONFIG))
+            ranks.update(learnt_from(rollouts, CONFIG))
         # The weights before the last update.
         assert ranks.agreement(rollouts).maximum > 1e-3
         assert placement_group_table(group)["state"] == "CREATED"

@@ -6,17 +6,16 @@ import random
 import polars as pl
 import pytest
 import torch
-from isocompute.learner import Learner, LearnerConfig, SyncError, prepare, with_cohorts
+from isocompute.learner import Learner, LearnerConfig, SyncError
 from isocompute.rollout import Sampling, open_sampler
 from transformers import LlamaForCausalLM
 
-from .made import BASE
+from .made import BASE, learnt_from, sums
 
 pytestmark = [pytest.mark.slow("vLLM"), pytest.mark.xdist_group("vllm")]
 
 FAULTS = int(os.environ.get("ISOCOMPUTE_ROLLOUT_FAULTS", "28"))
-PROBLEMS = pl.DataFrame({"problem_id": ["a", "b", "c"], "prompt": ["1+1=", "2+2=", "3-1="], "answer": ["2", "4", "2"]})
-PROBLEMS = PROBLEMS.with_columns(verifier=pl.lit("exact"), source=pl.lit("s"), split=pl.lit("train"))
+PROBLEMS = sums(3, 1).head(3)
 
 
 @pytest.mark.parametrize("number", range(FAULTS * 10 // 100))
@@ -27,10 +26,7 @@ def test_weights_that_are_not_the_learners_stop_it_before_an_update(number: int)
     sampler = open_sampler("transformers", str(BASE), Sampling(max_new_tokens=8, max_prompt_tokens=8))
 
     def batch(step: int) -> pl.DataFrame:
-        rollouts = sampler.sample(PROBLEMS, samples=8, seed=number, step=step, run_id="r")
-        # Rewards of a random model are rarely both 0 and 1.
-        rewards = pl.Series([float(row % 2) for row in range(len(rollouts))], dtype=pl.Float32)
-        return prepare(with_cohorts(rollouts.with_columns(reward=rewards), config.batch), config)
+        return learnt_from(sampler.sample(PROBLEMS, samples=8, seed=number, step=step, run_id="r"), config)
 
     learner.update(batch(1))
     fresh = {name: tensor.clone() for name, tensor in learner.weights()}

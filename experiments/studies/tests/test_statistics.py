@@ -1,5 +1,6 @@
 """Numbers of units: intervals over units, the vertex, the rules of the plan, and measures of made-up sweeps."""
 
+import os
 from dataclasses import replace
 from itertools import product
 
@@ -16,6 +17,7 @@ from experiments.studies.panel.statistics import Estimate, Rule, Verdict, cloppe
 from experiments.studies.panel.study import Unit, unit_of
 from experiments.studies.panel.whole import Whole, read
 
+FITS = pytest.mark.skipif("ISOCOMPUTE_FITS" not in os.environ, reason="further fits: python3 -m nox -s studies")
 BOUNDS = (1.0, 5.0)
 SHIFT = Rule(claimed="above", least=0.5)
 FALL = Rule(claimed="below", least=0.005)
@@ -203,6 +205,7 @@ def test_slopes_beside_the_reward_are_those_that_were_put_in(own: Posteriors, ma
     assert value < 0
 
 
+@FITS
 @pytest.mark.slow
 def test_what_a_quarter_prescribes_is_judged_by_the_whole(own: Posteriors) -> None:
     regret, against = own.prescribed((8, 16))
@@ -211,6 +214,7 @@ def test_what_a_quarter_prescribes_is_judged_by_the_whole(own: Posteriors) -> No
     assert against.mean() == pytest.approx(regret["prescribed"] - regret["n = 8"], abs=1e-9)
 
 
+@FITS
 @pytest.mark.slow
 def test_without_cells_of_equal_batches_nothing_is_said_of_them(own: Posteriors, made: Whole) -> None:
     assert own.equal_batches() is None

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import yaml
 from isocompute.budget import History, LedgerError
 
 from experiments.running import cell_folder
 from experiments.running.cells import CommandCell, problems_hash, surroundings_of
 from experiments.running.design import Design
-from experiments.settings import Preset, load
+from experiments.settings import Preset
 
-from ..made import BASE, environment, origin_of, params
+from ..made import BASE, environment, origin_of, params, preset_of
 
 WORKER = """
 import pickle, sys
@@ -59,16 +58,9 @@ def trainer(**changes: Any) -> dict[str, Any]:
 def preset(folder: Path, changes: dict[str, Any] | None = None, **of_trainer: Any) -> Preset:
     """The preset ``trl`` with the stand-in, which is copied beside it, and with settings changed by dotted path."""
     own = {**params()["trl"], "base": {"kind": "model", "model": str(BASE)}, "trainer": trainer(**of_trainer)}
-    for path, value in (changes or {}).items():
-        place = own
-        *parents, last = path.split(".")
-        for key in parents:
-            place = place[key]
-        place[last] = value
     if not (folder / SCRIPT).exists():
         shutil.copy(Path(__file__).with_name(SCRIPT), folder / SCRIPT)
-    (folder / "params.yaml").write_text(yaml.safe_dump({"preset": "trl", "trl": own}))
-    return load(folder / "params.yaml", "trl")
+    return preset_of(folder, "trl", own, changes)
 
 
 def problems() -> pl.DataFrame:

@@ -1,6 +1,7 @@
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # The helpers of these tests can be imported by name.
@@ -16,6 +17,16 @@ if sys.platform == "win32":
 
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
+
+
+@pytest.fixture
+def trl(monkeypatch):
+    """TRL, which here asks no hub for anything and sees no GPU."""
+    from reading_logs import needed
+
+    for name, value in {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "CUDA_VISIBLE_DEVICES": ""}.items():
+        monkeypatch.setenv(name, value)
+    return needed("trl")
 
 
 def pytest_addoption(parser):

@@ -88,23 +88,6 @@ def test_an_error_that_is_not_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch
         main(["prescribe", str(tmp_path), "--budget", "8"])
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, "no such file"), ("", "empty"), ("run_id,step\na,1\n", "has no column rollouts_per_problem")],
-)
-def test_bad_input_is_one_line_and_exit_code_2(
-    content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "evals.csv"
-    if content is not None:
-        path.write_text(content)
-    assert main(["fit", str(path), "--out", str(tmp_path / "out")]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert message in error
-    assert not (tmp_path / "out").exists()
-
-
 @slow
 def test_a_figure_that_cannot_be_written_is_one_line_and_exit_code_2(
     table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -126,16 +109,6 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (0, "")
-
-
-@slow
-def test_commands_take_amounts_with_suffixes(table: pl.DataFrame, tmp_path: Path) -> None:
-    table.write_csv(tmp_path / "evals.csv")
-    path = str(tmp_path / "evals.csv")
-    where = ["--where", "rollouts_per_problem=4", "--where", "seed=0"]
-    curve = ["predict", path, "--x", "rollouts", "--y", "avg_at_4", *where, "--bootstrap", "20", "--fit-max", "16k"]
-    assert main([*curve, "--cuts", "12k", "16k", "--json", str(tmp_path / "b.json")]) == 0
-    assert [c["cut"] for c in json.loads((tmp_path / "b.json").read_text())["cuts"]] == [12e3, 16e3]
 
 
 WITHOUT_POSIX = """

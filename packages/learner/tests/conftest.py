@@ -27,24 +27,15 @@ settings.load_profile("unhurried")
 sys.path.insert(0, str(Path(__file__).parent))
 
 from small_run import exact_norm, recorded, scored  # noqa: E402
+from tiny_models import TWO_LAYERS  # noqa: E402
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved Llama of two layers with untied embeddings."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=12,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=1,
-        max_position_embeddings=64,
-        tie_word_embeddings=False,
-        initializer_range=0.3,
-    )
     folder = tmp_path_factory.mktemp("model")
-    LlamaForCausalLM(config).save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(**TWO_LAYERS, tie_word_embeddings=False)).save_pretrained(folder)
     return folder
 
 

@@ -159,6 +159,11 @@ def weights(learner: Any) -> torch.Tensor:
     return torch.cat([tensor.flatten() for _, tensor in learner.weights()])
 
 
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative to the length of what is expected."""
+    return float((found - expected).norm() / expected.norm())
+
+
 def written_out(
     policy: Any, base: Any, batch: pl.DataFrame, config: LearnerConfig
 ) -> tuple[torch.Tensor, float, float]:

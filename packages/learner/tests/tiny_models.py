@@ -8,6 +8,8 @@ import polars as pl
 import torch
 from isocompute.learner.batch.packing import MicroBatch
 from isocompute.learner.batch.responses import read
+from isocompute.learner.config import BatchConfig
+from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.policy.forward import Forward
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
@@ -29,6 +31,11 @@ NAMES = {
 SMALL: dict[str, Any] = {name: size for size, names in NAMES.items() for name in names.split()}
 SMALL |= {"pad_token_id": None, "dropout": 0.0}
 """Sizes, by every name that families have for them; a family takes those that it knows."""
+
+TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 1, "num_key_value_heads": 1}
+TWO_LAYERS |= {"vocab_size": 12, "hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 64}
+TWO_LAYERS |= {"initializer_range": 0.3}
+"""Sizes of the model that is trained in most tests."""
 
 LIMITS = (
     "sliding_window",
@@ -110,6 +117,31 @@ def rollouts(*, groups: int = 3, samples: int = 4, longest: int = 7) -> pl.DataF
             "logprobs": [[0.0] * len(r) for r in responses],
         }
     )
+
+
+def unsampled(
+    seed: Any, *, problems: int, samples: int, prompt: int, lengths: tuple[int, int], vocabulary: int, version: int = 0
+) -> pl.DataFrame:
+    """Responses that no model gave, of so many tokens or between, to prompts of one length."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for problem in range(problems):
+        asked = random.integers(0, vocabulary, prompt).tolist()
+        for sample in range(samples):
+            length = int(random.integers(lengths[0], lengths[1] + 1))
+            rows.append(
+                {
+                    "problem_id": f"p{problem}",
+                    "sample": sample,
+                    "prompt_ids": asked,
+                    "response_ids": random.integers(0, vocabulary, length).tolist(),
+                    "logprobs": [-6.0] * length,
+                    "reward": float(sample % 3 == 0),
+                    "finish_reason": "stop",
+                    "weights_version": version,
+                }
+            )
+    return with_cohorts(pl.DataFrame(rows), BatchConfig())
 
 
 def of_transformers(folder: Path, table: pl.DataFrame) -> torch.Tensor:

@@ -16,11 +16,8 @@ PROGRAM = Path(__file__).with_name("trl_program.py")
 
 
 @pytest.fixture(autouse=True)
-def _trl(monkeypatch):
-    needed("trl")
+def _tensorboard(trl):
     needed("tensorboard")
-    for name, value in {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "CUDA_VISIBLE_DEVICES": ""}.items():
-        monkeypatch.setenv(name, value)
 
 
 def test_a_trl_run_that_is_killed_within_a_generation_batch_and_resumed_ends_at_its_budget(tmp_path, capsys):

@@ -7,16 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget import (
-    COHORTS,
-    TRAINING_COHORTS,
-    BudgetError,
-    Counts,
-    History,
-    Ledger,
-    Limits,
-    Meter,
-)
+from isocompute.budget import COHORTS, TRAINING_COHORTS, BudgetError, Counts, History, Ledger, Limits, Meter
 from isocompute.budget.ledger.counts import split
 from isocompute.budget.ledger.fold import CODES, Fold
 
@@ -116,8 +107,7 @@ def check_tables(history, model):
         for step, cohort, *numbers in frame.select(
             "step", "cohort", "rollouts", "prompt_tokens", "response_tokens"
         ).iter_rows():
-            c = Counts(**dict(zip(("rollouts", "prompt_tokens", "response_tokens"), numbers, strict=True)))
-            found[step, cohort] = found.get((step, cohort), Counts()) + c
+            found[step, cohort] = found.get((step, cohort), Counts()) + of_three(numbers)
         assert found == expected
 
 

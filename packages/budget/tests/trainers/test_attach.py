@@ -16,7 +16,6 @@ import pytest
 from isocompute.budget import BudgetError, History, LedgerError
 from isocompute.budget.trl import attach
 from isocompute.budget.trl.attachment import Passes
-from reading_logs import needed
 
 pytestmark = pytest.mark.slow("runs of TRL")
 
@@ -39,13 +38,6 @@ ARGS = {
     "mask_truncated_completions": True,
 }
 """A batch of 8 rollouts for two optimizer steps."""
-
-
-@pytest.fixture
-def trl(monkeypatch):
-    for name, value in {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "CUDA_VISIBLE_DEVICES": ""}.items():
-        monkeypatch.setenv(name, value)
-    return needed("trl")
 
 
 def check(found, case, path, world=1):

@@ -11,12 +11,6 @@ from isocompute.budget.trainers.logs.states import read_arguments
 from reading_logs import DOCS, FIXTURES, logged_run, run_settings
 
 
-def lines(path, rows, **config):
-    """A log in JSON lines, whose first one repeats the configuration."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def test_runs_of_several_trainers_are_found_and_written(tmp_path, capsys):
     shutil.copytree(DOCS, tmp_path / "runs" / "trl")
     shutil.copy(FIXTURES / "wandb" / "run.wandb", tmp_path / "runs")

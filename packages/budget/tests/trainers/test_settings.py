@@ -37,14 +37,8 @@ def test_every_kind_of_file_holds_the_same_settings(tmp_path):
 
 def test_flags_of_every_style_are_understood():
     words = "run @ rl.toml --max-steps 20 --trainer.lr=3e-6 --clean --nodes 4 4 ++a.b=null x=[1,2] -- left over"
-    assert flags(words.split()) == {
-        "max_steps": 20,
-        "trainer.lr": 3e-6,
-        "clean": True,
-        "nodes": [4, 4],
-        "a.b": None,
-        "x": [1, 2],
-    }
+    said = {"max_steps": 20, "trainer.lr": 3e-6, "clean": True, "nodes": [4, 4], "a.b": None, "x": [1, 2]}
+    assert flags(words.split()) == said
 
 
 def test_references_are_followed_and_circles_left_alone(tmp_path):

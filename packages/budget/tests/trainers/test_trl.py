@@ -1,7 +1,6 @@
 """TRL's logs, against simulations of how it generates and logs that it wrote (fixtures/make.py)."""
 
 import json
-import os
 import random
 
 import pytest
@@ -13,7 +12,7 @@ from isocompute.budget.trainers.evals import ingest, rows_of
 from isocompute.budget.trainers.logs.log import Log
 from isocompute.budget.trainers.registry import convert, trainer
 from isocompute.budget.trainers.settings import MissingSettingError
-from reading_logs import FIXTURES, QUESTIONS, TRL, ingested, needed, rollouts, run_of, settings
+from reading_logs import FIXTURES, QUESTIONS, TRL, ingested, rollouts, run_of, settings
 from trl_runs import grpo
 
 whole = st.integers(1, 4)
@@ -119,12 +118,6 @@ def test_trl_asks_for_what_a_trainer_state_does_not_hold():
 
 
 CASES = [(8, 4, 5, 1, None), (32, 64, 500, 8, 16), (3, 6, 7, 1, None), (12, 8, 100, 6, 4), (64, 16, 2, 64, None)]
-
-
-@pytest.fixture
-def trl():
-    os.environ.update(HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1", CUDA_VISIBLE_DEVICES="")
-    return needed("trl")
 
 
 @pytest.mark.parametrize("case", CASES)

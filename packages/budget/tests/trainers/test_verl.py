@@ -86,12 +86,7 @@ def test_verl_counts_evicted_prompts_with_all_their_responses(seed, steps):
     [
         (8, {}, {}, r"step 1 .*rollouts_per_step="),
         (12, {}, UNFILTERED, r"gen_batch_size is 12 .*8"),
-        (
-            8,
-            ASYNCHRONOUS,
-            {"data.gen_batch_size": 8, "algorithm.filter_groups.enable": False},
-            r"asynchronous.*_per_step=",
-        ),
+        (8, ASYNCHRONOUS, {"data.gen_batch_size": 8, **UNFILTERED}, r"asynchronous.*_per_step="),
     ],
 )
 def test_verl_asks_for_what_its_log_leaves_open(prompts, logged, changed, said):
@@ -134,12 +129,6 @@ PARALLEL = [
 ]
 
 
-@pytest.fixture
-def stock():
-    """VeRL's configuration as it ships."""
-    return shipped("_generated_ppo_trainer.yaml")
-
-
 def shipped(name):
     """One of veRL's configurations."""
     verl = needed("verl")
@@ -163,12 +152,11 @@ def random_run(number):
             return run_of(problems, n, rng.randint(1, 999), world_size=world, parallelism=spread, learning_rate=rate)
 
 
-@pytest.mark.parametrize("number", range(30))
-def test_verl_takes_random_settings_and_they_read_back(number):
+def taken(run):
+    """VeRL's configuration with the settings of a run, which its own check accepts; and what is to be read of it."""
     needed("verl")
     from omegaconf import OmegaConf
 
-    run = random_run(number)
     settings = dict(convert("verl", run).settings)
     engine = settings.pop("model_engine", "dp")
     config = shipped("_generated_ppo_trainer.yaml" if engine == "dp" else f"_generated_ppo_{engine}_trainer.yaml")
@@ -176,8 +164,13 @@ def test_verl_takes_random_settings_and_they_read_back(number):
         assert OmegaConf.select(config, key, throw_on_missing=False, default="absent") != "absent", key
         OmegaConf.update(config, key, value)
     validate(config)
-    flat = {key: OmegaConf.select(config, key) for key in settings}
-    found = read("verl", {**flat, "actor_rollout_ref.actor.strategy": config.actor_rollout_ref.actor.strategy})
+    return config, {key: OmegaConf.select(config, key) for key in (*settings, "actor_rollout_ref.actor.strategy")}
+
+
+@pytest.mark.parametrize("number", range(30))
+def test_verl_takes_random_settings_and_they_read_back(number):
+    run = random_run(number)
+    found = read("verl", taken(run)[1])
     assert (found.allocation, found.generated) == (run.allocation, run.allocation.rollouts)
     assert (found.world_size, found.data_parallel) == (run.world_size, run.data_parallel)
     assert (found.unknown, found.inconsistent) == ((), ())
@@ -193,19 +186,7 @@ def validate(config):
 
 @pytest.mark.parametrize(("spread", "world"), PARALLEL)
 def test_verl_takes_the_parallelism(spread, world):
-    needed("verl")
-    from omegaconf import OmegaConf
-
-    run = run_of(16, 4, 10, world_size=world, parallelism=spread)
-    settings = dict(convert("verl", run).settings)
-    engine = settings.pop("model_engine", "dp")
-    config = shipped("_generated_ppo_trainer.yaml" if engine == "dp" else f"_generated_ppo_{engine}_trainer.yaml")
-    for key, value in settings.items():
-        OmegaConf.update(config, key, value)
-    validate(config)
-    flat = {key: OmegaConf.select(config, key) for key in settings} | {
-        "actor_rollout_ref.actor.strategy": config.actor_rollout_ref.actor.strategy
-    }
+    config, flat = taken(run_of(16, 4, 10, world_size=world, parallelism=spread))
     assert (read("verl", flat).data_parallel, read("verl", flat).inconsistent) == (world // spread.devices, ())
     # One rollout fewer does not divide, which veRL refuses as well.
     config.data.train_batch_size = 15
@@ -217,13 +198,12 @@ def test_verl_takes_the_parallelism(spread, world):
     assert any("cannot be split evenly" in remark or "not divide" in remark for remark in told)
 
 
-def test_verls_own_configuration_reads_back(stock):
+def test_verls_own_configuration_reads_back():
+    stock = shipped("_generated_ppo_trainer.yaml")
     from omegaconf import OmegaConf
 
-    flat = {
-        key: OmegaConf.select(stock, key)
-        for key in ("data.train_batch_size", "actor_rollout_ref.rollout.n", "trainer.total_epochs", "trainer.nnodes")
-    }
+    asked = "data.train_batch_size actor_rollout_ref.rollout.n trainer.total_epochs trainer.nnodes"
+    flat = {key: OmegaConf.select(stock, key) for key in asked.split()}
     found = read("verl", flat, problems=10 * flat["data.train_batch_size"])
     assert found.generations == 10 * flat["trainer.total_epochs"]
     assert found.update_steps == 4 * found.generations

@@ -74,17 +74,9 @@ def model_of():
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
     )
-    config = transformers.Qwen2Config(
-        vocab_size=len(WORDS),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-    )
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    ends = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+    config = transformers.Qwen2Config(vocab_size=len(WORDS), num_hidden_layers=1, **sizes, **ends)
     return transformers.Qwen2ForCausalLM(config), tokenizer
 
 

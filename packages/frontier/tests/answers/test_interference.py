@@ -74,13 +74,8 @@ def test_a_folder_is_measured_on_its_training_problems(tmp_path: Path, capsys: p
     assert main(["interference", str(RESULTS), "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "training problems, at 65,536 rollouts" in printed
-    assert [line.split(":")[0].split()[2] for line in printed.splitlines() if line.startswith("n = ")] == [
-        "2",
-        "4",
-        "8",
-        "16",
-        "32",
-    ]
+    lines = [line for line in printed.splitlines() if line.startswith("n = ")]
+    assert [int(line.split(":")[0].split()[2]) for line in lines] == [2, 4, 8, 16, 32]
     measures = pl.read_parquet(tmp_path / "interference.parquet")
     assert measures["problems"].unique().to_list() == [256]
     # Its five branches were measured once, at their end: how far they moved is not known.

@@ -131,6 +131,10 @@ def test_the_words_say_what_an_answer_amounts_to() -> None:
     alone = replace(answer, decision=replace(answer.decision, options=answer.decision.options[:1])).lines()
     assert "nothing is compared, for one n was run: n = 16," in alone[1]
     assert not any("P(best) " in line or line.startswith(("n*: ", "Beyond: ")) for line in alone)
+    only = answer.decision.chosen
+    slower = replace(only, cell=replace(only.cell, learning_rate=2e-5), loss=0.03)
+    rates = replace(answer, decision=replace(answer.decision, options=(only, slower))).lines()
+    assert rates[2] == "  no other n was run; at 2e-05 it gets 0.030 less"
 
 
 def test_a_misfit_of_an_n_that_could_be_best_leaves_the_measured_ends_as_the_answer() -> None:

@@ -223,10 +223,9 @@ def test_mixed_units_a_unit_that_is_missing_and_an_empty_folder_are_refused(
 
 
 def test_rows_in_any_order_give_the_same(table: pl.DataFrame, tmp_path: Path) -> None:
-    for name, rows in (("a.csv", table), ("b.csv", table.reverse())):
-        rows.write_csv(tmp_path / name)
-    first, second = (read_evals([tmp_path / name]) for name in ("a.csv", "b.csv"))
-    assert first.equals(second)
+    table.write_csv(tmp_path / "a.csv")
+    table.reverse().write_csv(tmp_path / "b.csv")
+    assert read_evals([tmp_path / "a.csv"]).equals(read_evals([tmp_path / "b.csv"]))
 
 
 def test_a_table_in_several_chunks_is_read(table: pl.DataFrame, tmp_path: Path) -> None:
@@ -242,19 +241,12 @@ def test_two_hundred_thousand_rows_are_fitted() -> None:
     rng = np.random.default_rng(0)
     compute = np.tile(np.arange(1, 1001) * 4096, 50)
     seed = np.repeat(np.arange(50), 1000)
-    parts = [
-        run(
-            compute,
-            0.6 - 0.2 * np.exp(-compute / (n * 3e4)) + rng.normal(0, 0.014, len(compute)),
-            rollouts_per_problem=n,
-        ).with_columns(seed=seed)
-        for n in (4, 8, 16, 32)
-    ]
-    found = fit_as_paper(pl.concat(parts))
-    assert [c.parameters.asymptote for c in found.curves if c.parameters] == pytest.approx([0.6] * 4, abs=1e-3)
-    assert [c.parameters.scale for c in found.curves if c.parameters] == pytest.approx(
-        [1.2e5, 2.4e5, 4.8e5, 9.6e5], rel=0.02
-    )
+    noise = rng.normal(0, 0.014, (4, len(compute)))
+    rewards = {n: 0.6 - 0.2 * np.exp(-compute / (n * 3e4)) + noise[i] for i, n in enumerate((4, 8, 16, 32))}
+    parts = [run(compute, reward, rollouts_per_problem=n).with_columns(seed=seed) for n, reward in rewards.items()]
+    found = [c.parameters for c in fit_as_paper(pl.concat(parts)).curves if c.parameters]
+    assert [p.asymptote for p in found] == pytest.approx([0.6] * 4, abs=1e-3)
+    assert [p.scale for p in found] == pytest.approx([1.2e5, 2.4e5, 4.8e5, 9.6e5], rel=0.02)
 
 
 def test_distinct_compute_beyond_what_a_grid_holds_is_joined_with_its_neighbours() -> None:
@@ -279,13 +271,16 @@ def test_distinct_compute_beyond_what_a_grid_holds_is_joined_with_its_neighbours
         ("evals.json", b"{not json", "json"),
         ("evals.xlsx", b"PK", "ends in"),
         ("evals.csv", b"rollouts,avg_at_4\n", "row"),
+        ("evals.csv", b"run_id,step\na,1\n", "has no column rollouts_per_problem"),
+        ("evals.csv", None, "no such file"),
     ],
 )
-def test_a_file_that_is_empty_or_not_what_its_name_says(
-    name: str, content: bytes, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_file_that_is_missing_empty_or_not_what_its_name_says(
+    name: str, content: bytes | None, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / name
-    path.write_bytes(content)
+    if content is not None:
+        path.write_bytes(content)
     error = refused(path, capsys)
     assert what in error
     assert name in error

@@ -41,18 +41,9 @@ def test_the_order_of_rows_does_not_matter(random: object) -> None:
 
 
 def test_a_name_says_only_what_differs(table: pl.DataFrame) -> None:
-    several = pl.concat(
-        [
-            table.with_columns(learning_rate=pl.lit(1e-3), recipe=pl.lit("plain")),
-            table.with_columns(
-                learning_rate=pl.lit(2e-3),
-                recipe=pl.lit("plain"),
-                problems_per_batch=pl.lit(32, dtype=pl.Int64),
-                run_id=pl.col("run_id") + "b",
-            ),
-        ]
-    )
-    names = [r.name for r in made(several, group="recipe")]
+    other = table.with_columns(problems_per_batch=pl.lit(32, dtype=pl.Int64), run_id=pl.col("run_id") + "b")
+    rated = [t.with_columns(learning_rate=pl.lit(rate)) for t, rate in ((table, 1e-3), (other, 2e-3))]
+    names = [r.name for r in made(pl.concat(rated).with_columns(recipe=pl.lit("plain")), group="recipe")]
     assert names[0] == "n = 4, B_p = 8, seed 0"
     assert all("recipe" not in name for name in names)
 

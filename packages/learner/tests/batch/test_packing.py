@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.learner.batch.packing import MicroBatch, micro_batches, packed, padded, shares
 from isocompute.learner.batch.responses import read
@@ -49,25 +49,32 @@ def batches(rows: pl.DataFrame, tokens: int, layout: Layout) -> list[MicroBatch]
 
 
 @pytest.mark.slow
-@settings(deadline=None)
-@given(ROWS, st.integers(1, 40), LAYOUTS)
-def test_every_response_token_is_predicted_from_the_one_before(rows: list[Row], tokens: int, layout: Layout) -> None:
+@pytest.mark.parametrize("marked", [False, True])
+@given(ROWS, st.integers(1, 40), LAYOUTS, st.data())
+def test_every_sampled_token_is_predicted_from_the_one_before_and_others_are_context(
+    marked: bool, rows: list[Row], tokens: int, layout: Layout, data: st.DataObject
+) -> None:
+    given, marks = table(rows), [None] * len(rows)
+    if marked:
+        marks = [data.draw(st.none() | st.lists(st.booleans(), min_size=len(r), max_size=len(r))) for _, r, _ in rows]
+        given = given.with_columns(sampled=pl.Series(marks, dtype=pl.List(pl.Boolean)))
     wanted = [
         ((prompt + response)[len(prompt) + i - 1], token, -0.5 * token, advantage, 1.0 + row)
         for row, (prompt, response, advantage) in enumerate(rows)
         for i, token in enumerate(response)
+        if marks[row] is None or marks[row][i]
     ]
     found = []
-    for batch in batches(table(rows), tokens, layout):
+    for batch in batches(given, tokens, layout):
         before = batch.input_ids.flatten()[batch.predicts]
         columns = (before, batch.tokens, batch.sampler_logprobs, batch.advantages, batch.weights)
         found += zip(*(column.tolist() for column in columns), strict=True)
         assert batch.response.unique().tolist() == list(range(batch.responses))
     assert found == wanted
+    assert int(sampled_counts(given).sum()) == len(wanted)
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(ROWS, st.integers(1, 40))
 def test_a_packed_row_is_a_whole_response_behind_its_prompt(rows: list[Row], tokens: int) -> None:
     """At its places, in the order of its tokens; and each position of the sequence is taken from one of its rows."""
@@ -88,34 +95,24 @@ def test_a_packed_row_is_a_whole_response_behind_its_prompt(rows: list[Row], tok
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(ROWS, st.integers(1, 40), LAYOUTS)
-def test_a_micro_batch_keeps_to_its_tokens_unless_one_response_alone_has_more(
+def test_a_micro_batch_keeps_to_its_tokens_unless_one_response_has_more_and_padding_counts_as_no_arithmetic(
     rows: list[Row], tokens: int, layout: Layout
 ) -> None:
     for batch in batches(table(rows), tokens, layout):
         assert batch.input_ids.numel() <= tokens or batch.responses == 1
         if batch.rows is not None:
             assert attended(batch) <= ATTENDED * tokens or batch.responses == 1
+        places = batch.position_ids
+        if batch.attention_mask is not None:
+            places = places[batch.attention_mask.bool()]
+        assert (batch.passed, batch.keys) == (places.numel(), int((places + 1).sum()))
 
 
 def attended(batch: MicroBatch) -> int:
     """Tokens in the rows of attention, in which padding repeats position 0."""
     assert batch.rows is not None
     return sum(int((block > 0).sum() + (block[:, 0] == 0).sum()) for block in batch.rows.blocks)
-
-
-@pytest.mark.slow
-@settings(deadline=None)
-@given(ROWS, st.integers(1, 40), LAYOUTS)
-def test_the_arithmetic_of_a_micro_batch_is_counted_without_its_padding(
-    rows: list[Row], tokens: int, layout: Layout
-) -> None:
-    for batch in batches(table(rows), tokens, layout):
-        places = batch.position_ids
-        if batch.attention_mask is not None:
-            places = places[batch.attention_mask.bool()]
-        assert (batch.passed, batch.keys) == (places.numel(), int((places + 1).sum()))
 
 
 def test_one_long_response_does_not_pad_the_short_ones_beyond_the_budget() -> None:
@@ -137,32 +134,6 @@ def test_a_groups_prompt_is_there_once_and_again_in_another_micro_batch() -> Non
     assert [batch.input_ids[0].tolist() for batch in whole] == [[1, 2, 3, 7, 4, 4, 4, 8]]
     cut = batches(rows, 5, packed)
     assert [batch.input_ids[0].tolist() for batch in cut] == [[1, 2, 3, 4, 4], [1, 2, 3, 4], [7, 8]]
-
-
-@pytest.mark.slow
-@settings(deadline=None)
-@given(ROWS, st.integers(1, 40), LAYOUTS, st.data())
-def test_tokens_that_were_not_sampled_are_context_and_nothing_else(
-    rows: list[Row], tokens: int, layout: Layout, data: st.DataObject
-) -> None:
-    marks = [
-        data.draw(st.none() | st.lists(st.booleans(), min_size=len(r), max_size=len(r)), label=f"marks of {r}")
-        for _, r, _ in rows
-    ]
-    marked = table(rows).with_columns(sampled=pl.Series(marks, dtype=pl.List(pl.Boolean)))
-    wanted = [
-        ((prompt + response)[len(prompt) + i - 1], token, -0.5 * token, advantage)
-        for (prompt, response, advantage), row in zip(rows, marks, strict=True)
-        for i, token in enumerate(response)
-        if row is None or row[i]
-    ]
-    found = []
-    for batch in batches(marked, tokens, layout):
-        before = batch.input_ids.flatten()[batch.predicts]
-        columns = (before, batch.tokens, batch.sampler_logprobs, batch.advantages)
-        found += zip(*(column.tolist() for column in columns), strict=True)
-    assert found == wanted
-    assert int(sampled_counts(marked).sum()) == len(wanted)
 
 
 def test_numbers_per_token_stay_with_their_tokens() -> None:
@@ -233,22 +204,16 @@ def cost(share: pl.DataFrame) -> int:
 
 @pytest.mark.slow
 @given(GROUPS, st.integers(1, 4))
-def test_every_response_is_in_one_share(groups: list[tuple[int, list[int]]], ranks: int) -> None:
+def test_every_response_is_in_one_share_and_none_costs_more_than_the_mean_by_more_than_a_response_and_its_prompt(
+    groups: list[tuple[int, list[int]]], ranks: int
+) -> None:
     batch = groups_of(groups)
     found = shares(batch, ranks)
     assert len(found) == ranks
     assert pl.concat(found).equals(batch)
-
-
-@pytest.mark.slow
-@given(GROUPS, st.integers(2, 4))
-def test_no_share_costs_more_than_the_mean_by_more_than_a_response_and_its_prompt(
-    groups: list[tuple[int, list[int]]], ranks: int
-) -> None:
-    batch = groups_of(groups)
     largest = max((prompt + length for prompt, lengths in groups for length in lengths), default=0)
     prompt = max((prompt for prompt, _ in groups), default=0)
-    for share in shares(batch, ranks):
+    for share in found:
         assert cost(share) <= cost(batch) / ranks + largest + prompt
 
 

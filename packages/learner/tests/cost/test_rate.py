@@ -7,6 +7,7 @@ from isocompute.learner.config import AdapterConfig, LearnerConfig
 from isocompute.learner.cost.rate import Shape, forward_operations, matmul_rate, shape_of, training_operations
 from isocompute.learner.policy.adapter import adapt
 from isocompute.learner.updates.learner import Learner
+from tiny_models import TWO_LAYERS
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -26,16 +27,9 @@ def test_the_rate_is_measured_when_a_learner_is_loaded_and_not_in_an_update(
 @pytest.mark.slow
 def test_operations_beneath_an_adapter_are_those_that_torch_counts() -> None:
     """But for the gradients of the first layer's inputs, which nothing needs."""
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=24,
-        num_attention_heads=2,
-        attn_implementation="eager",
-    )
+    config = LlamaConfig(**{**TWO_LAYERS, "num_hidden_layers": 24}, attn_implementation="eager")
     policy = adapt(LlamaForCausalLM(config), AdapterConfig(rank=4))
-    ids = torch.arange(32)[None]
+    ids = torch.arange(32)[None] % config.vocab_size
     with FlopCounterMode(display=False) as counter:
         policy(input_ids=ids, use_cache=False).logits.sum().backward()
     shape, passed = shape_of(policy), {"tokens": 32, "predictions": 32, "keys": 32 * 32}
@@ -48,15 +42,7 @@ def test_operations_beneath_an_adapter_are_those_that_torch_counts() -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_head_that_is_the_embedding_is_counted_where_it_predicts(tied: bool) -> None:
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        head_dim=8,
-        tie_word_embeddings=tied,
-    )
+    config = LlamaConfig(**TWO_LAYERS, head_dim=16, tie_word_embeddings=tied)
     # Of each layer: queries, keys, values and output of 32 × 16, and three of 32 × 64.
-    body = 3 * (4 * 32 * 16 + 3 * 32 * 64)
-    assert shape_of(LlamaForCausalLM(config)) == Shape(body=body, head=64 * 32, layers=3, width=16)
+    body = 2 * (4 * 32 * 16 + 3 * 32 * 64)
+    assert shape_of(LlamaForCausalLM(config)) == Shape(body=body, head=12 * 32, layers=2, width=16)

@@ -182,12 +182,6 @@ def killed_rank(home: Path, model: Path, moment: Moment, group: LearnerGroup, ra
     return False
 
 
-def killed_driver(home: Path, model: Path, moment: Moment, group: LearnerGroup) -> bool:
-    # Its ranks have the processors.
-    group.close()
-    return killed_process(killed_run.drive, home, moment, model, *of_cluster())
-
-
 def of_cluster() -> tuple[str, dict[str, str]]:
     """What another process must know to join the cluster."""
     import ray
@@ -202,7 +196,9 @@ def kill(kind: str, home: Path, model: Path, whole: Undisturbed, source: random.
     if kind == "rank":
         return killed_rank(home, model, moment, group, source.randrange(2))
     if kind == "driver":
-        return killed_driver(home, model, moment, group)
+        # Its ranks have the processors.
+        group.close()
+        return killed_process(killed_run.drive, home, moment, model, *of_cluster())
     if kind == "learner":
         return killed_process(killed_run.alone, home, moment, model)
     writes = int((whole.home / "writes").read_text())

@@ -7,13 +7,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pytest
 import torch
 from isocompute.learner.config import (
     AdapterConfig,
-    BatchConfig,
     ComputeConfig,
     EntropyConfig,
     KLConfig,
@@ -24,9 +22,9 @@ from isocompute.learner.config import (
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.memory import update as memory
 from isocompute.learner.memory.update import Load, UpdateMemory, parameters_of, update_memory
-from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.objective.prepare import prepare
 from isocompute.learner.updates.learner import Learner
+from tiny_models import unsampled
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 pytestmark = [pytest.mark.slow("models, traced and trained"), pytest.mark.xdist_group("traces")]
@@ -36,28 +34,6 @@ SMALL = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "n
 MIDDLE = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4}
 KL, ADAPTER = KLConfig(coefficient=0.01), AdapterConfig(rank=8)
 FEW = {"micro_batch_tokens": 64, "gradient_checkpointing": True}
-
-
-def batch(config: LearnerConfig, *, vocabulary: int, shortest: int) -> pl.DataFrame:
-    rng = np.random.default_rng(0)
-    rows = []
-    for problem in range(PROBLEMS):
-        prompt = rng.integers(0, vocabulary, PROMPT).tolist()
-        for sample in range(N):
-            length = int(rng.integers(shortest, 2 * RESPONSE - shortest + 1))
-            rows.append(
-                {
-                    "problem_id": f"p{problem}",
-                    "sample": sample,
-                    "prompt_ids": prompt,
-                    "response_ids": rng.integers(0, vocabulary, length).tolist(),
-                    "logprobs": [-1.0] * length,
-                    "reward": float(sample % 2),
-                    "finish_reason": "stop",
-                    "weights_version": 0,
-                }
-            )
-    return with_cohorts(pl.DataFrame(rows), BatchConfig())
 
 
 def measured(learner: Learner, rollouts: pl.DataFrame, file: Path) -> float:
@@ -114,7 +90,9 @@ def test_the_peak_of_an_update_is_traced_within_a_twentieth(
     config, shape = settings(**given), llama(SMALL, **model)
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(shape).save_pretrained(tmp_path)
-    rollouts = batch(config, vocabulary=shape.vocab_size, shortest=RESPONSE if "layout" in given else RESPONSE // 2)
+    shortest = RESPONSE if "layout" in given else RESPONSE // 2
+    sizes = {"problems": PROBLEMS, "samples": N, "prompt": PROMPT, "lengths": (shortest, 2 * RESPONSE - shortest)}
+    rollouts = unsampled(0, **sizes, vocabulary=shape.vocab_size)
     learner = Learner(tmp_path, config)
 
     def prepared(version: int) -> pl.DataFrame:

@@ -196,12 +196,9 @@ def test_the_first_completed_responses_of_a_group_are_trained_on() -> None:
     # By their number, wherever they stand in the table.
     assert cohorts(batch.reverse(), trained_rollouts=2) == expected[::-1]
     assert cohorts(batch, trained_rollouts=9) == cohorts(batch)
-
-
-def test_a_group_that_is_trained_on_in_part_is_judged_as_a_whole() -> None:
-    """The first two of rewards 1, 1, 0 teach something: the baseline is that of all three."""
-    batch = table([1, 1, 0], ["a"] * 3, ["stop"] * 3)
-    found = with_cohorts(batch, BatchConfig(trained_rollouts=2, filter_zero_variance=True))
+    # The first two of rewards 1, 1, 0 teach something: the baseline is that of all three.
+    in_part = BatchConfig(trained_rollouts=2, filter_zero_variance=True)
+    found = with_cohorts(table([1, 1, 0], ["a"] * 3, ["stop"] * 3), in_part)
     assert found["cohort"].to_list() == ["trained", "trained", "filtered"]
     assert not found["zero_variance"].any()
 

@@ -111,11 +111,8 @@ def test_the_loss_is_the_formula_written_out(sizes: list[int], seed: int) -> Non
     loss, metrics = objective(tokens, WHOLE)
     loss.backward()
     expected, gradient = 0.0, []
-    policies, advantages = (
-        (tokens.logprobs.detach(), tokens.sampler_logprobs, tokens.reference_logprobs),
-        tokens.advantages,
-    )
-    for policy, sampler, reference, advantage, share in zip(*policies, advantages, tokens.weights, strict=True):
+    policies = (tokens.logprobs.detach(), tokens.sampler_logprobs, tokens.reference_logprobs)
+    for policy, sampler, reference, advantage, share in zip(*policies, tokens.advantages, tokens.weights, strict=True):
         weight = (policy - sampler).exp().clamp(max=1.5)
         kl = (reference - policy).exp() - (reference - policy) - 1
         expected += float(share * (-weight * advantage + 0.1 * kl - 0.01 * (-policy * 0.5)))
@@ -161,11 +158,8 @@ def test_the_names_and_kinds_of_metrics_depend_on_the_settings_alone(config: Lea
             assert not metric.total.requires_grad
             assert metric.total.shape == metric.count.shape == ()
     assert all(float(metric.total) == float(metric.count) == 0 for metric in nothing.values())
-    assert {name for name, metric in nothing.items() if isinstance(metric, Share)} <= {
-        "loss",
-        "policy_loss",
-        "value_loss",
-    }
+    shares = {name for name, metric in nothing.items() if isinstance(metric, Share)}
+    assert shares <= {"loss", "policy_loss", "value_loss"}
 
 
 def test_the_correction_is_for_the_policy_of_before_the_batchs_first_update() -> None:
@@ -280,11 +274,6 @@ def test_a_responses_ratio_is_the_geometric_mean_of_its_tokens() -> None:
 LENGTHS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=12)
 
 
-def columns(rows: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    tokens, groups = np.array(rows).T
-    return tokens, np.unique(groups, return_inverse=True)[1]
-
-
 def test_each_counts_what_its_name_says() -> None:
     """Responses of 1, 3 and 4 tokens; the first two in one group."""
     tokens, groups = np.array([1, 3, 4]), np.array([0, 0, 1])
@@ -299,8 +288,9 @@ def test_each_counts_what_its_name_says() -> None:
 @pytest.mark.parametrize("name", ["token", "sequence", "prompt"])
 @given(LENGTHS)
 def test_a_loss_of_1_for_every_token_is_1(name: str, rows: list[tuple[int, int]]) -> None:
-    tokens, groups = columns(rows)
-    assert (AGGREGATIONS[name](tokens, groups) * tokens).sum() == pytest.approx(1.0 if tokens.any() else 0.0)
+    tokens, groups = np.array(rows).T
+    numbered = np.unique(groups, return_inverse=True)[1]
+    assert (AGGREGATIONS[name](tokens, numbered) * tokens).sum() == pytest.approx(1.0 if tokens.any() else 0.0)
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
@@ -375,12 +365,9 @@ def test_estimates_without_bias_under_the_policy(estimate: object) -> None:
     assert float((policy.exp() * estimate(policy, REFERENCE)).sum()) == pytest.approx(exact()[0], abs=1e-9)
 
 
-def test_k2_has_the_gradient_of_the_kl_and_k1_has_none() -> None:
+def test_k2_has_the_gradient_of_the_kl_k1_has_none_and_k3_that_of_the_other_direction() -> None:
     assert torch.allclose(expected_gradient("k2"), exact()[1], atol=1e-12)
     assert torch.allclose(expected_gradient("k1"), torch.zeros(3, dtype=torch.float64), atol=1e-12)
-
-
-def test_k3_has_the_gradient_of_the_other_direction() -> None:
     logits, policy = of_logits()
     (REFERENCE.exp() * (REFERENCE - policy)).sum().backward()
     assert torch.allclose(expected_gradient("k3"), logits.grad, atol=1e-12)

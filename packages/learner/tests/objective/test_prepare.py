@@ -67,18 +67,16 @@ def test_responses_that_are_not_trained_on_sharpen_the_baseline() -> None:
     assert found["loss_weight"].to_list() == pytest.approx([1 / 9] * 6)
 
 
-@pytest.mark.parametrize("order", [[5, 0, 3, 1, 2, 4, 7, 6, 11, 9, 8, 10]])
-def test_the_order_of_rows_does_not_matter(order: list[int]) -> None:
-    for chosen in (config(), config(scale="batch"), config("ppo")):
-        keys = ["problem_id", "sample"]
-        assert prepare(table()[order], chosen).sort(keys)["loss_weight"].to_list() == pytest.approx(
-            prepare(table(), chosen)["loss_weight"].to_list()
-        )
-        column = "advantages" if chosen.objective.algorithm == "ppo" else "advantage"
-        one, other = (prepare(rows, chosen).sort(keys)[column] for rows in (table(), table()[order]))
-        if column == "advantages":
-            one, other = one.explode(), other.explode()
-        assert one.to_numpy() == pytest.approx(other.to_numpy())
+def test_the_order_of_rows_does_not_matter() -> None:
+    shuffled = table()[[5, 0, 3, 1, 2, 4, 7, 6, 11, 9, 8, 10]]
+    for chosen, column in (
+        (config(), "advantage"),
+        (config(scale="batch"), "advantage"),
+        (config("ppo"), "advantages"),
+    ):
+        one, other = (prepare(rows, chosen).sort("problem_id", "sample") for rows in (table(), shuffled))
+        for name in ("loss_weight", column):
+            assert np.hstack(one[name].to_list()) == pytest.approx(np.hstack(other[name].to_list()))
 
 
 def test_a_kl_in_the_reward_lowers_it_by_the_responses_own() -> None:

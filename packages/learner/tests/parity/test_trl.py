@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from isocompute.learner.config import EntropyConfig, ImportanceConfig, KLConfig, LearnerConfig, ObjectiveConfig
 from isocompute.learner.objective.advantages import BASELINES, SCALES, response_advantages
 from isocompute.learner.records.steps import numbers
+from tiny_models import tiny_config, tiny_model
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -64,15 +65,7 @@ def trainer(needed: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
             tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
         )
         folder = tmp_path_factory.mktemp("trl")
-        shape = transformers.Qwen2Config(
-            vocab_size=4,
-            hidden_size=8,
-            intermediate_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-        )
-        transformers.Qwen2ForCausalLM(shape).save_pretrained(folder)
+        tiny_model(tiny_config("qwen2", vocab_size=4, num_hidden_layers=1)).save_pretrained(folder)
         made: dict[str, Any] = {}
 
         def of(**chosen: Any) -> Any:

@@ -1,7 +1,7 @@
 """The chunked head gives what the plain formula gives, with the same gradients."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.learner.policy.head import token_terms
 
@@ -10,7 +10,6 @@ def head(size: int, vocabulary: int, *, bias: bool) -> torch.nn.Linear:
     return torch.nn.Linear(size, vocabulary, bias=bias, dtype=torch.float64)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 9), st.integers(1, 12), st.floats(0.3, 2.0), st.booleans(), st.booleans(), st.integers(0, 99))
 def test_values_and_gradients_are_those_of_autograd(
     count: int, chunk: int, temperature: float, bias: bool, entropy_gradient: bool, seed: int

@@ -7,7 +7,7 @@ import pytest
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.policy.loading import load_policy, tensors
 from safetensors.torch import load_file, save_file
-from transformers import GraniteConfig, GraniteForCausalLM
+from tiny_models import tiny_config, tiny_model
 
 
 def refusal(folder: Path) -> str:
@@ -62,17 +62,12 @@ def test_weights_of_another_shape_are_refused(model: Path, tmp_path: Path) -> No
     assert "cannot be loaded" in refusal(tmp_path)
 
 
-def test_a_model_that_scales_its_logits_is_refused(tmp_path: Path) -> None:
-    config = GraniteConfig(
-        vocab_size=12,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        tie_word_embeddings=False,
-        initializer_range=0.3,
-        logits_scaling=4.0,
-    )
-    GraniteForCausalLM(config).save_pretrained(tmp_path)
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [("granite", {"logits_scaling": 4.0}), pytest.param("gemma2", {}, marks=pytest.mark.slow)],
+)
+def test_a_model_that_scales_or_caps_its_logits_is_refused(
+    tmp_path: Path, family: str, settings: dict[str, float]
+) -> None:
+    tiny_model(tiny_config(family, **settings)).save_pretrained(tmp_path)
     assert "scales or caps its logits" in refusal(tmp_path)

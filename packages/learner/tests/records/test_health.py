@@ -116,9 +116,7 @@ def test_a_length_that_doubles_for_nothing_is_flagged_and_a_few_tokens_are_not()
     assert flag.name == "length_explosion"
     assert flag.values["now"] > 2 * flag.values["start"]
     assert flags(run(length=lambda t: 2 + 5 * t, reward=lambda t: 0.3)) == []
-
-
-def test_a_length_that_grows_with_the_reward_is_no_fault() -> None:
+    # One that grows with the reward is no fault either.
     assert flags(run(length=lambda t: 20 + 200 * t, reward=lambda t: 0.3 + 0.4 * t)) == []
 
 

@@ -11,6 +11,7 @@ import torch
 from isocompute.learner.errors import CheckpointError, LearnerError
 from isocompute.learner.saving import checkpoint as saving
 from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints, remove_folder, whole_folder
+from small_run import Killed
 
 
 def checkpoint(step: int, value: float | None = None) -> Checkpoint:
@@ -86,9 +87,6 @@ def test_a_checkpoint_that_was_being_written_or_deleted_is_not_seen_and_goes_wit
 def test_between_the_two_renames_of_a_replacement_the_old_one_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Killed(BaseException):
-        """Ends the process where it is."""
-
     store = Checkpoints(tmp_path, keep=1)
     store.save(checkpoint(1))
     rename = Path.rename

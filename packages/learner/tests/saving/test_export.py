@@ -15,6 +15,7 @@ from isocompute.learner.policy.loading import load_policy, tensors
 from isocompute.learner.saving import export
 from isocompute.learner.saving.export import save_policy
 from safetensors.torch import load_file
+from tiny_models import TWO_LAYERS
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -25,20 +26,10 @@ from transformers import (
     Qwen2Config,
 )
 
-SMALL = {"vocab_size": 12, "max_position_embeddings": 64, "initializer_range": 0.3}
-
-LAYERS = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-}
-
 CONFIGS = {
-    "untied": LlamaConfig(**SMALL, **LAYERS, tie_word_embeddings=False),
-    "tied": LlamaConfig(**SMALL, **LAYERS, tie_word_embeddings=True),
-    "qwen2": Qwen2Config(**SMALL, **LAYERS, tie_word_embeddings=True),
+    "untied": LlamaConfig(**TWO_LAYERS, tie_word_embeddings=False),
+    "tied": LlamaConfig(**TWO_LAYERS, tie_word_embeddings=True),
+    "qwen2": Qwen2Config(**TWO_LAYERS, tie_word_embeddings=True),
     "gpt2": GPT2Config(vocab_size=12, n_positions=64, n_embd=32, n_layer=2, n_head=2),
 }
 
@@ -146,14 +137,11 @@ def test_a_policy_that_is_saved_in_several_files_is_the_same(tmp_path: Path, mon
     files = sorted(path.name for path in saved.glob("*.safetensors"))
     assert len(files) > 1
     assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
-    assert all(tensor_bytes(saved / name) <= 2000 or len(load_file(saved / name)) == 1 for name in files)
+    held = [load_file(saved / name).values() for name in files]
+    assert all(sum(tensor.nbytes for tensor in each) <= 2000 or len(each) == 1 for each in held)
     policy = load_policy(saved, device="cpu")
     assert tensors(policy).keys() == changed.keys()
     assert all(torch.equal(tensor, changed[name]) for name, tensor in tensors(policy).items())
-
-
-def tensor_bytes(path: Path) -> int:
-    return sum(tensor.nbytes for tensor in load_file(path).values())
 
 
 # In a process of its own: an engine leaves a process group behind.

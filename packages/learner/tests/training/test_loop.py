@@ -9,12 +9,7 @@ import polars as pl
 import pytest
 import torch
 from isocompute.learner import RunConfig, UpdateSteps, train
-from isocompute.learner.config import (
-    BatchConfig,
-    KLConfig,
-    LearnerConfig,
-    ObjectiveConfig,
-)
+from isocompute.learner.config import BatchConfig, KLConfig, LearnerConfig, ObjectiveConfig
 from isocompute.learner.errors import DivergenceError, LearnerError, SyncError
 from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.records.steps import timings_table
@@ -135,12 +130,8 @@ def test_charges_are_on_the_disk_before_a_checkpoint_is(
 
     monkeypatch.setattr(Checkpoints, "save", saved)
     run(learner, replay, tmp_path, steps=2, meter=meter)
-    assert [next(iter(counts)) for _, counts in meter.charged] == [
-        *("eval", "synced", "saved"),
-        "trained",
-        "trained",
-        *("eval", "synced", "saved"),
-    ]
+    evaluated = ["eval", "synced", "saved"]
+    assert [next(iter(counts)) for _, counts in meter.charged] == [*evaluated, "trained", "trained", *evaluated]
 
 
 def test_an_evaluation_that_was_charged_elsewhere_is_not_charged(

@@ -62,12 +62,9 @@ def test_the_order_depends_on_the_seed_and_not_on_the_rows() -> None:
     assert one != problems_of(ProblemOrder(PROBLEMS, problems_per_batch=4, seed=4), 7)
 
 
-def test_a_batch_larger_than_the_problems_is_refused() -> None:
+def test_a_batch_larger_than_the_problems_and_a_problem_that_occurs_twice_are_refused() -> None:
     with pytest.raises(LearnerError, match="problems_per_batch is 13"):
         ProblemOrder(PROBLEMS, problems_per_batch=13, seed=0)
-
-
-def test_a_problem_that_occurs_twice_is_named() -> None:
     with pytest.raises(LearnerError, match="problem p03 occurs twice"):
         ProblemOrder(pl.concat([PROBLEMS, PROBLEMS[3:4]]), problems_per_batch=4, seed=0)
 

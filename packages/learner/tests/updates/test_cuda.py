@@ -13,7 +13,6 @@ import torch
 from isocompute.learner.batch.packing import _sent
 from isocompute.learner.config import (
     AdapterConfig,
-    BatchConfig,
     ComputeConfig,
     EntropyConfig,
     KLConfig,
@@ -23,13 +22,14 @@ from isocompute.learner.config import (
     SyncConfig,
 )
 from isocompute.learner.memory.update import Load, update_memory
-from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.objective.prepare import prepare
 from isocompute.learner.policy import attention
 from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
 from isocompute.learner.updates.learner import Learner
+from small_run import distance, weights
+from tiny_models import tiny_config, unsampled
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.slow("models on a GPU")
 if not torch.cuda.is_available():
@@ -44,17 +44,9 @@ WORKSPACES = 96 * 2**20
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved Qwen2 of two layers whose heads share keys and values."""
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        initializer_range=0.1,
-    )
+    sizes = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
+    given = {"vocab_size": VOCABULARY, "max_position_embeddings": 2048, "tie_word_embeddings": True}
+    config = tiny_config("qwen2", **sizes, **given, num_hidden_layers=2, initializer_range=0.1)
     folder = tmp_path_factory.mktemp("shared")
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
     return folder
@@ -79,26 +71,8 @@ def settings(compute: dict[str, Any] | None = None, **parts: Any) -> LearnerConf
 
 
 def rollouts(*, step: int = 0, lengths: tuple[int, int] = (3, 40), problems: int = 4) -> pl.DataFrame:
-    """Responses that were never sampled, to prompts of one length."""
-    random = np.random.default_rng([11, step])
-    rows = []
-    for problem in range(problems):
-        prompt = random.integers(0, VOCABULARY, PROMPT).tolist()
-        for sample in range(N):
-            length = int(random.integers(lengths[0], lengths[1] + 1))
-            rows.append(
-                {
-                    "problem_id": f"p{problem}",
-                    "sample": sample,
-                    "prompt_ids": prompt,
-                    "response_ids": random.integers(0, VOCABULARY, length).tolist(),
-                    "logprobs": [-6.0] * length,
-                    "reward": float(sample % 3 == 0),
-                    "finish_reason": "stop",
-                    "weights_version": step,
-                }
-            )
-    return with_cohorts(pl.DataFrame(rows), BatchConfig())
+    sizes = {"problems": problems, "samples": N, "prompt": PROMPT, "lengths": lengths, "vocabulary": VOCABULARY}
+    return unsampled([11, step], **sizes, version=step)
 
 
 def prepared(learner: Learner, rows: pl.DataFrame) -> pl.DataFrame:
@@ -111,14 +85,6 @@ def gradient(model: Path, config: LearnerConfig, device: str) -> torch.Tensor:
     learner.update(prepared(learner, rollouts()))
     state = learner.state()[0]
     return torch.cat([10 * state[name].flatten().double().cpu() for name in state if name.endswith("exp_avg")])
-
-
-def weights(learner: Learner) -> torch.Tensor:
-    return torch.cat([tensor.flatten().cpu() for _, tensor in learner.weights()])
-
-
-def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize(
@@ -178,17 +144,10 @@ def test_with_deterministic_algorithms_a_run_is_the_same_every_time_and_resumes_
     ids=str,
 )
 def test_the_peak_of_an_update_is_traced_but_for_workspaces(tmp_path: Path, given: dict[str, Any]) -> None:
-    shape = Qwen2Config(
-        vocab_size=8192,
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        # Copies of shared keys in float32 are not traced.
-        num_key_value_heads=2 if given.get("compute", {}).get("precision") else 8,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-    )
+    sizes = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1408, "max_position_embeddings": 2048}
+    # Copies of shared keys in float32 are not traced.
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2 if given.get("compute", {}).get("precision") else 8}
+    shape = tiny_config("qwen2", **sizes, **heads, tie_word_embeddings=False)
     AutoModelForCausalLM.from_config(shape, dtype=torch.float32).save_pretrained(tmp_path)
     config, length = settings(**given), 500
     learner = Learner(tmp_path, config, device="cuda")

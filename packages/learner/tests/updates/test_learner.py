@@ -25,7 +25,7 @@ from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.objective.prepare import minibatches, prepare
 from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
 from isocompute.learner.updates.learner import Learner, skipped
-from small_run import moved, recorded, scored, weights, written_out
+from small_run import distance, moved, recorded, scored, weights, written_out
 from transformers import LlamaForCausalLM
 
 
@@ -44,13 +44,6 @@ def tolerant(config: LearnerConfig) -> LearnerConfig:
 def of_tokens(config: LearnerConfig, tokens: int) -> LearnerConfig:
     """The same with micro-batches of another size."""
     return replace(config, compute=ComputeConfig(micro_batch_tokens=tokens))
-
-
-NUMBERS = pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 2e-5), (torch.float64, 1e-6)])
-
-
-def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
 
 
 @pytest.mark.slow
@@ -78,7 +71,7 @@ def test_updates_are_steps_of_adamw_with_the_gradient_written_out(model: Path) -
 
 
 @pytest.mark.slow
-@NUMBERS
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 2e-5), (torch.float64, 1e-6)])
 def test_inserted_tokens_are_context_for_the_gradient_and_for_the_report(
     model: Path, rollouts: pl.DataFrame, dtype: torch.dtype, most: float
 ) -> None:
@@ -219,19 +212,14 @@ def test_responses_without_a_token_change_nothing(model: Path, config: LearnerCo
         one.agreement(none)
 
 
-def test_a_skipped_sync_is_caught_before_the_update(learner: Learner, rollouts: pl.DataFrame) -> None:
+@pytest.mark.parametrize(("stamp", "message"), [(0, "a sync was skipped"), (1, "no update was made")])
+def test_a_sync_that_was_skipped_or_only_stamped_the_version_is_caught_before_the_update(
+    learner: Learner, rollouts: pl.DataFrame, stamp: int, message: str
+) -> None:
     learner.update(rollouts)
     before = weights(learner).clone()
-    with pytest.raises(SyncError, match="a sync was skipped"):
-        learner.update(rollouts)
-    assert torch.equal(before, weights(learner))
-
-
-def test_a_sync_that_only_stamped_the_version_is_caught(learner: Learner, rollouts: pl.DataFrame) -> None:
-    learner.update(rollouts)
-    before = weights(learner).clone()
-    with pytest.raises(SyncError, match="no update was made"):
-        learner.update(rollouts.with_columns(weights_version=pl.lit(1, dtype=pl.Int64)))
+    with pytest.raises(SyncError, match=message):
+        learner.update(rollouts.with_columns(weights_version=pl.lit(stamp, dtype=pl.Int64)))
     assert torch.equal(before, weights(learner))
 
 
@@ -341,9 +329,7 @@ def test_a_response_is_skipped_where_it_has_neither_an_advantage_nor_a_regularis
     assert found.tolist() == expected
 
 
-OFF = SyncConfig(tolerance=1e9)
-
-PLAIN = LearnerConfig(learning_rate=1e-2, sync=OFF)
+PLAIN = LearnerConfig(learning_rate=1e-2, sync=SyncConfig(tolerance=1e9))
 
 OBJECTIVES = {
     "grpo": PLAIN,
@@ -391,14 +377,8 @@ def taught(model: Path, config: LearnerConfig, dtype: torch.dtype = torch.float3
     return learner
 
 
-def moments(learner: Any) -> torch.Tensor:
-    """The gradients of all updates so far, as Adam has averaged them."""
-    tensors = learner.state()[0]
-    return torch.cat([t.flatten().double() for name, t in sorted(tensors.items()) if name.endswith("exp_avg")])
-
-
 def learnt(learner: Any, rollouts: pl.DataFrame) -> torch.Tensor:
-    """The gradients of one batch."""
+    """The gradients of one batch, as Adam has averaged them."""
     config = learner.config
     rollouts = with_cohorts(rollouts, config.batch)
     if config.measures_first:
@@ -406,37 +386,25 @@ def learnt(learner: Any, rollouts: pl.DataFrame) -> torch.Tensor:
     parts = list(minibatches(prepare(rollouts, config), config, seed=0, step=1))
     for number, part in enumerate(parts, start=1):
         learner.update(part, advance=number == len(parts))
-    return moments(learner)
+    moments = sorted((name, moment) for name, moment in learner.state()[0].items() if name.endswith("exp_avg"))
+    return torch.cat([moment.flatten().double() for _, moment in moments])
 
 
-@pytest.fixture(scope="module", params=OBJECTIVES)
-def reference(request: pytest.FixtureRequest, model: Path, batch: pl.DataFrame) -> tuple[LearnerConfig, torch.Tensor]:
-    """An objective, and its gradient."""
-    config = OBJECTIVES[request.param]
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_way_of_computing_gives_the_gradient_of_the_reference_and_float32_but_for_rounding(
+    model: Path, batch: pl.DataFrame, name: str
+) -> None:
+    config = OBJECTIVES[name]
     whole = replace(config, compute=ComputeConfig(layout="padded", micro_batch_tokens=1))
     # Measuring the entropy keeps every response in.
     whole = replace(whole, entropy=replace(config.entropy, measured=True))
-    return config, learnt(taught(model, whole, torch.float64), batch)
-
-
-@pytest.mark.slow
-def test_every_way_of_computing_gives_the_gradient_of_the_reference(
-    model: Path, batch: pl.DataFrame, reference: tuple[LearnerConfig, torch.Tensor]
-) -> None:
-    config, expected = reference
+    expected = learnt(taught(model, whole, torch.float64), batch)
     assert float(expected.norm()) > 1e-2
     for way, compute in WAYS.items():
         found = learnt(taught(model, replace(config, compute=compute), torch.float64), batch)
-        assert float((found - expected).norm() / expected.norm()) < 1e-6, way
-
-
-@pytest.mark.slow
-def test_in_float32_the_difference_is_rounding(
-    model: Path, batch: pl.DataFrame, reference: tuple[LearnerConfig, torch.Tensor]
-) -> None:
-    config, expected = reference
-    found = learnt(taught(model, config), batch)
-    assert float((found - expected).norm() / expected.norm()) < 2e-5
+        assert distance(found, expected) < 1e-6, way
+    assert distance(learnt(taught(model, config), batch), expected) < 2e-5
 
 
 @pytest.mark.slow

@@ -88,17 +88,12 @@ def test_ranks_together_have_the_figures_of_all_tokens() -> None:
         assert found.quantile >= whole.quantile
 
 
-def sampled_in_bfloat16(policy: LlamaForCausalLM) -> pl.DataFrame:
-    """Responses with the log-probabilities that transformers gives them with the policy's weights in bfloat16."""
-    sampler = LlamaForCausalLM(policy.config).eval()
-    sampler.load_state_dict(policy.state_dict())
-    rows = recorded(groups=16, n=16)
-    return prepare(with_cohorts(scored(sampler.to(torch.bfloat16), rows), FLOAT32.batch), FLOAT32)
-
-
 def test_a_healthy_sampler_in_bfloat16_passes_its_tolerances_and_a_stale_one_does_not(model: Path) -> None:
     learner = Learner(model, BFLOAT16)
-    rollouts = sampled_in_bfloat16(learner.policy)
+    sampler = LlamaForCausalLM(learner.policy.config).eval()
+    sampler.load_state_dict(learner.policy.state_dict())
+    rows = scored(sampler.to(torch.bfloat16), recorded(groups=16, n=16))
+    rollouts = prepare(with_cohorts(rows, FLOAT32.batch), FLOAT32)
     with pytest.raises(SyncError, match=r"sync.tolerance = 0.0001"):
         Learner(model, FLOAT32).update(rollouts)
     report = learner.update(rollouts)

@@ -29,9 +29,8 @@ def test_a_model_is_scored_and_the_scores_are_those_of_its_rollouts(
     assert capsys.readouterr().out.splitlines()[:-1] == printed.splitlines()[:-1]
     one, other = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("model", "rollouts"))
     assert one == other
-    assert [score["name"] for score in one["scores"]] == [
-        f"{metric}_at_{k}" for k in (1, 4) for metric in ("avg", "best", "worst")
-    ]
+    names = [f"{metric}_at_{k}" for k in (1, 4) for metric in ("avg", "best", "worst")]
+    assert [score["name"] for score in one["scores"]] == names
     assert (one["questions"], one["responses"], one["phase"]) == (6, 48, "eval")
     assert one["truncated"] == int((pl.read_parquet(sampled)["finish_reason"] == "length").sum()) > 0
     counted = tables.read(rates, "pass_rates")

@@ -97,18 +97,20 @@ def assert_linked_by_content(home: Path, producers: dict[str, str]) -> None:
         assert hashes(producer, "artifact") <= hashes(consumer, "input"), consumer
 
 
-def sampling(tiny: Any) -> str:
+@pytest.fixture
+def sampling(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Flags of a command that samples and logs, in a folder with problems and a store."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    tiny.problems.write_parquet("problems.parquet")
     flags = "--sampler transformers --problems problems.parquet --samples 2 --max-new-tokens 4 --log base"
     return f"--model {tiny.folder} {flags}"
 
 
 def test_a_store_that_fails_at_the_end_costs_no_sampling(
-    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    sampling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    tiny.problems.write_parquet("problems.parquet")
-    asked = f"difficulty {sampling(tiny)} --out m.parquet".split()
+    asked = f"difficulty {sampling} --out m.parquet".split()
 
     def failing(*given: Any, **named: Any) -> str:
         raise tracking.TrackingError("the store is full")
@@ -127,13 +129,8 @@ def test_a_store_that_fails_at_the_end_costs_no_sampling(
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_runs_of_two_seeds_in_one_experiment_read_as_one_table(
-    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    tiny.problems.write_parquet("problems.parquet")
-    asked = f"generate {sampling(tiny)}".split()
+def test_runs_of_two_seeds_in_one_experiment_read_as_one_table(sampling: str) -> None:
+    asked = f"generate {sampling}".split()
     for number, more in enumerate([["--seed", "0"], ["--seed", "1"], ["--seed", "0"], ["--phase", "eval"]]):
         assert main([*asked, *more, "--out", f"{number}.parquet"]) == 0
     assert Path("0.parquet").read_bytes() == Path("2.parquet").read_bytes()

@@ -29,16 +29,16 @@ def test_the_users_own_file_gives_disjoint_sides(jsonl: Path) -> None:
     assert set(table["source"]) == {"file:own.jsonl"}
 
 
-def test_too_few_distinct_problems_are_said(jsonl: Path) -> None:
-    with pytest.raises(RolloutError, match="has 9 distinct problems"):
-        load_problems(source_from({"kind": "file", "path": str(jsonl), "train": 8, "validation": 2}))
-
-
-def test_a_missing_file_and_an_unknown_setting_are_named(tmp_path: Path) -> None:
-    with pytest.raises(RolloutError, match="no such file"):
-        load_problems(source_from({"kind": "file", "path": str(tmp_path / "nope.jsonl")}))
-    with pytest.raises(RolloutError, match="no setting paht"):
-        source_from({"kind": "file", "paht": "x"})
+def test_what_a_source_lacks_is_named(jsonl: Path) -> None:
+    pytest.importorskip("datasets")
+    for message, settings in (
+        ("has 9 distinct problems", {"kind": "file", "path": str(jsonl), "train": 8, "validation": 2}),
+        ("no such file", {"kind": "file", "path": str(jsonl.with_name("nope.jsonl"))}),
+        ("no setting paht", {"kind": "file", "paht": "x"}),
+        ("no revision", {"kind": "hub", "dataset": "somebody/something"}),
+    ):
+        with pytest.raises(RolloutError, match=message):
+            load_problems(source_from(settings))
 
 
 def test_chain_sum_asks_with_its_bare_expression() -> None:
@@ -50,21 +50,6 @@ def test_chain_sum_asks_with_its_bare_expression() -> None:
     assert table["prompt"].str.contains(r"^[1-5][+-][1-5][+-][1-5]=$").all()
     assert all(eval(p[:-1]) == int(a) for p, a in table.select("prompt", "answer").iter_rows())
     assert load_problems(source).equals(table)
-
-
-def test_only_a_full_score_is_a_success() -> None:
-    pytest.importorskip("reasoning_gym")
-    right = verifier("reasoning_gym:chain_sum")
-    assert right("5=10", "10")
-    assert not right("5=100", "10")
-    assert not right("", "10")
-    assert not right("==", "10")
-
-
-def test_a_hub_dataset_needs_a_pinned_revision() -> None:
-    pytest.importorskip("datasets")
-    with pytest.raises(RolloutError, match="no revision"):
-        load_problems(source_from({"kind": "hub", "dataset": "somebody/something"}))
 
 
 def test_every_task_is_refused_or_its_problems_score_their_own_answers() -> None:
@@ -174,23 +159,6 @@ def test_problems_are_checked_by_the_scorer_that_is_given(jsonl: Path) -> None:
     with pytest.raises(RolloutError, match="execute what a response"):
         load_checked(source_from(own), scorer=bare)
     bare.close()
-
-
-def test_a_hugging_face_dataset_in_guru_maths_layout(tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
-    pytest.importorskip("math_verify")
-    rows = [
-        {
-            "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": f"What is {i} / 2?"}],
-            "reward_model": {"ground_truth": str(i / 2)},
-        }
-        for i in range(8)
-    ]
-    pl.DataFrame(rows).write_parquet(tmp_path / "train.parquet")
-    table = load_problems(source_from({"kind": "hub", "dataset": str(tmp_path), "train": 5, "validation": 3}))
-    assert table["prompt"].str.starts_with("What is").all()
-    assert verifier("math")("so \\boxed{1/2}", "0.5")
-    assert not verifier("math")("so \\boxed{2}", "0.5")
 
 
 def test_reference_answers_for_math_are_scored_in_a_box(tmp_path: Path) -> None:

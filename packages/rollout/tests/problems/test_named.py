@@ -21,8 +21,9 @@ WORKED = {
     "question": [f"Tom has {i} times 1000 apples. How many?" for i in range(30)],
     "answer": [f"{i} times 1000 is <<{i}*1000={i}000>>.\n#### {i},000" for i in range(30)],
 }
+SYSTEM = {"role": "system", "content": "s"}
 GURU = [
-    {"prompt": [{"role": "user", "content": f"What is {i} / 2?"}], "reward_model": {"ground_truth": str(i / 2)}}
+    {"prompt": [SYSTEM, {"role": "user", "content": f"What is {i} / 2?"}], "reward_model": {"ground_truth": str(i / 2)}}
     for i in range(30)
 ]
 LAYOUTS = {

@@ -42,43 +42,54 @@ def test_what_is_left_out_has_its_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("read", "settings", "message"),
     [
-        ({"temperature": -0.1}, r"temperature is -0\.1"),
-        ({"temperature": 0.001}, r"temperature is 0\.001"),
-        ({"temperature": float("nan")}, "temperature is nan"),
-        ({"temperature": "1e-1"}, "temperature is '1e-1'"),
-        ({"top_p": 0.0}, r"top_p is 0\.0"),
-        ({"top_p": 1.5}, r"top_p is 1\.5"),
-        ({"top_p": True}, "top_p is True"),
-        ({"min_p": 1.0}, r"min_p is 1\.0"),
-        ({"top_k": -1}, "top_k is -1"),
-        ({"top_k": 2.5}, r"top_k is 2\.5"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ({"max_prompt_tokens": 1.0}, r"max_prompt_tokens is 1\.0"),
-        ({"stop": "###"}, "stop is '###'"),
-        ({"stop": ["a", ""]}, "stop is .*none of them empty"),
-        ({"stop": [1]}, "stop is .*a list of texts"),
-        ({"stop_token_ids": 5}, "stop_token_ids is 5"),
-        ({"stop_token_ids": [5, -1]}, "of stop_token_ids is -1;"),
-        ({"keep_text": 1}, "keep_text is 1"),
-        ({"interruption": True}, "interruption is True"),
-        ({"interruption": {"lowest": 0}}, r"interruption\.lowest is 0"),
-        ({"interruption": {"lowest": 9, "highest": 8}}, "is drawn between 9 and 8"),
-        ({"interruption": {"phrase": " "}}, r"interruption\.phrase is ' '"),
-        ({"interruption": {"longest": 5}}, "has no setting 'longest';"),
-        ({"interruption": {}, "max_new_tokens": 12_000}, "max_new_tokens is 12000"),
-        ({"length_penalty": 5}, "length_penalty is 5"),
-        ({"length_penalty": {"longest": 5}}, "lacks the setting 'margin'"),
-        ({"length_penalty": {"longest": 5, "margin": 6}}, r"length_penalty\.margin is 6"),
-        ({"length_penalty": {"shortest": 5}}, "'shortest'"),
-        ({"temprature": 1.0}, "'temprature'"),
-        ([], "it must have the settings"),
+        (sampling_from, {"temperature": -0.1}, r"temperature is -0\.1"),
+        (sampling_from, {"temperature": 0.001}, r"temperature is 0\.001"),
+        (sampling_from, {"temperature": float("nan")}, "temperature is nan"),
+        (sampling_from, {"temperature": "1e-1"}, "temperature is '1e-1'"),
+        (sampling_from, {"top_p": 0.0}, r"top_p is 0\.0"),
+        (sampling_from, {"top_p": 1.5}, r"top_p is 1\.5"),
+        (sampling_from, {"top_p": True}, "top_p is True"),
+        (sampling_from, {"min_p": 1.0}, r"min_p is 1\.0"),
+        (sampling_from, {"top_k": -1}, "top_k is -1"),
+        (sampling_from, {"top_k": 2.5}, r"top_k is 2\.5"),
+        (sampling_from, {"max_new_tokens": 0}, "max_new_tokens is 0"),
+        (sampling_from, {"max_prompt_tokens": 1.0}, r"max_prompt_tokens is 1\.0"),
+        (sampling_from, {"stop": "###"}, "stop is '###'"),
+        (sampling_from, {"stop": ["a", ""]}, "stop is .*none of them empty"),
+        (sampling_from, {"stop": [1]}, "stop is .*a list of texts"),
+        (sampling_from, {"stop_token_ids": 5}, "stop_token_ids is 5"),
+        (sampling_from, {"stop_token_ids": [5, -1]}, "of stop_token_ids is -1;"),
+        (sampling_from, {"keep_text": 1}, "keep_text is 1"),
+        (sampling_from, {"interruption": True}, "interruption is True"),
+        (sampling_from, {"interruption": {"lowest": 0}}, r"interruption\.lowest is 0"),
+        (sampling_from, {"interruption": {"lowest": 9, "highest": 8}}, "is drawn between 9 and 8"),
+        (sampling_from, {"interruption": {"phrase": " "}}, r"interruption\.phrase is ' '"),
+        (sampling_from, {"interruption": {"longest": 5}}, "has no setting 'longest';"),
+        (sampling_from, {"interruption": {}, "max_new_tokens": 12_000}, "max_new_tokens is 12000"),
+        (sampling_from, {"length_penalty": 5}, "length_penalty is 5"),
+        (sampling_from, {"length_penalty": {"longest": 5}}, "lacks the setting 'margin'"),
+        (sampling_from, {"length_penalty": {"longest": 5, "margin": 6}}, r"length_penalty\.margin is 6"),
+        (sampling_from, {"length_penalty": {"shortest": 5}}, "'shortest'"),
+        (sampling_from, {"temprature": 1.0}, "'temprature'"),
+        (sampling_from, [], "it must have the settings"),
+        (engine_from, {"profile": "tpu"}, "profile is 'tpu'"),
+        (engine_from, {"dtype": "int8"}, "dtype is 'int8'"),
+        (engine_from, {"max_concurrent": 0}, "max_concurrent is 0"),
+        (engine_from, {"tensor_parallel": 1.5}, "tensor_parallel is 1.5"),
+        (engine_from, {"sleep": 3}, r"engine sleep is 3; it must be 0 \(stay\), 1"),
+        (engine_from, {"sleep": True}, "engine sleep is True"),
+        (engine_from, {"cuda_graphs": "no"}, "cuda_graphs is 'no'"),
+        (engine_from, {"memory_share": 1.2}, "memory_share is 1.2"),
+        (engine_from, {"memory_share": "half"}, "memory_share is 'half'"),
+        (engine_from, {"kv_cache_gib": 0}, "kv_cache_gib is 0"),
+        (engine_from, {"gpu_memory_utilization": 0.4}, "gpu_memory_utilization;"),
     ],
 )
-def test_a_setting_that_cannot_be_is_named_with_what_would_be_right(settings: Any, message: str) -> None:
+def test_a_setting_that_cannot_be_is_named_with_what_would_be_right(read: Any, settings: Any, message: str) -> None:
     with pytest.raises(RolloutError, match=message):
-        sampling_from(settings)
+        read(settings)
 
 
 def test_the_profile_is_that_of_the_device_that_is_there() -> None:
@@ -106,27 +117,6 @@ def test_a_pass_holds_the_responses_generated_together_and_without_chunked_prefi
     with pytest.raises(RolloutError, match="max_concurrent = 512"):
         EngineConfig(max_batched_tokens=256).resolved(longest=16, cuda=True)
     assert EngineConfig(max_concurrent=20_000).resolved(longest=16, cuda=False).max_batched_tokens == 20_000
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"profile": "tpu"}, "profile is 'tpu'"),
-        ({"dtype": "int8"}, "dtype is 'int8'"),
-        ({"max_concurrent": 0}, "max_concurrent is 0"),
-        ({"tensor_parallel": 1.5}, "tensor_parallel is 1.5"),
-        ({"sleep": 3}, r"engine sleep is 3; it must be 0 \(stay\), 1"),
-        ({"sleep": True}, "engine sleep is True"),
-        ({"cuda_graphs": "no"}, "cuda_graphs is 'no'"),
-        ({"memory_share": 1.2}, "memory_share is 1.2"),
-        ({"memory_share": "half"}, "memory_share is 'half'"),
-        ({"kv_cache_gib": 0}, "kv_cache_gib is 0"),
-        ({"gpu_memory_utilization": 0.4}, "gpu_memory_utilization;"),
-    ],
-)
-def test_a_setting_of_an_engine_that_cannot_be_is_named(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(RolloutError, match=message):
-        engine_from(settings)
 
 
 @pytest.mark.parametrize(

@@ -68,14 +68,8 @@ def parsed(text: str) -> list[Any]:
 
 
 def test_an_extracted_formula_is_judged_as_math_verify_judges_it() -> None:
-    right, wrong = (
-        {
-            (gold, formula): of_math_verify(gold, formula)
-            for gold in GOLDS
-            for formula in (f.format(gold) for f in forms)
-        }
-        for forms in (RIGHT, WRONG)
-    )
+    pairs = ([(gold, form.format(gold)) for gold in GOLDS for form in forms] for forms in (RIGHT, WRONG))
+    right, wrong = ({pair: of_math_verify(*pair) for pair in of_forms} for of_forms in pairs)
     assert len(right) + len(wrong) == 8 * 25
     # The library itself reads all but a few of the right answers.
     assert sum(right.values()) > 0.95 * len(right)
@@ -94,10 +88,7 @@ def test_an_extracted_formula_is_judged_as_math_verify_judges_it() -> None:
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("formula", ["3x+2", r"3\sqrt2", "3^{10}", r"3\pi", "3!", "3 + 2i"])
 def test_a_number_within_a_formula_is_not_its_value(name: str, formula: str) -> None:
-    assert verdicts(name, [("3", WRITTEN[name].format(formula)), (formula, WRITTEN[name].format(formula))]) == [
-        False,
-        True,
-    ]
+    assert verdicts(name, [(gold, WRITTEN[name].format(formula)) for gold in ("3", formula)]) == [False, True]
 
 
 @pytest.mark.parametrize(

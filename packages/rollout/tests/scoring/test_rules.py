@@ -87,7 +87,8 @@ def test_extraction_stands_after_a_rule_and_a_pattern_takes_the_rest() -> None:
 def test_chain_sum_takes_the_end_of_a_worked_solution() -> None:
     pytest.importorskip("reasoning_gym")
     assert rule("reasoning_gym:chain_sum").words == ("after:=",)
-    assert verifier("reasoning_gym:chain_sum")("2+3+5=5+5=10", "10")
+    right = verifier("reasoning_gym:chain_sum")
+    assert [right(text, "10") for text in ("2+3+5=5+5=10", "5=10", "5=100", "", "==")] == [True, True] + [False] * 3
     assert verifier("reasoning_gym:chain_sum|last_line")("no\n10", "10")
     assert not verifier("reasoning_gym:chain_sum|last_line")("5=10", "10")
 

@@ -117,11 +117,8 @@ def test_a_test_may_have_less_time_than_a_response(scorer: Scorer) -> None:
 
 def test_a_program_reads_a_long_input_and_one_that_does_not_read_it_may_be_right(scorer: Scorer) -> None:
     long = json.dumps([{"input": "7 " * 200_000, "output": "1400000"}])
-    assert rewards(scorer, "print(sum(map(int, input().split())))", "print(1400000)", "print(7)", answer=long) == [
-        1,
-        1,
-        0,
-    ]
+    programs = ("print(sum(map(int, input().split())))", "print(1400000)", "print(7)")
+    assert rewards(scorer, *programs, answer=long) == [1, 1, 0]
     many = json.dumps([{"input": "", "output": "\n".join(map(str, range(50_000)))}])
     assert rewards(scorer, "for i in range(50_000): print(i)", answer=many) == [1]
 

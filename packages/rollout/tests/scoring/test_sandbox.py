@@ -257,11 +257,7 @@ answer = "aa"
     [
         ({"memory_bytes": 2**29}, TOGETHER, "memory"),
         # No limit of the kernel counts them.
-        (
-            {"seconds": 2, "without": ("user", "network", "processes")},
-            "while True: os.fork()",
-            "too many processes",
-        ),
+        ({"seconds": 2, "without": ("user", "network", "processes")}, "while True: os.fork()", "too many processes"),
     ],
     indirect=["own"],
 )

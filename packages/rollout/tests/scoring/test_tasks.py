@@ -302,6 +302,7 @@ def test_math_verify_parses_only_digits_and_signs(monkeypatch: pytest.MonkeyPatc
 
     assert equivalent("3/4", "0.75")
     assert equivalent("so \\boxed{\\frac{1}{2}}", "0.5")
+    assert not equivalent("so \\boxed{2}", "0.5")
     spies, target = Spies(monkeypatch, parses=set("0123456789 \t\n.+-*/^()×÷")), tmp_path / "made"
     for answer in ("3/4", "1, 2", "\\text{yes}"):
         for payload in payloads(answer, target):

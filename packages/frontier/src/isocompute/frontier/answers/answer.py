@@ -187,7 +187,12 @@ class Answer:
         known = [o for o in self.decision.options if o.known]
         others = at_best_rates(known)[1:]
         if not others and not self.decision.unknown:
-            return "no other n was run"
+            rates = [
+                f"at {as_run(o.cell.learning_rate)} it gets {o.loss:.3f} less"
+                for o in known[1:]
+                if o.cell.learning_rate
+            ]
+            return "; ".join(["no other n was run", *rates])
         near = [o for o in at_best_rates(self.decision.near()) if o.known]
         said = _alike(self.decision, near, several)
         far = [o for o in others if o not in near]
