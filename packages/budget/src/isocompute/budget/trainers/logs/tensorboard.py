@@ -115,12 +115,17 @@ def read_events(files: Sequence[Path], layout: LogLayout) -> list[Log]:
     for folder, members in folders.items():
         starts: list[list[Row]] = []
         config: dict[str, Any] = {}
+        changed: dict[str, tuple[Any, Any]] = {}
         left_out: list[str] = []
         for path in members:
-            rows = _read(path, layout, config, left_out)
+            arguments: dict[str, Any] = {}
+            rows = _read(path, layout, arguments, left_out)
             starts += [rows] if rows else []
+            changed |= {key: (config[key], v) for key, v in arguments.items() if config.get(key, v) != v}
+            config |= arguments
         if starts:
-            runs.append(replace(join(str(folder), starts, layout, config), left_out=tuple(left_out)))
+            log = join(str(folder), starts, layout, config)
+            runs.append(replace(log, changed=changed, left_out=tuple(left_out)))
         elif left_out:
             raise DamagedLogError(f"{left_out[0]}; before it, no metric was logged")
     return runs
