@@ -6,7 +6,7 @@ holds none of a trainer's metrics is something else.
 
 from __future__ import annotations
 
-import codecs
+import io
 import os
 import re
 import sqlite3
@@ -26,7 +26,7 @@ from ..errors import BudgetError, DamagedLogError
 from .evals import plain
 from .logs.databases import MAGIC as SQLITE
 from .logs.databases import runs_of
-from .logs.files import PACKED, content, name_of, text_of
+from .logs.files import BOMS, MARKS, PACKED, content, name_of, text_of
 from .logs.log import LOG_CALLS, Log, LogLayout
 from .logs.sources import EVENTS, STATE, read_logs
 from .logs.states import last_states
@@ -104,7 +104,8 @@ def _below(root: Path) -> tuple[list[str], list[Unread]]:
         events = False
         for path in [here / name for name in sorted(files)]:
             if not path.is_file():
-                unread += [_no_file(path)] if _named_like_a_log(path) else []
+                may_be = _named_like_a_log(path) or name_of(path).suffix.lower() in (*LOGS, ".parquet")
+                unread += [_no_file(path)] if may_be else []
             elif path.name.startswith(EVENTS):
                 sources += [] if events else [str(path)]
                 events = True
@@ -187,13 +188,22 @@ def _trainers_of(key: str) -> frozenset[str]:
     return frozenset(found)
 
 
+def _anybody() -> set[str]:
+    """The trainers that may have left what cannot be looked into."""
+    return {name for name, known in TRAINERS.items() if known.logs is not None}
+
+
 def mentioned(path: Path) -> set[str]:
     """Names of the trainers of whose metrics a text or a Parquet file holds one, each as a key of numbers."""
-    if path.suffix.lower() == ".parquet":
+    plain = _head(path).startswith(b"PAR1")
+    if plain or name_of(path).suffix.lower() == ".parquet":
         try:
-            return set().union(*map(_trainers_of, pl.read_parquet_schema(path)))
-        except (OSError, pl.exceptions.PolarsError):
-            return set()
+            schema = pl.read_parquet_schema(path if plain else io.BytesIO(content(path)))
+            return set().union(*map(_trainers_of, schema))
+        except (BudgetError, OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
+            return _anybody()
+    if _is_closed(path):
+        return _anybody()
     found: set[str] = set()
     head = True
     for text in _texts(path):
@@ -211,14 +221,33 @@ def mentioned(path: Path) -> set[str]:
     return found
 
 
+def _is_encoded(path: Path) -> bool:
+    """Return whether a file is compressed, or not in UTF-8."""
+    head = _head(path, 4)
+    return (
+        path.suffix.lower() in PACKED or head.startswith((*MARKS, *BOMS)) or (b"\0" in head[:2] and head[:2] != b"\0\0")
+    )
+
+
+def _is_closed(path: Path) -> bool:
+    """Return whether what should be a text can be unpacked or decoded by nobody."""
+    if name_of(path).suffix.lower() in LOGS and _is_encoded(path):
+        try:
+            text_of(path, content(path))
+        except BudgetError:
+            return True
+    return False
+
+
 def _texts(path: Path) -> Iterator[str]:
     """A text in pieces of whole lines; nothing of a file that is none."""
     head = _head(path)
-    if path.suffix.lower() in PACKED or head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if _is_encoded(path):
         with suppress(BudgetError):
             yield text_of(path, content(path))
         return
-    if b"\0" in head:
+    # A crash leaves zeros in a text.
+    if b"\0" in head and path.suffix.lower() not in LOGS:
         return
     with suppress(OSError), path.open(encoding="utf-8", errors="replace") as stream:
         read = 0
