@@ -4,6 +4,7 @@ Whatever a log holds, it is a table or one clear error.
 """
 
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -240,6 +241,7 @@ NAMES = [
     "eval/eval_m_pass1",
     "train/dynamic_filtering_pass_rate",
     "eval/m/avg@4",
+    "eval/m/pass@1",
     "progress/rollouts",
     "progress/tokens",
 ]
@@ -259,6 +261,7 @@ row = st.fixed_dictionaries({"step": st.integers(1, 6)}, optional=shares)
 # Rows that could have been logged, sorted by their step, of which some cells then hold anything.
 log_rows = st.lists(row, min_size=1, max_size=6, unique_by=lambda logged: logged["step"])
 cells = st.lists(st.tuples(st.integers(0, 5), st.sampled_from(NAMES), odd), max_size=2)
+quick = settings(max_examples=40, deadline=None)
 ALL = {**TRL, **VERL, **OPENRLHF, **PRIME_RL}
 
 
@@ -278,7 +281,8 @@ def test_logs_of_anything_are_a_table_or_a_clear_error(trainer, rows, cells, tor
     # Any other exception is a failure.
     with TemporaryDirectory() as folder, suppress(BudgetError, tables.TableError):
         file = "log.csv" if table else "log.jsonl"
-        evals, _ = ingested(Path(folder), trainer, content, ALL, file=file, rollouts_per_step="32")
+        known = {} if trainer == "trl" else {"rollouts_per_step": "32"}
+        evals, _ = ingested(Path(folder), trainer, content, ALL, file=file, **known)
         assert tables.check(evals, "evals", where="memory").equals(evals)
 
 
@@ -303,7 +307,12 @@ LENGTH = {"eval_reward": 0.5, "completions/mean_length": 5.0}
         ("verl", (1, 2), {"val-core/m/acc/mean@4": 0.5, "response_length/mean": -5.0}, "not a length"),
         ("trl", (1, 2), {"eval_reward": 0.5, "completions/mean_length": 1e300}, "not a length"),
         ("openrlhf", (1, 2), {"eval/eval_m_pass1": 0.5, RATE: 1e-300}, "impossible"),
-        ("prime-rl", (1, 2), {"eval/m/avg@4": 0.5, "progress/tokens": -1e300, "progress/rollouts": 32}, "impossible"),
+        (
+            "prime-rl",
+            (1, 2),
+            {"eval/m/avg@4": 0.5, "eval/m/pass@1": 0.5, "progress/tokens": -1e300, "progress/rollouts": 32},
+            "impossible",
+        ),
         # Refused before its steps are walked through.
         ("trl", (1, 10**9), LENGTH, "logs step 1,000,000,000, and no run has more"),
         ("trl", (1, 50_000), {**LENGTH, "epoch": 1e-9}, "epoch is 1e-09 after 50,000 "),
@@ -357,3 +366,28 @@ def test_the_batch_that_trl_generates_next_follows_its_schedule(tmp_path):
         twice = {**TRL, "num_iterations": 2}
         log = lines(tmp_path / "log.jsonl", rows)
         assert progress("trl", log, twice, {"problems": "100"}).following == following
+
+
+@quick
+@given(st.dictionaries(st.sampled_from(["a", "openai/gsm8k", "b/c/d", "e"]), st.integers(1, 60), min_size=1), st.data())
+def test_each_problem_set_has_a_number_of_problems_of_its_own(questions, data):
+    metrics = {
+        f"val-core/{name}/acc/mean@4": data.draw(st.integers(0, 4 * q)) / (4 * q) for name, q in questions.items()
+    }
+    given = {f"questions.{name}": str(number) for name, number in questions.items()}
+    with TemporaryDirectory() as folder:
+        path = lines(Path(folder) / "log.jsonl", [{"step": 1, **metrics}])
+        (Path(folder) / "config.json").write_text(json.dumps(VERL))
+        say = lambda **said: ingest("verl", [str(path)], config=Path(folder) / "config.json", constants=said)[0]  # noqa: E731
+        evals = say(**given)
+        assert dict(evals.select("problem_set", "questions").iter_rows()) == questions
+        alone = next(iter(questions))
+        if len(questions) == 1:
+            assert say(questions=str(questions[alone])).drop("run_id").equals(evals.drop("run_id"))
+        else:
+            with pytest.raises(BudgetError, match=r"one number for the problem sets .*questions\."):
+                say(questions=str(questions[alone]))
+            with pytest.raises(BudgetError, match=rf"questions\.{re.escape(alone)} is not known"):
+                say(**{k: v for k, v in given.items() if k != f"questions.{alone}"})
+        with pytest.raises(BudgetError, match=r"no setting questions\.else"):
+            say(**given, **{"questions.else": "30"})

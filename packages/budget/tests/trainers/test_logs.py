@@ -130,7 +130,8 @@ def counted(folder, trainer, config, log, *, name="log.csv", **given):
         (
             "prime-rl",
             PRIME_RL,
-            "Step,step,progress/rollouts,eval/math/avg@4\n0,1,,0.1\n1,1,40,\n2,2,50,\n3,3,,0.3\n4,3,60,\n",
+            "Step,step,progress/rollouts,eval/math/avg@4,eval/math/pass@1\n"
+            "0,1,,0.1,0.1\n1,1,40,,\n2,2,50,,\n3,3,,0.3,0.3\n4,3,60,,\n",
             [0, 90],
         ),
     ],

@@ -2,15 +2,18 @@
 
 import ast
 import importlib.util
+import json
 import random
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
+from isocompute.budget.trainers.evals import ingest
 from isocompute.budget.trainers.registry import read
 from isocompute.budget.trainers.settings import Parallelism
 from reading_logs import ingested, needed, rollouts, run_of, settings, words
@@ -134,3 +137,61 @@ def test_openrlhfs_defaults_are_those_that_reading_takes(openrlhf):
     assert found.rollouts_per_problem == args.rollout.n_samples_per_prompt
     assert found.update_steps == found.generations * args.rollout.batch_size // args.train.batch_size
     assert found.world_size == args.actor.num_nodes * args.actor.num_gpus_per_node
+
+
+def episodes(seed, problems, episodes, *, n, batch, passing):
+    """Batches of an episode until its prompts are used up, whose last one is trained on as it is."""
+    rng = random.Random(seed)
+    made, rows, truth = 0, [], []
+    for _ in range(episodes):
+        left = problems
+        while left:
+            taken = accepted = 0
+            while left and accepted < batch:
+                taken, left = taken + 1, left - 1
+                accepted += rng.random() < passing
+            made += taken * n
+            if not accepted:
+                return rows, truth
+            rate = {"train/dynamic_filtering_pass_rate": 100 * n * accepted / taken} if passing < 1 else {}
+            step = len(truth) + 1
+            rows += [{"train/global_step": step, **rate}, {"eval/global_step": step, "eval/eval_math_pass1": 0.5}]
+            truth.append(made)
+    return rows, truth
+
+
+@quick
+@given(seed=st.integers(0, 10**6), problems=st.integers(8, 80), times=st.integers(1, 3), passing=st.floats(0.3, 1.0))
+def test_a_short_last_batch_is_counted_where_the_prompts_are_known(seed, problems, times, passing):
+    rows, truth = episodes(seed, problems, times, n=8, batch=16, passing=passing)
+    known = {**NESTED, "algo.dynamic_filtering_enable": passing < 1}
+    if truth:
+        assert rollouts("openrlhf", rows, known, problems=str(problems)) == truth
+
+
+@quick
+@given(seed=st.integers(0, 10**6), problems=st.integers(20, 80), passing=st.floats(0.3, 0.95))
+def test_a_short_last_batch_is_within_the_error_where_its_pass_rate_shows_it(seed, problems, passing):
+    rows, truth = episodes(seed, problems, 1, n=8, batch=16, passing=passing)
+    with TemporaryDirectory() as folder:
+        log = "".join(json.dumps(row) + "\n" for row in rows)
+        evals, notes = ingested(Path(folder), "openrlhf", log, NESTED) if rows else (None, [])
+    if evals is None:
+        return
+    assert any("problems=NUMBER" in note for note in notes)
+    accepted = rows[-2]["train/dynamic_filtering_pass_rate"] / 800 * (truth[-1] - (truth[-2] if truth[1:] else 0)) / 8
+    shown = (16 * 800 / rows[-2]["train/dynamic_filtering_pass_rate"]) % 1
+    if accepted < 15.5 and not 1e-6 < shown < 1 - 1e-6:
+        # A full batch may have had this pass rate.
+        return
+    off = [abs(a - b) for a, b in zip(evals["rollouts"], truth, strict=True)]
+    assert all(a <= b for a, b in zip(off, evals["rollouts_error"], strict=True))
+    assert off[:-1] == [0] * (len(off) - 1)
+
+
+def test_the_number_of_problems_follows_from_the_responses_of_an_evaluation(tmp_path):
+    row = {"eval/global_step": 1, "eval/eval_math_pass1": 0.5, "eval/eval_num_samples": 120.0}
+    off = {**NESTED, "algo.dynamic_filtering_enable": False}
+    (tmp_path / "log.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "config.json").write_text(json.dumps(off))
+    assert ingest("openrlhf", [str(tmp_path / "log.jsonl")], config=tmp_path / "config.json")[0]["questions"][0] == 30

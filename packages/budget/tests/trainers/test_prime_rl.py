@@ -11,13 +11,15 @@ from isocompute.budget.trainers.evals import ingest
 from reading_logs import QUESTIONS, rollouts
 
 quick = settings(max_examples=40, deadline=None)
+# It logs pass@k where rewards are 0 and 1 alone.
+RIGHT = {"eval/math/avg@4": 0.5, "eval/math/pass@1": 0.5}
 
 
 def prime_run(seed, steps, *, n, batch, first):
     """Groups without a spread of rewards are discarded and replaced until the batch is full, then evaluations begin."""
     rng = random.Random(seed)
     queued = made = 0
-    rows = [{"step": first, "eval/math/avg@4": 0.5}]
+    rows = [{"step": first, **RIGHT}]
     truth = [0]
     for step in range(first, first + steps):
         window = 0
@@ -27,7 +29,7 @@ def prime_run(seed, steps, *, n, batch, first):
         queued -= batch
         made += window
         rows.append({"step": step, "progress/rollouts": window, "progress/tokens": 10 * window})
-        rows.append({"step": step + 1, "eval/math/avg@4": 0.5})
+        rows.append({"step": step + 1, **RIGHT})
         truth.append(made)
     return rows, truth
 
@@ -52,7 +54,7 @@ def test_prime_rl_asks_for_a_step_that_is_not_logged():
 
 
 def test_prime_rl_asks_where_only_the_trained_batch_is_counted():
-    rows = [{"step": 0, "progress/samples": 16}, {"step": 1, "eval/math/avg@4": 0.5}]
+    rows = [{"step": 0, "progress/samples": 16}, {"step": 1, **RIGHT}]
     with pytest.raises(BudgetError, match=r"samples .*rollouts_per_step="):
         rollouts("prime-rl", rows, PRIME)
 
@@ -74,13 +76,19 @@ def test_prime_rl_reads_one_subset_of_an_evaluation(tmp_path):
         "eval/math/effective/solver/avg@4": 0.6,
         "eval/math/effective/solver/pass@4": 0.9,
         "eval/old/avg@4": 0.4,
+        "eval/old/pass@1": 0.4,
     }
     log = tmp_path / "metrics.jsonl"
     log.write_text(json.dumps(row) + "\n")
-    evals, notes = ingest("prime-rl", [str(log)], constants={**QUESTIONS, "group_size": "4", "batch_size": "16"})
+    evals, notes = ingest(
+        "prime-rl",
+        [str(log)],
+        constants={"questions.math/solver": "40", "questions.old": "20", "group_size": "4", "batch_size": "16"},
+    )
     assert evals["problem_set"].to_list() == ["math/solver", "old"]
     assert evals["avg_at_4"].to_list() == [0.6, 0.4]
-    assert "left out, because not every evaluation has it: best_at_4" in notes
+    assert evals["questions"].to_list() == [40, 20]
+    assert "left out, because not every evaluation has it: best_at_4, best_at_1" in notes
 
 
 def test_prime_rl_sums_the_rollouts_of_each_step(tmp_path):
@@ -109,7 +117,7 @@ def test_prime_rl_counts_response_tokens_without_prompts_and_says_what_was_cance
     rows = [
         {"step": 1, "progress/rollouts": 64, "progress/tokens": 640, "dispatcher/cancelled_train_rollouts": 3, **mean},
         {"step": 2, "progress/rollouts": 60, "progress/tokens": 600, **shipped},
-        {"step": 3, "eval/math/avg@4": 0.3},
+        {"step": 3, "eval/math/avg@4": 0.3, "eval/math/pass@1": 0.3},
     ]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     evals, notes = ingest("prime-rl", [str(log)], constants={"group_size": "8", "batch_size": "64", **QUESTIONS})

@@ -1,62 +1,288 @@
-"""Mean rewards that are success rates, and those that only look like it."""
+"""Mean rewards that are success rates, and those that only look like it, through every reader.
+
+Each reader's evaluations are logged here as its trainer logs them, of rewards that are drawn.
+"""
 
 import random
 import statistics
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers.counting import SCALES, MeanReward, success_rates
+from isocompute.budget.trainers.counting import LoggedEvaluation, Spread
+from isocompute.budget.trainers.evals import rows_of
+from isocompute.budget.trainers.logs.log import Log
+from isocompute.budget.trainers.registry import TRAINERS, trainer
+from isocompute.budget.trainers.rewards import SCALES, success_rates
+from isocompute.budget.trainers.settings import MissingSettingError
+from reading_logs import OPENRLHF, PRIME_RL, TRL, VERL
+
+quick = settings(max_examples=60, deadline=None)
+SAMPLES = 4
+
+
+def trl(rewards):
+    """Means and sample deviations of batches of 8, and their means."""
+    flat = [reward for group in rewards for reward in group]
+    batches = [flat[i : i + 8] for i in range(0, len(flat), 8)]
+    return {
+        "eval_rewards/right/mean": statistics.fmean(map(statistics.fmean, batches)),
+        "eval_rewards/right/std": statistics.fmean(statistics.stdev(b) if len(b) > 1 else 0.0 for b in batches),
+    }
+
+
+def resampled(group, k, choose):
+    """The mean of the best or the worst of k responses, as veRL draws them: with replacement, from one seed."""
+    rng = random.Random(42)
+    return statistics.fmean(choose(rng.choices(group, k=k)) for _ in range(60))
+
+
+def verl(rewards):
+    """By problem, then averaged: means, population deviations, and the best and the worst of k."""
+    name = f"val-core/math/reward/{{}}@{SAMPLES}{{}}"
+    return {
+        name.format("mean", ""): statistics.fmean(map(statistics.fmean, rewards)),
+        name.format("std", ""): statistics.fmean(map(statistics.pstdev, rewards)),
+        name.format("best", "/mean"): statistics.fmean(resampled(group, SAMPLES, max) for group in rewards),
+        name.format("worst", "/mean"): statistics.fmean(resampled(group, SAMPLES, min) for group in rewards),
+    }
+
+
+def openrlhf(rewards):
+    return {
+        "eval/eval_math_pass1": statistics.fmean(map(statistics.fmean, rewards)),
+        f"eval/eval_math_pass{SAMPLES}": statistics.fmean(map(max, rewards)),
+        "eval/eval_num_samples": float(len(rewards) * SAMPLES),
+    }
+
+
+def prime_rl(rewards):
+    """pass@k is there where all rewards are 0 or 1."""
+    logged = {f"eval/math/avg@{SAMPLES}": statistics.fmean(map(statistics.fmean, rewards))}
+    if {reward for group in rewards for reward in group} <= {0.0, 1.0}:
+        logged |= {"eval/math/pass@1": logged[f"eval/math/avg@{SAMPLES}"]}
+        logged |= {f"eval/math/pass@{SAMPLES}": statistics.fmean(map(max, rewards))}
+    return logged
+
+
+READERS = {"trl": (trl, TRL), "verl": (verl, VERL), "openrlhf": (openrlhf, OPENRLHF), "prime-rl": (prime_rl, PRIME_RL)}
+
+
+def read(name, evaluations, questions, **given):
+    """The mean success rates that a reader finds in a run of which so many rewards were logged."""
+    logged, config = READERS[name]
+    config = {**config, "per_device_eval_batch_size": 8} if name == "trl" else config
+    first = [{"progress/rollouts": 32.0, "progress/tokens": 32.0} if name == "prime-rl" else {}] * len(evaluations)
+    rows = [
+        (step, logged(rewards) | more) for step, (rewards, more) in enumerate(zip(evaluations, first, strict=True), 1)
+    ]
+    given = {"questions": str(questions), **given}
+    rows, notes = rows_of(trainer(name), Log(name="a run", rows=rows), config, given)
+    return [row[f"avg_at_{SAMPLES}"] for row in rows], rows, notes
+
+
+def tried(name, evaluations, questions):
+    """Why a reader refuses a run, else its mean success rates and the notes on them."""
+    try:
+        found, _, notes = read(name, evaluations, questions)
+    except BudgetError as error:
+        return str(error), [], []
+    return "", found, notes
+
+
+def whole(questions, name):
+    """As many problems as fill TRL's batches of 8, whose mean is otherwise not that of the responses."""
+    return questions + questions % 2 if name == "trl" else questions
+
+
+def drawn(seed, questions, low, high, evaluations=4):
+    """Successes of every response, and the rewards of them."""
+    rng = random.Random(seed)
+    successes = [
+        [[rng.random() < p for _ in range(SAMPLES)] for p in (rng.random() for _ in range(questions))]
+        for _ in range(evaluations)
+    ]
+    rewards = [[[high if right else low for right in group] for group in each] for each in successes]
+    return [statistics.fmean(right for group in each for right in group) for each in successes], rewards
+
+
+every = pytest.mark.parametrize("name", sorted(READERS))
+
+
+def test_every_reader_is_tried():
+    assert READERS.keys() <= {name for name, known in TRAINERS.items() if known.logs}
+
+
+@every
+@quick
+@given(scale=st.sampled_from(sorted(SCALES)), seed=st.integers(0, 10**6), questions=st.integers(1, 12))
+def test_rewards_of_a_declared_scale_are_its_success_rates_exactly(name, scale, seed, questions):
+    questions = whole(questions, name)
+    rates, rewards = drawn(seed, questions, *SCALES[scale])
+    if name == "prime-rl" and scale != "rate":
+        # One where all succeeded at ±1, or failed at 0 and 100, may look like 0 and 1.
+        assume(not any({r for g in each for r in g} <= {0.0, 1.0} for each in rewards))
+    found, rows, notes = read(name, rewards, questions, scale=scale)
+    assert found == pytest.approx(rates, abs=1e-9)
+    assert any("is read as a success rate" in note for note in notes) == (scale != "rate")
+    # The best and the worst of k are on the scale of the mean.
+    scores = [(row.get("worst_at_4_biased", 0), row["avg_at_4"], row.get("best_at_4", 1)) for row in rows]
+    assert all(0 <= worst <= mean + 0.2 and mean <= best + 1e-9 for worst, mean, best in scores)
+
+
+@every
+@quick
+@given(scale=st.sampled_from(sorted(SCALES)), seed=st.integers(0, 10**6), questions=st.integers(4, 12))
+def test_a_scale_that_is_not_declared_is_read_exactly_or_asked_for(name, scale, seed, questions):
+    questions = whole(questions, name)
+    rates, rewards = drawn(seed, questions, *SCALES[scale])
+    # With a few failures only, a mean of -1 and 1 is one that 0 and 1 may have, too.
+    assume(all(0.2 < rate < 0.8 for rate in rates) and min(rates) < 0.5)
+    refused, found, notes = tried(name, rewards, questions)
+    if refused:
+        assert scale != "rate"
+        assert "scale" in refused
+        return
+    assert found == pytest.approx(rates, abs=1e-9)
+    assert any("is read as a success rate" in note for note in notes) == (scale != "rate")
+
+
+@every
+@quick
+@given(
+    scale=st.sampled_from(["", *sorted(SCALES)]),
+    levels=st.lists(st.integers(-150, 300), min_size=2, max_size=4, unique=True),
+    seed=st.integers(0, 10**6),
+    questions=st.integers(4, 12),
+)
+def test_rewards_of_any_other_scale_are_refused(name, scale, levels, seed, questions):
+    rng, questions = random.Random(seed), whole(questions, name)
+    rewards = [[[rng.choice(levels) / 100 for _ in range(SAMPLES)] for _ in range(questions)] for _ in range(4)]
+    # Where every sum could be of successes alone, no log could tell.
+    low, high = SCALES[scale or "rate"]
+    sums = [sum((r - low) / (high - low) for g in each for r in g) for each in rewards]
+    assume(any(abs(total - round(total)) > 0.02 for total in sums))
+    with pytest.raises(BudgetError):
+        read(name, rewards, questions, **({"scale": scale} if scale else {}))
+
+
+@every
+@quick
+@given(seed=st.integers(0, 10**6), questions=st.integers(2, 12), said=st.integers(1, 40))
+def test_a_number_of_problems_that_cannot_have_been_evaluated_is_refused(name, seed, questions, said):
+    questions = whole(questions, name)
+    rates, rewards = drawn(seed, questions, 0.0, 1.0)
+    refused, found, _ = tried(name, rewards, said)
+    if refused:
+        assert said != questions
+        assert f"{said:,} × {SAMPLES}" in refused
+        return
+    assert found == pytest.approx(rates)
+    # TRL's last batch may be short, and then weighs as much as the others.
+    # A mean with few decimals may have been rounded.
+    sums = [rate * said * SAMPLES for rate in rates if len(str(rate)) > 10]
+    assert all(abs(total - round(total)) < 1e-2 for total in sums) or (name == "trl" and said % 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "used"),
+    [
+        ("trl", "metric", True),
+        ("trl", "rollouts_per_step", False),
+        ("verl", "metric", True),
+        ("verl", "train_reward", False),
+        ("openrlhf", "metric", False),
+        ("openrlhf", "train_reward", False),
+        ("prime-rl", "metric", False),
+        ("prime-rl", "train_reward", False),
+    ],
+)
+def test_a_setting_that_a_reader_cannot_use_is_refused_by_its_name(name, setting, used):
+    _, rewards = drawn(0, 4, 0.0, 1.0)
+    value = {"trl": "right", "verl": "reward"}.get(name, "right") if setting == "metric" else "32"
+    if used:
+        assert read(name, rewards, 4, **{setting: value})[0] == read(name, rewards, 4)[0]
+        with pytest.raises(BudgetError, match="metric is 'wrong'"):
+            read(name, rewards, 4, **{setting: "wrong"})
+    else:
+        with pytest.raises(BudgetError, match=f"no setting {setting}"):
+            read(name, rewards, 4, **{setting: value})
 
 
 def points(rewards, batch):
-    """Evaluations of equal batches, as a trainer logs them."""
+    """Evaluations of equal batches of single responses, as TRL logs them."""
     found = []
     for step, each in enumerate(rewards):
         batches = [each[i : i + batch] for i in range(0, len(each), batch)]
         mean = statistics.fmean(statistics.fmean(b) for b in batches)
         deviation = statistics.fmean(statistics.stdev(b) for b in batches)
-        found.append(MeanReward(step=step, mean=mean, deviation=deviation, batch=batch, batches=len(batches)))
+        found.append(evaluation(step, mean, Spread(deviation=deviation, size=batch, corrected=True), len(each)))
     return found
 
 
-@given(st.sampled_from(sorted(SCALES)), st.integers(0, 10**6), st.sampled_from([2, 4, 8]))
-def test_successes_are_recognised_on_every_scale(scale, seed, batch):
-    low, high = SCALES[scale]
-    rng = random.Random(seed)
-    successes = [[rng.random() < p for _ in range(32)] for p in (0.2, 0.5, 0.9)]
-    logged = points([[high if s else low for s in each] for each in successes], batch)
-    rates, said = success_rates(logged, "reward", scale, where="a run")
-    assert list(rates.values()) == pytest.approx([statistics.fmean(each) for each in successes])
-    assert bool(said) == (scale != "rate")
+def evaluation(step, mean, spread=None, questions=None):
+    count = {"rollouts": 0, "tokens": 0, "count_source": "log"}
+    scores = {"avg_at_1": mean}
+    known = {"problem_set": "m", "samples": 1, "metric": "reward", "spread": spread, "questions": questions}
+    return LoggedEvaluation(step=step, scores=scores, **known, **count)
+
+
+def rated(*of, scale=""):
+    found, notes = success_rates(of, scale, where="a run")
+    return [each.scores["avg_at_1"] for each in found], notes
 
 
 @pytest.mark.parametrize("scale", ["sign", "percent"])
-def test_a_scale_is_said_where_it_is_not_declared(scale):
+def test_a_spread_that_leaves_no_doubt_says_the_scale(scale):
     low, high = SCALES[scale]
-    logged = points([[high] * 3 + [low] * 5, [high] * 6 + [low] * 2], 8)
-    rates, said = success_rates(logged, "reward", "", where="a run")
-    assert list(rates.values()) == pytest.approx([3 / 8, 6 / 8])
-    assert f"rewards {low:g} and {high:g}" in said
+    rates, notes = rated(*points([[high] * 3 + [low] * 5, [high] * 6 + [low] * 2], 8))
+    assert rates == pytest.approx([3 / 8, 6 / 8])
+    assert f"rewards {low:g} and {high:g}" in notes[0]
 
 
 @pytest.mark.parametrize("rewards", [[0.4, 0.5, 0.6, 0.5], [0.1, 0.1, 1.1, 0.1], [0.0, 0.5, 1.0, 0.5]])
 def test_shaped_rewards_within_0_and_1_are_refused(rewards):
     with pytest.raises(BudgetError, match="not a success rate"):
-        success_rates(points([rewards], 4), "reward", "", where="a run")
+        rated(*points([rewards], 4))
 
 
 def test_a_scale_that_is_none_is_refused():
     with pytest.raises(BudgetError, match="scale is 'stars'"):
-        success_rates([MeanReward(step=0, mean=0.5)], "reward", "stars", where="a run")
+        rated(evaluation(0, 0.5), scale="stars")
 
 
-def test_a_percentage_is_recognised_and_what_lies_above_100_is_none():
-    rates, said = success_rates(
-        [MeanReward(step=0, mean=12.5), MeanReward(step=1, mean=99.0)], "reward", "", where="a run"
-    )
-    assert list(rates.values()) == pytest.approx([0.125, 0.99])
-    assert "rewards 0 and 100" in said
+def test_means_alone_do_not_say_a_scale():
+    with pytest.raises(MissingSettingError, match="scale=sign") as asked:
+        rated(evaluation(0, -0.25), evaluation(1, 0.5))
+    assert (asked.value.name, asked.value.choices) == ("scale", "sign")
+    assert rated(evaluation(0, -0.25), evaluation(1, 0.5), scale="sign")[0] == [0.375, 0.75]
+    with pytest.raises(BudgetError, match="scale=percent"):
+        rated(evaluation(0, 12.5), evaluation(1, 99.0))
+    assert rated(evaluation(0, 12.5), evaluation(1, 99.0), scale="percent")[0] == pytest.approx([0.125, 0.99])
     with pytest.raises(BudgetError, match="reward is 101"):
-        success_rates([MeanReward(step=0, mean=101.0)], "reward", "", where="a run")
+        rated(evaluation(0, 101.0), scale="percent")
+
+
+def test_each_problem_set_has_a_scale_of_its_own():
+    sign = points([[1.0] * 3 + [-1.0] * 5], 8)
+    other = [evaluation(0, 0.25)]
+    found, notes = success_rates(
+        [*sign, *[e.__class__(**{**fields(e), "problem_set": "k"}) for e in other]], "", where="a run"
+    )
+    assert [e.scores["avg_at_1"] for e in found] == pytest.approx([3 / 8, 0.25])
+    assert len(notes) == 1
+
+
+def fields(e):
+    return {name: getattr(e, name) for name in e.__slots__}
+
+
+def test_a_mean_with_few_decimals_may_have_been_rounded():
+    size = Spread(size=1)
+    # 17 of 48 problems, in full and as a console shows it; 0.36 is of no number of them.
+    for mean in (17 / 48, 0.354, 0.35):
+        assert rated(evaluation(0, mean, size, 48))[0] == [mean]
+    for mean in (0.3601234567, 0.364):
+        with pytest.raises(BudgetError, match="of 48 × 1"):
+            rated(evaluation(0, mean, size, 48))

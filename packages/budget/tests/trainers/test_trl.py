@@ -2,14 +2,17 @@
 
 import json
 import os
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers.evals import ingest
-from isocompute.budget.trainers.registry import convert
+from isocompute.budget.trainers.evals import ingest, rows_of
+from isocompute.budget.trainers.logs.log import Log
+from isocompute.budget.trainers.registry import convert, trainer
+from isocompute.budget.trainers.settings import MissingSettingError
 from reading_logs import FIXTURES, QUESTIONS, TRL, ingested, needed, rollouts, run_of, settings
 from trl_runs import grpo
 
@@ -171,3 +174,51 @@ def test_what_trl_generated_is_read_or_refused(trl, tmp_path, request):
     refused = sum(outcome.kind == "refused" for outcome in outcomes)
     assert not [outcome for outcome in outcomes if outcome.kind == "wrong"], said
     assert refused <= max(1, 0.05 * runs), said
+
+
+def two_domains(rng, questions, n, batches):
+    """Evaluations of two domains, each with a reward function that returns None for the other's responses."""
+    rows = []
+    for step in range(1, 5):
+        rewards = [[float(rng.random() < 0.6) for _ in range(n)] for _ in range(questions)]
+        each = [rewards[i::batches] for i in range(batches)]
+        means = {name: [] for name in ("math", "code", "total")}
+        for batch in each:
+            for name, part in (("math", batch[::2]), ("code", batch[1::2]), ("total", batch)):
+                values = [reward for group in part for reward in group]
+                means[name].append(sum(values) / len(values))
+        mean = {name: sum(of) / batches for name, of in means.items()}
+        rows.append(
+            {
+                "step": step,
+                "loss": 0.1,
+                "completions/mean_length": 7.0,
+                "eval_rewards/math/mean": mean["math"],
+                "eval_rewards/code/mean": mean["code"],
+                "eval_reward": mean["total"],
+                "eval_runtime": 2.0,
+                "eval_samples_per_second": questions / 2,
+            }
+        )
+    return rows
+
+
+@quick
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 10**6))
+def test_a_mean_over_the_responses_that_were_scored_is_not_over_all_problems(half, batches, seed):
+    questions = 2 * half * batches
+    rows = two_domains(random.Random(seed), questions, 4, batches)
+    scored = any(abs(r["eval_reward"] - r["eval_rewards/math/mean"] - r["eval_rewards/code/mean"]) > 0.01 for r in rows)
+    log = Log(name="a run", rows=[(row["step"], {k: v for k, v in row.items() if k != "step"}) for row in rows])
+    if not scored:
+        return
+    with pytest.raises(MissingSettingError, match="of how many problems") as asked:
+        rows_of(trainer("trl"), log, TRL, {"metric": "math"})
+    assert asked.value.name == "questions"
+    found, _ = rows_of(trainer("trl"), log, TRL, {"metric": "math", "questions": str(questions // 2)})
+    assert {row["questions"] for row in found} == {questions // 2}
+    # Rewards that were all scored add up, with weights in whatever order.
+    for row, metrics in zip(rows, log.rows, strict=True):
+        metrics[1]["eval_reward"] = 0.25 * row["eval_rewards/math/mean"] + row["eval_rewards/code/mean"]
+    found, _ = rows_of(trainer("trl"), log, {**TRL, "reward_weights": [0.25, 1.0]}, {"metric": "math"})
+    assert {row["questions"] for row in found} == {questions}

@@ -1,5 +1,6 @@
 """veRL's logs, against simulations of how it generates and logs that its tracker wrote (fixtures/make.py)."""
 
+import json
 import random
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from isocompute.budget import BudgetError
 from isocompute.budget.trainers.evals import ingest
 from isocompute.budget.trainers.registry import convert, read
 from isocompute.budget.trainers.settings import Parallelism
-from reading_logs import FIXTURES, QUESTIONS, needed, rollouts, run_of, settings
+from reading_logs import FIXTURES, QUESTIONS, ingested, needed, rollouts, run_of, settings
 
 whole = st.integers(1, 4)
 quick = profile(max_examples=40, deadline=None)
@@ -226,3 +227,83 @@ def test_verls_own_configuration_reads_back(stock):
     found = read("verl", flat, problems=10 * flat["data.train_batch_size"])
     assert found.generations == 10 * flat["trainer.total_epochs"]
     assert found.update_steps == 4 * found.generations
+
+
+@quick
+@given(
+    problems=st.integers(8, 200),
+    loaded=st.integers(1, 40),
+    batch=st.sampled_from([4, 8, 16]),
+    epochs=st.integers(1, 3),
+    passing=st.floats(0.05, 1.0),
+    seed=st.integers(0, 10**6),
+)
+def test_the_former_trainers_loader_ends_a_run_before_more_is_generated_than_was_said(
+    problems, loaded, batch, epochs, passing, seed
+):
+    rng, kept, steps, made = random.Random(seed), 0, 0, 0
+    for _ in range(epochs * (problems // loaded)):
+        made += loaded * 4
+        kept += sum(rng.random() < passing for _ in range(loaded))
+        if kept >= batch:
+            steps, kept = steps + 1, 0
+    said = settings(
+        f"data.train_batch_size={batch} data.gen_batch_size={loaded} actor_rollout_ref.rollout.n=4 "
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={batch // 2} trainer.total_epochs={epochs} "
+        "algorithm.filter_groups.enable=true trainer.use_v1=false trainer.nnodes=1 trainer.n_gpus_per_node=1"
+    )
+    found = read("verl", said, problems=problems)
+    if loaded == batch or not problems // loaded:
+        return
+    # What is left over of an epoch may fill a batch with what the next one gives.
+    assert 2 * steps <= (found.update_steps or 0) + 2 * epochs
+    assert found.problems_per_batch == batch // 2
+    assert any("fewer steps than planned" in note and f"{made:,} rollouts" in note for note in found.notes)
+
+
+def test_a_loader_of_three_batches_gives_a_third_of_the_steps():
+    said = settings(
+        "data.train_batch_size=512 data.gen_batch_size=1536 actor_rollout_ref.rollout.n=16 "
+        "actor_rollout_ref.actor.ppo_mini_batch_size=32 algorithm.filter_groups.enable=True trainer.total_epochs=1"
+    )
+    found = read("verl", {**said, "trainer.use_v1": False}, problems=17_000)
+    assert (found.problems_per_batch, found.update_steps, found.generated) == (32, 176, 270_336)
+    assert read("verl", {**said, "trainer.use_v1": True}, problems=17_000).update_steps == 528
+
+
+def test_a_setting_whose_default_is_none_is_assumed_and_said():
+    rows, truth = verl_run(lambda _: (8, {}), 0, 4, 4)
+    known = {**VERL, **UNFILTERED, "actor_rollout_ref.actor.ppo_epochs": 1}
+    for config in ({**known, "data.gen_batch_size": None}, {k: v for k, v in known.items() if "gen_batch" not in k}):
+        assert rollouts("verl", rows, config) == truth
+        # Without a configuration, too.
+        given = {key: str(value).lower() for key, value in config.items() if value is not None}
+        assert rollouts("verl", rows, None, **given) == truth
+    rows, _ = verl_run(resampled, 0, 4, 4)
+    given = {key: str(value).lower() for key, value in VERL.items() if "gen_batch" not in key}
+    with pytest.raises(BudgetError, match=r"gen_batch_size is not known"):
+        rollouts("verl", rows, None, **given, **{"actor_rollout_ref.actor.ppo_epochs": "1"})
+
+
+def test_tokens_that_tools_wrote_are_not_the_models(tmp_path):
+    tools = {"num_turns/mean": 5.2, "tool_call_counts/mean": 2.0}
+    for more, tokens in (({"num_turns/mean": 2.0}, 900 * 32), (tools, 0)):
+        row = {
+            "step": 1,
+            "training/global_step": 1,
+            "response_length/mean": 900.0,
+            **more,
+            "val-core/m/acc/mean@1": 0.24,
+        }
+        config = {k: v for k, v in VERL.items() if "gen_batch" not in k} | UNFILTERED
+        evals, notes = ingested(tmp_path, "verl", json.dumps(row) + "\n", config)
+        assert evals["tokens"].to_list() == [tokens]
+        assert any("what tools wrote" in note for note in notes) == (tokens == 0)
+
+
+def test_a_variable_of_the_evaluation_can_be_named(tmp_path):
+    row = {f"val-aux/m/{kind}/mean@4": rate for kind, rate in (("acc", 0.5), ("reward", 0.25), ("strict", 0.75))}
+    config = {k: v for k, v in VERL.items() if "gen_batch" not in k} | UNFILTERED
+    for said, rate in (({}, 0.5), ({"metric": "reward"}, 0.25), ({"metric": "strict"}, 0.75)):
+        log = json.dumps({"step": 0, **row}) + "\n"
+        assert ingested(tmp_path, "verl", log, config, **said)[0]["avg_at_4"].to_list() == [rate]

@@ -1,7 +1,6 @@
-"""Counts from what was logged of each step: cumulative rollouts and tokens, and success rates of evaluations.
+"""Counts from what was logged of each step: cumulative rollouts and tokens.
 
-A logged mean reward is a success rate, on some scale, where its values and its logged deviation allow it. Batches are
-counted from the entries of a log whose metrics are means over the batches since the entry before.
+Batches are counted from the entries of a log whose metrics are means over the batches since the entry before.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from math import isclose, sqrt
+from math import isclose
 from statistics import median
 from typing import Any
 
@@ -25,6 +24,21 @@ LONGEST_RESPONSE = 2**40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """The spread of an evaluation's rewards, as far as it is logged.
+
+    Attributes:
+        deviation: The mean of the standard deviations of groups of responses, or None.
+        size: Responses in each group, a last one may hold fewer; None where a mean is not of equal groups.
+        corrected: Whether deviations are those of samples, not of populations.
+    """
+
+    deviation: float | None = None
+    size: int | None = None
+    corrected: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedEvaluation:
     """One evaluation of a run.
 
@@ -35,6 +49,10 @@ class LoggedEvaluation:
         tokens: Response tokens of these rollouts.
         count_source: ``log``, ``log and formula`` where both agree, or ``formula``.
         problem_set: Name of the problems evaluated.
+        scores: By metric column: means of rewards as they are logged, success rates once ``success_rates`` made them.
+        metric: Name of the mean in the log.
+        spread: What is logged of the rewards beside their means; None where that says nothing.
+        binary: Whether the trainer found all rewards to be 0 or 1; None where it does not say.
         questions: How many problems, where the log says so.
         split: ``validation``, or ``train`` for the reward of training itself.
     """
@@ -47,6 +65,9 @@ class LoggedEvaluation:
     scores: Mapping[str, float]
     count_source: str
     rollouts_error: int = 0
+    metric: str = ""
+    spread: Spread | None = None
+    binary: bool | None = None
     questions: int | None = None
     split: str = "validation"
 
@@ -115,6 +136,7 @@ class Tally:
     Attributes:
         per_step: Rollouts of a step whose count is not logged, where that is known.
         reason_unknown: Why it is not known otherwise, and what a log must hold to say it.
+        episode: Steps of a pass over the problems, if its last batch is short, and the rollouts that this one lacks.
         rollouts: Generated up to and including it.
         rollouts_error: By how much that may be wrong.
         tokens: Response tokens of these rollouts.
@@ -124,6 +146,7 @@ class Tally:
     where: str
     per_step: int | None
     reason_unknown: str
+    episode: tuple[int, int] | None = None
     step: int = 0
     rollouts: int = 0
     rollouts_error: int = 0
@@ -154,13 +177,27 @@ class Tally:
             )
         self.sources |= ({"formula"} if missing else set()) | ({"log"} if own is not None else set())
         new = missing * (self.per_step or 0) + (own or 0)
+        if self.episode is not None:
+            steps, lacking = self.episode
+            new -= ((self.step + missing) // steps - self.step // steps) * lacking
         self.step = step
         self.rollouts += new
         self.rollouts_error += error
         self.tokens += new * length
 
-    def evaluation(self, *, step: int, problem_set: str, samples: int, scores: Mapping[str, float]) -> LoggedEvaluation:
-        """An evaluation with what has been counted so far.
+    def evaluation(
+        self,
+        *,
+        step: int,
+        problem_set: str,
+        samples: int,
+        scores: Mapping[str, float],
+        metric: str = "",
+        spread: Spread | None = None,
+        binary: bool | None = None,
+        questions: int | None = None,
+    ) -> LoggedEvaluation:
+        """An evaluation with what has been counted so far; its parts are those of ``LoggedEvaluation``.
 
         Args:
             step: Optimizer steps taken.
@@ -174,6 +211,10 @@ class Tally:
             problem_set=problem_set,
             samples=samples,
             scores=scores,
+            metric=metric,
+            spread=spread,
+            binary=binary,
+            questions=questions,
         )
 
     def progress(self, *, logged: int, step: int) -> StepCount:
@@ -238,6 +279,8 @@ def whole_of(log: Log, seconds: str, rate: str) -> int | None:
 
 
 Metrics = Mapping[str, float]
+OTHER_SIZES = (1 / 8, 1 / 4, 1 / 3, 1 / 2, 2, 3, 4, 8)
+"""Batches of so many times the responses are looked for where a run may have changed its settings."""
 MOST_STEPS = 1_000_000
 """Optimizer steps of the longest run that is taken for one: each costs about a kilobyte."""
 
@@ -381,6 +424,7 @@ def _evidence(log: Log, names: Entries, schedule: Schedule, batch: int) -> dict[
     logged = {s: m for s, m in log.rows if names.entry in m or own in m or names.length in m}
     says = any(own in m or names.length in m for m in logged.values())
     spans = [(a, b, new - old) for (a, old), (b, new) in pairwise([(0, 0.0), *totals])]
+    _check_one_size(log, names, [span for span in spans if own in logged.get(span[1], {})], schedule, batch)
     prompt, scatter = _prompt(log, names, spans, schedule, batch)
     tokens = {}
     for start, stop, new in spans:
@@ -388,6 +432,35 @@ def _evidence(log: Log, names: Entries, schedule: Schedule, batch: int) -> dict[
         tokens[stop] = partial(_agrees, new, each, 7.5 * scatter)
     entries = {s: partial(_allows, names, m, batch) for s, m in logged.items() if says}
     return {s: Evidence(entry=entries.get(s), tokens=tokens.get(s)) for s in entries.keys() | tokens.keys() if s}
+
+
+def _check_one_size(
+    log: Log, names: Entries, spans: Sequence[tuple[int, int, float]], schedule: Schedule, batch: int
+) -> None:
+    """Check that batches kept their size: of another one, tokens are as many times those of the last steps.
+
+    That is seen where responses are longer than prompts, whose lengths differ from batch to batch.
+
+    Raises:
+        BudgetError: Two entries in succession are of batches of another size.
+    """
+    each = [
+        (stop, new / (made * batch), _mean_length(log, names, start))
+        for start, stop, new in spans
+        if (made := schedule.between(0, start, stop)) > 0
+    ]
+    prompt = median(tokens - length for _, tokens, length in each[-2:]) if len(each) > 3 else 0.0
+    for size in OTHER_SIZES:
+        alike = [
+            2 * prompt < length and abs(tokens / size - length - prompt) <= 0.3 * prompt + 1
+            for _, tokens, length in each
+        ]
+        found = next((k for k, (one, two) in enumerate(pairwise(alike)) if one and two and prompt > 0), None)
+        if found is not None:
+            raise BudgetError(
+                f"{log.name}: {names.tokens[0]} of step {each[found][0]:,} is of batches of {batch * size:g} responses "
+                f"where its settings make {batch:,}, so that it is no run of one n and one batch"
+            )
 
 
 def _allows(names: Entries, metrics: Metrics, batch: int, generations: int) -> bool:
@@ -433,76 +506,3 @@ def _agrees(tokens: float, each: float, scatter: float, batches: int) -> bool | 
         return None
     off = abs(tokens - batches * each)
     return each <= 0 or off < each / 2 or off < scatter
-
-
-SCALES = {"rate": (0.0, 1.0), "sign": (-1.0, 1.0), "percent": (0.0, 100.0)}
-"""Rewards of failure and success: 0 and 1, -1 and 1, 0 and 100."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeanReward:
-    """A mean reward.
-
-    Attributes:
-        mean: Of batches of equal weight.
-        deviation: The mean of the batches' standard deviations (of samples), or None.
-        batch: Responses in each batch, or None.
-        batches: Batches, where all are of one size, or None.
-    """
-
-    step: int
-    mean: float
-    deviation: float | None = None
-    batch: int | None = None
-    batches: int | None = None
-
-
-def success_rates(
-    points: Sequence[MeanReward], name: str, declared: str, *, where: str
-) -> tuple[dict[int, float], str]:
-    """Means as success rates, by step.
-
-    Args:
-        declared: The scale that the user says it has, or an empty text.
-
-    Returns:
-        The rates, and what is to be said of the scale; an empty text where it is 0 and 1.
-
-    Raises:
-        BudgetError: No scale fits, so that rewards other than of success and failure are in it.
-    """
-    if declared not in ("", *SCALES):
-        raise BudgetError(f"{where}: scale is {declared!r}; it must be {', '.join(SCALES)}")
-    for scale in [declared] if declared else SCALES:
-        low, high = SCALES[scale]
-        rates = {p.step: (p.mean - low) / (high - low) for p in points}
-        if all(_fits(p, rates[p.step], high - low) for p in points):
-            said = "" if scale == "rate" else f"{name} is of rewards {low:g} and {high:g}: it is read as a success rate"
-            return {step: min(max(rate, 0.0), 1.0) for step, rate in rates.items()}, said
-    low, high = SCALES[declared or "rate"]
-    worst = next((p for p in points if not _fits(p, (p.mean - low) / (high - low), high - low)), points[0])
-    deviation = "" if worst.deviation is None else f" with a standard deviation of {worst.deviation:g}"
-    raise BudgetError(
-        f"{where}: {name} is {worst.mean:g}{deviation} at step {worst.step}, which is not a success rate: "
-        "name the accuracy's own metric with --set metric=NAME"
-    )
-
-
-def _fits(point: MeanReward, rate: float, width: float) -> bool:
-    """Return whether a mean can be of successes and failures alone."""
-    if not -1e-6 <= rate <= 1 + 1e-6:
-        return False
-    if point.batch and point.batches:
-        successes = rate * point.batch * point.batches
-        if point.batch * point.batches < 1e5 and abs(successes - round(successes)) > 1e-3 + 1e-6 * successes:
-            return False
-    if point.deviation is None:
-        return True
-    deviation = point.deviation / width
-    # A last batch may hold two responses only, whose sample deviation is the largest.
-    correction = sqrt(point.batch / (point.batch - 1)) if point.batch and point.batch > 1 and point.batches else sqrt(2)
-    most = sqrt(max(rate * (1 - rate), 0.0)) * correction
-    if deviation > most * 1.001 + 1e-3:
-        return False
-    single = point.batches == 1 and point.batch is not None and point.batch > 1
-    return not single or isclose(deviation, most, rel_tol=2e-3, abs_tol=2e-3)

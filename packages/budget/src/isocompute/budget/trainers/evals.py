@@ -18,23 +18,17 @@ from .counting import LARGEST_COUNT, LoggedEvaluation, StepCounts
 from .logs.log import Log, flat, join
 from .logs.sources import read_logs
 from .registry import TRAINERS, trainer
-from .settings import Batching, Settings, load, parse_value
+from .rewards import success_rates
+from .settings import Batching, MissingSettingError, Settings, load, parse_value
 from .trainer import LogReader, Trainer
 
-SHARED = (
-    "metric",
-    "problem_set",
-    "problems",
-    "questions",
-    "rollouts_per_step",
-    "scale",
-    "seed",
-    "step_column",
-    "train_reward",
+SHARED = ("problem_set", "problems", "questions", "same_before", "scale", "seed", "step_column")
+"""Settings that ``--set`` accepts for every trainer; ``questions.SET`` is that of one problem set."""
+INCIDENTAL = re.compile(
+    r".*(dir|run_name|experiment_name|resume|checkpoint|trainer_state|max_steps|num_train_epochs|num_episodes"
+    r"|total_epochs|total_training_steps|(eval|save|logging|test)_(steps|freq|strategy)).*"
 )
-"""Settings that ``--set`` accepts beside the trainer's own."""
-INCIDENTAL = re.compile(r".*(dir|run_name|experiment_name|resume|checkpoint|trainer_state).*")
-"""Settings that may differ between two starts of one run."""
+"""Settings that may differ between two starts of one run: where it is kept, how long it goes on, when it logs."""
 
 
 def ingest(
@@ -122,8 +116,11 @@ def rows_of(
     settings = settings_of(log, shared, given)
     batching = known.parse(settings)
     settings.notes[:] = [n for n in settings.notes if "default" in n or "B_p is rounded" in n]
+    _check_begins(log, settings)
     evaluations = reader.evaluations(log, settings, batching)
-    settings.read.update(SHARED, reader.seeds, reader.learning_rates)
+    sets = sorted({e.problem_set for e in evaluations})
+    asked = [_questions(settings, e, sets) for e in evaluations]
+    settings.read.update(SHARED, reader.understands, reader.seeds, reader.learning_rates)
     if used is not None:
         used |= settings.read
     else:
@@ -142,7 +139,11 @@ def rows_of(
         "seed": _seed(settings, reader),
         "learning_rate": _rate(settings, reader),
     }
-    rows = [{**common, **_row(settings, evaluation)} for evaluation in evaluations]
+    if None not in asked:
+        evaluations = [replace(e, questions=questions) for e, questions in zip(evaluations, asked, strict=True)]
+    rated, said = success_rates(evaluations, settings.text("scale"), where=log.name)
+    settings.notes += said
+    rows = [{**common, **_row(settings, e, questions, sets)} for e, questions in zip(rated, asked, strict=True)]
     for row in rows:
         for count in ("step", "rollouts", "tokens"):
             if not 0 <= row[count] < LARGEST_COUNT:
@@ -168,7 +169,8 @@ def progress_of(
     settings = settings_of(log, shared, given)
     batching = known.parse(settings)
     progressed = reader.progress(log, settings, batching)
-    settings.read.update(SHARED, reader.seeds, reader.learning_rates)
+    settings.read.update(SHARED, reader.understands, reader.seeds, reader.learning_rates)
+    settings.read.update(key for key in given if key.startswith("questions."))
     _refuse_unused(known, settings, given)
     return progressed, settings, batching
 
@@ -214,7 +216,9 @@ def join_restarts(logs: Sequence[Log], reader: LogReader) -> list[Log]:
     for log in sorted(logs, key=lambda log: _first(log, reader)):
         before = next((k for k, other in enumerate(out) if _goes_on(other, log, reader)), None)
         if before is None:
-            out.append(log)
+            met = [_differences(other, log) for other in out if _meets(other, log, reader)] if steps_before(log) else []
+            nearest = min(met, key=len) if met else {}
+            out.append(replace(log, changed={**log.changed, **nearest}))
             continue
         out[before] = joined(out[before], log, reader)
     order = {log.name: k for k, log in enumerate(logs)}
@@ -228,20 +232,62 @@ def joined(first: Log, second: Log, reader: LogReader) -> Log:
     if first.name != second.name:
         notes = (*notes, f"{second.name} goes on with {first.name} and is read as the same run")
     restarts = tuple(sorted({*first.restarts, *whole.restarts, *second.restarts}))
-    return replace(whole, restarts=restarts, notes=notes, left_out=(*first.left_out, *second.left_out))
+    changed = {**first.changed, **second.changed}
+    left_out = (*first.left_out, *second.left_out)
+    return replace(whole, restarts=restarts, changed=changed, notes=notes, left_out=left_out)
 
 
 def _goes_on(first: Log, second: Log, reader: LogReader) -> bool:
+    """Return whether a log is of a later start of the same run."""
+    return _meets(first, second, reader) and not _differences(first, second)
+
+
+def _meets(first: Log, second: Log, reader: LogReader) -> bool:
+    """Return whether a log begins where another had come to."""
     if not first.config or not second.config or _first(second, reader) <= _first(first, reader):
         return False
-    keys = {k for k in first.config.keys() | second.config.keys() if not INCIDENTAL.fullmatch(k)}
     steps = _steps(first, reader)
     # Its first entry comes as long after the checkpoint as an entry after another.
     interval = max((b - a for a, b in pairwise(steps)), default=_first(first, reader))
-    return (
-        all(str(first.config.get(k)) == str(second.config.get(k)) for k in keys)
-        and _first(second, reader) <= max(step for step, _ in first.rows) + 1 + interval
-    )
+    return _first(second, reader) <= max(step for step, _ in first.rows) + 1 + interval
+
+
+def _differences(first: Log, second: Log) -> dict[str, tuple[Any, Any]]:
+    """Settings that differ, other than incidental ones, with both values."""
+    keys = sorted(k for k in first.config.keys() | second.config.keys() if not INCIDENTAL.fullmatch(k))
+    both = {k: (first.config.get(k), second.config.get(k)) for k in keys}
+    return {k: (one, other) for k, (one, other) in both.items() if str(one) != str(other)}
+
+
+def steps_before(log: Log) -> int:
+    """How many steps were taken before a log begins: its first entry comes later than an entry after another."""
+    steps = [step for step, metrics in log.rows if metrics]
+    return max(0, steps[0] - max(b - a for a, b in pairwise(steps))) if len(steps) > 1 else 0
+
+
+def _check_begins(log: Log, settings: Settings) -> None:
+    """Check that one run's settings are those of all its steps.
+
+    Raises:
+        BudgetError: Another start had others by which a run is counted, or its first steps are in no log.
+    """
+    read = [k for k in log.changed if k.replace("/", ".") in settings.read and not INCIDENTAL.fullmatch(k)]
+    before = steps_before(log)
+    if read:
+        said = ", ".join(f"{key} {new} after {old}" for key, (old, new) in ((k, log.changed[k]) for k in read))
+        raise BudgetError(
+            f"{log.name}: goes on with a run under other settings, {said}, so that it is no run of one n and one "
+            "batch: leave it out"
+        )
+    if before and not settings.is_on("same_before"):
+        raise MissingSettingError(
+            f"{log.name}: begins after step {before:,}, and what these steps generated is in no log: give the log of "
+            "them too, or say --set same_before=true if their settings were the same",
+            name="same_before",
+            choices="true",
+        )
+    if before:
+        settings.notes.append(f"the {before:,} steps before its log are counted by its own settings, as is said")
 
 
 def _steps(log: Log, reader: LogReader) -> list[int]:
@@ -253,16 +299,38 @@ def _first(log: Log, reader: LogReader) -> int:
     return next(iter(_steps(log, reader)), 0)
 
 
-def _row(settings: Settings, evaluation: LoggedEvaluation) -> dict[str, Any]:
-    questions = settings.whole("questions") or evaluation.questions
+def _questions(settings: Settings, evaluation: LoggedEvaluation, sets: Sequence[str]) -> int | None:
+    """How many problems of a set were evaluated, as the user or the log says.
+
+    Args:
+        sets: Those of the run.
+
+    Raises:
+        BudgetError: One number is given for several sets.
+    """
+    name = evaluation.problem_set
+    own = settings.whole(f"questions.{name}", f"questions.{name.replace('/', '.')}")
+    if own is None and len(sets) > 1 and settings.find("questions")[1] is not None:
+        raise BudgetError(
+            f"{settings.where}: questions is one number for the problem sets {', '.join(sets)}: give each its own, as "
+            f"--set questions.{sets[0]}=NUMBER"
+        )
+    return own or settings.whole("questions") or evaluation.questions
+
+
+def _row(
+    settings: Settings, evaluation: LoggedEvaluation, questions: int | None, sets: Sequence[str]
+) -> dict[str, Any]:
     if questions is None:
-        raise settings.missing("questions")
-    name = settings.text("problem_set") or evaluation.problem_set
+        raise settings.missing("questions" if len(sets) == 1 else f"questions.{evaluation.problem_set}")
+    name = settings.text("problem_set")
+    if name and len(sets) > 1:
+        raise BudgetError(f"{settings.where}: problem_set is one name for the problem sets {', '.join(sets)}")
     return {
         "step": evaluation.step,
         "rollouts": evaluation.rollouts,
         "tokens": evaluation.tokens,
-        "problem_set": name,
+        "problem_set": name or evaluation.problem_set,
         "split": evaluation.split,
         "questions": questions,
         "samples": evaluation.samples,

@@ -8,7 +8,8 @@ There is no setting for a number of steps: a run ends with its last episode, so 
 8 unless it is said, and colocation wants as many as the actor has. Releases before 0.10 spell the flags with
 underscores only.
 
-``train/global_step`` counts rollout batches. Up to 0.9.8 ``train/dynamic_filtering_pass_rate`` is the percentage of
+``train/global_step`` counts rollout batches. An episode's last batch may hold fewer prompts: of a pass rate of 60 % it
+may have been 12 of 20, or 3 of 5. Up to 0.9.8 ``train/dynamic_filtering_pass_rate`` is the percentage of
 prompts (or of responses, alike) that passed; since 0.9.9 it is the responses that passed per 100 prompts, so n times as
 large.
 """
@@ -16,10 +17,10 @@ large.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, StepCounts, Tally, lengths
+from .counting import LARGEST_COUNT, LoggedEvaluation, Spread, StepCounts, Tally, lengths
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
 from .trainer import LogReader, Trainer
@@ -27,6 +28,7 @@ from .trainer import LogReader, Trainer
 METRIC = re.compile(r"^eval/(?:eval_)?(?P<set>.+)_pass(?:@)?(?P<k>\d+)$")
 RATE = "train/dynamic_filtering_pass_rate"
 LENGTH = "train/response_length"
+RESPONSES = "eval/eval_num_samples"
 
 
 def write(run: RunPlan) -> Configuration:
@@ -150,14 +152,28 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     if not evaluated:
         return []
     samples = settings.required("eval.n_samples_per_prompt", "eval_n_samples_per_prompt")
-    tally, rollouts, updates = _counting(log, settings)
+    tally, logged, updates = _counting(log, settings)
     evals: list[LoggedEvaluation] = []
     for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
         if step > max(evaluated):
             break
-        tally.advance(step, rollouts(metrics), length)
-        for source, scores in _scores(metrics, samples).items():
-            evals.append(tally.evaluation(step=step * updates, problem_set=source, samples=samples, scores=scores))
+        own, error = logged.get(step, (None, 0))
+        tally.advance(step, own, length, error=error)
+        by_set = _scores(metrics, samples)
+        # Since 0.11 of all sets together.
+        responses = metrics.get(RESPONSES, 0.0) if len(by_set) == 1 else 0.0
+        for source, scores in by_set.items():
+            evals.append(
+                tally.evaluation(
+                    step=step * updates,
+                    problem_set=source,
+                    samples=samples,
+                    scores=scores,
+                    metric=f"eval/eval_{source}_pass1",
+                    spread=Spread(size=samples),
+                    questions=exact_quotient(int(responses), samples),
+                )
+            )
     if tally.tokens == 0 and evals:
         settings.notes.append(f"{LENGTH} is not logged: tokens are 0 and cannot be the unit of a fit")
     return evals
@@ -165,34 +181,66 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
 
 def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     """Count what each step of a run generated for training."""
-    tally, rollouts, updates = _counting(log, settings)
+    tally, logged, updates = _counting(log, settings)
     points = []
     for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
         if any(key.startswith("train/") and key != "train/global_step" for key in metrics):
-            tally.advance(step, rollouts(metrics), length)
+            own, error = logged.get(step, (None, 0))
+            tally.advance(step, own, length, error=error)
             points.append(tally.progress(logged=step, step=step * updates))
     n = settings.required("rollout.n_samples_per_prompt", "n_samples_per_prompt")
     problems = settings.required("rollout.batch_size", "rollout_batch_size")
     return StepCounts.of(points, tally.per_step, plain=points[-1].logged * problems * n if points else 0)
 
 
-def _counting(log: Log, settings: Settings) -> tuple[Tally, Callable[[Mapping[str, float]], int | None], int]:
-    """The run's count, the rollouts that a step's metrics say it generated, and the optimizer steps of each step."""
+def _counting(log: Log, settings: Settings) -> tuple[Tally, Mapping[int, tuple[int, int]], int]:
+    """The run's count, the rollouts that are logged of steps with their errors, and the optimizer steps of a step."""
     n = settings.required("rollout.n_samples_per_prompt", "n_samples_per_prompt")
     problems = settings.required("rollout.batch_size", "rollout_batch_size")
     train = settings.required("train.batch_size", "train_batch_size")
     epochs = settings.required("train.max_epochs", "max_epochs", default=1)
     updates = max(problems * n // train, 1) * epochs
     tally, share = _tally(log, settings, n, problems)
-
-    def rollouts(metrics: Mapping[str, float]) -> int | None:
-        if share is None or metrics.get(RATE, 0.0) <= 0:
-            return None
+    if settings.problems is None:
+        settings.notes.append("an episode's last batch may hold fewer prompts; give --set problems=NUMBER to count it")
+    if share is not None:
         settings.notes.append(f"rollouts count what dynamic filtering threw away, from {RATE}")
-        # As many prompts were taken as passed the filter, over the share of them that did.
-        return round(problems * share / metrics[RATE]) * n
+        return tally, _taken(log, settings.problems, n, problems, share), updates
+    if settings.problems and settings.problems % problems:
+        tally.episode = -(-settings.problems // problems), (problems - settings.problems % problems) * n
+    return tally, {}, updates
 
-    return tally, rollouts, updates
+
+def _taken(log: Log, whole: int | None, n: int, batch: int, share: float) -> dict[int, tuple[int, int]]:
+    """Rollouts of each step by its pass rate, and by how much they may be wrong: a short batch has several shares.
+
+    Args:
+        whole: Prompts of an episode, where they are known.
+        share: The pass rate where every prompt passes.
+    """
+    counts: dict[int, tuple[int, int]] = {}
+    left = whole
+    for step, metrics in log.rows:
+        if metrics.get(RATE, 0.0) <= 0:
+            continue
+        passed = metrics[RATE] / share
+        # As many prompts were taken as passed the filter, over the share of them that did.
+        likely = batch / passed
+        if not likely < LARGEST_COUNT:
+            raise BudgetError(f"{log.name}: {RATE} is {metrics[RATE]:g} at step {step}, which is impossible")
+        fitting = [
+            round(k / passed) for k in range(1, batch) if abs(k / passed - round(k / passed)) < 1e-4 * k / passed
+        ]
+        if abs(likely - round(likely)) < 1e-4 * likely and (left is None or likely <= left):
+            few = many = round(likely)
+        elif left in fitting:
+            few = many = left
+        else:
+            few, many = (min(fitting), max(fitting)) if fitting else (int(likely), int(likely) + 1)
+        left = None if left is None or whole is None or few != many or many > left else (left - many) or whole
+        middle = (few + many) // 2
+        counts[step] = middle * n, (many - middle) * n
+    return counts
 
 
 def _tally(log: Log, settings: Settings, n: int, problems: int) -> tuple[Tally, float | None]:
@@ -262,6 +310,7 @@ OPENRLHF = Trainer(
         learning_rates=("actor.adam.lr", "actor_learning_rate"),
         evaluations=evaluations,
         progress=progress,
+        understands=("rollouts_per_step", "pass_rate_of"),
     ),
     parallelism=("tensor", "context"),
 )

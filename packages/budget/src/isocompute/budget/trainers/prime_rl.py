@@ -10,7 +10,8 @@ must be above 0, with an ``[inference]`` and a ``[slurm]`` section beside it. Be
 Logs (``src/prime_rl/orchestrator`` of November 2026): an evaluation's step has not been taken yet.
 ``progress/rollouts`` and ``progress/tokens`` are of one step and of all that came back, prompts included;
 ``progress/output_tokens`` is of what was shipped only, and ``train/agg/all/num_output_tokens/mean`` of all. What was
-cancelled on its way is counted apart.
+cancelled on its way is counted apart. ``avg@k`` is the mean of any reward, over the responses without an error;
+``pass@k`` and ``pass^k`` are logged where all rewards are 0 or 1.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import re
 from collections.abc import Mapping
 
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, StepCounts, Tally, best_samples
+from .counting import LoggedEvaluation, Spread, StepCounts, Tally, best_samples
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
 from .trainer import LogReader, Trainer
@@ -194,7 +195,19 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
             if subset:
                 settings.notes.append(f"of each evaluation the {subset} rollouts are read")
             samples = best_samples({f"avg_at_{name.split('_')[2]}": 0 for name in scores}) or 1
-            evals.append(tally.evaluation(step=step - first, problem_set=env, samples=samples, scores=scores))
+            evals.append(
+                tally.evaluation(
+                    step=step - first,
+                    problem_set=env,
+                    samples=samples,
+                    scores=scores,
+                    metric=f"eval/{env}/avg@{samples}",
+                    # Since 0.8 responses with an error may be left out, so that it is not known how many there are.
+                    spread=None if subset else Spread(size=1),
+                    # It computes them where all rewards are 0 or 1, and only there.
+                    binary=any(not name.startswith("avg") for name in scores),
+                )
+            )
         if ROLLOUTS in metrics:
             length, exact = _length(metrics)
             with_prompts |= not exact
@@ -297,6 +310,7 @@ PRIME_RL = Trainer(
         learning_rates=("trainer.optim.lr", "optim.lr"),
         evaluations=evaluations,
         progress=progress,
+        understands=("rollouts_per_step",),
     ),
     parallelism=("context",),
 )

@@ -731,6 +731,7 @@ class Settings:
         data_parallel: int | None,
         updates: Fraction | int | None = 1,
         passes: int = 1,
+        problems_per_batch: Fraction | int | None = None,
         update_steps: int | None = None,
         baseline_rollouts: int = 0,
     ) -> Batching:
@@ -743,6 +744,7 @@ class Settings:
             data_parallel: Copies of the model that share a batch.
             updates: Optimizer steps for each generation batch; below 1 where a step takes several.
             passes: How often each response is trained on.
+            problems_per_batch: Problems of an optimizer step, where not all that are generated are trained on.
             update_steps: Optimizer steps in all, where they are not generations · updates.
             baseline_rollouts: Responses for each problem in addition to n.
         """
@@ -753,6 +755,7 @@ class Settings:
         if self.world_size is not None and world_size is not None and self.world_size != world_size:
             self.inconsistent.append(f"the settings are for {world_size} devices, not for {self.world_size}")
         per_step = problems_generated * passes / Fraction(updates) if problems_generated and updates else None
+        per_step = per_step if problems_per_batch is None else Fraction(problems_per_batch)
         if per_step is not None and per_step.denominator > 1:
             self.notes.append(
                 f"an optimizer step takes the responses of {float(per_step):g} problems: B_p is rounded to "

@@ -20,10 +20,11 @@ class LogReader:
         marks: Metrics that no other trainer logs.
         seeds: Names of the setting of the seed.
         learning_rates: Names of the setting of the learning rate.
-        evaluations: The evaluations of a run, none where it has none. Raises a BudgetError where a setting that is
-            needed is missing, or a count or a metric in the log is impossible.
+        evaluations: The evaluations of a run with scores as they are logged, none where it has none. Raises a
+            BudgetError where a setting that is needed is missing, or a count or a metric in the log is impossible.
         former: Names with which evaluations began that are no longer read, and whose names they are.
         progress: What a run generated for training, step by step. Raises a BudgetError likewise.
+        understands: Settings that it reads by, beside the trainer's own and those of every reader (``evals.SHARED``).
     """
 
     layout: LogLayout
@@ -33,6 +34,7 @@ class LogReader:
     evaluations: Callable[[Log, Settings, Batching], list[LoggedEvaluation]]
     progress: Callable[[Log, Settings, Batching], StepCounts]
     former: Mapping[str, str] = field(default_factory=dict)
+    understands: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

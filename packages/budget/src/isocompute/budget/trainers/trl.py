@@ -20,6 +20,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import permutations
+from math import isclose
+from operator import mul
 
 from ..checks import shorten
 from ..errors import BudgetError
@@ -27,12 +30,11 @@ from .counting import (
     Entries,
     Generated,
     LoggedEvaluation,
-    MeanReward,
+    Spread,
     StepCount,
     StepCounts,
     generated,
     possible,
-    success_rates,
     whole_of,
 )
 from .logs.log import Log, LogLayout
@@ -42,6 +44,8 @@ from .trainer import LogReader, Trainer
 
 LAUNCHED = ("num_processes", "nproc_per_node", "nnodes")
 LENGTH, TOKENS = "completions/mean_length", "num_tokens"
+MOST_PERMUTED = 5
+"""Weights of so many reward functions are tried in every order, because the log does not say which is whose."""
 ENTRIES = Entries(
     entry="loss",
     length=LENGTH,
@@ -320,28 +324,37 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     names = {k for _, metrics in log.rows for k in metrics}
     prefixes = {""} if training else {m[1] for k in names if (m := re.match(r"(eval_(?:.+_)?)rewards?(?:/.*)?$", k))}
     logged = {prefix: _metric(settings, prefix, names, log.name) for prefix in sorted(prefixes)}
-    logged = {prefix: name for prefix, name in logged.items() if name in names}
+    known = {prefix: name for prefix, name in logged.items() if name in names}
+    if logged and not known and settings.text("metric"):
+        functions = sorted({k.split("/")[1] for k in names if re.match(r"(?:eval_.*)?rewards/.+/mean$", k)})
+        raise BudgetError(
+            f"{log.name}: metric is {settings.text('metric')!r}, which is not logged; there are {', '.join(functions)}"
+        )
+    logged = known
     if not logged:
         return []
     n, own = settings.required("num_generations", default=8), settings.whole("num_generations_eval")
     samples = n if training or own is None else own
     counts, each = count(log, settings)[0], settings.whole("per_device_eval_batch_size", default=8)
-    batch = batching.batch_rollouts if training else settings.product(each, batching.world_size)
     evals = []
     for prefix, name in logged.items():
-        questions = None if training else whole_of(log, f"{prefix}runtime", f"{prefix}samples_per_second")
-        batches = exact_quotient(questions * samples, batch) if questions else None
-        deviation = name[: -len("mean")] + "std" if name.endswith("/mean") else f"{name}_std"
-        points = [
-            MeanReward(step=step, mean=m[name], deviation=m.get(deviation), batch=batch, batches=batches)
-            for step, m in log.rows
-            if name in m
-        ]
-        rates, said = success_rates(points, name, settings.text("scale"), where=log.name)
-        settings.notes += [f"avg_at_{samples} is {name}", *([said] if said else [])]
         kind = prefix.removeprefix("eval_").removesuffix("_") or ("train" if training else "eval")
+        in_part = _scored_in_part(log, settings, prefix)
+        if in_part and not training and settings.find(f"questions.{kind}", "questions")[1] is None:
+            raise MissingSettingError(
+                f"{log.name}: {prefix}reward is not the sum of {', '.join(in_part)}, so that they scored a part of the "
+                f"responses only: say of how many problems {name} is, with --set questions=NUMBER",
+                name="questions",
+            )
+        questions = whole_of(log, f"{prefix}runtime", f"{prefix}samples_per_second")
+        # What is logged are means over batches, each over the responses that were scored.
+        size = None if training or in_part else settings.product(each, batching.world_size)
+        deviation = name[: -len("mean")] + "std" if name.endswith("/mean") else f"{name}_std"
+        settings.notes.append(f"avg_at_{samples} is {name}")
         before = 0
-        for step, rate in rates.items():
+        for step, metrics in log.rows:
+            if name not in metrics:
+                continue
             if training:
                 questions, before = max((counts.rollouts(step) - before) // samples, 1), counts.rollouts(step)
             evals.append(
@@ -353,8 +366,10 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
                     count_source=counts.source,
                     problem_set=kind,
                     samples=samples,
-                    scores={f"avg_at_{samples}": rate},
-                    questions=questions,
+                    scores={f"avg_at_{samples}": metrics[name]},
+                    metric=name,
+                    spread=Spread(deviation=metrics.get(deviation), size=size, corrected=True),
+                    questions=None if in_part and not training else questions,
                     split="train" if training else "validation",
                 )
             )
@@ -364,6 +379,29 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
             "how a run learnt, not how well it answers problems that it has not seen"
         )
     return sorted(evals, key=lambda e: (e.step, e.problem_set))
+
+
+def _scored_in_part(log: Log, settings: Settings, prefix: str) -> list[str]:
+    """The reward functions of an evaluation, where some returned None for responses, which no mean then counts.
+
+    Then the reward is not the sum of the functions' means, in whatever order their weights are.
+    """
+    total = f"{prefix}reward"
+    names = {k for _, metrics in log.rows for k in metrics if k.startswith(f"{prefix}rewards/") and k.endswith("/mean")}
+    whole = [m for _, m in log.rows if total in m and names <= m.keys()]
+    weights = settings.find("reward_weights")[1]
+    given = (
+        [float(w) for w in weights if isinstance(w, int | float)] if isinstance(weights, list) else [1.0] * len(names)
+    )
+    orders = {*permutations(given)} if len(names) <= MOST_PERMUTED else {tuple(given)}
+    summed = any(
+        all(
+            isclose(m[total], sum(map(mul, order, (m[n] for n in sorted(names)))), rel_tol=1e-4, abs_tol=1e-4)
+            for m in whole
+        )
+        for order in orders
+    )
+    return [] if summed or not names else sorted(names)
 
 
 def _metric(settings: Settings, prefix: str, names: set[str], where: str) -> str:
@@ -404,5 +442,6 @@ TRL = Trainer(
         learning_rates=("learning_rate",),
         evaluations=evaluations,
         progress=progress,
+        understands=("metric", "train_reward"),
     ),
 )

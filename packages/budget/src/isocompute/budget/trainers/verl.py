@@ -18,9 +18,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, StepCounts, Tally, best_samples, lengths
+from .counting import LoggedEvaluation, Spread, StepCounts, Tally, best_samples, lengths
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
 from .trainer import LogReader, Trainer
@@ -72,6 +74,7 @@ def counting(
     problems = settings.required("data.train_batch_size")
     mini = settings.required(f"{ACTOR}.ppo_mini_batch_size")
     updates = max(problems // mini, 1) * settings.required(f"{ACTOR}.ppo_epochs", default=1)
+    _check_one_batch(log)
     prompts = _prompts(log, settings, problems)
     responses = n + batching.baseline_rollouts
 
@@ -101,13 +104,35 @@ class Prompts:
     count: Callable[[Mapping[str, float]], int | None]
 
 
+def _check_one_batch(log: Log) -> None:
+    """Check that a run trained on batches of one size, as far as its tokens and mean lengths say.
+
+    Raises:
+        BudgetError: It went on with another size.
+    """
+    of_prompts, of_all = "prompt_length/mean", "perf/total_num_tokens"
+    rows = [(s, m) for s, m in log.rows if {of_prompts, of_all, LENGTH} <= m.keys() and m[of_prompts] + m[LENGTH] > 0]
+    sizes = [(step, round(m[of_all] / (m[of_prompts] + m[LENGTH]))) for step, m in rows]
+    parts = [list(part) for _, part in groupby(sizes, key=itemgetter(1))]
+    # Where groups are dropped every step has a size of its own, which says nothing.
+    if len(parts) > 1 and 2 * len(parts) <= len(sizes):
+        before, after = parts[0][0][1], parts[1][0][1]
+        raise BudgetError(
+            f"{log.name}: trained on {before:,} responses up to step {parts[0][-1][0]:,} and on {after:,} from step "
+            f"{parts[1][0][0]:,} on ({of_all}), so that it is no run of one n and one batch"
+        )
+
+
 def _prompts(log: Log, settings: Settings, problems: int) -> Prompts:
     """Find where a run's prompts are counted: dynamic sampling generates until a batch has passed its filter."""
     logged = {key for _, metrics in log.rows for key in metrics}
-    generated = settings.whole("data.gen_batch_size")
-    if generated is None and not settings.has_defaults:
-        raise settings.missing("data.gen_batch_size")
-    generated = generated or problems
+    key = "data.gen_batch_size"
+    generated = settings.whole(key)
+    if generated is None and BATCHES in logged and not settings.has_defaults and key not in settings.given:
+        raise settings.missing(key)
+    if generated is None:
+        settings.notes.append(f"{key} is not set; its default, the {problems:,} of data.train_batch_size, is assumed")
+        generated = problems
     if BATCHES in logged:
         return Prompts(
             per_step=None,
@@ -152,7 +177,7 @@ def has_baseline(settings: Settings) -> bool:
 
 # MLflow refuses @, and veRL writes _at_ there. worst@k is only ever under val-aux.
 METRIC = re.compile(
-    r"^val-(?:core|aux)/(?P<source>.+)/(?P<kind>acc|reward|score)/(?P<what>mean|best|worst)"
+    r"^val-(?:core|aux)/(?P<source>.+)/(?P<kind>[^/]+)/(?P<what>mean|best|worst|std)"
     r"(?:@|_at_)(?P<k>\d+)(?P<mean>/mean)?$"
 )
 BIASED = (
@@ -248,14 +273,24 @@ def parse(settings: Settings) -> Batching:
     if not dynamic:
         parts = {"a mini-batch": mini, **({"a batch": problems} if engine == "megatron" and mini != problems else {})}
         _check_micro_batch(settings, parts, n, ranks)
+    generated, filters = settings.whole("data.gen_batch_size"), settings.is_on("algorithm.filter_groups.enable")
+    # The former trainer's loader gives batches of gen_batch_size, of which a step takes one or more.
+    loaded = bool(filters and generated and problems and generated != problems and not is_v1(settings))
+    fetched = generated if loaded else problems
+    least = -(-problems // fetched) if problems and fetched else 1
+    epochs = settings.whole("trainer.total_epochs", default=30)
     steps = settings.steps(
-        settings.whole("trainer.total_training_steps"),
-        settings.whole("trainer.total_epochs", default=30),
-        problems,
-        "trainer.total_epochs",
+        settings.whole("trainer.total_training_steps"), epochs, fetched and fetched * least, "trainer.total_epochs"
     )
-    generated = settings.whole("data.gen_batch_size")
-    if settings.is_on("algorithm.filter_groups.enable") or (generated and problems and generated != problems):
+    if loaded and fetched:
+        whole = settings.product(epochs, settings.problems and settings.problems // fetched, fetched, n)
+        most = "" if whole is None else f"at most {whole:,} rollouts and "
+        settings.notes.append(
+            f"the former trainer loads {fetched:,} prompts at once, and with filter_groups a step takes {least:,} or "
+            f"more such batches: {most}fewer steps than planned, where groups are filtered; how many is known only "
+            "afterwards (train/num_gen_batches)"
+        )
+    elif filters or (generated and problems and generated != problems):
         settings.notes.append(
             "filter_groups generates until a batch is full, so more than B_p · n · M rollouts; how many is known "
             "only afterwards (training/filter_groups/evicted_samples)"
@@ -274,12 +309,15 @@ def parse(settings: Settings) -> Batching:
         )
         if mode == "separate_async":
             settings.notes.append(f"{mode} samples on {ROLLOUT}.nnodes × {ROLLOUT}.n_gpus_per_node further devices")
+    updates = mini_batches * passes if mini_batches else None
     return settings.batching(
-        problems_generated=problems,
+        problems_generated=fetched,
         rollouts_per_problem=n,
-        generations=steps,
-        updates=mini_batches * passes if mini_batches else None,
+        generations=steps and steps * least,
+        updates=updates,
         passes=passes,
+        problems_per_batch=mini if loaded else None,
+        update_steps=steps * updates if loaded and steps and updates else None,
         world_size=world,
         data_parallel=ranks,
         baseline_rollouts=int(remax),
@@ -323,17 +361,18 @@ def _engine(settings: Settings, world: int | None) -> tuple[str, int | None]:
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run; ``acc`` goes before ``reward`` where both are logged.
+    """The evaluations of a run, of the variable that ``metric`` names: by default ``acc``, else ``reward``.
 
     Raises:
         BudgetError: A setting that is needed is missing, or a count in the log is impossible.
     """
-    scored = {step: scores for step, scores in ((s, _scores(metrics)) for s, metrics in log.rows) if scores}
+    kinds = _kinds(log, settings)
+    scored = {step: scores for step, scores in ((s, _scores(metrics, kinds)) for s, metrics in log.rows) if scores}
     if not scored:
         return []
     tally, rollouts, updates = counting(log, settings, batching)
     evals: list[LoggedEvaluation] = []
-    for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
+    for (step, metrics), length in zip(log.rows, _model_lengths(log, settings), strict=True):
         if step > max(scored):
             break
         tally.advance(step, rollouts(metrics), length)
@@ -342,24 +381,66 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
                 settings.notes.append(BIASED)
             samples = best_samples(scores)
             if samples is not None:
-                evals.append(tally.evaluation(step=step * updates, problem_set=source, samples=samples, scores=scores))
-    if tally.tokens == 0 and evals:
+                evals.append(
+                    tally.evaluation(
+                        step=step * updates,
+                        problem_set=source,
+                        samples=samples,
+                        scores={name: score for name, score in scores.items() if not name.startswith("std")},
+                        metric=f"{source}/{kinds[source]}/mean@{samples}",
+                        spread=Spread(deviation=scores.get(f"std_at_{samples}"), size=samples),
+                    )
+                )
+    if evals and not any(LENGTH in metrics for _, metrics in log.rows):
         settings.notes.append(f"{LENGTH} is not logged: tokens are 0 and cannot be the unit of a fit")
     return evals
 
 
-def _scores(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Metric columns by data source."""
+def _kinds(log: Log, settings: Settings) -> dict[str, str]:
+    """The variable to read of each data source: one for all of its metrics, since each has a scale of its own.
+
+    Raises:
+        BudgetError: The one named is not logged of a source.
+    """
+    by_source: dict[str, set[str]] = {}
+    for name in {name for _, metrics in log.rows for name in metrics}:
+        if match := METRIC.match(name):
+            by_source.setdefault(match["source"], set()).add(match["kind"])
+    wanted = settings.text("metric")
+    lacking = next((source for source, kinds in sorted(by_source.items()) if wanted and wanted not in kinds), None)
+    if lacking is not None:
+        raise BudgetError(
+            f"{log.name}: metric is {wanted!r}, which is not logged of {lacking}; there are "
+            f"{', '.join(sorted(by_source[lacking]))}"
+        )
+    best = {
+        s: wanted or next((k for k in ("acc", "reward", "score") if k in kinds), "") for s, kinds in by_source.items()
+    }
+    return {source: kind for source, kind in best.items() if kind}
+
+
+def _scores(metrics: Mapping[str, float], kinds: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """Metric columns by data source, and mean deviations as ``std_at_k``."""
     by_source: dict[str, dict[str, float]] = {}
-    for kind in ("score", "reward", "acc"):
-        for name, value in metrics.items():
-            match = METRIC.match(name)
-            if match is None or match["kind"] != kind:
-                continue
-            kind_of, biased = ("avg", "") if match["what"] == "mean" else (match["what"], "_biased")
-            column = f"{kind_of}_at_{match['k']}{biased}"
-            by_source.setdefault(match["source"], {})[column] = value
+    for name, value in metrics.items():
+        match = METRIC.match(name)
+        if match and match["kind"] == kinds.get(match["source"]):
+            kind, biased = {"mean": ("avg", ""), "std": ("std", "")}.get(match["what"], (match["what"], "_biased"))
+            by_source.setdefault(match["source"], {})[f"{kind}_at_{match['k']}{biased}"] = value
     return by_source
+
+
+def _model_lengths(log: Log, settings: Settings) -> list[float]:
+    """Mean tokens of the model at each row; 0 where tools wrote a part of the responses."""
+    most = max((metrics.get("num_turns/mean", 0.0) for _, metrics in log.rows), default=0.0)
+    calls = max((metrics.get("tool_call_counts/mean", 0.0) for _, metrics in log.rows), default=0.0)
+    if most <= 2 and calls <= 0:
+        return lengths(log, LENGTH)
+    settings.notes.append(
+        f"{LENGTH} counts what tools wrote (num_turns/mean is up to {most:g}), and the model's own tokens are not "
+        "logged: tokens are 0 and cannot be the unit of a fit"
+    )
+    return [0.0] * len(log.rows)
 
 
 VERL = Trainer(
@@ -380,6 +461,7 @@ VERL = Trainer(
         evaluations=evaluations,
         progress=progress,
         former={"val/test_score/": "veRL before 0.3"},
+        understands=("metric", "rollouts_per_step"),
     ),
     parallelism=("tensor", "pipeline", "context"),
 )

@@ -15,6 +15,10 @@ from ...errors import BudgetError, DamagedLogError
 Row = tuple[int, Mapping[str, float]]
 
 
+EVALUATED = re.compile(r"(?:eval|val|test)[-_/]")
+"""Metrics of evaluations, by whatever trainer."""
+
+
 class TwoRunsError(BudgetError):
     """One log holds the entries of two runs."""
 
@@ -44,6 +48,7 @@ class Log:
         rows: Metrics by the trainer's step, in order; several entries of one step are joined.
         config: The configuration that the log holds, flat, with dotted keys.
         restarts: First step logged after each start from a checkpoint that the log shows.
+        changed: Settings that a later start changed, each with its values before and after.
         notes: What to know of how the rows were joined.
         also: Where other loggers left the same run.
         left_out: What of the source was not read, such as a last entry that a kill cut off.
@@ -53,6 +58,7 @@ class Log:
     rows: list[tuple[int, dict[str, float]]]
     config: dict[str, Any] = field(default_factory=dict)
     restarts: tuple[int, ...] = ()
+    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -62,7 +68,9 @@ def join(name: str, starts: Sequence[Iterable[Row]], layout: LogLayout, config: 
     """Join the entries of a run, in the order in which they were logged.
 
     A run that was killed and resumed from a checkpoint logs some steps twice. The later attempt is the one that went
-    on, so what the earlier one logged from that step on is dropped.
+    on, so what the earlier one logged from that step on is dropped. A step that only evaluates twice, as after training
+    or at a start from its checkpoint, was not taken again: the first evaluation counts, which is surely of that step.
+    Where nothing is logged but evaluations, the later one does.
 
     Args:
         starts: Metrics by step, for each time that the trainer is known to have been started.
@@ -83,6 +91,12 @@ def join(name: str, starts: Sequence[Iterable[Row]], layout: LogLayout, config: 
             needed = [key for key in metrics if layout.needed.match(key)]
             # Each metric has a clock of its own: an evaluation that takes long is logged after later steps.
             back = [key for key in needed if key in latest and _logged_before(key, step, metrics, latest, whole)]
+            counted = any(not EVALUATED.match(key) for key in latest)
+            if back and counted and all(EVALUATED.match(key) and first[key] < step == latest[key] for key in back):
+                notes.append(f"{name} evaluated step {step} again: the first evaluation counts")
+                metrics = {key: value for key, value in metrics.items() if not EVALUATED.match(key)}
+                needed = [key for key in needed if key in metrics]
+                back = []
             if back and step <= first[back[0]]:
                 raise TwoRunsError(
                     f"{name}: {back[0]} begins again at step {step} after step {latest[back[0]]}: these are two runs; "

@@ -115,12 +115,16 @@ def read_events(files: Sequence[Path], layout: LogLayout) -> list[Log]:
     for folder, members in folders.items():
         starts: list[list[Row]] = []
         config: dict[str, Any] = {}
+        changed: dict[str, tuple[Any, Any]] = {}
         left_out: list[str] = []
         for path in members:
+            before = dict(config)
             rows = _read(path, layout, config, left_out)
             starts += [rows] if rows else []
+            changed |= {key: (v, config[key]) for key, v in before.items() if config[key] != v}
         if starts:
-            runs.append(replace(join(str(folder), starts, layout, config), left_out=tuple(left_out)))
+            log = join(str(folder), starts, layout, config)
+            runs.append(replace(log, changed=changed, left_out=tuple(left_out)))
         elif left_out:
             raise DamagedLogError(f"{left_out[0]}; before it, no metric was logged")
     return runs
