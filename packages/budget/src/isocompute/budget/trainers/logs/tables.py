@@ -293,8 +293,8 @@ def read_console(path: Path, data: bytes, layout: LogLayout, named: str | None) 
                     yield where, {**_metrics(metrics, where, left_out), "step": found[1]}, (named or "step",)
 
     logs = _runs(path, entries(), layout)
-    config = _configuration(path, lines, left_out)
-    return [replace(log, config=config, left_out=tuple(left_out)) for log in logs]
+    config, changed = _configuration(lines)
+    return [replace(log, config=config, changed=changed, left_out=tuple(left_out)) for log in logs]
 
 
 def _metrics(text: str, where: str, left_out: list[str]) -> dict[str, str]:
@@ -311,10 +311,10 @@ def _metrics(text: str, where: str, left_out: list[str]) -> dict[str, str]:
     return metrics
 
 
-def _configuration(path: Path, lines: Sequence[str], left_out: list[str]) -> dict[str, Any]:
-    """The configuration that veRL printed, without what differs from one start to the next."""
+def _configuration(lines: Sequence[str]) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
+    """The configuration that veRL printed at its last start, and what that changed."""
     config: dict[str, Any] = {}
-    differing: set[str] = set()
+    changed: dict[str, tuple[Any, Any]] = {}
     open_by: dict[str, list[str]] = {}
     for line in lines:
         plain = ANSI.sub("", line.rstrip("\r"))
@@ -332,11 +332,9 @@ def _configuration(path: Path, lines: Sequence[str], left_out: list[str]) -> dic
             del open_by[process]
         if {"actor_rollout_ref", "data"} <= document.keys():
             one = flat(document)
-            differing |= {key for key in config.keys() & one.keys() if config[key] != one[key]}
-            config = {**one, **config}
-    if differing:
-        left_out.append(f"{path}: its starts differ in {', '.join(sorted(differing))}, which are left out")
-    return {key: value for key, value in config.items() if key not in differing}
+            changed |= {key: (config[key], v) for key, v in one.items() if config.get(key, v) != v}
+            config |= one
+    return config, changed
 
 
 MOST_LINES = 5_000
