@@ -191,11 +191,11 @@ def test_text_in_parquet_is_parsed_cell_by_cell():
 
 @pytest.mark.parametrize("step", ["3/50", " 3/50 ", "3", "3.0", 3, 3.0])
 def test_a_step_may_say_of_how_many_it_is(step):
-    trl = TRAINERS["trl"].logs.layout
-    log = read("logging.jsonl", json.dumps({"global_step/max_steps": step, "completions/mean_length": 5}), trl)
+    layout = TRAINERS["swift"].logs.layout
+    log = read("logging.jsonl", json.dumps({"global_step/max_steps": step, "completions/mean_length": 5}), layout)
     assert [s for s, _ in log.rows] == [3]
     with pytest.raises(DamagedLogError, match="line 1 has the global_step/max_steps"):
-        read("logging.jsonl", json.dumps({"global_step/max_steps": "3/x", "completions/mean_length": 5}), trl)
+        read("logging.jsonl", json.dumps({"global_step/max_steps": "3/x", "completions/mean_length": 5}), layout)
 
 
 SHOWN = {
