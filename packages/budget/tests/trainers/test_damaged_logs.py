@@ -20,11 +20,9 @@ from pathlib import Path
 import pytest
 from good_logs import good_logs, leveldb, tfrecords
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers.doctor import examine
-from isocompute.budget.trainers.given import Given
+from isocompute.budget.trainers.doctor import Given, examine
 from isocompute.budget.trainers.logs import files
-from isocompute.budget.trainers.logs.sources import read_logs
-from isocompute.budget.trainers.logs.states import read_arguments
+from isocompute.budget.trainers.logs.sources import read_arguments, read_logs
 from isocompute.budget.trainers.logs.tensorboard import _payloads
 from isocompute.budget.trainers.logs.wandb import _records
 

@@ -7,7 +7,7 @@ import shutil
 import polars as pl
 import pytest
 from isocompute.budget.cli import main
-from isocompute.budget.trainers.logs.states import read_arguments
+from isocompute.budget.trainers.logs.sources import read_arguments
 from reading_logs import DOCS, FIXTURES, logged_run, run_settings
 
 

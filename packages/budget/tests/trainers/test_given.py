@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers.doctor import examine, to_be_filled_in
-from isocompute.budget.trainers.given import Given, read_table, table_of
+from isocompute.budget.trainers.doctor import Given, examine, read_table, table_of, to_be_filled_in
 from reading_logs import DOCS
 from test_search import GIVEN, said, sets, write
 

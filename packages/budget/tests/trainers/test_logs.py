@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.errors import DamagedLogError
 from isocompute.budget.trainers.evals import ingest
-from isocompute.budget.trainers.logs.sources import read_logs
-from isocompute.budget.trainers.logs.states import read_arguments
+from isocompute.budget.trainers.logs.sources import read_arguments, read_logs
 from isocompute.budget.trainers.registry import TRAINERS
 from reading_logs import DOCS, FIXTURES, OPENRLHF, PRIME_RL, TRL, VERL, ingested, logged_run, run_settings
 

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.cli import main
-from isocompute.budget.trainers.doctor import examine
-from isocompute.budget.trainers.given import Given
+from isocompute.budget.trainers.doctor import Given, examine
 from isocompute.budget.trainers.logs.log import LogLayout
 from isocompute.budget.trainers.logs.tensorboard import read_events
 from reading_logs import DOCS, FIXTURES, VERL, lines

@@ -22,8 +22,7 @@ from .posterior.families import Priors
 from .posterior.posterior import Posterior, posterior
 from .posterior.preparation import Prepared, luck_of, prepare
 from .posterior.runs import Setting
-from .show.curves import draw_frontier
-from .show.decision import draw_best, draw_regret
+from .show.curves import draw_best, draw_frontier, draw_regret
 from .show.report import write_report
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from ..contract import tables
 from ..contract.files import write_text
 from ..errors import BudgetError
-from ..trainers.doctor import Patient, Report, examine, to_be_filled_in, written
+from ..trainers.doctor import Given, Patient, Report, examine, read_table, to_be_filled_in, written
 from ..trainers.evals import plain
-from ..trainers.given import Given, read_table
 from ..trainers.registry import TRAINERS
 from ..trainers.settings import load
 from .text import assignment_of_run, plural, write_json

@@ -26,8 +26,7 @@ from .logs.databases import MAGIC as SQLITE
 from .logs.databases import OF_MLFLOW, runs_of
 from .logs.files import OPENERS, PACKED, ZIP, ZSTD, content, name_of, text_of
 from .logs.log import LOG_CALLS, Log, LogLayout
-from .logs.sources import EVENTS, STATE, read_logs
-from .logs.states import last_states
+from .logs.sources import EVENTS, STATE, last_states, read_logs
 from .logs.tensorboard import read_events
 from .logs.wandb import MAGIC as WANDB
 from .logs.wandb import read_wandb

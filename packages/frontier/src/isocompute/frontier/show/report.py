@@ -19,8 +19,7 @@ from ..data.reading import short
 from ..errors import FrontierError
 from ..posterior.decision import Decision
 from ..posterior.posterior import AGREED
-from .curves import curve_panels, frontier_figure
-from .decision import decision_figure, trade_figure
+from .curves import curve_panels, decision_figure, frontier_figure, trade_figure
 from .drawing import save
 
 

@@ -1,19 +1,28 @@
 """Logged metrics of runs, from wherever a trainer or its logger left them, read without the logger.
 
-What a file holds decides how it is read, whatever it is called; its name decides where the content does not.
+What a file holds decides how it is read, whatever it is called; its name decides where the content does not. The states
+and arguments that a transformers Trainer saves are read here; other formats have files of their own.
 """
 
 from __future__ import annotations
 
+import json
+import pickletools
+import re
+import struct
+import zipfile
+import zlib
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from ...checks import reason
 from ...contract import tracking
-from ...errors import BudgetError
+from ...errors import BudgetError, DamagedLogError
 from . import databases, wandb
 from .databases import read_database, read_store
 from .files import content, name_of, require_regular, text_of
-from .log import Log, LogLayout
-from .states import last_states, read_state
+from .log import Log, LogLayout, Row, join, metrics_of, step_of
 from .tables import is_console, read_console, read_lines, read_table
 from .tensorboard import read_events
 from .wandb import read_wandb
@@ -123,3 +132,153 @@ def _refuse_column(source: str, step_column: str | None) -> None:
             f"{source}: has one step for each metric and no column {step_column!r}; step_column is for tables and "
             "JSON lines"
         )
+
+
+def last_states(path: Path) -> list[Path]:
+    """The last ``trainer_state.json`` of each run below a folder: the one at its end, else of its last checkpoint."""
+    last: dict[Path, tuple[float, Path]] = {}
+    for state in sorted(path.rglob(STATE)):
+        checkpoint = re.fullmatch(r"checkpoint-(\d+)", state.parent.name)
+        run = state.parent.parent if checkpoint and state.parent != path else state.parent
+        # A folder that was copied has lost its times, so they say nothing.
+        rank = float(checkpoint[1]) if checkpoint else float("inf")
+        last[run] = max(last.get(run, (-1.0, state)), (rank, state))
+    return [state for _, state in last.values()]
+
+
+def read_state(path: Path, layout: LogLayout) -> Log:
+    """The run of a ``trainer_state.json``, with the arguments that lie beside it or in the folder of its run.
+
+    Raises:
+        DamagedLogError: The file is not one, or an entry of it has no step or no number where one is read.
+    """
+    state = _state(path)
+    history = state.get("log_history")
+    if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
+        raise DamagedLogError(f"{path}: is not the trainer_state.json of a transformers Trainer, or is damaged")
+    rows: list[Row] = []
+    for number, entry in enumerate(history, 1):
+        where = f"{path}: entry {number}"
+        step = step_of(entry, ("step",), where)
+        if step is None:
+            raise DamagedLogError(f"{where} has no step")
+        rows.append((step, metrics_of(entry, layout, where)))
+    # Every checkpoint says how many tokens had been seen by then.
+    left_out = []
+    for other in dict.fromkeys(
+        (
+            path,
+            *path.parent.parent.glob("checkpoint-*/trainer_state.json"),
+            *path.parent.glob("checkpoint-*/trainer_state.json"),
+        )
+    ):
+        try:
+            rows += _seen(other, state if other == path else _state(other))
+        except BudgetError as error:
+            left_out.append(f"{error}; the tokens that it counts are left out")
+    kept = ("train_batch_size", "max_steps", "num_train_epochs", "logging_steps", "save_steps")
+    config = {f"trainer_state.{name}": state[name] for name in kept if state.get(name) is not None}
+    for folder in (path.parent, path.parent.parent):
+        if (folder / "training_args.bin").is_file():
+            config |= read_arguments(folder / "training_args.bin")
+            break
+    return replace(join(str(path), [rows], layout, config), left_out=tuple(left_out))
+
+
+def _state(path: Path) -> dict[str, Any]:
+    try:
+        state = json.loads(text_of(path, content(path)))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, BudgetError):
+            raise
+        state = None
+    if not isinstance(state, dict):
+        raise DamagedLogError(f"{path}: is not the trainer_state.json of a transformers Trainer, or is damaged")
+    return state
+
+
+def _seen(path: Path, state: dict[str, Any]) -> list[Row]:
+    """Tokens that a Trainer had seen when it saved a state; none where it did not count them."""
+    name = "num_input_tokens_seen"
+    if state.get(name) is None:
+        return []
+    step = step_of(state, ("global_step",), str(path))
+    tokens = step_of(state, (name,), str(path))
+    return [] if step is None or tokens is None else [(step, {"trainer_state.num_tokens": float(tokens)})]
+
+
+MARK, UNKNOWN = object(), object()
+PLAIN = (bool, int, float, str)
+LARGEST = 2**24
+UNREADABLE = (OSError, ValueError, TypeError, LookupError, StopIteration, EOFError, RuntimeError, ArithmeticError)
+"""What damaged archives and pickles raise, besides errors of their own modules."""
+
+
+def read_arguments(path: Path) -> dict[str, Any]:
+    """The arguments whose values are numbers, texts, switches or None.
+
+    The file is a pickle, which could run code if it were loaded. Its instructions are followed here only as far as
+    they push plain values and set them in a dictionary; whatever they would build is left out.
+
+    Raises:
+        DamagedLogError: It is no such file.
+    """
+    require_regular(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            name = next(n for n in archive.namelist() if n.endswith("/data.pkl"))
+            if archive.getinfo(name).file_size > LARGEST:
+                raise BudgetError(f"{path}: is too large for a Trainer's arguments")
+            with archive.open(name) as member:
+                code = member.read(LARGEST)
+        return _plain_items(code)
+    except BudgetError:
+        raise
+    except (*UNREADABLE, zipfile.BadZipFile, zlib.error, struct.error) as error:
+        raise DamagedLogError(
+            f"{path}: is not the training_args.bin of a transformers Trainer, or is damaged ({reason(error)})"
+        ) from None
+
+
+def _plain_items(code: bytes) -> dict[str, Any]:
+    """Keys and values that a pickle sets in dictionaries, of those values that are plain."""
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
+    values: dict[str, Any] = {}
+    for operation, argument, _ in pickletools.genops(code):
+        name = operation.name
+        if name in ("MARK",):
+            stack.append(MARK)
+        elif name in ("MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"):
+            memo[len(memo) if name == "MEMOIZE" else int(str(argument))] = stack[-1]
+        elif name in ("GET", "BINGET", "LONG_BINGET"):
+            stack.append(memo[int(str(argument))])
+        elif name in ("NEWTRUE", "NEWFALSE", "NONE"):
+            stack.append({"NEWTRUE": True, "NEWFALSE": False, "NONE": None}[name])
+        elif name in ("SETITEMS", "SETITEM"):
+            first = len(stack) - 2
+            if name == "SETITEMS":
+                first = next(k for k in range(len(stack), 0, -1) if stack[k - 1] is MARK)
+            items = stack[first:]
+            del stack[first - (name == "SETITEMS") :]
+            for key, value in zip(items[::2], items[1::2], strict=False):
+                if isinstance(key, str) and (value is None or isinstance(value, PLAIN)):
+                    values.setdefault(key, value)
+        elif isinstance(argument, PLAIN) and operation.stack_after and name not in ("GLOBAL", "INST"):
+            stack.append(argument)
+        else:
+            _step(stack, operation)
+    return values
+
+
+def _step(stack: list[Any], operation: pickletools.OpcodeInfo) -> None:
+    """Take from the stack what an instruction takes, and push placeholders for what it makes."""
+    before = list(operation.stack_before)
+    if pickletools.markobject in before or pickletools.stackslice in before:
+        while stack and stack.pop() is not MARK:
+            pass
+        before = before[: before.index(pickletools.markobject)] if pickletools.markobject in before else []
+    for _ in before:
+        if stack:
+            stack.pop()
+    stack += [UNKNOWN] * len(operation.stack_after)
