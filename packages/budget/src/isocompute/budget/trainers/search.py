@@ -115,7 +115,7 @@ def _below(root: Path) -> tuple[list[str], list[Unread]]:
 
 
 def _named_like_a_log(path: Path) -> bool:
-    return path.name == STATE or path.name.startswith(EVENTS) or name_of(path).suffix.lower() in NAMED
+    return name_of(path).name == STATE or path.name.startswith(EVENTS) or name_of(path).suffix.lower() in NAMED
 
 
 def _no_file(path: Path) -> Unread:
@@ -358,7 +358,7 @@ def _is_decided(path: Path) -> bool:
     """Return whether a file that no trainer's layout fits is a log by its name, or may have been one that was cut."""
     if path.name.startswith(EVENTS) or _kind(path):
         return bool(_logs(path, _anyones(), None))
-    if path.name == STATE or name_of(path).suffix.lower() in (".wandb", ".db"):
+    if name_of(path).name == STATE or name_of(path).suffix.lower() in (".wandb", ".db"):
         return True
     return _named_like_a_log(path) and not any("\n" in text.strip() for text in _texts(path))
 
