@@ -182,10 +182,7 @@ def _payloads(path: Path, left_out: list[str]) -> Iterator[tuple[int, bytes, int
         if rest >= 12:
             length, check = struct.unpack_from("<QI", data, position)
             if check != _checksum(data[position : position + 8]):
-                raise DamagedLogError(
-                    f"{path}: is damaged, or no file of TensorBoard events: at byte {position:,} the checksum of a "
-                    "record's length does not match"
-                )
+                raise _mismatch(path, position)
         if rest < 12 or rest < length + 16:
             left_out.append(f"{path}: its last record, of {rest:,} bytes, is incomplete and is left out")
             return
@@ -199,10 +196,12 @@ def _payloads(path: Path, left_out: list[str]) -> Iterator[tuple[int, bytes, int
 
 def _verify(path: Path, position: int, payload: bytes, check: int) -> None:
     if check != _checksum(payload):
-        raise DamagedLogError(
-            f"{path}: is damaged: the checksum of the record at byte {position:,} does not match; what is before it is "
-            f"read from a copy of the first {position:,} bytes (head -c {position})"
-        )
+        raise _mismatch(path, position)
+
+
+def _mismatch(path: Path, position: int) -> DamagedLogError:
+    rest = f"what is before it can be read from a copy (head -c {position})" if position else "or it is no event file"
+    return DamagedLogError(f"{path}: is damaged at byte {position:,}: the checksum of a record does not match; {rest}")
 
 
 def _checksum(data: bytes) -> int:
