@@ -15,6 +15,8 @@ from ..trainers.registry import TRAINERS
 from ..trainers.settings import load
 from .text import assignment_of_run, plural, write_json
 
+READ = [known.title for known in TRAINERS.values() if known.logs]
+"""Titles of the trainers whose logs are read."""
 RUNS = "runs.csv"
 PARTLY = 3
 """Exit status where some of what looks like a log is not in the table."""
@@ -25,8 +27,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "doctor",
         help="find trainers' runs, and what is missing to fit them",
-        description="Find runs of TRL, veRL, OpenRLHF and prime-rl below folders: what is understood of each, all that "
-        "is missing, and a table that isocompute-frontier fits as it is.",
+        description=f"Find runs of {', '.join(READ[:-1])} and {READ[-1]} below folders: what is understood of each, all "
+        "that is missing, and a table that isocompute-frontier fits as it is.",
         epilog="Exit status: 0 where everything that looks like a log was read and is in the table, 3 where some of it "
         "is not, 1 where nothing is, 2 after an error.",
     )
