@@ -27,8 +27,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "doctor",
         help="find trainers' runs, and what is missing to fit them",
-        description=f"Find runs of {', '.join(READ[:-1])} and {READ[-1]} below folders: what is understood of each, all "
-        "that is missing, and a table that isocompute-frontier fits as it is.",
+        description=f"Find runs of {', '.join(READ[:-1])} and {READ[-1]} below folders: what is understood of each, "
+        "all that is missing, and a table that isocompute-frontier fits as it is.",
         epilog="Exit status: 0 where everything that looks like a log was read and is in the table, 3 where some of it "
         "is not, 1 where nothing is, 2 after an error.",
     )
