@@ -223,7 +223,7 @@ def mentioned(path: Path) -> set[str]:
 
 def _is_encoded(path: Path) -> bool:
     """Return whether a file is compressed, or not in UTF-8."""
-    head = _head(path, 4)
+    head = _head(path, 8)
     return (
         path.suffix.lower() in PACKED or head.startswith((*MARKS, *BOMS)) or (b"\0" in head[:2] and head[:2] != b"\0\0")
     )
