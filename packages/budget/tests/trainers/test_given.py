@@ -22,7 +22,8 @@ VALUES = {
     "actor_rollout_ref.actor.optim.lr": st.sampled_from(["1e-06", "3e-06"]),
     "data.seed": st.integers(0, 5).map(str),
     "algorithm.filter_groups.enable": st.just("false"),
-    "questions": st.integers(1, 99).map(str),
+    # Of which the rewards of the runs are whole numbers of successes.
+    "questions": st.sampled_from(["50", "100", "150"]),
 }
 
 

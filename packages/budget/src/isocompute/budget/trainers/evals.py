@@ -232,9 +232,13 @@ def joined(first: Log, second: Log, reader: LogReader) -> Log:
     if first.name != second.name:
         notes = (*notes, f"{second.name} goes on with {first.name} and is read as the same run")
     restarts = tuple(sorted({*first.restarts, *whole.restarts, *second.restarts}))
-    changed = {**first.changed, **second.changed}
-    left_out = (*first.left_out, *second.left_out)
-    return replace(whole, restarts=restarts, changed=changed, notes=notes, left_out=left_out)
+    return replace(
+        whole,
+        restarts=restarts,
+        changed={**first.changed, **second.changed},
+        notes=notes,
+        left_out=(*first.left_out, *second.left_out),
+    )
 
 
 def _goes_on(first: Log, second: Log, reader: LogReader) -> bool:

@@ -6,7 +6,7 @@ holds none of a trainer's metrics is something else.
 
 from __future__ import annotations
 
-import io
+import codecs
 import os
 import re
 import sqlite3
@@ -18,15 +18,13 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
-import polars as pl
-
 from ..checks import reason
 from ..contract import tracking
 from ..errors import BudgetError, DamagedLogError
 from .evals import plain
 from .logs.databases import MAGIC as SQLITE
-from .logs.databases import runs_of
-from .logs.files import BOMS, MARKS, PACKED, content, name_of, text_of
+from .logs.databases import OF_MLFLOW, runs_of
+from .logs.files import OPENERS, PACKED, ZIP, ZSTD, content, name_of, text_of
 from .logs.log import LOG_CALLS, Log, LogLayout
 from .logs.sources import EVENTS, STATE, read_logs
 from .logs.states import last_states
@@ -37,7 +35,7 @@ from .registry import TRAINERS
 from .settings import Settings, load
 from .trainer import LogReader, Trainer
 
-NAMED = (".jsonl", ".ndjson", ".csv", ".tsv", ".wandb", ".db")
+NAMED = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".wandb", ".db")
 """Suffixes of files that look like logs, also where they are compressed; of others, the content says it."""
 LOGS = (*NAMED, ".log", ".txt", ".out")
 """Suffixes of files that loggers write to."""
@@ -104,8 +102,8 @@ def _below(root: Path) -> tuple[list[str], list[Unread]]:
         events = False
         for path in [here / name for name in sorted(files)]:
             if not path.is_file():
-                may_be = _named_like_a_log(path) or name_of(path).suffix.lower() in (*LOGS, ".parquet")
-                unread += [_no_file(path)] if may_be else []
+                named = _named_like_a_log(path) or path.suffix.lower() in LOGS
+                unread += [_no_file(path)] if named else []
             elif path.name.startswith(EVENTS):
                 sources += [] if events else [str(path)]
                 events = True
@@ -115,7 +113,8 @@ def _below(root: Path) -> tuple[list[str], list[Unread]]:
 
 
 def _named_like_a_log(path: Path) -> bool:
-    return name_of(path).name == STATE or path.name.startswith(EVENTS) or name_of(path).suffix.lower() in NAMED
+    name = name_of(path)
+    return name.name == STATE or name.name.startswith(EVENTS) or name.suffix.lower() in NAMED
 
 
 def _no_file(path: Path) -> Unread:
@@ -132,7 +131,12 @@ def _source_of(path: Path) -> str | None:
     """The source that a file is read as, or None where it is no log."""
     if _head(path).startswith(SQLITE):
         return _database(path)
+    if path.suffix.lower() == ".parquet" and _footer(path):
+        # Tables of rollouts are large.
+        return str(path) if mentioned(path) else None
     if _named_like_a_log(path) or _kind(path):
+        return str(path)
+    if _is_packed(path) and name_of(path).suffix.lower() in LOGS and not any(_texts(path)):
         return str(path)
     return str(path) if not NO_LOGS.fullmatch(path.name) and mentioned(path) else None
 
@@ -141,15 +145,17 @@ def _database(path: Path) -> str | None:
     """A database of MLflow's as a tracking URI, or one of Trackio's; None for others and where nothing was logged."""
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
-            if "metrics" not in tables or not tables & {"experiments", "configs"}:
+            # A view may never end.
+            found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE '%VIRTUAL%'")
+            tables = {str(name) for (name,) in found}
+            if not tables & {"experiments", "metrics"}:
                 return None
-            if database.execute("SELECT 1 FROM metrics LIMIT 1").fetchone() is None:
+            if "metrics" in tables and database.execute("SELECT 1 FROM metrics LIMIT 1").fetchone() is None:
                 return None
-    except sqlite3.Error:
+    except (sqlite3.Error, OSError, ValueError):
         # Who reads it says what is wrong with it.
         return str(path)
-    return f"sqlite:///{path.resolve()}" if "experiments" in tables else str(path)
+    return f"sqlite:///{path.resolve()}" if tables >= OF_MLFLOW else str(path)
 
 
 def _head(path: Path, length: int = 2**12) -> bytes:
@@ -169,6 +175,8 @@ def _kind(path: Path) -> str:
 
 LONGEST = 2**26
 """Characters of a text that are searched for metrics."""
+SMALL = 2**20
+"""Bytes of a file that is searched as a whole, in whatever encoding."""
 KEYS = (
     # JSON, veRL's console and the first row of a table.
     re.compile(r"\"([^\"\\\n]{3,200})\"\s*:\s*(?:-?\d|null|NaN)"),
@@ -188,22 +196,12 @@ def _trainers_of(key: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def _anybody() -> set[str]:
-    """The trainers that may have left what cannot be looked into."""
-    return {name for name, known in TRAINERS.items() if known.logs is not None}
-
-
 def mentioned(path: Path) -> set[str]:
     """Names of the trainers of whose metrics a text or a Parquet file holds one, each as a key of numbers."""
-    plain = _head(path).startswith(b"PAR1")
-    if plain or name_of(path).suffix.lower() == ".parquet":
-        try:
-            schema = pl.read_parquet_schema(path if plain else io.BytesIO(content(path)))
-            return set().union(*map(_trainers_of, schema))
-        except (BudgetError, OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
-            return _anybody()
-    if _is_closed(path):
-        return _anybody()
+    footer = _footer(path)
+    if footer:
+        # Names of columns are plain text there; polars may not survive a damaged one.
+        return set().union(*map(_trainers_of, re.findall(r"[\w@./-]+", footer.decode("utf-8", "replace"))))
     found: set[str] = set()
     head = True
     for text in _texts(path):
@@ -221,39 +219,43 @@ def mentioned(path: Path) -> set[str]:
     return found
 
 
-def _is_encoded(path: Path) -> bool:
-    """Return whether a file is compressed, or not in UTF-8."""
-    head = _head(path, 8)
-    return (
-        path.suffix.lower() in PACKED or head.startswith((*MARKS, *BOMS)) or (b"\0" in head[:2] and head[:2] != b"\0\0")
-    )
+def _footer(path: Path) -> bytes:
+    """Where a Parquet file says what is in it; empty where a file is none, or has lost its end."""
+    with suppress(OSError, ValueError), path.open("rb") as stream:
+        size = stream.seek(-8, os.SEEK_END)
+        length = int.from_bytes(stream.read(4), "little")
+        if stream.read(4) == b"PAR1" and length <= size:
+            stream.seek(size - length)
+            return stream.read(length)
+    return b""
 
 
-def _is_closed(path: Path) -> bool:
-    """Return whether what should be a text can be unpacked or decoded by nobody."""
-    if name_of(path).suffix.lower() in LOGS and _is_encoded(path):
-        try:
-            text_of(path, content(path))
-        except BudgetError:
-            return True
-    return False
+def _is_packed(path: Path) -> bool:
+    return path.suffix.lower() in PACKED or _head(path).startswith((*OPENERS, ZIP, ZSTD))
 
 
 def _texts(path: Path) -> Iterator[str]:
-    """A text in pieces of whole lines; nothing of a file that is none."""
-    head = _head(path)
-    if _is_encoded(path):
-        with suppress(BudgetError):
-            yield text_of(path, content(path))
+    """A text in pieces of whole lines; nothing of what cannot be unpacked or is no text."""
+    if _is_packed(path):
+        if name_of(path).suffix.lower() in (*LOGS, ".json", ""):
+            with suppress(BudgetError):
+                yield text_of(path, content(path))
         return
-    # A crash leaves zeros in a text.
-    if b"\0" in head and path.suffix.lower() not in LOGS:
-        return
-    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as stream:
-        read = 0
-        while read < LONGEST and (lines := stream.readlines(2**22)):
-            read += sum(map(len, lines))
-            yield "".join(lines)
+    with suppress(OSError):
+        if path.stat().st_size < SMALL or _head(path).startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            try:
+                yield text_of(path, content(path))
+            except BudgetError:
+                yield path.read_bytes().decode("utf-8", "replace")
+            return
+        plain = _head(path).decode("utf-8", "replace")
+        if plain.count("\ufffd") + plain.count("\0") > len(plain) / 2:
+            return
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            read = 0
+            while read < LONGEST and (lines := stream.readlines(2**22)):
+                read += sum(map(len, lines))
+                yield "".join(lines)
 
 
 def read_source(
@@ -358,9 +360,10 @@ def _is_decided(path: Path) -> bool:
     """Return whether a file that no trainer's layout fits is a log by its name, or may have been one that was cut."""
     if path.name.startswith(EVENTS) or _kind(path):
         return bool(_logs(path, _anyones(), None))
-    if name_of(path).name == STATE or name_of(path).suffix.lower() in (".wandb", ".db"):
+    if path.name == STATE or name_of(path).suffix.lower() in (".wandb", ".db"):
         return True
-    return _named_like_a_log(path) and not any("\n" in text.strip() for text in _texts(path))
+    named = _named_like_a_log(path) or _is_packed(path)
+    return named and not any("\n" in text.strip() for text in _texts(path))
 
 
 @cache

@@ -33,8 +33,8 @@ class LogReader:
     learning_rates: tuple[str, ...]
     evaluations: Callable[[Log, Settings, Batching], list[LoggedEvaluation]]
     progress: Callable[[Log, Settings, Batching], StepCounts]
-    former: Mapping[str, str] = field(default_factory=dict)
     understands: tuple[str, ...] = ()
+    former: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
