@@ -365,7 +365,7 @@ def _is_decided(path: Path) -> bool:
     """Return whether a file that no trainer's layout fits is a log by its name, or may have been one that was cut."""
     if path.name.startswith(EVENTS) or _kind(path):
         return bool(_logs(path, _anyones(), None))
-    if name_of(path).name == STATE or name_of(path).suffix.lower() in (".wandb", ".db"):
+    if path.name == STATE or name_of(path).suffix.lower() in (".wandb", ".db"):
         return True
     named = _named_like_a_log(path) or _is_packed(path)
     return named and not any("\n" in text.strip() for text in _texts(path))

@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -100,17 +101,23 @@ LONGEST = 300.0
 """Seconds in which a table must have been read."""
 
 
-def _parquet(path: Path, data: bytes) -> tuple[list[str], list[list[Any]]]:
-    problem = ""
+@lru_cache(maxsize=1)
+def _problem(data: bytes) -> str:
+    """Why a Parquet file cannot be read; empty if it can. Remembered, since each trainer's reader asks.
+
+    A size in which one bit is flipped ends the process that reads it, which had better be another one.
+    """
     try:
-        # A size with one bit flipped ends the process that reads it, which had better be another one.
         tried = subprocess.run([sys.executable, "-c", TRY], input=data, capture_output=True, timeout=LONGEST)
-        if tried.returncode:
-            problem = tried.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
     except (OSError, subprocess.TimeoutExpired) as error:
-        problem = reason(error)
-    if problem:
-        raise DamagedLogError(f"{path}: is damaged, or no Parquet ({printable(problem)})")
+        return reason(error)
+    said = tried.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    return printable(said or f"exit status {tried.returncode}") if tried.returncode else ""
+
+
+def _parquet(path: Path, data: bytes) -> tuple[list[str], list[list[Any]]]:
+    if problem := _problem(data):
+        raise DamagedLogError(f"{path}: is damaged, or no Parquet ({problem})")
     frame = pl.read_parquet(io.BytesIO(data))
     return frame.columns, [list(row) for row in frame.iter_rows()]
 
