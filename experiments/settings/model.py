@@ -619,7 +619,7 @@ class CommandTrainer(Settings):
     the form of the trainer's flags.
     """
 
-    trainer: Literal["trl", "verl", "openrlhf", "prime-rl"]
+    trainer: Literal["trl", "swift", "verl", "openrlhf", "prime-rl", "skyrl", "tinker", "slime"]
     """Whose settings are appended, and whose logs are read: a trainer that isocompute-budget knows."""
     command: Annotated[Words, Field(min_length=1)]
     """The program and its arguments, with ``{seed}``, ``{model}``, ``{train}``, ``{validation}``, ``{ledger}``,

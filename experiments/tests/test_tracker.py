@@ -301,7 +301,7 @@ def test_answers_of_503_delete_no_run_and_no_message_has_a_password(
 
 
 FIXTURES = ROOT / "packages" / "budget" / "tests" / "fixtures"
-QUESTIONS = {"questions": "16"}
+QUESTIONS = {"questions": "400"}
 
 
 def test_verl_from_mlflow_is_verl_from_its_file(store: Path) -> None:

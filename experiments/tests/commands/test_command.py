@@ -49,7 +49,7 @@ def test_the_trainers_are_those_whose_logs_are_read() -> None:
         ({"trainer.command": command(ledger="a.ledger")}, "command lacks {ledger}"),
         ({"trainer.command": []}, "trainer.command"),
         ({"trainer.logs": "log.jsonl"}, "logs is 'log.jsonl'"),
-        ({"trainer.trainer": "slime"}, "trainer is 'slime'"),
+        ({"trainer.trainer": "own"}, "trainer is 'own'"),
         ({"trainer.kind": "program"}, "kind is 'program'"),
         ({"trainer.script": "a.py"}, "has no setting 'script'"),
         ({"evaluation.metric": "best_at_4"}, "metric is 'best_at_4'"),
@@ -288,7 +288,7 @@ def test_a_cell_that_is_asked_to_stop_is_not_finished_and_continues(tmp_path: Pa
         ({"command": command(fault="no evaluations"), "log_settings": {}}, "holds no evaluation that TRL would have"),
         ({"command": command(fault="no first evaluation")}, "has no evaluation at step 0 (there are 2, 4, 6,"),
         ({"command": command(fault="other settings")}, "per_device_train_batch_size is 16 in the trainer's"),
-        ({"log_settings": {"num_generations_eval": "2"}}, "has avg_at_2, and avg_at_4 is asked for"),
+        ({"log_settings": {"num_generations_eval": "8"}}, "has avg_at_8, and avg_at_4 is asked for"),
     ],
 )
 def test_a_command_that_is_no_run_of_its_cell_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:

@@ -336,16 +336,18 @@ def read_columns(path: Path, names: Sequence[str], *, where: Mapping[str, str] |
             is left.
         TableError: The file is a table of ours of a newer major schema version.
     """
-    frame = read_file(path).with_row_index(ROW, offset=1)
-    for name, value in (where or {}).items():
+    frame = read_file(path)
+    for name in (*(where or {}), *names):
         if name not in frame.columns:
             raise FrontierError(f"{path}: has no column {name!r}; it has {', '.join(frame.columns)}")
+    frame = frame.with_row_index(ROW, offset=1)
+    for name, value in (where or {}).items():
         frame = frame.filter(pl.col(name).cast(pl.String) == value)
         if frame.is_empty():
             raise FrontierError(f"{path}: no row has {name} = {value}")
     for name in names:
         whole = frame
-        frame = _filled(frame, name, path)
+        frame = _filled(frame, name)
         if frame.is_empty():
             raise FrontierError(f"{path}: every row has an empty {name}")
         if len(frame) < len(whole):
@@ -357,10 +359,8 @@ def read_columns(path: Path, names: Sequence[str], *, where: Mapping[str, str] |
 EMPTY = ("", "nan", "none", "null", "n/a", "#n/a", "na", "<na>")
 
 
-def _filled(frame: pl.DataFrame, name: str, path: Path) -> pl.DataFrame:
+def _filled(frame: pl.DataFrame, name: str) -> pl.DataFrame:
     """The rows in which a column is not empty, as it is between two evaluations."""
-    if name not in frame.columns:
-        raise FrontierError(f"{path}: has no column {name!r}; it has {', '.join(frame.columns)}")
     column = pl.col(name)
     if frame[name].dtype == pl.String:
         return frame.filter(~column.str.strip_chars().str.to_lowercase().is_in(EMPTY))
@@ -416,7 +416,7 @@ def one_run(path: Path, x: str, y: str, where: Mapping[str, str]) -> None:
             choose among the runs.
     """
     frame = read_file(path).filter(*[pl.col(name).cast(pl.String) == value for name, value in where.items()])
-    frame = _filled(_filled(frame, x, path), y, path)
+    frame = _filled(_filled(frame, x), y)
     others = [c for c in frame.columns if c not in (x, y)]
     several = [c for c in IDENTITY if c in others and frame[c].n_unique() > 1]
     repeated = frame.filter(pl.col(x).is_duplicated())
