@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -99,7 +98,7 @@ def _is(name: str, run: str) -> bool:
 def _short(run: str) -> str:
     """The name that its logger gave a run of several, as in ``trackio.db (n4)``, or a file's without its suffix."""
     given = re.search(r" \(([^()]+)\)$", run)
-    return given[1] if given else os.path.splitext(run)[0]
+    return given[1] if given else run.removesuffix(Path(run).suffix)
 
 
 def read_table(path: Path) -> dict[str, dict[str, str]]:
