@@ -79,6 +79,16 @@ def test_a_negative_seed_is_one_line(table: pl.DataFrame, tmp_path: Path, capsys
         assert capsys.readouterr().err.startswith("error: the seed is -1")
 
 
+def test_a_file_is_no_place_for_a_fit_and_this_is_said_before_it(
+    table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table.write_csv(tmp_path / "evals.csv")
+    path = str(tmp_path / "evals.csv")
+    assert main(["fit", path, "--out", path]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, f"--out {path}" in printed.err) == ("", True)
+
+
 def test_an_error_that_is_not_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ValueError("a bug")

@@ -146,8 +146,11 @@ def test_a_log_counts_before_what_lies_beside_it_and_this_is_said(tmp_path):
     [
         (["--set", f"c.jsonl:{N}=4"], r"no run c\.jsonl; there are .*a/run\.jsonl, .*b/run\.jsonl"),
         (["--set", f"run.jsonl:{N}=4"], "may be each of"),
+        (["--set", f"run:{N}=4"], "may be each of"),
         (["--set", "a/run.jsonl:wrold_size=4"], f"wrold_size; there are .*{N}"),
         (["--set", "wrold_size=4"], f"wrold_size; there are .*{N}"),
+        (["--set", "n=4"], f"setting n; perhaps {N} is meant"),
+        (["--set", "a/run:question=50"], "setting question; perhaps questions"),
         (["--runs", "x,y\n1,2\n"], "first row"),
         (["--runs", f"run,{N},{N}\na/run.jsonl,4,4\n"], "first row"),
         (["--runs", f"run,{N}\na/run.jsonl,4\na/run.jsonl,8\n"], "row 3 .* again"),
@@ -168,6 +171,34 @@ def test_a_run_or_a_setting_that_is_not_there_is_refused_with_those_that_are(wor
     status, out = said(tmp_path / "a", tmp_path / "b", *sets(), *words)
     assert status == 2
     assert re.search(message, out)
+
+
+@given(data=st.data())
+def test_a_run_is_found_by_its_name_the_end_of_it_and_the_name_that_its_logger_gave(data):
+    """The oracle: the run that the name was made of, or a refusal where another one has that name too."""
+    word = st.text("ab.", min_size=1, max_size=3).filter(lambda text: text.strip("."))
+    file = st.builds("{}/{}{}".format, word, word, st.sampled_from([".log", ".jsonl", ""]))
+    runs = data.draw(st.lists(file | st.builds("{}.db ({})".format, word, word), min_size=1, max_size=4, unique=True))
+    k = data.draw(st.integers(0, len(runs) - 1))
+    run = runs[k]
+    short = run.rpartition(" (")[2][:-1] if "(" in run else run.removesuffix(".log").removesuffix(".jsonl")
+    for called in (run, short, short.rpartition("/")[2]):
+        refused, said_of = "", []
+        try:
+            said_of = Given(runs=[(called, N, "4")]).of([[other] for other in runs])
+        except BudgetError as error:
+            refused = str(error)
+        found = [other for other, own in zip(runs, said_of, strict=not refused) if own]
+        alike = sum(called in other for other in runs) > 1
+        assert found == [run] or (alike and (found or "may be each of" in refused))
+        assert all(called in other for other in found)
+
+
+def test_what_is_asked_for_is_explained_and_a_file_is_no_place_for_tables(tmp_path):
+    path = write(tmp_path, "run.jsonl", 1)
+    assert "questions: how many problems" in said(path)[1]
+    status, out = said(path, *sets(), "--out", path)
+    assert (status, f"--out {path}" in out) == (2, True)
 
 
 def test_a_table_may_come_from_a_spreadsheet(tmp_path):

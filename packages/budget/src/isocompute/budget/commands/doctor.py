@@ -69,6 +69,8 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     Raises:
         BudgetError: There is nothing that looks like a log, or something is said of a run that is not there.
     """
+    if arguments.out is not None and arguments.out.exists() and not arguments.out.is_dir():
+        raise BudgetError(f"--out {arguments.out}: is a file, and no folder")
     given = Given(
         table={} if arguments.runs is None else read_table(arguments.runs),
         every={name: value for of, name, value in arguments.constants if not of},
@@ -175,6 +177,8 @@ def _missing(patients: Sequence[Patient]) -> Iterable[str]:
         lacking = [p for p in patients if name in p.missing]
         choices = next((p.missing[name] for p in lacking if p.missing[name]), "VALUE")
         yield f"  {name:{width}}  {len(lacking):,} of {len(patients):,} runs  --set {name}={choices}"
+    if any(name.partition(".")[0] == "questions" for name in names):
+        yield "questions: how many problems each evaluation asks, however many responses each gets"
     if len(patients) > 1:
         yield "for one run alone: --set RUN:NAME=VALUE, with its name or the end of it"
 

@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,11 @@ class Given:
         return out
 
     def _found(self, name: str, runs: Sequence[Sequence[str]], others: Sequence[str], where: str) -> list[int]:
-        """The run of a name or of the end of one; none where it was not read."""
+        """The run of a name, of the end of one, or else of a short one; none where it was not read."""
         exact = [k for k, own in enumerate(runs) if name in own]
-        found = exact or [k for k, own in enumerate(runs) if any(_is(name, other) for other in own)]
-        if len(found) == 1 or (not found and any(_is(name, other) for other in others)):
+        ends = [k for k, own in enumerate(runs) if any(_is(name, other) for other in own)]
+        found = exact or ends or [k for k, own in enumerate(runs) if any(_is(name, _short(other)) for other in own)]
+        if len(found) == 1 or (not found and any(_is(name, end) for other in others for end in (other, _short(other)))):
             return found
         known = [runs[k][0] for k in found] or [own[0] for own in runs]
         more = f", … ({len(known)})" if len(known) > MOST_LISTED else ""
@@ -91,6 +93,12 @@ def _is(name: str, run: str) -> bool:
     """Return whether a name is that of a run or the end of its path."""
     name, run = name.replace("\\", "/"), run.replace("\\", "/")
     return run == name or run.endswith(f"/{name}")
+
+
+def _short(run: str) -> str:
+    """The name that its logger gave a run of several, as in ``trackio.db (n4)``, or a file's without its suffix."""
+    given = re.search(r" \(([^()]+)\)$", run)
+    return given[1] if given else run.removesuffix(Path(run).suffix)
 
 
 def read_table(path: Path) -> dict[str, dict[str, str]]:
@@ -238,13 +246,18 @@ def _refuse_unused(patients: Sequence[Patient], given: Given, said: Sequence[Map
     for patient, own in zip(patients, said, strict=True):
         unused = sorted(own.keys() - given.every.keys() - patient.read) if patient.read else []
         if unused:
-            raise BudgetError(
-                f"{patient.name}: is not read by a setting {unused[0]}; there are {', '.join(sorted(patient.read))}"
-            )
+            raise BudgetError(f"{patient.name}: is not read by a setting {unused[0]}; {_near(unused[0], patient.read)}")
     read = frozenset[str]().union(*(patient.read for patient in patients))
     unused = sorted(given.every.keys() - read)
     if unused and patients and all(patient.read for patient in patients):
-        raise BudgetError(f"no run is read by a setting {unused[0]}; there are {', '.join(sorted(read))}")
+        raise BudgetError(f"no run is read by a setting {unused[0]}; {_near(unused[0], read)}")
+
+
+def _near(name: str, known: frozenset[str]) -> str:
+    """The settings that are probably meant, or all of them."""
+    ends = sorted(k for k in known if k.endswith(f".{name}"))
+    near = ends or get_close_matches(name, known, cutoff=0.8)
+    return f"perhaps {' or '.join(near)} is meant" if near else f"there are {', '.join(sorted(known))}"
 
 
 def to_be_filled_in(patients: Sequence[Patient]) -> str:

@@ -112,6 +112,8 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     """
     chosen = {key: getattr(arguments, key) for key in ("form", "points", "bin_width", "window")}
     given = {key: value for key, value in chosen.items() if value is not None}
+    if arguments.out.exists() and not arguments.out.is_dir():
+        raise FrontierError(f"--out {arguments.out}: is a file, and no folder")
     if arguments.seed < 0:
         raise FrontierError(f"the seed is {arguments.seed}; it must be 0 or more")
     if arguments.method == "paper":
