@@ -84,8 +84,13 @@ def _tables_of(source: str | Path) -> list[str | Path]:
     # One written in both formats is one table.
     ours = [f for f in ours if f.suffix == ".parquet" or f.with_suffix(".parquet") not in ours]
     tables_of = [file for file in ours if _is_table(file)]
+    if not named and not tables_of:
+        raise FrontierError(
+            f"{source}: the folder holds no evals.parquet or evals.csv; of trainers' logs "
+            f"`isocompute-budget doctor {source} --out TABLES` makes one"
+        )
     if not named:
-        return [*tables_of] or [source]
+        return [*tables_of]
     if tables_of:
         names = ", ".join(file.name for file in tables_of)
         said = f"{source}: evals counts, and these tables of evaluations do not, unless they are named: {names}"
