@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers.evals import ingest
-from isocompute.budget.trainers.registry import convert, read
+from isocompute.budget.trainers.evals import ingest, progress_of
+from isocompute.budget.trainers.logs.sources import read_logs
+from isocompute.budget.trainers.registry import convert, read, trainer
 from isocompute.budget.trainers.settings import Parallelism
 from reading_logs import FIXTURES, QUESTIONS, ingested, lines, needed, rollouts, run_of, settings
 
@@ -290,6 +291,13 @@ def test_a_variable_of_the_evaluation_can_be_named(tmp_path):
         assert ingested(tmp_path, "verl", log, config, **said)[0]["avg_at_4"].to_list() == [rate]
 
 
+def counted(path, config):
+    """The rollouts of each step of a run of veRL's."""
+    known = trainer("verl")
+    (log,) = read_logs(str(path), known.logs.layout)
+    return progress_of(known, log, config, {})[0]
+
+
 @quick
 @given(
     sizes=st.tuples(whole, whole, whole, whole, whole),
@@ -325,6 +333,8 @@ def test_steps_of_a_fully_asynchronous_run_are_versions_of_the_parameters(sizes,
     with TemporaryDirectory() as folder:
         log = lines(Path(folder) / "log.jsonl", rows)
         evals, _ = ingest("verl", [str(log)], config=lines(Path(folder) / "config.json", [config]), constants=given)
+        counts = counted(log, config)
+    assert (counts.plain, counts.points[-1].step) == (len(ahead) * each * n, truth[-1][0])
     assert evals["step"].to_list() == [step for step, _ in truth]
     assert evals["problems_per_batch"].unique().to_list() == [mini]
     off = [abs(found - made) for found, (_, made) in zip(evals["rollouts"], truth, strict=True)]

@@ -60,7 +60,7 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
             points.append(tally.progress(logged=step, step=step * updates))
     last, n = points[-1] if points else None, settings.required(f"{ROLLOUT}.n")
     if _is_fully_async(settings):
-        plain = (last.step if last else 0) * (batching.batch_rollouts or 0)
+        plain = (last.logged if last else 0) * (batching.batch_rollouts or 0)
         return StepCounts.of(points, tally.per_step, plain=plain)
     problems = settings.required("data.train_batch_size")
     prompts = (last.rollouts if last else 0) // (n + batching.baseline_rollouts)
