@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
@@ -195,3 +195,31 @@ def test_the_number_of_problems_follows_from_the_responses_of_an_evaluation(tmp_
     (tmp_path / "log.jsonl").write_text(json.dumps(row) + "\n")
     (tmp_path / "config.json").write_text(json.dumps(off))
     assert ingest("openrlhf", [str(tmp_path / "log.jsonl")], config=tmp_path / "config.json")[0]["questions"][0] == 30
+
+
+@quick
+@given(seed=st.integers(0, 10**6), problems=st.integers(3, 60), times=st.integers(1, 4))
+def test_a_short_last_batch_is_within_the_error_where_nothing_shows_it(seed, problems, times):
+    rows, truth = episodes(seed, problems, times, n=8, batch=16, passing=1)
+    known = {**NESTED, "algo.dynamic_filtering_enable": False, "train.num_episodes": times}
+    with TemporaryDirectory() as folder:
+        log = "".join(json.dumps(row) + "\n" for row in rows)
+        evals, _ = ingested(Path(folder), "openrlhf", log, known)
+    off = [abs(a - b) for a, b in zip(evals["rollouts"], truth, strict=True)]
+    assert all(a <= b for a, b in zip(off, evals["rollouts_error"], strict=True))
+
+
+@quick
+@given(left=st.integers(2, 15), likely=st.integers(16, 24), times=st.integers(2, 4))
+def test_what_an_episodes_end_dropped_is_counted_where_the_prompts_are_known(left, likely, times):
+    # Each episode fills one batch; the prompts that are left fill none, since one of them is filtered. As many prompts
+    # may have been a short batch of this pass rate, too.
+    assume(all(abs(accepted * likely / 16 - left) > 0.01 for accepted in range(1, left + 1)))
+    problems, rate = likely + left, {"train/dynamic_filtering_pass_rate": 100 * 8 * 16 / likely}
+    rows = [row for step in range(1, times + 1) for row in ({"train/global_step": step, **rate}, evaluated(step))]
+    truth = [8 * (problems * (step - 1) + likely) for step in range(1, times + 1)]
+    assert rollouts("openrlhf", rows, NESTED, problems=str(problems)) == truth
+
+
+def evaluated(step):
+    return {"eval/global_step": step, "eval/eval_math_pass1": 0.5}

@@ -211,6 +211,27 @@ def test_logs_that_several_loggers_kept_of_one_run_are_named(tmp_path):
         assert "n = 5," in said(tmp_path, *sets(), "--set", f"{path}:actor_rollout_ref.rollout.n=5")[1]
 
 
+@given(lost=st.lists(st.sampled_from(["both", "a", "b"]), min_size=4, max_size=12), data=st.data())
+def test_what_one_of_two_loggers_lacks_is_read_of_the_other(lost, data):
+    rows = [
+        {"step": step, "data": {"training/global_step": step, "response_length/mean": 100.0 + step}}
+        for step in range(1, len(lost) + 1)
+    ]
+    for row in rows:
+        row["data"]["val-core/set/acc/mean@2"] = data.draw(st.integers(0, 100)) / 100
+    with TemporaryDirectory() as folder:
+        for name in ("a", "b"):
+            # The first two entries are in both, so that they are seen to be of one run.
+            kept = [
+                {**row, "data": {k: v for k, v in row["data"].items() if where in ("both", name) or "val" not in k}}
+                for row, where in zip(rows, ["both", "both", *lost[2:]], strict=True)
+            ]
+            lines(Path(folder) / f"{name}.jsonl", kept)
+        (patient,) = examine([folder], Given(every=GIVEN)).patients
+        scores = [row["avg_at_2"] for row in patient.rows]
+    assert scores == [row["data"]["val-core/set/acc/mean@2"] for row in rows]
+
+
 def test_two_runs_that_logged_the_same_are_two_where_their_seeds_differ(tmp_path):
     for seed in "12":
         write(tmp_path, f"{seed}/run.jsonl")

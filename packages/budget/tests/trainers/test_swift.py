@@ -116,3 +116,10 @@ def test_micro_batches_are_one_unless_they_are_set():
     assert (found.problems_per_batch, found.rollouts_per_problem) == (4, 4)
     launched = read("swift", {"num_generations": 4, "gradient_accumulation_steps": 8, "NPROC_PER_NODE": 4, "NNODES": 2})
     assert launched.world_size == 8
+
+
+def test_the_megatron_trainer_is_named(tmp_path):
+    log = lines(tmp_path / "logging.jsonl", [{"iteration": "1/9", "train_speed(s/it)": 2.0, "eval_reward": 0.5}])
+    config = lines(tmp_path / "args.json", [{"rlhf_type": "grpo", "num_generations": 4, "train_iters": 9}])
+    with pytest.raises(BudgetError, match="Megatron"):
+        ingest("swift", [str(log)], config=config)

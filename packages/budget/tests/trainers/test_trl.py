@@ -2,6 +2,9 @@
 
 import json
 import random
+from operator import mul
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
@@ -12,7 +15,7 @@ from isocompute.budget.trainers.evals import ingest, rows_of
 from isocompute.budget.trainers.logs.log import Log
 from isocompute.budget.trainers.registry import convert, trainer
 from isocompute.budget.trainers.settings import MissingSettingError
-from reading_logs import FIXTURES, QUESTIONS, TRL, ingested, rollouts, run_of, settings
+from reading_logs import FIXTURES, QUESTIONS, TRL, ingested, lines, rollouts, run_of, settings
 from trl_runs import grpo
 
 whole = st.integers(1, 4)
@@ -215,3 +218,78 @@ def test_a_mean_over_the_responses_that_were_scored_is_not_over_all_problems(hal
         metrics[1]["eval_reward"] = 0.25 * row["eval_rewards/math/mean"] + row["eval_rewards/code/mean"]
     found, _ = rows_of(trainer("trl"), log, {**TRL, "reward_weights": [0.25, 1.0]}, {"metric": "math"})
     assert {row["questions"] for row in found} == {questions}
+
+
+def evaluated_run(rng, functions, logged_sum):
+    """Rows of a run of several reward functions, evaluated every other step, as today's releases name its metrics."""
+    rows = []
+    for step in range(1, 7):
+        rows.append({"step": step, "loss": 0.1, "num_tokens": 16 * 20 * step, "completions/mean_length": 7.0})
+        if step % 2 == 0:
+            means = {name: rng.randint(0, 64) / 64 for name in functions}
+            each = {f"eval_rewards/{name}/mean": mean for name, mean in means.items()}
+            took = {"eval_runtime": 2.0, "eval_samples_per_second": 8.0}
+            rows.append({"step": step, **each, "eval_reward": logged_sum(list(means.values())), **took})
+    return rows
+
+
+def joined(rows):
+    """Metrics by step."""
+    steps = {}
+    for row in rows:
+        steps.setdefault(row["step"], {}).update({key: value for key, value in row.items() if key != "step"})
+    return sorted(steps.items())
+
+
+FUNCTIONS = st.lists(st.from_regex(r"[a-z]{1,6}(?:_reward|_rewards|_ok)?", fullmatch=True), min_size=1, unique=True)
+
+
+@quick
+@given(FUNCTIONS, st.integers(0, 10**6))
+def test_metrics_as_releases_up_to_0_16_name_them_are_read_as_todays(functions, seed):
+    rows = evaluated_run(random.Random(seed), functions, sum)
+    former = [
+        {("completion_length" if "mean_length" in k else k.removesuffix("/mean")): v for k, v in row.items()}
+        for row in rows
+    ]
+    named = {"metric": functions[0], "questions": "16"}
+    with TemporaryDirectory() as today, TemporaryDirectory() as before:
+        tables = [
+            ingest("trl", [str(lines(Path(folder) / "log.jsonl", each))], config=config, constants=named)[0]
+            for folder, each in ((today, rows), (before, former))
+            if (config := lines(Path(folder) / "config.json", [TRL]))
+        ]
+    assert tables[0].drop("run_id").equals(tables[1].drop("run_id"))
+    assert tables[1]["problem_set"].unique().to_list() == ["eval"]
+    assert tables[1]["tokens"].to_list() == [7 * 16 * step for step in (2, 4, 6)]
+
+
+def test_releases_of_which_no_token_count_says_what_a_batch_counts_are_refused(tmp_path):
+    rows = [{"step": step, "loss": 0.1, "completion_length": 7.0, "eval_reward": 0.5} for step in (1, 2)]
+    with pytest.raises(BudgetError, match="per_device_train_batch_size"):
+        ingested(tmp_path, "trl", "".join(json.dumps(row) + "\n" for row in rows), TRL)
+
+
+@quick
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=4), st.booleans(), st.integers(0, 10**6))
+def test_a_sum_without_weights_is_of_all_responses_as_one_with_them(weights, weighted, seed):
+    weights = [weight / 10 for weight in weights]
+    of = weights if weighted else [1.0] * len(weights)
+    rows = evaluated_run(random.Random(seed), "abcd"[: len(weights)], lambda means: sum(map(mul, of, means)))
+    log = Log(name="a run", rows=joined(rows))
+    found, _ = rows_of(trainer("trl"), log, {**TRL, "reward_weights": weights}, {"metric": "a"})
+    assert {row["questions"] for row in found} == {16}
+
+
+@quick
+@given(st.sets(st.integers(1, 3)), st.integers(0, 10**6))
+def test_evaluations_without_a_value_of_the_metric_are_counted_and_said(without, seed):
+    rows = evaluated_run(random.Random(seed), ["a"], sum)
+    for row in rows:
+        if "eval_reward" in row and row["step"] // 2 in without:
+            del row["eval_rewards/a/mean"]
+    if len(without) == 3:
+        return
+    found, notes = rows_of(trainer("trl"), Log(name="a run", rows=joined(rows)), TRL, {"questions": "16"})
+    said = [note for note in notes if "eval_rewards/a/mean" in note and f"{len(without)} of 3" in note]
+    assert (len(found), len(said)) == (3 - len(without), int(bool(without)))

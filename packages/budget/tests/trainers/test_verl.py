@@ -3,16 +3,18 @@
 import json
 import random
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers.evals import ingest
-from isocompute.budget.trainers.registry import convert, read
+from isocompute.budget.trainers.evals import ingest, progress_of
+from isocompute.budget.trainers.logs.sources import read_logs
+from isocompute.budget.trainers.registry import convert, read, trainer
 from isocompute.budget.trainers.settings import Parallelism
-from reading_logs import FIXTURES, QUESTIONS, ingested, needed, rollouts, run_of, settings
+from reading_logs import FIXTURES, QUESTIONS, ingested, lines, needed, rollouts, run_of, settings
 
 whole = st.integers(1, 4)
 quick = profile(max_examples=40, deadline=None)
@@ -287,3 +289,64 @@ def test_a_variable_of_the_evaluation_can_be_named(tmp_path):
     for said, rate in (({}, 0.5), ({"metric": "reward"}, 0.25), ({"metric": "strict"}, 0.75)):
         log = json.dumps({"step": 0, **row}) + "\n"
         assert ingested(tmp_path, "verl", log, config, **said)[0]["avg_at_4"].to_list() == [rate]
+
+
+def counted(path, config):
+    """The rollouts of each step of a run of veRL's."""
+    known = trainer("verl")
+    (log,) = read_logs(str(path), known.logs.layout)
+    return progress_of(known, log, config, {})[0]
+
+
+@quick
+@given(
+    sizes=st.tuples(whole, whole, whole, whole, whole),
+    stale=st.floats(0, 1),
+    ahead=st.lists(st.floats(0, 1), min_size=2, max_size=8),
+    logged=st.data(),
+)
+def test_steps_of_a_fully_asynchronous_run_are_versions_of_the_parameters(sizes, stale, ahead, logged):
+    mini, fetches, batches, n, epochs = sizes
+    each = mini * fetches * batches
+    rows, truth = [], []
+    for version, share in enumerate(ahead, 1):
+        made = version * each + int(share * (1 + stale) * each)
+        # It is counted before the last fetch was whole, from the start of the process, and not in every row.
+        count = logged.draw(st.integers(made - mini * batches, made) | st.integers(0, each) | st.none())
+        data = {"training/global_step": version * fetches, "response_length/mean": 9.0}
+        data |= {} if count is None else {"fully_async/count/total_generated_samples": max(count, 0)}
+        if version == len(ahead) or logged.draw(st.booleans()):
+            rows.append({"step": version, "data": {**data, "val-core/m/acc/mean@4": 0.5}})
+            truth.append((version * fetches * batches * epochs, made * n))
+    config = {
+        "data.train_batch_size": 0,
+        "data.gen_batch_size": 1,
+        "actor_rollout_ref.rollout.n": n,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": mini,
+        "actor_rollout_ref.actor.ppo_epochs": epochs,
+        "async_training.trigger_parameter_sync_step": fetches,
+        "async_training.require_batches": batches,
+        "async_training.staleness_threshold": stale,
+        "trainer.nnodes": 1,
+    }
+    given = {"same_before": "true", **QUESTIONS}
+    with TemporaryDirectory() as folder:
+        log = lines(Path(folder) / "log.jsonl", rows)
+        evals, _ = ingest("verl", [str(log)], config=lines(Path(folder) / "config.json", [config]), constants=given)
+        counts = counted(log, config)
+    assert (counts.plain, counts.points[-1].step) == (len(ahead) * each * n, truth[-1][0])
+    assert evals["step"].to_list() == [step for step, _ in truth]
+    assert evals["problems_per_batch"].unique().to_list() == [mini]
+    off = [abs(found - made) for found, (_, made) in zip(evals["rollouts"], truth, strict=True)]
+    assert all(a <= b for a, b in zip(off, evals["rollouts_error"], strict=True))
+
+
+def test_the_batch_of_a_fully_asynchronous_run_is_read_of_its_own_settings():
+    run = read(
+        "verl",
+        settings(
+            "data.train_batch_size=0 actor_rollout_ref.rollout.n=8 rollout.total_rollout_steps=4096 "
+            "actor_rollout_ref.actor.ppo_mini_batch_size=16 async_training.trigger_parameter_sync_step=4"
+        ),
+    )
+    assert (run.problems_generated, run.generations, run.problems_per_batch, run.update_steps) == (64, 64, 16, 256)

@@ -15,7 +15,7 @@ import polars as pl
 from ..contract import tables
 from ..errors import BudgetError
 from .counting import LARGEST_COUNT, LoggedEvaluation, StepCounts
-from .logs.log import Log, flat, join
+from .logs.log import EVALUATED, Log, flat, join
 from .logs.sources import read_logs
 from .registry import TRAINERS, trainer
 from .rewards import success_rates
@@ -131,6 +131,7 @@ def rows_of(
         _refuse_unused(known, settings, given)
     if not evaluations:
         return [], []
+    settings.notes += _without_value(log, reader, evaluations)
     n, problems = batching.rollouts_per_problem, batching.problems_per_batch
     if n is None or problems is None:
         # Readers ask for what they need, so this is what only the settings could say; no steps follow from them here.
@@ -177,6 +178,17 @@ def progress_of(
     settings.read.update(key for key in given if key.startswith("questions."))
     _refuse_unused(known, settings, given)
     return progressed, settings, batching
+
+
+def _without_value(log: Log, reader: LogReader, evaluations: Sequence[LoggedEvaluation]) -> list[str]:
+    """Say how many evaluations have no value of the metric that is read: it was NaN there, or not logged."""
+    needed = reader.layout.needed
+    evaluated = [any(EVALUATED.match(name) and needed.match(name) for name in m) for _, m in log.rows].count(True)
+    lacking = evaluated - len({e.step for e in evaluations})
+    if lacking <= 0 or any(e.split == "train" for e in evaluations):
+        return []
+    metrics = ", ".join(sorted({e.metric for e in evaluations if e.metric}))
+    return [f"{lacking} of {evaluated} evaluations {'has' if lacking == 1 else 'have'} no value of {metrics}: left out"]
 
 
 def _refuse_unused(known: Trainer, settings: Settings, given: Mapping[str, str]) -> None:

@@ -11,13 +11,15 @@ underscores only.
 ``train/global_step`` counts rollout batches. An episode's last batch may hold fewer prompts: of a pass rate of 60 % it
 may have been 12 of 20, or 3 of 5. Up to 0.9.8 ``train/dynamic_filtering_pass_rate`` is the percentage of
 prompts (or of responses, alike) that passed; since 0.9.9 it is the responses that passed per 100 prompts, so n times as
-large.
+large. Up to 0.11 an episode that ends while a filtered prompt waits for its replacement drops the whole batch, of which
+nothing is logged.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 
 from ..errors import BudgetError
 from .counting import LARGEST_COUNT, LoggedEvaluation, Spread, StepCounts, Tally, lengths
@@ -193,7 +195,7 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     return StepCounts.of(points, tally.per_step, plain=points[-1].logged * problems * n if points else 0)
 
 
-def _counting(log: Log, settings: Settings) -> tuple[Tally, Mapping[int, tuple[int, int]], int]:
+def _counting(log: Log, settings: Settings) -> tuple[Tally, Mapping[int, tuple[int | None, int]], int]:
     """The run's count, the rollouts that are logged of steps with their errors, and the optimizer steps of a step."""
     n = settings.required("rollout.n_samples_per_prompt", "n_samples_per_prompt")
     problems = settings.required("rollout.batch_size", "rollout_batch_size")
@@ -204,21 +206,35 @@ def _counting(log: Log, settings: Settings) -> tuple[Tally, Mapping[int, tuple[i
     if settings.problems is None:
         settings.notes.append("an episode's last batch may hold fewer prompts; give --set problems=NUMBER to count it")
     if share is not None:
-        settings.notes.append(f"rollouts count what dynamic filtering threw away, from {RATE}")
+        dropped = "" if settings.problems else "; a batch that an episode's end dropped (up to 0.11) is not logged"
+        settings.notes.append(f"rollouts count what dynamic filtering threw away, from {RATE}{dropped}")
         return tally, _taken(log, settings.problems, n, problems, share), updates
     if settings.problems and settings.problems % problems:
         tally.episode = -(-settings.problems // problems), (problems - settings.problems % problems) * n
-    return tally, {}, updates
+    return tally, {} if settings.problems else _short(log, settings, (problems - 1) * n), updates
 
 
-def _taken(log: Log, whole: int | None, n: int, batch: int, share: float) -> dict[int, tuple[int, int]]:
+def _short(log: Log, settings: Settings, most: int) -> dict[int, tuple[int | None, int]]:
+    """By how many rollouts steps may be wrong because they may end an episode, where its prompts are not known.
+
+    Args:
+        most: What a last batch may lack.
+    """
+    steps = sorted({step for step, _ in log.rows if step})
+    episodes = settings.whole("train.num_episodes", "num_episodes") or 1
+    length = -(-steps[-1] // episodes) if steps else 1
+    ends = [(step, step // length - before // length) for before, step in pairwise([0, *steps])]
+    return {step: (None, ended * most) for step, ended in ends if ended}
+
+
+def _taken(log: Log, whole: int | None, n: int, batch: int, share: float) -> dict[int, tuple[int | None, int]]:
     """Rollouts of each step by its pass rate, and by how much they may be wrong: a short batch has several shares.
 
     Args:
         whole: Prompts of an episode, where they are known.
         share: The pass rate where every prompt passes.
     """
-    counts: dict[int, tuple[int, int]] = {}
+    counts: dict[int, tuple[int | None, int]] = {}
     left = whole
     for step, metrics in log.rows:
         if metrics.get(RATE, 0.0) <= 0:
@@ -231,10 +247,16 @@ def _taken(log: Log, whole: int | None, n: int, batch: int, share: float) -> dic
         fitting = [
             round(k / passed) for k in range(1, batch) if abs(k / passed - round(k / passed)) < 1e-4 * k / passed
         ]
-        if abs(likely - round(likely)) < 1e-4 * likely and (left is None or likely <= left):
+        full = abs(likely - round(likely)) < 1e-4 * likely
+        if full and (left is None or likely <= left):
             few = many = round(likely)
         elif left in fitting:
             few = many = left
+        elif full and left is not None and whole is not None and likely <= whole:
+            # All that was left was sampled, if not to its end, and dropped with the batch that it did not fill.
+            counts[step] = (round(likely) + left) * n, (left - 1) * n
+            left = whole - round(likely) or whole
+            continue
         else:
             few, many = (min(fitting), max(fitting)) if fitting else (int(likely), int(likely) + 1)
         left = None if left is None or whole is None or few != many or many > left else (left - many) or whole

@@ -432,16 +432,17 @@ def reader_names(known: Trainer) -> Sequence[str]:
 
 
 def once(logs: Sequence[Log], reader: LogReader) -> list[Log]:
-    """Merge logs of the same run: the longest one's rows, and all configurations."""
+    """Merge logs of the same run: the longest one's rows, what only the others have of them, and all configurations."""
     out: list[Log] = []
     for log in sorted(logs, key=lambda log: -len(log.rows)):
         same = next((k for k, other in enumerate(out) if _same(other, log, reader)), None)
         if same is None:
             out.append(log)
         else:
-            saved = {s: {k: v for k, v in m.items() if k.startswith("trainer_state.")} for s, m in log.rows}
-            rows = {s: {**saved.get(s, {}), **m} for s, m in out[same].rows}
-            rows = {**{s: m for s, m in saved.items() if m}, **rows}
+            # A logger may have been killed before its last entry, an evaluation, was written.
+            kept = re.compile(rf"trainer_state\.|{reader.layout.needed.pattern}")
+            rows = {s: own for s, m in log.rows if (own := {k: v for k, v in m.items() if kept.match(k)})}
+            rows |= {s: {**rows.get(s, {}), **m} for s, m in out[same].rows}
             config = {**log.config, **out[same].config}
             also = (*out[same].also, log.name, *log.also)
             out[same] = replace(out[same], config=config, rows=sorted(rows.items()), also=also)

@@ -12,7 +12,8 @@ Read in ``swift/rlhf_trainers/{grpo_trainer,args_mixin}.py``, ``swift/trainers/{
   spread of rewards; how many is not logged, and the lengths are of what was kept.
 * Lengths are of the tokens that are trained on, so tool output is not among them.
 
-Its Megatron trainer has other settings, and its logs are not read.
+Its Megatron trainer writes ``iteration`` where this one writes ``global_step/max_steps``; it has other settings, and
+its logs are refused.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from ..errors import BudgetError
 from . import trl
 from .counting import LoggedEvaluation, StepCounts
 from .logs.log import Log
@@ -61,6 +63,11 @@ def parse(settings: Settings) -> Batching:
             added[name] = 1
             settings.notes.append(f"{name} is not set; the default of 1 is assumed")
     settings.values = {**settings.values, **added}
+    if settings.find("train_iters")[1] is not None:
+        raise BudgetError(
+            f"{settings.where}: is of ms-swift's Megatron trainer (train_iters), whose batches are other settings: its "
+            "logs are not read"
+        )
     if settings.is_on("dynamic_sample"):
         settings.notes.append("dynamic_sample generates more than B_p · n · M rollouts; how many is not logged")
     return trl.parse(settings)
@@ -127,7 +134,7 @@ SWIFT = Trainer(
     write=write,
     parse=parse,
     logs=LogReader(
-        layout=replace(trl.LOGS.layout, steps=("global_step/max_steps", *trl.LOGS.layout.steps)),
+        layout=replace(trl.LOGS.layout, steps=("global_step/max_steps", "iteration", *trl.LOGS.layout.steps)),
         marks=re.compile(r"train_speed\((?:s/it|iter/s)\)$|rlhf_type$|dynamic_sample$"),
         seeds=trl.LOGS.seeds,
         learning_rates=trl.LOGS.learning_rates,

@@ -12,6 +12,9 @@ Read in ``trl/trainer/grpo_config.py`` and ``grpo_trainer.py`` of 1.16 and ``tra
 * ``num_tokens`` and ``completions/mean_length`` are logged exactly in the steps that generated, as means over the
   generation batches since the last entry; ``num_tokens`` is cumulative and counts the prompt of every completion.
 * Evaluations log TRL's metrics under one name, whatever the evaluation set; the set is in the names of Trainer's own.
+* ``reward`` is the sum of the functions without their weights, and with them since 1.0. Up to 0.16 a function's mean
+  was ``rewards/NAME`` and the length ``completion_length``; ``num_tokens`` came with 0.16. Releases before it are
+  refused, since 0.14 counted prompts in ``per_device_train_batch_size``.
 """
 
 from __future__ import annotations
@@ -196,6 +199,11 @@ def _following(log: Log, logged: Sequence[int], schedules: Sequence[Schedule]) -
 
 def count(log: Log, settings: Settings) -> tuple[Generated, Sequence[Schedule]]:
     """Count what a run generated, by optimizer step, and return the schedules by which it may have."""
+    if any(FORMER_LENGTH in metrics for _, metrics in log.rows):
+        raise BudgetError(
+            f"{log.name}: logs {FORMER_LENGTH} without {TOKENS}, as TRL did before 0.16: whether its "
+            "per_device_train_batch_size counts prompts (0.14) or completions (0.15) is not known, so it is not read"
+        )
     settings.required("per_device_train_batch_size", "trainer_state.train_batch_size", default=8)
     accumulated = settings.required("gradient_accumulation_steps", default=1)
     known = Settings(values=settings.values, where=settings.where, given=settings.given)
@@ -224,6 +232,9 @@ def count(log: Log, settings: Settings) -> tuple[Generated, Sequence[Schedule]]:
     return counted, schedules
 
 
+FORMER_LENGTH = "completion_length"
+FORMER = re.compile(rf"^((?:eval_(?:[^/]+_)?)?)(?:{FORMER_LENGTH}|(rewards/[^/]+))$")
+"""Names of metrics up to 0.16."""
 RUNTIME = re.compile(r"eval[_/](?:(?P<set>.+)_)?runtime$")
 
 
@@ -304,6 +315,8 @@ def parse(settings: Settings) -> Batching:
 def entry(metrics: Mapping[str, float]) -> Mapping[str, float]:
     """One entry with Trainer's names in the form of its own state, and its evaluation set in TRL's metrics."""
     plain = {re.sub(r"^train/|^eval/", lambda m: "" if m[0] == "train/" else "eval_", k): v for k, v in metrics.items()}
+    length = LENGTH if TOKENS in plain else FORMER_LENGTH
+    plain = {FORMER.sub(lambda m: m[1] + (f"{m[2]}/mean" if m[2] else length), k): v for k, v in plain.items()}
     sets = {match["set"] for key in plain if (match := RUNTIME.match(key)) and match["set"]}
     if len(sets) != 1:
         return plain
@@ -322,7 +335,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     """
     training = settings.is_on("train_reward")
     names = {k for _, metrics in log.rows for k in metrics}
-    prefixes = {""} if training else {m[1] for k in names if (m := re.match(r"(eval_(?:.+_)?)rewards?(?:/.*)?$", k))}
+    prefixes = {""} if training else {m[1] for k in names if (m := re.match(r"(eval_(?:[^/]+_)?)rewards?(?:/.*)?$", k))}
     logged = {prefix: _metric(settings, prefix, names, log.name) for prefix in sorted(prefixes)}
     known = {prefix: name for prefix, name in logged.items() if name in names}
     if logged and not known and settings.text("metric"):
@@ -393,7 +406,8 @@ def _scored_in_part(log: Log, settings: Settings, prefix: str) -> list[str]:
     given = (
         [float(w) for w in weights if isinstance(w, int | float)] if isinstance(weights, list) else [1.0] * len(names)
     )
-    orders = {*permutations(given)} if len(names) <= MOST_PERMUTED else {tuple(given)}
+    # Releases differ in whether the sum that is logged is weighted.
+    orders = {(1.0,) * len(names), *(permutations(given) if len(names) <= MOST_PERMUTED else [tuple(given)])}
     summed = any(
         all(
             isclose(m[total], sum(map(mul, order, (m[n] for n in sorted(names)))), rel_tol=1e-4, abs_tol=1e-4)
@@ -426,7 +440,7 @@ LOGS = LogReader(
     layout=LogLayout(
         steps=("train/global_step", "global_step", "step"),
         needed=re.compile(
-            r"(?:train/)?completions/mean_length$|(?:train/)?num_tokens$|eval[/_](?!runtime|.*per_second)"
+            r"(?:train/)?completion(?:s/mean)?_length$|(?:train/)?num_tokens$|eval[/_](?!runtime|.*per_second)"
         ),
         entry=entry,
     ),

@@ -11,6 +11,12 @@ The former trainer (``trainer.use_v1=False``) samples one greedy response for ea
 (``rollout.nnodes`` × ``rollout.n_gpus_per_node``). Logged are ``train/num_gen_batches`` (former) or what was evicted
 and discarded (``verl/trainer/ppo/v1/replay_buffer.py``): counts of prompts, in spite of their name, of which zeros are
 left out. Its best@k and worst@k resample with replacement.
+
+The fully asynchronous trainer (``verl/experimental/fully_async_policy``) wants ``data.train_batch_size=0``: a step that
+is logged is a version of the parameters, after ``async_training.trigger_parameter_sync_step`` fetches of
+``require_batches`` mini-batches; ``training/global_step`` counts the fetches.
+``fully_async/count/total_generated_samples`` counts the prompts that were answered before a sample of the last fetch;
+at most ``1 + staleness_threshold`` versions are ahead of training.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, Spread, StepCounts, Tally, best_samples, lengths
+from .counting import LARGEST_COUNT, LoggedEvaluation, Spread, StepCounts, Tally, best_samples, lengths
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
 from .trainer import LogReader, Trainer
@@ -37,6 +43,8 @@ EVICTED = (
     "training/off_policy/evicted_samples",
     "training/rollout_failure/evicted_samples",
 )
+ASYNC = "async_training"
+GENERATED = "fully_async/count/total_generated_samples"
 TRAINED = ("training/", "actor/", "critic/", "response_length/", "timing_s/")
 """Prefixes of metrics that only a training step logs, not an evaluation alone."""
 LENGTH = "response_length/mean"
@@ -48,9 +56,12 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     points = []
     for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
         if any(key.startswith(TRAINED) for key in metrics):
-            tally.advance(step, rollouts(metrics), length)
+            tally.advance(step, rollouts(step, metrics), length)
             points.append(tally.progress(logged=step, step=step * updates))
     last, n = points[-1] if points else None, settings.required(f"{ROLLOUT}.n")
+    if _is_fully_async(settings):
+        plain = (last.logged if last else 0) * (batching.batch_rollouts or 0)
+        return StepCounts.of(points, tally.per_step, plain=plain)
     problems = settings.required("data.train_batch_size")
     prompts = (last.rollouts if last else 0) // (n + batching.baseline_rollouts)
     counts = StepCounts.of(
@@ -68,17 +79,21 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
 
 def counting(
     log: Log, settings: Settings, batching: Batching
-) -> tuple[Tally, Callable[[Mapping[str, float]], int | None], int]:
+) -> tuple[Tally, Callable[[int, Mapping[str, float]], int | None], int]:
     """The run's count, the rollouts that a step's metrics say it generated, and the optimizer steps of each step."""
     n = settings.required(f"{ROLLOUT}.n")
-    problems = settings.required("data.train_batch_size")
     mini = settings.required(f"{ACTOR}.ppo_mini_batch_size")
+    if _is_fully_async(settings):
+        return _versions(log, settings, mini, n)
+    if settings.find("data.train_batch_size")[1] in (None, 0) and any(GENERATED in m for _, m in log.rows):
+        raise settings.missing(f"{ASYNC}.trigger_parameter_sync_step")
+    problems = settings.required("data.train_batch_size")
     updates = max(problems // mini, 1) * settings.required(f"{ACTOR}.ppo_epochs", default=1)
     _check_one_batch(log)
     prompts = _prompts(log, settings, problems)
     responses = n + batching.baseline_rollouts
 
-    def rollouts(metrics: Mapping[str, float]) -> int | None:
+    def rollouts(step: int, metrics: Mapping[str, float]) -> int | None:
         own = prompts.count(metrics)
         return None if own is None else own * responses
 
@@ -87,6 +102,46 @@ def counting(
         where=log.name, per_step=settings.whole("rollouts_per_step") or per_step, reason_unknown=prompts.reason_unknown
     )
     return tally, rollouts, updates
+
+
+def _is_fully_async(settings: Settings) -> bool:
+    """Return whether the settings are of the fully asynchronous trainer."""
+    return bool(settings.matching(rf"{ASYNC}\..*"))
+
+
+def _fetches(settings: Settings) -> tuple[int, int]:
+    """How often the fully asynchronous trainer fetches for a version of the parameters, and mini-batches of each."""
+    fetches = settings.whole(f"{ASYNC}.trigger_parameter_sync_step", default=4) or 4
+    return fetches, settings.whole(f"{ASYNC}.require_batches", default=1) or 1
+
+
+def _versions(
+    log: Log, settings: Settings, mini: int, n: int
+) -> tuple[Tally, Callable[[int, Mapping[str, float]], int | None], int]:
+    """The count of a fully asynchronous run, whose steps are versions of the parameters."""
+    fetches, batches = _fetches(settings)
+    each = mini * fetches * batches * n
+    given = settings.whole("rollouts_per_step")
+    tally = Tally(where=log.name, per_step=given or each, reason_unknown="")
+    stale = settings.find(f"{ASYNC}.staleness_threshold")[1]
+    settings.notes.append(
+        f"each step is a version of the parameters, of {each:,} responses; as many as may have been generated ahead of "
+        "them are the count's error"
+    )
+
+    def rollouts(step: int, metrics: Mapping[str, float]) -> int | None:
+        if given is not None or step <= tally.step:
+            return None
+        # What waits to be trained on is bounded, not logged.
+        tally.rollouts_error = int((1 + (stale if isinstance(stale, int | float) else 0.1)) * each)
+        generated = metrics.get(GENERATED)
+        if generated is None or not 0 <= generated * n < LARGEST_COUNT:
+            return None
+        # A run that was resumed counts anew.
+        total = max(int(generated) * n, step * each)
+        return max(total - tally.rollouts - (step - tally.step - 1) * each, 0)
+
+    return tally, rollouts, fetches * batches * settings.required(f"{ACTOR}.ppo_epochs", default=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,9 +306,11 @@ def _parallel(run: RunPlan) -> dict[str, Value]:
 
 def parse(settings: Settings) -> Batching:
     """Interpret veRL's settings."""
-    problems = settings.whole("data.train_batch_size", default=1024)
     n = settings.whole(f"{ROLLOUT}.n", default=1)
     mini = settings.whole(f"{ACTOR}.ppo_mini_batch_size", default=256)
+    if _is_fully_async(settings):
+        return _parse_fully_async(settings, mini, n)
+    problems = settings.whole("data.train_batch_size", default=1024)
     passes = settings.whole(f"{ACTOR}.ppo_epochs") or 1
     nodes = settings.whole("trainer.nnodes", default=1)
     per_node = settings.whole("trainer.n_gpus_per_node", default=8)
@@ -324,6 +381,31 @@ def parse(settings: Settings) -> Batching:
     )
 
 
+def _parse_fully_async(settings: Settings, mini: int | None, n: int | None) -> Batching:
+    """Interpret the settings of the fully asynchronous trainer."""
+    fetches, batches = _fetches(settings)
+    passes = settings.whole(f"{ACTOR}.ppo_epochs") or 1
+    prompts = settings.whole("rollout.total_rollout_steps")
+    if prompts is None:
+        settings.note_missing("update steps", "rollout.total_rollout_steps")
+    nodes = settings.whole("trainer.nnodes", default=1)
+    world = settings.product(nodes, settings.whole("trainer.n_gpus_per_node", default=8))
+    problems = settings.product(mini, fetches, batches)
+    settings.notes.append(
+        "the fully asynchronous trainer generates ahead of the steps it takes, on further devices: up to "
+        "1 + staleness_threshold versions of the parameters"
+    )
+    return settings.batching(
+        problems_generated=problems,
+        rollouts_per_problem=n,
+        generations=prompts // problems if prompts and problems else None,
+        updates=fetches * batches * passes,
+        passes=passes,
+        world_size=world,
+        data_parallel=_engine(settings, world)[1],
+    )
+
+
 def _check_micro_batch(settings: Settings, of: Mapping[str, int | None], n: int | None, ranks: int | None) -> None:
     """Note a micro-batch that does not divide a rank's share of the parts that veRL checks.
 
@@ -375,7 +457,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     for (step, metrics), length in zip(log.rows, _model_lengths(log, settings), strict=True):
         if step > max(scored):
             break
-        tally.advance(step, rollouts(metrics), length)
+        tally.advance(step, rollouts(step, metrics), length)
         for source, scores in scored.get(step, {}).items():
             if any(name.endswith("_biased") for name in scores):
                 settings.notes.append(BIASED)
