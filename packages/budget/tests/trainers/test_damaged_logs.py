@@ -29,7 +29,7 @@ from isocompute.budget.trainers.logs.wandb import _records
 pytestmark = pytest.mark.slow("a campaign of damages")
 
 FAULTS = int(os.environ.get("ISOCOMPUTE_LOG_FAULTS", "200"))
-SECONDS = 30
+SECONDS = 600
 """After which a reader hangs."""
 WORDS = ("abc", "true", "[0.5]", "{}", "0.5.5", "1_0", "2,010", "٣", "0x1f", "1e999", "−0.5", "50%", "nan(1)")
 EMPTY = ("NaN", "null", "None", "", "N/A")
