@@ -209,6 +209,8 @@ def attempt(chosen, folder):
     if max(truth) == 0:
         return Outcome("illegal", "TRL generated nothing", chosen)
     given = {"metric": "accuracy"} if chosen["rewards"] == "several" else {}
+    # A spread over several batches does not prove a scale.
+    given |= {"scale": chosen["rewards"]} if chosen["rewards"] in ("sign", "percent") else {}
     if "eval_strategy" not in chosen["args"]:
         given["train_reward"] = "true"
     source = folder / "out"
