@@ -208,22 +208,6 @@ def test_a_run_goes_on_by_itself_when_a_rank_dies(
     assert all(torch.equal(tensor, expected[name]) for name, tensor in two.weights())
 
 
-def test_ranks_of_which_one_does_not_answer_are_named_by_what_was_waited_for_and_leave_room_for_others(
-    two: LearnerGroup, config: LearnerConfig, rollouts: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(two, "_update_patience", 2.0)
-    os.kill(process(two._ranks[1]), signal.SIGSTOP)
-    with pytest.raises(RankError, match=r"2 of 2 ranks .* in 2 s"):
-        two.update(rollouts)
-    assert two.broken
-    with pytest.raises(LearnerError, match="cannot be loaded"):
-        LearnerGroup(tmp_path / "nothing", config, world_size=1)
-    # One that cannot be made leaves room, too.
-    room = placement_group([{"CPU": 2.0}])
-    assert room.wait(60)
-    remove_placement_group(room)
-
-
 def test_the_store_is_reached_at_the_address_of_its_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     rank = RankActor(0, 1, "cpu", 5.0, False)
@@ -257,3 +241,20 @@ def test_a_run_goes_on_with_another_number_of_ranks(
         assert mine == pytest.approx(other, rel=1e-5)
     # Sums in another order differ in their last bit, which Adam then carries on.
     assert distance(weights(learner), expected) < 1e-6
+
+
+# The last one, since it leaves no ranks to the next.
+def test_ranks_of_which_one_does_not_answer_are_named_by_what_was_waited_for_and_leave_room_for_others(
+    two: LearnerGroup, config: LearnerConfig, rollouts: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(two, "_update_patience", 2.0)
+    os.kill(process(two._ranks[1]), signal.SIGSTOP)
+    with pytest.raises(RankError, match=r"2 of 2 ranks .* in 2 s"):
+        two.update(rollouts)
+    assert two.broken
+    with pytest.raises(LearnerError, match="cannot be loaded"):
+        LearnerGroup(tmp_path / "nothing", config, world_size=1)
+    # One that cannot be made leaves room, too.
+    room = placement_group([{"CPU": 2.0}])
+    assert room.wait(60)
+    remove_placement_group(room)
