@@ -73,7 +73,7 @@ def kill_after(folder: Path, lines: int, sampler: str) -> None:
     """Start the cell and kill it once its spool has so many lines."""
     process = start(folder, sampler=sampler)
     while process.is_alive() and len(Spool(folder / "metrics.jsonl").records()) < lines:
-        time.sleep(0.002)
+        time.sleep(0.02)
     assert process.is_alive()
     process.kill()
     assert exit_code(process) == -signal.SIGKILL
@@ -147,7 +147,7 @@ def test_engines_and_ranks_of_their_own_spend_the_same_and_go_on_where_a_rank_di
     apart = home / "apart"
     cell = start(apart, placement="separate", ranks=2)
     while cell.is_alive() and len(Spool(apart / "metrics.jsonl").records()) < 7:
-        time.sleep(0.002)
+        time.sleep(0.02)
     every = [process for process in psutil.Process(cell.pid).children(recursive=True) if process.name() == RANK]
     assert len(every) == 2
     every[1].kill()
