@@ -23,6 +23,7 @@ from tools.installing import (  # noqa: E402
     run_variables,
     test_variables,
     uv_variables,
+    write_locks,
 )
 
 nox.options.default_venv_backend = "uv|venv"
@@ -48,7 +49,10 @@ TRL = ("trl==1.16.*", "datasets")
 
 @nox.session(reuse_venv=False)
 def constraints(session: nox.Session) -> None:
-    """Write constraints.txt anew: every version of this environment, within constraints-direct.txt."""
+    """Write constraints.txt and its hashes anew, within constraints-direct.txt; ``-- hashes`` only the hashes."""
+    if session.posargs == ["hashes"]:
+        write_locks(session)
+        return
     install_all(session, constraints=environment.DIRECT)
     pipeline = frozen(session)
     install_all(session, *TEST_TOOLS, constraints=environment.DIRECT)
@@ -58,6 +62,7 @@ def constraints(session: nox.Session) -> None:
         "# `python3 -m nox -s constraints` writes it; elsewhere constraints-direct.txt applies.",
     ]
     (ROOT / environment.COMPLETE).write_text("\n".join([*about, *pipeline, TOOLS, *tools]) + "\n")
+    write_locks(session)
 
 
 @nox.session(tags=CAMPAIGN)
@@ -361,8 +366,9 @@ def docs_check(session: nox.Session) -> None:
 
 @nox.session(name="release-check", venv_backend="none")
 def release_check(session: nox.Session) -> None:
-    """Check that tags such as frontier-v0.1.0 agree with versions and CHANGELOGs."""
+    """Check that tags such as frontier-v0.1.0 agree with versions and CHANGELOGs, and hashes with constraints.txt."""
     try:
+        releases.check_locked(ROOT)
         for tag in releases.check(ROOT, session.posargs):
             session.log(f"{tag} agrees with its version and its CHANGELOG")
     except releases.ReleaseError as error:

@@ -7,11 +7,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 import nox
 
 from . import environment
+from .releases import pinned
 
 
 def uv_variables() -> dict[str, str]:
@@ -44,6 +46,9 @@ def install_all(session: nox.Session, *extra: str, constraints: str = "") -> Non
         overrides = Path(folder) / "overrides.txt"
         overrides.write_text("".join(f"{name} ; sys_platform == 'never'\n" for name in chosen.without))
         flags = ["--overrides", str(overrides)] if chosen.without else []
+        if os.environ.get("CI") and chosen.constraints == environment.COMPLETE and not constraints:
+            install_locked(session, packages, extra, flags)
+            return
         try:
             session.install(
                 *flags, "-c", constraints or chosen.constraints, *common, *chosen.requirements, env=uv_variables()
@@ -54,6 +59,40 @@ def install_all(session: nox.Session, *extra: str, constraints: str = "") -> Non
             chosen = environment.without_vllm("vLLM could not be installed")
             session.warn(chosen.reason)
             session.install("-c", chosen.constraints, *common, *chosen.requirements, env=uv_variables())
+
+
+def install_locked(session: nox.Session, packages: list[str], extra: tuple[str, ...], flags: list[str]) -> None:
+    """Install the files of known hashes and nothing else; then our packages, and what a session asks for besides."""
+    # What is built here, ours and the few that have no wheel, is built with tools of known hashes, too.
+    within = ["--build-constraints", environment.HASHED]
+    session.install("--require-hashes", "--no-deps", *within, "-r", environment.HASHED, env=uv_variables())
+    session.install("--no-deps", *within, *packages, env=uv_variables())
+    locked = pinned(Path(environment.HASHED))
+    if others := [name for name in extra if name not in locked]:
+        session.install(*flags, *within, "-c", environment.HASHED, *others, env=uv_variables())
+
+
+def write_locks(session: nox.Session) -> None:
+    """Write the hashes of what constraints.txt names and, for any platform, those of nox and uv."""
+    command = "python3 -m nox -s constraints -- hashes"
+    compiled = ("uv", "pip", "compile", "-q", "--no-header", "--no-annotate", "--python-version", "3.11")
+    platform = ("--python-platform", "x86_64-manylinux_2_40")
+    # This format alone tells which files fit a platform: a sixth of all; but it names where they lie.
+    found = Path(session.create_tmp()).resolve() / "pylock.toml"
+    one = ("--no-deps", *platform, "--format", "pylock.toml", environment.COMPLETE, "-o", str(found))
+    session.run(*compiled, *one, external=True, env=uv_variables())
+    lines = [f"# The files of constraints.txt, which CI installs with --require-hashes; `{command}` writes it."]
+    for package in tomllib.loads(found.read_text())["packages"]:
+        files = package.get("wheels") or [package["sdist"]]
+        hashes = sorted(f"--hash=sha256:{file['hashes']['sha256']}" for file in files)
+        lines.append(" \\\n    ".join([f"{package['name']}=={package['version']}", *hashes]))
+    Path(environment.HASHED).write_text("\n".join(lines) + "\n")
+
+    asked = Path(session.create_tmp()).resolve() / "ci.in"
+    asked.write_text("nox[uv]\n")
+    head = f"# nox and uv of CI, with what they need; `{command}` writes it.\n"
+    listed = session.run(*compiled, "--universal", "--generate-hashes", str(asked), external=True, silent=True)
+    Path(environment.NOX).write_text(head + str(listed))
 
 
 def frozen(session: nox.Session) -> list[str]:
