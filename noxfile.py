@@ -364,6 +364,29 @@ def docs_check(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "-q", *found, env=test_variables())
 
 
+@nox.session
+def licences(session: nox.Session) -> None:
+    """Print the licences of all that the tests install, and fail on one that is neither permissive nor accepted."""
+    install_all(session, *TEST_TOOLS)
+    session.run("python", "-m", "tools.licences")
+
+
+@nox.session
+def sbom(session: nox.Session) -> None:
+    """Write dist/NAME.cdx.json (CycloneDX) for each wheel in dist/: what it needs, at the versions tested together."""
+    session.install("--require-hashes", "-r", environment.SBOM, env=uv_variables())
+    for wheel in sorted((ROOT / "dist").glob("*.whl")):
+        package = wheel.name.partition("-")[0]
+        folder = Path(session.create_tmp()).resolve() / package
+        python = str(folder / "bin" / "python")
+        session.run("uv", "venv", "-q", "--clear", "--python", sys.executable, str(folder), external=True)
+        into = ("uv", "pip", "install", "-q", "--python", python, "-c", environment.HASHED)
+        session.run(*into, str(wheel), external=True, env=uv_variables())
+        described = ROOT / "packages" / package.removeprefix("isocompute_") / "pyproject.toml"
+        what = ("--pyproject", str(described), "--mc-type", "library", "--output-reproducible")
+        session.run("cyclonedx-py", "environment", *what, "-o", str(wheel.parent / f"{package}.cdx.json"), python)
+
+
 @nox.session(name="release-check", venv_backend="none")
 def release_check(session: nox.Session) -> None:
     """Check that tags such as frontier-v0.1.0 agree with versions and CHANGELOGs, and hashes with constraints.txt."""

@@ -16,6 +16,8 @@ HASHED = "constraints-hashed.txt"
 """The files of these versions, by hash: what CI installs."""
 NOX = "tools/ci-requirements.txt"
 """nox and uv with all that they need, by hash, on any platform."""
+SBOM = "tools/sbom-requirements.txt"
+"""What lists the dependencies of a release, by hash."""
 DIRECT = "constraints-direct.txt"
 """Versions of what the packages ask for themselves, for every other environment."""
 

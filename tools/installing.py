@@ -73,26 +73,35 @@ def install_locked(session: nox.Session, packages: list[str], extra: tuple[str, 
 
 
 def write_locks(session: nox.Session) -> None:
-    """Write the hashes of what constraints.txt names and, for any platform, those of nox and uv."""
+    """Write the hashes of what constraints.txt names, and of the tools of CI and of releases."""
     command = "python3 -m nox -s constraints -- hashes"
-    compiled = ("uv", "pip", "compile", "-q", "--no-header", "--no-annotate", "--python-version", "3.11")
-    platform = ("--python-platform", "x86_64-manylinux_2_40")
-    # This format alone tells which files fit a platform: a sixth of all; but it names where they lie.
+    anywhere = ("--universal", "--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate")
+    # uv reads a list of names from a file.
+    asked = Path(session.create_tmp()).resolve() / "asked.in"
+    asked.write_text("nox[uv]\n")
+    nox_and_uv = str(session.run("uv", "pip", "compile", "-q", *anywhere, str(asked), external=True, silent=True))
+    asked.write_text("cyclonedx-bom\n")
+    for path, about, text in (
+        (environment.HASHED, "The files of constraints.txt for CI", here(session, environment.COMPLETE, "--no-deps")),
+        (environment.NOX, "nox and uv for CI, on any platform", nox_and_uv),
+        (environment.SBOM, "What describes a release", here(session, str(asked))),
+    ):
+        Path(path).write_text(f"# {about}; `{command}` writes it.\n{text}")
+
+
+def here(session: nox.Session, *asked: str) -> str:
+    """Versions with the hashes of the files that Python 3.11 on Linux x86_64 may install: a sixth of all files."""
+    # Only this format tells which these are; it cannot be kept, since it names the place of each.
     found = Path(session.create_tmp()).resolve() / "pylock.toml"
-    one = ("--no-deps", *platform, "--format", "pylock.toml", environment.COMPLETE, "-o", str(found))
-    session.run(*compiled, *one, external=True, env=uv_variables())
-    lines = [f"# The files of constraints.txt, which CI installs with --require-hashes; `{command}` writes it."]
+    platform = ("--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_40")
+    command = ("uv", "pip", "compile", "-q", *platform, "--format", "pylock.toml", "-o", str(found))
+    session.run(*command, *asked, external=True, silent=True, env=uv_variables())
+    lines = []
     for package in tomllib.loads(found.read_text())["packages"]:
         files = package.get("wheels") or [package["sdist"]]
         hashes = sorted(f"--hash=sha256:{file['hashes']['sha256']}" for file in files)
-        lines.append(" \\\n    ".join([f"{package['name']}=={package['version']}", *hashes]))
-    Path(environment.HASHED).write_text("\n".join(lines) + "\n")
-
-    asked = Path(session.create_tmp()).resolve() / "ci.in"
-    asked.write_text("nox[uv]\n")
-    head = f"# nox and uv of CI, with what they need; `{command}` writes it.\n"
-    listed = session.run(*compiled, "--universal", "--generate-hashes", str(asked), external=True, silent=True)
-    Path(environment.NOX).write_text(head + str(listed))
+        lines.append(" \\\n    ".join([f"{package['name']}=={package['version']}", *hashes]) + "\n")
+    return "".join(lines)
 
 
 def frozen(session: nox.Session) -> list[str]:
