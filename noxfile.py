@@ -177,7 +177,9 @@ def lint(session: nox.Session) -> None:
     session.run("lint-imports", "--no-cache", "--no-logo", env={"PYTHONPATH": os.pathsep.join(map(str, paths))})
     workflows = sorted(map(str, ROOT.glob(".github/workflows/*.yml")))
     session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
-    session.run("zizmor", "--offline", "--no-progress", *workflows)
+    dependabot = str(ROOT / ".github" / "dependabot.yml")
+    session.run("check-jsonschema", "--builtin-schema", "vendor.dependabot", dependabot)
+    session.run("zizmor", "--offline", "--no-progress", *workflows, dependabot)
 
 
 @nox.session
