@@ -65,7 +65,10 @@ def install_locked(session: nox.Session, packages: list[str], extra: tuple[str, 
     """Install the files of known hashes and nothing else; then our packages, and what a session asks for besides."""
     # What is built here, ours and the few that have no wheel, is built with tools of known hashes, too.
     within = ["--build-constraints", environment.HASHED]
-    session.install("--require-hashes", "--no-deps", *within, "-r", environment.HASHED, env=uv_variables())
+    # uv takes triton, too, from where torch's CPU build comes from, and from there it is another file.
+    session.install("--no-deps", "-c", environment.HASHED, "torch", env=uv_variables())
+    others_from = {name: value for name, value in uv_variables().items() if name != "UV_TORCH_BACKEND"}
+    session.install("--require-hashes", "--no-deps", *within, "-r", environment.HASHED, env=others_from)
     session.install("--no-deps", *within, *packages, env=uv_variables())
     locked = pinned(Path(environment.HASHED))
     if others := [name for name in extra if name not in locked]:
@@ -90,7 +93,7 @@ def write_locks(session: nox.Session) -> None:
 
 
 def here(session: nox.Session, *asked: str) -> str:
-    """Versions with the hashes of the files that Python 3.11 on Linux x86_64 may install: a sixth of all files."""
+    """Versions with the hashes of the files that Python 3.11 on Linux x86_64 may install, one of twenty."""
     # Only this format tells which these are; it cannot be kept, since it names the place of each.
     found = Path(session.create_tmp()).resolve() / "pylock.toml"
     platform = ("--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_40")

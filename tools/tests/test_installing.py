@@ -44,7 +44,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_ci_installs_files_of_known_hashes_and_resolves_nothing(installed: Any) -> None:
-    third, ours = installed("pytest", ci="true")
+    torch, third, ours = installed("pytest", ci="true")
+    assert {"--no-deps", "-c", "constraints-hashed.txt"} <= set(torch)
     assert {"--require-hashes", "--no-deps", "-r", "constraints-hashed.txt"} <= set(third)
     assert "--no-deps" in ours
     assert [word for word in ours if word.startswith("packages/")]
