@@ -35,7 +35,7 @@ def _render(template: str, values: dict[str, Any]) -> None:
     class Generation(Extension):
         """The tag of transformers around what an assistant says."""
 
-        tags = frozenset({"generation"})
+        tags = {"generation"}  # noqa: RUF012
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
