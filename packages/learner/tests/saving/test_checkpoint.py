@@ -253,6 +253,21 @@ def test_where_all_checkpoints_are_damaged_the_newest_is_named(tmp_path: Path) -
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
 
 
+def test_a_folder_is_held_by_one_run_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "c"
+    with Checkpoints(folder).held():
+        with pytest.raises(CheckpointError, match="another run"), Checkpoints(folder).held():
+            pass
+        with Checkpoints(tmp_path / "b").held():
+            pass
+        Checkpoints(folder).save(checkpoint(1))
+    with Checkpoints(folder).held():
+        assert names(folder) == ["step-000000001"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="file: cannot hold checkpoints"), Checkpoints(tmp_path / "file").held():
+        pass
+
+
 def test_a_file_of_the_name_of_a_checkpoint_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "step-000000001").write_text("mine")
     with pytest.raises(CheckpointError, match="a file is there"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from isocompute.learner import RunConfig, UpdateSteps, train
 from isocompute.learner.config import BatchConfig, KLConfig, LearnerConfig, ObjectiveConfig
-from isocompute.learner.errors import DivergenceError, LearnerError, SyncError
+from isocompute.learner.errors import CheckpointError, DivergenceError, LearnerError, SyncError
 from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.records.steps import timings_table
 from isocompute.learner.saving.checkpoint import Checkpoints
@@ -231,6 +231,17 @@ def test_the_sync_check_is_charged_as_an_evaluation_and_the_newest_checkpoint_is
     progress = train(**settings, learner=learner, meter=UpdateSteps(limit=3), watch=records.append)
     assert progress.step == 3
     assert [record.step for record in records] == [2, 3]
+
+
+def test_a_folder_in_which_another_run_saves_is_refused_before_anything_is_sampled(
+    learner: Learner, replay: Any, tmp_path: Path
+) -> None:
+    meter, checkpoints = Steps(1), Checkpoints(tmp_path)
+    with checkpoints.held(), pytest.raises(CheckpointError, match="another run"):
+        train(run=PASS, problems=PROBLEMS, sampler=replay, learner=learner, meter=meter, checkpoints=checkpoints)
+    assert meter.charged == []
+    train(run=PASS, problems=PROBLEMS, sampler=replay, learner=learner, meter=meter, checkpoints=checkpoints)
+    assert paid(meter) == [(1, {"trained": 16})]
 
 
 @pytest.mark.parametrize(

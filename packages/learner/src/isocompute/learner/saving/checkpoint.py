@@ -25,6 +25,7 @@ from transformers.utils import cached_file
 
 from ..config import ROUNDING
 from ..contract.files import reason_of
+from ..contract.locks import lock, unlock
 from ..errors import CheckpointError, LearnerError
 
 logger = logging.getLogger(__name__)
@@ -109,6 +110,37 @@ class Checkpoints:
         self.folder = Path(folder)
         self._every_evaluations, self._every_steps, self._keep = every_evaluations, every_steps, keep
         self._keep_steps, self.may_change = frozenset(keep_steps), frozenset(may_change)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the folder for one run, which ends with its process: two that save there would mix their checkpoints.
+
+        Raises:
+            CheckpointError: Another run holds it, or it cannot be made.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.folder, os.O_RDONLY)
+        except OSError as error:
+            raise CheckpointError(f"{self.folder}: cannot hold checkpoints ({reason_of(error)})") from None
+        try:
+            try:
+                lock(handle)
+            except BlockingIOError:
+                raise CheckpointError(
+                    f"{self.folder}: another run saves its checkpoints there: wait for it to end, or use another folder"
+                ) from None
+            except OSError as error:
+                logger.warning("%s: cannot be locked (%s): only one run may save there", self.folder, error.strerror)
+                yield
+                return
+            try:
+                yield
+            finally:
+                # Also for forks, which have the handle.
+                unlock(handle)
+        finally:
+            os.close(handle)
 
     def due(self, *, step: int, evaluations: int | None) -> bool:
         """Return whether a checkpoint is due now.

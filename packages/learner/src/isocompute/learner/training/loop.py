@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -87,6 +87,7 @@ def train(
     Raises:
         LearnerError: Settings contradict each other, or nothing can be learnt from what was sampled, and charged.
         SyncError: The sampler does not hold the learner's weights.
+        CheckpointError: Another run saves its checkpoints in the same folder.
     """
     run.check(learner.config)
     if evaluator is not None and run.evaluate_every is None:
@@ -94,43 +95,44 @@ def train(
     drop_above = learner.config.batch.drop_above
     order = ProblemOrder(problems, problems_per_batch=run.problems_per_batch, seed=run.seed, drop_above=drop_above)
     meter = meter or one_pass(len(problems), run.problems_per_batch)
-    if progress is None:
-        progress = Progress(step=0, rollouts=0, tokens=0, evals=[])
-        if checkpoints is not None:
-            progress = restore(learner=learner, checkpoints=checkpoints, run=run, problems=problems)
-        answered = sync_and_check(learner=learner, sampler=sampler, problems=problems, run_id=run.run_id)
-        meter.charge(progress.step, answered.with_columns(cohort=pl.lit("eval")))
-    loop = _Loop(
-        run=run,
-        order=order,
-        sampler=sampler,
-        learner=learner,
-        evaluator=evaluator,
-        meter=meter,
-        checkpoints=checkpoints,
-        progress=progress,
-        watch=watch,
-        settings=settings_of(run, learner.config, problems),
-    )
-    saved_at = progress.step
-    if progress.step == 0 and not progress.evals:
-        loop.evaluate()
-        saved_at = loop.save_if_due(saved_at, evaluated=True)
-    while meter.admit(step=progress.step + 1, rollouts=run.batch_rollouts):
-        if not loop.step(progress.step + 1):
-            return progress
-        # On steps, not on what was counted: a failed rollout shifts no evaluation.
-        evaluated = run.evaluated_at(progress.step * run.batch_rollouts)
-        if evaluated:
+    with nullcontext() if checkpoints is None else checkpoints.held():
+        if progress is None:
+            progress = Progress(step=0, rollouts=0, tokens=0, evals=[])
+            if checkpoints is not None:
+                progress = restore(learner=learner, checkpoints=checkpoints, run=run, problems=problems)
+            answered = sync_and_check(learner=learner, sampler=sampler, problems=problems, run_id=run.run_id)
+            meter.charge(progress.step, answered.with_columns(cohort=pl.lit("eval")))
+        loop = _Loop(
+            run=run,
+            order=order,
+            sampler=sampler,
+            learner=learner,
+            evaluator=evaluator,
+            meter=meter,
+            checkpoints=checkpoints,
+            progress=progress,
+            watch=watch,
+            settings=settings_of(run, learner.config, problems),
+        )
+        saved_at = progress.step
+        if progress.step == 0 and not progress.evals:
             loop.evaluate()
-        # After the evaluation: a run that continues from here would not make it.
-        saved_at = loop.save_if_due(saved_at, evaluated=evaluated)
-    if saved_at != progress.step:
-        loop.save()
-    # A kill may have come between the last checkpoint and the deletion of those before.
-    if checkpoints is not None:
-        checkpoints.prune()
-    return progress
+            saved_at = loop.save_if_due(saved_at, evaluated=True)
+        while meter.admit(step=progress.step + 1, rollouts=run.batch_rollouts):
+            if not loop.step(progress.step + 1):
+                return progress
+            # On steps, not on what was counted: a failed rollout shifts no evaluation.
+            evaluated = run.evaluated_at(progress.step * run.batch_rollouts)
+            if evaluated:
+                loop.evaluate()
+            # After the evaluation: a run that continues from here would not make it.
+            saved_at = loop.save_if_due(saved_at, evaluated=evaluated)
+        if saved_at != progress.step:
+            loop.save()
+        # A kill may have come between the last checkpoint and the deletion of those before.
+        if checkpoints is not None:
+            checkpoints.prune()
+        return progress
 
 
 def _answer_of(sampler: Sampler) -> str:
