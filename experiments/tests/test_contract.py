@@ -3,15 +3,18 @@
 import inspect
 import os
 import sys
+import tempfile
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
 import ray.exceptions
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget.contract import files, tables
+from isocompute.budget.contract import files, tables, tracking
 from isocompute.budget.contract.errors import FileError, IsoComputeError, TableError, TrackingError
 from isocompute.learner.errors import LearnerError, RankError
 from isocompute.rollout.contract.deaths import death
@@ -231,3 +234,24 @@ def test_every_package_tells_them_apart_alike_and_without_ray() -> None:
         own = import_module(f"isocompute.{package}.contract.deaths")
         assert own.death(ray.exceptions.WorkerCrashedError())
         assert "ray" not in vars(own)
+
+
+@given(st.text(alphabet="a1_-./\\\n ", min_size=1, max_size=12))
+def test_an_artifact_is_fetched_into_a_folder_of_its_own_whatever_a_server_calls_the_run(run_id: str) -> None:
+    class Client:
+        def list_artifacts(self, run_id: str) -> list[SimpleNamespace]:
+            return [SimpleNamespace(path="evals.parquet")]
+
+        def download_artifacts(self, run_id: str, path: str, target: str) -> str:
+            (Path(target) / path).write_text("")
+            return str(Path(target) / path)
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "a"
+        folder.mkdir()
+        with suppress(TrackingError):
+            found = tracking._download(Client(), run_id, "evals", folder)
+            assert found.parent.parent == folder
+        written = [path for path in Path(place).rglob("*") if path.is_file()]
+        assert all(path.parent.parent == folder for path in written)
+        assert bool(written) == all(letter in "a1_-" for letter in run_id)

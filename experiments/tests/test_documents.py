@@ -164,7 +164,7 @@ RESPONSES = ResponseStatistics(
     sampled_entropy=0.0,
 )
 STEP = StepRecord(
-    **dict.fromkeys(("step", "gradient_retries", "sampled_tokens", "dropped_problems"), 1),
+    **dict.fromkeys(("step", "gradient_retries", "sampled_tokens", "dropped_problems", "rounding_changes"), 1),
     **dict.fromkeys(("sample_seconds", "update_seconds", "sync_seconds"), 1.0),
     rollouts=8,
     responses=RESPONSES,
