@@ -118,10 +118,8 @@ class Worker:
         cell_folder.check_prompts(home, prompts.digest(problems))
         if not cell_folder.has_baseline(start):
             self.evaluate_baseline(cell, problems, start)
-        learner, checkpoints = (
-            self._fresh_learner(self._settings_of(cell), cell.origin.base),
-            self._checkpoints_of(home),
-        )
+        learner = self._fresh_learner(self._settings_of(cell), cell.origin.base)
+        checkpoints = self._checkpoints_of(home)
         trained = problems.filter(pl.col("split") == "train")
         progress = restore(learner=learner, checkpoints=checkpoints, run=cell.run_config, problems=trained)
         if learner.config != cell.learner and not progress.changes:
@@ -206,10 +204,8 @@ class Worker:
 
     def _save_policy(self, cell: Cell, problems: pl.DataFrame, home: Path) -> None:
         """Save the policy of a finished cell, from the checkpoint at its end."""
-        learner, checkpoints = (
-            self._fresh_learner(self._settings_of(cell), cell.origin.base),
-            self._checkpoints_of(home),
-        )
+        learner = self._fresh_learner(self._settings_of(cell), cell.origin.base)
+        checkpoints = self._checkpoints_of(home)
         trained = problems.filter(pl.col("split") == "train")
         progress = restore(learner=learner, checkpoints=checkpoints, run=cell.run_config, problems=trained)
         ended = cell_folder.done(home)
