@@ -12,6 +12,8 @@ from functools import cache
 
 MARK = re.compile(r"(?P<kind>unit|base|time)-(?P<name>.+)")
 """Names of symbols that stand for a unit, a number in a base (``base-8-17``), or a time of day (``time-3-45``)."""
+LONGEST = 4096
+"""Characters of the longest answer that is read."""
 UNITS: dict[str, tuple[str, str]] = {
     "mm millimeter millimetre": ("1/1000", "meter"),
     "cm centimeter centimetre": ("1/100", "meter"),
@@ -65,7 +67,10 @@ UNITS: dict[str, tuple[str, str]] = {
 """Units by their spellings, the first of which names them: their size in a unit that sizes are compared in."""
 _SPELLINGS = {spelling: names.split()[0] for names in UNITS for spelling in names.split()}
 _WORDS = sorted((word for word in _SPELLINGS if len(word) > 1 and word not in {"in", "am"}), key=len, reverse=True)
-_WORD = rf"(?:(?:square|sq\.?|cubic|cu\.?)\s+)?(?:{'|'.join(map(re.escape, _WORDS))})(?:es|s)?(?![A-Za-z])(?:\s*\^\s*\{{?[23]\}}?)?"
+_WORD = (
+    rf"(?:(?:square|sq\.?|cubic|cu\.?)\s+)?(?:{'|'.join(map(re.escape, _WORDS))})(?:es|s)?(?![A-Za-z])"
+    r"(?:\s*\^\s*\{?[23]\}?)?"
+)
 _SCALES = {
     "dozen": "12",
     "hundred": "10^{2}",
@@ -80,7 +85,7 @@ MEASURED = re.compile(
     re.IGNORECASE,
 )
 """A unit or a word such as ``million`` in plain letters after a number."""
-_NAMES = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
+_NAMES = "two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen"
 MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
 _LATER = f"or|and|if|mod|base|where|when|for|times|less|more|not|{MONTHS}"
 """Words after a number that do not say what is counted."""
@@ -94,7 +99,12 @@ _PLAIN = str.maketrans({
 
 
 def readable(latex: str) -> str:
-    """Return an answer in the notation that math-verify reads; keys and responses take the same way."""
+    """Return an answer in the notation that math-verify reads; keys and responses take the same way.
+
+    What is longer than ``LONGEST`` stays as it is.
+    """
+    if len(latex) > LONGEST:
+        return latex
     text = latex.translate(_PLAIN)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
@@ -125,7 +135,7 @@ def _mixed(match: re.Match[str]) -> str:
 
 
 def _number_in_base(match: re.Match[str]) -> str:
-    base = match["base"] if match["base"].isdigit() else str(_NAMES.index(match["base"]) + 2)
+    base = match["base"] if match["base"].isdigit() else str(_NAMES.split("|").index(match["base"]) + 2)
     digits = match["digits"].lstrip("0") or "0"
     return _symbol("base", base, digits)
 
@@ -209,11 +219,11 @@ _RULES: tuple[tuple[re.Pattern[str], Replacement], ...] = tuple(
          lambda match: match[1].replace(",", "")),
         (r"(?<!\\)\\[,;:! ]|\\q?quad|(?<!\\)~|\\thinspace", " "),
         # Repeating decimals are fractions.
-        (r"(?P<whole>\d*)\.(?P<fixed>\d*)\\(?:overline|bar|dot)\s*(?P<repeated>\{\d+\}(?:\d*\\dot\s*\{?\d\}?)?|\d)",
+        (r"(?<!\d)(?P<whole>\d*)\.(?P<fixed>\d*)\\(?:overline|bar|dot)\s*(?P<repeated>\{\d+\}(?:\d*\\dot\s*\{?\d\}?)?|\d)",
          _fraction),
-        (r"(?P<whole>\d+)\.(?P<fixed>\d*?)\((?P<repeated>\d+)\)", _fraction),
-        (rf"(?P<whole>\d+)\.(?P<fixed>\d*?)(?P<repeated>\d)(?P=repeated){{2,}}{_DOTS}", _fraction),
-        (rf"(?P<whole>\d+)\.(?P<fixed>\d*?)(?P<repeated>\d{{2,}}?)(?P=repeated)+{_DOTS}", _fraction),
+        (r"(?<!\d)(?P<whole>\d+)\.(?P<fixed>\d*)\((?P<repeated>\d+)\)", _fraction),
+        (rf"(?<!\d)(?P<whole>\d+)\.(?P<fixed>\d{{0,20}}?)(?P<repeated>\d)(?P=repeated){{2,}}{_DOTS}", _fraction),
+        (rf"(?<!\d)(?P<whole>\d+)\.(?P<fixed>\d{{0,20}}?)(?P<repeated>\d{{2,20}}?)(?P=repeated)+{_DOTS}", _fraction),
         # Mixed fractions are sums, with a unit after them too.
         (r"(?<![\d.^_{}])(\d+)\s*\\[dtc]?frac\s*\{(\d+)\}\s*\{(\d+)\}", _mixed),
         (r"(?<![\d.^_{}])(\d+)\s*\\[dtc]?frac\s*(\d)\s*(\d)(?!\d)", _mixed),
@@ -221,13 +231,15 @@ _RULES: tuple[tuple[re.Pattern[str], Replacement], ...] = tuple(
         # Two numbers side by side are two, and a factor before a bracket is no mixed fraction.
         (r"^\s*-?\d+(?:\.\d+)?(?:\s+-?\d+(?:\.\d+)?)+\s*$", lambda match: ",".join(match[0].split())),
         (r"(?<![\d_^.\\A-Za-z])(?<![_^]\{)(\d+(?:\.\d+)?)\s*(?=\(|\\left\s*\()", r"\1\\cdot "),
+        # Functions and letters without their backslash.
+        (r"(?<![A-Za-z\\{])(pi|theta|exp|sin|cos|tan|ln|log)(?![A-Za-z])", r"\\\1 "),
         # Powers of ten.
         (r"(?<![A-Za-z\\\d.])(\d+(?:\.\d+)?)[eE](-?)\+?(\d+)(?![\w.])", r"\1\\times 10^{\2\3}"),
         (r"(?<=\d)\s*(?:\*|x)\s*10\s*(?:\^|\*\*)", r"\\times 10^"),
         # The base of a number belongs to it.
         (rf"_\s*\{{\s*{_TEXT}(?:base\s*)?(\w+)\}}\s*\}}|_\s*{_TEXT}(?:base\s*)?(\w+)\}}", r"_{\1\2}"),
         (r"(?<![\w.\\^{])(?P<open>\()?(?P<digits>\d[\dA-F]*(?:\.[\dA-F]+)?)(?(open)\))\s*_\s*(?P<brace>\{)?\s*\(?"
-         rf"(?P<base>[2-9]|[1-9]\d|{'|'.join(_NAMES)})\)?(?(brace)\s*\}})(?!\w)", _number_in_base),
+         rf"(?P<base>[2-9]|[1-9]\d|{_NAMES})\)?(?(brace)\s*\}})(?!\w)", _number_in_base),
         # Ratios of three terms, and times of day.
         (r"^\s*(\d+)\s*:\s*(\d+)\s*:\s*(\d+)\s*$", r"(\1/\3,\2/\3,1)"),
         (r"(?<![\d:])(\d{1,2}):([0-5]\d)(?![\d:])", lambda match: _symbol("time", match[1], match[2])),

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
+from itertools import accumulate, pairwise
 from typing import Any
 
 from ...errors import RolloutError
@@ -18,7 +19,7 @@ from .text import NoGenerator
 
 ANSWERS = 4096
 """Parsed reference answers kept."""
-SLOW_SECONDS = 0.05
+SLOW_SECONDS = 0.5
 """Processor time of a response above which the libraries' caches are emptied after it."""
 CLOSE = 1e-3
 """Largest relative difference of equal numbers, one a decimal, that agree to six decimals."""
@@ -26,6 +27,8 @@ EXACT = 1e-14
 """Largest relative difference of equal numbers that are exact, or too large for six decimals."""
 LARGEST_BITS = 2**18
 """Bits of the largest number that is calculated; sympy keeps up to a thousand results of each function."""
+DEEPEST = 100
+"""Brackets within brackets that are parsed."""
 _APPROX = re.compile(r"\\(?:approx|simeq|thickapprox|doteq)(?![A-Za-z])")
 _DECIMAL = re.compile(r"(?:.*=)?\s*-?(\d+(?:\.(\d+))?)\s*(?:\\(?:times|cdot)\s*10\s*\^.*|\\text.*)?")
 
@@ -48,6 +51,8 @@ class MathJudge(NoGenerator):
         logging.disable(logging.CRITICAL)
         amend()
         self._parse, self._verify = math_verify.parse, math_verify.verify
+        self._of_pieces = (math_verify.LatexExtractionConfig(),)
+        self._of_prose = (*self._of_pieces, math_verify.ExprExtractionConfig())
         self._gold = lru_cache(maxsize=ANSWERS)(self._parsed)
         self.equivalent("1", "1")
 
@@ -87,7 +92,9 @@ class MathJudge(NoGenerator):
     def _values(self, text: str) -> list[Any]:
         """Return what math-verify reads in a text: its value or, of an approximation, each side; and the LaTeX."""
         # Its own timeouts are signals, which would take the place of the worker's.
-        found = self._parse(text, parsing_timeout=None)
+        piece = (text.startswith("$") and text.endswith("$")) or (text.startswith("\\boxed{") and text.endswith("}"))
+        # A number within a formula that cannot be read is not its value.
+        found = self._parse(text, self._of_pieces if piece else self._of_prose, parsing_timeout=None)
         return [value for one in found for value in (one if isinstance(one, Sides) else [one])]
 
     def _same(self, gold: Any, found: Any) -> bool:
@@ -123,6 +130,8 @@ def amend() -> None:
         return normalize(notation.readable(latex), replace(config, units=False, boxed="none"))
 
     def parsed(latex: str) -> Any:
+        if len(latex) > notation.LONGEST or depth(latex) > DEEPEST:
+            raise ValueError("this is no answer, and would take the time of many")
         return sides(latex, parse) if _APPROX.search(latex) else parse(latex)
 
     def percent(number: Any) -> Any:
@@ -144,6 +153,11 @@ def amend() -> None:
     grader.__dict__.update(sympy_numeric_eq=same_numbers, sympy_solve_and_compare=same_equations)
 
 
+def depth(latex: str) -> int:
+    """Return how deep brackets stand within brackets."""
+    return max(accumulate((bracket in "([{") - (bracket in ")]}") for bracket in latex), default=0)
+
+
 def sides(latex: str, parse: Callable[[str], Any]) -> Any:
     r"""Return the sides of ``a \approx b`` where they are numbers of which each is the other rounded, else none.
 
@@ -159,7 +173,7 @@ def sides(latex: str, parse: Callable[[str], Any]) -> Any:
     known = list(zip(texts, numbers, strict=True))[first:]
     if not known or any(number is None for _, number in known):
         return parse(latex)
-    agree = all(_rounded(*one, *other) for one, other in zip(known, known[1:], strict=False))
+    agree = all(_rounded(*one, *other) for one, other in pairwise(known))
     return Sides(found[first:] if agree else ())
 
 
@@ -206,7 +220,7 @@ def readings(gold: Any, found: Any) -> Iterator[tuple[Any, Any]]:
 
     def digits(name: str) -> Any:
         # Digits that are no number stay what they are.
-        base, _, written = name.partition("-")
+        written = name.partition("-")[2]
         return Rational(written) if re.fullmatch(r"\d+(?:\.\d+)?", written) else Symbol(f"base-{name}", real=True)
 
     def ratio(name: str) -> Any:
@@ -235,7 +249,7 @@ def readings(gold: Any, found: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def alike(*values: Any) -> list[Any]:
-    """Return values whose symbols differ in nothing but their names: math-verify takes ``2+3i`` as real, ``3 i`` not."""
+    """Return values whose symbols differ only by name: math-verify takes them as real in ``3i``, not in ``3 i``."""
     from sympy import I, Symbol
 
     symbols = {symbol for value in values for symbol in value.free_symbols}
