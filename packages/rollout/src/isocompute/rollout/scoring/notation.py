@@ -10,8 +10,6 @@ import re
 from collections.abc import Callable
 from functools import cache
 
-MARK = re.compile(r"(?P<kind>unit|base|time)-(?P<name>.+)")
-"""Names of symbols that stand for a unit, a number in a base (``base-8-17``), or a time of day (``time-3-45``)."""
 LONGEST = 4096
 """Characters of the longest answer that is read."""
 UNITS: dict[str, tuple[str, str]] = {
@@ -66,6 +64,11 @@ UNITS: dict[str, tuple[str, str]] = {
 }
 """Units by their spellings, the first of which names them: their size in a unit that sizes are compared in."""
 _SPELLINGS = {spelling: names.split()[0] for names in UNITS for spelling in names.split()}
+MARK = re.compile(
+    rf"(?P<kind>unit|base|time)-(?P<name>(?<=unit-)(?:{'|'.join(set(_SPELLINGS.values()))})|"
+    r"(?<=base-)\d+-[\da-f]+(?:\.[\da-f]+)?|(?<=time-)\d+-\d+)"
+)
+"""Names of symbols that stand for a unit, a number in a base (``base-8-17``), or a time of day (``time-3-45``)."""
 _WORDS = sorted((word for word in _SPELLINGS if len(word) > 1 and word not in {"in", "am"}), key=len, reverse=True)
 _WORD = (
     rf"(?:(?:square|sq\.?|cubic|cu\.?)\s+)?(?:{'|'.join(map(re.escape, _WORDS))})(?:es|s)?(?![A-Za-z])"

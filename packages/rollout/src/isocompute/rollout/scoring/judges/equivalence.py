@@ -288,8 +288,8 @@ def bits(value: Any) -> float:
     name = type(value).__name__
     if name in {"Pow", "factorial"}:
         exponent = parts[-1] if not value.args[-1].free_symbols else 1.0
-        return parts[0] * 2.0 ** min(exponent, 512.0)
-    return sum(parts, 1.0)
+        return float(parts[0] * 2.0 ** min(exponent, 512.0))
+    return float(sum(parts, 1.0))
 
 
 def forget() -> None:
