@@ -74,7 +74,8 @@ def rewards(scorer: Scorer, batch: list[Item]) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("name", "right", "endless"), [(PATTERN, "aa", ENDLESS), ("math", r"\boxed{1/2}", r"so \boxed{9^{9^{9^{9}}}}")]
+    ("name", "right", "endless"),
+    [(PATTERN, "aa", ENDLESS), ("math", r"\boxed{1/2}", r"so \boxed{\binom{900000000}{400000000}}")],
 )
 def test_a_response_that_never_ends_is_wrong_and_the_rest_of_its_batch_is_scored(
     name: str, right: str, endless: str, scorer: Scorer

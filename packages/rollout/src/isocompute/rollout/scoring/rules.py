@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RolloutError
+from .notation import MEASURED, MONTHS
 
 if TYPE_CHECKING:
     import polars as pl
@@ -74,7 +75,9 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _ANCHOR = re.compile(r"\$.+\$|\\\(|\\\[|\\boxed")
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _THOUSANDS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
-_FUNCTIONS = "sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|exp|frac|and|cup|cap|inf|infty|mod"
+_FUNCTIONS = f"sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|exp|frac|and|cup|cap|inf|infty|mod|{MONTHS}"
+_DENIED = re.compile(r"(?:\b(?:no|not|never|infinitely|all)\s+(?:\w+\s+)?)?\w+$", re.IGNORECASE)
+"""The last word of a line, or what turns it into its contrary before it."""
 _PROSE = re.compile(
     rf"(?<![A-Za-z0-9{{])(?!(?:{_FUNCTIONS})(?![A-Za-z]))(?:[A-Za-z]{{3,}}|(?i:is|so|we|of|to|it|be|an|in|at|if|as|by|or))"
     r"(?![A-Za-z0-9(^_])"
@@ -360,14 +363,18 @@ def formula(piece: str) -> str:
     """
     if _ANCHOR.search(piece) or "\n" in piece or _THOUSANDS.fullmatch(piece):
         return piece
-    words = list(_PROSE.finditer(_TEXT.sub(lambda match: "0" * len(match[0]), piece)))
+    # A text in LaTeX and a unit after a number belong to the formula.
+    masked = _TEXT.sub(lambda text: "0" * len(text[0]), piece)
+    masked = MEASURED.sub(lambda found: "0" * len(found[0]) if any(found.groups()) else found[0], masked)
+    words = list(_PROSE.finditer(masked))
     rest = piece
     if words:
         # After prose a colon is punctuation, and no ratio; "a 5" is no product.
         rest = re.sub(r"^a\s+(?=\d)", "", re.split(r":(?=\W*\s)", piece[words[-1].end() :])[-1].lstrip("*_`: "))
-    rest = rest.strip("*_`#=:$ \t").removesuffix(".")
-    if words and not rest and not re.search(r"\d", piece):
-        rest = words[-1][0]
+    rest = rest.strip("*_`#=:$ \t")
+    rest = rest if rest.endswith("..") else rest.removesuffix(".")
+    if words and not rest and not re.search(r"\d", piece) and (end := _DENIED.search(piece[: words[-1].end()])):
+        rest = end[0]
     return f"${rest.replace('**', '^')}$" if rest else piece
 
 
