@@ -132,7 +132,7 @@ ANSWERS = [
     if line.startswith(("0 | ", "1 | "))
 ]
 """Verdict, key and answer."""
-EXTRACTED = {"math|boxed": "So \\boxed{{{}}}.", "math|last_line": "We count 7.\n{}", "math": "\\boxed{{{}}}"}
+EXTRACTED = {"math|boxed": "So \\boxed{{{}}}.", "math|last_line": "We count 7.\n{}"}
 
 
 def said(pairs: list[tuple[str, str]]) -> list[bool]:
@@ -145,16 +145,18 @@ def said(pairs: list[tuple[str, str]]) -> list[bool]:
 def test_keys_and_answers_are_judged_as_a_person_would() -> None:
     assert len(set(ANSWERS)) == len(ANSWERS) >= 400
     assert sum(right == "0" for right, _, _ in ANSWERS) >= 0.45 * len(ANSWERS)
-    of_math = said([(gold, answer) for _, gold, answer in ANSWERS])
-    assert [row for row, right in zip(ANSWERS, of_math, strict=True) if right != (row[0] == "1")] == []
+    pairs = [(gold, answer) for _, gold, answer in ANSWERS]
+    for found in (said(pairs), verdicts("math", [(gold, rf"\boxed{{{answer}}}") for gold, answer in pairs])):
+        assert [row for row, right in zip(ANSWERS, found, strict=True) if right != (row[0] == "1")] == []
 
 
 def test_a_key_is_its_own_answer() -> None:
     keys = sorted({gold for _, gold, _ in ANSWERS})
-    assert [key for key, right in zip(keys, said([(key, key) for key in keys]), strict=True) if not right] == []
+    found = verdicts("math|boxed", [(key, rf"\boxed{{{key}}}") for key in keys])
+    assert [key for key, right in zip(keys, found, strict=True) if not right] == []
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     digits=st.integers(100, 999), power=st.integers(-300, 300), factor=st.sampled_from([-1, 0.5, 0.99, 1.002, 1.1, 10])
 )
@@ -172,7 +174,7 @@ def test_numbers_that_differ_by_more_than_a_thousandth_are_different_at_any_size
     assert said([(rf"{digits} \cdot 2^{{{power}}}", rf"{exact} \cdot 2^{{{power}}}")]) == [False]
 
 
-@settings(max_examples=20)
+@settings(max_examples=6)
 @given(hundredths=st.integers(1, 20_000), other=st.integers(1, 20_000))
 def test_percent_means_the_same_in_every_spelling(hundredths: int, other: int) -> None:
     assume(hundredths != other)
@@ -193,8 +195,12 @@ def test_percent_means_the_same_in_every_spelling(hundredths: int, other: int) -
 
 
 @settings(max_examples=20)
-@given(digits=st.text("01234567", min_size=1, max_size=6), other=st.text("01234567", min_size=1, max_size=6),
-       base=st.integers(8, 16), another=st.integers(8, 16))  # fmt: skip
+@given(
+    digits=st.text("01234567", min_size=1, max_size=6),
+    other=st.text("01234567", min_size=1, max_size=6),
+    base=st.integers(8, 16),
+    another=st.integers(8, 16),
+)
 def test_a_number_in_a_base_is_its_digits_and_its_base(digits: str, other: str, base: int, another: int) -> None:
     same = int(digits, 8) == int(other, 8)
     forms = [f"{other}_{{{another}}}", f"({other})_{{{another}}}", f"{other}_{{({another})}}"]
@@ -241,9 +247,7 @@ WRAPS = ["{}", "${}$", r"\({}\)", r"\left({}\right)", r"\displaystyle {}", "{{{}
 
 
 @settings(max_examples=25)
-@given(
-    st.sampled_from(PAIRS), st.sampled_from(WRAPS), st.lists(st.sampled_from(MARKS), max_size=2)
-)  # fmt: skip
+@given(st.sampled_from(PAIRS), st.sampled_from(WRAPS), st.lists(st.sampled_from(MARKS), max_size=2))
 def test_marks_and_spaces_round_an_answer_change_nothing(pair: tuple[str, str], wrap: str, marks: list[str]) -> None:
     right, wrong = (wrap.format(value) + "".join(marks) for value in pair)
     assert said([(pair[0], right), (pair[0], wrong), (pair[1], wrong), (pair[1], right)]) == [True, False, True, False]
