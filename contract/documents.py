@@ -98,7 +98,7 @@ def _loader() -> type[yaml.SafeLoader]:
             self._check()
             node = super().compose_node(parent, index)
             if not alias:
-                self._size += 1 + (0 if inner else len(node.value))
+                self._size += 1 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
             elif id(node) in self._read:
                 levels, values = self._read[id(node)]
                 self._deepest, self._size = level + levels, size + values
