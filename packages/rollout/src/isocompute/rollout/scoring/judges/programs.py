@@ -20,6 +20,10 @@ LOOK_SECONDS = 0.05
 _PART = 1 << 16
 
 
+class ProgramTooLongError(ValueError):
+    """A program has more bytes than the kernel takes as one argument."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apart:
     """Separation of a program from the process that starts it.
@@ -59,10 +63,10 @@ def run(program: str, given: bytes, apart: Apart, *, seconds: float, most: int) 
 
     Raises:
         OSError: No process can be started.
-        ValueError: The program is too long, or no text.
+        ValueError: The program is too long (``ProgramTooLongError``), or no text.
     """
     if len(program.encode()) > LONGEST_PROGRAM:
-        raise ValueError(f"the program has more than {LONGEST_PROGRAM} bytes")
+        raise ProgramTooLongError(f"the program has more than {LONGEST_PROGRAM} bytes")
     python = [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-W", "ignore", "-c", program]
     reading, writing = os.pipe()
     try:

@@ -14,6 +14,7 @@ import contextlib
 import gc
 import json
 import os
+import re
 import select
 import signal
 import struct
@@ -21,13 +22,13 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ...errors import ProblemError, RolloutError
-from ..judges import Judge, Scored, load
+from ..judges import CallableJudge, Judge, Scored, load
 from ..judges.programs import Apart
 from ..judges.text import TextJudge
 from ..rules import Extraction, extraction
@@ -54,6 +55,9 @@ PATIENCE = 2
 HEAD = struct.Struct("=16sI")
 """Beginning of a reply: the number drawn, and the length of the rest."""
 LARGEST_REPLY = 4096
+NO_SCORE = "error: a verifier must return a number from 0 to 1, not "
+_TYPE = re.compile(rf"(?:{NO_SCORE}|error: )(?P<name>\w+)", re.ASCII)
+"""What is passed on of a child's error."""
 GONE_SECONDS = 5.0
 """Timeout for the end of killed processes."""
 FORK_SECONDS = 1.0
@@ -65,7 +69,8 @@ def launch(settings: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         # Where the machine's memory is short, a sandbox ends before any engine; it can be started again.
         Path("/proc/self/oom_score_adj").write_text("1000")
-    report = layers.enter(settings["readable"], settings["without"])
+    # A rule of the user's own is imported with all that can be imported in view.
+    report = layers.enter([*settings["readable"], *settings["importable"]], settings["without"])
     os.chdir("/")
     with contextlib.suppress(OSError):
         # Whoever loses its parent becomes a child of this process.
@@ -146,7 +151,8 @@ def nurse(settings: dict[str, Any], report: layers.Report) -> None:
     try:
         judge: Judge = load(settings["pool"], _apart(settings, report))
         settings = {**settings, "processes": most_processes(report)}
-        report = layers.restrict(report, settings["readable"], settings["without"], execute=settings["executes"])
+        readable = [*settings["readable"], *(judge.sources if isinstance(judge, CallableJudge) else ())]
+        report = layers.restrict(report, readable, settings["without"], execute=settings["executes"])
         if settings["bubblewrap"]:
             report = layers.with_bubblewrap(report)
     except RolloutError as error:
@@ -415,13 +421,14 @@ def _reply(score: Scored, extract: Extraction | None, *, faults: bool, response:
         found = response if extract is None else extract(response)
         value: Any = 0.0 if found is None else score(found)
     except RolloutError as error:
-        return b'{"%b": %b}\n' % (b"unusable" if faults else b"error", encode(str(error)).encode())
+        if not faults:
+            return b'{"error": %b}\n' % encode(broken(error)).encode()
+        return b'{"unusable": %b}\n' % encode(str(error)).encode()
     except Exception as error:
         return b'{"error": %b}\n' % encode(broken(error)).encode()
     # Not isinstance: a class of a response's making could say anything of itself.
     if kind(value) not in numbers or not 0 <= value <= 1:
-        reason = f"error: a verifier must return a number from 0 to 1, not {kind(value).__name__}"
-        return b'{"error": %b}\n' % encode(reason).encode()
+        return b'{"error": %b}\n' % encode(NO_SCORE + kind(value).__name__).encode()
     return b"%a\n" % (0.0 + value)
 
 
@@ -471,8 +478,28 @@ def in_a_child(
         number, length = HEAD.unpack_from(data)
         if number == secret and length == len(data) - HEAD.size:
             with contextlib.suppress(FrameError):
-                return reply_in(data[HEAD.size :], kinds)
+                return _told(reply_in(data[HEAD.size :], kinds))
     return {"error": NO_VERDICT}
+
+
+def _told(reply: Reply) -> Reply:
+    """Return a child's reply, of an error only the type: its words could hold what the child has read."""
+    if not isinstance(reply, dict) or "error" not in reply:
+        return reply
+    said = _TYPE.match(reply["error"])
+    return {"error": said[0] if said and said["name"] in _types() else "error: Exception"}
+
+
+@cache
+def _types() -> frozenset[str]:
+    """Return the names of the types in this process, which executes no response: a child cannot make one up."""
+    found: set[type] = set()
+    waiting: list[type] = [object]
+    while waiting:
+        more = set(type.__subclasses__(waiting.pop())) - found
+        found |= more
+        waiting += more
+    return frozenset(each.__name__ for each in found)
 
 
 def _forked(secret: bytes) -> tuple[int, int, int, int]:

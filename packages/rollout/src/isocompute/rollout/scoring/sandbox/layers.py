@@ -156,11 +156,9 @@ def _become_root(groups: list[int]) -> None:
 
 
 def _can_read(path: str) -> bool:
-    try:
-        next(Path(path).iterdir(), None)
-    except OSError:
-        return False
-    return True
+    return os.access(path, os.R_OK, effective_ids=True) and (
+        not os.path.isdir(path) or os.access(path, os.X_OK, effective_ids=True)
+    )
 
 
 def _user_namespace() -> bool:

@@ -43,6 +43,8 @@ from .limits import descendants
 
 PACKAGES = ("site-packages", "dist-packages")
 """Names of the folders of installed libraries."""
+INSTALLED = ("bin", "lib", "lib32", "lib64", "include", "share", "etc", "pyvenv.cfg")
+"""What an interpreter has in its own folder, which may be a working folder, too."""
 ENVIRONMENT = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "TZ")
 """Variables that the process gets; none that would hold a token or a key."""
 START_SECONDS = 120.0
@@ -485,7 +487,8 @@ def command(pool: str, config: ScoringConfig, program: str) -> list[str]:
     settings = {
         "pool": pool,
         "path": path,
-        "readable": readable(path, user_code=user_code),
+        "readable": readable(path, config.readable if user_code else ()),
+        "importable": path if user_code else [],
         "executes": executes,
         "executing": executes or pool == "reasoning_gym",
         "bubblewrap": program,
@@ -520,17 +523,19 @@ def _path(*, user_code: bool) -> list[str]:
     return list(dict.fromkeys([*path, here] if user_code and here else path))
 
 
-def readable(path: Sequence[str], *, user_code: bool) -> list[str]:
-    """Return the folders that scoring reads: the interpreter's, those of installed libraries and this package's own.
+def readable(path: Sequence[str], more: Sequence[str] = ()) -> list[str]:
+    """Return what scoring reads: the interpreter, installed libraries and this package.
 
     Args:
         path: The ``sys.path`` of this process.
-        user_code: Whether a user's own verifier scores, which may read all folders that it can be imported from.
+        more: Files and folders besides.
     """
-    package = Path(__file__).resolve().parents[4]
-    installed = path if user_code else [p for p in path if Path(p).name in PACKAGES]
-    found = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *installed, str(package)]
-    return list(dict.fromkeys(p for p in found if Path(p).is_dir()))
+    package = str(Path(__file__).resolve().parents[4])
+    own = [str(Path(prefix) / name) for prefix in (sys.prefix, sys.base_prefix) for name in INSTALLED]
+    places = [place for name, place in sysconfig.get_paths().items() if name != "data"]
+    installed = [place for place in path if Path(place).name in PACKAGES]
+    found = [*own, *places, *installed, package, *map(os.path.abspath, more)]
+    return list(dict.fromkeys(place for place in found if Path(place).exists()))
 
 
 def sandbox_layers(config: ScoringConfig | None = None) -> Report:
