@@ -18,7 +18,8 @@ from isocompute.rollout.scoring.config import LAYERS, ScoringConfig, scoring_fro
 from isocompute.rollout.scoring.sandbox import child, layers
 from isocompute.rollout.scoring.sandbox.child import NoProcessError, in_a_child
 from isocompute.rollout.scoring.sandbox.frames import said
-from isocompute.rollout.scoring.sandbox.limits import PROCESSES, Limits, counted_alone, descendants
+from isocompute.rollout.scoring.sandbox.limits import PROCESSES, Limits, counted_alone
+from isocompute.rollout.scoring.sandbox.running import descendants
 from isocompute.rollout.scoring.sandbox.process import ATTEMPTS, report, sandbox_layers, words
 from isocompute.rollout.scoring.scorer import Item, Scorer
 

@@ -29,18 +29,20 @@ from typing import Any, NoReturn
 
 from ...errors import ProblemError, RolloutError
 from ..judges import CallableJudge, Judge, Scored, load
-from ..judges.programs import Apart
+from ..judges.programs import Apart, spent
 from ..judges.text import TextJudge
 from ..rules import Extraction, extraction
 from . import kernel, layers
 from .frames import COMPLETE, NO_VERDICT, READ, FrameError, Reply, numbered, reply_in, said
 from .layers import tried
-from .limits import Limits, Watch, confine, counted_alone, limit, limits_in, most_processes
+from .limits import SLACK_SECONDS, Limits, Watch, confine, counted_alone, limit, limits_in, most_processes
 
 POLL_SECONDS = 0.2
 """Interval between looks where the kernel has no file descriptor for a process."""
-LOOK_SECONDS = 0.025
-"""Interval between looks."""
+LOOK_SECONDS, CLOSE_SECONDS = 0.025, 0.005
+"""Interval between looks at a response, and between those at one that holds much."""
+REAP_SECONDS = 0.05
+"""Interval between looks for orphans of a response that is being scored."""
 AGAIN = os.EX_TEMPFAIL
 """Exit code of a worker that could start no process: the response that it was to score is to be scored again."""
 NO_PROCESS = "no process can be started to score a response"
@@ -58,8 +60,6 @@ LARGEST_REPLY = 4096
 NO_SCORE = "error: a verifier must return a number from 0 to 1, not "
 _TYPE = re.compile(rf"(?:{NO_SCORE}|error: )(?P<name>\w+)", re.ASCII)
 """What is passed on of a child's error."""
-GONE_SECONDS = 5.0
-"""Timeout for the end of killed processes."""
 FORK_SECONDS = 1.0
 """Timeout for forking a process, while the machine or its user has too many."""
 
@@ -70,6 +70,8 @@ def launch(settings: dict[str, Any]) -> None:
         # Where the machine's memory is short, a sandbox ends before any engine; it can be started again.
         Path("/proc/self/oom_score_adj").write_text("1000")
     # A rule of the user's own is imported with all that can be imported in view.
+    # Ignored by whoever started the engine, it would be ignored here.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     report = layers.enter([*settings["readable"], *settings["importable"]], settings["without"])
     os.chdir("/")
     with contextlib.suppress(OSError):
@@ -85,7 +87,7 @@ def launch(settings: dict[str, Any]) -> None:
     try:
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 1)
-        _wait(nursery, Watch(settings["memory_bytes"]) if settings["executing"] else None)
+        _wait(nursery, Watch(settings["memory_bytes"], settings["seconds"]) if settings["executing"] else None)
     finally:
         _end_children()
 
@@ -106,15 +108,15 @@ def _wait(nursery: int, watch: Watch | None) -> None:
         if os.waitid(os.P_PID, nursery, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             break
         if watch is not None:
-            watch.look()
+            timeout = (CLOSE_SECONDS if watch.look() else LOOK_SECONDS) * 1000
     end = os.waitid(os.P_PID, nursery, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if end is not None and end.si_status:
         print(f"the process that loads the library ended ({_how(end)})", file=sys.stderr, flush=True)
 
 
-def _reap(nursery: int) -> None:
-    """Reap orphans that have ended."""
-    while (end := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and end.si_pid != nursery:
+def _reap(child: int) -> None:
+    """Reap orphans that have ended, and not the child that is waited for."""
+    while (end := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and end.si_pid != child:
         os.waitpid(end.si_pid, 0)
 
 
@@ -208,6 +210,8 @@ def _work(worker: Worker) -> None:
     status = 1
     try:
         layers.die_with_parent()
+        # Whoever loses its parent is reaped here, where the response's time is counted.
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         worker.work()
         status = 0
     except NoProcessError:
@@ -458,22 +462,21 @@ def in_a_child(
     Raises:
         NoProcessError: It cannot be forked.
     """
-    secret = os.urandom(16)
+    secret, before = os.urandom(16), spent()
     child, reading, writing, key = _forked(secret)
     if child == 0:
         _run(work, writing, key, limits)
     os.close(writing)
     os.close(key)
     data, late = _read(reading, child, HEAD.size + largest, limits.wall_seconds)
-    _kill(child, contained=limits.contained)
-    _, status, used = os.wait4(child, 0)
-    _wait_for_others(child, contained=limits.contained)
+    status = _end(child, contained=limits.contained)
+    used = spent() - before
     data += _left(reading)
     os.close(reading)
     if late:
         return limits.late
-    if not data:
-        return {"error": _broken(status, used.ru_utime + used.ru_stime, limits)}
+    if not data or used > limits.seconds + SLACK_SECONDS:
+        return {"error": _broken(status, used, limits)}
     if len(data) >= HEAD.size:
         number, length = HEAD.unpack_from(data)
         if number == secret and length == len(data) - HEAD.size:
@@ -540,19 +543,22 @@ def _read(reading: int, child: int, most: int, seconds: float) -> tuple[bytes, b
     except (AttributeError, OSError):
         ending = []
     try:
-        return _read_until(reading, ending, most, time.monotonic() + seconds)
+        return _read_until(reading, child, ending, most, time.monotonic() + seconds)
     finally:
         for descriptor in ending:
             os.close(descriptor)
 
 
-def _read_until(reading: int, ending: list[int], most: int, end: float) -> tuple[bytes, bool]:
+def _read_until(reading: int, child: int, ending: list[int], most: int, end: float) -> tuple[bytes, bool]:
     data = b""
     while True:
         left = end - time.monotonic()
-        ready = select.select([reading, *ending], [], [], left)[0] if left > 0 else []
-        if not ready:
+        if left <= 0:
             return data, True
+        ready = select.select([reading, *ending], [], [], min(left, REAP_SECONDS))[0]
+        if not ready:
+            _reap(child)
+            continue
         if reading not in ready:
             return data, False
         part = os.read(reading, most + 1 - len(data))
@@ -571,7 +577,12 @@ def _left(reading: int) -> bytes:
     return b""
 
 
-def _kill(child: int, *, contained: bool) -> None:
+def _end(child: int, *, contained: bool) -> int:
+    """Kill a child and all that it has started, and reap them: their time and memory count as this response's.
+
+    Returns:
+        The child's status.
+    """
     if contained:
         # Everybody in the namespace but its first process and this one.
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -579,24 +590,18 @@ def _kill(child: int, *, contained: bool) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    # Without a namespace only those of its group have been killed.
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1 if contained else -child, 0)
+    return status
 
 
-def _wait_for_others(child: int, *, contained: bool) -> None:
-    """Wait until all that a child has started is gone: its memory must not count as the next response's."""
-    end = time.monotonic() + GONE_SECONDS
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        while time.monotonic() < end:
-            if contained:
-                os.kill(-1, 0)
-            else:
-                os.killpg(child, 0)
-            time.sleep(0.001)
-
-
-def _broken(status: int, spent: float, limits: Limits) -> str:
-    """Return how a child ended that said nothing."""
+def _broken(status: int, used: float, limits: Limits) -> str:
+    """Return how a child ended that said nothing, or took too long together with what it started."""
     code = os.waitstatus_to_exitcode(status)
-    if code in (-signal.SIGPROF, -signal.SIGXCPU) or spent >= limits.seconds:
+    if code in (-signal.SIGPROF, -signal.SIGXCPU) or used >= limits.seconds:
         return f"deadline: more than {limits.seconds:g} s of processor time"
     why = ": too many processes, or too much memory together" if code == -signal.SIGKILL else ""
     return f"the verifier's process ended ({ended(code)}{why})"

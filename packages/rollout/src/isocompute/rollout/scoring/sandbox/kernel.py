@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+SIGCHLD = 17
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_KEEPCAPS = 8
@@ -316,7 +317,7 @@ def of_worker(*, execute: bool) -> Calls:
     Args:
         execute: Whether programs may be run.
     """
-    prctl = (Values(argument=0, allowed=(*_PRCTL, PR_SET_PDEATHSIG, PR_SET_SECCOMP)),)
+    prctl = (Values(argument=0, allowed=(*_PRCTL, PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER)),)
     refused = () if execute else ("execve", "execveat")
     return {**{name: () for name in NUMBERS if name not in refused}, **_EVERYWHERE, "prctl": prctl}
 
@@ -338,6 +339,8 @@ def of_response(*, signals: bool, groups: bool) -> Calls:
         "prlimit64": (Values(argument=2, allowed=(0,), wide=True),),
         # The timer of its deadline stays as it is.
         "setitimer": (Values(argument=0, allowed=(0, 1)),),
+        # Whoever ignored the end of its children would hide their processor time.
+        "rt_sigaction": (Values(argument=0, allowed=tuple({*range(1, 65)} - {SIGCHLD})),),
         "kill": () if signals else (own,),
         "tgkill": () if signals else (own,),
     }

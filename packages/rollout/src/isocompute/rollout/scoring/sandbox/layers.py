@@ -41,7 +41,6 @@ SYSTEM = (
     "/proc/meminfo",
     "/dev/urandom",
     "/dev/random",
-    "/dev/zero",
 )
 """Files and folders that interpreters and libraries read besides their own folders."""
 # bubblewrap, where it is installed and user namespaces exist, keeps each program of ``runs`` apart. The process that
@@ -51,7 +50,8 @@ INSTEAD_OF = ("processes", "files", "landlock", "seccomp")
 """Layers that it takes the place of, around each program; it finds itself in /proc, which shows the outer processes."""
 NAME = "bubblewrap"
 """State of the layer ``files`` in the report."""
-DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+# Not /dev/zero, whose shared mappings are memory of nobody's own.
+DEVICES = ("/dev/null", "/dev/random", "/dev/urandom")
 PR_GET_NO_NEW_PRIVS = 39
 IPC_PRIVATE, IPC_REMOVE = 0, 0
 SECONDS = 600.0

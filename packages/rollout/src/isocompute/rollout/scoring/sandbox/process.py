@@ -39,7 +39,7 @@ from .frames import (
     reply_in,
 )
 from .layers import Report, isolated
-from .limits import descendants
+from .running import descendants
 
 PACKAGES = ("site-packages", "dist-packages")
 """Names of the folders of installed libraries."""
