@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import RolloutError
 
 LAYERS = ("user", "network", "processes", "files", "landlock", "seccomp", "bubblewrap")
-"""Layers of the sandbox that depend on the kernel; without Landlock, ``files`` means mounts that are read-only."""
+"""Layers of the sandbox that depend on the kernel; without Landlock, ``files`` means mounts of what is readable."""
 
 MOST_WORKERS_BY_DEFAULT = 8
 """Processes for each library where their number is not given."""
