@@ -22,6 +22,8 @@ from .text import NoGenerator
 
 CLOCK_FACTOR = 10.0
 """Time by the clock that a test may take, in multiples of its processor time: the machine may be busy."""
+COMPARING_SECONDS = 0.1
+"""Processor time of a response that is left to the process which starts programs and compares."""
 START_SECONDS = 20.0
 """Timeout of the program that shows whether programs can be run."""
 MORE_OUTPUT = 1 << 16
@@ -67,7 +69,7 @@ class RunsJudge(NoGenerator):
         if not tests:
             raise ProblemError("the answer of a problem for runs is empty; it must hold the tests of a program")
         # A child of the sandbox has so much time for itself and all programs; what takes more is ended with it.
-        left = signal.getitimer(signal.ITIMER_PROF)[0] or math.inf
+        left = (signal.getitimer(signal.ITIMER_PROF)[0] or math.inf) - COMPARING_SECONDS
         passed, start = 0, spent()
         for test in tests:
             before, most = spent(), len(test.output.encode()) + MORE_OUTPUT

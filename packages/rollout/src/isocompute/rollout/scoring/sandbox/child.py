@@ -34,8 +34,9 @@ from ..judges.text import TextJudge
 from ..rules import Extraction, extraction
 from . import kernel, layers
 from .frames import COMPLETE, NO_VERDICT, READ, FrameError, Reply, numbered, reply_in, said
+from .groups import Group
 from .layers import tried
-from .limits import SLACK_SECONDS, Limits, Watch, confine, counted_alone, limit, limits_in, most_processes
+from .limits import PROCESSES, SLACK_SECONDS, Limits, Watch, confine, counted_alone, limit, limits_in, most_processes
 
 POLL_SECONDS = 0.2
 """Interval between looks where the kernel has no file descriptor for a process."""
@@ -70,6 +71,7 @@ def launch(settings: dict[str, Any]) -> None:
         # Where the machine's memory is short, a sandbox ends before any engine; it can be started again.
         Path("/proc/self/oom_score_adj").write_text("1000")
     # A rule of the user's own is imported with all that can be imported in view.
+    group = Group(settings["group"])
     # Ignored by whoever started the engine, it would be ignored here.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     report = layers.enter([*settings["readable"], *settings["importable"]], settings["without"])
@@ -79,7 +81,8 @@ def launch(settings: dict[str, Any]) -> None:
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     nursery = os.fork()
     if nursery == 0:
-        nurse(settings, report)
+        group.enter()
+        nurse(settings, report, group)
         os._exit(0)
     # Asked to end, it still ends all others first.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -135,11 +138,12 @@ def _end_children() -> None:
             os.wait()
 
 
-def nurse(settings: dict[str, Any], report: layers.Report) -> None:
+def nurse(settings: dict[str, Any], report: layers.Report, group: Group) -> None:
     """Load the library of a pool, give up all rights, and keep one worker running.
 
     Args:
         report: The layers entered so far.
+        group: The control group that this process is in, if any.
     """
     layers.die_with_parent()
     if os.getpid() != 1:
@@ -170,6 +174,8 @@ def nurse(settings: dict[str, Any], report: layers.Report) -> None:
     # What is there by now stays shared with the workers.
     gc.collect()
     gc.freeze()
+    # The worker is no process of a response, nor is this one.
+    group.limit(settings["memory_bytes"], processes=PROCESSES + 2)
     contained = layers.contained(report)
     while True:
         worker = _forked_worker()

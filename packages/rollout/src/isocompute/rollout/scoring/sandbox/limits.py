@@ -29,9 +29,9 @@ MOST_FILES = 4096
 """File descriptors that a library may have opened before its number was limited are below this."""
 BUFFERS = FILES * 208 * 1024
 """Bytes that a process may hold in the buffers of sockets and pipes, which are shown nowhere."""
-NEAR = 4
-"""Part of its memory from which on a response is looked at more often."""
-SLACK_SECONDS = 0.25
+NEAR_MEMORY, NEAR_TIME = 0.25, 0.75
+"""Parts of its memory and time from which on a response is looked at more often."""
+SLACK_SECONDS = 0.1
 """Processor time over the limit that the processes of a response may take together: they are counted now and then."""
 
 
@@ -179,12 +179,12 @@ class Watch:
 
     def __init__(self, memory_bytes: int, seconds: float) -> None:
         self._memory_bytes = memory_bytes
-        self._ticks = (seconds + SLACK_SECONDS / 2) * TICKS
+        self._ticks = (seconds + SLACK_SECONDS) * TICKS
         self._group = os.getpgrp()
         self._first, self._before = (0, 0), 0
 
     def look(self) -> bool:
-        """Look once; return whether they hold so much that they should be looked at again soon."""
+        """Look once; return whether they are so near a limit that they should be looked at again soon."""
         standing: dict[int, Running] = {}
         found: list[Running] = []
         threads = 0
@@ -199,11 +199,11 @@ class Watch:
                 break
         if not found:
             return False
-        held = 0
         if threads <= PROCESSES:
             held = sum(memory(process.pid) + BUFFERS for process in found if not process.ended)
-            if held <= self._memory_bytes and self._spent(standing, found) <= self._ticks:
-                return held > self._memory_bytes // NEAR
+            spent = self._spent(standing, found)
+            if held <= self._memory_bytes and spent <= self._ticks:
+                return held > NEAR_MEMORY * self._memory_bytes or spent > NEAR_TIME * self._ticks
         # A group is killed at once, whatever it is starting; whoever has left it the worker kills. What is found later
         # may be the next response's.
         for group in {process.group for process in found}:
@@ -216,7 +216,7 @@ class Watch:
         children = [process for process in found if process.parent in standing]
         if not children:
             return 0
-        first = min(children, key=lambda process: process.start)
+        first = min(children, key=lambda process: (process.start, process.pid))
         if self._first != (first.pid, first.start):
             # By now its worker has reaped all of the response before, and little of this one.
             worker = running.process(first.parent)

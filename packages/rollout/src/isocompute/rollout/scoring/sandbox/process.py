@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from ...errors import RolloutError
 from ..config import ScoringConfig
-from . import boot, layers
+from . import boot, groups, layers
 from .child import PREPARING_SECONDS, ended
 from .frames import (
     COMPLETE,
@@ -212,6 +212,7 @@ class ScoringProcess:
         self._pool, self._config = pool, config
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
+        self._group = ""
         self._unread = b""
         self._lines: deque[bytes] = deque()
         self._request = 0
@@ -308,8 +309,9 @@ class ScoringProcess:
     def _started(self, program: str) -> Report:
         self.close()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        self._group = groups.make()
         self._process = subprocess.Popen(
-            command(self._pool, self._config, program),
+            command(self._pool, self._config, program, self._group),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -351,6 +353,7 @@ class ScoringProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        groups.remove(self._group)
 
     def _ask(self, request: dict[str, Any], count: int, *, one_by_one: bool) -> _Outcome:
         """Send a request and read its replies, until all are there or the process that writes them ends."""
@@ -479,8 +482,13 @@ def _after(groups: Sequence[Group], done: int) -> list[Group]:
     return rest
 
 
-def command(pool: str, config: ScoringConfig, program: str) -> list[str]:
-    """Return the command of a pool's first process."""
+def command(pool: str, config: ScoringConfig, program: str, group: str = "") -> list[str]:
+    """Return the command of a pool's first process.
+
+    Args:
+        program: bubblewrap's path, if it is used.
+        group: Folder of a control group, if there is one.
+    """
     user_code = pool.startswith("python:")
     executes = user_code or pool == "runs"
     path = _path(user_code=user_code)
@@ -492,6 +500,7 @@ def command(pool: str, config: ScoringConfig, program: str) -> list[str]:
         "executes": executes,
         "executing": executes or pool == "reasoning_gym",
         "bubblewrap": program,
+        "group": group,
         "root": os.geteuid() == 0,
         "seconds": config.seconds,
         "wall_seconds": config.wall_seconds,
