@@ -97,7 +97,7 @@ SHARED = {
     ),
     "holds files in memory": _held(
         "{memory} // 4",
-        "f = next(f for p in ('/dev/shm', '/tmp', '/run', '/', '.') for f in [opened(p)] if f >= 0); os.write(f, b'x' * size)",
+        "f = max(map(opened, ('/dev/shm', '/tmp', '/run', '/', '.'))); os.write(f, b'x' * size)",
         12,
         "def opened(p):\n try: return os.open(f'{p}/isocompute-{key}-{os.getpid()}', 66)\n except OSError: return -1\n",
     ),
@@ -137,7 +137,7 @@ STORMS = {
         " os.waitpid(p, 0)\nanswer = {right}"
     ),
     "hides the time of forks that nobody waits for": (
-        f"{{C}}import signal, time\ntry: signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nexcept OSError: pass\n"
+        "{C}import signal, time\ntry: signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nexcept OSError: pass\n"
         "for _ in range(int(4 * {seconds} / 0.01)):\n r, w = os.pipe()\n if os.fork() == 0:\n"
         "  end = time.process_time() + 0.01\n  while time.process_time() < end: pass\n  os._exit(0)\n"
         " os.close(w); os.read(r, 1); os.close(r)\nanswer = {right}"
@@ -193,10 +193,12 @@ READS = {
     ),
     "reads from its folder": "import os; os.chdir('{work}'); answer = open('.env').read()",
     "reads from where its engine is": (
-        "import os\nfor p in ('self', os.getppid(), {engine}, 1, 2):\n for n in ('cwd', 'root{work}', 'cwd/../modules'):\n"
+        "import os\nfor p in ('self', os.getppid(), {engine}, 1, 2):\n for n in ('cwd', 'root{work}'):\n"
         "  try: answer = open(f'/proc/{p}/{n}/.env').read()\n  except OSError: pass"
     ),
-    "climbs out of a folder": "import os; answer = open(os.path.dirname(os.__file__) + '/..' * 20 + '{work}/.env').read()",
+    "climbs out of a folder": (
+        "import os; answer = open(os.path.dirname(os.__file__) + '/..' * 20 + '{work}/.env').read()"
+    ),
     "reads by a handle": (
         f"{C}h = (ctypes.c_int * 40)(128); m = ctypes.c_int()\n"
         "C.syscall(303, -100, b'{work}/.env', h, ctypes.byref(m), 0)\n"
@@ -221,7 +223,7 @@ READS = {
         " for f in glob.glob(p + '{work}/.env') + glob.glob(p + '/*/.env'): answer = open(f).read()"
     ),
     "mounts another file system": (
-        f"{C}C.unshare(0x10020000); C.mount(b'proc', b'/proc', b'proc', 0, None); C.mount(b'none', b'/tmp', b'tmpfs', 0, None)\n"
+        f"{C}C.unshare(0x10020000); C.mount(b'proc', b'/proc', b'proc', 0, None)\n"
         "C.umount2(b'/', 2); C.chroot(b'.'); answer = open('{work}/.env').read()"
     ),
 }
@@ -236,7 +238,7 @@ TELLS = {
     "tells by a type that is no score": f"{_FRAMES}type(told, (), {{}})()\nanswer = type(told, (str,), {{}})('0')",
     "tells by a note": f"{_FRAMES}e = KeyError(told); e.add_note(told); raise e from OSError(told)",
     "tells by an exit": f"{_FRAMES}raise SystemExit(told)",
-    "tells by a warning": f"{_FRAMES}import warnings; warnings.warn(told); sys.stderr.write(told); raise RuntimeWarning(told)",
+    "tells by a warning": f"{_FRAMES}import warnings; warnings.warn(told); raise RuntimeWarning(told)",
 }
 FILES = {
     "changes modes": _file("os.chmod(f, 0o777)"),

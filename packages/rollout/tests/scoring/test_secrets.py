@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from isocompute.rollout import RolloutError
 from isocompute.rollout.scoring.config import ScoringConfig, scoring_from
 from isocompute.rollout.scoring.judges import CallableJudge
+from isocompute.rollout.scoring.sandbox import layers
 from isocompute.rollout.scoring.sandbox.child import NO_SCORE, in_a_child
 from isocompute.rollout.scoring.sandbox.frames import said
 from isocompute.rollout.scoring.sandbox.limits import Limits
@@ -48,23 +49,33 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow("a sandbox of its own")
-def test_a_response_reads_the_file_of_its_rule_and_what_is_listed_and_nothing_beside_it(folder: Path) -> None:
-    scorer = Scorer(ScoringConfig(seconds=2, readable=(str(folder / "given"),)))
+@pytest.mark.slow("sandboxes of its own")
+@pytest.mark.parametrize("without", [(), ("landlock",)])
+def test_a_response_reads_the_file_of_its_rule_and_what_is_listed_and_nothing_beside_it(
+    folder: Path, without: tuple[str, ...]
+) -> None:
+    scorer = Scorer(ScoringConfig(seconds=2, readable=(str(folder / "given"),), without=without))
     tells = [
         "raise ValueError((folder / '.env').read_text())",
         "raise type('secret', (Exception,), {})(words)",
         "import reading_helper; raise KeyError(reading_helper.SECRET)",
-        "answer = 'aa' * ('import' in (folder / 'link').read_text() or len(list(folder.iterdir())))",
+        "(folder / 'link').read_text()",
+        "answer = 'aa' * ('.env' in [path.name for path in folder.iterdir()])",
     ]
     responses = [*(SEEN.format(name=name) for name in NAMES), *tells, "answer = 'aa' * bool(words)"]
     items = [Item(verifier="python:reading_rules:executes", response=text, answer="aa") for text in responses]
     verdicts = scorer.submit(items).result(timeout=120)
+    report = scorer.layers()
     scorer.close()
+    if without and report["files"] != layers.MOUNTS:
+        pytest.skip("no mount namespace")
     seen = {name: verdict.reward for name, verdict in zip(NAMES, verdicts, strict=False)}
     assert [name for name, reward in seen.items() if reward] == ["reading_rules.py", "given/more.txt"]
-    refused = "error: PermissionError"
-    assert [v.error for v in verdicts[len(NAMES) :]] == [refused, "error: Exception", "error: KeyError", refused, None]
+    refused = "error: FileNotFoundError" if without else "error: PermissionError"
+    # Its helper was imported with it. What a mount namespace lists is only what is readable.
+    told = [refused, "error: Exception", "error: KeyError", refused, None if without else refused, None]
+    assert [v.error for v in verdicts[len(NAMES) :]] == told
+    assert [v.reward for v in verdicts[len(NAMES) :]] == [0] * (len(told) - 1) + [1]
 
 
 @given(st.lists(st.booleans(), min_size=0, max_size=3))
