@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-import resource
+import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 CLOCK_FACTOR = 10.0
 """Time by the clock that a test may take, in multiples of its processor time: the machine may be busy."""
+COMPARING_SECONDS = 0.1
+"""Processor time of a response that is left to the process which starts programs and compares."""
 START_SECONDS = 20.0
 """Timeout of the program that shows whether programs can be run."""
 MORE_OUTPUT = 1 << 16
@@ -83,17 +85,18 @@ class RunsJudge(NoGenerator):
     def _share(self, program: str, tests: Sequence[Test], seconds: float | None) -> float:
         if not tests:
             raise ProblemError("the answer of a problem for runs is empty; it must hold the tests of a program")
-        # A child of the sandbox may use so many whole seconds, and so may each of its processes.
-        whole = resource.getrlimit(resource.RLIMIT_CPU)[0]
-        allowed = min(seconds or float("inf"), whole if whole > 0 else float("inf"))
+        # A child of the sandbox has so much time for itself and all programs; what takes more is ended with it.
+        left = (signal.getitimer(signal.ITIMER_PROF)[0] or math.inf) - COMPARING_SECONDS
         passed, start = 0, spent()
         for test in tests:
             before, most = spent(), len(test.output.encode()) + MORE_OUTPUT
-            ran = run(program, test.input.encode(), self._apart, seconds=min(allowed * CLOCK_FACTOR, 1e6), most=most)
+            allowed = min(seconds or math.inf, left - (before - start))
+            clock = min(allowed * CLOCK_FACTOR, 1e6)
+            ran = run(program, test.input.encode(), self._apart, seconds=clock, processor_seconds=allowed, most=most)
             slow = ran.late or spent() - before > allowed
             if not slow and ran.code == 0 and len(ran.output) <= most:
                 passed += same_output(ran.output.decode(errors="replace"), test.output, test.tolerance)
-            if slow or 0 < whole < spent() - start:
+            if slow or spent() - start > left:
                 # What does not end in time once would take all its time again.
                 break
         return passed / len(tests)
