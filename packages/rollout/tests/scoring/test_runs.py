@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from decimal import Decimal
@@ -106,6 +107,51 @@ def test_a_program_that_takes_too_much_fails_and_its_neighbours_do_not(scorer: S
         "import os\nwhile True: os.write(1, b'1' * 9999)",
     ]
     assert rewards(scorer, *(text for one in greedy for text in (one, f"{RIGHT}  # {one!r}"))) == [0, 1] * len(greedy)
+
+
+DEEP = "def f(n):\n    return n and 1 + f(n - 1)\nprint(f(5000))"
+LIMITED = {
+    DEEP: "RecursionError",
+    "def f(n): return n and g(n - 1)\ndef g(n): return n and f(n - 1)\nf(5000)": "RecursionError",
+    "print(10**5000)": "DigitsLimitError",
+    "print(int('9' * 5000))": "DigitsLimitError",
+    "x = " + "9" * 5000: "DigitsLimitError",
+    "a = [0] * 10**12": "MemoryError",
+    "import threading, time\nfor _ in range(99): threading.Thread(target=time.sleep, args=(9,)).start()": "BlockingIO",
+    "while True: pass": "(TimeoutError|deadline)",
+}
+
+
+@pytest.mark.parametrize("program", LIMITED)
+def test_the_limit_that_ended_a_program_is_named(program: str, any_scorer: Scorer) -> None:
+    if LIMITED[program] == "BlockingIO" and (os.geteuid() == 0 or any_scorer.config.without):
+        pytest.skip("not every layer limits the processes of a response from within")
+    answer = json.dumps({"tests": [{"input": "", "output": "1"}], "seconds": 1})
+    item = Item(verifier="runs", response=program, answer=answer)
+    verdict = any_scorer.submit([item]).result(timeout=300)[0]
+    assert verdict.reward == 0
+    assert re.match(f"(error: )?{LIMITED[program]}", str(verdict.error))
+
+
+def test_a_limit_takes_nothing_from_a_program_that_passes_other_tests_or_lifts_it(scorer: Scorer) -> None:
+    tests = [{"input": "3", "output": "3"}, {"input": "5000", "output": "5000"}]
+    deep = DEEP.replace("5000", "int(input())")
+    items = [
+        Item(verifier=name, response=text, answer=json.dumps(tests))
+        for name, text in (("runs|partial", deep), ("runs", f"import sys; sys.setrecursionlimit(9999)\n{deep}"))
+    ]
+    verdicts = scorer.submit(items).result(timeout=300)
+    assert [(verdict.reward, verdict.error) for verdict in verdicts] == [(0.5, None), (1, None)]
+
+
+def test_what_a_program_says_on_its_standard_error_is_neither_read_out_nor_in_its_way(any_scorer: Scorer) -> None:
+    loud = f"import sys\nfor _ in range(5000): print('x' * 99, file=sys.stderr)\n{RIGHT}"
+    late = f"{RIGHT}\nimport os, sys\nsys.stdout.flush(); os.close(1); os.write(2, b'x' * 10**6)"
+    assert rewards(any_scorer, loud, late) == [1, 1]
+    secret = "import sys\nsys.exit('MemoryError: secret')"
+    verdict = any_scorer.submit([Item(verifier="runs", response=secret, answer=SUM)]).result(timeout=300)[0]
+    assert verdict.reward == 0
+    assert "secret" not in str(verdict.error)
 
 
 def test_a_test_may_have_less_time_than_a_response(scorer: Scorer) -> None:
@@ -300,5 +346,10 @@ def test_fences_that_commonmark_does_not_read_hide_no_program() -> None:
     assert program_of("````md\n```python\nprint(2)\n```\n````\n" + right) == "print(1)"
     assert program_of("1. Code:\n\n   ```python\n   print(1)\n```\n") == "print(1)"
     assert program_of("<answer>\n```python\nprint(1)\n```\n</answer>") == "print(1)"
+    example = "```python\nfrom sys import stdin\ndef solve(x): return x\nprint(solve(1))\n```\nFor example:\n"
+    for use in ("print(solve(3))", "assert solve(3) == 3\nprint(stdin)", "for i in range(3):\n    print(solve(i))"):
+        assert program_of(f"{example}```python\n{use}\n```") == program_of(example)
+    for other in ("print(3)", "def solve(y): return y\nprint(solve(2))", "from x import *\nprint(solve(3))", "solve("):
+        assert program_of(f"{example}```python\n{other}\n```") == other
     bare = '"""Like\n```\nsolve(3)\n```\n"""\nprint(1)'
     assert program_of(bare) == bare

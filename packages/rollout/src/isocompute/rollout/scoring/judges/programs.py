@@ -7,6 +7,7 @@ import math
 import os
 import resource
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +23,8 @@ FILTER = "{filter}"
 LOOK_SECONDS = 0.05
 """Interval between looks whether a program that keeps its output open has ended, or has used up its time."""
 _PART = 1 << 16
+LAST_BYTES = 1 << 12
+"""Bytes that are kept of the end of what a program says of its errors."""
 
 
 class ProgramTooLongError(ValueError):
@@ -50,11 +53,13 @@ class Ran:
         output: Printed bytes, one byte more than allowed at most.
         code: Its exit code, below 0 for a signal.
         late: Whether it took too long.
+        error: The last line on its standard error, which it may have made up.
     """
 
     output: bytes
     code: int
     late: bool
+    error: bytes
 
 
 def run(
@@ -85,28 +90,39 @@ def run(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             bufsize=0,
             pass_fds=(reading,) if apart.filter else (),
         )
     finally:
         os.close(reading)
-    end = time.monotonic() + seconds
+    end, errors = time.monotonic() + seconds, bytearray()
 
     def late() -> bool:
         return time.monotonic() > end or _used(process.pid, apart) > processor_seconds
 
     try:
-        output, is_late = _talk(process, given, late, most)
+        output, is_late = _talk(process, given, late, most, errors)
         if not is_late and len(output) <= most:
-            is_late = _late(process, late)
+            is_late = _late(process, late, errors)
     finally:
-        process.kill()
-        for pipe in (process.stdin, process.stdout):
+        killed = _killed(process)
+        for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
-    return Ran(output=output, code=process.wait(), late=is_late)
+    said = bytes(errors).rstrip().rpartition(b"\n")[2]
+    return Ran(output=output, code=process.wait() if killed else -signal.SIGKILL, late=is_late, error=said)
+
+
+def _killed(process: subprocess.Popen[bytes]) -> bool:
+    """Kill a program that has not ended; return whether that was possible."""
+    try:
+        process.kill()
+    except PermissionError:
+        # Without a namespace of its own the sandbox may signal nobody: the worker ends the program with the response.
+        return False
+    return True
 
 
 def spent() -> float:
@@ -126,14 +142,19 @@ def _used(pid: int, apart: Apart) -> float:
     return 0.0
 
 
-def _talk(process: subprocess.Popen[bytes], given: bytes, late: Callable[[], bool], most: int) -> tuple[bytes, bool]:
+def _talk(
+    process: subprocess.Popen[bytes], given: bytes, late: Callable[[], bool], most: int, errors: bytearray
+) -> tuple[bytes, bool]:
     """Write input and read output until it ends, is too much, or the time is up; return whether it was up."""
     assert process.stdin is not None
     assert process.stdout is not None
+    assert process.stderr is not None
     left, output = memoryview(given), bytearray()
     os.set_blocking(process.stdin.fileno(), False)
+    os.set_blocking(process.stderr.fileno(), False)
     with selectors.DefaultSelector() as pipes:
         pipes.register(process.stdout, selectors.EVENT_READ)
+        pipes.register(process.stderr, selectors.EVENT_READ)
         if left:
             pipes.register(process.stdin, selectors.EVENT_WRITE)
         else:
@@ -147,6 +168,8 @@ def _talk(process: subprocess.Popen[bytes], given: bytes, late: Callable[[], boo
             # Seen before what it printed is read, so that nothing printed is missed.
             ended = process.poll() is not None
             ready = {key.fileobj for key, _ in pipes.select(0 if ended else LOOK_SECONDS)}
+            if process.stderr in ready and not _heard(process, errors):
+                pipes.unregister(process.stderr)
             if process.stdout in ready:
                 part = os.read(process.stdout.fileno(), min(_PART, most + 1 - len(output)))
                 output += part
@@ -165,13 +188,27 @@ def _talk(process: subprocess.Popen[bytes], given: bytes, late: Callable[[], boo
                     process.stdin.close()
 
 
-def _late(process: subprocess.Popen[bytes], late: Callable[[], bool]) -> bool:
+def _heard(process: subprocess.Popen[bytes], errors: bytearray) -> bool:
+    """Read what is there of a program's standard error, and keep the end; return whether there may be more."""
+    assert process.stderr is not None
+    try:
+        part = os.read(process.stderr.fileno(), _PART)
+    except BlockingIOError:
+        return True
+    errors += part
+    del errors[:-LAST_BYTES]
+    return bool(part)
+
+
+def _late(process: subprocess.Popen[bytes], late: Callable[[], bool], errors: bytearray) -> bool:
     """Wait for the end of a program that has closed its output; return whether its time was up before."""
     while True:
         try:
             process.wait(LOOK_SECONDS)
         except subprocess.TimeoutExpired:
+            _heard(process, errors)
             if late():
                 return True
         else:
+            _heard(process, errors)
             return False

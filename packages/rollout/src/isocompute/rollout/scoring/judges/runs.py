@@ -8,10 +8,12 @@ verdict.
 
 from __future__ import annotations
 
+import builtins
 import json
 import math
 import re
 import signal
+import symtable
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ProblemError, RolloutError
-from .programs import Apart, run, spent
+from .programs import Apart, Ran, run, spent
 from .text import NoGenerator
 
 if TYPE_CHECKING:
@@ -39,11 +41,32 @@ TOLERANCE = Decimal("1e-6")
 """Absolute or relative difference of numbers that are equal, where the wanted one has a point or an exponent."""
 _WIDE = Context(prec=128, Emax=MAX_EMAX, Emin=MIN_EMIN)
 """Holds every difference of two numbers."""
+FAULTS = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
+"""What compiling a text raises that is no program."""
 _NUMBER = re.compile(r"[+-]?(\d{1,64}(\.\d{0,64})?|\.\d{1,64})([eE][+-]?\d{1,6})?", re.ASCII)
 _PYTHON = re.compile(
     r"(?:\{(?:[^}]*[\s.])?|\S*\.)?(?:python|pypy|py)(?:[\s-]?[23](?:\.\d+)*)?(?![\w.+-])", re.ASCII | re.IGNORECASE
 )
 """Beginning of an info string that means Python: ``py``, ``Python 3``, ``{.python #id}``, ``main.py``."""
+
+
+class DigitsLimitError(ValueError):
+    """A program converted a whole number of more than 4,300 digits from or to text, as CPython does not by itself."""
+
+
+LIMITS = (
+    (re.compile(rb"RecursionError\b"), RecursionError("a program went deeper than CPython's 1,000 calls")),
+    (re.compile(rb"MemoryError\b"), MemoryError("a program needed more memory than it may have")),
+    (
+        re.compile(rb"(?:Value|Syntax)Error: Exceeds the limit \(\d+(?: digits)?\) for integer string conversion"),
+        DigitsLimitError("a program converted a whole number beyond CPython's 4,300 digits"),
+    ),
+    (
+        re.compile(rb"BlockingIOError: \[Errno 11\]|RuntimeError: can't start new thread"),
+        BlockingIOError("a program started more processes and threads than it may"),
+    ),
+)
+"""Last lines of programs that met a limit, and what is said of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,18 +111,29 @@ class RunsJudge(NoGenerator):
         # A child of the sandbox has so much time for itself and all programs; what takes more is ended with it.
         left = (signal.getitimer(signal.ITIMER_PROF)[0] or math.inf) - COMPARING_SECONDS
         passed, start = 0, spent()
+        met: Exception | None = None
         for test in tests:
             before, most = spent(), len(test.output.encode()) + MORE_OUTPUT
             allowed = min(seconds or math.inf, left - (before - start))
             clock = min(allowed * CLOCK_FACTOR, 1e6)
             ran = run(program, test.input.encode(), self._apart, seconds=clock, processor_seconds=allowed, most=most)
             slow = ran.late or spent() - before > allowed
+            met = met or _limit(ran, slow=slow)
             if not slow and ran.code == 0 and len(ran.output) <= most:
                 passed += same_output(ran.output.decode(errors="replace"), test.output, test.tolerance)
             if slow or spent() - start > left:
                 # What does not end in time once would take all its time again.
                 break
+        if met is not None and not passed:
+            raise met
         return passed / len(tests)
+
+
+def _limit(ran: Ran, *, slow: bool) -> Exception | None:
+    """Return the limit that ended a program; what it says itself can only excuse a score of 0."""
+    if slow:
+        return TimeoutError("a program took more than its time")
+    return next((limit for line, limit in LIMITS if ran.code and line.match(ran.error)), None)
 
 
 def tests_of(answer: str) -> tuple[tuple[Test, ...], float | None]:
@@ -140,7 +174,8 @@ def program_of(response: str) -> str:
 
     Where none is, it is the last block without a tag that is a program and prints, or else the last that compiles;
     what a program prints (``7``) and formulas may compile, too. A block of another language is never the program, nor
-    is an interactive session. Without any such block it is the whole response.
+    is an interactive session, nor an example of use, which needs names of the blocks before it. Without any block of
+    Python it is the whole response.
     """
     blocks = [(info, text) for info, text in _blocks(response) if text.strip() and not text.startswith(">>>")]
     if not blocks or _code(response) is not None:
@@ -149,7 +184,35 @@ def program_of(response: str) -> str:
     tagged = [text for info, text in blocks if _PYTHON.match(info)]
     compiled = [(text, code) for info, text in blocks if not info and (code := _code(text)) is not None]
     printing = [text for text, code in compiled if _prints(code)]
-    return (tagged or printing or [text for text, _ in compiled] or [response])[-1]
+    return _last(tagged or printing or [text for text, _ in compiled] or [response])
+
+
+def _last(texts: Sequence[str]) -> str:
+    """Return the last text that uses no name which only texts before it bind."""
+    found, bound = texts[0], set[str]()
+    for text in texts:
+        own, needed = _names(text)
+        if bound.isdisjoint(needed):
+            found = text
+        bound |= own
+    return found
+
+
+def _names(text: str) -> tuple[set[str], set[str]]:
+    """Return the global names that a program binds, and those that it needs from elsewhere, where that is known."""
+    try:
+        tables = [symtable.symtable(text, "<program>", "exec")]
+    except FAULTS:
+        return set(), set()
+    own, used = set(), set()
+    for table in tables:
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if table is tables[0] or symbol.is_global():
+                own |= {symbol.get_name()} if symbol.is_assigned() or symbol.is_imported() else set()
+                used |= {symbol.get_name()} if symbol.is_referenced() else set()
+    # Nobody knows what a star brings.
+    return own, set() if "import *" in text else used - own - set(dir(builtins))
 
 
 def _blocks(response: str) -> Iterator[tuple[str, str]]:
@@ -180,7 +243,7 @@ def _code(text: str) -> CodeType | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return compile(text, "<program>", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
+    except FAULTS:
         return None
 
 
