@@ -58,7 +58,7 @@ def too_deep() -> EndlessError:
 
 def _check_depth(document: Any) -> None:
     level = [document]
-    for _ in range(DEEPEST + 1):
+    for _ in range(DEEPEST):
         level = [inner for each in level for inner in _parts(each)]
         if not level:
             return

@@ -224,7 +224,7 @@ def test_a_name_that_a_shell_or_a_path_would_read_otherwise_is_refused(tmp_path:
     key=st.sampled_from(["problem_sets", "tested_sets"]),
     stage=st.booleans(),
 )
-@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=200)
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], deadline=None)
 def test_a_name_that_a_shell_or_a_path_could_read_otherwise_is_refused(
     name: str, key: str, stage: bool, tmp_path: Path
 ) -> None:
