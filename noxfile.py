@@ -23,6 +23,7 @@ from tools.installing import (  # noqa: E402
     run_variables,
     test_variables,
     uv_variables,
+    write_locks,
 )
 
 nox.options.default_venv_backend = "uv|venv"
@@ -48,7 +49,10 @@ TRL = ("trl==1.16.*", "datasets")
 
 @nox.session(reuse_venv=False)
 def constraints(session: nox.Session) -> None:
-    """Write constraints.txt anew: every version of this environment, within constraints-direct.txt."""
+    """Write constraints.txt and its hashes anew, within constraints-direct.txt; ``-- hashes`` only the hashes."""
+    if session.posargs == ["hashes"]:
+        write_locks(session)
+        return
     install_all(session, constraints=environment.DIRECT)
     pipeline = frozen(session)
     install_all(session, *TEST_TOOLS, constraints=environment.DIRECT)
@@ -58,6 +62,7 @@ def constraints(session: nox.Session) -> None:
         "# `python3 -m nox -s constraints` writes it; elsewhere constraints-direct.txt applies.",
     ]
     (ROOT / environment.COMPLETE).write_text("\n".join([*about, *pipeline, TOOLS, *tools]) + "\n")
+    write_locks(session)
 
 
 @nox.session(tags=CAMPAIGN)
@@ -172,7 +177,9 @@ def lint(session: nox.Session) -> None:
     session.run("lint-imports", "--no-cache", "--no-logo", env={"PYTHONPATH": os.pathsep.join(map(str, paths))})
     workflows = sorted(map(str, ROOT.glob(".github/workflows/*.yml")))
     session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
-    session.run("zizmor", "--offline", "--no-progress", *workflows)
+    dependabot = str(ROOT / ".github" / "dependabot.yml")
+    session.run("check-jsonschema", "--builtin-schema", "vendor.dependabot", dependabot)
+    session.run("zizmor", "--offline", "--no-progress", *workflows, dependabot)
 
 
 @nox.session
@@ -359,10 +366,34 @@ def docs_check(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "-q", *found, env=test_variables())
 
 
+@nox.session
+def licences(session: nox.Session) -> None:
+    """Print the licences of all that the tests install, and fail on one that is neither permissive nor accepted."""
+    install_all(session, *TEST_TOOLS)
+    session.run("python", "-m", "tools.licences")
+
+
+@nox.session
+def sbom(session: nox.Session) -> None:
+    """Write dist/NAME.cdx.json (CycloneDX) for each wheel in dist/: what it needs, at the versions tested together."""
+    session.install("--require-hashes", "-r", environment.SBOM, env=uv_variables())
+    for wheel in sorted((ROOT / "dist").glob("*.whl")):
+        package = wheel.name.partition("-")[0]
+        folder = Path(session.create_tmp()).resolve() / package
+        python = str(folder / "bin" / "python")
+        session.run("uv", "venv", "-q", "--clear", "--python", sys.executable, str(folder), external=True)
+        into = ("uv", "pip", "install", "-q", "--python", python, "-c", environment.HASHED)
+        session.run(*into, str(wheel), external=True, env=uv_variables())
+        described = ROOT / "packages" / package.removeprefix("isocompute_") / "pyproject.toml"
+        what = ("--pyproject", str(described), "--mc-type", "library", "--output-reproducible")
+        session.run("cyclonedx-py", "environment", *what, "-o", str(wheel.parent / f"{package}.cdx.json"), python)
+
+
 @nox.session(name="release-check", venv_backend="none")
 def release_check(session: nox.Session) -> None:
-    """Check that tags such as frontier-v0.1.0 agree with versions and CHANGELOGs."""
+    """Check that tags such as frontier-v0.1.0 agree with versions and CHANGELOGs, and hashes with constraints.txt."""
     try:
+        releases.check_locked(ROOT)
         for tag in releases.check(ROOT, session.posargs):
             session.log(f"{tag} agrees with its version and its CHANGELOG")
     except releases.ReleaseError as error:

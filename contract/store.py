@@ -66,7 +66,13 @@ def ensure_store(uri: str | None = None, *, create: bool = True) -> str:
         except Exception as error:
             what = f"server at {uri} does not answer" if _is_server(uri) else f"store {uri} cannot be opened"
             raise TrackingError(f"the MLflow {what} ({reason_of(error)})") from None
+    for setting, value in PATIENCE.items():
+        os.environ.setdefault(setting, value)
     return uri
+
+
+PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "30", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
+"""Of a request to a server that has answered before: by MLflow's own settings one that hangs takes 20 minutes."""
 
 
 def _is_server(uri: str) -> bool:

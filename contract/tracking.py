@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
+import re
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
@@ -48,6 +49,7 @@ OWNER_TAG = "isocompute.owner"
 """Who made a run, and in which folder: nobody else changes it."""
 KEY_TAG = "isocompute.run_id"
 """Identity of what a run shows: an owner has one run of each."""
+RUN_ID = re.compile(r"[\w-]+", re.ASCII)
 
 
 def content_hash(path: Path) -> str:
@@ -258,6 +260,11 @@ def _all_runs(client: Any, experiment_id: str) -> list[Any]:
 
 
 def _download(client: Any, run_id: str, name: str, folder: Path) -> Path:
+    # A server names its runs, and MLflow looks at the paths of artifacts alone.
+    if not RUN_ID.fullmatch(run_id):
+        raise TrackingError(
+            f"a run has the id {run_id!r}, which is no name of a folder: its server is not to be trusted"
+        )
     target = folder / run_id
     target.mkdir(exist_ok=True)
     present = [f.path for f in client.list_artifacts(run_id) if Path(f.path).stem == name]

@@ -7,11 +7,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 import nox
 
 from . import environment
+from .releases import pinned
 
 
 def uv_variables() -> dict[str, str]:
@@ -44,6 +46,9 @@ def install_all(session: nox.Session, *extra: str, constraints: str = "") -> Non
         overrides = Path(folder) / "overrides.txt"
         overrides.write_text("".join(f"{name} ; sys_platform == 'never'\n" for name in chosen.without))
         flags = ["--overrides", str(overrides)] if chosen.without else []
+        if os.environ.get("CI") and chosen.constraints == environment.COMPLETE and not constraints:
+            install_locked(session, packages, extra, flags)
+            return
         try:
             session.install(
                 *flags, "-c", constraints or chosen.constraints, *common, *chosen.requirements, env=uv_variables()
@@ -54,6 +59,52 @@ def install_all(session: nox.Session, *extra: str, constraints: str = "") -> Non
             chosen = environment.without_vllm("vLLM could not be installed")
             session.warn(chosen.reason)
             session.install("-c", chosen.constraints, *common, *chosen.requirements, env=uv_variables())
+
+
+def install_locked(session: nox.Session, packages: list[str], extra: tuple[str, ...], flags: list[str]) -> None:
+    """Install the files of known hashes and nothing else; then our packages, and what a session asks for besides."""
+    # What is built here, ours and the few that have no wheel, is built with tools of known hashes, too.
+    within = ["--build-constraints", environment.HASHED]
+    # uv takes triton, too, from where torch's CPU build comes from, and from there it is another file.
+    session.install("--no-deps", "-c", environment.HASHED, "torch", env=uv_variables())
+    others_from = {name: value for name, value in uv_variables().items() if name != "UV_TORCH_BACKEND"}
+    session.install("--require-hashes", "--no-deps", *within, "-r", environment.HASHED, env=others_from)
+    session.install("--no-deps", *within, *packages, env=uv_variables())
+    locked = pinned(Path(environment.HASHED))
+    if others := [name for name in extra if name not in locked]:
+        session.install(*flags, *within, "-c", environment.HASHED, *others, env=uv_variables())
+
+
+def write_locks(session: nox.Session) -> None:
+    """Write the hashes of what constraints.txt names, and of the tools of CI and of releases."""
+    command = "python3 -m nox -s constraints -- hashes"
+    anywhere = ("--universal", "--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate")
+    # uv reads a list of names from a file.
+    asked = Path(session.create_tmp()).resolve() / "asked.in"
+    asked.write_text("nox[uv]\n")
+    nox_and_uv = str(session.run("uv", "pip", "compile", "-q", *anywhere, str(asked), external=True, silent=True))
+    asked.write_text("cyclonedx-bom\n")
+    for path, about, text in (
+        (environment.HASHED, "The files of constraints.txt for CI", here(session, environment.COMPLETE, "--no-deps")),
+        (environment.NOX, "nox and uv for CI, on any platform", nox_and_uv),
+        (environment.SBOM, "What describes a release", here(session, str(asked))),
+    ):
+        Path(path).write_text(f"# {about}; `{command}` writes it.\n{text}")
+
+
+def here(session: nox.Session, *asked: str) -> str:
+    """Versions with the hashes of the files that Python 3.11 on Linux x86_64 may install, one of twenty."""
+    # Only this format tells which these are; it cannot be kept, since it names the place of each.
+    found = Path(session.create_tmp()).resolve() / "pylock.toml"
+    platform = ("--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_40")
+    command = ("uv", "pip", "compile", "-q", *platform, "--format", "pylock.toml", "-o", str(found))
+    session.run(*command, *asked, external=True, silent=True, env=uv_variables())
+    lines = []
+    for package in tomllib.loads(found.read_text())["packages"]:
+        files = package.get("wheels") or [package["sdist"]]
+        hashes = sorted(f"--hash=sha256:{file['hashes']['sha256']}" for file in files)
+        lines.append(" \\\n    ".join([f"{package['name']}=={package['version']}", *hashes]) + "\n")
+    return "".join(lines)
 
 
 def frozen(session: nox.Session) -> list[str]:

@@ -1,13 +1,16 @@
-"""Versions of the packages, and the tags and CHANGELOGs that must agree with them.
+"""Versions of the packages, with the tags and CHANGELOGs that must agree with them, and of what CI installs.
 
 Only the standard library is needed, since ``noxfile.py`` imports this on a bare Python.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
+
+from . import environment
 
 PACKAGES = ("budget", "rollout", "learner", "frontier")
 
@@ -40,6 +43,25 @@ def check_tag(root: Path, tag: str) -> None:
         raise ReleaseError(f"{tag}: the version in packages/{package}/pyproject.toml is {version_of(root, package)}")
     if f"## [{version}]" not in (root / "packages" / package / "CHANGELOG.md").read_text():
         raise ReleaseError(f"{tag}: packages/{package}/CHANGELOG.md has no section [{version}]")
+
+
+def pinned(path: Path) -> dict[str, str]:
+    """The version that a file of requirements pins of each package, without the build's name such as ``+cpu``."""
+    return dict(re.findall(r"^([\w.-]+)==([\w.!]+)", path.read_text(), re.MULTILINE))
+
+
+def check_locked(root: Path) -> None:
+    """Check that the hashes that CI installs are those of the versions in constraints.txt.
+
+    Raises:
+        ReleaseError: A package is missing from either file, or has another version there.
+    """
+    versions, hashed = pinned(root / environment.COMPLETE), pinned(root / environment.HASHED)
+    if others := sorted(name for name, _ in versions.items() ^ hashed.items()):
+        raise ReleaseError(
+            f"{environment.HASHED}: not the versions of {environment.COMPLETE}: {', '.join(dict.fromkeys(others))}; "
+            "`python3 -m nox -s constraints -- hashes` writes it"
+        )
 
 
 def check(root: Path, tags: Iterable[str] = ()) -> list[str]:

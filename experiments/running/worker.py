@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -39,6 +39,8 @@ from ..errors import ExperimentError, amounts
 from . import cell_folder
 from .cell_folder import Spool, local_path
 from .cells import NAMESPACE, Cell, WorkerConfig
+
+MICRO_BATCH = "compute.micro_batch_tokens"
 
 
 class Worker:
@@ -116,10 +118,14 @@ class Worker:
         cell_folder.check_prompts(home, prompts.digest(problems))
         if not cell_folder.has_baseline(start):
             self.evaluate_baseline(cell, problems, start)
-        learner = self._fresh_learner(cell.learner, cell.origin.base)
-        checkpoints = Checkpoints(home / cell_folder.CHECKPOINTS, **self.config.resources.checkpoints.model_dump())
+        learner = self._fresh_learner(self._settings_of(cell), cell.origin.base)
+        checkpoints = self._checkpoints_of(home)
         trained = problems.filter(pl.col("split") == "train")
         progress = restore(learner=learner, checkpoints=checkpoints, run=cell.run_config, problems=trained)
+        if learner.config != cell.learner and not progress.changes:
+            # A run that began so is not the one of its settings either.
+            sizes = [each.compute.micro_batch_tokens for each in (cell.learner, learner.config)]
+            progress.changes.append({"step": progress.step, MICRO_BATCH: sizes})
         spool = Spool(home / "metrics.jsonl")
         spool.rewind(progress.rollouts)
         validation = problems.filter(pl.col("split") == "validation")
@@ -198,8 +204,8 @@ class Worker:
 
     def _save_policy(self, cell: Cell, problems: pl.DataFrame, home: Path) -> None:
         """Save the policy of a finished cell, from the checkpoint at its end."""
-        learner = self._fresh_learner(cell.learner, cell.origin.base)
-        checkpoints = Checkpoints(home / cell_folder.CHECKPOINTS)
+        learner = self._fresh_learner(self._settings_of(cell), cell.origin.base)
+        checkpoints = self._checkpoints_of(home)
         trained = problems.filter(pl.col("split") == "train")
         progress = restore(learner=learner, checkpoints=checkpoints, run=cell.run_config, problems=trained)
         ended = cell_folder.done(home)
@@ -211,6 +217,18 @@ class Worker:
             )
         save_policy(learner.weights(), self._models[cell.origin.base], cell_folder.policy_of(home))
         cell_folder.set_policy(home, progress.step)
+
+    def _settings_of(self, cell: Cell) -> LearnerConfig:
+        """A cell's settings of the learner, with the micro-batches that fit here."""
+        tokens = self.config.resources.micro_batch_tokens
+        if tokens is None:
+            return cell.learner
+        return replace(cell.learner, compute=replace(cell.learner.compute, micro_batch_tokens=tokens))
+
+    def _checkpoints_of(self, home: Path) -> Checkpoints:
+        """Those of a cell, from which it goes on with the micro-batches of its settings, or of these resources."""
+        saved = self.config.resources.checkpoints.model_dump()
+        return Checkpoints(home / cell_folder.CHECKPOINTS, **saved, may_change=[MICRO_BATCH])
 
     def _opened_sampler(self) -> Any:
         resources, layout = self.config.resources, self._layout

@@ -248,7 +248,8 @@ class ResourcesConfig(Settings):
 
     ``workers``, ``reverse``, ``transport``, ``start_seconds``, ``stall_seconds``, ``checkpoints``,
     ``checkpoint_gigabytes``, ``keep_policies`` and ``engine.sleep`` do not affect results; the others are part of a
-    run's identity, because engines, dtypes and sums over ranks round differently.
+    run's identity, because engines, dtypes and sums over ranks round differently. ``micro_batch_tokens`` rounds
+    differently, too, and is no part of it: the records of a run say where it was used.
     """
 
     workers: Count = 2
@@ -273,6 +274,10 @@ class ResourcesConfig(Settings):
     learner_ranks: Count = 1
     """Learner ranks of a cell. One is in the worker's process; several are Ray actors, each on a processor of its
     own."""
+    micro_batch_tokens: Count | None = None
+    """Most tokens of a pass of the learner, in place of ``learner.compute.micro_batch_tokens``, where an update ran out
+    of memory: cells go on from their checkpoints, equal to rounding and no longer bit for bit, which the metric
+    ``health/rounding_changes`` says; null: the learner's own."""
     reverse: bool = False
     """Start the last cells first."""
     start_seconds: Seconds = 900.0

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,16 @@ def store(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "mlflow.db"
+
+
+@pytest.fixture
+def short_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fits of few short chains, whether they agree or not, for what does not hang by their digits."""
+    from isocompute.frontier import notebook
+    from isocompute.frontier.posterior import posterior
+
+    monkeypatch.setattr(posterior, "AGREED", float("inf"))
+    monkeypatch.setattr(notebook, "posterior", partial(posterior.posterior, size=(32, 40, 16)))
 
 
 @pytest.fixture(scope="module")

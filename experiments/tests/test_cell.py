@@ -1,6 +1,5 @@
 """GRPO in one cell: killed and continued (on vLLM, too), extended, and with its parts in processes of their own."""
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -74,7 +73,7 @@ def kill_after(folder: Path, lines: int, sampler: str) -> None:
     """Start the cell and kill it once its spool has so many lines."""
     process = start(folder, sampler=sampler)
     while process.is_alive() and len(Spool(folder / "metrics.jsonl").records()) < lines:
-        time.sleep(0.002)
+        time.sleep(0.02)
     assert process.is_alive()
     process.kill()
     assert exit_code(process) == -signal.SIGKILL
@@ -145,27 +144,27 @@ def test_a_cell_extended_equals_the_cell_run_at_once_and_trains_only_the_rest(ho
 
 
 def test_engines_and_ranks_of_their_own_spend_the_same_and_go_on_where_a_rank_dies(home: Path, alone: Path) -> None:
-    assert exit_code(start(home / "apart", placement="separate", ranks=2)) == 0
-    apart, together = (pl.read_parquet(folder / "evals.parquet") for folder in (home / "apart", alone))
-    assert apart[0].equals(together[0])
-    assert apart["rollouts"].equals(together["rollouts"])
-    timings = pl.read_parquet(home / "apart" / "timings.parquet")
-    # The worker, two ranks and the engine.
-    assert timings["device_seconds"].sum() == pytest.approx(4 * timings["seconds"].sum())
-    assert json.loads((home / "apart" / "done.json").read_text())["rollouts"] == 96
-    # Where a rank dies, the tables are the same.
-    cell = start(home / "hurt", placement="separate", ranks=2)
-    while cell.is_alive() and len(Spool(home / "hurt" / "metrics.jsonl").records()) < 7:
-        time.sleep(0.002)
+    apart = home / "apart"
+    cell = start(apart, placement="separate", ranks=2)
+    while cell.is_alive() and len(Spool(apart / "metrics.jsonl").records()) < 7:
+        time.sleep(0.02)
     every = [process for process in psutil.Process(cell.pid).children(recursive=True) if process.name() == RANK]
     assert len(every) == 2
     every[1].kill()
     assert exit_code(cell) == 0
-    for name in ("evals", "ledger", "pass_rates"):
-        one, other = (pl.read_parquet(home / run / f"{name}.parquet") for run in ("hurt", "apart"))
-        assert one.equals(other), name
-    assert cell_folder.done(home / "hurt") is not None
-    assert lost(home / "hurt") > 0
+    # As it was alone, each point and what was charged until then; a rank's sums round in another order.
+    ours, theirs = (pl.read_parquet(folder / "evals.parquet") for folder in (apart, alone))
+    assert ours[0].equals(theirs[0])
+    assert ours["rollouts"].equals(theirs["rollouts"])
+    ledgers = [pl.read_parquet(folder / "ledger.parquet")["cohort", "step", "rollouts"] for folder in (apart, alone)]
+    assert ledgers[0].equals(ledgers[1])
+    timings = pl.read_parquet(apart / "timings.parquet")
+    # The worker, two ranks and the engine.
+    assert timings["device_seconds"].sum() == pytest.approx(4 * timings["seconds"].sum())
+    done = cell_folder.done(apart)
+    assert done is not None
+    assert done.rollouts == 96
+    assert lost(apart) > 0
 
 
 def test_an_engine_holds_the_base_model_with_its_adapter_after_every_sync(home: Path) -> None:

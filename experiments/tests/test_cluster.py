@@ -207,33 +207,24 @@ def test_separate_engines_have_bundles_of_their_own_and_colocated_ones_are_on_th
         assert layout.share == (0.5 if {*ranks} & {*engines} else 1.0)
 
 
-# Each transport in one of the placements: for the same processes both give the same way from one to the other.
-@pytest.fixture(params=[("separate", ("object_store",)), ("colocated", ("ipc",))], ids=lambda param: param[0])
-def placed(request: pytest.FixtureRequest, cluster: None) -> Iterator[tuple[Any, LearnerGroup, Any]]:
-    """A placement group, two ranks in it that share a policy, and two engines in it by each transport, one by one."""
-    placement, transports = request.param
-    layout = Bundles.of(asked(sampler="transformers", device="cpu", learner_ranks=2, replicas=2, placement=placement))
+# Where they are separate, a cell of test_cell.py trains.
+@pytest.fixture
+def placed(cluster: None) -> Iterator[tuple[Any, LearnerGroup, Any]]:
+    """A placement group, and in it two ranks that share a policy and two engines, which end with their places."""
+    layout = Bundles.of(asked(sampler="transformers", device="cpu", learner_ranks=2, replicas=2, placement="colocated"))
     group = reserve(layout, seconds=60)
     ranks = LearnerGroup(
         BASE, CONFIG, world_size=2, placement=group, bundles=layout.ranks, gpu_share=layout.share, grace=1
     )
-
-    def engines() -> Iterator[Any]:
-        for transport in transports:
-            options = {"replicas": 2, "placement": group, "bundles": layout.engines, "transport": transport}
-            sampling = Sampling(max_new_tokens=8, max_prompt_tokens=8)
-            sampler = open_sampler("transformers", str(BASE), sampling, replicas={**options, "bucket_bytes": 20_000})
-            yield sampler
-            if transport == transports[-1]:
-                # Both end with their places, though not at once.
-                remove_placement_group(group)
-                left = actors_of(ranks, sampler)
-                began = time.monotonic()
-                while left := [actor for actor in left if answers(actor)]:
-                    assert time.monotonic() - began < 60, left
-            sampler.close()
-
-    yield group, ranks, engines()
+    options = {"replicas": 2, "placement": group, "bundles": layout.engines, "transport": "ipc", "bucket_bytes": 20_000}
+    sampler = open_sampler("transformers", str(BASE), Sampling(max_new_tokens=8, max_prompt_tokens=8), replicas=options)
+    yield group, ranks, sampler
+    # Both end with their places, though not at once.
+    remove_placement_group(group)
+    left, began = actors_of(ranks, sampler), time.monotonic()
+    while left := [actor for actor in left if answers(actor)]:
+        assert time.monotonic() - began < 60, left
+    sampler.close()
     ranks.close()
     # Their places are free again.
     remove_placement_group(reserve(layout, seconds=60))
@@ -263,26 +254,25 @@ def answers(actor: Any) -> bool:
 
 
 def test_weights_go_from_ranks_that_share_a_policy_to_engines_in_their_placement_group_which_ends_them(
-    placed: tuple[Any, LearnerGroup, Iterator[Any]], monkeypatch: pytest.MonkeyPatch
+    placed: tuple[Any, LearnerGroup, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group, ranks, engines = placed
+    group, ranks, sampler = placed
     ranks.reset(CONFIG)
 
     def through_here(weights: RankWeights) -> Any:
         raise AssertionError("the weights came to the driver")
 
     monkeypatch.setattr(RankWeights, "__iter__", through_here)
-    for sampler in engines:
-        places = [actor.__ray_call__.remote(place) for actor in actors_of(ranks, sampler)]
-        assert set(ray.get(places)) == {group.id.hex()}
-        for _ in range(2):
-            sampler.sync(ranks.weights(), ranks.version)
-            rollouts = sampler.sample(sums(3, 1).head(3), samples=8, seed=1, step=ranks.version, run_id="r")
-            assert ranks.agreement(rollouts).maximum < 1e-4
-            ranks.update(learnt_from(rollouts, CONFIG))
-        # The weights before the last update.
-        assert ranks.agreement(rollouts).maximum > 1e-3
-        assert placement_group_table(group)["state"] == "CREATED"
+    places = [actor.__ray_call__.remote(place) for actor in actors_of(ranks, sampler)]
+    assert set(ray.get(places)) == {group.id.hex()}
+    for _ in range(2):
+        sampler.sync(ranks.weights(), ranks.version)
+        rollouts = sampler.sample(sums(3, 1).head(3), samples=8, seed=1, step=ranks.version, run_id="r")
+        assert ranks.agreement(rollouts).maximum < 1e-4
+        ranks.update(learnt_from(rollouts, CONFIG))
+    # The weights before the last update.
+    assert ranks.agreement(rollouts).maximum > 1e-3
+    assert placement_group_table(group)["state"] == "CREATED"
 
 
 @by_value

@@ -4,9 +4,11 @@ import inspect
 import json
 import os
 import sys
+import tempfile
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 import hypothesis
@@ -16,7 +18,7 @@ import ray.exceptions
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget.contract import files, tables
+from isocompute.budget.contract import files, tables, tracking
 from isocompute.budget.contract.documents import DEEPEST, LARGEST, DocumentError, EndlessError, parsed
 from isocompute.budget.contract.errors import FileError, IsoComputeError, TableError, TrackingError
 from isocompute.budget.errors import BudgetError
@@ -273,7 +275,7 @@ def test_a_document_is_as_large_as_its_aliases_written_out(levels: int, width: i
         )
         lines.append(f"l{level}: &l{level} {inner}")
     text = "\n".join(lines)
-    if width**levels > LARGEST:
+    if width ** (levels - 1) > LARGEST:
         with pytest.raises(EndlessError, match="aliases"):
             parsed(text)
     elif width**levels * 10 * (length + 9) < LARGEST:
@@ -346,3 +348,24 @@ def test_any_text_is_a_document_or_refused(text: str, kind: Literal["yaml", "jso
     for value in ("!!bool x", "!!timestamp x", "2024-99-99", "9" * 5_000, "!!python/name:os.system", "{[1]: 2}"):
         with pytest.raises(DocumentError, match="not YAML"):
             parsed(value)
+
+
+@given(st.text(alphabet="a1_-./\\\n ", min_size=1, max_size=12))
+def test_an_artifact_is_fetched_into_a_folder_of_its_own_whatever_a_server_calls_the_run(run_id: str) -> None:
+    class Client:
+        def list_artifacts(self, run_id: str) -> list[SimpleNamespace]:
+            return [SimpleNamespace(path="evals.parquet")]
+
+        def download_artifacts(self, run_id: str, path: str, target: str) -> str:
+            (Path(target) / path).write_text("")
+            return str(Path(target) / path)
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "a"
+        folder.mkdir()
+        with suppress(TrackingError):
+            found = tracking._download(Client(), run_id, "evals", folder)
+            assert found.parent.parent == folder
+        written = [path for path in Path(place).rglob("*") if path.is_file()]
+        assert all(path.parent.parent == folder for path in written)
+        assert bool(written) == all(letter in "a1_-" for letter in run_id)

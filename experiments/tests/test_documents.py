@@ -12,6 +12,7 @@ import yaml
 from isocompute.budget.cli import main as budget
 from isocompute.frontier import Fit, Frontier
 from isocompute.frontier.cli import main as frontier
+from isocompute.frontier.posterior import posterior
 from isocompute.learner import (
     EntropyConfig,
     EvaluationRecord,
@@ -49,7 +50,7 @@ def fitted_once() -> Iterator[None]:
 
     def once(self: Frontier, **asked: Any) -> Fit:
         own = {name: value for name, value in vars(self).items() if name != "evals"}
-        key = repr((self.evals.hash_rows().to_list(), own, asked))
+        key = repr((self.evals.hash_rows().to_list(), own, asked, posterior.AGREED))
         kept[key] = kept.get(key) or fit(self, **asked)
         return kept[key]
 
@@ -115,6 +116,7 @@ def manual(name: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_chains")
 def test_the_tutorials_of_the_frontier_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "packages").symlink_to(ROOT / "packages")
     monkeypatch.chdir(tmp_path)
@@ -162,7 +164,7 @@ RESPONSES = ResponseStatistics(
     sampled_entropy=0.0,
 )
 STEP = StepRecord(
-    **dict.fromkeys(("step", "gradient_retries", "sampled_tokens", "dropped_problems"), 1),
+    **dict.fromkeys(("step", "gradient_retries", "sampled_tokens", "dropped_problems", "rounding_changes"), 1),
     **dict.fromkeys(("sample_seconds", "update_seconds", "sync_seconds"), 1.0),
     rollouts=8,
     responses=RESPONSES,

@@ -150,7 +150,7 @@ def test_a_cell_whose_worker_was_killed_goes_on_on_another(make: Any, problems: 
     def kill() -> None:
         """Kill the process of the worker that has the cell once that is under way."""
         while len(spool.records()) < 4:
-            time.sleep(0.002)
+            time.sleep(0.02)
         for slot in pool._busy.values():
             os.kill(processes[slot.index], signal.SIGKILL)
 
@@ -176,7 +176,7 @@ def test_a_cell_saves_its_state_on_a_signal_and_goes_on_from_there(
     def end() -> None:
         """Ask this process to end once the cell is under way."""
         while len(spool.records()) < 3:
-            time.sleep(0.002)
+            time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=end)

@@ -97,6 +97,7 @@ def test_a_cell_reaches_the_engine_through_24_files(store: Path, monkeypatch: py
         sweep.run(preset, "easy")
 
 
+@pytest.mark.usefixtures("short_chains")
 def test_a_log_becomes_an_answer_through_40_files(tmp_path: Path) -> None:
     with walked(40):
         assert budget(["doctor", str(ROOT / "packages/budget/docs/trl"), "--out", str(tmp_path / "tables")]) == 0

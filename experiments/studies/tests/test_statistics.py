@@ -17,7 +17,7 @@ from experiments.studies.panel.statistics import Estimate, Rule, Verdict, cloppe
 from experiments.studies.panel.study import Unit, unit_of
 from experiments.studies.panel.whole import Whole, read
 
-FITS = pytest.mark.skipif("ISOCOMPUTE_FITS" not in os.environ, reason="further fits: python3 -m nox -s studies")
+FITS = pytest.mark.skipif("ISOCOMPUTE_FITS" not in os.environ, reason="fits: python3 -m nox -s studies")
 BOUNDS = (1.0, 5.0)
 SHIFT = Rule(claimed="above", least=0.5)
 FALL = Rule(claimed="below", least=0.005)
@@ -173,6 +173,7 @@ def own(made: Whole) -> Posteriors:
     return Posteriors(whole=made)
 
 
+@FITS
 @pytest.mark.slow
 def test_the_vertex_of_a_posterior_is_the_best_n_and_its_shift_is_seen(own: Posteriors) -> None:
     late, early = (own.vertex(own.cells(1.0), budget) for budget in (BUDGET, EARLY))
@@ -185,6 +186,7 @@ def test_the_vertex_of_a_posterior_is_the_best_n_and_its_shift_is_seen(own: Post
     assert low < 0.5 < high
 
 
+@FITS
 @pytest.mark.slow
 def test_a_setting_whose_runs_all_failed_counts_with_what_they_ended_at(own: Posteriors, made: Whole) -> None:
     assert own.cells(2.0)[-1] not in own.fit.cells
@@ -195,6 +197,7 @@ def test_a_setting_whose_runs_all_failed_counts_with_what_they_ended_at(own: Pos
     assert sum(row["collapsed"] for row in counted.values()) == 1
 
 
+@FITS
 @pytest.mark.slow
 def test_slopes_beside_the_reward_are_those_that_were_put_in(own: Posteriors, made: Whole) -> None:
     for metric, expected in (("best_at_4", 0.01), ("worst_at_4", -0.01)):

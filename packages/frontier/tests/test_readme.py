@@ -35,6 +35,7 @@ def test_every_command_and_example_of_the_readme_runs(
     exec(compile(example, str(README), "exec"), {})
 
 
+@pytest.mark.usefixtures("short_chains")
 def test_the_notebook_runs_from_top_to_bottom(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(README.parent / "docs")
     cells = json.loads((README.parent / "docs" / "frontier.ipynb").read_text())["cells"]

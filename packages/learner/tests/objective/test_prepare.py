@@ -1,5 +1,8 @@
 """From the rollouts of a step to the responses of each update."""
 
+from typing import Any
+
+import hypothesis
 import numpy as np
 import polars as pl
 import pytest
@@ -130,11 +133,37 @@ def test_a_group_whose_other_responses_failed_teaches_nothing_and_ends_no_run() 
     aborted = pl.when((pl.col("problem_id") == "a") & (pl.col("sample") > 0)).then(pl.lit("aborted"))
     rollouts = table({"a": [1.0, 0.0, 0.0], "b": [1.0, 0.0, 0.0]}).drop("cohort", "zero_variance")
     rollouts = rollouts.with_columns(finish_reason=aborted.otherwise(pl.col("finish_reason")))
-    rollouts = with_cohorts(rollouts, BatchConfig())
-    assert rollouts["cohort"].to_list() == ["trained", "failed", "failed", "trained", "trained", "trained"]
+    rollouts = with_cohorts(rollouts, BatchConfig(), baseline="group")
+    assert rollouts["cohort"].to_list() == ["filtered", "failed", "failed", "trained", "trained", "trained"]
     found = prepare(rollouts, config())["advantage"].to_list()
-    assert found[0] == 0.0
-    assert found[1] > 0 > found[2] == found[3]
+    assert found[0] > 0 > found[1] == found[2]
+    none = prepare(rollouts.filter(pl.col("problem_id") == "a"), config())
+    assert len(none) == 0
+
+
+ALGORITHMS = [("grpo", {}), ("dr_grpo", {"constant_length": 9}), ("cispo", {}), ("dapo", {}), ("gspo", {})]
+
+
+@pytest.mark.parametrize(("algorithm", "settings"), ALGORITHMS)
+@given(
+    groups=st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=4), min_size=1, max_size=3),
+    lone=st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=3),
+)
+@hypothesis.settings(max_examples=15)
+def test_the_rest_of_a_batch_is_as_if_groups_of_one_were_not_there(
+    algorithm: str, settings: dict[str, Any], groups: list[list[float]], lone: list[float]
+) -> None:
+    """Advantages and weights in the loss, whatever the estimator, and the cohorts that are charged."""
+    named = {f"g{i}": group for i, group in enumerate(groups)}
+    chosen = config(algorithm, **settings)
+    rest = prepare(table(named), chosen)
+    rows = table({"a": [lone[0]], **named, **{f"z{i}": [reward] for i, reward in enumerate(lone)}})
+    rows = with_cohorts(rows.drop("cohort", "zero_variance"), BatchConfig(), baseline="group")
+    assert rows.filter(pl.col("cohort") == "filtered")["problem_id"].str.contains("^[az]").all()
+    found = prepare(rows, chosen)
+    assert found["problem_id"].to_list() == rest["problem_id"].to_list()
+    for name in ("advantage", "loss_weight"):
+        assert found[name].to_list() == pytest.approx(rest[name].to_list(), rel=1e-9)
 
 
 def test_tokens_that_were_not_sampled_do_not_count() -> None:

@@ -1,13 +1,18 @@
 """Models that cannot be trained are refused when they are loaded."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from isocompute.learner.config import LearnerConfig
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.policy.loading import load_policy, tensors
+from isocompute.learner.updates.learner import Learner
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_config, tiny_model
+from transformers import LlamaForCausalLM
 
 
 def refusal(folder: Path) -> str:
@@ -71,3 +76,21 @@ def test_a_model_that_scales_or_caps_its_logits_is_refused(
 ) -> None:
     tiny_model(tiny_config(family, **settings)).save_pretrained(tmp_path)
     assert "scales or caps its logits" in refusal(tmp_path)
+
+
+def test_of_two_sets_of_files_in_a_folder_the_one_that_is_loaded_is_hashed(model: Path, tmp_path: Path) -> None:
+    """A model that was saved whole beside an older one in several files, and one without safetensors."""
+    policy = LlamaForCausalLM.from_pretrained(model)
+    whole = Learner(model, LearnerConfig(learning_rate=1.0))
+    with torch.no_grad():
+        next(policy.parameters()).add_(1.0)
+    policy.save_pretrained(tmp_path, max_shard_size="4KB")
+    assert Learner(tmp_path, whole.config).base != whole.base
+    shutil.copy(model / "model.safetensors", tmp_path)
+    both = Learner(tmp_path, whole.config)
+    assert both.base == whole.base
+    assert dict(both.weights())["lm_head.weight"].equal(dict(whole.weights())["lm_head.weight"])
+    for path in tmp_path.glob("model*"):
+        path.unlink()
+    torch.save(LlamaForCausalLM.from_pretrained(model).state_dict(), tmp_path / "pytorch_model.bin")
+    assert Learner(tmp_path, whole.config).base == whole.base

@@ -89,6 +89,7 @@ def test_a_step_logs_its_update_its_responses_its_rates_and_its_seconds() -> Non
         "health/truncated_share": 0.25,
         "health/interrupted_share": 0.0,
         "health/score_error_share": 0.0,
+        "health/lone_responses": 0.0,
         "health/sampled_entropy": 0.7,
         "health/gradient_norm": 0.4,
         "health/sync_error": 1e-5,
@@ -109,6 +110,7 @@ def test_what_a_step_does_not_have_is_not_logged() -> None:
     assert step().metrics() == {"perf/sample_seconds": 1.5, "perf/update_seconds": 0.5}
     assert step(gradient_retries=1).metrics()["health/gradient_retries"] == 1.0
     assert step(dropped_problems=7).metrics()["train/dropped_problems"] == 7.0
+    assert step(rounding_changes=1).metrics()["health/rounding_changes"] == 1.0
     nothing = report(0.0, 0.0).metrics()
     assert "entropy" not in nothing
     assert "skipped_share" not in nothing

@@ -1,16 +1,29 @@
 """Folders and checkpoints are whole after a kill or a power cut, or not there."""
 
+import json
+import math
 import os
 import resource
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from isocompute.learner.errors import CheckpointError, LearnerError
 from isocompute.learner.saving import checkpoint as saving
-from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints, remove_folder, whole_folder
+from isocompute.learner.saving.checkpoint import (
+    Checkpoint,
+    Checkpoints,
+    TensorFiles,
+    remove_folder,
+    tensors_hash,
+    whole_folder,
+)
+from safetensors.torch import save_file
 from small_run import Killed
 
 
@@ -67,6 +80,7 @@ def test_checkpoints_are_due_by_evaluations_and_by_steps(
         ({"every_steps": 0}, "every_steps is 0"),
         ({"every_evaluations": None}, "one must say when to save"),
         ({"keep_steps": [8, 0]}, r"keep_steps is \[0, 8\]; steps are counted from 1"),
+        ({"may_change": ["compute.layout", "learning_rate"]}, "may_change holds learning_rate; .*micro_batch_tokens"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -142,6 +156,94 @@ def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_read(
     assert newest(tmp_path).step == 2
 
 
+def damaged(kind: str, folder: Path, other: Path, file: str, share: float) -> None:
+    """Damage a checkpoint in place; ``other`` is one of another step."""
+    path = folder / file
+    if kind == "missing":
+        path.unlink()
+    elif kind == "cut":
+        path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    elif kind == "longer":
+        path.write_bytes(path.read_bytes() + b"0")
+    elif kind == "swapped":
+        shutil.copy(other / file, path)
+    elif kind == "another step's folder":
+        shutil.rmtree(folder)
+        shutil.copytree(other, folder)
+    elif kind == "another step's tensors beside it":
+        shutil.copy(other / "tensors-00000.safetensors", folder / f"tensors-{1 + int(9 * share):05d}.safetensors")
+    elif kind == "a list without tensors":
+        sums = json.loads((folder / "checksums.json").read_text())
+        (folder / "checksums.json").write_text(json.dumps({"state.json": sums["state.json"]}))
+        (folder / "tensors-00000.safetensors").unlink()
+    else:
+        (folder / "checksums.json").write_text("{}")
+
+
+DAMAGES = (
+    "missing",
+    "cut",
+    "longer",
+    "swapped",
+    "another step's folder",
+    "another step's tensors beside it",
+    "a list without tensors",
+    "an empty list",
+)
+
+
+@given(
+    kind=st.sampled_from(DAMAGES),
+    file=st.sampled_from(["tensors-00000.safetensors", "state.json", "checksums.json"]),
+    share=st.floats(0, 0.99),
+)
+@settings(max_examples=30)
+def test_whatever_of_a_checkpoint_is_damaged_the_one_before_is_read(kind: str, file: str, share: float) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        store = Checkpoints(place, keep=3)
+        other, before, last = (store.save(checkpoint(step)) for step in (1, 2, 3))
+        damaged(kind, last, other, file, share)
+        found = newest(Path(place))
+        assert (found.step, found.values, found.tensors["w"].tolist()) == (2, {"version": 2}, [2.0] * 3)
+        assert [path.name for path in Path(place).glob("damaged-*")] == [f"damaged-{last.name}"]
+        assert before.exists()
+
+
+def test_the_files_of_a_system_beside_a_checkpoint_are_no_damage(tmp_path: Path) -> None:
+    (Checkpoints(tmp_path).save(checkpoint(1)) / ".DS_Store").write_text("")
+    assert newest(tmp_path).step == 1
+
+
+SIZES = st.lists(st.integers(0, 3), max_size=2).map(tuple)
+
+
+@given(
+    shapes=st.dictionaries(st.text("ab.", min_size=1, max_size=3), SIZES, min_size=1, max_size=5),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.int64]),
+    data=st.data(),
+)
+@settings(max_examples=30)
+def test_a_hash_of_tensors_is_that_of_all_of_their_bytes_and_not_of_their_files(
+    shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, data: st.DataObject
+) -> None:
+    tensors = {name: torch.arange(1, 1 + math.prod(shape)).reshape(shape).to(dtype) for name, shape in shapes.items()}
+    expected = tensors_hash(tensors)
+    with tempfile.TemporaryDirectory() as place:
+        paths, parts = [], data.draw(st.permutations(list(tensors)))
+        for number, part in enumerate((parts[::2], parts[1::2])):
+            save_file({name: tensors[name] for name in part}, path := Path(place) / f"{number}.safetensors")
+            paths.append(path)
+        assert tensors_hash(TensorFiles(paths), threads=2) == expected
+    name = data.draw(st.sampled_from(list(tensors)))
+    others = [{**tensors, name: tensors[name].to(torch.float64)}, {**tensors, "c": tensors[name]}]
+    others.append({**tensors, name: tensors[name][None]})
+    if tensors[name].numel():
+        changed = tensors[name].clone()
+        changed.view(-1)[data.draw(st.integers(0, changed.numel() - 1))] += 1
+        others.append({**tensors, name: changed})
+    assert expected not in map(tensors_hash, others)
+
+
 def test_where_all_checkpoints_are_damaged_the_newest_is_named(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, keep=2)
     for step in (1, 2):
@@ -149,6 +251,21 @@ def test_where_all_checkpoints_are_damaged_the_newest_is_named(tmp_path: Path) -
     with pytest.raises(CheckpointError, match=r"step-000000002.*damaged"):
         store.newest()
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
+
+
+def test_a_folder_is_held_by_one_run_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "c"
+    with Checkpoints(folder).held():
+        with pytest.raises(CheckpointError, match="another run"), Checkpoints(folder).held():
+            pass
+        with Checkpoints(tmp_path / "b").held():
+            pass
+        Checkpoints(folder).save(checkpoint(1))
+    with Checkpoints(folder).held():
+        assert names(folder) == ["step-000000001"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="file: cannot hold checkpoints"), Checkpoints(tmp_path / "file").held():
+        pass
 
 
 def test_a_file_of_the_name_of_a_checkpoint_is_left_as_it_is(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from isocompute.learner import RunConfig, UpdateSteps, train
 from isocompute.learner.config import BatchConfig, KLConfig, LearnerConfig, ObjectiveConfig
-from isocompute.learner.errors import DivergenceError, LearnerError, SyncError
+from isocompute.learner.errors import CheckpointError, DivergenceError, LearnerError, SyncError
 from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.records.steps import timings_table
 from isocompute.learner.saving.checkpoint import Checkpoints
@@ -91,31 +91,51 @@ def test_a_failed_rollout_is_counted_and_shifts_no_evaluation(
     assert torch.equal(weights(clean), weights(learner))
 
 
-@pytest.mark.parametrize(
-    ("changed", "charged", "message"),
-    [
-        (pl.lit(float("nan"), pl.Float64).alias("reward"), {"trained": 16}, "is not a finite number"),
-        (
-            pl.when(pl.col("sample") == 0).then(pl.lit("stop")).otherwise(pl.lit("aborted")).alias("finish_reason"),
-            {"failed": 12, "trained": 4},
-            "no group has two completed",
-        ),
-    ],
-)
-def test_what_no_advantage_can_be_made_of_is_charged_first(
-    learner: Learner, replay: Any, tmp_path: Path, changed: pl.Expr, charged: dict[str, int], message: str
-) -> None:
-    answered = replay.sample
+def changed_in(sampler: Any, step: int, changed: pl.Expr) -> None:
+    """Change what a sampler answers in a step of training."""
+    answered = sampler.sample
 
     def sample(problems: pl.DataFrame, **settings: Any) -> pl.DataFrame:
         rollouts = answered(problems, **settings)
-        return rollouts.with_columns(changed) if settings["phase"] == "train" else rollouts
+        chosen = (settings["phase"], settings["step"]) == ("train", step)
+        return rollouts.with_columns(changed) if chosen else rollouts
 
-    replay.sample = sample
+    sampler.sample = sample
+
+
+def test_what_cannot_be_learnt_from_is_charged_first_and_named(learner: Learner, replay: Any, tmp_path: Path) -> None:
+    first = (pl.int_range(pl.len()) == 5).fill_null(value=False)
+    changed_in(replay, 1, pl.when(first).then(float("nan")).otherwise(pl.col("reward")).alias("reward"))
     meter = Steps(2)
-    with pytest.raises(LearnerError, match=message):
+    with pytest.raises(LearnerError, match=r"response 1 to problem p\d .*\(reward is nan\)"):
         run(learner, replay, tmp_path, steps=2, meter=meter)
-    assert paid(meter) == [(1, charged)]
+    assert paid(meter) == [(1, {"trained": 16})]
+    assert learner.version == 0
+
+
+def test_where_one_response_of_each_group_survives_the_step_teaches_nothing_and_the_run_goes_on(
+    learner: Learner, replay: Any, tmp_path: Path
+) -> None:
+    survives = pl.when(pl.col("sample") == 0).then(pl.lit("stop")).otherwise(pl.lit("aborted"))
+    changed_in(replay, 2, survives.alias("finish_reason"))
+    meter, records = Steps(3), []
+    progress = run(learner, replay, tmp_path, steps=3, meter=meter, records=records)
+    assert paid(meter) == [(1, {"trained": 16}), (2, {"failed": 12, "filtered": 4}), (3, {"trained": 16})]
+    assert (progress.step, progress.rollouts, learner.version) == (3, 48, 2)
+    steps = {record.step: record for record in records if hasattr(record, "update")}
+    assert {step: record.responses.lone_responses for step, record in steps.items()} == {1: 0, 2: 4, 3: 0}
+    assert (steps[2].update, steps[2].metrics()["health/lone_responses"]) == (None, 4.0)
+
+
+def test_a_log_probability_that_is_no_number_is_named_and_nothing_is_learnt_from_it(
+    learner: Learner, replay: Any, tmp_path: Path
+) -> None:
+    broken = pl.when(pl.int_range(pl.len()) == 15).then(pl.lit(float("nan"))).otherwise(1.0)
+    scaled = pl.col("logprobs").list.eval(pl.element().cast(pl.Float64)) * broken
+    changed_in(replay, 1, scaled.alias("logprobs"))
+    with pytest.raises(LearnerError, match=r"response 3 to problem p\d .*\(logprobs\[0\] is nan\)"):
+        run(learner, replay, tmp_path, steps=2)
+    assert learner.version == 0
 
 
 def test_charges_are_on_the_disk_before_a_checkpoint_is(
@@ -213,6 +233,17 @@ def test_the_sync_check_is_charged_as_an_evaluation_and_the_newest_checkpoint_is
     assert [record.step for record in records] == [2, 3]
 
 
+def test_a_folder_in_which_another_run_saves_is_refused_before_anything_is_sampled(
+    learner: Learner, replay: Any, tmp_path: Path
+) -> None:
+    meter, checkpoints = Steps(1), Checkpoints(tmp_path)
+    with checkpoints.held(), pytest.raises(CheckpointError, match="another run"):
+        train(run=PASS, problems=PROBLEMS, sampler=replay, learner=learner, meter=meter, checkpoints=checkpoints)
+    assert meter.charged == []
+    train(run=PASS, problems=PROBLEMS, sampler=replay, learner=learner, meter=meter, checkpoints=checkpoints)
+    assert paid(meter) == [(1, {"trained": 16})]
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -279,7 +310,8 @@ class Erring(Learner):
     def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> Any:
         self.tries += 1
         if self.tries in self.errs_at:
-            batch = batch.with_columns(pl.lit(float("nan")).alias("loss_weight"))
+            # More than float32 holds.
+            batch = batch.with_columns(pl.lit(1e300).alias("loss_weight"))
         return super().update(batch, advance=advance)
 
 

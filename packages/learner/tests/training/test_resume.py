@@ -5,13 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import polars as pl
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from isocompute.learner.config import (
     AdapterConfig,
     BatchConfig,
     ComputeConfig,
+    KLConfig,
     LearnerConfig,
     ObjectiveConfig,
     OptimizerConfig,
@@ -21,7 +25,8 @@ from isocompute.learner.errors import CheckpointError
 from isocompute.learner.saving.checkpoint import Checkpoints, write_checksums
 from isocompute.learner.training.loop import branch, restore
 from isocompute.learner.updates.learner import Learner
-from small_run import PROBLEMS, RUN, Steps, kill, paid, run, weights
+from small_run import PROBLEMS, RUN, Steps, distance, kill, paid, run, weights
+from transformers import LlamaForCausalLM
 
 pytestmark = pytest.mark.slow("runs that train, again and again")
 
@@ -186,6 +191,103 @@ def test_a_run_under_other_settings_does_not_continue_and_they_are_named(
         problems=PROBLEMS.reverse().with_columns(pass_rate=pl.lit(0.5)),
     )
     assert found.step == fresh.version == 2
+
+
+def off(model: Path, folder: Path) -> Path:
+    """The same model with one weight that differs."""
+    policy = LlamaForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        next(policy.parameters())[3, 1] += 1.0
+    policy.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"adapter": AdapterConfig(rank=2)}, {"kl": KLConfig()}],
+    ids=["a reference", "an adapter", "all weights"],
+)
+def test_a_run_does_not_continue_over_another_base_model_and_both_are_named(
+    settings: dict[str, Any], model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
+) -> None:
+    config = replace(config, **settings)
+    first = Learner(model, config)
+    run(first, replay, tmp_path / "run", steps=2)
+    other = Learner(off(model, tmp_path / "other"), config)
+    before = weights(other)
+    named = {"checkpoints": Checkpoints(tmp_path / "run"), "run": RUN, "problems": PROBLEMS}
+    with pytest.raises(CheckpointError, match=f"step 2 .*{model}.*{first.base}.*other.*{other.base}"):
+        restore(learner=other, **named)
+    assert torch.equal(weights(other), before)
+    # The same weights elsewhere, and in several files.
+    LlamaForCausalLM.from_pretrained(model).save_pretrained(tmp_path / "moved", max_shard_size="4KB")
+    assert len(list((tmp_path / "moved").glob("*.safetensors"))) > 1
+    moved = Learner(tmp_path / "moved", config)
+    assert restore(learner=moved, **named).step == 2
+    assert torch.equal(weights(moved), weights(first))
+
+
+def test_of_a_checkpoint_that_names_no_base_model_that_is_said(
+    model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
+) -> None:
+    run(Learner(model, config), replay, tmp_path, steps=2)
+    state = tmp_path / "step-000000002" / "state.json"
+    plain = json.loads(state.read_text())
+    del plain["values"]["base"]
+    state.write_text(json.dumps(plain))
+    write_checksums(state.parent)
+    with pytest.raises(CheckpointError, match=r"step 2 .*names no base model"):
+        restore(learner=Learner(model, config), checkpoints=Checkpoints(tmp_path), run=RUN, problems=PROBLEMS)
+
+
+def test_a_run_goes_on_with_other_micro_batches_where_that_is_asked_for_and_says_so(
+    model: Path, config: LearnerConfig, replay: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    straight = Learner(model, config)
+    whole = run(straight, replay, tmp_path / "straight", steps=6)
+    run(Learner(model, config), replay, tmp_path / "cut", steps=3)
+    smaller = replace(config, compute=ComputeConfig(micro_batch_tokens=16))
+    every, records = {"may_change": ["compute.micro_batch_tokens"]}, []
+    learner = Learner(model, smaller)
+    found = run(learner, replay, tmp_path / "cut", steps=5, every=every, records=records)
+    changes = [{"step": 3, "compute.micro_batch_tokens": [8192, 16]}]
+    assert found.changes == changes
+    assert "from step 3 with other settings (compute.micro_batch_tokens was 8192 and is 16)" in caplog.text
+    assert [r.metrics()["health/rounding_changes"] for r in records if hasattr(r, "update")] == [1.0, 1.0]
+    # From there on it is a run of the new setting, which remembers the change.
+    last = Learner(model, smaller)
+    found = run(last, replay, tmp_path / "cut", steps=6)
+    assert found.changes == changes
+    assert [row["step"] for row in found.evals] == [row["step"] for row in whole.evals]
+    assert distance(weights(last), weights(straight)) < SAME
+
+
+SAME = 1e-5
+"""Relative: sums of float32 in another order differ by 1e-7 of their terms, and Adam divides a gradient by its own
+size, so that where it nearly vanishes more of that shows."""
+
+
+@given(tokens=st.integers(1, 300), layout=st.sampled_from(["packed", "padded"]), checkpointing=st.booleans())
+@hypothesis.settings(max_examples=8, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+def test_an_update_after_a_checkpoint_is_the_same_whatever_the_micro_batches(
+    tokens: int, layout: str, checkpointing: bool, model: Path, config: LearnerConfig, rollouts: pl.DataFrame
+) -> None:
+    first = Learner(model, config)
+    first.update(rollouts)
+    tensors, values = first.state()
+    kept = {name: tensor.clone() for name, tensor in tensors.items()}
+    compute = ComputeConfig(micro_batch_tokens=tokens, layout=layout, gradient_checkpointing=checkpointing)
+    # What was sampled by version 0 is taken for that of version 1.
+    batch = rollouts.with_columns(weights_version=pl.lit(1, pl.Int64))
+    tolerant = SyncConfig(tolerance=9.0)
+    found = []
+    for chosen in (config.compute, compute):
+        learner = Learner(model, replace(config, compute=chosen, sync=tolerant))
+        learner.load_state(kept, values)
+        learner.update(batch)
+        found.append(weights(learner))
+    assert distance(found[1], found[0]) < SAME
+    assert distance(found[1], weights(first)) > 10 * SAME
 
 
 CONSTANT = OptimizerConfig(warmup_steps=2)

@@ -70,7 +70,8 @@ def test_a_server_gives_the_responses_of_its_engine_in_process(sampler: Any, tin
     assert served.drop(differing).equals(local.drop(differing, strict=False))
     worst = (served["logprobs"].explode() - local["logprobs"].explode()).abs().max()
     assert worst is not None
-    assert worst < 1e-5
+    # In batches of other sizes sums round otherwise: some units in the last place of logits, which are below 100.
+    assert worst < 1e-4
 
 
 def test_a_strict_server_is_asked_without_the_fields_it_refuses(
@@ -87,7 +88,7 @@ def test_a_strict_server_is_asked_without_the_fields_it_refuses(
     for left, right in zip(tokenized.iter_rows(named=True), whole.iter_rows(named=True), strict=True):
         # Padding is not text, and bytes that are no character become another one.
         if left["response_ids"] == right["response_ids"]:
-            assert left["logprobs"] == pytest.approx(right["logprobs"], abs=1e-5)
+            assert left["logprobs"] == pytest.approx(right["logprobs"], abs=1e-4)
         else:
             assert {0, *range(14, 20)} & set(right["response_ids"])
             assert left["logprobs"] == []

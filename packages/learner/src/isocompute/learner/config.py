@@ -218,6 +218,13 @@ class ComputeConfig:
         truth(self, "float32_head", "gradient_checkpointing")
 
 
+ROUNDING = tuple(
+    f"compute.{name}"
+    for name in ("micro_batch_tokens", "layout", "head_chunk_tokens", "sharding", "gradient_checkpointing")
+)
+"""Settings that change the order of sums, and so last digits, and nothing else of what is learnt."""
+
+
 SURROGATES = ("policy_gradient", "clip", "cispo", "gspo")
 
 

@@ -91,7 +91,7 @@ class Updater(Protocol):
             tensors: The policy's and the optimizer's tensors by their names in the state.
 
         Raises:
-            LearnerError: It is the state of another model.
+            LearnerError: It is the state of another model, or of a learner that began from another base model.
         """
         ...
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import whole
-from ..errors import BudgetError
+from ..contract.files import atomic_write
+from ..errors import BudgetError, LedgerError
 from ..ledger.counts import Counts, split
 from ..ledger.ledger import History, Ledger
 from ..ledger.limits import Limits, admission
@@ -32,7 +33,9 @@ class Attachment:
     """A budget that was attached to a trainer with ``attach``.
 
     Rank 0 writes the ledger and decides; the others send it their counts and are told. A batch that several optimizer
-    steps use is charged to all of them (``Ledger.charge``).
+    steps use is charged to all of them (``Ledger.charge``). While one is generated for training, a file beside it,
+    ``run.ledger.generating``, holds its number of rollouts, so that what a killed process had not charged is charged as
+    lost by the next one.
 
     Attributes:
         path: The ledger's file.
@@ -46,6 +49,7 @@ class Attachment:
                 "which may have several limits"
             )
         self.limits, self.path, self.run_id, self.reason = limits, path, run_id, ""
+        self._note = path.with_name(f"{path.name}.generating")
         self._trainer, self._accelerator = trainer, trainer.accelerator
         self._devices = self._accelerator.num_processes if devices is None else whole(devices, "devices", least=1)
         self._ledger: Ledger | None = None
@@ -155,7 +159,7 @@ class Attachment:
         """Open the ledger after a step; if the next one does not fit, leave it untouched and return why."""
         refused = self._refusal(step + 1, self._standing_after(step)) if more else ""
         if not refused:
-            self._open(step)
+            self._charge_what_was_lost(self._open(step), step)
         return refused
 
     def _standing_after(self, step: int | None) -> Standing:
@@ -165,13 +169,37 @@ class Attachment:
         fold = History.read(self.path).fold
         if step is not None:
             fold.begin(step)
-        return Standing(limits=self.limits, used=fold.used, lost=fold.lost_training, device_seconds=fold.device_seconds)
+        lost = fold.lost_training
+        return Standing(
+            limits=self.limits,
+            used=fold.used,
+            lost=lost + self._uncharged(fold.used + lost),
+            device_seconds=fold.device_seconds,
+        )
 
     def _open(self, resumed_from: Any) -> Ledger:
         self._ledger = ledger = Ledger.open(self.path, run_id=self.run_id, resumed_from=resumed_from)
         ledger.note_limits(self.limits)
         self._clock = self._clock or time.monotonic()
         return ledger
+
+    def _uncharged(self, paid: Counts) -> Counts:
+        """The batch that a killed process was generating, or had generated and not charged; its tokens are unknown."""
+        try:
+            rollouts, before = map(int, self._note.read_text().split())
+        except FileNotFoundError:
+            return Counts()
+        except (OSError, ValueError) as error:
+            raise LedgerError(f"{self._note}: is not the number of rollouts that were generated ({error})") from None
+        return Counts(rollouts=rollouts) if paid.rollouts == before else Counts()
+
+    def _charge_what_was_lost(self, ledger: Ledger, step: int) -> None:
+        lost = self._uncharged(ledger.used + ledger.lost)
+        if lost.rollouts:
+            LOGGER.warning("%s: %d rollouts that a killed process generated count as lost", self.path, lost.rollouts)
+            ledger.charge(step + 1, {"failed": lost})
+            ledger.end(step)
+        self._note.unlink(missing_ok=True)
 
     def _settle_step(self, step: int) -> str:
         """Charge the rest of a step, and return why the next one may not be taken; empty if it may."""
@@ -208,6 +236,11 @@ class Attachment:
     def _counting(self, prompts: Any) -> Any:
         """Generate as the trainer does, and charge it before it is scored: a reward that raises was paid for too."""
         self._clock = self._clock or time.monotonic()
+        ledger = self._ledger
+        if ledger is not None and self._trainer.model.training:
+            rollouts = len(prompts) * self._accelerator.num_processes
+            with atomic_write(self._note, error=LedgerError) as stream:
+                stream.write(f"{rollouts} {(ledger.used + ledger.lost).rollouts}\n".encode())
         generated = self._generate(prompts)
         prompt_ids, completion_ids, tool_mask = generated[:3]
         responses = sum(map(len, completion_ids))
@@ -225,6 +258,7 @@ class Attachment:
                 Counts(rollouts=rollouts, prompt_tokens=prompt_tokens, response_tokens=response_tokens),
                 training=self._trainer.model.training,
             )
+            self._note.unlink(missing_ok=True)
         return generated
 
     def _charge(self, counts: Counts, *, training: bool) -> None:

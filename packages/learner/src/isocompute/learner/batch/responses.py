@@ -120,6 +120,10 @@ OF_TOKENS = ("old_logprobs", "reference_logprobs", "old_values", "advantages", "
 """List columns with a number for each sampled token, of ``measure`` and ``objective.prepare``."""
 
 
+OF_ROWS = ("advantage", "loss_weight", "zero_variance")
+"""Columns with a number for each response, of ``objective.prepare``."""
+
+
 MEASURED = {"values": "old_values"}
 """Columns that are called otherwise in the table."""
 
@@ -166,7 +170,7 @@ class Responses:
         counts: Sampled tokens of each response, shape ``(rows,)``.
         logprobs: The sampler's log-probabilities, one for each token of a response.
         shares_prompt: Whether a response has the same prompt as the one before it, shape ``(rows,)``.
-        of_rows: A number for each response: ``advantage``, ``loss_weight``, ``zero_variance``.
+        of_rows: A number for each response (``OF_ROWS``).
         of_tokens: Lists with a number for each sampled token (``OF_TOKENS``), where the table has them.
     """
 
@@ -222,12 +226,12 @@ def read(rollouts: pl.DataFrame, *, vocabulary: int) -> Responses:
         vocabulary: Number of tokens that the policy knows.
 
     Raises:
-        LearnerError: A column is missing; or a row has no prompt, other than one log-probability or mark per token, an
-            unknown token, or other than one number per sampled token in a column that needs it.
+        LearnerError: A column is missing, a row cannot be learnt from (``check_rows``), or it has other than one number
+            per sampled token in a column that needs it.
     """
     check_columns(rollouts, ("prompt_ids", "response_ids", "logprobs"))
     rollouts = rollouts.filter(pl.col("response_ids").list.len() > 0)
-    _check(rollouts, vocabulary)
+    check_rows(rollouts, vocabulary=vocabulary)
     if "sampled" in rollouts.columns:
         rollouts = _marked(rollouts).filter(pl.col("sampled").list.any())
     responses = _lists(rollouts["response_ids"])
@@ -249,7 +253,7 @@ def read(rollouts: pl.DataFrame, *, vocabulary: int) -> Responses:
         counts=counts,
         logprobs=_lists(rollouts["logprobs"]),
         shares_prompt=_same_as_before(prompts),
-        of_rows={name: _numbers(rollouts, name) for name in ("advantage", "loss_weight", "zero_variance")},
+        of_rows={name: _numbers(rollouts, name) for name in OF_ROWS},
         of_tokens=of_tokens,
     )
 
@@ -280,23 +284,129 @@ def _lists(column: pl.Series) -> Lists:
     return Lists(offsets=offsets - offsets[0], values=array.flatten().to_numpy(zero_copy_only=False))
 
 
-def _check(rollouts: pl.DataFrame, vocabulary: int) -> None:
-    prompt, response, logprobs = (pl.col(name).list for name in ("prompt_ids", "response_ids", "logprobs"))
-    if "sampled" not in rollouts.columns:
-        rollouts = rollouts.with_columns(sampled=pl.lit(None, dtype=pl.List(pl.Boolean)))
-    marks = pl.col("sampled").list
-    given = logprobs.len().fill_null(0)
-    unknown = (prompt.max() >= vocabulary) | (response.max() >= vocabulary) | (prompt.min() < 0) | (response.min() < 0)
-    faults = {
-        "no prompt token, from which its first token would be predicted": prompt.len() == 0,
-        "no log-probabilities, as where a server reports none: learning needs a sampler that does": given == 0,
-        "a number of log-probabilities that differs from its number of tokens": given != response.len(),
-        "a mark (sampled) that is missing, or other than one per token": (marks.len() != response.len())
-        | marks.eval(pl.element().is_null()).list.any(),
-        f"a token outside the model's vocabulary of {vocabulary}": unknown,
-    }
-    for fault, condition in faults.items():
-        rows = rollouts.filter(condition)
-        if len(rows):
-            problem, sample = rows.select("problem_id", "sample").row(0)
-            raise LearnerError(f"response {sample} to problem {problem} has {fault}")
+FINISH_REASONS = ("stop", "length", "aborted")
+
+
+ABOVE_ZERO = 1e-3
+"""Largest log-probability (nats) that is 0 but for rounding."""
+
+
+def check_answers(rollouts: pl.DataFrame, problems: pl.DataFrame, *, samples: int, source: str) -> None:
+    """Refuse other answers than those asked for, and those that cannot be learnt from, by problem and sample.
+
+    A problem has ``samples`` rows or more, of which at most so many are completed: failed tries are rows, too, and what
+    they hold is not looked at. A response may have no tokens where a stop text ended it at once.
+
+    Args:
+        rollouts: A table that ``check_sampled`` has let pass.
+
+    Raises:
+        LearnerError: There are more or fewer, a sample is there twice, or a row is at fault (see ``check_rows``).
+    """
+    ends = pl.col("finish_reason").cast(pl.String)
+    reasons = f"a finish_reason that is none of {', '.join(FINISH_REASONS)}"
+    _refuse(rollouts, "finish_reason", reasons, ~ends.is_in(FINISH_REASONS))
+    _refuse(rollouts, "sample", "no sample number, 0 or more", pl.col("sample") < 0)
+    _refuse(rollouts, "sample", "a number that another has, too", pl.struct("problem_id", "sample").is_duplicated())
+    completed = rollouts.filter(ends != "aborted")
+    count = pl.col("len").fill_null(0)
+    for rows, wrong, wanted in (
+        (rollouts, count < samples, f"{samples} or more, failed tries included"),
+        (completed, count > samples, f"at most {samples} that were completed"),
+    ):
+        of_each = rows.group_by(pl.col("problem_id").cast(pl.String)).len()
+        found = problems.select("problem_id").join(of_each, on="problem_id", how="left").filter(wrong)
+        for problem, number in found.head(1).iter_rows():
+            raise LearnerError(f"{source} has {number or 0} responses to problem {problem}; it must have {wanted}")
+    if completed.is_empty():
+        return
+    check_rewards(completed)
+    _refuse(completed, "weights_version", "no version of the weights")
+    _refuse(completed, "response_ids", "no tokens")
+    tokens = pl.col("response_ids").list.len()
+    _refuse(completed, "response_ids", "no tokens, and ended at its limit", (tokens == 0) & (ends == "length"))
+    check_rows(completed.filter(tokens > 0))
+
+
+def check_rewards(rollouts: pl.DataFrame) -> None:
+    """Refuse a reward that is missing or not finite.
+
+    Raises:
+        LearnerError: There is one.
+    """
+    finite = pl.col("reward").cast(pl.Float64).is_finite()
+    _refuse(rollouts, "reward", "a reward that is not a finite number", ~finite)
+
+
+def check_rows(rollouts: pl.DataFrame, *, vocabulary: int | None = None) -> None:
+    """Refuse responses that cannot be learnt from: the first at fault, with the column and the value.
+
+    A log-probability that is not finite is left to ``check_finite``, since a policy that has diverged gives such, too.
+
+    Args:
+        rollouts: Responses with a token.
+        vocabulary: Number of tokens that the policy knows; None where that is not known.
+
+    Raises:
+        LearnerError: A row has no prompt, other than one log-probability or mark per token, a token that is missing or
+            unknown, a log-probability that is missing or above 0, or, where it was prepared, a number that is not
+            finite.
+    """
+    tokens, given, prompt = (pl.col(name).list.len() for name in ("response_ids", "logprobs", "prompt_ids"))
+    none = "no log-probabilities, as where a server reports none: learning needs a sampler that does"
+    _refuse(rollouts, "prompt_ids", "no prompt token, from which its first token would be predicted", prompt == 0)
+    _refuse(rollouts, "logprobs", none, given == 0)
+    _refuse(
+        rollouts, "logprobs", "a number of log-probabilities that differs from its number of tokens", given != tokens
+    )
+    if "sampled" in rollouts.columns:
+        marks = pl.col("sampled").list
+        wrong = (marks.len() != tokens) | marks.eval(pl.element().is_null()).list.any()
+        fault = "a mark (sampled) that is missing, or other than one per token"
+        _refuse(rollouts.filter(pl.col("sampled").is_not_null()), "sampled", fault, wrong)
+    for name in OF_ROWS:
+        if name in rollouts.columns:
+            _refuse(rollouts, name, f"no finite {name}", ~pl.col(name).cast(pl.Float64).is_finite())
+    unknown = "a token outside the model's vocabulary" + ("" if vocabulary is None else f" of {vocabulary}")
+    most = np.inf if vocabulary is None else vocabulary - 1
+    for name in ("prompt_ids", "response_ids"):
+        _refuse_element(rollouts, name, unknown, lambda ids: (ids < 0) | (ids > most))
+    _refuse_element(rollouts, "logprobs", "a log-probability above 0", lambda values: values > ABOVE_ZERO)
+    check_finite(rollouts, [name for name in rollouts.columns if MEASURED.get(name, name) in OF_TOKENS])
+
+
+def check_finite(rollouts: pl.DataFrame, names: Collection[str] = ("logprobs",)) -> None:
+    """Refuse numbers per token that are missing or not finite.
+
+    Raises:
+        LearnerError: There is one.
+    """
+    for name in names:
+        _refuse_element(rollouts, name, f"no finite number in {name}", lambda values: ~np.isfinite(values))
+
+
+def _refuse(rollouts: pl.DataFrame, name: str, fault: str, wrong: pl.Expr | None = None) -> None:
+    """Name the first row without a value in a column, or of which a condition holds."""
+    rows = rollouts.filter(pl.col(name).is_null())
+    if rows.is_empty() and wrong is not None:
+        rows = rollouts.filter(wrong)
+    if len(rows):
+        raise LearnerError(f"{_response(rows, 0)} has {fault} ({name} is {rows[name].head(1).to_list()[0]})")
+
+
+def _refuse_element(rollouts: pl.DataFrame, name: str, fault: str, wrong: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Name the first row of which a list has an element that is missing or wrong."""
+    array: Any = rollouts[name].rechunk().to_arrow()
+    lists, flat = _lists(rollouts[name]), array.flatten()
+    places = wrong(lists.values) if len(flat) > flat.null_count else np.zeros(len(flat), dtype=bool)
+    places = np.flatnonzero(places | flat.is_null().to_numpy(zero_copy_only=False) if flat.null_count else places)
+    if len(places):
+        row = int(np.searchsorted(lists.offsets, places[0], side="right")) - 1
+        place = int(places[0] - lists.offsets[row])
+        value = rollouts[name][row].to_list()[place]
+        raise LearnerError(f"{_response(rollouts, row)} has {fault} ({name}[{place}] is {value})")
+
+
+def _response(rollouts: pl.DataFrame, row: int) -> str:
+    problem, sample = rollouts.select("problem_id", "sample").row(row)
+    return f"response {sample} to problem {problem}"

@@ -30,7 +30,8 @@ def response_advantages(
 
     With rewards ``[1, 0, 0, 0]`` in one group: ``[0.75, -0.25, -0.25, -0.25]`` without a scale, and
     ``[1.5, -0.5, -0.5, -0.5]`` with the group's. Where all rewards that the baseline is a mean of are equal, all
-    advantages are exactly 0; so is that of a response whose group has no other, as where the others were aborted.
+    advantages are exactly 0; so is that of a response whose group has no other, as where the others were aborted, and
+    those of the others are as if it were not there.
 
     Args:
         rewards: Rewards, shape ``(responses,)``.
@@ -57,8 +58,9 @@ def response_advantages(
         raise LearnerError(f"scale is 'group' and baseline {baseline!r}; without a group's mean it must be another")
     if not np.isfinite(rewards).all():
         raise LearnerError(f"the reward of rollout {np.isfinite(rewards).argmin()} of the batch is not a finite number")
-    _, index = np.unique(groups, return_inverse=True)
-    if baseline == "group" and len(index) and np.bincount(index).max() < 2:
+    index = _dense(groups)
+    compared = ~alone(index) if baseline == "group" else np.ones(len(index), dtype=bool)
+    if len(index) and not compared.any():
         raise LearnerError(
             "no group has two completed responses, so that no reward can be compared with its group's: "
             "rollouts_per_problem must be 2 or more, and of a group at least two must not be aborted"
@@ -66,8 +68,26 @@ def response_advantages(
     centred: np.ndarray = rewards - BASELINES[baseline](rewards, index)
     # The mean of equal rewards such as 0.1 is off by a rounding error.
     centred[zero_variance(rewards, index if baseline == "group" else np.zeros_like(index))] = 0.0
-    divisor = SCALES[scale](rewards, centred, index, std)
-    return centred if divisor is None else centred / (divisor + epsilon)
+    divisor = SCALES[scale](rewards[compared], centred[compared], _dense(index[compared]), std)
+    if divisor is not None:
+        centred[compared] /= divisor + epsilon
+    return centred
+
+
+def alone(groups: np.ndarray) -> np.ndarray:
+    """Return whether each reward's group has no other, so that there is nothing to compare it with.
+
+    Args:
+        groups: Group of each reward as any integers, shape ``(responses,)``.
+    """
+    _, index, counts = np.unique(groups, return_inverse=True, return_counts=True)
+    found: np.ndarray = (counts < 2)[index]
+    return found
+
+
+def _dense(groups: np.ndarray) -> np.ndarray:
+    _, index = np.unique(groups, return_inverse=True)
+    return index
 
 
 def group_advantages(rewards: np.ndarray, groups: np.ndarray, *, std: str = "sample") -> np.ndarray:
@@ -150,7 +170,7 @@ def zero_variance(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
     Returns:
         Booleans, shape ``(responses,)``.
     """
-    _, index = np.unique(groups, return_inverse=True)
+    index = _dense(groups)
     low, high = np.full(len(rewards), np.inf), np.full(len(rewards), -np.inf)
     # A reward that is not a number makes its group unequal, without a warning.
     with np.errstate(invalid="ignore"):
@@ -206,22 +226,24 @@ def whitened(advantages: np.ndarray, *, std: str = "sample") -> np.ndarray:
     return whole
 
 
-def with_cohorts(rollouts: pl.DataFrame, config: BatchConfig) -> pl.DataFrame:
+def with_cohorts(rollouts: pl.DataFrame, config: BatchConfig, *, baseline: str | None = None) -> pl.DataFrame:
     """Add ``zero_variance`` and ``cohort`` columns to a ``rollouts`` table: what is paid for, and as what.
 
     Cohorts are a partition: ``failed`` responses were aborted; ``filtered`` are those of groups with equal rewards,
-    when they are to be left out, and those beyond the first ``trained_rollouts`` completed ones of a group by
-    ``sample``; all else is ``trained``. Any rewards and any groups have one, also those of which no advantage can be
-    computed, so that what was generated can be charged first.
+    when they are to be left out, those beyond the first ``trained_rollouts`` completed ones of a group by ``sample``,
+    and one that alone was completed of its group, where the baseline is the group's; all else is ``trained``. Any
+    rewards and any groups have one, also those of which no advantage can be computed, so that what was generated can be
+    charged first.
 
     Args:
         rollouts: A ``rollouts`` table; ``problem_id``, ``reward``, ``finish_reason`` and, with ``trained_rollouts``,
             ``sample`` are read.
+        baseline: That of the objective; None where no response is alone in its group.
 
     Returns:
         The table with both columns.
     """
-    completed = (rollouts["finish_reason"] != "aborted").to_numpy()
+    completed = rollouts["finish_reason"].ne_missing("aborted").to_numpy()
     groups = group_index(rollouts)[completed]
     # Not the same as an advantage of 0, which the middle one of the rewards 0, 0.5 and 1 has.
     equal = np.zeros(len(rollouts), dtype=bool)
@@ -229,6 +251,8 @@ def with_cohorts(rollouts: pl.DataFrame, config: BatchConfig) -> pl.DataFrame:
     left_out = np.zeros(len(rollouts), dtype=bool)
     if config.trained_rollouts is not None:
         left_out[completed] = _place(groups, rollouts["sample"].to_numpy()[completed]) >= config.trained_rollouts
+    if baseline == "group":
+        left_out[completed] |= alone(groups)
     if config.filter_zero_variance:
         left_out |= equal
     cohort = np.where(completed, np.where(left_out, "filtered", "trained"), "failed")

@@ -8,9 +8,9 @@ import numpy as np
 import polars as pl
 import torch
 
+from ..batch.responses import check_rewards
 from ..config import LearnerConfig
-from ..errors import LearnerError
-from .advantages import Ragged, gae, group_index, listed, ragged, response_advantages, whitened
+from .advantages import Ragged, alone, gae, group_index, listed, ragged, response_advantages, whitened
 from .loss import AGGREGATIONS, KL_ESTIMATORS
 
 
@@ -67,15 +67,17 @@ def estimated(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
     """The responses that advantages are computed from, among them all that are trained.
 
     A critic judges each response alone; other baselines are means over all that were completed, but those of groups
-    that are filtered for their equal rewards.
+    that are filtered for their equal rewards, and one that is alone in its group where the baseline is the group's.
 
     Args:
         rollouts: A ``rollouts`` table with the columns of ``with_cohorts``.
     """
     if config.objective.resolved.baseline == "gae":
         return rollouts.filter(pl.col("cohort") == "trained")
-    used = pl.col("cohort") != "failed"
-    return rollouts.filter(used & ~pl.col("zero_variance") if config.batch.filter_zero_variance else used)
+    used = rollouts.filter(pl.col("cohort") != "failed")
+    if config.batch.filter_zero_variance:
+        used = used.filter(~pl.col("zero_variance"))
+    return used.filter(~alone(group_index(used))) if config.objective.resolved.baseline == "group" else used
 
 
 def from_rewards(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
@@ -145,10 +147,8 @@ def _rewards(rollouts: pl.DataFrame, config: LearnerConfig) -> np.ndarray:
 
 
 def _finite(rollouts: pl.DataFrame) -> np.ndarray:
+    check_rewards(rollouts)
     rewards: np.ndarray = rollouts["reward"].to_numpy().astype(np.float64)
-    if not np.isfinite(rewards).all():
-        problem, sample = rollouts.select("problem_id", "sample").row(int(np.isfinite(rewards).argmin()))
-        raise LearnerError(f"the reward of response {sample} to problem {problem} is not a finite number")
     return rewards
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -14,10 +15,10 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ..batch.responses import Lists, Responses
+from ..batch.responses import OF_ROWS, Lists, Responses
 from ..config import AdapterConfig
 from ..errors import LearnerError
-from ..saving.checkpoint import stored_tensors
+from ..saving.checkpoint import files_of, stored_tensors, tensors_hash
 from . import adapter
 from .adapter import adapt, begin
 from .sharding import Sharding, blocks, copy_into, inside, let_go, own, rows_of, shard, whole
@@ -246,6 +247,21 @@ def _held(policy: Any) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in policy.state_dict().items() if name in names}
 
 
+def base_hash(model: str, policy: Any) -> str:
+    """Hash of a base model's weights as they are stored, or, where no safetensors file is, as they were loaded.
+
+    One that was moved, or saved in other parts, has the same.
+
+    Args:
+        model: A folder or a name, in the Hugging Face format.
+        policy: It, from ``load_policy``. Ranks that share it must all call this.
+    """
+    stored = files_of(model)
+    if stored is None:
+        return tensors_hash(WholeTensors(tensors(policy)))
+    return tensors_hash(stored, threads=min(8, os.cpu_count() or 1))
+
+
 def vocabulary(policy: Any) -> int:
     """Number of tokens that the policy knows.
 
@@ -324,7 +340,7 @@ def probe(vocabulary: int) -> tuple[Responses, Responses, np.ndarray]:
             counts=responses.lengths,
             logprobs=Lists(offsets=offsets, values=np.zeros(len(tokens))),
             shares_prompt=np.array([False, True, False, True]),
-            of_rows={name: np.zeros(4) for name in ("advantage", "loss_weight", "zero_variance")},
+            of_rows={name: np.zeros(4) for name in OF_ROWS},
             of_tokens={},
         )
 

@@ -20,13 +20,14 @@ import torch
 import torch.distributed as dist
 
 from ..batch.packing import shares
+from ..batch.responses import check_columns, check_rows
 from ..config import LearnerConfig
 from ..contract.deaths import death
 from ..errors import LearnerError, RankError
 from ..policy.loading import WholeTensors, weights
 from ..records.steps import Agreement, UpdateReport
 from ..saving.checkpoint import parts
-from ..updates.learner import Learner, skipped
+from ..updates.learner import Learner, check_base, skipped, values_of
 
 PART = 2**28
 """Most bytes that are handed over in one call; a single tensor may have more."""
@@ -85,7 +86,7 @@ class LearnerGroup:
             import ray  # noqa: F401
         except ModuleNotFoundError:
             raise LearnerError('Ray is not installed: pip install "isocompute-learner[ray]"') from None
-        self.model, self.config, self.version = str(model), config, 0
+        self.model, self.config, self.version, self.base = str(model), config, 0, ""
         self._world_size, self._device = world_size, device
         self._patience, self._load_patience, self._update_patience = patience, load_patience, update_patience
         self._grace = grace
@@ -109,7 +110,7 @@ class LearnerGroup:
             self._start(config)
         else:
             try:
-                self._wait([rank.reset.remote(config) for rank in self._ranks], "reset", self._load_patience)
+                self._same_base([rank.reset.remote(config) for rank in self._ranks], "reset")
             except LearnerError:
                 # Ranks that could not load the model again hold none.
                 self.close()
@@ -138,6 +139,9 @@ class LearnerGroup:
             RankError: A rank died or timed out; the group is broken.
         """
         ranks = self._in_use()
+        # Here, as a rank that refuses alone leaves the others waiting.
+        check_columns(batch, ("prompt_ids", "response_ids", "logprobs"))
+        check_rows(batch.filter(pl.col("response_ids").list.len() > 0))
         parts = shares(batch, len(ranks), free=self._free(batch))
         calls = [rank.update.remote(part, advance=advance) for rank, part in zip(ranks, parts, strict=True)]
         first: UpdateReport = self._wait(calls, "update")[0]
@@ -171,7 +175,7 @@ class LearnerGroup:
 
     def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
         """The state of the ranks; see ``Learner.state``. A few tensors of it are here at a time, as they are read."""
-        return self._tensors(STATE), {"version": self.version}
+        return self._tensors(STATE), values_of(self)
 
     def _tensors(self, of: str) -> RemoteTensors:
         def fetch(names: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -186,11 +190,12 @@ class LearnerGroup:
         """Give the ranks a state, a few tensors at a time; see ``Learner.load_state``.
 
         Raises:
-            LearnerError: It is the state of another model.
+            LearnerError: It is the state of another model, or of another base model.
             RankError: A rank died or timed out; the group is broken.
         """
         import ray
 
+        check_base(values, self)
         task, version, names = "load the state", int(values["version"]), list(tensors)
         self._wait([rank.expect.remote(names) for rank in self._in_use()], task)
         for part in parts(tensors.items(), most=PART):
@@ -237,10 +242,21 @@ class LearnerGroup:
                 [rank.join.remote(*rendezvous) for rank in self._ranks], "join the process group", self._patience
             )
             loads = [rank.load.remote(self.model, config) for rank in self._ranks]
-            self._wait(loads, "load the model", self._load_patience)
+            self._same_base(loads, "load the model")
         except BaseException:
             self.close()
             raise
+
+    def _same_base(self, loads: Sequence[Any], task: str) -> None:
+        """Wait until every rank has loaded the base model; it may be another one on another machine."""
+        found = self._wait(loads, task, self._load_patience)
+        self.base = str(found[0])
+        for rank, base in enumerate(found):
+            if base != self.base:
+                raise LearnerError(
+                    f"the weights of {self.model} have the hash {base} on rank {rank}, and {self.base} on rank 0: it "
+                    "must be the same model on every machine"
+                )
 
     def _reserve_places(self) -> None:
         """Reserve a placement group with one bundle per rank."""
@@ -395,14 +411,16 @@ class RankActor:
             timeout=self._patience,
         )
 
-    def load(self, model: str, config: LearnerConfig) -> None:
-        """Load the policy; see ``Learner`` for errors."""
+    def load(self, model: str, config: LearnerConfig) -> str:
+        """Load the policy and return the hash of its weights; see ``Learner`` for errors."""
         self._learner = Learner(model, config, device=self._device, ranks=dist.group.WORLD)
         self._free_memory()
+        return self._learner.base
 
-    def reset(self, config: LearnerConfig) -> None:
-        """See ``Learner.reset``."""
+    def reset(self, config: LearnerConfig) -> str:
+        """See ``Learner.reset``; returns the hash of the weights."""
         self._learner.reset(config)
+        return self._learner.base
 
     def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
         """Measure this rank's share; see ``Learner.measure``."""

@@ -282,6 +282,7 @@ HEALTH = frozenset(
         "truncated_share",
         "interrupted_share",
         "score_error_share",
+        "lone_responses",
         "sampled_entropy",
         "importance_weight",
         "mismatch_kl",
@@ -290,6 +291,7 @@ HEALTH = frozenset(
         "effective_sample_size_responses",
         "gradient_norm",
         "gradient_retries",
+        "rounding_changes",
         "sync_error",
         "sync_mean",
         "sync_k3",
@@ -318,6 +320,8 @@ class ResponseStatistics:
         interrupted_share: Share of the responses with tokens that were not sampled (column ``sampled``).
         score_error_share: Share of the responses that broke their verifier (column ``score_error``) and earned 0.
         response_length_max: Tokens of the longest response.
+        lone_responses: Responses that are alone in their group since the others failed, and so taught nothing; see
+            ``with_cohorts``.
         sampled_entropy: −mean log-probability of the sampled tokens under the sampler (nats per token): an unbiased
             estimate of the policy's entropy at the sampling temperature, at no cost. None where the sampler reports no
             log-probabilities.
@@ -331,6 +335,7 @@ class ResponseStatistics:
     interrupted_share: float = 0.0
     score_error_share: float = 0.0
     response_length_max: int = 0
+    lone_responses: int = 0
     sampled_entropy: float | None = None
 
     def metrics(self) -> dict[str, float]:
@@ -368,6 +373,7 @@ class StepRecord:
         gradient_retries: How often an optimizer step was tried again because its gradient was not finite.
         sampled_tokens: Response tokens generated in this step.
         dropped_problems: Problems that no-positive resampling has left out of this pass.
+        rounding_changes: How often the run was continued with settings that round otherwise (``Progress.changes``).
     """
 
     step: int
@@ -382,6 +388,7 @@ class StepRecord:
     gradient_retries: int = 0
     sampled_tokens: int = 0
     dropped_problems: int = 0
+    rounding_changes: int = 0
 
     def seconds(self) -> dict[str, float]:
         """Wall time of each phase of the step: ``sample``, ``update`` and, when there was one, ``sync``."""
@@ -399,7 +406,7 @@ class StepRecord:
         found |= {} if self.update is None else self.update.metrics()
         # In place of the objective's, which are of the tokens that passed through the model: what is skipped counts.
         found |= {} if self.advantages is None else asdict(self.advantages)
-        for name in ("gradient_retries", "dropped_problems"):
+        for name in ("gradient_retries", "dropped_problems", "rounding_changes"):
             found |= {name: float(getattr(self, name))} if getattr(self, name) else {}
         return {f"{_group(name)}/{name}": value for name, value in found.items()}
 
@@ -509,6 +516,9 @@ def response_statistics(batch: pl.DataFrame) -> ResponseStatistics | None:
         if "score_error" in batch.columns
         else 0.0,
         response_length_max=int(lengths.max()),
+        lone_responses=completed.filter(
+            ~pl.col("problem_id").is_duplicated() & (pl.col("cohort") == "filtered")
+        ).height,
         sampled_entropy=_sampled_entropy(completed),
     )
 

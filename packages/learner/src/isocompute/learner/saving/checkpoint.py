@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,9 @@ from safetensors.torch import save_file
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import cached_file
 
+from ..config import ROUNDING
 from ..contract.files import reason_of
+from ..contract.locks import lock, unlock
 from ..errors import CheckpointError, LearnerError
 
 logger = logging.getLogger(__name__)
@@ -74,9 +77,12 @@ class Checkpoints:
         keep: How many of the newest are kept; with 1 there is none to continue from where that one is damaged later.
         keep_steps: Steps after which a checkpoint is saved, too, and kept for good, beside ``keep`` others: those from
             which a ``branch`` begins.
+        may_change: Settings in which a run that continues may differ from its checkpoint, of those that change rounding
+            only (``config.ROUNDING``), such as ``compute.micro_batch_tokens`` where an update ran out of memory. It is
+            then the same run to rounding and no longer bit for bit, which its progress and its records say.
 
     Raises:
-        CheckpointError: A number is below 1, or there is no interval.
+        CheckpointError: A number is below 1, there is no interval, or a setting changes more than rounding.
     """
 
     def __init__(
@@ -87,6 +93,7 @@ class Checkpoints:
         every_steps: int | None = None,
         keep: int = 2,
         keep_steps: Collection[int] = (),
+        may_change: Collection[str] = (),
     ) -> None:
         given = {"every_evaluations": every_evaluations, "every_steps": every_steps, "keep": keep}
         for name, value in given.items():
@@ -96,9 +103,44 @@ class Checkpoints:
             raise CheckpointError(f"keep_steps is {sorted(keep_steps)}; steps are counted from 1")
         if every_evaluations is None and every_steps is None:
             raise CheckpointError("every_evaluations and every_steps are both None; one must say when to save")
+        if more := sorted(set(may_change) - set(ROUNDING)):
+            raise CheckpointError(
+                f"may_change holds {', '.join(more)}; the settings that change rounding only are {', '.join(ROUNDING)}"
+            )
         self.folder = Path(folder)
         self._every_evaluations, self._every_steps, self._keep = every_evaluations, every_steps, keep
-        self._keep_steps = frozenset(keep_steps)
+        self._keep_steps, self.may_change = frozenset(keep_steps), frozenset(may_change)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the folder for one run, which ends with its process: two that save there would mix their checkpoints.
+
+        Raises:
+            CheckpointError: Another run holds it, or it cannot be made.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.folder, os.O_RDONLY)
+        except OSError as error:
+            raise CheckpointError(f"{self.folder}: cannot hold checkpoints ({reason_of(error)})") from None
+        try:
+            try:
+                lock(handle)
+            except BlockingIOError:
+                raise CheckpointError(
+                    f"{self.folder}: another run saves its checkpoints there: wait for it to end, or use another folder"
+                ) from None
+            except OSError as error:
+                logger.warning("%s: cannot be locked (%s): only one run may save there", self.folder, error.strerror)
+                yield
+                return
+            try:
+                yield
+            finally:
+                # Also for forks, which have the handle.
+                unlock(handle)
+        finally:
+            os.close(handle)
 
     def due(self, *, step: int, evaluations: int | None) -> bool:
         """Return whether a checkpoint is due now.
@@ -177,7 +219,7 @@ class Checkpoints:
     def newest_step(self) -> int | None:
         """The step of the newest checkpoint, whole or damaged; None when there is none."""
         complete = self._complete()
-        return int(complete[-1].name.removesuffix(".before").removeprefix("step-")) if complete else None
+        return _step_of(complete[-1]) if complete else None
 
     def read(self, step: int) -> Checkpoint:
         """Read the checkpoint of a step.
@@ -213,12 +255,23 @@ def write_checksums(folder: Path) -> None:
 
 
 def _read(folder: Path) -> Checkpoint:
+    """Read a checkpoint that has its state and its tensors, all that were written and no others."""
     checksums = json.loads((folder / CHECKSUMS).read_text())
-    for name, expected in checksums.items():
-        if _checksum(folder / name) != expected:
+    tensors = sorted(path.name for path in folder.glob("*.safetensors"))
+    # From the files that are there, so that those of another step beside them are noticed.
+    for name in sorted({STATE, TENSORS.format(0), *tensors, *checksums}):
+        if name not in checksums:
+            raise CheckpointError(f"{name} is no file of this checkpoint" if name in tensors else f"it has no {name}")
+        if _checksum(folder / name) != checksums[name]:
             raise CheckpointError(f"{name} is not what was written")
     state = json.loads((folder / STATE).read_text())
-    return Checkpoint(**state, tensors=TensorFiles([folder / name for name in checksums if name != STATE]))
+    if state["step"] != _step_of(folder):
+        raise CheckpointError(f"{STATE} is that of step {state['step']}")
+    return Checkpoint(**state, tensors=TensorFiles([folder / name for name in tensors]))
+
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name.removesuffix(".before").removeprefix("step-"))
 
 
 def _checksum(path: Path) -> str:
@@ -347,13 +400,36 @@ def stored_tensors(model: str, policy: Any) -> TensorFiles | None:
     Returns:
         The tensors; None where they are in other files than safetensors, or converted when they are loaded.
     """
-    if get_model_conversion_mapping(policy, add_legacy=False):
-        return None
+    return None if get_model_conversion_mapping(policy, add_legacy=False) else files_of(model)
+
+
+def files_of(model: str) -> TensorFiles | None:
+    """The tensors of a saved model as they are in its files; None where they are in other files than safetensors."""
     names = [WHOLE]
-    if (index := file_of(model, INDEX)) is not None:
+    # In this order, as transformers does where a folder has both.
+    if file_of(model, WHOLE) is None and (index := file_of(model, INDEX)) is not None:
         names = sorted(set(json.loads(Path(index).read_text())["weight_map"].values()))
     paths = [file_of(model, name) for name in names]
     return None if None in paths else TensorFiles([Path(path) for path in paths if path is not None])
+
+
+def tensors_hash(tensors: Mapping[str, torch.Tensor], *, threads: int = 1) -> str:
+    """Hash of tensors: their names, types, shapes and bytes, in the order of the names; not of the files they are in.
+
+    Sixteen digits of the SHA-256 over the SHA-256 of each tensor. All is read, as training may change any part of it.
+
+    Args:
+        threads: How many read at a time; one where tensors are gathered from ranks.
+    """
+
+    def hashed(name: str) -> bytes:
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest = hashlib.sha256(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        return digest.digest()
+
+    with ThreadPoolExecutor(threads) as pool:
+        return hashlib.sha256(b"".join(pool.map(hashed, sorted(tensors)))).hexdigest()[:16]
 
 
 def file_of(model: str, name: str) -> str | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,9 @@ from typing import Any, TextIO, TypeVar
 
 import polars as pl
 
-from ..batch.responses import check_sampled
-from ..config import LearnerConfig, RunConfig
-from ..errors import CheckpointError, DivergenceError, LearnerError, RankError
+from ..batch.responses import check_answers, check_finite, check_sampled
+from ..config import ROUNDING, LearnerConfig, RunConfig
+from ..errors import CheckpointError, DivergenceError, LearnerError, RankError, SyncError
 from ..objective.advantages import with_cohorts
 from ..objective.prepare import estimated, minibatches, prepare
 from ..protocols import Evaluator, Meter, Sampler, Updater, Watch
@@ -86,6 +87,7 @@ def train(
     Raises:
         LearnerError: Settings contradict each other, or nothing can be learnt from what was sampled, and charged.
         SyncError: The sampler does not hold the learner's weights.
+        CheckpointError: Another run saves its checkpoints in the same folder.
     """
     run.check(learner.config)
     if evaluator is not None and run.evaluate_every is None:
@@ -93,43 +95,44 @@ def train(
     drop_above = learner.config.batch.drop_above
     order = ProblemOrder(problems, problems_per_batch=run.problems_per_batch, seed=run.seed, drop_above=drop_above)
     meter = meter or one_pass(len(problems), run.problems_per_batch)
-    if progress is None:
-        progress = Progress(step=0, rollouts=0, tokens=0, evals=[])
-        if checkpoints is not None:
-            progress = restore(learner=learner, checkpoints=checkpoints, run=run, problems=problems)
-        answered = sync_and_check(learner=learner, sampler=sampler, problems=problems, run_id=run.run_id)
-        meter.charge(progress.step, answered.with_columns(cohort=pl.lit("eval")))
-    loop = _Loop(
-        run=run,
-        order=order,
-        sampler=sampler,
-        learner=learner,
-        evaluator=evaluator,
-        meter=meter,
-        checkpoints=checkpoints,
-        progress=progress,
-        watch=watch,
-        settings=settings_of(run, learner.config, problems),
-    )
-    saved_at = progress.step
-    if progress.step == 0 and not progress.evals:
-        loop.evaluate()
-        saved_at = loop.save_if_due(saved_at, evaluated=True)
-    while meter.admit(step=progress.step + 1, rollouts=run.batch_rollouts):
-        if not loop.step(progress.step + 1):
-            return progress
-        # On steps, not on what was counted: a failed rollout shifts no evaluation.
-        evaluated = run.evaluated_at(progress.step * run.batch_rollouts)
-        if evaluated:
+    with nullcontext() if checkpoints is None else checkpoints.held():
+        if progress is None:
+            progress = Progress(step=0, rollouts=0, tokens=0, evals=[])
+            if checkpoints is not None:
+                progress = restore(learner=learner, checkpoints=checkpoints, run=run, problems=problems)
+            answered = sync_and_check(learner=learner, sampler=sampler, problems=problems, run_id=run.run_id)
+            meter.charge(progress.step, answered.with_columns(cohort=pl.lit("eval")))
+        loop = _Loop(
+            run=run,
+            order=order,
+            sampler=sampler,
+            learner=learner,
+            evaluator=evaluator,
+            meter=meter,
+            checkpoints=checkpoints,
+            progress=progress,
+            watch=watch,
+            settings=settings_of(run, learner.config, problems),
+        )
+        saved_at = progress.step
+        if progress.step == 0 and not progress.evals:
             loop.evaluate()
-        # After the evaluation: a run that continues from here would not make it.
-        saved_at = loop.save_if_due(saved_at, evaluated=evaluated)
-    if saved_at != progress.step:
-        loop.save()
-    # A kill may have come between the last checkpoint and the deletion of those before.
-    if checkpoints is not None:
-        checkpoints.prune()
-    return progress
+            saved_at = loop.save_if_due(saved_at, evaluated=True)
+        while meter.admit(step=progress.step + 1, rollouts=run.batch_rollouts):
+            if not loop.step(progress.step + 1):
+                return progress
+            # On steps, not on what was counted: a failed rollout shifts no evaluation.
+            evaluated = run.evaluated_at(progress.step * run.batch_rollouts)
+            if evaluated:
+                loop.evaluate()
+            # After the evaluation: a run that continues from here would not make it.
+            saved_at = loop.save_if_due(saved_at, evaluated=evaluated)
+        if saved_at != progress.step:
+            loop.save()
+        # A kill may have come between the last checkpoint and the deletion of those before.
+        if checkpoints is not None:
+            checkpoints.prune()
+        return progress
 
 
 def _answer_of(sampler: Sampler) -> str:
@@ -157,9 +160,16 @@ class _Loop:
         began = perf_counter()
         rollouts = self.sample(step)
         sampled = perf_counter()
-        rollouts = with_cohorts(rollouts, self.learner.config.batch)
+        config = self.learner.config
+        rollouts = with_cohorts(rollouts, config.batch, baseline=config.objective.resolved.baseline)
         # Charged before the rollouts are checked: they were paid for, whatever is wrong with them.
         tokens = self.charge(step, rollouts)
+        check_answers(
+            rollouts,
+            self.order.batch(progress.cursor),
+            samples=self.run.rollouts_per_problem,
+            source=_answer_of(self.sampler),
+        )
         ready = perf_counter()
         learnt = learn(learner=self.learner, run=self.run, step=step, rollouts=rollouts)
         learned, sync_seconds = perf_counter(), None
@@ -186,6 +196,7 @@ class _Loop:
                 gradient_retries=learnt.retries,
                 sampled_tokens=tokens,
                 dropped_problems=dropped,
+                rounding_changes=len(progress.changes),
             )
         )
         return not learnt.diverged
@@ -281,12 +292,24 @@ def sync_and_check(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame
     few = problems.head(4)
     rollouts = sampler.sample(few, samples=2, seed=0, step=learner.version, phase="canary", run_id=run_id)
     check_sampled(rollouts, few, source=_answer_of(sampler))
+    check_answers(rollouts, few, samples=2, source=_answer_of(sampler))
     try:
-        check_sync(learner.agreement(rollouts), learner.config, step=learner.version + 1)
+        with _broken_logprobs_named(rollouts):
+            check_sync(learner.agreement(rollouts), learner.config, step=learner.version + 1)
     except DivergenceError:
         if learner.version == 0:
             raise
     return rollouts
+
+
+@contextmanager
+def _broken_logprobs_named(rollouts: pl.DataFrame) -> Iterator[None]:
+    """Name the response whose log-probability is no number, where the learner's own are: nothing was learnt from it."""
+    try:
+        yield
+    except SyncError:
+        check_finite(rollouts.filter(pl.col("finish_reason") != "aborted"))
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,9 +348,14 @@ def learn(*, learner: Updater, run: RunConfig, step: int, rollouts: pl.DataFrame
         SyncError: Other weights than the learner's sampled the responses.
         LearnerError: No advantages or no update can be made of them.
     """
-    config, tries = learner.config, _Tries(run.run_id)
     if rollouts.filter(pl.col("cohort") == "trained").is_empty():
         return Learnt()
+    with _broken_logprobs_named(rollouts):
+        return _learn(learner=learner, run=run, step=step, rollouts=rollouts)
+
+
+def _learn(*, learner: Updater, run: RunConfig, step: int, rollouts: pl.DataFrame) -> Learnt:
+    config, tries = learner.config, _Tries(run.run_id)
     began = perf_counter()
     batch = _prepared(learner, rollouts, tries)
     taken = perf_counter() - began if config.measures_first else 0.0
@@ -389,20 +417,31 @@ def restore(*, learner: Updater, checkpoints: Checkpoints, run: RunConfig, probl
         problems: Training problems, as ``train`` is given them.
 
     Raises:
-        CheckpointError: All checkpoints are damaged, or the newest is one of another version, other settings or other
-            problems.
-        LearnerError: It is one of another model.
+        CheckpointError: All checkpoints are damaged, or the newest is one of another version, another base model,
+            other settings or other problems.
     """
     saved = checkpoints.newest()
     if saved is None:
         return Progress(step=0, rollouts=0, tokens=0, evals=[])
     changed = _changed(saved, run, learner.config, problems)
-    if changed:
+    if refused := changed.keys() - checkpoints.may_change:
+        hint = ""
+        if refused <= set(ROUNDING):
+            hint = f", or, as that changes rounding only, with Checkpoints(may_change={sorted(refused)})"
         raise CheckpointError(
-            f"{checkpoints.folder}: the checkpoint of step {saved.step} is of a run with other settings ({changed}): "
-            "continue with those, or start the run in another folder"
+            f"{checkpoints.folder}: the checkpoint of step {saved.step} is of a run with other settings "
+            f"({_said(changed)}): continue with those{hint}, or start the run in another folder"
         )
-    return _continued(learner, saved, checkpoints.folder)
+    progress = _continued(learner, saved, checkpoints.folder)
+    if changed:
+        logger.warning(
+            "run %s goes on from step %d with other settings (%s): it is the same to rounding, and not bit for bit",
+            run.run_id,
+            saved.step,
+            _said(changed),
+        )
+        progress.changes.append({"step": saved.step, **changed})
+    return progress
 
 
 def branch(*, learner: Updater, trunk: Checkpoints, run: RunConfig, problems: pl.DataFrame) -> Progress:
@@ -425,8 +464,7 @@ def branch(*, learner: Updater, trunk: Checkpoints, run: RunConfig, problems: pl
 
     Raises:
         CheckpointError: The settings name no such step; the checkpoint is missing, damaged or one of another version;
-            its rate was not constant, or settings other than those of the decay, or problems, are others.
-        LearnerError: It is one of another model.
+            its rate was not constant; or settings beside those of the decay, problems or the base model are others.
     """
     schedule = learner.config.optimizer
     if not schedule.decay_after:
@@ -444,21 +482,25 @@ def branch(*, learner: Updater, trunk: Checkpoints, run: RunConfig, problems: pl
     changed = _changed(saved, run, learner.config, problems, but=OF_A_BRANCH)
     if changed:
         raise CheckpointError(
-            f"{trunk.folder}: the checkpoint of step {saved.step} is of a run with other settings ({changed}): a "
-            f"branch may differ from its trunk in {', '.join(OF_A_BRANCH)} only"
+            f"{trunk.folder}: the checkpoint of step {saved.step} is of a run with other settings ({_said(changed)}): "
+            f"a branch may differ from its trunk in {', '.join(OF_A_BRANCH)} only"
         )
     return replace(_continued(learner, saved, trunk.folder), evals=[])
 
 
 def _changed(
     saved: Checkpoint, run: RunConfig, config: LearnerConfig, problems: pl.DataFrame, *, but: Collection[str] = ()
-) -> str:
-    """Say which settings of a checkpoint, but for some, are not those of a run; empty where all are."""
+) -> dict[str, list[Any]]:
+    """Settings of a checkpoint, but for some, that are not those of a run: what each was and is."""
     # Through JSON, as the others were.
     now = json.loads(json.dumps(settings_of(run, config, problems)))
     names = sorted((now.keys() | saved.settings.keys()) - set(but))
-    changed = [name for name in names if now.get(name) != saved.settings.get(name)]
-    return ", ".join(f"{name} was {saved.settings.get(name)!r} and is {now.get(name)!r}" for name in changed)
+    pairs = {name: [saved.settings.get(name), now.get(name)] for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _said(changed: Mapping[str, list[Any]]) -> str:
+    return ", ".join(f"{name} was {before!r} and is {after!r}" for name, (before, after) in changed.items())
 
 
 def _continued(learner: Updater, saved: Checkpoint, folder: Path) -> Progress:
@@ -471,7 +513,12 @@ def _continued(learner: Updater, saved: Checkpoint, folder: Path) -> Progress:
             f"({type(error).__name__}: {error}), as where another version wrote it; delete the folder to start the run "
             "again"
         ) from None
-    learner.load_state(saved.tensors, saved.values)
+    try:
+        learner.load_state(saved.tensors, saved.values)
+    except RankError:
+        raise
+    except LearnerError as error:
+        raise CheckpointError(f"{folder}: the checkpoint of step {saved.step} does not fit: {error}") from None
     return progress
 
 

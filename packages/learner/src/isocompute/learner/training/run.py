@@ -113,7 +113,7 @@ def _pass_rates(rollouts: pl.DataFrame) -> dict[str, float]:
 
 CHANGES_NO_RESULT = ("sync.", "entropy.measured")
 """Settings under whose change a run continues: when it is stopped, and what is reported. One that changes the order of
-sums, as that of micro-batches, changes last digits and is none of them."""
+sums (``config.ROUNDING``), as that of micro-batches, changes last digits and must be named in ``Checkpoints``."""
 
 
 NOT_TRAINED_ON = ("pass_rate", "pass_rate_samples")
@@ -144,6 +144,8 @@ class Progress:
         tokens: Their response tokens.
         evals: Rows of the ``evals`` table so far.
         cursor: The position in the problems of the next batch.
+        changes: Settings that changed where the run was continued, each as ``[before, after]``, with the ``step``:
+            from there on it is the same to rounding only.
         diverged_at: The step whose gradient was not finite twice, which ended the run; None otherwise. Its
             rollouts are counted, its update was not made. Never saved: the run would find it again.
     """
@@ -153,6 +155,7 @@ class Progress:
     tokens: int
     evals: list[dict[str, Any]]
     cursor: Cursor = field(default_factory=Cursor)
+    changes: list[dict[str, Any]] = field(default_factory=list)
     diverged_at: int | None = None
 
     def saved(self) -> dict[str, Any]:

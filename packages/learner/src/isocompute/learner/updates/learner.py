@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import polars as pl
@@ -28,7 +28,7 @@ from ..objective.advantages import Ragged, listed
 from ..objective.loss import CLIPPED, ObjectiveInputs, loss_metrics, objective
 from ..objective.prepare import sampled_counts
 from ..policy.forward import Forward
-from ..policy.loading import ValueHead, WholeTensors, learnt, load_policy, probe, vocabulary, weights
+from ..policy.loading import ValueHead, WholeTensors, base_hash, learnt, load_policy, probe, vocabulary, weights
 from ..policy.sharding import Sharding, copy_into, is_sharded
 from ..records.steps import Agreement, Average, Mean, UpdateReport, added, reduced, with_zeros
 from .adam import CRITIC, POLICY, Optimizer
@@ -94,6 +94,7 @@ class Learner:
     def _load(self, config: LearnerConfig) -> None:
         self.config, self.version = config, 0
         self._models = load_models(self.model, config, device=self.device, ranks=self._ranks, dtype=self._dtype)
+        self.base = base_hash(self.model, self.policy)
         self._forward = self._models.forward
         self._rate = matmul_rate(self.device, self._forward.dtype)
         self._optimizer = Optimizer(self.policy, self.critic, config, total=self._together.total)
@@ -282,9 +283,10 @@ class Learner:
         """Return what a checkpoint must hold: tensors, to be read before the next update, and plain values.
 
         Tensors are the live ones and not copies; those that ranks share are gathered one at a time, as they are read.
-        With an adapter it is the policy's only part here, since the model beneath it is the base model.
+        With an adapter it is the policy's only part here, since the model beneath it is the base model, which is named
+        by the hash of its weights.
         """
-        return tensors_of(self.policy, self.critic, self._optimizer), {"version": self.version}
+        return tensors_of(self.policy, self.critic, self._optimizer), values_of(self)
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
         """Continue from what ``state`` returned, which is copied.
@@ -293,9 +295,10 @@ class Learner:
             tensors: The tensors of the policy, the critic and the optimizer by their names in the state.
 
         Raises:
-            LearnerError: It is the state of another model. Nothing is taken over where the names show it; where a shape
-                does, the learner must be reset.
+            LearnerError: It is the state of another model, or of another base model. Nothing is taken over where the
+                names or the base model show it; where a shape does, the learner must be reset.
         """
+        check_base(values, self)
         self.expect(list(tensors))
         self.take(tensors)
         self.version = int(values["version"])
@@ -559,12 +562,50 @@ def check_versions(rollouts: pl.DataFrame, version: int, total: Callable[[float]
         LearnerError: A column is missing.
     """
     check_columns(rollouts, ("prompt_ids", "response_ids", "logprobs", "weights_version"))
-    stale = rollouts.filter(pl.col("weights_version") != version)
+    stale = rollouts.filter(pl.col("weights_version").ne_missing(version))
     if total(len(stale)):
         versions = stale["weights_version"].unique().sort().to_list() or "others (on another rank)"
         raise SyncError(
             f"a batch for step {version + 1} was sampled with weights version {versions}, "
             f"and the learner is at {version}: a sync was skipped"
+        )
+
+
+class Based(Protocol):
+    """A learner or a group of them.
+
+    Attributes:
+        base: Hash of the base model's weights.
+    """
+
+    model: str
+    base: str
+    version: int
+
+
+def values_of(learner: Based) -> dict[str, Any]:
+    """The plain values of a state."""
+    return {"version": learner.version, "base": {"model": learner.model, "weights": learner.base}}
+
+
+def check_base(values: Mapping[str, Any], learner: Based) -> None:
+    """Refuse the state of a learner that began from another base model.
+
+    Also where all weights are learnt and nothing refers to the base model: a run is that of one base model, though its
+    folder may have moved.
+
+    Raises:
+        LearnerError: It is, or the state names none.
+    """
+    base = values.get("base")
+    if base is None:
+        raise LearnerError(
+            "it names no base model, as where an earlier version wrote it: start the run in another folder"
+        )
+    if base["weights"] != learner.base:
+        raise LearnerError(
+            f"its base model is {base['model']}, whose weights have the hash {base['weights']}, and the learner's is "
+            f"{learner.model}, with the hash {learner.base}: continue over that one, or start the run in another folder"
         )
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RolloutError
+from . import template_trial
 from .sampling import known_settings
 
 if TYPE_CHECKING:
@@ -22,6 +26,10 @@ if TYPE_CHECKING:
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 """Libraries that vLLM asks for and this package does not need: beside the CPU build of torch, registries often give
 their CUDA builds, with which importing vLLM and parts of transformers fails."""
+CPU_SECONDS, MEMORY = 5, 2**30
+"""Most of both that the rendering of a short message may take; a healthy one takes milliseconds and kilobytes."""
+_MAY_GROW = re.compile(r"\brange\b|\bmacro\b|\bformat\b|\*")
+"""Parts of a chat template without which it goes through its messages alone."""
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 TEMPLATES = ("auto", "chat", "plain")
 RESERVED = (
@@ -104,7 +112,8 @@ class PromptMaker:
         max_prompt_tokens: Longest prompt (tokens).
 
     Raises:
-        RolloutError: A chat template or a beginning-of-sequence token is asked for, and the tokenizer has none.
+        RolloutError: A chat template or a beginning-of-sequence token is asked for, and the tokenizer has none; or the
+            rendering of its template does not end.
     """
 
     def __init__(self, tokenizer: Any, prompting: Prompting, *, max_prompt_tokens: int) -> None:
@@ -119,12 +128,30 @@ class PromptMaker:
         self.chat = prompting.template == "chat" or (prompting.template == "auto" and has_template)
         self._tokenizer, self._prompting, self._longest = tokenizer, prompting, max_prompt_tokens
         self._day = datetime.fromisoformat(prompting.date)
+        if self.chat:
+            self._try_template()
         wanted = prompting.bos
         if wanted is None and not self.chat:
             # Some end a text, too: with an end-of-sequence token, which must not stand before a response.
             wanted = tokenizer("a")["input_ids"][:1] == [self._bos] or None
         self._wants_bos = wanted
         self._made: dict[str, list[int]] = {}
+
+    def _try_template(self) -> None:
+        """Render one short prompt in a process that may be ended: a template is a program of its model's author."""
+        values = {"messages": self.messages("a"), "add_generation_prompt": True, **self._prompting.chat_options}
+        try:
+            template = self._tokenizer.get_chat_template(self._prompting.chat_options.get("chat_template"))
+            values = {**self._tokenizer.special_tokens_map, **values}
+            given = json.dumps({"template": template, "values": values, "seconds": CPU_SECONDS, "bytes": MEMORY})
+        except Exception:
+            # Of what is no template, or no plain value, the rendering that counts says so.
+            return
+        if _MAY_GROW.search(template) and not _ends(given):
+            raise RolloutError(
+                f"the tokenizer's chat template does not end: for one short message it took more than {CPU_SECONDS} s "
+                f"or {MEMORY >> 30} GiB; use another prompting, such as template: plain"
+            )
 
     def messages(self, text: str) -> Sequence[Mapping[str, str]]:
         """Return a prompt as chat messages."""
@@ -201,6 +228,19 @@ class PromptMaker:
         if self._wants_bos and not begins and self._bos is not None:
             return [self._bos, *ids]
         return ids[1:] if self._wants_bos is False and begins else ids
+
+
+@cache
+def _ends(given: str) -> bool:
+    """Return whether a template is rendered within the limits of ``template_trial``."""
+    try:
+        run = [sys.executable, "-I", template_trial.__file__]
+        # By the clock, where a machine is busy or has no limits.
+        return (
+            subprocess.run(run, input=given, text=True, capture_output=True, timeout=12 * CPU_SECONDS).returncode == 0
+        )
+    except subprocess.TimeoutExpired:
+        return False
 
 
 def _is_date(value: object) -> bool:
