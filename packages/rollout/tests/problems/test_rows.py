@@ -156,10 +156,10 @@ def test_a_damaged_file_is_refused_in_a_sentence_that_names_the_line(tmp_path: P
     own = source_from({"kind": "file", "path": str(path)})
     right = b'{"prompt": "q", "answer": "1"}\n'
     for written, message in (
-        (right + b"[" * 100_000, "line 2 is nested too deeply"),
-        (right + b"\n{", "line 3 is not JSON"),
-        (right + b'{"prompt": "q", "answer": ' + b"9" * 5000 + b"}", "line 2 is not JSON"),
-        (right + b"[]", "line 2 is no JSON object"),
+        (right + b"[" * 100_000, "line 2: is nested more than 100 deep"),
+        (right + b"\n{", "line 3: not JSON"),
+        (right + b'{"prompt": "q", "answer": ' + b"9" * 5000 + b"}", "line 2: not JSON"),
+        (right + b"[]", "line 2: no JSON object"),
         (b"\xff\xfe", "not readable as jsonl"),
         (b'{"question": "q"}', "there is no column prompt .it has question"),
         (b'{"prompt": "\\ud800", "answer": "1"}', "row 1 holds .*half of a character"),

@@ -42,12 +42,9 @@ def of_hub(source: HubSource) -> Iterator[tuple[int, dict[str, Any]]]:
         lines = str(error).strip().splitlines()
         reason = lines[0] if lines else type(error).__name__
         raise RolloutError(f"the dataset {source.dataset} cannot be loaded ({reason}){_help(source)}") from None
-    rows.check_columns(source, data.column_names, where=source.name)
+    used = rows.used_columns(source, data.column_names, where=source.name)
     order = np.random.default_rng(source.seed).permutation(len(data))
-    # Other columns may hold what cannot be read here, such as images.
-    paths = (source.prompt, source.answer, source.metadata)
-    used = {*paths, *(path.partition(".")[0] for path in paths)}
-    held = data.select(order).select_columns([name for name in data.column_names if name in used])
+    held = data.select(order).select_columns(used)
     yield from ((int(number) + 1, row) for number, row in zip(order, held, strict=True))
 
 

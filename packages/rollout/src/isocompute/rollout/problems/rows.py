@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, time
@@ -12,6 +11,8 @@ from typing import Any
 
 import polars as pl
 
+from ..contract.documents import DocumentError, parsed
+from ..contract.files import reason_of
 from ..errors import RolloutError
 from ..scoring import rules
 from .named import SetSource
@@ -44,28 +45,36 @@ def of_file(source: LocalSource) -> Iterator[tuple[int, dict[str, Any]]]:
         raise RolloutError(f"{path}: no such file of problems")
     if path.suffix not in {".jsonl", ".parquet"}:
         raise RolloutError(f"{path}: problems are read from a .jsonl or a .parquet file")
-    rows = _lines(path) if path.suffix == ".jsonl" else _parquet(path)
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    check_columns(source, columns, where=str(path))
+    if path.suffix == ".jsonl":
+        rows = _lines(path)
+        used = used_columns(source, list(dict.fromkeys(name for row in rows for name in row)), where=str(path))
+    else:
+        frame = _parquet(path)
+        used = used_columns(source, frame.columns, where=str(path))
+        rows = frame.select(used).to_dicts()
     order = pl.int_range(len(rows), eager=True).sample(fraction=1.0, shuffle=True, seed=source.seed)
     # A row of JSON without a column has nothing in it.
-    yield from ((number + 1, dict.fromkeys(columns) | rows[number]) for number in order.to_list())
+    yield from ((number + 1, dict.fromkeys(used) | rows[number]) for number in order.to_list())
 
 
-def check_columns(source: HubSource | LocalSource, columns: Sequence[str], *, where: str) -> None:
-    """Refuse a source that lacks a column.
+def used_columns(source: HubSource | LocalSource, columns: Sequence[str], *, where: str) -> list[str]:
+    """Return the columns that problems are made of; others may hold what cannot be read here, such as images.
 
     Raises:
-        RolloutError: There is none of that name, nor one that its path begins with.
+        RolloutError: There is none of a column's name, nor one that its path begins with.
     """
-    for column in filter(None, (source.prompt, source.answer, source.metadata)):
-        if column not in columns and column.partition(".")[0] not in columns:
-            raise RolloutError(f"{where}: there is no column {column} (it has {', '.join(columns)})")
+    used = []
+    for path in filter(None, (source.prompt, source.answer, source.metadata)):
+        column = path if path in columns else path.partition(".")[0]
+        if column not in columns:
+            raise RolloutError(f"{where}: there is no column {path} (it has {', '.join(columns)})")
+        used.append(column)
+    return list(dict.fromkeys(used))
 
 
-def _parquet(path: Path) -> list[dict[str, Any]]:
+def _parquet(path: Path) -> pl.DataFrame:
     try:
-        return pl.read_parquet(path).to_dicts()
+        return pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise RolloutError(f"{path}: not readable as parquet ({str(error).strip().splitlines()[0]})") from None
 
@@ -78,20 +87,17 @@ def _lines(path: Path) -> list[dict[str, Any]]:
                 if line.strip():
                     rows.append(_object(line, where=f"{path}: line {number}"))
     except (UnicodeDecodeError, OSError) as error:
-        raise RolloutError(f"{path}: not readable as jsonl ({error})") from None
+        raise RolloutError(f"{path}: not readable as jsonl ({reason_of(error)})") from None
     return rows
 
 
 def _object(line: str, *, where: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
-    except RecursionError:
-        raise RolloutError(f"{where} is nested too deeply; each line must be a JSON object with a problem") from None
-    except ValueError as error:
-        reason = str(error).partition(";")[0]
-        raise RolloutError(f"{where} is not JSON ({reason}); each line must be an object with a problem") from None
+        row = parsed(line, "json")
+    except DocumentError as error:
+        raise RolloutError(f"{where}: {error}; each line must be a JSON object with a problem") from None
     if not isinstance(row, dict):
-        raise RolloutError(f"{where} is no JSON object; each line must be one, with a problem")
+        raise RolloutError(f"{where}: no JSON object; each line must be one, with a problem")
     return row
 
 
