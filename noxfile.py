@@ -146,7 +146,7 @@ def soak(session: nox.Session) -> None:
 
 @nox.session(tags=CAMPAIGN)
 def redteam(session: nox.Session) -> None:
-    """Put every attack through every verifier, as root, as a plain user and without namespaces; print a table."""
+    """Put every attack through every verifier in six ways, with and without root, bubblewrap, namespaces, Landlock."""
     install_all(session, *TEST_TOOLS)
     session.run("python", "packages/rollout/tests/scoring/redteam.py", *session.posargs, env=run_variables())
 

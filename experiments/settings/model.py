@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-import yaml
 from isocompute.learner import LearnerConfig
 from isocompute.learner.config import ObjectiveConfig
 from isocompute.learner.recipes import RECIPES, with_recipe
@@ -27,6 +26,7 @@ from isocompute.rollout import (
     Sampling,
     ScoringConfig,
 )
+from isocompute.rollout.contract.documents import parsed
 from isocompute.rollout.scoring.rules import REFUSED
 from pydantic import (
     AfterValidator,
@@ -194,7 +194,7 @@ def _is_constant(objective: Mapping[str, Any]) -> bool:
         return False
 
 
-SECTIONS: Mapping[str, str] = yaml.safe_load(Path(__file__).with_name("paper.yaml").read_text("utf-8"))
+SECTIONS: Mapping[str, str] = parsed(Path(__file__).with_name("paper.yaml").read_text("utf-8"))
 
 
 def leaves(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

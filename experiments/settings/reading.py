@@ -17,6 +17,8 @@ from textwrap import wrap
 from typing import Any
 
 import yaml
+from isocompute.rollout.contract.documents import DocumentError, parsed
+from isocompute.rollout.contract.files import reason_of
 from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import ErrorDetails, core_schema
@@ -34,9 +36,10 @@ SETTINGS_FILE = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.ya?ml"
 def load(path: Path = Path("params.yaml"), preset: str | None = None) -> Preset:
     """Read one preset."""
     name, file, raw, written = find(path, preset)
+    for key in LISTS:
+        _check_list(raw.get(key), f"{path}: {key}")
     try:
-        for each in (name, *(str(each) for key in LISTS for each in raw.get(key) or ())):
-            checked_name(each)
+        checked_name(name)
         # As JSON, whose lists and mappings are the tuples and dataclasses of a strict model; YAML's dates become texts.
         text = json.dumps(with_names({name: written})[name], default=str)
         read = Preset.model_validate_json(text)
@@ -54,6 +57,17 @@ def load(path: Path = Path("params.yaml"), preset: str | None = None) -> Preset:
                 f"dvc.yaml runs what {key} lists, so both must list the same in the same order"
             )
     return read
+
+
+def _check_list(listed: Any, where: str) -> None:
+    """Refuse a list of problem sets with a name that DVC or its shell could read otherwise."""
+    if not isinstance(listed, list | None):
+        raise ExperimentError(f"{where} is {_shown(listed)}; it must be a list of problem sets")
+    for each in listed or ():
+        try:
+            checked_name(str(each))
+        except SettingError as error:
+            raise ExperimentError(f"{where} {error}") from None
 
 
 def find(path: Path = Path("params.yaml"), preset: str | None = None) -> tuple[str, Path, dict[str, Any], Any]:
@@ -79,11 +93,11 @@ def find(path: Path = Path("params.yaml"), preset: str | None = None) -> tuple[s
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        raw = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ExperimentError(f"{path}: cannot be read ({error.strerror})") from None
-    except yaml.YAMLError as error:
-        raise ExperimentError(f"{path}: not YAML ({str(error).splitlines()[0]})") from None
+        raw = parsed(path.read_text("utf-8"))
+    except (OSError, UnicodeError) as error:
+        raise ExperimentError(f"{path}: cannot be read ({reason_of(error)})") from None
+    except DocumentError as error:
+        raise ExperimentError(f"{path}: {error}") from None
     if not isinstance(raw, dict):
         raise ExperimentError(f"{path}: must be a mapping of presets")
     return raw

@@ -1,6 +1,7 @@
 """The folder that every package links to: tables, files, and errors of Ray that are infrastructure."""
 
 import inspect
+import json
 import os
 import sys
 import tempfile
@@ -8,17 +9,27 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
+import hypothesis
 import polars as pl
 import pytest
 import ray.exceptions
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget.contract import files, tables, tracking
+from isocompute.budget.contract.documents import DEEPEST, LARGEST, DocumentError, EndlessError, parsed
 from isocompute.budget.contract.errors import FileError, IsoComputeError, TableError, TrackingError
+from isocompute.budget.errors import BudgetError
+from isocompute.budget.trainers import settings
 from isocompute.learner.errors import LearnerError, RankError
+from isocompute.rollout.commands import values
 from isocompute.rollout.contract.deaths import death
 from isocompute.rollout.errors import EngineError, RolloutError
+
+from experiments.errors import ExperimentError
+from experiments.settings import reading
 
 PACKAGES = ("budget", "rollout", "learner", "frontier")
 TIMINGS = pl.DataFrame({"run_id": ["r"], "step": [1], "phase": ["sample"], "seconds": [2.0], "device_seconds": [2.0]})
@@ -234,6 +245,109 @@ def test_every_package_tells_them_apart_alike_and_without_ray() -> None:
         own = import_module(f"isocompute.{package}.contract.deaths")
         assert own.death(ray.exceptions.WorkerCrashedError())
         assert "ray" not in vars(own)
+
+
+UNHURRIED = hypothesis.settings(deadline=None)
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+DOCUMENTS = st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+
+
+@UNHURRIED
+@given(DOCUMENTS)
+def test_documents_within_the_bounds_are_read_as_they_are(document: object) -> None:
+    assert parsed(json.dumps(document), "json") == document
+    assert parsed(yaml.safe_dump(document), "yaml") == document
+    shared = [document, {"again": document}]
+    assert parsed(yaml.safe_dump(shared)) == shared
+
+
+@UNHURRIED
+@given(st.integers(1, 30), st.integers(1, 12), st.sampled_from(["[%s]", "{%s}", "<<"]), st.integers(1, 9))
+def test_a_document_is_as_large_as_its_aliases_written_out(levels: int, width: int, form: str, length: int) -> None:
+    lines = [f"l0: &l0 {'{x: 1}' if form == '<<' else 'x' * length}"]
+    for level in range(1, levels):
+        aliases = [f"*l{level - 1}"] * width
+        inner = (
+            f"{{<<: [{', '.join(aliases)}]}}"
+            if form == "<<"
+            else form
+            % ", ".join(f"k{i}: {alias}" if form.startswith("{") else alias for i, alias in enumerate(aliases))
+        )
+        lines.append(f"l{level}: &l{level} {inner}")
+    text = "\n".join(lines)
+    if width ** (levels - 1) > LARGEST:
+        with pytest.raises(EndlessError, match="aliases"):
+            parsed(text)
+    elif width**levels * 10 * (length + 9) < LARGEST:
+        assert len(parsed(text)) == levels
+
+
+@UNHURRIED
+@given(st.integers(1, 2 * DEEPEST), st.sampled_from(["[", "{a: ", '{"a": ', "- ", "? "]), st.data())
+def test_a_document_is_as_deep_as_its_aliases_and_may_not_contain_itself(
+    depth: int, form: str, data: st.DataObject
+) -> None:
+    end = {"[": "]", "{": "}"}.get(form[0], "")
+    text = form * depth + ("1" if form.startswith("{") else "") + end * depth
+    for kind in ("yaml", "json") if form in ("[", '{"a": ') else ("yaml",):
+        if depth > DEEPEST:
+            with pytest.raises(EndlessError, match=f"more than {DEEPEST} deep"):
+                parsed(text, kind)
+        elif form != "? ":
+            parsed(text, kind)
+    if form in ("[", "{a: "):
+        half = f"a: &a {text}\nb: {form * depth}*a{end * depth}"
+        if 2 * depth + 1 > DEEPEST:
+            with pytest.raises(EndlessError):
+                parsed(half)
+        else:
+            parsed(half)
+        # Itself at any place within.
+        place = data.draw(st.integers(0, depth - 1))
+        for inner in ("*a", "[1, *a]", "{b: *a}", "{<<: *a}", "{*a : 1}"):
+            circle = form * place + "&a " + form * (depth - place) + inner + end * depth
+            with pytest.raises(EndlessError, match="contains itself"):
+                parsed(circle)
+
+
+HOSTILE = {
+    "laughs": "l0: &l0 [x]\n" + "\n".join(f"l{i + 1}: &l{i + 1} [{', '.join([f'*l{i}'] * 9)}]" for i in range(7)),
+    "circle": "a: &a [*a]",
+    "deep": "a: " + "[" * 5_000 + "]" * 5_000,
+    "deep in blocks": "\n".join(f"{' ' * k}a:" for k in range(5_000)),
+    "deeper": '{"a": ' + "[" * 100_000,
+    "long": "a: &a " + "x" * 10**5 + "\nb: [" + "*a, " * 1000 + "]",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_every_reader_of_yaml_and_json_refuses_what_has_no_end_in_a_sentence(name: str, tmp_path: Path) -> None:
+    readers = {
+        ("p.yaml", BudgetError): settings.load,
+        ("q.yaml", RolloutError): values.yaml_mapping,
+        ("r.yaml", RolloutError): values.yaml_mappings,
+        ("params.yaml", ExperimentError): reading.load,
+        ("e.yaml", RolloutError): lambda path: values.pairs([f"key={path.read_text()}"], flag="--engine"),
+    }
+    if name == "deeper":
+        readers[("s.json", BudgetError)] = settings.load
+    for (file, kind), read in readers.items():
+        path = tmp_path / file
+        path.write_text(HOSTILE[name])
+        with pytest.raises(kind, match=rf"({file}:|--engine key) .*(deep|aliases)") as refused:
+            read(path)
+        assert len(str(refused.value).splitlines()) == 1
+        assert len(str(refused.value)) < 300 + len(str(tmp_path))
+
+
+@UNHURRIED
+@given(st.text(), st.sampled_from(["yaml", "json", "toml"]))
+def test_any_text_is_a_document_or_refused(text: str, kind: Literal["yaml", "json", "toml"]) -> None:
+    with suppress(DocumentError):
+        parsed(text, kind)
+    for value in ("!!bool x", "!!timestamp x", "2024-99-99", "9" * 5_000, "!!python/name:os.system", "{[1]: 2}"):
+        with pytest.raises(DocumentError, match="not YAML"):
+            parsed(value)
 
 
 @given(st.text(alphabet="a1_-./\\\n ", min_size=1, max_size=12))

@@ -1,13 +1,16 @@
 """Settings of ``params.yaml``: how they are read, what is refused, their schema, and ``init``."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import jsonschema
 import pytest
 import yaml
+from hypothesis import strategies as st
 from isocompute.learner import LearnerConfig
 from isocompute.learner.recipes import RECIPES
 from isocompute.rollout import Sampling
@@ -214,6 +217,39 @@ def test_a_name_that_a_shell_or_a_path_would_read_otherwise_is_refused(tmp_path:
     path.write_text(yaml.safe_dump({**raw, "problem_sets": ["easy; touch X #"]}))
     with pytest.raises(ExperimentError, match=r"'easy; touch X #'.*lower-case letters, digits"):
         load(path, "smoke")
+
+
+@hypothesis.given(
+    name=st.text("ab-_. /;$(){}'\"\n\\#é0", max_size=9) | st.text(max_size=5) | st.just("easy"),
+    key=st.sampled_from(["problem_sets", "tested_sets"]),
+    stage=st.booleans(),
+)
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_name_that_a_shell_or_a_path_could_read_otherwise_is_refused(
+    name: str, key: str, stage: bool, tmp_path: Path
+) -> None:
+    raw = {**params(), "preset": "smoke", "problem_sets": ["easy", "hard"], "tested_sets": ["easy"]}
+    raw[key] = [name, *raw[key][1:]]
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    asked = (path,) if stage else (path, "smoke")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
+        with pytest.raises(ExperimentError, match=rf"params.yaml: {key} holds the name") as refused:
+            load(*asked)
+        assert repr(name) in str(refused.value)
+    elif stage and name != "easy":
+        # DVC would run a set that the preset does not have.
+        with pytest.raises(ExperimentError, match=f"{key} is"):
+            load(*asked)
+    else:
+        load(*asked)
+
+
+@pytest.mark.parametrize("listed", ["easy", {"easy": "x; id"}, 7, [["easy"]], [{"easy": 1}], [None], [True], [1.5]])
+def test_lists_that_are_no_names_are_refused(listed: object, tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump({**params(), "problem_sets": listed}))
+    with pytest.raises(ExperimentError, match=r"params.yaml: problem_sets (is|holds)"):
+        load(tmp_path / "params.yaml", "smoke")
 
 
 def test_a_model_that_is_a_folder_needs_no_commit(tmp_path: Path) -> None:

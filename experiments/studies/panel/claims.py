@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import yaml
+from isocompute.rollout.contract.documents import parsed
 from pydantic import AfterValidator, Field, model_validator
 
 from ...settings.strict import SettingError, Settings
@@ -58,7 +58,7 @@ class Claim(Settings):
 
 def load() -> list[Claim]:
     """Every claim, in the order of the page."""
-    return [Claim.model_validate_json(json.dumps(each)) for each in yaml.safe_load(FILE.read_text())]
+    return [Claim.model_validate_json(json.dumps(each)) for each in parsed(FILE.read_text())]
 
 
 def row(claim: Claim, answers: Mapping[str, Answer], numbers: Mapping[str, str]) -> list[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
+from isocompute.rollout.contract.documents import parsed
 
 from ...errors import ExperimentError
 
 PANEL = Path(__file__).with_name("panel.yaml")
 ROOT = Path(__file__).parents[3]
-STUDY = yaml.safe_load(PANEL.read_text("utf-8"))["study"]
+STUDY = parsed(PANEL.read_text("utf-8"))["study"]
 """Runs of every unit beside the grid of its preset's sweep."""
 RATE_FACTORS = tuple(sorted(STUDY["rate_factors"]))
 """Factors on the rate that the ladder and the √B rule give a cell."""

@@ -19,7 +19,7 @@ from ...errors import ExperimentError
 from .config import MIXTURE_PREFIXES, ChainsModelConfig, MixtureModelConfig, MixtureSource
 from .lessons import Lesson
 
-VERIFIER = "exact|after:="
+VERIFIER = "exact|after?:="
 """The last partial result, exactly."""
 
 

@@ -463,6 +463,12 @@ def test_what_the_makers_of_a_table_did_not_read_is_repeated(
     assert read_evals([folder]).equals(read_evals([folder / ("evals.parquet" if named else "mine.parquet")]))
 
 
+def test_a_manifest_that_is_nested_without_end_is_none_of_ours(table: pl.DataFrame, tmp_path: Path) -> None:
+    table.write_parquet(tmp_path / "evals.parquet")
+    (tmp_path / "manifest.json").write_text("[" * 100_000)
+    assert not_read([tmp_path]) == []
+
+
 def test_a_folder_of_tables_of_any_names_is_fitted(table: pl.DataFrame, tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     for n, path in ((4, tmp_path / "a.csv"), (16, tmp_path / "below" / "b.parquet")):

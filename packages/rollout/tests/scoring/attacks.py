@@ -8,7 +8,20 @@ braces are filled in by ``outside.Outside``.
 from dataclasses import dataclass
 
 from scoring.attacks_on_verdicts import DEPTH, EXITS, FORKS, FRAMES, LINES, PARSERS, REPLACES, STREAMS, TIME
-from scoring.attacks_outside import FILES, LIMITS, LINKS, MEMORY, PROC, SHARED, SIGNALS, SOCKETS, SURVIVORS
+from scoring.attacks_outside import (
+    FILES,
+    LIMITS,
+    LINKS,
+    MEMORY,
+    PROC,
+    READS,
+    SHARED,
+    SIGNALS,
+    SOCKETS,
+    STORMS,
+    SURVIVORS,
+    TELLS,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +48,9 @@ KINDS = {
     "limits": LIMITS,
     "shared memory": SHARED,
     "memory": MEMORY,
+    "storms": STORMS,
+    "reads": READS,
+    "tells": TELLS,
     "files": FILES,
     "links": LINKS,
     "frames": FRAMES,

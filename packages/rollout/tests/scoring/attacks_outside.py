@@ -22,10 +22,10 @@ def _file(call: str) -> str:
     return f"import os\nfor f in ('{{known}}', '{{module}}', '{{folder}}'):\n try: {call}\n except OSError: pass"
 
 
-def _held(amount: str, each: str, processes: int) -> str:
+def _held(amount: str, each: str, processes: int, before: str = "") -> str:
     """Processes that hold memory at the same time; they have won when all do."""
     return (
-        "import os, mmap, time\nread, write = os.pipe()\n"
+        f"import os, mmap, socket, time\n{before}read, write = os.pipe()\n"
         f"for _ in range({processes}):\n if os.fork() == 0:\n  try:\n   size = {amount}\n   {each}\n"
         "   os.write(write, b'.')\n   time.sleep(60)\n  finally: os._exit(0)\n"
         f"os.close(write)\nheld = 0\nwhile held < {processes} and os.read(read, 1): held += 1\n"
@@ -84,11 +84,161 @@ SHARED = {
     "holds shared mappings in many processes": _held(
         "{memory} // 4", "m = mmap.mmap(-1, size); m.write(b'x' * size)", 12
     ),
+    "holds mappings of /dev/zero in many processes": _held(
+        "{memory} // 4", "m = mmap.mmap(os.open('/dev/zero', 2), size); m.write(b'x' * size)", 12
+    ),
+    "forgets shared mappings that it holds": _held(
+        "{memory} // 4", "m = mmap.mmap(os.open('/dev/zero', 2), size); m.write(b'x' * size); m.madvise(4)", 12
+    ),
+    "holds files without a name in many processes": _held(
+        "{memory} // 4",
+        "f = os.memfd_create('x'); os.ftruncate(f, size); m = mmap.mmap(f, size); m.write(b'x' * size)",
+        12,
+    ),
+    "holds files in memory": _held(
+        "{memory} // 4",
+        "f = max(map(opened, ('/dev/shm', '/tmp', '/run', '/', '.'))); os.write(f, b'x' * size)",
+        12,
+        "def opened(p):\n try: return os.open(f'{p}/isocompute-{key}-{os.getpid()}', 66)\n except OSError: return -1\n",
+    ),
+    "has its worker's memory shared": f"{C}for n in (0x11, 0x21, 0x40021): C.mmap(None, 1 << 30, 3, n, -1, 0)",
 }
 MEMORY = {
     "holds memory in 64 processes": _held("{memory} // 24", "a = bytearray(b'x') * size", 60),
     "exhausts memory": "a = bytearray(2 * 10**9); answer = {right}",
     "holds memory in many processes": _held("{memory} // 4", "a = bytearray(b'x') * size", 12),
+    "holds huge pages in many processes": _held(
+        "{memory} // 2", "m = mmap.mmap(-1, size, 2); m.madvise(14); m.write(b'x' * size)", 12
+    ),
+    "holds memory in short forks": (
+        "import os, time\nend = time.monotonic() + 2\nwhile time.monotonic() < end:\n"
+        " if os.fork() == 0: a = bytearray(b'x') * ({memory} // 8); os._exit(0)\n"
+        " try:\n  while os.waitpid(-1, 1)[0]: pass\n except OSError: pass"
+    ),
+    "fills the buffers of sockets": _held(
+        "1 << 16",
+        "s = [x for _ in range(25) for x in socket.socketpair()]\n   for x in s: x.setblocking(False)\n"
+        "   for x in s:\n    try:\n     while x.send(b'x' * size): pass\n    except OSError: pass",
+        28,
+    ),
+    "fills the buffers of pipes": _held(
+        "1 << 16",
+        "import fcntl; s = [os.pipe() for _ in range(25)]\n   for r, w in s:\n    os.set_blocking(w, False)\n"
+        "    try: fcntl.fcntl(w, 1031, 1 << 20)\n    except OSError: pass\n"
+        "    try:\n     while os.write(w, b'x' * size): pass\n    except OSError: pass",
+        28,
+    ),
+}
+# Who takes four times its time has won.
+STORMS = {
+    "hands its time on to short forks": (
+        "import os, time\nfor _ in range(int(4 * {seconds} / 0.01)):\n p = os.fork()\n if p == 0:\n"
+        "  end = time.process_time() + 0.01\n  while time.process_time() < end: pass\n  os._exit(0)\n"
+        " os.waitpid(p, 0)\nanswer = {right}"
+    ),
+    "hides the time of forks that nobody waits for": (
+        "{C}import signal, time\ntry: signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nexcept OSError: pass\n"
+        "for _ in range(int(4 * {seconds} / 0.01)):\n r, w = os.pipe()\n if os.fork() == 0:\n"
+        "  end = time.process_time() + 0.01\n  while time.process_time() < end: pass\n  os._exit(0)\n"
+        " os.close(w); os.read(r, 1); os.close(r)\nanswer = {right}"
+    ).replace("{C}", C),
+    "hides the time of orphans": (
+        "import os, time\nfor _ in range(int(4 * {seconds} / 0.01)):\n r, w = os.pipe()\n p = os.fork()\n if p == 0:\n"
+        "  try: os.setsid()\n  except OSError: pass\n  if os.fork() == 0:\n   end = time.process_time() + 0.01\n"
+        "   while time.process_time() < end: pass\n  os._exit(0)\n"
+        " os.close(w); os.waitpid(p, 0); os.read(r, 1); os.close(r)\nanswer = {right}"
+    ),
+    "hides the time of children without a signal": (
+        f"{C}import time\nfor _ in range(int(4 * {{seconds}} / 0.01)):\n"
+        " if C.syscall(56, 0, 0, 0, 0, 0) == 0:\n  end = time.process_time() + 0.01\n"
+        "  while time.process_time() < end: pass\n  os._exit(0)\n os.waitpid(-1, 0x40000000)\nanswer = {right}"
+    ),
+    "hands its time on to many at once": (
+        "import os, time\nc = []\nfor _ in range(24):\n p = os.fork()\n if p == 0:\n"
+        "  end = time.process_time() + {seconds} / 6\n  while time.process_time() < end: pass\n  os._exit(0)\n"
+        " c.append(p)\nfor p in c: os.waitpid(p, 0)\nanswer = {right}"
+    ),
+    "hands its time on to programs": (
+        "import os, sys\nfor _ in range(int(4 * {seconds} / 0.05)):\n"
+        " p = os.posix_spawn(sys.executable, [sys.executable, '-S', '-c', 'for i in range(10**6): pass'], {})\n"
+        " os.waitpid(p, 0)\nanswer = {right}"
+    ),
+    "hands its time on to threads": (
+        "import hashlib, threading, time\ndef burn():\n"
+        " while time.process_time() < 4 * {seconds}: hashlib.sha256(b'x' * 10**6)\n"
+        "t = [threading.Thread(target=burn) for _ in range(8)]\n[x.start() for x in t]; [x.join() for x in t]\n"
+        "answer = {right}"
+    ),
+    "forks by doubling and ends at once": (
+        "import os\nwhile True:\n try:\n  if os.fork() and os.fork(): os._exit(0)\n except OSError: pass"
+    ),
+    "burns after its verdict": (
+        "import os, time\nfor _ in range(8):\n if os.fork() == 0:\n  try: os.setsid()\n  except OSError: pass\n"
+        "  time.sleep(0.3)\n  while True: pass\nanswer = '0'"
+    ),
+}
+READS = {
+    **{
+        f"reads {what}": f"answer = open('{{work}}/{name}').read().strip()"
+        for what, name in (
+            ("the problems", "problems.jsonl"),
+            ("a token", ".env"),
+            ("the repository", ".git/config"),
+            ("a neighbour of its rule", "neighbour.py"),
+            ("by a link", "link"),
+        )
+    },
+    "imports a neighbour of its rule": (
+        "import sys; sys.path.insert(0, '{work}')\nimport neighbour; answer = neighbour.SECRET"
+    ),
+    "reads from its folder": "import os; os.chdir('{work}'); answer = open('.env').read()",
+    "reads from where its engine is": (
+        "import os\nfor p in ('self', os.getppid(), {engine}, 1, 2):\n for n in ('cwd', 'root{work}'):\n"
+        "  try: answer = open(f'/proc/{p}/{n}/.env').read()\n  except OSError: pass"
+    ),
+    "climbs out of a folder": (
+        "import os; answer = open(os.path.dirname(os.__file__) + '/..' * 20 + '{work}/.env').read()"
+    ),
+    "reads by a handle": (
+        f"{C}h = (ctypes.c_int * 40)(128); m = ctypes.c_int()\n"
+        "C.syscall(303, -100, b'{work}/.env', h, ctypes.byref(m), 0)\n"
+        "for d in (-100, os.open('/usr', 0)): f = C.syscall(304, d, h, 0)\nanswer = os.read(f, 99).decode()"
+    ),
+    "reads what it inherited": (
+        "import os\nfor d in range(256):\n for read in (lambda: os.pread(d, 999, 0).decode(),\n"
+        "   lambda: os.read(os.open('.env', 0, dir_fd=d), 99).decode(),\n"
+        "   lambda: os.read(os.open('..{work}/.env', 0, dir_fd=d), 99).decode()):\n"
+        "  try: answer = read() if {right} in read() else ''\n  except OSError: pass"
+    ),
+    "reads the engine's variables": (
+        "import os\nfor p in (os.getppid(), {engine}, 1, 2):\n for n in ('environ', 'cmdline', 'task/1/environ'):\n"
+        "  try: answer = {right} if {right} in open(f'/proc/{p}/{n}').read() else ''\n  except OSError: pass"
+    ),
+    "reads by another program": (
+        "import subprocess; answer = subprocess.run(['/bin/cat', '{work}/.env'], capture_output=True, text=True).stdout"
+    ),
+    "maps a file": ("import mmap, os; f = os.open('{work}/.env', 0); answer = mmap.mmap(f, 0, 1, 1).read().decode()"),
+    "reads what is mounted": (
+        "import glob\nfor p in ('/oldroot', '/newroot', '/proc/1/root', '/.old', '/tmp', '/mnt'):\n"
+        " for f in glob.glob(p + '{work}/.env') + glob.glob(p + '/*/.env'): answer = open(f).read()"
+    ),
+    "mounts another file system": (
+        f"{C}C.unshare(0x10020000); C.mount(b'proc', b'/proc', b'proc', 0, None)\n"
+        "C.umount2(b'/', 2); C.chroot(b'.'); answer = open('{work}/.env').read()"
+    ),
+}
+_FRAMES = (
+    "import sys\nf, told = sys._getframe(), ''\nwhile f:\n"
+    " told = next((v for v in f.f_locals.values() if v == {right}), told); f = f.f_back\n"
+    "try: told = open('{work}/.env').read()\nexcept OSError: pass\ntold = told or 'nothing'\n"
+)
+TELLS = {
+    "tells by an error": f"{_FRAMES}raise ValueError(told)",
+    "tells by a type's name": f"{_FRAMES}raise type(told, (Exception,), {{}})()",
+    "tells by a type that is no score": f"{_FRAMES}type(told, (), {{}})()\nanswer = type(told, (str,), {{}})('0')",
+    "tells by a note": f"{_FRAMES}e = KeyError(told); e.add_note(told); raise e from OSError(told)",
+    "tells by an exit": f"{_FRAMES}raise SystemExit(told)",
+    "tells by a warning": f"{_FRAMES}import warnings; warnings.warn(told); raise RuntimeWarning(told)",
 }
 FILES = {
     "changes modes": _file("os.chmod(f, 0o777)"),

@@ -24,10 +24,11 @@ class Outside:
     Args:
         module: A module of verifiers, in a folder of its own that the sandbox may read.
         memory_bytes: Memory that a response may have.
+        seconds: Processor time that it may have.
         everyone: Whom an attack on all processes signals.
     """
 
-    def __init__(self, module: Path, *, memory_bytes: int, everyone: int = -1) -> None:
+    def __init__(self, module: Path, *, memory_bytes: int, seconds: float, everyone: int = -1) -> None:
         # Not below pytest's folder: the address of a socket's file may have 107 bytes.
         self.folder, self.module = Path(tempfile.mkdtemp(prefix="outside", dir="/tmp")), module
         self.folder.chmod(0o777)
@@ -38,6 +39,12 @@ class Outside:
             os.setxattr(self.known, "user.known", b"1")
         for path in (self.known, self.module):
             os.utime(path, (1_000_000_000, 1_000_000_000))
+        # The module's folder is the working folder of many.
+        for name in ("problems.jsonl", ".env", ".git/config", "neighbour.py"):
+            (module.parent / name).parent.mkdir(exist_ok=True)
+            (module.parent / name).write_text(f'SECRET = "{SECRET}"' if name.endswith(".py") else SECRET)
+        if not (module.parent / "link").is_symlink():
+            (module.parent / "link").symlink_to(self.known)
         self._key = 0x5C00_0000 | (os.getpid() & 0xFFFF) << 8
         self._marks = (str(module.parent), f"{10**8 + os.getpid()}.{time.monotonic_ns()}")
         self._listeners = self._listening()
@@ -51,6 +58,8 @@ class Outside:
             "everyone": str(everyone),
             "key": str(self._key),
             "memory": str(memory_bytes),
+            "seconds": str(seconds),
+            "work": str(module.parent),
             "marker": self._marks[1],
             "port": str(port),
             "unix": str(self.folder / "socket"),

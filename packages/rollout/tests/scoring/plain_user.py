@@ -17,8 +17,8 @@ _NAMESPACES = 0x7E02_0000
 _CLONE, _UNSHARE, _SETNS, _CLONE3 = (56, 272, 308, 435) if os.uname().machine == "x86_64" else (220, 97, 268, 435)
 
 
-def without_root(folder: Path, tests: Path) -> tuple[list[str], dict[str, str]]:
-    """Copy what a plain user may not read here: the sources, and the interpreter and libraries where root owns them.
+def open_to_all(folder: Path, tests: Path) -> tuple[list[str], dict[str, str]]:
+    """Copy what a plain user may not read here: the sources, and the interpreter and libraries where root keeps them.
 
     Args:
         folder: Where to; it must be readable.
@@ -34,11 +34,11 @@ def without_root(folder: Path, tests: Path) -> tuple[list[str], dict[str, str]]:
     python, home = Path(sys.executable), Path(sys.base_prefix)
     libraries = Path(sysconfig.get_paths()["purelib"])
     variables = {}
-    if not _open_to_all(home):
+    if not _is_open(home):
         shutil.copytree(home, folder / "python", ignore=ignored, symlinks=True)
         python = folder / "python" / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
         variables["LD_LIBRARY_PATH"] = str(folder / "python" / "lib")
-    if not _open_to_all(libraries):
+    if not _is_open(libraries):
         shutil.copytree(libraries, folder / "site-packages", ignore=ignored)
         libraries = folder / "site-packages"
     variables["PYTHONPATH"] = os.pathsep.join(map(str, (source, libraries)))
@@ -66,5 +66,5 @@ def refuse_namespaces() -> None:
         raise OSError(ctypes.get_errno(), "no filter can be set")
 
 
-def _open_to_all(path: Path) -> bool:
+def _is_open(path: Path) -> bool:
     return all(parent.stat().st_mode & 0o005 == 0o005 for parent in (path, *path.parents))

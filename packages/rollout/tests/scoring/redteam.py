@@ -1,25 +1,56 @@
-"""``nox -s redteam``: every attack through every verifier, as root, as a plain user, and where namespaces are refused.
+"""``nox -s redteam``: every attack through every verifier, in each of the ways that a sandbox is set up.
 
     python packages/rollout/tests/scoring/redteam.py [--ways root] [--verifiers runs] [--attacks PART-OF-NAME]
 
-It prints a table and ends with exit code 1 when an attack broke anything.
+It prints tables, of what held and of what was taken over the limits, and ends with exit code 1 when an attack broke
+anything: memory and time included, from 256 MiB or half a second on.
 """
 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from scoring.attacks import ATTACKS, Attack  # noqa: E402
-from scoring.plain_user import USER, refuse_namespaces, without_root  # noqa: E402
+from scoring.meter import VARIABLE, Meter, grouped  # noqa: E402
+from scoring.plain_user import USER, open_to_all, refuse_namespaces  # noqa: E402
 
-WAYS = ("root", "root, no namespaces", "plain user", "plain user, no namespaces")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How a sandbox is set up.
+
+    Attributes:
+        user: The user; 0 for root.
+        open: Whether all may read the interpreter, without which bubblewrap is not used.
+        namespaces: Whether the kernel gives any.
+        without: Layers left out.
+        wanted: What the layer ``files`` must be for programs; empty where it may be anything.
+    """
+
+    user: int = 0
+    open: bool = True
+    namespaces: bool = True
+    without: tuple[str, ...] = ()
+    wanted: str = ""
+
+
+WAYS = {
+    "root, Landlock": Way(open=False, without=("bubblewrap",), wanted="Landlock"),
+    "root, bubblewrap": Way(wanted="bubblewrap"),
+    "plain user": Way(user=USER),
+    "plain user, no namespaces": Way(user=USER, namespaces=False, wanted="Landlock"),
+    "open interpreter": Way(without=("bubblewrap",), wanted="Landlock"),
+    "no Landlock": Way(without=("bubblewrap", "landlock"), wanted="mounts"),
+}
 TEXTS = {
     "exact": "3/4",
     "exact|regex:(?s).+": "3/4",
@@ -31,19 +62,19 @@ TEXTS = {
 PROGRAMS = ("executes", "starts", "runs")
 TASKS = ("tasks", "executing tasks")
 LIMITS = {"seconds": 0.5, "wall_factor": 6.0, "memory_bytes": 2**29, "workers": 1}
-Found = list[tuple[str, str, str]]
-"""Verifier, attack and what was broken (empty where nothing was)."""
+Found = list[tuple[str, str, str, int, float]]
+"""Verifier, attack, what was broken (empty where nothing was), and MiB and seconds over the limits."""
 
 
 def main() -> int:
     """Run the ways one after another and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--ways", nargs="*", default=WAYS, choices=WAYS)
+    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS)
     parser.add_argument("--verifiers", nargs="*", default=[*TEXTS, *TASKS, *PROGRAMS])
-    parser.add_argument("--attacks", default="", help="only those whose kind or name contains this")
+    parser.add_argument("--attacks", default="", help="only those whose kind or name matches this pattern")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    attacks = [a for a in ATTACKS if chosen.attacks in f"{a.kind} {a.name}"]
+    attacks = [a for a in ATTACKS if re.search(chosen.attacks, f"{a.kind}: {a.name}")]
     if chosen.inside:
         campaign(chosen.inside, chosen.verifiers, attacks)
         return 0
@@ -55,36 +86,38 @@ def main() -> int:
 
 def run(way: str, verifiers: list[str], part: str) -> Found | str:
     """Run a way in a process of its own; return what was found, or why it was not run."""
-    root = os.getuid() == 0
-    if way.startswith("root") and not root:
+    root, wanted = os.getuid() == 0, WAYS[way]
+    if wanted.user == 0 and not root:
         return "not run: this process is not root"
     with tempfile.TemporaryDirectory(prefix="isocompute-redteam-") as folder:
         Path(folder).chmod(0o755)
         command = [sys.executable, str(HERE / "redteam.py")]
         extra: dict[str, object] = {}
         variables = dict(os.environ)
-        # A user's verifiers may read the folder that the engine runs in.
-        work, empty = Path(folder) / "work", Path(folder) / "empty"
+        work = Path(folder) / "work"
         work.mkdir()
-        empty.mkdir()
-        if not way.startswith("root") and root:
-            command[:2], added = without_root(Path(folder), HERE)
+        if root and wanted.open:
+            command[:2], added = open_to_all(Path(folder), HERE)
             variables |= added
+        if root and wanted.user:
             extra = {"user": USER, "group": USER, "extra_groups": []}
             os.chown(work, USER, USER)
         command += ["--inside", way, "--attacks", part, "--verifiers", *verifiers]
         variables["TMPDIR"] = variables["HOME"] = str(work)
-        done = subprocess.run(command, cwd=empty, env=variables, stdout=subprocess.PIPE, text=True, **extra)  # type: ignore[call-overload]
-    lines = [tuple(line.split("\t")) for line in done.stdout.splitlines() if line.count("\t") == 2]
+        with grouped() as group:
+            variables[VARIABLE] = str(group.pop("meter"))
+            extra |= group
+            done = subprocess.run(command, cwd=work, env=variables, stdout=subprocess.PIPE, text=True, **extra)  # type: ignore[call-overload]
+    lines = [line.split("\t") for line in done.stdout.splitlines() if line.count("\t") == 4]
     if done.returncode:
         # An attack that ends the engine's process is what this is to find.
-        lines.append(("", "", f"the engine's process ended with {done.returncode}"))
-    return [(verifier, attack, what) for verifier, attack, what in lines]
+        lines.append(["", "", f"the engine's process ended with {done.returncode}", "0", "0"])
+    return [(verifier, attack, what, int(mib), float(seconds)) for verifier, attack, what, mib, seconds in lines]
 
 
 def campaign(way: str, verifiers: list[str], attacks: list[Attack]) -> None:
     """Put attacks through verifiers in this process, which is the engine; print each as it ends."""
-    if way.endswith("no namespaces"):
+    if not WAYS[way].namespaces:
         refuse_namespaces()
     from isocompute.rollout.scoring.config import ScoringConfig
     from isocompute.rollout.scoring.scorer import Scorer
@@ -95,21 +128,32 @@ def campaign(way: str, verifiers: list[str], attacks: list[Attack]) -> None:
     (folder / "modules").mkdir()
     module = folder / "modules" / "own_verifiers.py"
     module.write_text(MODULE)
+    # As where somebody works: the rule, the problems and a checkout in one folder, which is the engine's, too.
     sys.path.insert(0, str(module.parent))
+    os.chdir(module.parent)
     # Where nothing separates the processes of a user, all of them are only shot at under a user id of our own.
-    own = os.getuid() in {0, USER} or not way.endswith("no namespaces")
-    outside = Outside(module, memory_bytes=int(LIMITS["memory_bytes"]), everyone=-1 if own else 0)
-    config = ScoringConfig(**LIMITS)  # type: ignore[arg-type]
-    scorer = Scorer(config)
+    own = os.getuid() in {0, USER} or WAYS[way].namespaces
+    limits = {"memory_bytes": int(LIMITS["memory_bytes"]), "seconds": float(LIMITS["seconds"])}
+    outside = Outside(module, **limits, everyone=-1 if own else 0)  # type: ignore[arg-type]
+    config = ScoringConfig(**LIMITS, without=WAYS[way].without)  # type: ignore[arg-type]
+    scorer, meter = Scorer(config), Meter()
     try:
+        layers = scorer._pool("runs").report().result()
+        print(way, layers, sep=" | ", file=sys.stderr)
+        if WAYS[way].wanted not in layers["files"]:
+            print("runs", "", f"files are {layers['files']!r}, not {WAYS[way].wanted}", 0, 0, sep="\t", flush=True)
         for name, target in targets(verifiers):
             # What is only compared or parsed takes all attacks in one batch.
             for group in [[a] for a in attacks] if name in PROGRAMS else [attacks]:
-                broken = besiege(scorer, target, group, outside)
-                label = group[0].name if len(group) == 1 else ""
-                print(way, name, label or f"{len(group)} attacks", *broken or ["held"], sep=" | ", file=sys.stderr)
+                alone = name in PROGRAMS
+                broken = besiege(scorer, target, group, outside, meter if alone else None)
+                label = group[0].name if alone else ""
+                over = (meter.over.bytes >> 20, f"{meter.over.seconds:.2f}") if alone else (0, 0)
+                print(
+                    way, name, label or f"{len(group)} attacks", *broken or ["held"], *over, sep=" | ", file=sys.stderr
+                )
                 for what in broken or [""]:
-                    print(name, label, " ".join(what.split()), sep="\t", flush=True)
+                    print(name, label, " ".join(what.split()), *over, sep="\t", flush=True)
                 if broken:
                     scorer.close()
                     scorer = Scorer(config)
@@ -139,24 +183,28 @@ def show(way: str, found: Found | str, attacks: list[Attack]) -> bool:
     if isinstance(found, str):
         print(f"\n{way}: {found}")
         return False
-    columns = list(dict.fromkeys(_column(verifier) for verifier, _, _ in found if verifier))
+    columns = list(dict.fromkeys(_column(verifier) for verifier, *_ in found if verifier))
     cells: dict[tuple[str, str], int] = {}
-    for verifier, name, what in found:
+    for verifier, name, what, _, _ in found:
         if not verifier:
             continue
         named = [name] if name else [a.name for a in attacks if repr(a.name) in what] or [a.name for a in attacks]
         for each in named:
             place = each, _column(verifier)
             cells[place] = cells.get(place, 0) + bool(what)
-    print(f"\n{way}: {len({v for v, _, _ in found})} verifiers")
+    print(f"\n{way}: {len({v for v, *_ in found})} verifiers")
     print(f"{'kind':14} {'attack':44} {'  '.join(columns)}")
     for attack in attacks:
         row = "  ".join(_cell(cells.get((attack.name, c))).ljust(len(c)) for c in columns)
         print(f"{attack.kind:14} {attack.name:44} {row}")
+    print(f"{'over the limits of':14} {'':44} MiB  seconds")
+    for verifier, name, _, mib, seconds in sorted({each for each in found if each[3] >= 16 or each[4] >= 0.1}):
+        print(f"{verifier:14} {name:44} {mib:3}  {seconds:.2f}")
     broken = [line for line in found if line[2]]
-    for verifier, name, what in broken:
+    for verifier, name, what, *_ in broken:
         print(f"BROKE {way} | {verifier} | {name} | {what}")
-    print(json.dumps({"way": way, "attacks": len(attacks), "broken": len(broken)}))
+    most = {"mib_over": max(each[3] for each in found), "seconds_over": max(each[4] for each in found)} if found else {}
+    print(json.dumps({"way": way, "attacks": len(attacks), "broken": len(broken), **most}))
     return bool(broken) or not found
 
 

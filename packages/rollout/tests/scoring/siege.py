@@ -11,6 +11,7 @@ from isocompute.rollout import RolloutError
 from isocompute.rollout.scoring.rules import rule
 from isocompute.rollout.scoring.scorer import Item, Scorer, Verdict
 from scoring.attacks import Attack
+from scoring.meter import Meter, Taken
 from scoring.outside import SECRET, Outside
 
 MODULE = '''
@@ -32,6 +33,8 @@ def starts(response, answer, metadata):
 """A module of verifiers, ``own_verifiers``."""
 START_SECONDS = 30.0
 """How long a lost worker's replacement may take to start, besides a deadline, on a machine with much to do."""
+TOLERATED = Taken(bytes=2**28, seconds=0.5)
+"""What a response may take over its limits where now and then is looked what it takes."""
 _numbers = itertools.count(1)
 
 
@@ -84,8 +87,14 @@ def program_targets() -> dict[str, Target]:
     }
 
 
-def besiege(scorer: Scorer, target: Target, attacks: Sequence[Attack], outside: Outside) -> list[str]:
-    """Score attacks in one batch, right and wrong responses before, between and after, and another batch."""
+def besiege(
+    scorer: Scorer, target: Target, attacks: Sequence[Attack], outside: Outside, meter: Meter | None = None
+) -> list[str]:
+    """Score attacks in one batch, right and wrong responses before, between and after, and another batch.
+
+    Args:
+        meter: Measures one attack; what it took over its limits is then in ``over``.
+    """
     warm = target.neighbours()
     broken = _wrong("the batch before", _verdicts(scorer, warm), warm, [])
     before = outside.state()
@@ -97,9 +106,26 @@ def besiege(scorer: Scorer, target: Target, attacks: Sequence[Attack], outside: 
             batch.append(replace(target.item, response=text))
         batch += target.neighbours()
     exempt = [i for i, attack in places.items() if attack.own and target.own]
-    broken += _wrong("the batch", _verdicts(scorer, batch), batch, exempt, places)
+    if meter is None:
+        broken += _wrong("the batch", _verdicts(scorer, batch), batch, exempt, places)
+    else:
+        with meter.measured() as taken:
+            broken += _wrong("the batch", _verdicts(scorer, batch), batch, exempt, places)
     after, start = target.neighbours(), time.monotonic()
     broken += _wrong("the next batch", _verdicts(scorer, after), after, [])
+    if meter is not None:
+        # Right and wrong responses come again, and those whose score is known.
+        with meter.measured() as usual:
+            _verdicts(scorer, target.neighbours() + target.neighbours())
+        made = len(places)
+        meter.over = Taken(
+            bytes=max(0, taken.bytes - scorer.config.memory_bytes),
+            seconds=max(0.0, taken.seconds - usual.seconds - made * scorer.config.seconds) / made,
+        )
+        if meter.over.bytes > TOLERATED.bytes:
+            broken.append(f"held {meter.over.bytes >> 20} MiB over its limit")
+        if meter.over.seconds > TOLERATED.seconds:
+            broken.append(f"took {meter.over.seconds:.2f} s over its limit")
     if time.monotonic() - start > scorer.config.wall_seconds + START_SECONDS:
         broken.append("its worker was lost for longer than a deadline")
     return broken + outside.changes(before)
@@ -137,6 +163,8 @@ def _wrong(
 def _differences(name: str, verdicts: list[Verdict], exempt: Sequence[int], places: dict[int, Attack]) -> Iterator[str]:
     neighbours = itertools.cycle((1.0, 0.0))
     for i, verdict in enumerate(verdicts):
+        if SECRET in str(verdict.error):
+            yield f"{name}: a response said {verdict.error!r}"
         if i in places:
             if verdict.reward and i not in exempt:
                 yield f"{places[i].name!r} earned {verdict.reward}"

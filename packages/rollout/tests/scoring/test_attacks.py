@@ -45,6 +45,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path.write_text(MODULE)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(path.parent))
+        patch.chdir(path.parent)
         yield path
 
 
@@ -58,7 +59,7 @@ def scorer(module: Path) -> Iterator[Scorer]:
 
 @pytest.fixture
 def outside(module: Path) -> Iterator[Outside]:
-    outside = Outside(module, memory_bytes=LIMITS["memory_bytes"])
+    outside = Outside(module, memory_bytes=LIMITS["memory_bytes"], seconds=LIMITS["seconds"])
     yield outside
     outside.close()
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from isocompute.rollout import RolloutError, verifier
 from isocompute.rollout.errors import ProblemError
 from isocompute.rollout.scoring.config import ScoringConfig
@@ -63,7 +65,13 @@ def reward(scorer: Scorer, name: str, response: str, answer: str, metadata: str 
         (["last_line"], "a\n b \n\n", "b"),
         (["last_line"], " \n", None),
         (["after:####"], "1 #### 2 #### 3 ", "3"),
-        (["after:####"], "3", "3"),
+        (["after:####"], "3", None),
+        (["after?:####"], "3", "3"),
+        (["after?:####"], "1 #### 2 #### 3 ", "3"),
+        (["after:</think>", "boxed"], r"maybe \boxed{5}, let me check", None),
+        (["after:</think>", "boxed"], r"maybe \boxed{5}</think> so \boxed{6}", "6"),
+        (["after:</think>", "boxed"], r"maybe \boxed{5}</think> so \boxed{6}</think> I said 6", None),
+        (["after:</think>"], "a</think>", ""),
         (["regex:#### (\\d+)"], "#### 1 #### 23", "23"),
         (["regex:\\d|x"], "1 x", "x"),
         (["regex:\\d"], "x", None),
@@ -82,11 +90,26 @@ def test_extraction_stands_after_a_rule_and_a_pattern_takes_the_rest() -> None:
     assert not verifier("exact|boxed")("4", "4")
     assert verifier("exact|regex:(\\d+)\\D*$")("1 or 42.", "42")
     assert rule("exact|after:####|boxed").written("7") == "####\\boxed{7}"
+    assert rule("exact|after?:a:|boxed").written("7") == "a:\\boxed{7}"
+
+
+TEXTS = st.text("ab<>/ ", max_size=9)
+
+
+@given(st.sampled_from(["</think>", "####", "|=", "a:b"]), st.lists(TEXTS, min_size=1, max_size=4))
+def test_a_required_mark_gives_nothing_to_a_response_without_it(mark: str, texts: list[str]) -> None:
+    response = mark.join(texts)
+    last = texts[-1].strip()
+    assert extraction([f"after:{mark}"])(response) == (last if len(texts) > 1 else None)
+    assert extraction([f"after?:{mark}"])(response) == last
+    if "|" not in mark:
+        assert verifier(f"exact|after:{mark}")(response, last) == (len(texts) > 1)
+        assert rule(f"exact|after:{mark}").inline
 
 
 def test_chain_sum_takes_the_end_of_a_worked_solution() -> None:
     pytest.importorskip("reasoning_gym")
-    assert rule("reasoning_gym:chain_sum").words == ("after:=",)
+    assert rule("reasoning_gym:chain_sum").words == ("after?:=",)
     right = verifier("reasoning_gym:chain_sum")
     assert [right(text, "10") for text in ("2+3+5=5+5=10", "5=10", "5=100", "", "==")] == [True, True] + [False] * 3
     assert verifier("reasoning_gym:chain_sum|last_line")("no\n10", "10")
@@ -124,7 +147,7 @@ def test_a_verifier_that_breaks_on_a_response_says_how(scorer: Scorer) -> None:
     verdicts = scorer.submit([Item(verifier=name, response="x", answer="x") for name in names]).result(timeout=60)
     assert [v.reward for v in verdicts] == [0, 0]
     assert [v.error for v in verdicts] == [
-        "error: ValueError: no x second line",
+        "error: ValueError",
         "error: a verifier must return a number from 0 to 1, not str",
     ]
 
@@ -136,6 +159,8 @@ def test_a_verifier_that_breaks_on_a_response_says_how(scorer: Scorer) -> None:
         ("", "there is no verifier called ''"),
         ("exact|last", "extraction called 'last'"),
         ("exact|after:", "after: of a verifier"),
+        ("exact|after?:", "after\\?: of a verifier"),
+        ("exact|after!:x", "called 'after!:x'"),
         ("exact|regex:", "regex: of a verifier"),
         ("exact|regex:(", r"'\(' of a verifier cannot"),
         ("python:os", "verifier python:os must be"),

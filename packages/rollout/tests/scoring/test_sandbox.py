@@ -13,13 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from isocompute.rollout import RolloutError
 from isocompute.rollout.scoring.config import LAYERS, ScoringConfig, scoring_from
-from isocompute.rollout.scoring.sandbox import child, layers
+from isocompute.rollout.scoring.sandbox import child, groups, layers, running
 from isocompute.rollout.scoring.sandbox.child import NoProcessError, in_a_child
 from isocompute.rollout.scoring.sandbox.frames import said
-from isocompute.rollout.scoring.sandbox.limits import PROCESSES, Limits, counted_alone, descendants
+from isocompute.rollout.scoring.sandbox.limits import PROCESSES, Limits, Watch, counted_alone
 from isocompute.rollout.scoring.sandbox.process import ATTEMPTS, report, sandbox_layers, words
+from isocompute.rollout.scoring.sandbox.running import Running, descendants
 from isocompute.rollout.scoring.scorer import Item, Scorer
 
 pytestmark = pytest.mark.slow("sandboxes, one after another")
@@ -125,7 +128,7 @@ def test_killed_or_closed_processes_are_replaced_and_leave_no_folder(scorer: Sco
     before = folders()
     scorer.check([PATTERN])
     for process in scorer._pools["exact"]._processes:
-        for pid in [*(running.pid for running in descendants(process.pid)), process.pid] if process.pid else []:
+        for pid in [*(each.pid for each in descendants(process.pid)), process.pid] if process.pid else []:
             # One may have ended with another.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -266,6 +269,117 @@ def test_the_processes_of_a_response_have_limits_together(own: Scorer, greedy: s
     verdicts = own.submit(items("answer = 'aa'", greedy, "answer = 'aa' ", name=EXECUTES)).result(timeout=120)
     assert [v.reward for v in verdicts] == [1, 0, 1]
     assert error in str(verdicts[1].error)
+
+
+SHORT = """
+    if os.fork() == 0:
+        end = time.process_time() + 0.01
+        while time.process_time() < end: pass
+        os._exit(0)
+"""
+IGNORED = "try: signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nexcept OSError: pass\n"
+ORPHANS = f"""
+for _ in range(400):
+  read, write = os.pipe()
+  if os.fork() == 0:{SHORT}    os._exit(0)
+  os.close(write); os.wait(); os.read(read, 1); os.close(read)
+"""
+STORMS = (
+    f"for _ in range(400):{SHORT}    os.wait()",
+    f"{IGNORED}for _ in range(400):{SHORT}    time.sleep(0.01)",
+    ORPHANS,
+)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [{"seconds": 0.5}, {"seconds": 0.5, "without": ("network", "processes")}],
+    indirect=True,
+    ids=["all", "no ns"],
+)
+def test_the_time_of_a_response_is_that_of_all_that_it_starts(own: Scorer) -> None:
+    quick = f"for _ in range(20):{SHORT}    os.wait()\nanswer = 'aa'"
+    storms = [f"{storm}\nanswer = 'aa'" for storm in STORMS]
+    verdicts = own.submit(items(quick, *storms, quick + " ", name=EXECUTES)).result(timeout=120)
+    assert [v.reward for v in verdicts] == [1, 0, 0, 0, 1]
+    late = "deadline: more than 0.5 s of processor time"
+    assert [v.error for v in verdicts][1:4:2] == [late, late]
+
+
+FATES = st.sampled_from(["runs", "waits to be reaped", "was reaped by the first", "was reaped by the worker"])
+
+
+@given(
+    earlier=st.integers(0, 10**6),
+    first=st.integers(0, 999),
+    others=st.lists(st.tuples(st.integers(0, 999), FATES), max_size=9),
+)
+def test_time_counts_once_whoever_has_reaped_a_process_and_never_for_the_next_response(
+    earlier: int, first: int, others: list[tuple[int, str]]
+) -> None:
+    def made(pid: int, parent: int, used: int, reaped: int = 0, *, ended: bool = False) -> Running:
+        return Running(pid=pid, parent=parent, group=9, threads=1, start=pid, used=used, reaped=reaped, ended=ended)
+
+    sums = {fate: sum(ticks for ticks, of in others if of == fate) for _, fate in others}
+    found = [made(3, 2, first, sums.get("was reaped by the first", 0))]
+    for i, (ticks, fate) in enumerate(others, 4):
+        if fate in ("runs", "waits to be reaped"):
+            # An orphan's parent is the worker.
+            found.append(made(i, 2 + i % 2, ticks, ended=fate != "runs"))
+    watch = Watch(2**30, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "process", lambda pid: made(2, 1, 5, earlier))
+        assert watch._spent({2: made(2, 1, 5, earlier)}, found[:1]) == found[0].used + found[0].reaped
+    worker = made(2, 1, 7, earlier + sums.get("was reaped by the worker", 0))
+    assert watch._spent({2: worker}, found) == first + sum(ticks for ticks, _ in others)
+
+
+@given(st.sets(st.sampled_from(["cpu", "io", "memory", "pids"])), st.booleans())
+def test_a_control_group_is_made_where_its_limits_are_delegated(
+    tmp_path_factory: pytest.TempPathFactory, controllers: set[str], beside: bool
+) -> None:
+    root = tmp_path_factory.mktemp("cgroup")
+    own = root / "user" / "engine"
+    own.mkdir(parents=True)
+    (root / "own").write_text("4:memory:/elsewhere\n0::/user/engine\n")
+    above = own.parent if beside else own
+    (above / "cgroup.subtree_control").write_text(" ".join(sorted(controllers)))
+    (above / "cgroup.procs").touch()
+    # Of an engine that is gone; no process has this number.
+    (above / f"isocompute-{2**22 + 1}-1").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups, "ROOT", root)
+        patch.setattr(groups, "OWN", root / "own")
+        made = groups.make()
+        assert bool(made) == ({"memory", "pids"} <= controllers)
+        assert [str(path) for path in above.glob("isocompute-*")] == [made] or not made
+    if made:
+        files = {"memory.current": "5000\n", "memory.max": "max", "memory.swap.max": "max", "pids.max": "max"}
+        for name, text in {**files, "cgroup.procs": ""}.items():
+            (Path(made) / name).write_text(text)
+        group = groups.Group(made)
+        group.enter()
+        assert group.limit(2**30, processes=34)
+        assert (Path(made) / "memory.max").read_text().startswith(str(2**30 + 5000))
+        assert (Path(made) / "pids.max").read_text().startswith("34")
+    assert not groups.Group("").limit(2**30, processes=34)
+
+
+def test_a_sandbox_is_in_its_control_group_and_takes_it_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if " cgroup2 " in line]
+    if not mounted or not os.access(mounted[0], os.W_OK):
+        pytest.skip("no control groups of version 2 that may be written")
+    # Whatever limits are delegated here.
+    monkeypatch.setattr(groups, "ROOT", Path(mounted[0]))
+    monkeypatch.setattr(groups, "CONTROLLERS", frozenset())
+    scorer = Scorer(ScoringConfig(workers=1))
+    assert rewards(scorer, items("aa", "b")) == [1, 0]
+    (process,) = scorer._pools["exact"]._processes
+    inside = {int(line) for line in (Path(process._group) / "cgroup.procs").read_text().split()}
+    assert inside == {each.pid for each in descendants(process.pid)}
+    assert len(inside) == 2
+    scorer.close()
+    assert not Path(process._group).exists()
 
 
 DIES = """
@@ -472,7 +586,7 @@ def test_the_sandbox_says_which_layers_it_has(executing: Scorer) -> None:
     assert {name for name, value in bare.items() if not value} == {"user", "network", "files", "seccomp"}
     assert bare["processes"] == "process group"
     mounts = sandbox_layers(ScoringConfig(without=("landlock",)))["files"]
-    assert mounts in {"read-only mounts", ""}
+    assert mounts in {layers.MOUNTS, ""}
 
 
 def test_a_layer_that_did_not_hold_is_not_named() -> None:

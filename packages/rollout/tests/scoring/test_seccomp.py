@@ -99,3 +99,10 @@ def test_a_response_may_signal_itself_where_nothing_keeps_its_signals_inside() -
     assert returned(program, kill, (kernel.OWN_PROCESS, 9)) == ALLOWED
     assert returned(program, kill, (1, 9)) == REFUSED
     assert struct.pack("=I", kernel.OWN_PROCESS) in program
+
+
+def test_a_response_may_handle_every_signal_but_the_end_of_its_children() -> None:
+    for (which, machine), program in PROGRAMS.items():
+        call = kernel.NUMBERS["rt_sigaction"][MACHINES.index(machine)]
+        found = {number for number in range(1, 65) if returned(program, call, (number, 1)) == ALLOWED}
+        assert set(range(1, 65)) - found == ({kernel.SIGCHLD} if which > 1 else set())

@@ -5,10 +5,8 @@ Files are YAML, JSON, TOML and launch scripts. What is missing is said, with how
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..checks import LARGEST, finite, reason, shorten, whole
+from ..contract.documents import DocumentError, parsed
 from ..errors import BudgetError
 from ..planning.compute import Allocation
 
@@ -302,20 +301,14 @@ def load(source: Path) -> dict[str, Value]:
     if suffix in SCRIPTS:
         return _parse_script(text, source)
     try:
-        if suffix == ".json":
-            document = json.loads(text)
-        elif suffix == ".toml":
-            document = tomllib.loads(text)
-        else:
-            document = _parse_yaml(text, source)
-    except RecursionError:
-        raise BudgetError(f"{source}: is nested too deeply") from None
-    except ValueError as error:
-        if isinstance(error, BudgetError):
-            raise
-        # Python's advice on numbers of thousands of digits concerns programmers, not users.
-        cause = reason(error).partition("; use sys.")[0]
-        raise BudgetError(f"{source}: not {suffix.removeprefix('.')} ({cause})") from None
+        document = parsed(text, "json" if suffix == ".json" else "toml" if suffix == ".toml" else "yaml")
+    except DocumentError as error:
+        raise BudgetError(f"{source}: {error}") from None
+    except ImportError:
+        raise BudgetError(
+            f'{source}: reading YAML needs PyYAML: pip install "isocompute-budget[yaml]"; JSON, TOML, scripts and '
+            "flags do without"
+        ) from None
     if not isinstance(document, Mapping):
         raise BudgetError(f"{source}: holds no settings (its top level must be keys with values)")
     return _resolve_references(flatten(document, source))
@@ -378,20 +371,6 @@ def _parse_script(text: str, source: Path) -> dict[str, Value]:
     except ValueError as error:
         kind = source.suffix.removeprefix(".") or "a script"
         raise BudgetError(f"{source}: not {kind} ({reason(error)})") from None
-
-
-def _parse_yaml(text: str, source: Path) -> object:
-    try:
-        import yaml  # type: ignore[import-untyped, unused-ignore]
-    except ImportError:
-        raise BudgetError(
-            f'{source}: reading YAML needs PyYAML: pip install "isocompute-budget[yaml]"; JSON, TOML, scripts and '
-            "flags do without"
-        ) from None
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise BudgetError(f"{source}: not YAML ({reason(error)})") from None
 
 
 def flatten(document: Mapping[Any, Any], source: Path | str) -> dict[str, Value]:

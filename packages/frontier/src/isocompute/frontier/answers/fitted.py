@@ -496,7 +496,7 @@ def load_fitted(folder: str | Path) -> Fitted:
             caveats=tuple(document["caveats"]),
             of_training=document["of_training"],
         )
-    except (OSError, KeyError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
+    except (OSError, KeyError, TypeError, ValueError, RecursionError, pl.exceptions.PolarsError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
         raise FrontierError(f"{folder}: the posterior is damaged or of another version ({what}): fit again") from None
 

@@ -114,7 +114,7 @@ def not_read(sources: Sequence[str | Path]) -> list[str]:
                     for r in document.get("runs", [])
                     if r["run_id"] is None
                 }
-            except (OSError, ValueError, TypeError, LookupError, AttributeError):
+            except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
                 # Other programs have files of this name.
                 continue
             for lost, noun, verb in ((files, "file", "read"), (runs, "run", "understood")):

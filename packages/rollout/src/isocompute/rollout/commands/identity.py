@@ -55,7 +55,8 @@ def described(settings: RunSettings, problems: pl.DataFrame, *, phase: str, prom
         "served_model": settings.server.get("served_model"),
         "protocol": settings.server.get("protocol"),
         "engine": {name: settings.engine[name] for name in ARITHMETIC if name in settings.engine},
-        "scoring": {name: getattr(scoring, name) for name in LIMITS},
+        "scoring": {name: getattr(scoring, name) for name in LIMITS}
+        | ({"readable": scoring.readable} if scoring.readable else {}),
         "verifiers": verifiers_of(problems["verifier"].unique().to_list()),
         "version": _version("isocompute-rollout"),
         "sampling": asdict(settings.sampling),

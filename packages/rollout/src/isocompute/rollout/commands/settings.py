@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..contract.documents import parsed
 from ..contract.files import reason_of
 from ..errors import RolloutError
 from ..samplers.base import Sampler
@@ -231,7 +231,7 @@ def _examples(path: Path) -> tuple[tuple[str, str], ...]:
     examples = []
     for number, line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            row = json.loads(line or "null")
+            row = parsed(line or "null", "json")
             if isinstance(row["prompt"], str) and isinstance(row["answer"], str):
                 examples.append((row["prompt"], row["answer"]))
                 continue

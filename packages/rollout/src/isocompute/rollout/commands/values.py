@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 
+from ..contract.documents import DocumentError, EndlessError, parsed
 from ..contract.files import reason_of
 from ..errors import RolloutError
 from ..scoring.config import ScoringConfig, scoring_from
@@ -23,8 +24,6 @@ def pairs(given: Sequence[str], *, flag: str) -> dict[str, Any]:
     Raises:
         RolloutError: One is not a pair, or a key is given twice.
     """
-    import yaml
-
     found: dict[str, Any] = {}
     for text in given:
         key, separator, value = text.partition("=")
@@ -33,8 +32,10 @@ def pairs(given: Sequence[str], *, flag: str) -> dict[str, Any]:
         if key.strip() in found:
             raise RolloutError(f"{flag} gives {key.strip()} twice")
         try:
-            found[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError:
+            found[key.strip()] = parsed(value)
+        except EndlessError as error:
+            raise RolloutError(f"{flag} {key.strip()} {error}") from None
+        except DocumentError:
             found[key.strip()] = value
     return found
 
@@ -65,12 +66,12 @@ def yaml_mappings(path: Path) -> list[dict[str, Any]]:
 
 
 def _yaml(path: Path) -> Any:
-    import yaml
-
     try:
-        return yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        return parsed(path.read_text("utf-8"))
+    except (OSError, UnicodeError) as error:
         raise RolloutError(f"{path}: cannot be read ({reason_of(error)})") from None
+    except DocumentError as error:
+        raise RolloutError(f"{path}: {error}") from None
 
 
 def add_scoring(command: argparse.ArgumentParser) -> argparse.Action:

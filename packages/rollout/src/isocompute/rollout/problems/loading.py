@@ -4,55 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import polars as pl
 
 from ..contract import tables
 from ..errors import ProblemError, RolloutError
-from ..scoring import rules
 from ..scoring.evaluation import DROPPED
 from ..scoring.judges.runs import tests_fault
 from ..scoring.rules import own_response, rule
 from ..scoring.scorer import Scorer, verifier
-from . import hub, reasoning_gym
+from . import hub, reasoning_gym, rows
 from .named import SetSource
-from .sources import Candidate, HubSource, LocalSource, ReasoningGymSource, Source, problem_id
-
-
-def _rows_of_file(source: LocalSource) -> Iterator[Candidate]:
-    """Yield each row, in shuffled order.
-
-    Raises:
-        RolloutError: The file is missing or unreadable, or it lacks a column or a value.
-    """
-    path = Path(source.path)
-    if not path.is_file():
-        raise RolloutError(f"{path}: no such file of problems")
-    if path.suffix not in {".jsonl", ".parquet"}:
-        raise RolloutError(f"{path}: problems are read from a .jsonl or a .parquet file")
-    try:
-        frame = pl.read_ndjson(path) if path.suffix == ".jsonl" else pl.read_parquet(path)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise RolloutError(
-            f"{path}: not readable as {path.suffix[1:]} ({str(error).strip().splitlines()[0]})"
-        ) from None
-    needed = (source.prompt, source.answer)
-    for column in (*needed, *filter(None, [source.metadata])):
-        if column not in frame.columns:
-            raise RolloutError(f"{path}: there is no column {column} (it has {', '.join(frame.columns)})")
-    for column in needed:
-        nulls = frame[column].is_null().arg_true()
-        if len(nulls):
-            raise RolloutError(f"{path}: row {nulls[0] + 1} has no {column}")
-    besides = pl.col(source.metadata) if source.metadata else pl.lit("")
-    shuffled = frame.select(
-        prompt=pl.col(source.prompt).cast(pl.String), answer=pl.col(source.answer).cast(pl.String), besides=besides
-    ).sample(fraction=1.0, shuffle=True, seed=source.seed)
-    for prompt, answer, value in shuffled.iter_rows():
-        context = rules.from_column(value, where=source.name)
-        yield Candidate(prompt=prompt, answer=answer, verifier=source.verifier, metadata=context)
-
+from .sources import Candidate, HubSource, ReasoningGymSource, Source, problem_id
 
 LARGEST_DROPPED_SHARE = 0.01
 """Share of the problems examined whose own answer may fail before the source is refused."""
@@ -136,7 +99,7 @@ def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
             f"such as {last['problem_id']}, since {last['reason']} (the answer is {last['answer'][:60]!r})"
         )
     if len(kept) < needed and not whole:
-        failed = f" ({len(dropped)} more do not score their own answer)" if dropped else ""
+        failed = f" ({len(dropped)} more were dropped, the last since {dropped[-1]['reason']})" if dropped else ""
         raise RolloutError(
             f"{source.name} has {len(kept)} distinct problems{failed}, and {source.train} training and "
             f"{source.validation} validation problems are asked for: ask for fewer, or widen the source"
@@ -166,13 +129,14 @@ def candidates(source: Source, scorer: Scorer | None = None) -> Iterator[Candida
     """
     if isinstance(source, ReasoningGymSource):
         return reasoning_gym.candidates(source, scorer)
-    if isinstance(source, HubSource):
-        return hub.candidates(source)
-    return _rows_of_file(source)
+    found = hub.of_hub(source) if isinstance(source, HubSource) else rows.of_file(source)
+    return (rows.candidate(row, source, where=f"{source.name}: row {number}") for number, row in found)
 
 
 def _fault(candidate: Candidate, scorer: Scorer | None) -> str:
     """Return why a problem cannot be used; an empty text when its own answer scores 1, or cannot be written down."""
+    if candidate.fault:
+        return candidate.fault
     if rule(candidate.verifier).base == "runs":
         # The answer is tests, and no program that passes them.
         return tests_fault(candidate.answer)
@@ -191,7 +155,11 @@ def _fault(candidate: Candidate, scorer: Scorer | None) -> str:
 
 
 def _refuse_above(source: Source, dropped: list[dict[str, str]], *, kept: int, needed: int) -> None:
-    """Refuse a source as soon as its share of dropped problems cannot come down to what is allowed."""
+    """Refuse a source as soon as its share of dropped problems cannot come down to what is allowed.
+
+    A problem that has no answer does not count: it says nothing of the rule.
+    """
+    dropped = [each for each in dropped if each["reason"] != rows.MISSING]
     if len(dropped) <= LARGEST_DROPPED_SHARE * (needed + len(dropped)):
         return
     last = dropped[-1]

@@ -40,6 +40,12 @@ class SetSource(HubSource):
         """The dataset, from the hub or a copy, at any revision: ids of problems depend on it."""
         return f"hub:{self.origin or self.dataset}"
 
+    def answer_in(self, text: str) -> str:
+        """Return the reference answer in its column; an empty text without the mark before it."""
+        if self.answer_after:
+            text = text.rpartition(self.answer_after)[2] if self.answer_after in text else ""
+        return text.translate(dict.fromkeys(map(ord, self.answer_without))).strip()
+
 
 def _aime(year: int, dataset: str, revision: str, files: str, split: str) -> SetSource:
     return SetSource(

@@ -16,12 +16,14 @@ class Candidate:
 
     Attributes:
         metadata: Text for its rule (``scoring.rules.encode_metadata``), or nothing.
+        fault: Why it cannot be a problem, as read; empty where it may be one.
     """
 
     prompt: str
     answer: str
     verifier: str
     metadata: str = ""
+    fault: str = ""
 
     @property
     def key(self) -> str:
@@ -81,7 +83,7 @@ class HubSource:
         revision: Commit of the dataset; required for a name on the hub.
         files: Only files of this pattern, such as ``train/math*.parquet``; empty takes the dataset as it is.
         split: Name of the split that is read.
-        prompt: Column of prompts: a text, or chat messages, whose last user message is taken.
+        prompt: Column of prompts: a text, or a chat of one user message, after a system message or without.
         answer: Column of answers; dots reach into structs (``reward_model.ground_truth``).
         verifier: Rule for the reward.
         metadata: Column of metadata for a rule of your own: a struct, or the JSON text of a mapping; empty for none.
@@ -114,8 +116,8 @@ class LocalSource:
 
     Attributes:
         path: The file.
-        prompt: Column of prompts.
-        answer: Column of answers.
+        prompt: Column of prompts: a text, or a chat of one user message, after a system message or without.
+        answer: Column of answers; dots reach into structs.
         verifier: Rule for the reward.
         metadata: Column of metadata for a rule of your own: a struct, or the JSON text of a mapping; empty for none.
         train: Training problems.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from ..errors import RolloutError
 
 LAYERS = ("user", "network", "processes", "files", "landlock", "seccomp", "bubblewrap")
-"""Layers of the sandbox that depend on the kernel; without Landlock, ``files`` means mounts that are read-only."""
+"""Layers of the sandbox that depend on the kernel; without Landlock, ``files`` means mounts of what is readable."""
 
 MOST_WORKERS_BY_DEFAULT = 8
 """Processes for each library where their number is not given."""
@@ -22,6 +23,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "memory_bytes": (int,),
     "partial": (bool,),
     "allow_unisolated": (bool,),
+    "readable": (tuple,),
     "without": (tuple,),
 }
 
@@ -41,6 +43,8 @@ class ScoringConfig:
             for anything less.
         allow_unisolated: Allow rules that may execute what a response says even where the kernel does not let them
             be cut off from the network and from writing files.
+        readable: Files and folders that rules of one's own need to read while they score, besides installed packages
+            and the package of their module.
         without: Layers of the sandbox that are not used even where the kernel has them (``LAYERS``), for machines
             where one of them misbehaves.
 
@@ -54,6 +58,7 @@ class ScoringConfig:
     memory_bytes: int = 2 * 2**30
     partial: bool = False
     allow_unisolated: bool = False
+    readable: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -72,6 +77,9 @@ class ScoringConfig:
             raise RolloutError(
                 f"memory_bytes of scoring is {self.memory_bytes}; the libraries alone need {2**29} (512 MiB)"
             )
+        missing = [path for path in self.readable if not (isinstance(path, str) and path and Path(path).exists())]
+        if missing:
+            raise RolloutError(f"readable of scoring names {missing[0]!r}; it must be a file or a folder that exists")
         unknown = sorted(set(map(str, self.without)) - set(LAYERS))
         if unknown:
             raise RolloutError(f"the sandbox has no layer {unknown[0]!r}; it has {', '.join(LAYERS)}")
@@ -93,7 +101,7 @@ def scoring_from(settings: Mapping[str, Any]) -> ScoringConfig:
     """Make the configuration from plain settings such as ``{"seconds": 2, "workers": 4}``.
 
     Args:
-        settings: Fields of ``ScoringConfig``; ``without`` may be a list, or names separated by commas.
+        settings: Fields of ``ScoringConfig``; ``readable`` and ``without`` may be lists, or texts separated by commas.
 
     Raises:
         RolloutError: A key is unknown or a value is out of range.
@@ -103,9 +111,10 @@ def scoring_from(settings: Mapping[str, Any]) -> ScoringConfig:
     if unknown:
         raise RolloutError(f"scoring has no setting {unknown[0]!r}; it has {', '.join(sorted(known))}")
     values = dict(settings)
-    without = values.get("without")
-    if isinstance(without, str):
-        values["without"] = tuple(name for name in without.split(",") if name)
-    elif isinstance(without, list):
-        values["without"] = tuple(without)
+    for name in ("readable", "without"):
+        value = values.get(name)
+        if isinstance(value, str):
+            values[name] = tuple(part for part in value.split(",") if part)
+        elif isinstance(value, list):
+            values[name] = tuple(value)
     return ScoringConfig(**values)

@@ -3,9 +3,9 @@ r"""The rules that score responses, by name: how an answer is extracted, and wha
 A name is a rule, and after it words separated by ``|``: how the answer is extracted from the response (``extraction``)
 and ``partial``. Rules are ``exact``, ``math``, ``runs``, ``reasoning_gym:TASK``, ``python:MODULE:FUNCTION``, and those
 that ``register`` or the entry points of the group ``isocompute.rollout.verifiers`` name. Words are ``boxed``,
-``last_line``, ``after:MARK`` and ``regex:PATTERN``, applied from left to right: ``exact|boxed``,
-``exact|last_line|after::``, ``exact|regex:#### (-?\d+)``. A pattern takes the rest of the name, so that it may contain
-``|``.
+``last_line``, ``after:MARK``, ``after?:MARK`` and ``regex:PATTERN``, applied from left to right: ``exact|boxed``,
+``math|after:</think>|boxed``, ``exact|regex:#### (-?\d+)``. A pattern takes the rest of the name, so that it may
+contain ``|``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = "isocompute.rollout.verifiers"
 """Group of entry points, each a function of response, answer and metadata."""
-QUICK = re.compile(r"boxed|last_line|after:.*", re.DOTALL)
+QUICK = re.compile(r"boxed|last_line|after\??:.*", re.DOTALL)
 """Words whose time is bounded by the response's length."""
 # Responses come from a policy, answers and metadata from a file: all three are data. A scorer that evaluates one of
 # them as Python code is given an evaluator that only calculates (``judges.guarded``), and it runs where nothing it did
@@ -62,7 +62,7 @@ REFUSED: Mapping[str, str] = {
 """Tasks that no problem may come from, with the reason."""
 EXTRACTION: Mapping[str, tuple[str, ...]] = {
     # Its prompt ends in "=", and worked solutions continue: 2+3=5.
-    "chain_sum": ("after:=",)
+    "chain_sum": ("after?:=",)
 }
 """Words of extraction of tasks, where the rule's name has none."""
 TUPLE = "__tuple__"
@@ -275,12 +275,13 @@ def _step(word: str) -> Extraction:
         return last_line
     if word in {"box", "formula"}:
         return box if word == "box" else formula
-    if kind in {"after", "regex"}:
+    if kind in {"after", "after?", "regex"}:
         if not value:
-            raise RolloutError(f"{kind}: of a verifier needs {'a mark' if kind == 'after' else 'a pattern'} after it")
-        return after(value) if kind == "after" else regex(value)
+            raise RolloutError(f"{kind}: of a verifier needs {'a pattern' if kind == 'regex' else 'a mark'} after it")
+        return regex(value) if kind == "regex" else after(value, required=kind == "after")
     raise RolloutError(
-        f"there is no answer extraction called {word!r}; there are boxed, last_line, after:MARK and regex:PATTERN"
+        f"there is no answer extraction called {word!r}; there are boxed, last_line, after:MARK, after?:MARK and "
+        "regex:PATTERN"
     )
 
 
@@ -296,8 +297,8 @@ def written(words: Sequence[str], answer: str) -> str:
     for word in reversed(words):
         if word == "boxed":
             answer = f"\\boxed{{{answer}}}"
-        elif word.startswith("after:"):
-            answer = word.removeprefix("after:") + answer
+        elif word.startswith(("after:", "after?:")):
+            answer = word.partition(":")[2] + answer
     return answer
 
 
@@ -327,9 +328,19 @@ def last_line(response: str) -> str | None:
     return response.strip().rpartition("\n")[2].strip() or None
 
 
-def after(mark: str) -> Extraction:
-    """Return a function that gives the text after the last mark; all of a response that has none."""
-    return lambda response: response.rpartition(mark)[2].strip()
+def after(mark: str, *, required: bool = True) -> Extraction:
+    """Return a function that gives the text after the last mark.
+
+    Args:
+        required: Whether a response without the mark has no answer, as one that was cut off in its thinking; else all
+            of it is taken.
+    """
+
+    def follows(response: str) -> str | None:
+        _, found, rest = response.rpartition(mark)
+        return rest.strip() if found or not required else None
+
+    return follows
 
 
 def regex(pattern: str) -> Extraction:

@@ -270,7 +270,8 @@ def verifier(name: str, *, seconds: float = 5.0, scorer: Scorer | None = None) -
     * ``python:MODULE:FUNCTION``, or a name given by ``register`` or an entry point: a function of your own.
 
     Words after the name, separated by ``|``, say where in the response the answer stands: ``exact|boxed``,
-    ``exact|last_line``, ``exact|after:####``, ``exact|regex:PATTERN``.
+    ``exact|last_line``, ``exact|after:####`` (``after?:`` takes a response without the mark whole),
+    ``exact|regex:PATTERN``.
 
     Args:
         name: Name of the rule, as in the ``verifier`` column.

@@ -12,6 +12,8 @@ from .runs import RunsJudge
 from .tasks import TaskJudge
 from .text import TextJudge
 
+__all__ = ["CallableJudge", "Judge", "Scored", "load"]
+
 Scored = Callable[[str], float | bool]
 """Scores a response: 1 where it is right."""
 

@@ -1,39 +1,81 @@
 r"""``runs``: the response is a program, and is right when it prints what each of the problem's tests wants.
 
 The answer of a problem is the JSON list of its tests, ``[{"input": "3 4\n", "output": "7"}, ...]``, or a mapping of
-``tests`` and ``seconds``, the processor time of each. The program is the last fenced code block of the response, or all
-of it. It runs once for each test in a process of its own, which gets the input and has no way to the verdict.
+``tests`` and ``seconds``, the processor time of each. The program is the response's last block of Python, or all of
+it (``program_of``). It runs once for each test in a process of its own, which gets the input and has no way to the
+verdict.
 """
 
 from __future__ import annotations
 
+import builtins
 import json
+import math
 import re
-import resource
-from collections.abc import Callable, Sequence
+import signal
+import symtable
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
-from typing import Any
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
+from functools import cache
+from types import CodeType
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ProblemError, RolloutError
-from .programs import Apart, run, spent
+from .programs import Apart, Ran, run, spent
 from .text import NoGenerator
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
 
 CLOCK_FACTOR = 10.0
 """Time by the clock that a test may take, in multiples of its processor time: the machine may be busy."""
+COMPARING_SECONDS = 0.1
+"""Processor time of a response that is left to the process which starts programs and compares."""
 START_SECONDS = 20.0
 """Timeout of the program that shows whether programs can be run."""
 MORE_OUTPUT = 1 << 16
 """Bytes that a program may print besides as many as it should."""
+TOLERANCE = Decimal("1e-6")
+"""Absolute or relative difference of numbers that are equal, where the wanted one has a point or an exponent."""
+_WIDE = Context(prec=128, Emax=MAX_EMAX, Emin=MIN_EMIN)
+"""Holds every difference of two numbers."""
+FAULTS = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
+"""What compiling a text raises that is no program."""
 _NUMBER = re.compile(r"[+-]?(\d{1,64}(\.\d{0,64})?|\.\d{1,64})([eE][+-]?\d{1,6})?", re.ASCII)
+_PYTHON = re.compile(
+    r"(?:\{(?:[^}]*[\s.])?|\S*\.)?(?:python|pypy|py)(?:[\s-]?[23](?:\.\d+)*)?(?![\w.+-])", re.ASCII | re.IGNORECASE
+)
+"""Beginning of an info string that means Python: ``py``, ``Python 3``, ``{.python #id}``, ``main.py``."""
+
+
+class DigitsLimitError(ValueError):
+    """A program converted a whole number of more than 4,300 digits from or to text, as CPython does not by itself."""
+
+
+LIMITS = (
+    (re.compile(rb"RecursionError\b"), RecursionError("a program went deeper than CPython's 1,000 calls")),
+    (re.compile(rb"MemoryError\b"), MemoryError("a program needed more memory than it may have")),
+    (
+        re.compile(rb"(?:Value|Syntax)Error: Exceeds the limit \(\d+(?: digits)?\) for integer string conversion"),
+        DigitsLimitError("a program converted a whole number beyond CPython's 4,300 digits"),
+    ),
+    (
+        re.compile(rb"BlockingIOError: \[Errno 11\]|RuntimeError: can't start new thread"),
+        BlockingIOError("a program started more processes and threads than it may"),
+    ),
+)
+"""Last lines of programs that met a limit, and what is said of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Test:
-    """Input of a program, and the output that it must print."""
+    """Input of a program, the output that it must print, and how far its numbers may be off (None: ``TOLERANCE``)."""
 
     input: str
     output: str
+    tolerance: Decimal | None = None
 
 
 class RunsJudge(NoGenerator):
@@ -48,6 +90,7 @@ class RunsJudge(NoGenerator):
 
     def __init__(self, apart: Apart | None = None) -> None:
         self._apart = apart or Apart()
+        _markdown()
         if self._apart.command:
             tried = run("print(input())", b"1\n", self._apart, seconds=START_SECONDS, most=2)
             if tried.output != b"1\n":
@@ -65,20 +108,32 @@ class RunsJudge(NoGenerator):
     def _share(self, program: str, tests: Sequence[Test], seconds: float | None) -> float:
         if not tests:
             raise ProblemError("the answer of a problem for runs is empty; it must hold the tests of a program")
-        # A child of the sandbox may use so many whole seconds, and so may each of its processes.
-        whole = resource.getrlimit(resource.RLIMIT_CPU)[0]
-        allowed = min(seconds or float("inf"), whole if whole > 0 else float("inf"))
+        # A child of the sandbox has so much time for itself and all programs; what takes more is ended with it.
+        left = (signal.getitimer(signal.ITIMER_PROF)[0] or math.inf) - COMPARING_SECONDS
         passed, start = 0, spent()
+        met: Exception | None = None
         for test in tests:
             before, most = spent(), len(test.output.encode()) + MORE_OUTPUT
-            ran = run(program, test.input.encode(), self._apart, seconds=min(allowed * CLOCK_FACTOR, 1e6), most=most)
+            allowed = min(seconds or math.inf, left - (before - start))
+            clock = min(allowed * CLOCK_FACTOR, 1e6)
+            ran = run(program, test.input.encode(), self._apart, seconds=clock, processor_seconds=allowed, most=most)
             slow = ran.late or spent() - before > allowed
+            met = met or _limit(ran, slow=slow)
             if not slow and ran.code == 0 and len(ran.output) <= most:
-                passed += same_output(ran.output.decode(errors="replace"), test.output)
-            if slow or 0 < whole < spent() - start:
+                passed += same_output(ran.output.decode(errors="replace"), test.output, test.tolerance)
+            if slow or spent() - start > left:
                 # What does not end in time once would take all its time again.
                 break
+        if met is not None and not passed:
+            raise met
         return passed / len(tests)
+
+
+def _limit(ran: Ran, *, slow: bool) -> Exception | None:
+    """Return the limit that ended a program; what it says itself can only excuse a score of 0."""
+    if slow:
+        return TimeoutError("a program took more than its time")
+    return next((limit for line, limit in LIMITS if ran.code and line.match(ran.error)), None)
 
 
 def tests_of(answer: str) -> tuple[tuple[Test, ...], float | None]:
@@ -115,36 +170,127 @@ def tests_fault(answer: str) -> str:
 
 
 def program_of(response: str) -> str:
-    """Return the last fenced code block of a response that is closed; all of the response where there is none."""
-    found = response
-    block: list[str] | None = None
-    for line in response.split("\n"):
-        if block is None and line.lstrip().startswith("```"):
-            block = []
-        elif block is not None and line.strip() == "```":
-            found, block = "\n".join(block), None
-        elif block is not None:
-            block.append(line)
+    """Return the program in a response: its last closed block that is tagged as Python.
+
+    Where none is, it is the last block without a tag that is a program and prints, or else the last that compiles;
+    what a program prints (``7``) and formulas may compile, too. A block of another language is never the program, nor
+    is an interactive session, nor an example of use, which needs names of the blocks before it. Without any block of
+    Python it is the whole response.
+    """
+    blocks = [(info, text) for info, text in _blocks(response) if text.strip() and not text.startswith(">>>")]
+    if not blocks or _code(response) is not None:
+        # The fences of a program stand in its own texts.
+        return response
+    tagged = [text for info, text in blocks if _PYTHON.match(info)]
+    compiled = [(text, code) for info, text in blocks if not info and (code := _code(text)) is not None]
+    printing = [text for text, code in compiled if _prints(code)]
+    return _last(tagged or printing or [text for text, _ in compiled] or [response])
+
+
+def _last(texts: Sequence[str]) -> str:
+    """Return the last text that uses no name which only texts before it bind."""
+    found, bound = texts[0], set[str]()
+    for text in texts:
+        own, needed = _names(text)
+        if bound.isdisjoint(needed):
+            found = text
+        bound |= own
     return found
 
 
-def same_output(printed: str, wanted: str) -> bool:
-    """Return whether outputs have the same words in each line; numbers by value, and without empty lines at the end."""
+def _names(text: str) -> tuple[set[str], set[str]]:
+    """Return the global names that a program binds, and those that it needs from elsewhere, where that is known."""
+    try:
+        tables = [symtable.symtable(text, "<program>", "exec")]
+    except FAULTS:
+        return set(), set()
+    own, used = set(), set()
+    for table in tables:
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if table is tables[0] or symbol.is_global():
+                own |= {symbol.get_name()} if symbol.is_assigned() or symbol.is_imported() else set()
+                used |= {symbol.get_name()} if symbol.is_referenced() else set()
+    # Nobody knows what a star brings.
+    return own, set() if "import *" in text else used - own - set(dir(builtins))
+
+
+def _blocks(response: str) -> Iterator[tuple[str, str]]:
+    """Yield the info string and the text of each fenced block, as CommonMark reads them, but one that is cut off.
+
+    A tag of HTML, such as ``<answer>``, is text here: what follows it on the next line is Markdown.
+    """
+    source = re.sub(r"\r\n?", "\n", response) + "\n"
+    for token in _markdown().parse(source):
+        if token.type == "fence" and token.map is not None:
+            first, end = token.map
+            # Without a closing fence a block ends with the list or quotation that it stands in, or is cut off.
+            if end - first == token.content.count("\n") + 2 or end < source.count("\n"):
+                yield token.info.strip(), token.content.removesuffix("\n")
+
+
+@cache
+def _markdown() -> MarkdownIt:
+    from markdown_it import MarkdownIt
+
+    parser = MarkdownIt("commonmark").disable("html_block")
+    parser.core.ruler.enableOnly(["normalize", "block"])
+    return parser
+
+
+def _code(text: str) -> CodeType | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return compile(text, "<program>", "exec", dont_inherit=True)
+    except FAULTS:
+        return None
+
+
+def _prints(code: CodeType) -> bool:
+    """Return whether code, or a function in it, has a name that programs print with."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return not {"print", "write", "writelines"}.isdisjoint(code.co_names) or any(map(_prints, inner))
+
+
+def same_output(printed: str, wanted: str, tolerance: Decimal | None = None) -> bool:
+    """Return whether outputs have the same words in each line; numbers by value, and without empty lines at the end.
+
+    Args:
+        tolerance: Absolute or relative difference of numbers that are equal. None is ``TOLERANCE`` for wanted numbers
+            with a point or an exponent, and nothing for others.
+    """
     ours, theirs = ([line.split() for line in text.rstrip().split("\n")] for text in (printed, wanted))
     return [len(words) for words in ours] == [len(words) for words in theirs] and all(
-        _same_word(*pair) for lines in zip(ours, theirs, strict=True) for pair in zip(*lines, strict=True)
+        _same_word(*pair, tolerance) for lines in zip(ours, theirs, strict=True) for pair in zip(*lines, strict=True)
     )
 
 
-def _same_word(ours: str, theirs: str) -> bool:
+def _same_word(ours: str, theirs: str, tolerance: Decimal | None) -> bool:
     if ours == theirs:
         return True
-    return bool(_NUMBER.fullmatch(ours) and _NUMBER.fullmatch(theirs)) and Decimal(ours) == Decimal(theirs)
+    if not (_NUMBER.fullmatch(ours) and _NUMBER.fullmatch(theirs)):
+        return False
+    number, right = Decimal(ours), Decimal(theirs)
+    if number == right:
+        return True
+    if tolerance is None:
+        tolerance = Decimal(0) if theirs.lstrip("+-").isdigit() else TOLERANCE
+    difference = _WIDE.abs(_WIDE.subtract(number, right))
+    return difference <= _WIDE.multiply(tolerance, max(Decimal(1), abs(right)))
 
 
 def _test(number: int, value: Any) -> Test:
-    if not isinstance(value, dict) or value.keys() != {"input", "output"}:
-        raise ProblemError(f'test {number} of a problem for runs is no mapping of "input" and "output"')
-    if not all(isinstance(text, str) for text in value.values()):
+    if not isinstance(value, dict) or not {"input", "output"} <= value.keys() <= {"input", "output", "tolerance"}:
+        raise ProblemError(
+            f'test {number} of a problem for runs is no mapping of "input" and "output", with a "tolerance" or without'
+        )
+    if not all(isinstance(value[key], str) for key in ("input", "output")):
         raise ProblemError(f"test {number} of a problem for runs must have texts as input and output")
-    return Test(**value)
+    tolerance = value.get("tolerance")
+    if tolerance is not None and (type(tolerance) not in (int, float) or not 0 <= tolerance < math.inf):
+        raise ProblemError(
+            f"the tolerance of test {number} of a problem for runs is {tolerance!r}; it must be a number of at least 0"
+        )
+    exact = None if tolerance is None else Decimal(repr(tolerance))
+    return Test(input=value["input"], output=value["output"], tolerance=exact)

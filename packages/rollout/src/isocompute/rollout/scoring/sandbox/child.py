@@ -14,6 +14,7 @@ import contextlib
 import gc
 import json
 import os
+import re
 import select
 import signal
 import struct
@@ -21,25 +22,28 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ...errors import ProblemError, RolloutError
-from ..judges import Judge, Scored, load
-from ..judges.programs import Apart
+from ..judges import CallableJudge, Judge, Scored, load
+from ..judges.programs import Apart, spent
 from ..judges.text import TextJudge
 from ..rules import Extraction, extraction
 from . import kernel, layers
 from .frames import COMPLETE, NO_VERDICT, READ, FrameError, Reply, numbered, reply_in, said
+from .groups import Group
 from .layers import tried
-from .limits import Limits, Watch, confine, counted_alone, limit, limits_in, most_processes
+from .limits import PROCESSES, SLACK_SECONDS, Limits, Watch, confine, counted_alone, limit, limits_in, most_processes
 
 POLL_SECONDS = 0.2
 """Interval between looks where the kernel has no file descriptor for a process."""
-LOOK_SECONDS = 0.025
-"""Interval between looks."""
+LOOK_SECONDS, CLOSE_SECONDS = 0.025, 0.005
+"""Interval between looks at a response, and between those at one that holds much."""
+REAP_SECONDS = 0.05
+"""Interval between looks for orphans of a response that is being scored."""
 AGAIN = os.EX_TEMPFAIL
 """Exit code of a worker that could start no process: the response that it was to score is to be scored again."""
 NO_PROCESS = "no process can be started to score a response"
@@ -54,8 +58,9 @@ PATIENCE = 2
 HEAD = struct.Struct("=16sI")
 """Beginning of a reply: the number drawn, and the length of the rest."""
 LARGEST_REPLY = 4096
-GONE_SECONDS = 5.0
-"""Timeout for the end of killed processes."""
+NO_SCORE = "error: a verifier must return a number from 0 to 1, not "
+_TYPE = re.compile(rf"(?:{NO_SCORE}|error: )(?P<name>\w+)", re.ASCII)
+"""What is passed on of a child's error."""
 FORK_SECONDS = 1.0
 """Timeout for forking a process, while the machine or its user has too many."""
 
@@ -65,14 +70,19 @@ def launch(settings: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         # Where the machine's memory is short, a sandbox ends before any engine; it can be started again.
         Path("/proc/self/oom_score_adj").write_text("1000")
-    report = layers.enter(settings["readable"], settings["without"])
+    # A rule of the user's own is imported with all that can be imported in view.
+    group = Group(settings["group"])
+    # Ignored by whoever started the engine, it would be ignored here.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    report = layers.enter([*settings["readable"], *settings["importable"]], settings["without"])
     os.chdir("/")
     with contextlib.suppress(OSError):
         # Whoever loses its parent becomes a child of this process.
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     nursery = os.fork()
     if nursery == 0:
-        nurse(settings, report)
+        group.enter()
+        nurse(settings, report, group)
         os._exit(0)
     # Asked to end, it still ends all others first.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -80,7 +90,7 @@ def launch(settings: dict[str, Any]) -> None:
     try:
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 1)
-        _wait(nursery, Watch(settings["memory_bytes"]) if settings["executing"] else None)
+        _wait(nursery, Watch(settings["memory_bytes"], settings["seconds"]) if settings["executing"] else None)
     finally:
         _end_children()
 
@@ -101,15 +111,15 @@ def _wait(nursery: int, watch: Watch | None) -> None:
         if os.waitid(os.P_PID, nursery, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             break
         if watch is not None:
-            watch.look()
+            timeout = (CLOSE_SECONDS if watch.look() else LOOK_SECONDS) * 1000
     end = os.waitid(os.P_PID, nursery, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if end is not None and end.si_status:
         print(f"the process that loads the library ended ({_how(end)})", file=sys.stderr, flush=True)
 
 
-def _reap(nursery: int) -> None:
-    """Reap orphans that have ended."""
-    while (end := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and end.si_pid != nursery:
+def _reap(child: int) -> None:
+    """Reap orphans that have ended, and not the child that is waited for."""
+    while (end := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and end.si_pid != child:
         os.waitpid(end.si_pid, 0)
 
 
@@ -128,11 +138,12 @@ def _end_children() -> None:
             os.wait()
 
 
-def nurse(settings: dict[str, Any], report: layers.Report) -> None:
+def nurse(settings: dict[str, Any], report: layers.Report, group: Group) -> None:
     """Load the library of a pool, give up all rights, and keep one worker running.
 
     Args:
         report: The layers entered so far.
+        group: The control group that this process is in, if any.
     """
     layers.die_with_parent()
     if os.getpid() != 1:
@@ -146,7 +157,8 @@ def nurse(settings: dict[str, Any], report: layers.Report) -> None:
     try:
         judge: Judge = load(settings["pool"], _apart(settings, report))
         settings = {**settings, "processes": most_processes(report)}
-        report = layers.restrict(report, settings["readable"], settings["without"], execute=settings["executes"])
+        readable = [*settings["readable"], *(judge.sources if isinstance(judge, CallableJudge) else ())]
+        report = layers.restrict(report, readable, settings["without"], execute=settings["executes"])
         if settings["bubblewrap"]:
             report = layers.with_bubblewrap(report)
     except RolloutError as error:
@@ -162,6 +174,8 @@ def nurse(settings: dict[str, Any], report: layers.Report) -> None:
     # What is there by now stays shared with the workers.
     gc.collect()
     gc.freeze()
+    # The worker is no process of a response, nor is this one.
+    group.limit(settings["memory_bytes"], processes=PROCESSES + 2)
     contained = layers.contained(report)
     while True:
         worker = _forked_worker()
@@ -202,6 +216,8 @@ def _work(worker: Worker) -> None:
     status = 1
     try:
         layers.die_with_parent()
+        # Whoever loses its parent is reaped here, where the response's time is counted.
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         worker.work()
         status = 0
     except NoProcessError:
@@ -415,13 +431,14 @@ def _reply(score: Scored, extract: Extraction | None, *, faults: bool, response:
         found = response if extract is None else extract(response)
         value: Any = 0.0 if found is None else score(found)
     except RolloutError as error:
-        return b'{"%b": %b}\n' % (b"unusable" if faults else b"error", encode(str(error)).encode())
+        if not faults:
+            return b'{"error": %b}\n' % encode(broken(error)).encode()
+        return b'{"unusable": %b}\n' % encode(str(error)).encode()
     except Exception as error:
         return b'{"error": %b}\n' % encode(broken(error)).encode()
     # Not isinstance: a class of a response's making could say anything of itself.
     if kind(value) not in numbers or not 0 <= value <= 1:
-        reason = f"error: a verifier must return a number from 0 to 1, not {kind(value).__name__}"
-        return b'{"error": %b}\n' % encode(reason).encode()
+        return b'{"error": %b}\n' % encode(NO_SCORE + kind(value).__name__).encode()
     return b"%a\n" % (0.0 + value)
 
 
@@ -451,28 +468,47 @@ def in_a_child(
     Raises:
         NoProcessError: It cannot be forked.
     """
-    secret = os.urandom(16)
+    secret, before = os.urandom(16), spent()
     child, reading, writing, key = _forked(secret)
     if child == 0:
         _run(work, writing, key, limits)
     os.close(writing)
     os.close(key)
     data, late = _read(reading, child, HEAD.size + largest, limits.wall_seconds)
-    _kill(child, contained=limits.contained)
-    _, status, used = os.wait4(child, 0)
-    _wait_for_others(child, contained=limits.contained)
+    status = _end(child, contained=limits.contained)
+    used = spent() - before
     data += _left(reading)
     os.close(reading)
     if late:
         return limits.late
-    if not data:
-        return {"error": _broken(status, used.ru_utime + used.ru_stime, limits)}
+    if not data or used > limits.seconds + SLACK_SECONDS:
+        return {"error": _broken(status, used, limits)}
     if len(data) >= HEAD.size:
         number, length = HEAD.unpack_from(data)
         if number == secret and length == len(data) - HEAD.size:
             with contextlib.suppress(FrameError):
-                return reply_in(data[HEAD.size :], kinds)
+                return _told(reply_in(data[HEAD.size :], kinds))
     return {"error": NO_VERDICT}
+
+
+def _told(reply: Reply) -> Reply:
+    """Return a child's reply, of an error only the type: its words could hold what the child has read."""
+    if not isinstance(reply, dict) or "error" not in reply:
+        return reply
+    said = _TYPE.match(reply["error"])
+    return {"error": said[0] if said and said["name"] in _types() else "error: Exception"}
+
+
+@cache
+def _types() -> frozenset[str]:
+    """Return the names of the types in this process, which executes no response: a child cannot make one up."""
+    found: set[type] = set()
+    waiting: list[type] = [object]
+    while waiting:
+        more = set(type.__subclasses__(waiting.pop())) - found
+        found |= more
+        waiting += more
+    return frozenset(each.__name__ for each in found)
 
 
 def _forked(secret: bytes) -> tuple[int, int, int, int]:
@@ -513,19 +549,22 @@ def _read(reading: int, child: int, most: int, seconds: float) -> tuple[bytes, b
     except (AttributeError, OSError):
         ending = []
     try:
-        return _read_until(reading, ending, most, time.monotonic() + seconds)
+        return _read_until(reading, child, ending, most, time.monotonic() + seconds)
     finally:
         for descriptor in ending:
             os.close(descriptor)
 
 
-def _read_until(reading: int, ending: list[int], most: int, end: float) -> tuple[bytes, bool]:
+def _read_until(reading: int, child: int, ending: list[int], most: int, end: float) -> tuple[bytes, bool]:
     data = b""
     while True:
         left = end - time.monotonic()
-        ready = select.select([reading, *ending], [], [], left)[0] if left > 0 else []
-        if not ready:
+        if left <= 0:
             return data, True
+        ready = select.select([reading, *ending], [], [], min(left, REAP_SECONDS))[0]
+        if not ready:
+            _reap(child)
+            continue
         if reading not in ready:
             return data, False
         part = os.read(reading, most + 1 - len(data))
@@ -544,7 +583,12 @@ def _left(reading: int) -> bytes:
     return b""
 
 
-def _kill(child: int, *, contained: bool) -> None:
+def _end(child: int, *, contained: bool) -> int:
+    """Kill a child and all that it has started, and reap them: their time and memory count as this response's.
+
+    Returns:
+        The child's status.
+    """
     if contained:
         # Everybody in the namespace but its first process and this one.
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -552,24 +596,18 @@ def _kill(child: int, *, contained: bool) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    # Without a namespace only those of its group have been killed.
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1 if contained else -child, 0)
+    return status
 
 
-def _wait_for_others(child: int, *, contained: bool) -> None:
-    """Wait until all that a child has started is gone: its memory must not count as the next response's."""
-    end = time.monotonic() + GONE_SECONDS
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        while time.monotonic() < end:
-            if contained:
-                os.kill(-1, 0)
-            else:
-                os.killpg(child, 0)
-            time.sleep(0.001)
-
-
-def _broken(status: int, spent: float, limits: Limits) -> str:
-    """Return how a child ended that said nothing."""
+def _broken(status: int, used: float, limits: Limits) -> str:
+    """Return how a child ended that said nothing, or took too long together with what it started."""
     code = os.waitstatus_to_exitcode(status)
-    if code in (-signal.SIGPROF, -signal.SIGXCPU) or spent >= limits.seconds:
+    if code in (-signal.SIGPROF, -signal.SIGXCPU) or used >= limits.seconds:
         return f"deadline: more than {limits.seconds:g} s of processor time"
     why = ": too many processes, or too much memory together" if code == -signal.SIGKILL else ""
     return f"the verifier's process ended ({ended(code)}{why})"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
+import stat
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+SIGCHLD = 17
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_KEEPCAPS = 8
@@ -28,8 +31,10 @@ CLONE_NEWPID = 0x2000_0000
 CLONE_NEWNET = 0x4000_0000
 
 CAPSET = {"x86_64": 126, "aarch64": 91}
-MOUNT_SETATTR = 442
-MS_REC, MS_PRIVATE, MOUNT_ATTR_RDONLY, AT_FDCWD, AT_RECURSIVE = 1 << 14, 1 << 18, 1, -100, 0x8000
+PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+OPEN_TREE, MOVE_MOUNT, MOUNT_SETATTR = 428, 429, 442
+MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE, MNT_DETACH = 2, 4, 1 << 14, 1 << 18, 2
+MOUNT_ATTR_RDONLY, OPEN_TREE_CLONE, AT_FDCWD, AT_RECURSIVE = 1, 1, -100, 0x8000
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -64,13 +69,52 @@ def syscall(number: int, *values: object) -> int:
     return _checked(_libc.syscall(ctypes.c_long(number), *values))
 
 
-def make_mounts_read_only() -> None:
-    """Make all that is mounted read-only, in this process's own mount namespace.
+def show_only(readable: Iterable[str]) -> None:
+    """Enter a mount namespace in which these files and folders, read-only, are all that there is.
+
+    Args:
+        readable: Paths; those that do not exist, or lie in another one, are passed over.
 
     Raises:
         OSError: The kernel refuses, or is older than 5.12.
     """
+    unshare(CLONE_NEWNS)
     _checked(_libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None))
+    trees: dict[Path, int] = {}
+    paths = list(readable)
+    for path in sorted(map(Path, {*paths, *map(os.path.realpath, paths)})):
+        if not trees.keys() & {path, *path.parents}:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                trees[path] = _tree(path)
+    # Any folder would do: what is in it has been taken hold of.
+    root = Path("/usr")
+    flags = ctypes.c_ulong(MS_NOSUID | MS_NODEV)
+    _checked(_libc.mount(b"none", bytes(root), b"tmpfs", flags, b"mode=755,size=1m"))
+    for path, tree in trees.items():
+        place = root / path.relative_to("/")
+        if stat.S_ISDIR(os.fstat(tree).st_mode):
+            place.mkdir(parents=True, exist_ok=True)
+        else:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.touch()
+        target = ctypes.c_char_p(bytes(place))
+        syscall(MOVE_MOUNT, ctypes.c_int(tree), ctypes.c_char_p(b""), ctypes.c_int(AT_FDCWD), target, ctypes.c_uint(4))
+        os.close(tree)
+    os.chdir(root)
+    # The old root lies on the new one then, and is taken away.
+    syscall(PIVOT_ROOT[os.uname().machine], ctypes.c_char_p(b"."), ctypes.c_char_p(b"."))
+    _checked(_libc.umount2(b".", MNT_DETACH))
+    os.chdir("/")
+    _make_mounts_read_only()
+
+
+def _tree(path: Path) -> int:
+    """Take hold of what is mounted at a path and below."""
+    flags = OPEN_TREE_CLONE | os.O_CLOEXEC | AT_RECURSIVE
+    return syscall(OPEN_TREE, ctypes.c_int(AT_FDCWD), ctypes.c_char_p(bytes(path)), ctypes.c_uint(flags))
+
+
+def _make_mounts_read_only() -> None:
     attributes = ctypes.create_string_buffer(struct.pack("=4Q", MOUNT_ATTR_RDONLY, 0, 0, 0))
     syscall(
         MOUNT_SETATTR,
@@ -316,7 +360,7 @@ def of_worker(*, execute: bool) -> Calls:
     Args:
         execute: Whether programs may be run.
     """
-    prctl = (Values(argument=0, allowed=(*_PRCTL, PR_SET_PDEATHSIG, PR_SET_SECCOMP)),)
+    prctl = (Values(argument=0, allowed=(*_PRCTL, PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER)),)
     refused = () if execute else ("execve", "execveat")
     return {**{name: () for name in NUMBERS if name not in refused}, **_EVERYWHERE, "prctl": prctl}
 
@@ -338,6 +382,8 @@ def of_response(*, signals: bool, groups: bool) -> Calls:
         "prlimit64": (Values(argument=2, allowed=(0,), wide=True),),
         # The timer of its deadline stays as it is.
         "setitimer": (Values(argument=0, allowed=(0, 1)),),
+        # Whoever ignored the end of its children would hide their processor time.
+        "rt_sigaction": (Values(argument=0, allowed=tuple({*range(1, 65)} - {SIGCHLD})),),
         "kill": () if signals else (own,),
         "tgkill": () if signals else (own,),
     }

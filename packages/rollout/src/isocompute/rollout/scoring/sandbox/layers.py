@@ -41,7 +41,6 @@ SYSTEM = (
     "/proc/meminfo",
     "/dev/urandom",
     "/dev/random",
-    "/dev/zero",
 )
 """Files and folders that interpreters and libraries read besides their own folders."""
 # bubblewrap, where it is installed and user namespaces exist, keeps each program of ``runs`` apart. The process that
@@ -49,9 +48,10 @@ SYSTEM = (
 # its own, with which bubblewrap could not set up its mounts.
 INSTEAD_OF = ("processes", "files", "landlock", "seccomp")
 """Layers that it takes the place of, around each program; it finds itself in /proc, which shows the outer processes."""
-NAME = "bubblewrap"
-"""State of the layer ``files`` in the report."""
-DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+NAME, MOUNTS = "bubblewrap", "own mounts"
+"""States of the layer ``files`` in the report, besides Landlock's."""
+# Not /dev/zero, whose shared mappings are memory of nobody's own.
+DEVICES = ("/dev/null", "/dev/random", "/dev/urandom")
 PR_GET_NO_NEW_PRIVS = 39
 IPC_PRIVATE, IPC_REMOVE = 0, 0
 SECONDS = 600.0
@@ -68,7 +68,7 @@ def enter(readable: Sequence[str], without: Collection[str]) -> Report:
         without: Layers to leave out.
 
     Returns:
-        The layers ``no_new_privs``, ``user``, ``network``, ``processes`` and ``files``.
+        The layers ``no_new_privs``, ``user``, ``network``, ``processes`` and ``files``, which is set up later.
     """
     report: Report = dict.fromkeys(("no_new_privs", "user", "network", "processes", "files"), "")
     with contextlib.suppress(OSError):
@@ -78,6 +78,7 @@ def enter(readable: Sequence[str], without: Collection[str]) -> Report:
     wanted = {name: flag for name, flag in flags.items() if name not in without}
     if os.geteuid() == 0:
         wanted = _unshare(wanted, report)
+    # Mounts take the place of Landlock, and need a namespace's rights.
     mounts = not _has_landlock(without) and "files" not in without
     if "user" not in without:
         if os.geteuid() == 0:
@@ -85,9 +86,6 @@ def enter(readable: Sequence[str], without: Collection[str]) -> Report:
         if (wanted or mounts or not report["user"]) and _user_namespace():
             report["user"] = report["user"] or "namespace"
             _unshare(wanted, report)
-    if mounts:
-        # Last, since /proc is read-only from here on.
-        _unshare({"files": kernel.CLONE_NEWNS}, report)
     return report
 
 
@@ -97,13 +95,11 @@ def _unshare(wanted: dict[str, int], report: Report) -> dict[str, int]:
     for name, flag in wanted.items():
         try:
             kernel.unshare(flag)
-            if name == "files":
-                kernel.make_mounts_read_only()
         except OSError:
             refused[name] = flag
         else:
             if name in report:
-                report[name] = "read-only mounts" if name == "files" else "namespace"
+                report[name] = "namespace"
     return refused
 
 
@@ -156,11 +152,9 @@ def _become_root(groups: list[int]) -> None:
 
 
 def _can_read(path: str) -> bool:
-    try:
-        next(Path(path).iterdir(), None)
-    except OSError:
-        return False
-    return True
+    return os.access(path, os.R_OK, effective_ids=True) and (
+        not Path(path).is_dir() or os.access(path, os.X_OK, effective_ids=True)
+    )
 
 
 def _user_namespace() -> bool:
@@ -190,6 +184,11 @@ def restrict(report: Report, readable: Iterable[str], without: Collection[str], 
     report = {**report, "seccomp": ""}
     network = [report["network"]] if report["network"] else []
     report["processes"] = report["processes"] or "process group"
+    readable = [*SYSTEM, *readable]
+    if "files" not in without and not _has_landlock(without):
+        with contextlib.suppress(OSError):
+            kernel.show_only([*readable, "/dev/null"])
+            report["files"] = MOUNTS
     with contextlib.suppress(OSError):
         kernel.capabilities(kernel.READ_ALL if report["user"].endswith(READS_AS_ROOT) else 0)
     with contextlib.suppress(OSError):
@@ -197,7 +196,7 @@ def restrict(report: Report, readable: Iterable[str], without: Collection[str], 
     die_with_parent()
     if "files" not in without and _has_landlock(without):
         with contextlib.suppress(OSError):
-            known = kernel.restrict_files([*SYSTEM, *readable], ["/dev/null"], execute=execute)
+            known = kernel.restrict_files(readable, ["/dev/null"], execute=execute)
             report["files"] = kernel.landlock_words(known)
             if known >= kernel.FIRST_WITH_TCP:
                 network.append("Landlock (TCP)")

@@ -8,13 +8,14 @@ import os
 import re
 import resource
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import kernel, layers
+from . import kernel, layers, running
 from .frames import Reply
 from .layers import FIRST_FREE_USER, Report
+from .running import TICKS, Running, descendants, memory
 
 FILES = 64
 """Files that a process may have open."""
@@ -26,8 +27,12 @@ COUNTS_BY_NAMESPACE = (5, 14)
 """The first Linux that counts the processes of each user namespace by themselves."""
 MOST_FILES = 4096
 """File descriptors that a library may have opened before its number was limited are below this."""
-PART = 8192
-"""Bytes read of a file of the kernel at once."""
+BUFFERS = FILES * 208 * 1024
+"""Bytes that a process may hold in the buffers of sockets and pipes, which are shown nowhere."""
+NEAR_MEMORY, NEAR_TIME = 0.25, 0.75
+"""Parts of its memory and time from which on a response is looked at more often."""
+SLACK_SECONDS = 0.1
+"""Processor time over the limit that the processes of a response may take together: they are counted now and then."""
 
 
 def limit(memory_bytes: int, *, alone: bool) -> None:
@@ -144,6 +149,8 @@ def confine(limits: Limits, keep: Collection[int]) -> None:
     os.closerange(first, MOST_FILES)
     layers.die_with_parent()
     os.setpgid(0, 0)
+    # Children of a process that ignores their end would be counted nowhere; the filter keeps it so.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if limits.landlock:
         kernel.nest()
     with contextlib.suppress(ValueError, OSError):
@@ -161,78 +168,58 @@ class Watch:
     """Kills all processes of a response when together they take too much: no limit of the kernel counts them so.
 
     A response is executed by a group of processes of its own (``confine``), which it can leave for another new one
-    only; all others here are in this process's group.
+    only; all others here are in this process's group. Its first process is a child of the worker, who also becomes the
+    parent of orphans, so that none is lost and the time of all is counted: that of those that run, and of those that
+    were reaped.
 
     Args:
-        memory_bytes: Memory of their own that they may hold together; memory that forks share counts for each.
+        memory_bytes: Memory that they may hold together; memory that forks or mappings share counts for each.
+        seconds: Processor time that they may take together.
     """
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, memory_bytes: int, seconds: float) -> None:
         self._memory_bytes = memory_bytes
-        self._page = os.sysconf("SC_PAGE_SIZE")
+        self._ticks = (seconds + SLACK_SECONDS) * TICKS
         self._group = os.getpgrp()
+        self._first, self._before = (0, 0), 0
 
-    def look(self) -> None:
-        """Look once."""
+    def look(self) -> bool:
+        """Look once; return whether they are so near a limit that they should be looked at again soon."""
+        standing: dict[int, Running] = {}
         found: list[Running] = []
         threads = 0
-        for process in descendants(os.getpid()):
-            if process.group != self._group:
-                found.append(process)
-                threads += process.threads
+        for process in descendants(os.getpid(), ended=True):
+            if process.group == self._group:
+                standing[process.pid] = process
+                continue
+            found.append(process)
+            threads += 0 if process.ended else process.threads
             if threads > PROCESSES:
                 # No more than shows that they are too many: they multiply, and each takes this process's turns.
                 break
-        if threads <= PROCESSES and sum(map(self._own, found)) <= self._memory_bytes:
-            return
+        if not found:
+            return False
+        if threads <= PROCESSES:
+            held = sum(memory(process.pid) + BUFFERS for process in found if not process.ended)
+            spent = self._spent(standing, found)
+            if held <= self._memory_bytes and spent <= self._ticks:
+                return held > NEAR_MEMORY * self._memory_bytes or spent > NEAR_TIME * self._ticks
         # A group is killed at once, whatever it is starting; whoever has left it the worker kills. What is found later
         # may be the next response's.
         for group in {process.group for process in found}:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
+        return True
 
-    def _own(self, process: Running) -> int:
-        """Return the bytes that a process holds of its own, neither files nor memory shared as a file."""
-        with contextlib.suppress(OSError, ValueError):
-            _, resident, shared, *_ = map(int, _read_proc(f"/proc/{process.pid}/statm").split())
-            return (resident - shared) * self._page
-        return 0
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A running process, its process group, and its number of threads."""
-
-    pid: int
-    group: int
-    threads: int
-
-
-def descendants(ancestor: int) -> Iterator[Running]:
-    """Yield the running descendants of a process."""
-    waiting = _children(ancestor)
-    while waiting:
-        pid = waiting.pop()
-        waiting += _children(pid)
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            state, _, group, *rest = _read_proc(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-            if state not in b"ZX":
-                yield Running(pid, int(group), int(rest[14]))
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/task") as tasks:
-        for task in tasks:
-            with contextlib.suppress(OSError):
-                found += map(int, _read_proc(f"{task.path}/children").split())
-    return found
-
-
-def _read_proc(path: str) -> bytes:
-    """Read a file with few system calls: this competes with the processes that it watches."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return b"".join(iter(lambda: os.read(file, PART), b""))
-    finally:
-        os.close(file)
+    def _spent(self, standing: Mapping[int, Running], found: Sequence[Running]) -> int:
+        """Return the ticks that the response has taken, with those of orphans that its worker has reaped."""
+        children = [process for process in found if process.parent in standing]
+        if not children:
+            return 0
+        first = min(children, key=lambda process: (process.start, process.pid))
+        if self._first != (first.pid, first.start):
+            # By now its worker has reaped all of the response before, and little of this one.
+            worker = running.process(first.parent)
+            self._first, self._before = (first.pid, first.start), worker.reaped if worker else 0
+        orphans = standing[first.parent].reaped - self._before
+        return max(0, orphans) + sum(process.used + process.reaped for process in found)

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from ...errors import RolloutError
 from ..config import ScoringConfig
-from . import boot, layers
+from . import boot, groups, layers
 from .child import PREPARING_SECONDS, ended
 from .frames import (
     COMPLETE,
@@ -39,10 +39,12 @@ from .frames import (
     reply_in,
 )
 from .layers import Report, isolated
-from .limits import descendants
+from .running import descendants
 
 PACKAGES = ("site-packages", "dist-packages")
 """Names of the folders of installed libraries."""
+INSTALLED = ("bin", "lib", "lib32", "lib64", "include", "share", "etc", "pyvenv.cfg")
+"""What an interpreter has in its own folder, which may be a working folder, too."""
 ENVIRONMENT = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "TZ")
 """Variables that the process gets; none that would hold a token or a key."""
 START_SECONDS = 120.0
@@ -210,6 +212,7 @@ class ScoringProcess:
         self._pool, self._config = pool, config
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
+        self._group = ""
         self._unread = b""
         self._lines: deque[bytes] = deque()
         self._request = 0
@@ -306,8 +309,9 @@ class ScoringProcess:
     def _started(self, program: str) -> Report:
         self.close()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        self._group = groups.make()
         self._process = subprocess.Popen(
-            command(self._pool, self._config, program),
+            command(self._pool, self._config, program, self._group),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -349,6 +353,7 @@ class ScoringProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        groups.remove(self._group)
 
     def _ask(self, request: dict[str, Any], count: int, *, one_by_one: bool) -> _Outcome:
         """Send a request and read its replies, until all are there or the process that writes them ends."""
@@ -477,18 +482,25 @@ def _after(groups: Sequence[Group], done: int) -> list[Group]:
     return rest
 
 
-def command(pool: str, config: ScoringConfig, program: str) -> list[str]:
-    """Return the command of a pool's first process."""
+def command(pool: str, config: ScoringConfig, program: str, group: str = "") -> list[str]:
+    """Return the command of a pool's first process.
+
+    Args:
+        program: bubblewrap's path, if it is used.
+        group: Folder of a control group, if there is one.
+    """
     user_code = pool.startswith("python:")
     executes = user_code or pool == "runs"
     path = _path(user_code=user_code)
     settings = {
         "pool": pool,
         "path": path,
-        "readable": readable(path, user_code=user_code),
+        "readable": readable(path, config.readable if user_code else ()),
+        "importable": path if user_code else [],
         "executes": executes,
         "executing": executes or pool == "reasoning_gym",
         "bubblewrap": program,
+        "group": group,
         "root": os.geteuid() == 0,
         "seconds": config.seconds,
         "wall_seconds": config.wall_seconds,
@@ -520,17 +532,19 @@ def _path(*, user_code: bool) -> list[str]:
     return list(dict.fromkeys([*path, here] if user_code and here else path))
 
 
-def readable(path: Sequence[str], *, user_code: bool) -> list[str]:
-    """Return the folders that scoring reads: the interpreter's, those of installed libraries and this package's own.
+def readable(path: Sequence[str], more: Sequence[str] = ()) -> list[str]:
+    """Return what scoring reads: the interpreter, installed libraries and this package.
 
     Args:
         path: The ``sys.path`` of this process.
-        user_code: Whether a user's own verifier scores, which may read all folders that it can be imported from.
+        more: Files and folders besides.
     """
-    package = Path(__file__).resolve().parents[4]
-    installed = path if user_code else [p for p in path if Path(p).name in PACKAGES]
-    found = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *installed, str(package)]
-    return list(dict.fromkeys(p for p in found if Path(p).is_dir()))
+    package = str(Path(__file__).resolve().parents[4])
+    own = [str(Path(prefix) / name) for prefix in (sys.prefix, sys.base_prefix) for name in INSTALLED]
+    places = [place for name, place in sysconfig.get_paths().items() if name != "data"]
+    installed = [place for place in path if Path(place).name in PACKAGES]
+    found = [*own, *places, *installed, package, *map(os.path.abspath, more)]
+    return list(dict.fromkeys(place for place in found if Path(place).exists()))
 
 
 def sandbox_layers(config: ScoringConfig | None = None) -> Report:

@@ -1,0 +1,265 @@
+"""Rows of a dataset or of the user's own file, read as problems: prompts that may be chats, and answers of any type."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, time
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from ..contract.documents import DocumentError, parsed
+from ..contract.files import reason_of
+from ..errors import RolloutError
+from ..scoring import rules
+from .named import SetSource
+from .sources import Candidate, HubSource, LocalSource
+
+ROLES: Mapping[str, str] = {
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bot", "model"), "assistant"),
+    **dict.fromkeys(("tool", "function", "observation"), "tool"),
+}
+"""Roles of messages, and what they mean."""
+KEYS = (("role", "content"), ("from", "value"))
+"""Keys of a message for its role and its text: those of chat templates, and ShareGPT's."""
+MORE = ("tool_calls", "function_call", "image", "images", "audio", "audios", "video", "videos")
+"""Keys of a message that say more than its text."""
+TEXT_PARTS = ("text", "input_text")
+SHOWN = 6
+"""Roles that a message names."""
+
+
+def of_file(source: LocalSource) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each row of a file with its number, in shuffled order.
+
+    Raises:
+        RolloutError: The file is missing or unreadable, or it lacks a column.
+    """
+    path = Path(source.path)
+    if not path.is_file():
+        raise RolloutError(f"{path}: no such file of problems")
+    if path.suffix not in {".jsonl", ".parquet"}:
+        raise RolloutError(f"{path}: problems are read from a .jsonl or a .parquet file")
+    if path.suffix == ".jsonl":
+        rows = _lines(path)
+        used = used_columns(source, list(dict.fromkeys(name for row in rows for name in row)), where=str(path))
+    else:
+        frame = _parquet(path)
+        used = used_columns(source, frame.columns, where=str(path))
+        rows = frame.select(used).to_dicts()
+    order = pl.int_range(len(rows), eager=True).sample(fraction=1.0, shuffle=True, seed=source.seed)
+    # A row of JSON without a column has nothing in it.
+    yield from ((number + 1, dict.fromkeys(used) | rows[number]) for number in order.to_list())
+
+
+def used_columns(source: HubSource | LocalSource, columns: Sequence[str], *, where: str) -> list[str]:
+    """Return the columns that problems are made of; others may hold what cannot be read here, such as images.
+
+    Raises:
+        RolloutError: There is none of a column's name, nor one that its path begins with.
+    """
+    used = []
+    for path in filter(None, (source.prompt, source.answer, source.metadata)):
+        column = path if path in columns else path.partition(".")[0]
+        if column not in columns:
+            raise RolloutError(f"{where}: there is no column {path} (it has {', '.join(columns)})")
+        used.append(column)
+    return list(dict.fromkeys(used))
+
+
+def _parquet(path: Path) -> pl.DataFrame:
+    try:
+        return pl.read_parquet(path)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise RolloutError(f"{path}: not readable as parquet ({str(error).strip().splitlines()[0]})") from None
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    try:
+        with path.open(encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    rows.append(_object(line, where=f"{path}: line {number}"))
+    except (UnicodeDecodeError, OSError) as error:
+        raise RolloutError(f"{path}: not readable as jsonl ({reason_of(error)})") from None
+    return rows
+
+
+def _object(line: str, *, where: str) -> dict[str, Any]:
+    try:
+        row = parsed(line, "json")
+    except DocumentError as error:
+        raise RolloutError(f"{where}: {error}; each line must be a JSON object with a problem") from None
+    if not isinstance(row, dict):
+        raise RolloutError(f"{where}: no JSON object; each line must be one, with a problem")
+    return row
+
+
+def candidate(row: Mapping[str, Any], source: HubSource | LocalSource, *, where: str) -> Candidate:
+    """Return the problem in a row, with a ``fault`` where its answer is none.
+
+    Args:
+        row: Columns and plain values.
+        where: The source and the row, for messages.
+
+    Raises:
+        RolloutError: A column is missing, the prompt is no text or chat that a problem can have, or the metadata are
+            no mapping.
+    """
+    prompt = prompt_text(reach(row, source.prompt, where), where=where)
+    answer, fault = answer_text(reach(row, source.answer, where), source.verifier)
+    if isinstance(source, SetSource):
+        answer = source.answer_in(answer)
+    besides = reach(row, source.metadata, where) if source.metadata else None
+    metadata = rules.from_column(besides, where=source.name)
+    if not (prompt + answer + metadata).isascii():
+        _check_encoding(prompt + answer + metadata, where)
+    return Candidate(prompt=prompt, answer=answer, verifier=source.verifier, metadata=metadata, fault=fault)
+
+
+def reach(row: Mapping[str, Any], column: str, where: str) -> Any:
+    """Follow a dotted column name into a row.
+
+    Args:
+        column: A column, or a path into nested ones such as ``reward_model.ground_truth``.
+
+    Returns:
+        What stands there; None also where what should hold it is null.
+
+    Raises:
+        RolloutError: There is no such column.
+    """
+    if column in row:
+        return row[column]
+    value: Any = row
+    for part in column.split("."):
+        if value is None:
+            return None
+        if not isinstance(value, Mapping) or part not in value:
+            raise RolloutError(f"{where} has no column {column} (it has {', '.join(map(str, row))})")
+        value = value[part]
+    return value
+
+
+def prompt_text(value: Any, *, where: str) -> str:
+    """Return the text of a prompt: the value itself, or of chat messages a system message and the user's after it.
+
+    Args:
+        value: A text, a number, a message, or a list of messages with ``role`` and ``content``, or ``from`` and
+            ``value``.
+
+    Raises:
+        RolloutError: It is nothing of that kind, or a conversation of several turns.
+    """
+    if isinstance(value, Mapping):
+        value = [value]
+    if not isinstance(value, list):
+        text = _scalar(value)
+        if text is None or not text.strip():
+            what = "no prompt" if _missing(value) or text is not None else f"a prompt of type {type(value).__name__}"
+            raise RolloutError(f"{where} has {what}; it must have a text, or chat messages")
+        return text
+    turns = [_turn(message, f"{where}: message {number} of the prompt") for number, message in enumerate(value, 1)]
+    roles = [role for role, _ in turns]
+    if roles not in (["user"], ["system", "user"]):
+        said = ", ".join(roles[:SHOWN]) + (", …" if len(roles) > SHOWN else "")
+        raise RolloutError(
+            f"{where} has a chat as its prompt whose messages are from {said or 'nobody'}; a problem is a text, and "
+            "a chat must be one message of the user, with a system message before it or without: write earlier turns "
+            "into that message, or name a column that holds the question alone"
+        )
+    return "\n\n".join(text for _, text in turns)
+
+
+def _turn(message: Any, where: str) -> tuple[str, str]:
+    """Return the role and the text of a message."""
+    message = {key: held for key, held in message.items() if held is not None} if isinstance(message, Mapping) else {}
+    pairs = [pair for pair in KEYS if message.keys() >= set(pair)]
+    if len(pairs) != 1 or any(message.get(key) for key in MORE):
+        more = ", ".join(key for key in MORE if message.get(key))
+        what = f"also has {more}" if pairs and more else "is not a role with a text"
+        raise RolloutError(f"{where} {what}; it must have role and content (or from and value), both texts")
+    role, content = (message[key] for key in pairs[0])
+    meant = ROLES.get(role.lower()) if isinstance(role, str) else None
+    if meant is None:
+        raise RolloutError(f"{where} has the role {_shown(role)}; it must be one of {', '.join(ROLES)}")
+    text = "\n".join(_part(part, where) for part in content) if isinstance(content, list) else content
+    if not isinstance(text, str) or not text.strip():
+        raise RolloutError(f"{where} has no text; its {pairs[0][1]} must be one, or a list of parts of type text")
+    return meant, text
+
+
+def _part(part: Any, where: str) -> str:
+    """Return the text of a part of a message's content."""
+    if isinstance(part, str):
+        return part
+    held = {key: each for key, each in part.items() if each is not None} if isinstance(part, Mapping) else {}
+    if held.get("type", "text") in TEXT_PARTS and isinstance(held.get("text"), str) and held.keys() <= {"type", "text"}:
+        return str(held["text"])
+    kind = held.get("type", type(part).__name__)
+    raise RolloutError(f"{where} has a part of type {_shown(kind)}; a prompt is a text, so its parts must be texts")
+
+
+def answer_text(value: Any, verifier: str) -> tuple[str, str]:
+    """Return the text of a reference answer, and why it is none that a rule can take.
+
+    A list or a struct is given as JSON to a rule that reads it: ``runs``, or one of the user's own. To others a list of
+    one value is that value.
+    """
+    if _missing(value):
+        return "", MISSING
+    if isinstance(value, list) and len(value) == 1 and _scalar(value[0]) is not None and not _reads_json(verifier):
+        value = value[0]
+    text = _scalar(value)
+    if text is not None:
+        return text, ""
+    if isinstance(value, list | Mapping):
+        text = rules.encode_metadata(value)
+        return text, "" if _reads_json(verifier) else f"its answer is no text, but a {_kind(value)}"
+    return "", f"its answer is no text, but a {_kind(value)}"
+
+
+MISSING = "it has no answer (null)"
+"""Fault of a problem that nobody has answered: it says nothing of the rule that scores the others."""
+
+
+def _reads_json(verifier: str) -> bool:
+    base = rules.rule(verifier).base
+    return base == "runs" or base.startswith("python:")
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _scalar(value: Any) -> str | None:
+    """Return the text of a single value; None of anything else, whose text would be Python's."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float | Decimal | date | time) and not _missing(value) else None
+
+
+def _check_encoding(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RolloutError(
+            f"{where} holds {text[error.start]!r}, half of a character; its texts must be Unicode"
+        ) from None
+
+
+def _kind(value: Any) -> str:
+    return "struct" if isinstance(value, Mapping) else type(value).__name__
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
