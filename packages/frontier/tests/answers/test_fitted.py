@@ -124,6 +124,9 @@ def test_a_damaged_posterior_is_refused_in_one_sentence(fitted: Fitted, tmp_path
     pl.DataFrame({"x0": [0.0]}).write_parquet(tmp_path / "draws.parquet")
     with pytest.raises(FrontierError, match=r"damaged .*\(1 columns"):
         load_fitted(tmp_path)
+    (tmp_path / "posterior.json").write_text("[" * 100_000)
+    with pytest.raises(FrontierError, match=r"damaged .*recursion"):
+        load_fitted(tmp_path)
 
 
 def test_what_to_run_next_is_ranked_by_its_value_per_rollout(fitted: Fitted) -> None:

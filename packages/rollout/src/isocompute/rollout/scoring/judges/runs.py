@@ -177,7 +177,7 @@ def program_of(response: str) -> str:
     is an interactive session, nor an example of use, which needs names of the blocks before it. Without any block of
     Python it is the whole response.
     """
-    blocks = [(info, text) for info, text in _blocks(response) if text.strip() and not text.startswith(">>>")]
+    blocks = [(info, text) for info, text in _blocks(response) if text.strip() and not text.lstrip().startswith(">>>")]
     if not blocks or _code(response) is not None:
         # The fences of a program stand in its own texts.
         return response
