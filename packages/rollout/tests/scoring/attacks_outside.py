@@ -154,8 +154,8 @@ STORMS = {
         "  while time.process_time() < end: pass\n  os._exit(0)\n os.waitpid(-1, 0x40000000)\nanswer = {right}"
     ),
     "hands its time on to many at once": (
-        "import os, time\nc = []\nfor _ in range(24):\n p = os.fork()\n if p == 0:\n"
-        "  end = time.process_time() + {seconds} / 6\n  while time.process_time() < end: pass\n  os._exit(0)\n"
+        "import os, time\nc = []\nfor _ in range(12):\n p = os.fork()\n if p == 0:\n"
+        "  end = time.process_time() + {seconds} / 3\n  while time.process_time() < end: pass\n  os._exit(0)\n"
         " c.append(p)\nfor p in c: os.waitpid(p, 0)\nanswer = {right}"
     ),
     "hands its time on to programs": (

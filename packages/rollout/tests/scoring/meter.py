@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from isocompute.rollout.scoring.sandbox.running import TICKS, descendants, memory, process
+from isocompute.rollout.scoring.sandbox.running import descendants, memory, process
 
 LOOK_SECONDS = 0.004
 VARIABLE = "ISOCOMPUTE_METER"
@@ -73,31 +73,28 @@ class Meter:
             return int(words[words.index("usage_usec") + 1]) / 1e6 - own.ru_utime - own.ru_stime
         own = process(os.getpid())
         found = sum(each.used + each.reaped for each in descendants(os.getpid(), ended=True))
-        return (found + (own.reaped if own else 0)) / TICKS
+        return found + (own.reaped if own else 0.0)
 
 
 @contextlib.contextmanager
-def grouped() -> Iterator[dict[str, object]]:
-    """Make a group of processes; yield arguments of ``subprocess.run`` for a process in it, none where it cannot be."""
-    made: list[Path] = []
+def grouped() -> Iterator[str]:
+    """Be in groups of processes of one's own; yield the value of ``VARIABLE``, empty where there can be none."""
     own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
-    for names in (("memory",), ("unified", "")):
-        places = [CGROUPS / name / own.get(name if name == "memory" else "", "/").lstrip("/") for name in names]
-        for place in places:
+    counted: list[str] = []
+    with contextlib.ExitStack() as stack:
+        for mount, controller, file in (("memory", "memory", "memory.stat"), ("unified", "", "cpu.stat")):
+            place = CGROUPS / mount / own.get(controller, "/").lstrip("/")
             group = place / f"isocompute-redteam-{os.getpid()}-{time.monotonic_ns()}"
             with contextlib.suppress(OSError):
                 group.mkdir()
-                made.append(group)
-                break
-    counted = [next((str(g) for g in made if (g / name).exists()), "") for name in ("memory.stat", "cpu.stat")]
+                stack.callback(_leave, group)
+                (group / "cgroup.procs").write_text(str(os.getpid()))
+                counted += [str(group)] if file and (group / file).exists() else []
+        yield os.pathsep.join(counted) if len(counted) == 2 else ""
 
-    def enter() -> None:
-        for group in made:
-            (group / "cgroup.procs").write_text(str(os.getpid()))
 
-    try:
-        yield {"preexec_fn": enter, "meter": os.pathsep.join(counted)} if made else {"meter": ""}
-    finally:
-        for group in made:
-            with contextlib.suppress(OSError):
-                group.rmdir()
+def _leave(group: Path) -> None:
+    with contextlib.suppress(OSError):
+        (group.parent / "cgroup.procs").write_text(str(os.getpid()))
+        time.sleep(0.2)
+        group.rmdir()

@@ -105,8 +105,7 @@ def run(way: str, verifiers: list[str], part: str) -> Found | str:
         command += ["--inside", way, "--attacks", part, "--verifiers", *verifiers]
         variables["TMPDIR"] = variables["HOME"] = str(work)
         with grouped() as group:
-            variables[VARIABLE] = str(group.pop("meter"))
-            extra |= group
+            variables[VARIABLE] = group
             done = subprocess.run(command, cwd=work, env=variables, stdout=subprocess.PIPE, text=True, **extra)  # type: ignore[call-overload]
     lines = [line.split("\t") for line in done.stdout.splitlines() if line.count("\t") == 4]
     if done.returncode:

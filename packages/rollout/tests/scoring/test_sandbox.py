@@ -326,12 +326,19 @@ def test_time_counts_once_whoever_has_reaped_a_process_and_never_for_the_next_re
         if fate in ("runs", "waits to be reaped"):
             # An orphan's parent is the worker.
             found.append(made(i, 2 + i % 2, ticks, ended=fate != "runs"))
-    watch = Watch(2**30, 1)
+    watch, first_of_all = Watch(2**30, 1), found[0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "process", lambda pid: made(2, 1, 5, earlier))
-        assert watch._spent({2: made(2, 1, 5, earlier)}, found[:1]) == found[0].used + found[0].reaped
-    worker = made(2, 1, 7, earlier + sums.get("was reaped by the worker", 0))
-    assert watch._spent({2: worker}, found) == first + sum(ticks for ticks, _ in others)
+        known = {2: made(2, 1, 5, earlier), 3: first_of_all}
+        patch.setattr(running, "process", known.get)
+        assert watch._first_of(known, found[:1]) == first_of_all
+        assert watch._spent(first_of_all, known, found[:1]) == first_of_all.used + first_of_all.reaped
+        worker = made(2, 1, 7, earlier + sums.get("was reaped by the worker", 0))
+        # The kernel's lists of children that come and go may lack one.
+        for seen in (found, found[1:]):
+            assert watch._first_of({2: worker}, seen) == first_of_all
+            assert watch._spent(first_of_all, {2: worker}, seen) == first + sum(ticks for ticks, _ in others)
+        del known[3]
+        assert watch._first_of({2: worker}, []) is None
 
 
 @given(st.sets(st.sampled_from(["cpu", "io", "memory", "pids"])), st.booleans())

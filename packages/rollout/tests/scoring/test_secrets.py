@@ -1,6 +1,7 @@
 """What a response that a rule executes can read, and what of it can leave the sandbox by the words of an error."""
 
 import importlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from isocompute.rollout.scoring.sandbox import layers
 from isocompute.rollout.scoring.sandbox.child import NO_SCORE, in_a_child
 from isocompute.rollout.scoring.sandbox.frames import said
 from isocompute.rollout.scoring.sandbox.limits import Limits
-from isocompute.rollout.scoring.sandbox.process import readable
+from isocompute.rollout.scoring.sandbox.process import command, readable
 from isocompute.rollout.scoring.scorer import Item, Scorer
 
 SECRET = "a-secret-of-the-working-folder"
@@ -107,6 +108,17 @@ def test_an_interpreter_in_the_working_folder_does_not_make_the_folder_readable(
     found = [Path(place) for place in readable([str(folder)], (str(folder / "given"),))]
     assert not [place for place in found if folder.is_relative_to(place)]
     assert {folder / "lib", folder / "given"} <= set(found)
+
+
+def test_what_is_not_there_is_not_taken_for_what_only_root_may_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path / "python311.zip"))
+    monkeypatch.chdir(tmp_path)
+    settings = json.loads(command("python:some_rules:judge", ScoringConfig(), "")[-1])
+    assert str(tmp_path) in settings["importable"]
+    assert all(Path(place).exists() for place in [*settings["importable"], *settings["readable"]])
+    assert json.loads(command("math", ScoringConfig(), "")[-1])["importable"] == []
 
 
 @given(

@@ -135,11 +135,8 @@ def _used(pid: int, apart: Apart) -> float:
     """Return the processor time of a running program, s."""
     if apart.command:
         # What is around it takes none, and its own processes can be seen from here.
-        return sum(each.used + each.reaped for each in running.descendants(pid, ended=True)) / running.TICKS
-    # The clock of another process (``clock_getcpuclockid``), which needs no /proc.
-    with contextlib.suppress(OSError):
-        return time.clock_gettime(~pid << 3 | 2)
-    return 0.0
+        return sum(each.used + each.reaped for each in running.descendants(pid, ended=True))
+    return running.clock(pid)
 
 
 def _talk(

@@ -36,12 +36,21 @@ from . import kernel, layers
 from .frames import COMPLETE, NO_VERDICT, READ, FrameError, Reply, numbered, reply_in, said
 from .groups import Group
 from .layers import tried
-from .limits import PROCESSES, SLACK_SECONDS, Limits, Watch, confine, counted_alone, limit, limits_in, most_processes
+from .limits import (
+    LOOK_SECONDS,
+    PROCESSES,
+    SLACK_SECONDS,
+    Limits,
+    Watch,
+    confine,
+    counted_alone,
+    limit,
+    limits_in,
+    most_processes,
+)
 
 POLL_SECONDS = 0.2
 """Interval between looks where the kernel has no file descriptor for a process."""
-LOOK_SECONDS, CLOSE_SECONDS = 0.025, 0.005
-"""Interval between looks at a response, and between those at one that holds much."""
 REAP_SECONDS = 0.05
 """Interval between looks for orphans of a response that is being scored."""
 AGAIN = os.EX_TEMPFAIL
@@ -72,6 +81,9 @@ def launch(settings: dict[str, Any]) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     # A rule of the user's own is imported with all that can be imported in view.
     group = Group(settings["group"])
+    with contextlib.suppress(OSError):
+        # Where a root engine may say so, no number of processes keeps this one from ending them.
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     # Ignored by whoever started the engine, it would be ignored here.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     report = layers.enter([*settings["readable"], *settings["importable"]], settings["without"])
@@ -111,7 +123,7 @@ def _wait(nursery: int, watch: Watch | None) -> None:
         if os.waitid(os.P_PID, nursery, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             break
         if watch is not None:
-            timeout = (CLOSE_SECONDS if watch.look() else LOOK_SECONDS) * 1000
+            timeout = watch.look() * 1000
     end = os.waitid(os.P_PID, nursery, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if end is not None and end.si_status:
         print(f"the process that loads the library ended ({_how(end)})", file=sys.stderr, flush=True)
@@ -505,7 +517,7 @@ def _types() -> frozenset[str]:
     found: set[type] = set()
     waiting: list[type] = [object]
     while waiting:
-        more = set(type.__subclasses__(waiting.pop())) - found
+        more: set[type] = set(type.__subclasses__(waiting.pop())) - found
         found |= more
         waiting += more
     return frozenset(each.__name__ for each in found)

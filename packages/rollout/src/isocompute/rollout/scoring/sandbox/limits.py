@@ -15,7 +15,7 @@ from pathlib import Path
 from . import kernel, layers, running
 from .frames import Reply
 from .layers import FIRST_FREE_USER, Report
-from .running import TICKS, Running, descendants, memory
+from .running import Running, descendants, memory
 
 FILES = 64
 """Files that a process may have open."""
@@ -29,8 +29,10 @@ MOST_FILES = 4096
 """File descriptors that a library may have opened before its number was limited are below this."""
 BUFFERS = FILES * 208 * 1024
 """Bytes that a process may hold in the buffers of sockets and pipes, which are shown nowhere."""
-NEAR_MEMORY, NEAR_TIME = 0.25, 0.75
-"""Parts of its memory and time from which on a response is looked at more often."""
+LOOK_SECONDS, CLOSE_SECONDS = 0.025, 0.005
+"""Interval between looks at a response, and the least of those at one that is near a limit."""
+NEAR = 0.25
+"""Part of its memory from which on a response is looked at as often as that."""
 SLACK_SECONDS = 0.1
 """Processor time over the limit that the processes of a response may take together: they are counted now and then."""
 
@@ -179,12 +181,14 @@ class Watch:
 
     def __init__(self, memory_bytes: int, seconds: float) -> None:
         self._memory_bytes = memory_bytes
-        self._ticks = (seconds + SLACK_SECONDS) * TICKS
+        self._seconds = seconds + SLACK_SECONDS
         self._group = os.getpgrp()
-        self._first, self._before = (0, 0), 0
+        self._first: Running | None = None
+        self._before = 0.0
+        self._processors = len(os.sched_getaffinity(0))
 
-    def look(self) -> bool:
-        """Look once; return whether they are so near a limit that they should be looked at again soon."""
+    def look(self) -> float:
+        """Look once; return after how many seconds to look again."""
         standing: dict[int, Running] = {}
         found: list[Running] = []
         threads = 0
@@ -197,29 +201,39 @@ class Watch:
             if threads > PROCESSES:
                 # No more than shows that they are too many: they multiply, and each takes this process's turns.
                 break
-        if not found:
-            return False
+        first = self._first_of(standing, found)
+        if first is None:
+            return LOOK_SECONDS
         if threads <= PROCESSES:
             held = sum(memory(process.pid) + BUFFERS for process in found if not process.ended)
-            spent = self._spent(standing, found)
-            if held <= self._memory_bytes and spent <= self._ticks:
-                return held > NEAR_MEMORY * self._memory_bytes or spent > NEAR_TIME * self._ticks
+            spent = self._spent(first, standing, found)
+            if held <= self._memory_bytes and spent <= self._seconds:
+                # No sooner can it have taken what is left.
+                left = (self._seconds - spent) / self._processors
+                return CLOSE_SECONDS if held > NEAR * self._memory_bytes else min(LOOK_SECONDS, CLOSE_SECONDS + left)
         # A group is killed at once, whatever it is starting; whoever has left it the worker kills. What is found later
         # may be the next response's.
-        for group in {process.group for process in found}:
+        for group in {first.group, *(process.group for process in found)}:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
-        return True
+        return CLOSE_SECONDS
 
-    def _spent(self, standing: Mapping[int, Running], found: Sequence[Running]) -> int:
-        """Return the ticks that the response has taken, with those of orphans that its worker has reaped."""
+    def _first_of(self, standing: Mapping[int, Running], found: Sequence[Running]) -> Running | None:
+        """Return the first process of the response, which the kernel may leave out of a list that changes."""
+        known = running.process(self._first.pid) if self._first else None
+        if self._first and known and (known.start, known.group) == (self._first.start, self._first.group):
+            return known
         children = [process for process in found if process.parent in standing]
-        if not children:
-            return 0
-        first = min(children, key=lambda process: (process.start, process.pid))
-        if self._first != (first.pid, first.start):
+        self._first = min(children, key=lambda process: (process.start, process.pid), default=None)
+        if self._first is not None:
             # By now its worker has reaped all of the response before, and little of this one.
-            worker = running.process(first.parent)
-            self._first, self._before = (first.pid, first.start), worker.reaped if worker else 0
-        orphans = standing[first.parent].reaped - self._before
-        return max(0, orphans) + sum(process.used + process.reaped for process in found)
+            worker = running.process(self._first.parent)
+            self._before = worker.reaped if worker else 0.0
+        return self._first
+
+    def _spent(self, first: Running, standing: Mapping[int, Running], found: Sequence[Running]) -> float:
+        """Return the seconds that the response has taken, with those of orphans that its worker has reaped."""
+        worker = standing.get(first.parent)
+        orphans = worker.reaped - self._before if worker else 0.0
+        every = {process.pid: process for process in (*found, first)}.values()
+        return max(0.0, orphans) + sum(process.used + process.reaped for process in every)

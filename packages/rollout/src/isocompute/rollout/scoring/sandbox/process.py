@@ -496,7 +496,8 @@ def command(pool: str, config: ScoringConfig, program: str, group: str = "") -> 
         "pool": pool,
         "path": path,
         "readable": readable(path, config.readable if user_code else ()),
-        "importable": path if user_code else [],
+        # What is not there, such as Python's archive, must not look like what only root may read.
+        "importable": [place for place in path if Path(place).exists()] if user_code else [],
         "executes": executes,
         "executing": executes or pool == "reasoning_gym",
         "bubblewrap": program,

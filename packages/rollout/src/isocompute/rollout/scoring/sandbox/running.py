@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 PART = 8192
 """Bytes read of a file of the kernel at once."""
 TICKS = os.sysconf("SC_CLK_TCK")
-"""Parts of a second in which /proc counts."""
+"""Ticks of a second."""
 _MEMORY = (b"RssAnon:", b"RssShmem:", b"VmPTE:", b"VmSwap:")
 
 
@@ -19,9 +21,9 @@ class Running:
     """A process.
 
     Attributes:
-        start: When it was started, in ticks.
-        used: Its processor time, in ticks.
-        reaped: That of its descendants that it has waited for, in ticks.
+        start: When it was started, in ticks of the kernel.
+        used: Its processor time, s.
+        reaped: That of its descendants that it has waited for, s.
         ended: Whether it only waits to be reaped.
     """
 
@@ -30,8 +32,8 @@ class Running:
     group: int
     threads: int
     start: int
-    used: int
-    reaped: int
+    used: float
+    reaped: float
     ended: bool
 
 
@@ -46,11 +48,22 @@ def process(pid: int) -> Running | None:
             group=int(group),
             threads=int(rest[14]),
             start=int(rest[16]),
-            used=own + system,
-            reaped=reaped + reaped_system,
+            used=clock(pid) or (own + system) / TICKS,
+            reaped=(reaped + reaped_system) / TICKS,
             ended=state in b"ZX",
         )
     return None
+
+
+def clock(pid: int) -> float:
+    """Return the processor time of a process, s, to the nanosecond; 0 where there is none.
+
+    /proc counts in whole ticks, of which many processes lose one each.
+    """
+    with contextlib.suppress(OSError):
+        # As clock_getcpuclockid makes the number.
+        return time.clock_gettime(~pid << 3 | 2)
+    return 0.0
 
 
 def descendants(ancestor: int, *, ended: bool = False) -> Iterator[Running]:
@@ -59,11 +72,11 @@ def descendants(ancestor: int, *, ended: bool = False) -> Iterator[Running]:
     Args:
         ended: Whether those that only wait to be reaped are among them.
     """
-    waiting = _children(ancestor)
+    waiting = _children(ancestor, threads=0)
     while waiting:
         pid = waiting.pop()
         found = process(pid)
-        waiting += _children(pid)
+        waiting += _children(pid, threads=found.threads if found else 0)
         if found is not None and (ended or not found.ended):
             yield found
 
@@ -78,12 +91,18 @@ def memory(pid: int) -> int:
     return kilobytes << 10
 
 
-def _children(pid: int) -> list[int]:
+def _children(pid: int, *, threads: int) -> list[int]:
+    """Return the children of a process; those of its threads are found by looking for these.
+
+    Args:
+        threads: Number of its threads, 0 where that is not known.
+    """
     found: list[int] = []
-    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/task") as tasks:
-        for task in tasks:
+    with contextlib.suppress(OSError):
+        # One more since it was counted would not be the one that is known.
+        for task in (str(pid),) if threads == 1 else [task.name for task in Path(f"/proc/{pid}/task").iterdir()]:
             with contextlib.suppress(OSError):
-                found += map(int, _read(f"{task.path}/children").split())
+                found += map(int, _read(f"/proc/{pid}/task/{task}/children").split())
     return found
 
 
