@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from isocompute.rollout.scoring.sandbox.running import descendants, memory, process
+from isocompute.rollout.scoring.running import descendants, memory, process
 
 LOOK_SECONDS = 0.004
 VARIABLE = "ISOCOMPUTE_METER"

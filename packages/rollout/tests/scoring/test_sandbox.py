@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError
 from isocompute.rollout.scoring.config import LAYERS, ScoringConfig, scoring_from
+from isocompute.rollout.scoring.running import Running, descendants
 from isocompute.rollout.scoring.sandbox import child, groups, layers, running
 from isocompute.rollout.scoring.sandbox.child import NoProcessError, in_a_child
 from isocompute.rollout.scoring.sandbox.frames import said
 from isocompute.rollout.scoring.sandbox.limits import PROCESSES, Limits, Watch, counted_alone
 from isocompute.rollout.scoring.sandbox.process import ATTEMPTS, report, sandbox_layers, words
-from isocompute.rollout.scoring.sandbox.running import Running, descendants
 from isocompute.rollout.scoring.scorer import Item, Scorer
 
 pytestmark = pytest.mark.slow("sandboxes, one after another")

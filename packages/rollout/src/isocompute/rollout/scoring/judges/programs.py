@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..sandbox import running
+from .. import running
 
 LONGEST_PROGRAM = 100_000
 """Bytes of the longest program, which the kernel takes as one argument."""

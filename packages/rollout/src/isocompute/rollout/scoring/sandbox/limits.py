@@ -12,10 +12,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import kernel, layers, running
+from .. import running
+from ..running import Running, descendants, memory
+from . import kernel, layers
 from .frames import Reply
 from .layers import FIRST_FREE_USER, Report
-from .running import Running, descendants, memory
 
 FILES = 64
 """Files that a process may have open."""

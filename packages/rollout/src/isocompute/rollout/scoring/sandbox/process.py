@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from ...errors import RolloutError
 from ..config import ScoringConfig
+from ..running import descendants
 from . import boot, groups, layers
 from .child import PREPARING_SECONDS, ended
 from .frames import (
@@ -39,7 +40,6 @@ from .frames import (
     reply_in,
 )
 from .layers import Report, isolated
-from .running import descendants
 
 PACKAGES = ("site-packages", "dist-packages")
 """Names of the folders of installed libraries."""
