@@ -79,13 +79,13 @@ def launch(settings: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         # Where the machine's memory is short, a sandbox ends before any engine; it can be started again.
         Path("/proc/self/oom_score_adj").write_text("1000")
-    # A rule of the user's own is imported with all that can be imported in view.
     group = Group(settings["group"])
     with contextlib.suppress(OSError):
         # Where a root engine may say so, no number of processes keeps this one from ending them.
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     # Ignored by whoever started the engine, it would be ignored here.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # A rule of the user's own is imported with all that can be imported in view.
     report = layers.enter([*settings["readable"], *settings["importable"]], settings["without"])
     os.chdir("/")
     with contextlib.suppress(OSError):
