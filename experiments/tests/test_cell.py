@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -15,13 +16,17 @@ from typing import Any
 import polars as pl
 import psutil
 import pytest
+import torch
 from isocompute.budget import Ledger
 from isocompute.learner import Checkpoints, StepRecord
+from isocompute.learner.saving.export import save_policy
+from isocompute.rollout import Sampling, open_sampler
+from transformers import LlamaForCausalLM
 
 from experiments.running import cell_folder
 from experiments.running.cell_folder import Spool
 
-from .made import lost, sums
+from .made import BASE, SAMPLING, lost, sums
 
 pytestmark = pytest.mark.slow("vLLM and Ray")
 
@@ -180,3 +185,27 @@ def test_an_engine_holds_the_base_model_with_its_adapter_after_every_sync(home: 
     saved = Checkpoints(folder / "checkpoints").newest()
     assert saved is not None
     assert all(".lora_" in name for name in saved.tensors)
+
+
+def test_a_saved_policy_answers_on_vllm_with_its_own_log_probabilities(home: Path) -> None:
+    policy = LlamaForCausalLM.from_pretrained(BASE, dtype=torch.float32).eval()
+    with torch.no_grad():
+        # Not the base model's any more.
+        policy.lm_head.weight.mul_(1.5)
+    save_policy(policy.named_parameters(), BASE, home / "policy")
+    process = forks.Process(target=_answer, args=(home / "policy", home / "answers.parquet"))
+    process.start()
+    assert exit_code(process) == 0
+    answers = pl.read_parquet(home / "answers.parquet")
+    assert len(answers) == 16
+    for prompt, response, logprobs in answers["prompt_ids", "response_ids", "logprobs"].iter_rows():
+        with torch.no_grad():
+            scores = torch.log_softmax(policy(torch.tensor([prompt + response])).logits[0], -1)
+        expected = [float(scores[len(prompt) + k - 1, token]) for k, token in enumerate(response)]
+        assert logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def _answer(folder: Path, out: Path) -> None:
+    problems = sums(4, 1).head(4).with_columns(verifier=pl.lit("exact"))
+    with closing(open_sampler("vllm", str(folder), Sampling(**SAMPLING))) as sampler:
+        sampler.sample(problems, samples=4, seed=0, step=0).write_parquet(out)

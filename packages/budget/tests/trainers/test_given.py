@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.doctor import Given, examine, read_table, table_of, to_be_filled_in
@@ -26,6 +26,7 @@ VALUES = {
 }
 
 
+@settings(max_examples=40)
 @given(data=st.data())
 def test_settings_of_each_run_are_as_those_of_each_run_alone(data):
     """The oracle: each run read for itself, with ``--set`` of all its settings."""

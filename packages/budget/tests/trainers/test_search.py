@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.cli import main
@@ -94,6 +94,7 @@ def damages(draw, data):
     return b"\n".join([first + b"," + last, *(row + b"," for row in rest.split(b"\n"))])
 
 
+@settings(max_examples=40)
 @given(data=st.data(), kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=3))
 def test_beside_a_damaged_log_every_other_run_is_read_and_the_damaged_one_is_named(data, kinds):
     with TemporaryDirectory() as name:
