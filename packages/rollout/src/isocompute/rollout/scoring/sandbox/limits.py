@@ -41,7 +41,7 @@ def limit(memory_bytes: int, *, alone: bool) -> None:
     """Limit this process and its children: memory, open files, processes; no file may grow and no core be dumped.
 
     Args:
-        memory_bytes: Address space of each process.
+        memory_bytes: Address space of each process, with what has been loaded.
         alone: Whether the processes are counted by themselves (``counted_alone``), and their number is limited.
     """
     limits = [
