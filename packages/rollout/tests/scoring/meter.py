@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from isocompute.rollout.scoring.running import descendants, memory, process
+from isocompute.rollout.scoring.running import clock, descendants, memory, process
 
 LOOK_SECONDS = 0.004
 VARIABLE = "ISOCOMPUTE_METER"
@@ -34,6 +34,7 @@ class Meter:
     def __init__(self) -> None:
         given = os.environ.get(VARIABLE, "").split(os.pathsep)
         self.over = Taken()
+        self._watching: dict[int, float] = {}
         self._memory, self._time = (Path(given[i]) if len(given) == 2 and given[i] else None for i in range(2))
 
     @contextlib.contextmanager
@@ -45,6 +46,7 @@ class Meter:
         def look() -> None:
             nonlocal most
             while not ended.wait(LOOK_SECONDS):
+                self._watched()
                 most = max(most, self.bytes() - start)
 
         thread = threading.Thread(target=look)
@@ -65,15 +67,24 @@ class Meter:
             return sum(int(lines.get(name, 0)) for name in held if name != "rss_huge")
         return sum(memory(each.pid) for each in descendants(os.getpid()))
 
+    def _watched(self) -> float:
+        """Processor time of the processes that watch responses, also of those that have ended."""
+        for task in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(OSError):
+                for pid in map(int, (task / "children").read_text().split()):
+                    self._watching[pid] = clock(pid) or self._watching.get(pid, 0.0)
+        return sum(self._watching.values())
+
     def seconds(self) -> float:
-        """Processor time of all processes but this one, also of those that have ended."""
+        """Processor time of all processes but this one and those that watch, also of those that have ended."""
+        watching = self._watched()
         if self._time is not None:
             own = resource.getrusage(resource.RUSAGE_SELF)
             words = (self._time / "cpu.stat").read_text().split()
-            return int(words[words.index("usage_usec") + 1]) / 1e6 - own.ru_utime - own.ru_stime
+            return int(words[words.index("usage_usec") + 1]) / 1e6 - own.ru_utime - own.ru_stime - watching
         own = process(os.getpid())
         found = sum(each.used + each.reaped for each in descendants(os.getpid(), ended=True))
-        return found + (own.reaped if own else 0.0)
+        return found + (own.reaped if own else 0.0) - watching
 
 
 @contextlib.contextmanager

@@ -271,6 +271,22 @@ def test_the_processes_of_a_response_have_limits_together(own: Scorer, greedy: s
     assert error in str(verdicts[1].error)
 
 
+RESERVES = """
+import mmap
+from scoring.user_rules import executes
+
+# As large libraries do: more than a response may have, and hardly any of it used.
+reserved = [mmap.mmap(-1, 2**30, mmap.MAP_PRIVATE | 0x4000) for _ in range(3)]
+"""
+
+
+@pytest.mark.parametrize("own", [{"seconds": 2, "memory_bytes": 2**29}], indirect=True)
+def test_what_a_library_has_reserved_is_not_taken_from_a_response(own: Scorer, folder: Path) -> None:
+    (folder / "reserving_rules.py").write_text(RESERVES)
+    responses = [f"kept = bytearray(b'1') * ({size} << 20); answer = 'aa'" for size in (1, 200, 2000)]
+    assert rewards(own, items(*responses, name="python:reserving_rules:executes")) == [1, 1, 0]
+
+
 SHORT = """
     if os.fork() == 0:
         end = time.process_time() + 0.01

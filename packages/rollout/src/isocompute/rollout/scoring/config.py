@@ -38,7 +38,8 @@ class ScoringConfig:
             the machine is busy.
         workers: Processes that score at the same time, for each library that rules use; by default half as many as
             this process has processors, at least 1 and at most 8.
-        memory_bytes: Address space of one process, and memory of all processes of a response together.
+        memory_bytes: Memory of all processes of a response together, and address space of each besides that of the
+            library.
         partial: Use the fraction that a rule gives as the reward; otherwise the reward is 1 for a full score and 0
             for anything less.
         allow_unisolated: Allow rules that may execute what a response says even where the kernel does not let them

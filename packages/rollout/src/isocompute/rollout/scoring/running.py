@@ -91,6 +91,13 @@ def memory(pid: int) -> int:
     return kilobytes << 10
 
 
+def address_space() -> int:
+    """Return the bytes of this process's address space, 0 where that cannot be seen."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(_read("/proc/self/statm").split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
 def _children(pid: int, *, threads: int) -> list[int]:
     """Return the children of a process; those of its threads are found by looking for these.
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ...errors import ProblemError, RolloutError
+from .. import running
 from ..judges import CallableJudge, Judge, Scored, load
 from ..judges.programs import Apart, spent
 from ..judges.text import TextJudge
@@ -169,6 +170,8 @@ def nurse(settings: dict[str, Any], report: layers.Report, group: Group) -> None
     try:
         judge: Judge = load(settings["pool"], _apart(settings, report))
         settings = {**settings, "processes": most_processes(report)}
+        # A large library reserves more than it uses, and more than a response may have.
+        space = running.address_space() + settings["memory_bytes"]
         readable = [*settings["readable"], *(judge.sources if isinstance(judge, CallableJudge) else ())]
         report = layers.restrict(report, readable, settings["without"], execute=settings["executes"])
         if settings["bubblewrap"]:
@@ -192,7 +195,7 @@ def nurse(settings: dict[str, Any], report: layers.Report, group: Group) -> None
     while True:
         worker = _forked_worker()
         if worker == 0:
-            limit(settings["memory_bytes"], alone=counted_alone(report))
+            limit(space, alone=counted_alone(report))
             _work(Worker(judge, settings, report, given=given, replies=replies))
         if worker is None:
             _write(replies, {"died": NO_PROCESS, "again": True})

@@ -32,8 +32,8 @@ BUFFERS = FILES * 208 * 1024
 """Bytes that a process may hold in the buffers of sockets and pipes, which are shown nowhere."""
 LOOK_SECONDS, CLOSE_SECONDS = 0.025, 0.005
 """Interval between looks at a response, and the least of those at one that is near a limit."""
-NEAR = 0.25
-"""Part of its memory from which on a response is looked at as often as that."""
+FILLED = 4 * 2**30
+"""Bytes that a processor may fill in a second."""
 SLACK_SECONDS = 0.1
 """Processor time over the limit that the processes of a response may take together: they are counted now and then."""
 
@@ -42,7 +42,7 @@ def limit(memory_bytes: int, *, alone: bool) -> None:
     """Limit this process and its children: memory, open files, processes; no file may grow and no core be dumped.
 
     Args:
-        memory_bytes: Address space of each process.
+        memory_bytes: Address space of each process, with what has been loaded.
         alone: Whether the processes are counted by themselves (``counted_alone``), and their number is limited.
     """
     limits = [
@@ -210,8 +210,8 @@ class Watch:
             spent = self._spent(first, standing, found)
             if held <= self._memory_bytes and spent <= self._seconds:
                 # No sooner can it have taken what is left.
-                left = (self._seconds - spent) / self._processors
-                return CLOSE_SECONDS if held > NEAR * self._memory_bytes else min(LOOK_SECONDS, CLOSE_SECONDS + left)
+                left = min(self._seconds - spent, (self._memory_bytes - held) / FILLED) / self._processors
+                return min(LOOK_SECONDS, CLOSE_SECONDS + left)
         # A group is killed at once, whatever it is starting; whoever has left it the worker kills. What is found later
         # may be the next response's.
         for group in {first.group, *(process.group for process in found)}:
