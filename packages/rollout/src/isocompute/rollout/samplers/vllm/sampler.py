@@ -76,6 +76,7 @@ class VllmSampler(LocalSampler):
     Args:
         model: Directory or name of a model in the Hugging Face format.
         engine: By default the profile of the device that is there.
+        responses: Most that will be asked for at a time, where that is known; more would wait.
         scorer: Scores responses while others are generated; by default the one of this process.
 
     Raises:
@@ -88,6 +89,7 @@ class VllmSampler(LocalSampler):
         sampling: Sampling,
         *,
         engine: EngineConfig | None = None,
+        responses: int | None = None,
         prompting: Prompting | None = None,
         scorer: Scorer | None = None,
     ) -> None:
@@ -95,7 +97,7 @@ class VllmSampler(LocalSampler):
         super().__init__(model, sampling, prompting=prompting, scorer=scorer)
         engine_of = engine_class(self.model)
         longest = sampling.max_prompt_tokens + sampling.max_new_tokens
-        self.engine = (engine or EngineConfig()).resolved(longest=longest, cuda=has_cuda())
+        self.engine = (engine or EngineConfig()).resolved(longest=longest, cuda=has_cuda(), responses=responses)
         memory = self._planned()
         if memory is not None:
             self.plan = str(memory)
