@@ -244,7 +244,7 @@ class Timeouts:
 
     Attributes:
         start: To be placed and to load the model.
-        answer: For the next group, or one step of a sync.
+        answer: For the next group or response, or one step of a sync.
     """
 
     start: float

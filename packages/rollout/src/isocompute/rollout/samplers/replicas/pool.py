@@ -50,8 +50,8 @@ class Replicas(Sampler):
         tolerance: How far the replicas' log-probabilities after the same prompts may lie apart after a sync (nats).
         restarts: How often in a row a replica may end, without a sync or a group between, and is started again.
         start_seconds: Timeout for a replica to be placed and to load the model.
-        answer_seconds: Timeout for a replica's next group. For one bucket of a sync it is half of that, so that ranks
-            that send it are not taken for dead first.
+        answer_seconds: Timeout for a replica's next group or response. For one bucket of a sync it is half of that, so
+            that ranks that send it are not taken for dead first.
 
     Attributes:
         driver: The replicas' processes.
