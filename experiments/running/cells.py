@@ -188,18 +188,20 @@ class WorkerConfig:
         models: Folder or name of each base model, by the hash of its content; they differ in their weights alone.
         generation: How responses are generated and scored (``Preset.generation``).
         resources: With a sampler and an engine that leave nothing to the machine.
+        responses: Most that an engine has room for (``Preset.responses``).
     """
 
     models: Mapping[str, str]
     generation: Mapping[str, Any]
     resources: ResourcesConfig
+    responses: int | None = None
 
     @classmethod
     def of(cls, preset: Preset, models: Mapping[str, str]) -> WorkerConfig:
         """Settings of the workers of a preset."""
         own = preset.resources
         resolved = own.model_copy(update={"sampler": own.resolved_sampler(), "engine": own.resolved_engine()})
-        return cls(models=dict(models), generation=preset.generation, resources=resolved)
+        return cls(models=dict(models), generation=preset.generation, resources=resolved, responses=preset.responses())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -235,7 +235,7 @@ class Worker:
         scoring = scoring_from(self.config.generation.get("scoring", {}))
         options: dict[str, Any] = {"prompting": self._prompting, "scoring": scoring}
         if resources.sampler == "vllm":
-            options["engine"] = resources.engine
+            options |= {"engine": resources.engine, "responses": self.config.responses}
         else:
             options["device"] = resources.device
         if layout.engines:

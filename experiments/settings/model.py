@@ -900,6 +900,17 @@ class Preset(Settings):
         """The command that trains the cells; None where our learner does."""
         return self.trainer if isinstance(self.trainer, CommandTrainer) else None
 
+    def responses(self) -> int | None:
+        """The most responses of a training batch or an evaluation, which an engine has room for; None: not known.
+
+        How many questions a prepared set has, only its files say. Difficulty, measured once, is to wait for its turn.
+        """
+        if self.difficulty is None:
+            return None
+        batches = [n * size for sweep in self.sweep.values() for n, size in (*sweep.grid(), *sweep.searched())]
+        questions = [self.difficulty.sets[name].validation for name in self.sweep]
+        return max(*batches, *(count * self.evaluation.samples for count in questions))
+
     def devices_of_a_worker(self) -> int:
         """Processors that one worker holds while cells are trained."""
         own = self.resources.processors_of_a_worker()

@@ -127,7 +127,9 @@ class Footprint:
     def _engine(self, parameters: int) -> Iterator[str]:
         sampling = sampling_from(self.preset.generation["sampling"])
         longest = sampling.max_prompt_tokens + sampling.max_new_tokens
-        engine = self.preset.resources.resolved_engine().resolved(longest=longest, cuda=True)
+        engine = self.preset.resources.resolved_engine().resolved(
+            longest=longest, cuda=True, responses=self.preset.responses()
+        )
         try:
             plan = estimate(
                 size_of(self.model, parameters=parameters),

@@ -18,6 +18,7 @@ from isocompute.rollout.scoring.rules import REFUSED
 
 from experiments.__main__ import main
 from experiments.errors import ExperimentError
+from experiments.running.cells import WorkerConfig
 from experiments.settings import load, reading
 from experiments.settings.model import SECTIONS, DeclaredRate, learner_config, leaves, section_of
 
@@ -256,6 +257,13 @@ def test_a_model_that_is_a_folder_needs_no_commit(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     named = {"kind": "model", "model": str(tmp_path / "model")}
     assert smoke(tmp_path, {"base": named}).base.name == str(tmp_path / "model")  # type: ignore[union-attr]
+
+
+def test_an_engine_is_opened_for_the_largest_batch_or_evaluation(tmp_path: Path) -> None:
+    # 12 questions with 4 samples, and batches of 16.
+    assert WorkerConfig.of(smoke(tmp_path, {}), {"a": "b"}).responses == 48
+    asked = smoke(tmp_path, {"evaluation": {"samples": 1, "metric": "avg_at_1"}})
+    assert WorkerConfig.of(asked, {"a": "b"}).responses == 16
 
 
 def test_the_engine_follows_the_resources_and_is_part_of_every_runs_identity(tmp_path: Path) -> None:

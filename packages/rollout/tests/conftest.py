@@ -13,6 +13,8 @@ import pytest
 from hypothesis import settings
 from isocompute.rollout import Sampling, open_sampler
 from isocompute.rollout.contract import tables
+from isocompute.rollout.samplers.base import Feed
+from isocompute.rollout.samplers.sampling import Draw
 
 # A busy machine is no failure.
 settings.register_profile("unhurried", deadline=None)
@@ -98,6 +100,19 @@ class Tiny:
         draw = {"seed": 3, "step": 1, "phase": "train", "run_id": "r"} | other
         rollouts = sampler.sample(self.problems if problems is None else problems, samples=samples, **draw)
         return tables.check(rollouts, "rollouts", where="sampled")
+
+    def sample_fed(self, sampler: Any, samples: int = 4) -> pl.DataFrame:
+        """Return the same table, for which the sampler is given another problem whenever a response has finished."""
+        feed, parts = Feed(samples), [self.problems[row : row + 1] for row in range(len(self.problems))]
+        feed.add(parts.pop())
+        groups = []
+        draw = Draw(samples=samples, seed=3, step=1, phase="train", run_id="r", first_sample=0)
+        for group in sampler.answer(feed, draw):
+            groups += [] if group is None else [pl.DataFrame(pl.from_arrow(group))]
+            if parts:
+                feed.add(parts.pop())
+        assert not feed.unfinished
+        return pl.concat(groups).sort("problem_id", "sample")
 
     def largest_difference(self, policy: Any, rollouts: pl.DataFrame, sampling: Sampling | None = None) -> float:
         """Compare a table's log-probabilities with those that a model gives its tokens under ``sampling``."""

@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 from isocompute.rollout import Sampling, response_seed
-from isocompute.rollout.samplers.actor import GATHER_SECONDS
 from isocompute.rollout.samplers.base import Columns, Group, Sampler
+from isocompute.rollout.samplers.replicas.driver import GATHER_SECONDS
 from isocompute.rollout.samplers.sampling import Draw, Response
 from isocompute.rollout.samplers.weights import Manifest, Payload
 from isocompute.rollout.scoring.scorer import Verdict
@@ -77,6 +77,8 @@ class HashedSampler(Sampler):
             ``pace-PROCESS`` take longer over it than groups are gathered, ``mangle-PROCESS`` take one weight for
             another, and ``deadly-PROBLEM`` kills any process that begins with that problem.
     """
+
+    holds = 6
 
     def __init__(self, sampling: Sampling, folder: Path) -> None:
         super().__init__("hashed", sampling)

@@ -55,7 +55,7 @@ def engine(tiny: Any) -> Unsteady:
 def process(engine: Unsteady, out: Path) -> Iterator[SamplingRun]:
     """The run as a process has it."""
     unused: dict[str, Any] = dict.fromkeys(("problems", "dropped", "run_id", "phase", "complete", "params"))
-    settings: Any = SimpleNamespace(open=lambda: engine.inner)
+    settings: Any = SimpleNamespace(open=lambda responses: engine.inner)
     with Store(out, {}) as store:
         yield SamplingRun(settings=settings, store=store, progress=ProgressLine(stream=io.StringIO()), **unused)
 
@@ -186,7 +186,7 @@ def test_addresses_and_protocol_of_servers_reach_the_sampler(monkeypatch: pytest
     parser = argparse.ArgumentParser()
     settings.add_sampling(parser, required=True, samples=4, shards=True)
     given = "--model m --sampler openai --base-url http://a/v1 --base-url http://b/v1 --protocol chat --top-k 5"
-    settings.settings_from(parser.parse_args(given.split())).open()
+    settings.settings_from(parser.parse_args(given.split())).open(8)
     [((kind, model, sampling), options)] = opened
     assert (kind, model, sampling.top_k) == ("openai", "m", 5)
     urls = ["http://a/v1", "http://b/v1"]

@@ -14,7 +14,7 @@ from isocompute.rollout.samplers.base import Columns, Faults, Group
 from isocompute.rollout.samplers.local import _Scoring
 from isocompute.rollout.samplers.sampling import Draw, Response, aborted
 from isocompute.rollout.scoring.config import ScoringConfig
-from isocompute.rollout.scoring.scorer import Scorer, Verdict
+from isocompute.rollout.scoring.scorer import Item, Scorer, Verdict
 
 DRAW = Draw(samples=3, seed=1, step=2, phase="train", run_id="r", first_sample=5)
 
@@ -75,12 +75,12 @@ def test_columns_that_were_not_asked_for_are_left_out() -> None:
 def test_a_group_with_a_response_that_hangs_holds_up_no_other() -> None:
     # The pattern takes for ever; a comparison of texts is done at once.
     names = [r"exact|regex:^(a+)+$", "exact", "exact"]
-    problems = pl.DataFrame({"verifier": names, "answer": ["a"] * 3, "metadata": [""] * 3})
     scorer = Scorer(ScoringConfig(seconds=0.5, wall_factor=1000))
-    scoring = _Scoring(scorer, problems, Faults())
+    scoring = _Scoring(scorer, Faults())
     empty = Response(ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), finish_reason="stop")
     for row, text in enumerate(("a" * 60 + "!", "a", "b")):
-        scoring.submit(Group(row=row, problem_id=str(row), prompt_ids=[], responses=[empty], texts=[text]))
+        group = Group(row=row, problem_id=str(row), prompt_ids=[], responses=[empty], texts=[text])
+        scoring.submit(group, [Item(verifier=names[row], response=text, answer="a")])
     assert [(group.row, verdicts[0].reward) for group, verdicts in scoring.ready()] == [(1, 1), (2, 0)]
     ((late, verdicts),) = scoring.rest()
     assert (late.row, verdicts[0].error) == (0, "deadline: more than 0.5 s of processor time")

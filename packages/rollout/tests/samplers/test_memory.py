@@ -4,9 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from isocompute.rollout import RolloutError, Sampling
 from isocompute.rollout.samplers.sampling import EngineConfig
 from isocompute.rollout.samplers.vllm.memory import GIB, MemoryPlan, estimate, free_bytes, size_of
+from isocompute.rollout.samplers.vllm.sampler import engine_arguments
 from isocompute.rollout.samplers.weights import manifest_of
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
@@ -33,6 +36,19 @@ def plan(
     longest = asked.max_prompt_tokens + asked.max_new_tokens
     size = size_of(CONFIGS[name], parameters=PARAMETERS[name])
     return estimate(size, engine.resolved(longest=longest, cuda=cuda), asked, model=name, available=available)
+
+
+@given(st.integers(0, 5000), st.none() | st.integers(1, 2000), st.integers(1, 512))
+def test_an_engine_on_cpu_has_room_for_what_can_be_alive_and_no_more(
+    responses: int, limit: int | None, tokens: int
+) -> None:
+    asked, config = Sampling(max_prompt_tokens=8, max_new_tokens=tokens), EngineConfig(max_concurrent=limit)
+    alive = max(1, min(limit or 1024, responses))
+    engine = config.resolved(longest=8 + tokens, cuda=False, responses=responses)
+    assert engine_arguments(engine, None)["max_num_seqs"] == alive
+    size = size_of(QWEN_HALF_B, parameters=PARAMETERS["Qwen2.5-0.5B"])
+    found = estimate(size, engine, asked, model="m", available=2**50)
+    assert (found.kv, found.concurrent) == (alive * found.kv_least, alive)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

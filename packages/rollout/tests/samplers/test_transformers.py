@@ -1,5 +1,6 @@
 """transformers on a tiny random model."""
 
+import dataclasses
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from every_sampler import *  # noqa: F403
 from every_sync import *  # noqa: F403
-from isocompute.rollout import RolloutError, open_sampler
+from isocompute.rollout import Interruption, RolloutError, open_sampler
 from isocompute.rollout.cli import main
 from isocompute.rollout.samplers.sampling import Request, Response, as_it_is
 
@@ -78,6 +79,14 @@ def test_a_request_that_follows_goes_on_from_the_response_and_waits_for_others_o
 def test_a_batch_smaller_than_the_requests_changes_nothing(sampler: Any, tiny: Any) -> None:
     small = open_sampler("transformers", str(tiny.folder), tiny.sampling, batch_size=3)
     assert tiny.sample(small)["response_ids"].to_list() == tiny.sample(sampler)["response_ids"].to_list()
+
+
+def test_problems_may_come_while_others_are_answered(tiny: Any) -> None:
+    small = open_sampler("transformers", str(tiny.folder), tiny.sampling, batch_size=3)
+    cut = Interruption(lowest=2, highest=4, phrase="-1")
+    for sampling in (tiny.sampling, dataclasses.replace(tiny.sampling, interruption=cut)):
+        small.use(sampling)
+        assert tiny.sample(small).drop("logprobs").equals(tiny.sample_fed(small).drop("logprobs"))
 
 
 def test_lower_precision_samples_from_nearly_the_same_policy(tiny: Any) -> None:

@@ -107,6 +107,10 @@ def test_a_request_may_be_followed_by_another_for_the_same_response(sampler: Any
     assert [len(seen[index]) for index in range(3)] == [1, 4, 4]
 
 
+def test_problems_may_come_while_others_are_answered(sampler: Any, tiny: Any) -> None:
+    assert tiny.sample(sampler).drop("logprobs").equals(tiny.sample_fed(sampler).drop("logprobs"))
+
+
 def test_an_engine_answers_one_stream_at_a_time(sampler: Any, tiny: Any) -> None:
     stream = sampler.stream(tiny.problems, samples=40, seed=3, step=1)
     next(stream)

@@ -1,64 +1,134 @@
-"""The order of groups among replicas, and the way in which weights travel to them."""
+"""The groups that replicas are given, in virtual time, and the way in which weights travel to them."""
 
-import random
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
+import latency
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError
+from isocompute.rollout.errors import EngineError
 from isocompute.rollout.samplers.replicas.pool import Expected, Queue, QueuedGroup, transport_of
+
+BATCHES = st.fixed_dictionaries(
+    {
+        "count": st.integers(1, 24),
+        "samples": st.integers(1, 6),
+        "replicas": st.integers(1, 4),
+        "limit": st.one_of(st.integers(1, 20), st.just(2**31)),
+        "step": st.integers(0, 9),
+    }
+)
+CALLS = 0.1
+"""Seconds that the calls of a batch may take."""
+
+
+def answered(replicas: Any, count: int, samples: int, step: int) -> dict[str, float]:
+    """Answer problems; returns when each group was there."""
+    found: dict[str, float] = {}
+    for group in replicas.stream(latency.problems(count), samples=samples, seed=1, step=step):
+        (problem_id,) = set(group["problem_id"].to_pylist())
+        assert group["sample"].to_pylist() == list(range(samples))
+        assert problem_id not in found
+        found[problem_id] = replicas.ray.now
+    assert len(found) == count
+    return found
+
+
+def engines(replicas: Any) -> list[latency.LatencyEngine]:
+    return [actor.inner._sampler for actor in replicas.ray.actors]
+
+
+@given(BATCHES)
+def test_no_replica_is_idle_while_a_group_that_has_not_begun_waits(batch: dict[str, Any]) -> None:
+    count, samples, step = batch["count"], batch["samples"], batch["step"]
+    with latency.replicas(batch["replicas"], limit=batch["limit"]) as replicas:
+        answered(replicas, count, samples, step)
+        begun = [moment for engine in engines(replicas) for moment in engine.begun.values()]
+        assert len(begun) == count
+        for engine, member in zip(engines(replicas), replicas.driver.members, strict=True):
+            # It has decoded from the first moment on, with nothing between but calls, until the last group has begun.
+            assert engine.busy >= max(begun) - CALLS - 1e-3 * count
+            assert engine.most <= batch["limit"] + samples - 1
+            assert member.answered == len(engine.asked)
+
+
+@given(st.integers(1, 60), st.integers(1, 8), st.integers(8, 64), st.integers(0, 9), st.sampled_from([9e-3, 1e-4]))
+def test_a_replica_that_is_given_groups_bit_by_bit_is_as_fast_as_one_that_has_them_all(
+    count: int, samples: int, limit: int, step: int, seconds: float
+) -> None:
+    with latency.replicas(1, limit=limit, step=seconds) as replicas:
+        answered(replicas, count, samples, step)
+        fed = replicas.ray.now
+    alone = latency.LatencyEngine(SimpleNamespace(now=0.0), limit=limit, step=seconds)
+    for _ in alone.stream(latency.problems(count), samples=samples, seed=1, step=step):
+        pass
+    assert fed <= 1.06 * alone.busy + CALLS
+
+
+@given(BATCHES, st.integers(2, 4))
+def test_a_table_is_the_same_for_any_number_of_replicas(batch: dict[str, Any], more: int) -> None:
+    def table(replicas: int) -> pl.DataFrame:
+        with latency.replicas(replicas, limit=batch["limit"]) as opened:
+            request = {"samples": batch["samples"], "seed": 1, "step": batch["step"]}
+            return opened.sample(latency.problems(batch["count"]), **request)  # type: ignore[no-any-return]
+
+    assert table(more).equals(table(1))
+
+
+@given(BATCHES, st.dictionaries(st.integers(0, 7), st.floats(0.01, 200.0), max_size=4))
+def test_a_replica_that_dies_costs_its_unfinished_groups_and_no_others(
+    batch: dict[str, Any], deaths: dict[int, float]
+) -> None:
+    count, samples, step = batch["count"], batch["samples"], batch["step"]
+    with latency.replicas(batch["replicas"], limit=batch["limit"], deaths=deaths) as replicas:
+        try:
+            found, failure = answered(replicas, count, samples, step), ""
+        except EngineError as error:
+            found, failure = {}, str(error)
+        if failure:
+            # Only where groups were lost twice, or there is nobody else to answer them.
+            assert ("lost with two" in failure and len(deaths) > 1) or "is left to answer" in failure
+            assert len(deaths) > 1 or batch["replicas"] == 1
+            return
+        dead = [actor for actor in replicas.ray.actors if actor.dies <= replicas.ray.now]
+        times = Counter(problem_id for engine in engines(replicas) for problem_id in engine.asked)
+        assert set(times) == set(found)
+        for problem_id, moment in found.items():
+            holders = [actor for actor in dead if problem_id in actor.inner._sampler.asked]
+            if not holders or moment <= min(actor.dies for actor in holders):
+                assert times[problem_id] == 1
 
 
 def works(*costs: float) -> list[QueuedGroup]:
     return [QueuedGroup(problem_id=f"p{i}", cost=cost) for i, cost in enumerate(costs)]
 
 
-def names(chunk: list[QueuedGroup]) -> list[str]:
-    return [work.problem_id for work in chunk]
-
-
-def test_the_longest_go_first_and_chunks_become_smaller() -> None:
-    queue = Queue(works(*range(1, 17)), replicas=2)
-    sizes, costs = [], []
-    while chunk := queue.take(0):
-        sizes.append(sum(work.cost for work in chunk))
-        costs += [work.cost for work in chunk]
-    assert costs == sorted(range(1, 17), reverse=True)
-    # A quarter of what waits (136) is 34, which 16 and 15 reach.
-    assert sizes[0] == 31
-    assert sizes[-1] == 1
-    assert sizes == sorted(sizes, reverse=True)
-
-
-@given(st.lists(st.floats(1, 1e6), min_size=1, max_size=60), st.integers(1, 5), st.integers(0, 99))
-def test_every_group_is_taken_once_whoever_takes(costs: list[float], replicas: int, seed: int) -> None:
-    queue, source = Queue(works(*costs), replicas=replicas), random.Random(seed)
-    taken: list[str] = []
-    while len(queue):
-        chunk = queue.take(source.randrange(replicas))
-        assert chunk
-        taken += names(chunk)
-    assert sorted(taken) == sorted(names(works(*costs)))
-
-
-def test_what_a_replica_was_lost_over_is_left_to_another_and_only_once() -> None:
-    queue = Queue(works(3, 2, 1), replicas=2)
-    first = queue.take(0)
-    assert names(first) == ["p0"]
+def test_the_longest_go_first_and_what_a_replica_was_lost_over_goes_to_another_once() -> None:
+    queue = Queue(works(1, 3, 2))
+    first = [queue.take(0), queue.take(0)]
+    assert [work.problem_id for work in first] == ["p1", "p2"]
     assert queue.put_back(first, 0) == []
-    assert names(queue.take(0)) == ["p1"]
-    assert names(queue.take(0)) == ["p2"]
-    assert queue.take(0) == []
+    assert queue.take(0).problem_id == "p0"
     assert not queue.reachable([0])
     assert queue.reachable([0, 1])
     again = queue.take(1)
-    assert names(again) == ["p0"]
-    assert names(queue.put_back(again, 1)) == ["p0"]
-    assert len(queue) == 0
+    assert again.problem_id == "p1"
+    assert queue.put_back([again], 1) == [again]
+    assert len(queue) == 1
 
 
-def test_one_replica_takes_all_at_once() -> None:
-    assert names(Queue(works(1, 3, 2), replicas=1).take(0)) == ["p1", "p2", "p0"]
+def test_replicas_with_known_lengths_share_the_tokens_equally() -> None:
+    with latency.replicas(2, shared=1.0) as replicas:
+        lengths = {f"p{i:04}": latency.length_of(0, f"p{i:04}", 1.0) for i in range(16)}
+        for problem_id, length in lengths.items():
+            replicas.expected.learn(problem_id, [length])
+        answered(replicas, 16, 4, 0)
+        shares = [sum(lengths[problem_id] for problem_id in engine.asked) for engine in engines(replicas)]
+    assert max(shares) - min(shares) < 0.1 * sum(shares)
 
 
 def test_a_group_is_expected_to_be_as_long_as_the_problems_last_one() -> None:

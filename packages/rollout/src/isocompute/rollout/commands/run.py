@@ -144,7 +144,7 @@ class SamplingRun:
         missing = problems.filter(~pl.col("problem_id").is_in(list(groups)))
         if len(missing):
             with self._saying_how_much_is_kept():
-                self._sampler = self._sampler or self.settings.open()
+                self._sampler = self._sampler or self.settings.open(len(missing) * samples)
                 self.progress.start()
                 stream = self._sampler.stream(missing, samples=samples, first_sample=first_sample, **request)
                 with contextlib.closing(stream):  # type: ignore[type-var]

@@ -158,8 +158,11 @@ class RunSettings:
                 f"the transformers sampler has no setting {unknown[0]}; it has {', '.join(TRANSFORMERS)}"
             )
 
-    def open(self) -> Sampler:
+    def open(self, responses: int) -> Sampler:
         """Open the sampler.
+
+        Args:
+            responses: Most that will be asked for at a time.
 
         Raises:
             RolloutError: As ``open_sampler``.
@@ -176,8 +179,8 @@ class RunSettings:
             options["api_key"] = os.environ.get("OPENAI_API_KEY")
         elif self.kind == "transformers":
             options |= self.engine
-        elif self.engine:
-            options["engine"] = engine_from(self.engine)
+        else:
+            options |= {"engine": engine_from(self.engine), "responses": responses}
         return open_sampler(self.kind, self.model, self.sampling, **options)
 
 

@@ -1,26 +1,18 @@
-"""A sampler in a Ray actor of its own: the actor's side, and the cluster that it is in."""
+"""Ray: the cluster that samplers are in, and what their actors must be told of this process."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any
-
-import polars as pl
-import pyarrow as pa
 
 from ..errors import RolloutError
 from ..scoring.rules import register, registered
-from .sampling import Sampling
 from .weights import BUCKET_BYTES
-
-GATHER_SECONDS = 0.05
-"""Time for which an actor gathers groups before it sends them; a call costs about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,44 +37,6 @@ class Verifiers:
         sys.path.extend(folder for folder in self.path if folder not in sys.path)
         for name, reference in self.rules.items():
             register(name, reference)
-
-
-class SamplerActor:
-    """Passes calls on to its sampler: a plain class, wrapped by Ray; a subclass opens the sampler."""
-
-    def __init__(self) -> None:
-        self._sampler: Any = None
-        self._stream: Iterator[pa.RecordBatch] = iter(())
-
-    def use(self, sampling: Sampling) -> None:
-        """Sample differently from now on; see ``Sampler.use``."""
-        self._sampler.use(sampling)
-
-    def begin(self, problems: pl.DataFrame, draw: Mapping[str, Any], verifiers: Verifiers) -> None:
-        """Begin to answer problems."""
-        self.end()
-        verifiers.adopt()
-        self._stream = self._sampler.stream(problems, **draw)
-
-    def more(self) -> tuple[list[pa.RecordBatch], bool]:
-        """Go on until a group is complete, and with those that follow within ``GATHER_SECONDS``.
-
-        Returns:
-            The groups, and whether they are the last.
-        """
-        groups: list[pa.RecordBatch] = []
-        began = monotonic()
-        for group in self._stream:
-            groups.append(group)
-            if monotonic() - began > GATHER_SECONDS:
-                return groups, False
-        return groups, True
-
-    def end(self) -> None:
-        """Take what is unfinished out of the sampler."""
-        stream, self._stream = self._stream, iter(())
-        if isinstance(stream, Generator):
-            stream.close()
 
 
 def connected_ray() -> Any:

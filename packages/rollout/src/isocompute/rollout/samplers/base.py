@@ -7,7 +7,8 @@ one Arrow batch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -153,19 +154,51 @@ class Faults:
             )
 
 
+class Feed:
+    """Problems for a sampler to answer; more may be added while it does.
+
+    Args:
+        samples: Responses per problem.
+
+    Attributes:
+        unfinished: Responses to them that are not finished.
+    """
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+        self._waiting: list[pl.DataFrame] = []
+        self.unfinished = 0
+
+    def add(self, problems: pl.DataFrame) -> None:
+        """Add rows of the ``problems`` table."""
+        if len(problems):
+            self._waiting.append(problems)
+            self.unfinished += len(problems) * self._samples
+
+    def take(self) -> pl.DataFrame | None:
+        """Return the problems that were added and not taken so far, if there are any."""
+        waiting, self._waiting = self._waiting, []
+        return pl.concat(waiting) if waiting else None
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+
 class Sampler:
     """A policy that answers problems, and whose weights a learner may replace.
 
-    A subclass says how problems are answered (``_batches``), which tensors its model has (``manifest``) and how weights
-    reach its engine (``_load``).
+    A subclass says how problems are answered (``_batches``, or ``_answers`` where it takes more meanwhile), which
+    tensors its model has (``manifest``) and how weights reach its engine (``_load``).
 
     Attributes:
         plan: What the engine needs of its device's memory, as a table to be read; empty where that is not known.
         faults: Problems that could not be scored so far.
         sleeps: Whether it leaves its device to others after each training batch, until it is used again.
+        holds: Most unfinished responses that it has a use for at a time: more would only wait in it.
     """
 
     plan = ""
+    holds = 2**31
 
     def __init__(self, model: str | Path, sampling: Sampling) -> None:
         self.model = str(model)
@@ -235,17 +268,28 @@ class Sampler:
         Raises:
             RolloutError: As ``sample``.
         """
+        draw = Draw(samples=samples, seed=seed, step=step, phase=phase, run_id=run_id, first_sample=first_sample)
+        feed = Feed(samples)
+        feed.add(problems.sort("problem_id"))
+        with closing(self.answer(feed, draw)) as answered:
+            yield from (batch for batch in answered if batch is not None)
+
+    def answer(self, feed: Feed, draw: Draw) -> Generator[pa.RecordBatch | None]:
+        """Answer the problems of a feed as ``stream`` does, in the order in which they were added.
+
+        More may be added whenever this yields, for which it yields None where responses have finished and no group has.
+        """
         if not self._whole:
             raise RolloutError(
                 "the last sync failed, so the engine's weights may be incomplete; sync again before sampling"
             )
-        draw = Draw(samples=samples, seed=seed, step=step, phase=phase, run_id=run_id, first_sample=first_sample)
         self._streams += 1
         try:
-            yield from self._batches(problems, draw)
+            while feed:
+                yield from self._answers(feed, draw)
         finally:
             self._streams -= 1
-        if self.sleeps and phase == "train":
+        if self.sleeps and draw.phase == "train":
             self.sleep()
 
     def use(self, sampling: Sampling) -> None:
@@ -358,8 +402,16 @@ class Sampler:
     def close(self) -> None:
         """Free the engine."""
 
+    def _answers(self, feed: Feed, draw: Draw) -> Iterator[pa.RecordBatch | None]:
+        """Answer what is in a feed; see ``answer``."""
+        problems = feed.take()
+        if problems is not None:
+            for batch in self._batches(problems, draw):
+                feed.unfinished -= len(batch)
+                yield batch
+
     def _batches(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
-        """Yield the groups of one call of ``stream``."""
+        """Yield the groups of some problems."""
         raise NotImplementedError
 
     def _no_rows(self) -> pa.RecordBatch:

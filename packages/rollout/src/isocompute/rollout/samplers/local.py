@@ -28,7 +28,7 @@ import pyarrow as pa
 from ..errors import ProblemError, RolloutError
 from ..scoring.rules import metadata_of
 from ..scoring.scorer import Item, Scorer, Verdict, default_scorer
-from .base import Columns, Faults, Group, Sampler
+from .base import Columns, Faults, Feed, Group, Sampler
 from .prompts import Prompting, PromptMaker, load_tokenizer, stop_tokens
 from .sampling import Continue, Draw, Finished, Interruption, Request, Response, Sampling, as_it_is, response_seed
 from .weights import Manifest, manifest
@@ -103,31 +103,35 @@ class LocalSampler(Sampler):
         named = zip(problems["problem_id"].to_list(), problems["prompt"].to_list(), strict=True)
         return [self.prompts.ids(problem_id, text) for problem_id, text in named]
 
-    def _batches(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
-        problems = problems.sort("problem_id")
-        prompts = self._checked(problems)
-        ids, texts = problems["problem_id"].to_list(), problems["prompt"].to_list()
-        requests = [
-            Request(
-                prompt_ids=prompt,
-                seed=response_seed(draw.seed, draw.phase, draw.step, problem_id, sample),
-                max_new_tokens=self.sampling.max_new_tokens,
-                messages=self.prompts.messages(text) if self.prompts.chat else (),
-            )
-            for problem_id, prompt, text in zip(ids, prompts, texts, strict=True)
-            for sample in range(draw.first_sample, draw.first_sample + draw.samples)
-        ]
-        finished = self._generate(*controlled(requests, self.sampling, self.tokenizer))
+    def _answers(self, feed: Feed, draw: Draw) -> Iterator[pa.RecordBatch | None]:
+        requests: list[Request] = []
+        parts: list[_Part] = []
+        """That of each request."""
+
+        def take() -> None:
+            problems = feed.take()
+            if problems is not None:
+                part = _Part(self, problems, self._checked(problems), draw, first=len(requests))
+                requests.extend(part.requests)
+                parts.extend([part] * len(part.requests))
+
+        take()
+        finished = self._generate(requests, lambda index, response: parts[index].control(index, response))
         columns = self._columns()
-        scoring = _Scoring(self.scorer, problems, self.faults)
+        scoring = _Scoring(self.scorer, self.faults)
         failure: RolloutError | None = None
         # Closed here and not when it is collected: an engine answers one stream at a time.
         with closing(finished):
             try:
-                for group in self._groups(finished, ids, prompts, draw.samples):
-                    scoring.submit(group)
-                    for done, verdicts in scoring.ready():
-                        yield self._rows(columns, done, verdicts, draw)
+                for index, response in finished:
+                    feed.unfinished -= 1
+                    group = parts[index].finished(index, response)
+                    if group is not None:
+                        scoring.submit(group, parts[index].items(group))
+                        for done, verdicts in scoring.ready():
+                            yield self._rows(columns, done, verdicts, draw)
+                    yield None
+                    take()
             except RolloutError as error:
                 # Of an engine that fails, the groups that are whole are still handed out.
                 failure = error
@@ -156,59 +160,86 @@ class LocalSampler(Sampler):
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:
         """Yield the responses to requests as they finish, each once ``control`` takes it as finished.
 
+        Of a sampler of which there may be replicas, there may be more requests whenever this goes on after a response.
         Closing the iterator early must free what the unfinished requests hold.
         """
         raise NotImplementedError
 
-    def _groups(
-        self, finished: Finished, ids: Sequence[str], prompts: Sequence[list[int]], samples: int
-    ) -> Iterator[Group]:
-        """Yield each group as it becomes complete."""
-        buffered: dict[int, list[Response | None]] = {}
-        missing: dict[int, int] = {}
-        for index, response in finished:
-            row, sample = divmod(index, samples)
-            buffered.setdefault(row, [None] * samples)[sample] = response
-            missing[row] = missing.get(row, samples) - 1
-            if missing[row] == 0:
-                responses = [r for r in buffered.pop(row) if r is not None]
-                yield Group(
-                    row=row,
-                    problem_id=ids[row],
-                    prompt_ids=prompts[row],
-                    responses=responses,
-                    texts=self._texts(responses),
-                )
+
+class _Part:
+    """Problems that were taken from a feed together: the requests for them, and the groups that responses make.
+
+    Args:
+        prompts: Token ids by problem.
+        first: Index of their first request.
+    """
+
+    def __init__(
+        self, sampler: LocalSampler, problems: pl.DataFrame, prompts: Sequence[list[int]], draw: Draw, *, first: int
+    ) -> None:
+        self._sampler, self._problems, self._prompts = sampler, problems, prompts
+        self._metadata = metadata_of(problems)
+        self._first, self._samples = first, draw.samples
+        requests = [
+            Request(
+                prompt_ids=prompt,
+                seed=response_seed(draw.seed, draw.phase, draw.step, problem_id, sample),
+                max_new_tokens=sampler.sampling.max_new_tokens,
+                messages=sampler.prompts.messages(text) if sampler.prompts.chat else (),
+            )
+            for problem_id, prompt, text in zip(problems["problem_id"], prompts, problems["prompt"], strict=True)
+            for sample in range(draw.first_sample, draw.first_sample + draw.samples)
+        ]
+        self.requests, self._control = controlled(requests, sampler.sampling, sampler.tokenizer)
+        self._buffered: dict[int, dict[int, Response]] = {}
+
+    def control(self, index: int, response: Response) -> Request | Response:
+        """The ``Continue`` of these requests."""
+        return self._control(index - self._first, response)
+
+    def finished(self, index: int, response: Response) -> Group | None:
+        """Take a response; returns its group where that is complete."""
+        row, sample = divmod(index - self._first, self._samples)
+        group = self._buffered.setdefault(row, {})
+        group[sample] = response
+        if len(group) < self._samples:
+            return None
+        del self._buffered[row]
+        responses = [group[sample] for sample in range(self._samples)]
+        return Group(
+            row=row,
+            problem_id=self._problems["problem_id"][row],
+            prompt_ids=self._prompts[row],
+            responses=responses,
+            texts=self._texts(responses),
+        )
+
+    def items(self, group: Group) -> list[Item]:
+        """Return what is to be scored of a group: aborted responses earn 0 and are not scored."""
+        verifier, answer = self._problems["verifier"][group.row], self._problems["answer"][group.row]
+        return [
+            Item(verifier=verifier, response=text, answer=answer, metadata=self._metadata[group.row])
+            for response, text in zip(group.responses, group.texts, strict=True)
+            if response.finish_reason != "aborted"
+        ]
 
     def _texts(self, responses: Sequence[Response]) -> list[str]:
         # Batch decoding is several times cheaper than one call per response.
         decoded = iter(
-            self.tokenizer.batch_decode([r.ids for r in responses if r.text is None], skip_special_tokens=True)
+            self._sampler.tokenizer.batch_decode([r.ids for r in responses if r.text is None], skip_special_tokens=True)
         )
         return [next(decoded) if r.text is None else r.text for r in responses]
 
 
 class _Scoring:
-    """Groups that are being scored.
+    """Groups that are being scored."""
 
-    Args:
-        problems: The ``problems`` table that they answer, in its order.
-    """
-
-    def __init__(self, scorer: Scorer, problems: pl.DataFrame, faults: Faults) -> None:
+    def __init__(self, scorer: Scorer, faults: Faults) -> None:
         self._scorer, self._faults = scorer, faults
-        self._answers, self._metadata = problems["answer"].to_list(), metadata_of(problems)
-        self._verifiers = problems["verifier"].to_list()
         self._waiting: dict[Future[list[Verdict]], Group] = {}
 
-    def submit(self, group: Group) -> None:
-        """Begin with a group; aborted responses earn 0 and are not scored."""
-        row = group.row
-        items = [
-            Item(verifier=self._verifiers[row], response=text, answer=self._answers[row], metadata=self._metadata[row])
-            for response, text in zip(group.responses, group.texts, strict=True)
-            if response.finish_reason != "aborted"
-        ]
+    def submit(self, group: Group, items: Sequence[Item]) -> None:
+        """Begin with a group."""
         self._waiting[self._scorer.submit(items, hold=True)] = group
 
     def ready(self) -> Iterator[tuple[Group, list[Verdict]]]:

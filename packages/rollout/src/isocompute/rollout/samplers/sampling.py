@@ -339,12 +339,14 @@ class EngineConfig:
         if self.kv_cache_gib is not None and not _number("kv_cache_gib", self.kv_cache_gib) > 0:
             raise RolloutError(f"engine kv_cache_gib is {self.kv_cache_gib}; it must be above 0")
 
-    def resolved(self, *, longest: int, cuda: bool) -> Engine:
+    def resolved(self, *, longest: int, cuda: bool, responses: int | None = None) -> Engine:
         """Return concrete values.
 
         Args:
             longest: Longest request (tokens), prompt and response.
             cuda: Whether the engine runs on a CUDA device.
+            responses: Most that will be asked for at a time; an engine for fewer than ``max_concurrent`` takes less
+                memory.
 
         Raises:
             RolloutError: The settings do not fit the device or the requests.
@@ -362,7 +364,8 @@ class EngineConfig:
                 why = " because a seed needs a whole prompt there" if name == "chunked_prefill" else ""
                 raise RolloutError(f"engine {name} is on, which the CPU profile does not have{why}; it must be off")
         chunked = cuda if self.chunked_prefill is None else self.chunked_prefill
-        concurrent = self.max_concurrent or (512 if cuda else 1024)
+        limit = self.max_concurrent or (512 if cuda else 1024)
+        concurrent = limit if responses is None else max(1, min(limit, responses))
         default_tokens = max(CUDA_BATCHED_TOKENS if cuda else CPU_BATCHED_TOKENS, concurrent, 0 if chunked else longest)
         batched = self.max_batched_tokens or default_tokens
         if not chunked and batched < longest:

@@ -73,6 +73,8 @@ class TransformersSampler(LocalSampler):
             raise RolloutError(f"device is {device!r}, where the model cannot be placed ({reason})") from None
         self._device = device
         self._batch_size = batch_size
+        # Of several lengths of prompts, each is to fill a batch.
+        self.holds = 4 * batch_size
         # The head's logits of a whole prompt would take prompt length × vocabulary floats per response.
         takes = inspect.signature(self._policy.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
@@ -93,9 +95,11 @@ class TransformersSampler(LocalSampler):
 
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:
         waiting: dict[int, list[tuple[int, Request]]] = {}
-        for index, request in enumerate(requests):
-            waiting.setdefault(len(request.prompt_ids), []).append((index, request))
-        while waiting:
+        taken = 0
+        while waiting or taken < len(requests):
+            for request in requests[taken:]:
+                waiting.setdefault(len(request.prompt_ids), []).append((taken, request))
+                taken += 1
             # Shortest first: a follow-up is longer than what it follows, and waits for others of its length.
             length = min(waiting)
             together = waiting.pop(length)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -15,15 +15,22 @@ import pyarrow as pa
 
 from ...contract.deaths import death
 from ...errors import EngineError, RolloutError
-from ..actor import SamplerActor, Verifiers, resources
-from ..base import Faults
-from ..sampling import Sampling
+from ..actor import Verifiers, resources
+from ..base import Faults, Feed
+from ..sampling import Draw, Sampling
 from ..weights import Manifest, Payload, Rendezvous
 
 if TYPE_CHECKING:
     from ..base import Sampler
 
 _log = logging.getLogger(__name__)
+
+GATHER_SECONDS = 0.05
+"""Time for which a replica gathers groups before it sends them; a call costs about a millisecond."""
+EMPTY = 1 / 8
+"""Share of a replica that may be empty meanwhile."""
+SILENT_SECONDS = 1.0
+"""Time after which one that has none says that it goes on, so that it can be given what another was lost over."""
 
 Opener = Callable[[], "Sampler"]
 """Opens a replica's sampler, in the replica's process; it is pickled."""
@@ -37,6 +44,7 @@ class Opened:
         probe: ``Sampler.probe`` of the model's own weights.
         place: The device that its model is on (``Sampler.place``).
         sleeps: Whether it is to sleep after each training batch.
+        holds: Responses that it has a use for at a time (``Sampler``).
         sync: Number of the sync that these weights are of: none.
     """
 
@@ -47,6 +55,7 @@ class Opened:
     place: str
     workers: int
     sleeps: bool
+    holds: int
     sync: int = 0
 
 
@@ -64,22 +73,27 @@ class Answered:
 
     Attributes:
         ended: Whether they are the last that it was given.
+        room: Responses that it has room for, besides those that it was given.
         unscored: Why problems among those answered so far cannot be scored, by problem.
         scored: Whether responses to some problem could be scored.
     """
 
     groups: list[pa.RecordBatch]
     ended: bool
+    room: int
     unscored: Mapping[str, str]
     scored: bool
 
 
-class Replica(SamplerActor):
-    """A sampler that answers only with the weights of the sync that it is asked to answer with."""
+class Replica:
+    """A sampler in a Ray actor, which answers only with the weights of the sync that it is asked to answer with."""
 
     def __init__(self, opener: Opener) -> None:
-        super().__init__()
         self._opener = opener
+        self._sampler: Any = None
+        self._feed: Feed | None = None
+        self._answers: Generator[pa.RecordBatch | None] | None = None
+        self._draw: Draw | None = None
         self._sync = 0
         self._buckets = 0
         self._whole = True
@@ -102,7 +116,12 @@ class Replica(SamplerActor):
             place=self._sampler.place,
             workers=self._sampler.workers,
             sleeps=sleeps,
+            holds=self._sampler.holds,
         )
+
+    def use(self, sampling: Sampling) -> None:
+        """Sample differently from now on; see ``Sampler.use``."""
+        self._sampler.use(sampling)
 
     def sleep(self) -> None:
         """Leave the device to others; see ``Sampler.sleep``."""
@@ -119,8 +138,8 @@ class Replica(SamplerActor):
         lengths: list[int] = self._sampler.lengths(problems)
         return lengths
 
-    def answer(self, problems: pl.DataFrame, draw: Mapping[str, Any], verifiers: Verifiers, sync: int) -> Answered:
-        """Begin to answer problems.
+    def begin(self, problems: pl.DataFrame, draw: Draw, verifiers: Verifiers, sync: int, more: bool) -> Answered:
+        """Begin to answer problems; see ``go_on``.
 
         Args:
             sync: Number of the sync whose weights must answer; 0 is the model's own.
@@ -134,16 +153,45 @@ class Replica(SamplerActor):
                 f"a replica was asked to answer with the weights of sync {sync}; it has those of sync {self._sync}, "
                 f"{whole}: sync again before sampling"
             )
-        self.begin(problems, draw, verifiers)
-        return self.go_on()
+        self.end()
+        verifiers.adopt()
+        self._feed, self._draw = Feed(draw.samples), draw
+        return self.go_on(problems, more)
 
-    def go_on(self) -> Answered:
-        """Go on until a group is complete; see ``SamplerActor.more``."""
-        groups, ended = self.more()
-        faults: Faults = self._sampler.faults
+    def go_on(self, problems: pl.DataFrame, more: bool) -> Answered:
+        """Go on until a group is complete, or there is room for another, and with what follows soon.
+
+        Args:
+            problems: What is to be answered besides what is being answered.
+            more: Whether others wait that could be answered here.
+        """
+        feed, sampler = self._feed, self._sampler
+        assert feed is not None
+        feed.add(problems)
+        if self._answers is None:
+            self._answers = sampler.answer(feed, self._draw)
+        groups: list[pa.RecordBatch] = []
+        began, room = monotonic(), sampler.holds - feed.unfinished
+        for group in self._answers:
+            if group is not None:
+                groups.append(group)
+            room = sampler.holds - feed.unfinished
+            empty = room if more else 0
+            seconds = GATHER_SECONDS if groups or empty > 0 else SILENT_SECONDS
+            if empty > EMPTY * sampler.holds or monotonic() - began > seconds:
+                break
+        else:
+            self._answers = None
+        faults: Faults = sampler.faults
         # All replicas' are judged together, where all are known.
         unscored, scored = faults.hand_over()
-        return Answered(groups=groups, ended=ended, unscored=unscored, scored=scored)
+        return Answered(groups=groups, ended=self._answers is None, room=room, unscored=unscored, scored=scored)
+
+    def end(self) -> None:
+        """Take what is unfinished out of the sampler."""
+        answers, self._answers = self._answers, None
+        if answers is not None:
+            answers.close()
 
     def begin_sync(self, sync: int) -> None:
         """Begin to take over the weights of a sync; until its end nothing is answered.
@@ -196,7 +244,7 @@ class Timeouts:
 
     Attributes:
         start: To be placed and to load the model.
-        answer: For the next group, or one step of a sync.
+        answer: For the next group or response, or one step of a sync.
     """
 
     start: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,6 @@ from .driver import Answered, Driver, Event, Member, Opened, Opener, Timeouts
 from .transfer import Receiver, Sent, Transfer
 
 TRANSPORTS = ("object_store", "gloo", "nccl", "ipc")
-CHUNKS = 2
-"""Chunks that each replica would take of what waits, were all equally fast: the later ones are smaller, so that a slow
-replica takes fewer and all end at about the same time."""
 SHOWN = 5
 """Groups that an error names."""
 
@@ -32,10 +29,11 @@ SHOWN = 5
 class Replicas(Sampler):
     """Samples with several replicas, each in a Ray actor of its own; all of them take over every sync.
 
-    The responses to a problem are sampled by one replica. Groups that are expected to take longest go first, in chunks
-    to whichever replica is free. Of a replica that dies or hangs, the groups that it was given are answered by another,
-    once; a new process takes its place, and answers only once it has the current weights: at once where these are the
-    model's own or are kept, else from the next sync on.
+    The responses to a problem are sampled by one replica. Groups wait here, those that are expected to take longest
+    first, and a replica is given them while it answers others, as many as it has room for. Of a replica
+    that dies or hangs, the groups that it was given are answered by another, once; a new process takes its place, and
+    answers only once it has the current weights: at once where these are the model's own or are kept, else from the
+    next sync on.
 
     Seeds belong to responses, so tokens do not depend on the number of replicas.
 
@@ -52,8 +50,8 @@ class Replicas(Sampler):
         tolerance: How far the replicas' log-probabilities after the same prompts may lie apart after a sync (nats).
         restarts: How often in a row a replica may end, without a sync or a group between, and is started again.
         start_seconds: Timeout for a replica to be placed and to load the model.
-        answer_seconds: Timeout for a replica's next group. For one bucket of a sync it is half of that, so that ranks
-            that send it are not taken for dead first.
+        answer_seconds: Timeout for a replica's next group or response. For one bucket of a sync it is half of that, so
+            that ranks that send it are not taken for dead first.
 
     Attributes:
         driver: The replicas' processes.
@@ -204,7 +202,6 @@ class Replicas(Sampler):
     def _batches(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
         self._look()
         self.faults.check()
-        problems = problems.sort("problem_id")
         lengths = self._one("lengths", problems, Verifiers.here(), task="check the problems")
         prompts = dict(zip(problems["problem_id"].to_list(), lengths, strict=True))
         dispatch = Dispatch(self, problems, self.expected.work(prompts, draw.samples), draw)
@@ -269,15 +266,21 @@ def _strategies(placement: Any, bundles: Sequence[int] | None, replicas: int) ->
 
 
 class Dispatch:
-    """Answers problems with all replicas that hold the current weights; groups of a lost one go to another, once."""
+    """Answers problems with all replicas that hold the current weights; groups of a lost one go to another, once.
+
+    Groups wait in one queue here, so that none that has not begun waits where it was given while a replica is idle.
+    """
 
     def __init__(self, pool: Replicas, problems: pl.DataFrame, works: list[QueuedGroup], draw: Draw) -> None:
         self._pool, self._driver = pool, pool.driver
         self._problems, self._draw, self._verifiers = problems, draw, Verifiers.here()
-        self._queue = Queue(works, len(pool.driver.members))
+        self._rows = {problem_id: row for row, problem_id in enumerate(problems["problem_id"])}
+        self._queue = Queue(works)
         self._missing = {work.problem_id for work in works}
         self._given: dict[int, dict[str, QueuedGroup]] = {}
         """Groups that each replica was given and has not answered, by its index and by problem."""
+        self._room: dict[int, int] = {}
+        """Responses that each replica has room for, by its index."""
 
     def groups(self) -> Iterator[pa.RecordBatch]:
         """Yield every group once, in the order in which they finish.
@@ -288,7 +291,7 @@ class Dispatch:
         """
         self._hand_out()
         while self._missing:
-            if not self._given and not self._queue.reachable(self._pool.able()):
+            if not any(self._given.values()) and not self._queue.reachable(self._pool.able()):
                 raise self._driver.nobody(f"answer {_named(self._missing)}")
             event = self._driver.next()
             groups = self._lost(event) if event.lost else self._answered(event)
@@ -298,37 +301,45 @@ class Dispatch:
 
     def close(self) -> None:
         """Take what is unfinished out of the replicas."""
-        busy = [self._driver.members[index] for index in self._given]
+        begun = [self._driver.members[index] for index in self._given]
         self._given = {}
         with suppress(RolloutError):
-            self._driver.gather(busy)
-        idle = [member for member in busy if member.idle]
+            self._driver.gather(begun)
+        idle = [member for member in begun if member.idle]
         for member in idle:
             self._driver.ask(member, "end", task="end a batch")
         with suppress(RolloutError):
             self._driver.gather(idle)
 
     def _hand_out(self) -> None:
-        """Give every replica that is free and current some groups that wait."""
+        """Give the replicas that have come back what they have room for, and let them go on."""
         self._pool.make_current()
-        for member in self._driver.members:
-            if member.idle and member.sync == self._pool.sync_number and len(self._queue):
-                self._give(member, self._queue.take(member.index))
+        current = [m for m in self._driver.members if m.idle and m.sync == self._pool.sync_number]
+        taken: dict[int, list[QueuedGroup]] = {member.index: [] for member in current}
+        load = {index: sum(work.cost for work in self._given.get(index, {}).values()) for index in taken}
+        room = {m.index: self._room.get(m.index, m.opened.holds) for m in current if m.opened is not None}
+        while able := [index for index in taken if room[index] > 0 and self._queue.reachable([index])]:
+            index = min(able, key=load.__getitem__)
+            work = self._queue.take(index)
+            taken[index].append(work)
+            load[index] += work.cost
+            room[index] -= self._draw.samples
+        for member in current:
+            if taken[member.index] or self._given.get(member.index):
+                self._go_on(member, taken[member.index])
 
-    def _give(self, member: Member, works: list[QueuedGroup]) -> None:
-        if not works:
-            return
-        self._given[member.index] = {work.problem_id: work for work in works}
-        chunk = self._problems.filter(pl.col("problem_id").is_in(list(self._given[member.index])))
-        self._driver.ask(
-            member,
-            "answer",
-            chunk,
-            asdict(self._draw),
-            self._verifiers,
-            self._pool.sync_number,
-            task=f"answer {_named(self._given[member.index])}",
-        )
+    def _go_on(self, member: Member, works: list[QueuedGroup]) -> None:
+        """Let a replica answer some groups besides those that it has."""
+        begins = member.index not in self._given
+        given = self._given.setdefault(member.index, {})
+        given.update({work.problem_id: work for work in works})
+        problems = self._problems[[self._rows[work.problem_id] for work in works]]
+        more, task = self._queue.reachable([member.index]), f"answer {_named(given)}"
+        if begins:
+            told = (self._draw, self._verifiers, self._pool.sync_number)
+            self._driver.ask(member, "begin", problems, *told, more, task=task)
+        else:
+            self._driver.ask(member, "go_on", problems, more, task=task)
 
     def _answered(self, event: Event) -> list[pa.RecordBatch]:
         """Take the groups of an answer."""
@@ -339,15 +350,12 @@ class Dispatch:
         for group in event.value.groups:
             self._take(group, given)
         self._pool.faults.add(event.value.unscored, scored=event.value.scored)
+        self._room[member.index] = event.value.room
         member.answered += len(event.value.groups)
         if event.value.groups:
             member.deaths = 0
-        if not event.value.ended:
-            self._driver.ask(member, "go_on", task=f"answer {_named(given)}")
-        else:
-            del self._given[member.index]
-            if given:
-                raise RolloutError(f"replica {member.index} has ended without an answer to {_named(given)}")
+        if event.value.ended and given:
+            raise RolloutError(f"replica {member.index} has ended without an answer to {_named(given)}")
         return event.value.groups
 
     def _take(self, group: pa.RecordBatch, given: dict[str, QueuedGroup]) -> None:
@@ -366,6 +374,7 @@ class Dispatch:
         """Let other replicas answer what a lost one was given; a new process takes its place."""
         member = event.member
         given = self._given.pop(member.index, {})
+        self._room.pop(member.index, None)
         twice = self._queue.put_back(given.values(), member.index)
         if twice:
             raise EngineError(f"{_named([work.problem_id for work in twice])} lost with two replicas: {event.lost}")
@@ -420,33 +429,18 @@ class Expected:
 
 
 class Queue:
-    """Groups that wait for a replica: longest first, in chunks; the order changes no token."""
+    """Groups that no replica has been given: longest first; the order changes no token."""
 
-    def __init__(self, works: Iterable[QueuedGroup], replicas: int) -> None:
+    def __init__(self, works: Iterable[QueuedGroup]) -> None:
         self._waiting = sorted(works, key=_longest_first)
-        self._replicas = replicas
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def take(self, replica: int) -> list[QueuedGroup]:
-        """Return the next groups for a replica that is free: the longest, up to its share of a chunk, at least one.
-
-        What failed on this replica is left to others.
-        """
-        # One replica has nobody to leave work to.
-        chunks = CHUNKS * self._replicas if self._replicas > 1 else 1
-        share = sum(work.cost for work in self._waiting) / chunks
-        chunk: list[QueuedGroup] = []
-        for work in self._waiting:
-            if work.failed_on == replica:
-                continue
-            if chunk and sum(w.cost for w in chunk) + work.cost > share:
-                break
-            chunk.append(work)
-        taken = {work.problem_id for work in chunk}
-        self._waiting = [work for work in self._waiting if work.problem_id not in taken]
-        return chunk
+    def take(self, replica: int) -> QueuedGroup:
+        """Take the longest group that a replica may answer: what failed on it is left to others."""
+        at = next(i for i, work in enumerate(self._waiting) if work.failed_on != replica)
+        return self._waiting.pop(at)
 
     def put_back(self, works: Iterable[QueuedGroup], replica: int) -> list[QueuedGroup]:
         """Let other replicas try the groups that one died or hung over.

@@ -16,7 +16,6 @@ import gc
 import logging
 import os
 import weakref
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -77,6 +76,7 @@ class VllmSampler(LocalSampler):
     Args:
         model: Directory or name of a model in the Hugging Face format.
         engine: By default the profile of the device that is there.
+        responses: Most that will be asked for at a time, where that is known; more would wait.
         scorer: Scores responses while others are generated; by default the one of this process.
 
     Raises:
@@ -89,6 +89,7 @@ class VllmSampler(LocalSampler):
         sampling: Sampling,
         *,
         engine: EngineConfig | None = None,
+        responses: int | None = None,
         prompting: Prompting | None = None,
         scorer: Scorer | None = None,
     ) -> None:
@@ -96,7 +97,7 @@ class VllmSampler(LocalSampler):
         super().__init__(model, sampling, prompting=prompting, scorer=scorer)
         engine_of = engine_class(self.model)
         longest = sampling.max_prompt_tokens + sampling.max_new_tokens
-        self.engine = (engine or EngineConfig()).resolved(longest=longest, cuda=has_cuda())
+        self.engine = (engine or EngineConfig()).resolved(longest=longest, cuda=has_cuda(), responses=responses)
         memory = self._planned()
         if memory is not None:
             self.plan = str(memory)
@@ -121,7 +122,7 @@ class VllmSampler(LocalSampler):
         self._end = keep(self._llm, self)
         name = f"the vLLM engine of {self.model}"
         self._sleep = Sleep(self._llm, level=self.engine.sleep, name=name)
-        self.sleeps = self.engine.sleep > 0
+        self.sleeps, self.holds = self.engine.sleep > 0, self.engine.max_concurrent
         # Twice as many as are generated together: a step never waits for requests, and the rest stay out of its lists.
         self._loop = EngineLoop(self._llm.llm_engine, name=name, ahead=2 * self.engine.max_concurrent)
 
@@ -264,6 +265,7 @@ class EngineLoop:
         Closing the iterator takes what is unfinished out of the engine.
 
         Args:
+            requests: More may be appended while this is suspended.
             control: Takes a response as finished or asks for more.
 
         Raises:
@@ -281,12 +283,12 @@ class EngineLoop:
         params = _params(sampling, stop_token_ids)
         active: set[int] = set()
         try:
-            waiting = deque(enumerate(requests))
-            while waiting or active:
-                while waiting and len(active) < self._ahead:
-                    index, request = waiting.popleft()
-                    self._add(index, request, params)
-                    active.add(index)
+            added = 0
+            while added < len(requests) or active:
+                while added < len(requests) and len(active) < self._ahead:
+                    self._add(added, requests[added], params)
+                    active.add(added)
+                    added += 1
                 for index, response in self._step():
                     decided = control(index, response)
                     if isinstance(decided, Request):

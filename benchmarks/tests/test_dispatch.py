@@ -1,0 +1,30 @@
+"""Times of the dispatch of groups to replicas, in virtual time."""
+
+import pytest
+
+from benchmarks import dispatch
+
+LIMITS = [2**31, 512]
+
+
+@pytest.mark.parametrize(
+    ("problems", "replicas", "limit", "seconds"),
+    # Measured with the replicas of commit 6c2205e5 over the same engines.
+    [(32, 2, LIMITS[0], 440.58), (32, 8, LIMITS[0], 267.26), (256, 4, LIMITS[1], 660.73), (256, 1, LIMITS[1], 230.17)],
+)
+def test_the_rule_of_the_former_dispatch_is_as_it_was(problems: int, replicas: int, limit: int, seconds: float) -> None:
+    assert dispatch.timed(problems, 8, replicas, limit).old == pytest.approx(seconds, rel=2e-3)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4, 8])
+@pytest.mark.parametrize(("problems", "samples"), [(32, 8), (32, 16), (128, 8)])
+def test_a_batch_takes_hardly_longer_than_with_known_lengths(problems: int, samples: int, replicas: int) -> None:
+    found = dispatch.timed(problems, samples, replicas, LIMITS[0])
+    assert 0.999 < found.ratio < 1.05
+    assert found.busy > 0.97 * replicas * found.new
+
+
+def test_the_longest_go_first_to_whoever_has_fewest_tokens() -> None:
+    each = [dispatch.STEP + dispatch.EACH * alive for alive in (0, 1, 2)]
+    assert dispatch.longest_first([100, 300, 200], 2, 1) == pytest.approx(300 * each[1])
+    assert dispatch.longest_first([100, 300], 1, 2) == pytest.approx(100 * each[2] + 200 * each[1])
