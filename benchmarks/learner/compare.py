@@ -277,7 +277,7 @@ def compare(*, samples: Sequence[int], new_tokens: Sequence[int], blocks: int, p
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_model(folder)
-        engine = open_engine(folder, max(new_tokens))
+        engine = open_engine(folder, max(new_tokens), responses=theirs.PROBLEMS_PER_BATCH * max(samples))
         learner = Learner(folder, CONFIG)
         for length in new_tokens:
             for n in samples:

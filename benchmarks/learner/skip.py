@@ -31,7 +31,8 @@ def skip(*, samples: list[int], new_tokens: list[int], blocks: int) -> list[str]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_model(folder)
-        engine, learner = open_engine(folder, max(new_tokens)), Learner(folder, CONFIG)
+        engine = open_engine(folder, max(new_tokens), responses=GROUPS * max(samples))
+        learner = Learner(folder, CONFIG)
         for length in new_tokens:
             engine.use(sampling(length))
             for n in samples:

@@ -126,17 +126,18 @@ def problems_table(count: int) -> pl.DataFrame:
     )
 
 
-def open_engine(model: Path, new_tokens: int) -> Any:
+def open_engine(model: Path, new_tokens: int, *, responses: int) -> Any:
     """Open vLLM in this process with one thread, as the embedded default has it.
 
     Args:
         new_tokens: The most tokens of a response that will be asked for.
+        responses: The most of a batch.
     """
     import torch
     from isocompute.rollout import open_sampler
 
     torch.set_num_threads(1)
-    return open_sampler("vllm", str(model), sampling(new_tokens), scorer=NoScoring())
+    return open_sampler("vllm", str(model), sampling(new_tokens), scorer=NoScoring(), responses=responses)
 
 
 def sampling(new_tokens: int) -> Sampling:

@@ -49,9 +49,11 @@ class LatencyEngine(Sampler):
         super().__init__("latency", Sampling(max_new_tokens=LONGEST))
         self.clock, self.step, self.each, self.holds, self.shared = clock, step, each, limit, shared
         self.busy, self.most, self.asked = 0.0, 0, list[str]()
-        """Seconds in which it decoded, most responses that it held, the problems that it was given, and since when it
-        has answered each."""
+        """Seconds in which it decoded, most responses that it held, and the problems that it was given."""
         self.begun: dict[str, float] = {}
+        """When it began with each problem."""
+        self.alive: list[tuple[float, int]] = []
+        """From when on how many responses were alive."""
 
     def lengths(self, problems: pl.DataFrame) -> list[int]:
         return [1] * len(problems)
@@ -74,6 +76,7 @@ class LatencyEngine(Sampler):
                 problem_id, sample = waiting.popleft()
                 self.begun.setdefault(problem_id, self.clock.now)
                 heappush(alive, (steps + self._length(draw, problem_id, sample), problem_id, sample))
+            self.alive.append((self.clock.now, len(alive)))
             end, problem_id, sample = heappop(alive)
             seconds = (end - steps) * (self.step + self.each * (len(alive) + 1))
             self.clock.now, self.busy, steps = self.clock.now + seconds, self.busy + seconds, end

@@ -46,9 +46,9 @@ def tied_sampler(tied_tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> It
     ends = [1, tied_tiny.ids("3")[0]]
     stated = transformers.GenerationConfig(eos_token_id=ends, top_k=1, temperature=0.6, do_sample=True)
     stated.save_pretrained(folder)
-    narrow = EngineConfig(prefix_caching=True, max_concurrent=4, max_batched_tokens=320)
+    narrow = EngineConfig(prefix_caching=True, max_batched_tokens=320)
     sampling = Sampling(max_new_tokens=8, max_prompt_tokens=300)
-    opened = open_sampler("vllm", str(folder), sampling, engine=narrow)
+    opened = open_sampler("vllm", str(folder), sampling, engine=narrow, responses=4)
     yield opened
     opened.close()
 
@@ -124,6 +124,7 @@ def test_a_narrow_engine_gives_the_same_tokens_and_one_that_fails_is_named_after
     sampler: Any, tiny: Any, tied_sampler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # More requests than it generates together, and few enough.
+    assert tied_sampler.engine.max_concurrent == tied_sampler.holds == 4
     whole = tiny.sample(tied_sampler)
     parts = [tiny.sample(tied_sampler, tiny.problems[i : i + 1]) for i in range(6)]
     assert whole["response_ids"].to_list() == tables.concat(parts, "rollouts")["response_ids"].to_list()
