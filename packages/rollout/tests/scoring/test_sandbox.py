@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError
+from isocompute.rollout.scoring import running
 from isocompute.rollout.scoring.config import LAYERS, ScoringConfig, scoring_from
 from isocompute.rollout.scoring.running import Running, descendants
-from isocompute.rollout.scoring.sandbox import child, groups, layers, running
+from isocompute.rollout.scoring.sandbox import child, groups, layers
 from isocompute.rollout.scoring.sandbox.child import NoProcessError, in_a_child
 from isocompute.rollout.scoring.sandbox.frames import said
 from isocompute.rollout.scoring.sandbox.limits import PROCESSES, Limits, Watch, counted_alone
