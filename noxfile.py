@@ -264,7 +264,7 @@ def trainers(session: nox.Session) -> None:
     ours = ["packages/budget[test]", "-e", "packages/learner"]
     session.install(*ours, *theirs, *(torch_of_this_machine() or ["torch"]), env=uv_variables())
     session.install("--no-deps", "verl==0.9.*", env=uv_variables())
-    own = [f"packages/budget/tests/trainers/test_{name}.py" for name in ("trl", "attach", "verl")]
+    own = [f"packages/budget/tests/trainers/test_{name}.py" for name in ("trl", "attach", "verl", "stores")]
     own += ["packages/budget/tests/follow", "packages/budget/tests/verl"]
     tests = [*own, "packages/learner/tests/parity", "-rs", *session.posargs]
     session.run("python", "-m", "pytest", "-q", *tests, env={**test_variables(), "ISOCOMPUTE_TRAINERS": "installed"})
