@@ -81,6 +81,14 @@ def descendants(ancestor: int, *, ended: bool = False) -> Iterator[Running]:
             yield found
 
 
+def of_user(user: int) -> Iterator[Running]:
+    """Yield the processes of a user, but for those that hide their owner."""
+    for place in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if place.name.isdigit() and place.stat().st_uid == user and (found := process(int(place.name))):
+                yield found
+
+
 def memory(pid: int) -> int:
     """Return the bytes that a process holds: its own, shared ones that are no file's, and its page tables."""
     kilobytes = 0

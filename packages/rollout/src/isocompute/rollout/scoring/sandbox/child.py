@@ -47,7 +47,6 @@ from .limits import (
     counted_alone,
     limit,
     limits_in,
-    most_processes,
 )
 
 POLL_SECONDS = 0.2
@@ -169,7 +168,6 @@ def nurse(settings: dict[str, Any], report: layers.Report, group: Group) -> None
         os.dup2(nothing, standard)
     try:
         judge: Judge = load(settings["pool"], _apart(settings, report))
-        settings = {**settings, "processes": most_processes(report)}
         # A large library reserves more than it uses, and more than a response may have.
         space = running.address_space() + settings["memory_bytes"]
         readable = [*settings["readable"], *(judge.sources if isinstance(judge, CallableJudge) else ())]
@@ -297,7 +295,7 @@ class Worker:
         self._may_execute = layers.isolated(report) or settings["allow_unisolated"]
         self._seconds: float = settings["seconds"]
         self._limits = limits_in(
-            report, seconds=self._seconds, wall_seconds=settings["wall_seconds"], processes=settings["processes"]
+            report, seconds=self._seconds, wall_seconds=settings["wall_seconds"], processes=PROCESSES
         )
         self._extraction: Callable[..., Extraction] = lru_cache(maxsize=64)(lambda *words: extraction(words))
 
@@ -311,6 +309,7 @@ class Worker:
             for line in lines:
                 request = json.loads(line)
                 self._request, self._number = request["id"], 0
+                self._limits = replace(self._limits, processes=request["processes"])
                 self._one_by_one, self._written = request["one_by_one"], time.monotonic()
                 self._buffer(numbered(self._request, READ))
                 self._write()

@@ -10,7 +10,6 @@ import resource
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from .. import running
 from ..running import Running, descendants, memory
@@ -22,8 +21,11 @@ FILES = 64
 """Files that a process may have open."""
 PROCESSES = 32
 """Processes of the sandbox at a time, each thread counted as one."""
-MORE_PROCESSES = 1024
-"""Processes that a response may start where the user's other processes are counted with them."""
+MORE_PROCESSES = 256
+"""Processes by which a user's may grow, where all are counted, while a request is answered.
+
+The engine may start some meanwhile, and a response as many as are left: doubling, 1 ms each until they are killed.
+"""
 COUNTS_BY_NAMESPACE = (5, 14)
 """The first Linux that counts the processes of each user namespace by themselves."""
 MOST_FILES = 4096
@@ -73,20 +75,14 @@ def counted_alone(report: Report) -> bool:
 
 
 def most_processes(report: Report) -> int:
-    """Return the limit on processes for a response: with the user's others where the kernel counts them together.
+    """Return the limit on processes for a response: with this user's others where the kernel counts them together.
 
     Args:
         report: What ``enter`` returned.
     """
     if counted_alone(report):
         return PROCESSES
-    count = 0
-    with contextlib.suppress(OSError):
-        for process in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if process.name.isdigit() and process.stat().st_uid == os.geteuid():
-                    count += len(list((process / "task").iterdir()))
-    return count + MORE_PROCESSES
+    return MORE_PROCESSES + sum(found.threads for found in running.of_user(os.geteuid()))
 
 
 def _kernel() -> tuple[int, ...]:

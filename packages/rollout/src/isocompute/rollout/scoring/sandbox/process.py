@@ -40,6 +40,7 @@ from .frames import (
     reply_in,
 )
 from .layers import Report, isolated
+from .limits import most_processes
 
 PACKAGES = ("site-packages", "dist-packages")
 """Names of the folders of installed libraries."""
@@ -365,7 +366,9 @@ class ScoringProcess:
         self._request += 1
         replies: list[Reply] = []
         try:
-            self._send({**request, "id": self._request, "one_by_one": one_by_one})
+            # As late as here: the engine's own processes may count towards it, and they come and go.
+            processes = most_processes(self.report)
+            self._send({**request, "id": self._request, "one_by_one": one_by_one, "processes": processes})
             died, blamed = self._read(replies, count)
         except OSError:
             self.close()
