@@ -70,7 +70,6 @@ SUMS = {"kind": "reasoning_gym", "task": "chain_sum"}
         ("evaluation", {"samples": 8, "metric": "avg_at_4"}, "it must be avg_at_8"),
         ("sampling.top_p", 0.9, "with top_p 1.0"),
         ("difficulty.fresh_samples", 0, "must be at least 1"),
-        ("resources", {"dtype": "bfloat16"}, "which only vLLM on cuda"),
         ("resources", {"sampler": "vllm", "engine": {"dtype": "bfloat16"}}, "dtype is set"),
         ("resources", {"sampler": "vllm", "engine": {"profile": "cuda"}}, "it follows resources"),
         ("resources", {"sampler": "vllm", "engine": {"max_concurrent": 0}}, "max_concurrent is 0"),
