@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from isocompute.learner import LearnerConfig, LearnerError
+from isocompute.learner import LearnerConfig
 from isocompute.learner.config import ObjectiveConfig
 from isocompute.learner.recipes import RECIPES, with_recipe
 from isocompute.rollout import (
@@ -37,6 +37,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     Tag,
     TypeAdapter,
+    ValidationError,
     ValidatorFunctionWrapHandler,
     model_validator,
 )
@@ -768,8 +769,9 @@ def _sync_allows_for_rounding(name: str, preset: Preset) -> None:
     """Refuse tolerances that the rounding of ``resources.dtype`` alone exceeds."""
     try:
         preset.learner(preset.sweep[name])
-    except LearnerError as error:
-        raise SettingError(f"sweep.{name}.learner", f"contradicts resources.dtype: {error}") from None
+    except ValidationError as error:
+        (broken,) = error.errors()
+        raise SettingError(f"sweep.{name}.learner", f"contradicts resources.dtype: {broken['ctx']['error']}") from None
 
 
 def _batches_are_of_the_set(name: str, sweep: SweepConfig, most: int) -> None:
