@@ -597,6 +597,8 @@ docs/learner.md has the measurements. Those of bfloat16 are a few times what hea
 parameters were seen with (means of 0.01 to 0.04 nats, k3 of 0.001); float16 has three bits more, so that differences
 are an eighth of these and k3, which is quadratic, a 64th.
 """
+LEAST = {"float32": 0.0, "float16": 7.5e-5, "bfloat16": 6e-4}
+"""A mean difference (nats) that rounding alone exceeds, by the same types: tolerances below it stop every run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -751,15 +753,10 @@ class LearnerConfig:
                 raise LearnerError(f"{name} is set, and {reason}: it must be left out")
 
     def _check_tolerances(self) -> None:
-        """Refuse tolerances below what rounding alone makes of the same weights."""
-        if self.rounding == "float32":
-            return
-        usual = TOLERANCES[self.rounding]
-        assert usual.mean is not None
+        """Refuse tolerances that rounding alone exceeds."""
         for name in self.sync.given:
             # k3 is about half the square of a difference.
-            least = (usual.mean / 100) ** (2 if name == "k3" else 1)
-            if getattr(self.sync, name) < least:
+            if getattr(self.sync, name) < LEAST[self.rounding] ** (2 if name == "k3" else 1):
                 whose = "the sampler has" if self.rounding == self.sampler_dtype else "the learner computes in"
                 raise LearnerError(
                     f"sync.{name} is {getattr(self.sync, name):g}, and {whose} {self.rounding}, whose rounding alone "

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -127,10 +128,7 @@ def check_sync(found: Agreement, config: LearnerConfig, *, step: int) -> None:
 
 def _cause(found: Agreement, config: LearnerConfig) -> str:
     """Say what is likely wrong, and what would be right where that is rounding."""
-    rounded = TOLERANCES["bfloat16"]
-    assert rounded.mean is not None
-    assert rounded.k3 is not None
-    if not (found.mean <= rounded.mean and found.k3 <= rounded.k3):
+    if exceeded(found, replace(config, sync=replace(TOLERANCES["bfloat16"], quantile=None))):
         return "the sampler does not hold the learner's weights"
     if config.rounding == "float32":
         cure = f"sampler_dtype, which is {config.sampler_dtype}, must be its type and sync be left out"
