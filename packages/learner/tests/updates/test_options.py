@@ -32,7 +32,7 @@ ALWAYS = {"learning_rate", "temperature", "objective.epochs", "objective.updates
 """Options that change what is measured or what it costs in every batch; in one case they change no gradient."""
 
 ELSEWHERE = {"compute.sharding", "sampler_dtype"}
-"""Options of several ranks (``tests/ranks/test_sharding.py``), and the type that tolerances follow (``test_sync.py``)."""
+"""An option of several ranks (``test_sharding.py``), and one that only tolerances follow (``test_sync.py``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
