@@ -84,7 +84,7 @@ def test_the_plan_of_an_adapter_says_how_much_less_it_takes_and_tries_layouts_wi
         name: one.model_copy(update={"learner": {**one.learner, "adapter": {"rank": 8}}})
         for name, one in preset.sweep.items()
     }
-    small = Terms(device=footprint.Device(name="small", peak=1e14, memory=16 * 10**9))
+    small = Terms(device=footprint.Device(name="small", peak=1e14, float32=1e13, memory=16 * 10**9, bandwidth=1e12))
     plan.run(preset.model_copy(update={"sweep": sweep}), small)
     printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
     sizes = [float(line.split()[-2]) for line in printed if line.startswith("weights") and line.endswith("GiB")]
@@ -103,7 +103,7 @@ def test_the_plan_of_an_adapter_says_how_much_less_it_takes_and_tries_layouts_wi
 def test_the_fewest_ranks_that_hold_an_update_are_named_where_the_settings_do_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = Terms(device=footprint.Device(name="small", peak=1e14, memory=18 * 10**9))
+    small = Terms(device=footprint.Device(name="small", peak=1e14, float32=1e13, memory=18 * 10**9, bandwidth=1e12))
     plan.run(shallow(monkeypatch, learner_ranks=1, placement="colocated", replicas=1), small)
     printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
     refused = next(line for line in printed if line.startswith("does not fit the 18 GB of small"))
