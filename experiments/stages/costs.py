@@ -32,6 +32,8 @@ LARGEST = 2**16
 """Responses of a batch that only measures, beyond which its time is taken to grow in proportion."""
 REPLICAS = (1, 2, 4, 8)
 """Numbers of engines whose times are compared."""
+ALONE = 0.9
+"""Share of a GPU that an engine takes where it is alone."""
 SHORTER = 4
 """How much shorter than the longest a response is on average where engines are compared and nothing is said."""
 Rule = Callable[..., tuple[Decoded, ...]]
@@ -126,18 +128,19 @@ class Costs:
         grown = sum(length**2 for length in lengths) / (2 * sum(lengths))
         return self.footprint.preset.sampling.max_prompt_tokens + grown
 
-    @cached_property
-    def engine(self) -> Latency:
-        """Times of one of the preset's engines."""
-        devices = self.footprint.preset.resources.engine.tensor_parallel or 1
-        return latency(self.model, self.terms.device, context=self.context, devices=devices)
+    @property
+    def float32_head(self) -> bool:
+        """Whether logits alone are in float32, of the learner and so of the engines."""
+        compute = self.footprint.cell.learner.compute
+        return compute.precision == "bfloat16" and compute.float32_head
+
+    def engine(self, option: Option) -> Latency:
+        """Times of one of the engines."""
+        devices, head = option.placement.devices, self.float32_head
+        return latency(self.model, self.terms.device, context=self.context, devices=devices, float32_head=head)
 
     def alive(self, memory_share: float | None = None) -> int:
-        """Most responses alive in an engine: as many as its settings allow, and its cache holds.
-
-        Args:
-            memory_share: As for ``Footprint.engine``.
-        """
+        """Most responses alive in an engine, of ``Footprint.engine``: as its settings allow, and its cache holds."""
         engine, taken = self.footprint.engine(memory_share)
         return max(1, min(engine.max_concurrent, int(taken.kv // (taken.kv_token * self.context))))
 
@@ -154,8 +157,12 @@ class Costs:
             switch=sleeps if resources.engine.sleep else None,
         )
         options = [Option(title=f"{resources.placement}, as set", placement=own, alive=alive)]
-        if resources.placement == "separate":
-            options.append(Option(title="pipelined, off-policy", placement=replace(own, pipelined=True), alive=alive))
+        if held > 1:
+            apart = own
+            if resources.placement == "colocated":
+                apart, alive = Placement(ranks=held // 2, engines=held - held // 2, held=held), self.alive(ALONE)
+                options.append(Option(title="separate", placement=apart, alive=alive))
+            options.append(Option(title="pipelined, off-policy", placement=replace(apart, pipelined=True), alive=alive))
         if not resources.engine.sleep:
             share = self._share_beside(held)
             turns = Placement(ranks=held, engines=held, held=held, switch=sleeps)
@@ -187,7 +194,7 @@ class Costs:
             tokens_per_second=None,
             extra_forwards=int(cell.learner.measures_first) + int(bool(cell.learner.kl.coefficient)),
             shared_prompt=True,
-            float32_head=lower and cell.learner.compute.float32_head,
+            float32_head=self.float32_head,
         )
         return estimate(rollouts, setting, rollouts_per_problem=cell.rollouts_per_problem).training
 
@@ -197,7 +204,8 @@ class Costs:
         rule = unbroken if learns and place.pipelined else dispatched
         work = _decoded(rule, count, self.mean, self.longest, place.engines, option.alive)
         prompts = self.footprint.preset.sampling.max_prompt_tokens * count / n / place.engines
-        sampled = [self.engine.of(one, prompt_tokens=prompts) for one in work]
+        engine = self.engine(option)
+        sampled = [engine.of(one, prompt_tokens=prompts) for one in work]
         return place.step(sampled, self.update(count) if learns else None)
 
     def cell(self, option: Option, cell: Cell) -> Spent:
@@ -247,20 +255,25 @@ class Costs:
 
     def replica_lines(self) -> Iterator[str]:
         """Wall time and GPU-seconds of sampling the smallest and the largest batch with more engines."""
-        own, mean = self.options[0], self.terms.response_tokens or self.longest / SHORTER
+        if self.terms.response_tokens is None:
+            # Of responses that are all as long as they may be none is waited for.
+            shorter = replace(self.terms, response_tokens=self.longest / SHORTER)
+            yield from replace(self, terms=shorter).replica_lines()
+            return
+        own, engine = self.options[0], self.engine(self.options[0])
         few = sorted({(cell.batch_rollouts, cell.rollouts_per_problem) for cell in self.work.cells})
-        yield f"sampling a batch with more engines, responses of {mean:,.0f} tokens on average: seconds (GPU-seconds)"
+        yield f"sampling a batch, responses of {self.mean:,.0f} tokens on average: seconds (GPU-seconds)"
         yield f"  {'engines':24}" + "".join(f"{engines:>19}" for engines in REPLICAS)
         for count, n in dict.fromkeys((few[0], few[-1])):
             walls = [
                 max(
-                    self.engine.of(one).likely
-                    for one in _decoded(dispatched, count, mean, self.longest, engines, own.alive)
+                    engine.of(one).likely
+                    for one in _decoded(dispatched, count, self.mean, self.longest, engines, own.alive)
                 )
                 for engines in REPLICAS
             ]
             paid = [wall * engines * own.placement.devices for wall, engines in zip(walls, REPLICAS, strict=True)]
-            shown = "".join(f"{f'{wall:,.0f} ({all_:,.0f})':>19}" for wall, all_ in zip(walls, paid, strict=True))
+            shown = "".join(f"{f'{wall:,.0f} ({gpus:,.0f})':>19}" for wall, gpus in zip(walls, paid, strict=True))
             yield f"  {f'B_p {count // n:,}, n {n:,}':24}{shown}  {_verdict(walls)}"
 
     def assumptions(self) -> Iterator[str]:
@@ -270,9 +283,10 @@ class Costs:
         else:
             yield f"lengths are lognormal: a mean of {self.mean:,.0f}, {self.longest:,} tokens at most"
         yield f"prompts are as long as they may be, {self.footprint.preset.sampling.max_prompt_tokens:,} tokens"
+        engine = self.engine(self.options[0])
         step, each = (
             f"{1e3 * time.likely:.2g} ms ({1e3 * time.low:.2g} to {1e3 * time.high:.2g})"
-            for time in (self.engine.step, self.engine.each)
+            for time in (engine.step, engine.each)
         )
         alive = self.options[0].alive
         yield f"a decoding step takes {step}, and {each} for each response alive, at most {alive} in an engine"
@@ -281,7 +295,7 @@ class Costs:
             yield "an update takes as long as one of all weights; an adapter's takes up to a third less"
         if self.work.tested:
             yield "cells that test the prescription, whose n is not known, take as long for a rollout as the others"
-        said = dict.fromkeys((*self.engine.step.assumptions, *self.engine.each.assumptions))
+        said = dict.fromkeys((*engine.step.assumptions, *engine.each.assumptions))
         said |= dict.fromkeys((*self.update(1).assumptions, *switch(self.model).assumptions))
         yield from (sentence for sentence in said if not sentence.startswith("responses of"))
         yield f"{self.terms.price:,.2f} USD per GPU-hour"
@@ -310,8 +324,8 @@ def in_all(costs: Sequence[Costs], difficulty: int) -> Iterator[str]:
         money = price(took.held, least.terms.price)
         yield f"  {layout:54}{_range(took.held.times(1 / 3600)):>32}{took.idle:>7.0%}   {_range(money)}"
     yield "GPU-hours are wall time × GPUs held, those that wait included. Recommended where updates are on-policy:"
-    on_policy = [i for i, option in enumerate(least.options) if not option.placement.pipelined]
-    cheapest = min(on_policy, key=lambda i: spent[i].held.likely)
+    choices = [0, *(i for i, option in enumerate(least.options) if option.memory_share)]
+    cheapest = min(choices, key=lambda i: spent[i].held.likely)
     if cheapest == 0:
         yield "  what is set"
     else:

@@ -112,7 +112,7 @@ class Footprint:
         """The engine of the preset, and what it takes of a GPU.
 
         Args:
-            memory_share: That of the engine, in place of the preset's.
+            memory_share: Of a GPU that an engine has to itself, in place of what the preset says.
 
         Raises:
             RolloutError: It does not fit.
@@ -121,7 +121,8 @@ class Footprint:
         engine = self.preset.resources.resolved_engine().resolved(
             longest=sampling.max_prompt_tokens + sampling.max_new_tokens, cuda=True, responses=self.preset.responses()
         )
-        engine = engine if memory_share is None else replace(engine, memory_share=memory_share)
+        if memory_share is not None:
+            engine = replace(engine, memory_share=memory_share, tensor_parallel=1)
         size = size_of(self.model, parameters=self.own.parameters)
         available, name = engine.memory_share * self.device.memory, self.preset.base_models[0]
         return engine, estimate(size, engine, sampling, model=name, available=available)

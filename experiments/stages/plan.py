@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from isocompute.learner import LearnerError
 from isocompute.rollout import RolloutError
 
@@ -23,7 +25,7 @@ def run(preset: Preset, terms: Terms | None = None) -> None:
     raw = find(preset=preset.name)[-1]
     for name, value in leaves(raw):
         section = f"  {section_of(name)}" if preset.name == PAPER else ""
-        print(f"{name:45} {value!s:55}{section}")
+        print(f"{name:45} {value!s:55}{section}".rstrip())
     print()
     candidates = 0
     if preset.difficulty is not None:
@@ -52,7 +54,11 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
     Returns:
         Its costs; None without GPUs.
     """
-    settings, test, surroundings = preset.sweep[name], preset.prescribe.get(name), surroundings_of(preset)
+    settings, test = preset.sweep[name], preset.prescribe.get(name)
+    command = preset.command
+    # A command's libraries need not be installed to see its cells.
+    bare = command and preset.model_copy(update={"trainer": command.model_copy(update={"libraries": ()})})
+    surroundings = surroundings_of(bare or preset)
     designs = [
         Design(
             preset=preset,
@@ -89,12 +95,15 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
         _print_row(name, "measured", "", measured, length)
     if search and search.extensions:
         most = len(settings.searched()) * len(search.seeds) * search.extensions
-        print(f"    pilot: at most {most} cells more, where the best rate lies at the edge of its grid")
-    for cell in cells:
-        steps = cell.rollouts // cell.batch_rollouts
-        rate = f", learning rate {cell.learner.learning_rate:.3g}" if declared else ""
-        name = f"n = {cell.rollouts_per_problem}, B_p = {cell.problems_per_batch}, {cell.origin.base_model}"
-        print(f"    {name}, seed {cell.seed}: B = {cell.batch_rollouts:,}, {steps:,} update steps{rate}")
+        print(f"    pilot: at most {most} more, where the best rate lies at the edge of its grid")
+    kinds = Counter(
+        (cell.rollouts_per_problem, cell.problems_per_batch, cell.rollouts // cell.batch_rollouts, cell.learner)
+        for cell in cells
+    )
+    print(f"    {'n':>6} {'B_p':>6} {'B':>8} {'update steps':>13} {'learning rate':>14} {'cells':>6}")
+    for (n, size, steps, learner), count in kinds.items():
+        rate = f"{learner.learning_rate:.3g}" if declared else "searched"
+        print(f"    {n:6,} {size:6,} {n * size:8,} {steps:13,} {rate:>14} {count:6}")
     largest = max(cells, key=lambda cell: cell.batch_rollouts)
     if isinstance(largest, CommandCell):
         print(f"    its command goes on with: {' '.join(flags_of(largest))}")

@@ -161,7 +161,8 @@ def test_what_is_recommended_is_a_preset_of_as_many_gpus_with_nothing_left_to_re
     resources = ResourcesConfig(device="cuda", sampler="vllm", **turns)
     assert preset.model_copy(update={"resources": resources}).devices_of_a_worker() == 8
     costs = seven(monkeypatch, **turns)
-    assert len(costs.options) == 1
+    assert [option.title for option in costs.options] == ["colocated, as set", "separate", "pipelined, off-policy"]
+    assert (costs.options[1].placement.ranks, costs.options[1].placement.engines) == (4, 4)
     assert "\n".join(in_all([costs], 0)).endswith("what is set")
     other = seven(monkeypatch)
     assert costs.spent(costs.options[0]).held.likely == pytest.approx(other.spent(other.options[2]).held.likely)
