@@ -163,8 +163,7 @@ class Costs:
                 apart, alive = Placement(ranks=held // 2, engines=held - held // 2, held=held), self.alive(ALONE)
                 options.append(Option(title="separate", placement=apart, alive=alive))
             options.append(Option(title="pipelined, off-policy", placement=replace(apart, pipelined=True), alive=alive))
-        if not resources.engine.sleep:
-            share = self._share_beside(held)
+        if not resources.engine.sleep and (share := self._share_beside(held)):
             turns = Placement(ranks=held, engines=held, held=held, switch=sleeps)
             # An engine of several GPUs may not fit one.
             with suppress(RolloutError):
@@ -172,11 +171,19 @@ class Costs:
                 options.append(Option(title="colocated, asleep", placement=turns, alive=alive, memory_share=share))
         return options
 
-    def _share_beside(self, ranks: int) -> float:
-        """The share of a GPU that an engine may take while a rank's weights and moments stay there."""
-        own, sharded = self.footprint.own, self.footprint.cell.learner.compute.sharding == "auto"
-        stays = (own.weights + own.reference + own.moments) * (own.ranks / ranks if sharded else 1)
-        return int(100 * max(0.01, 1 - KEPT_FREE - stays / self.terms.device.memory)) / 100
+    def _share_beside(self, ranks: int) -> float | None:
+        """The share of a GPU that an engine may take while a rank's weights and moments stay there.
+
+        Returns:
+            None where an update does not fit, though the engine has left.
+        """
+        own, room = self.footprint.own, 1 - KEPT_FREE
+        sharded = self.footprint.cell.learner.compute.sharding == "auto"
+        of_all = (own.ranks / ranks if sharded else 1) / self.terms.device.memory
+        stays = (own.weights + own.reference + own.moments) * of_all
+        if stays + own.gradients * of_all + own.temporary / self.terms.device.memory > room:
+            return None
+        return int(100 * (room - stays)) / 100
 
     def update(self, rollouts: int) -> Interval:
         """Device-seconds of learning from some rollouts."""
@@ -308,7 +315,7 @@ def in_all(costs: Sequence[Costs], difficulty: int) -> Iterator[str]:
         difficulty: Responses that measure the difficulty of all problems.
     """
     # That with the least room for an engine has settings that will do for all.
-    least = min(costs, key=lambda each: each.options[-1].memory_share or 1.0)
+    least = min(costs, key=lambda each: (len(each.options), each.options[-1].memory_share or 1.0))
     spent = [
         reduce(
             add,

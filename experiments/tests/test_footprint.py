@@ -168,6 +168,13 @@ def test_what_is_recommended_is_a_preset_of_as_many_gpus_with_nothing_left_to_re
     assert costs.spent(costs.options[0]).held.likely == pytest.approx(other.spent(other.options[2]).held.likely)
 
 
+def test_engines_are_put_beside_no_update_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TRACED, "temporary", 60 * GIB)
+    costs = seven(monkeypatch)
+    assert [option.title for option in costs.options] == ["separate, as set", "pipelined, off-policy"]
+    assert "\n".join(in_all([costs], 0)).endswith("what is set")
+
+
 def test_more_engines_do_not_pay_for_a_small_batch_and_do_for_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = list(seven(monkeypatch).replica_lines())[2:]
     assert small.split()[:4] == ["B_p", "32,", "n", "8"]
