@@ -278,7 +278,10 @@ def plan_lines(plan: Grid, rows: list[dict[str, Any]], arguments: argparse.Names
         tokens = response_tokens(limits.rollouts, setting.lengths)
         yield f"response tokens: {tokens.likely:,.0f} ({tokens.low:,.0f}-{tokens.high:,.0f})"
         yield memory_line(needed, setting.device)
-        for sentence in rows[0]["assumptions"]:
+        for sentence in (
+            *rows[0]["assumptions"],
+            "no device waits for another, nor for the longest response of a batch",
+        ):
             yield f"assumed: {sentence}"
 
 
