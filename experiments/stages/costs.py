@@ -25,6 +25,7 @@ from isocompute.budget.planning.splits import Setting, estimate
 from isocompute.rollout import RolloutError
 from isocompute.rollout.samplers.vllm.memory import size_of
 
+from ..errors import ExperimentError
 from ..running.cells import Cell
 from .footprint import KEPT_FREE, Footprint
 
@@ -51,6 +52,10 @@ class Terms:
     device: Device = field(default_factory=lambda: device("h100"))
     price: float = 3.0
     response_tokens: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.response_tokens is not None and not self.response_tokens > 0:
+            raise ExperimentError(f"--response-tokens is {self.response_tokens:g}; it must be positive")
 
 
 @dataclass(frozen=True, kw_only=True)

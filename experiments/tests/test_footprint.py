@@ -11,6 +11,7 @@ from isocompute.learner.memory.update import Load, UpdateMemory, parameters_of
 from isocompute.rollout import EngineConfig
 from safetensors.torch import load_file
 
+from experiments.errors import ExperimentError
 from experiments.settings import Preset, ResourcesConfig, load
 from experiments.settings.model import learner_config
 from experiments.stages import footprint, plan
@@ -173,6 +174,12 @@ def test_engines_are_put_beside_no_update_that_does_not_fit(monkeypatch: pytest.
     costs = seven(monkeypatch)
     assert [option.title for option in costs.options] == ["separate, as set", "pipelined, off-policy"]
     assert "\n".join(in_all([costs], 0)).endswith("what is set")
+
+
+@pytest.mark.parametrize("tokens", [0.0, -1.0, float("nan")])
+def test_a_length_that_is_not_positive_is_refused(tokens: float) -> None:
+    with pytest.raises(ExperimentError, match="--response-tokens is"):
+        Terms(response_tokens=tokens)
 
 
 def test_more_engines_do_not_pay_for_a_small_batch_and_do_for_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
