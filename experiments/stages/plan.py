@@ -33,6 +33,7 @@ def run(preset: Preset, terms: Terms | None = None) -> None:
         _print_row("all", "difficulty", "", candidates * preset.difficulty.samples, preset.sampling.max_new_tokens)
     priced = [costs for name in preset.sweep if (costs := _plan(preset, name, terms or Terms()))]
     if priced:
+        print()
         selecting = candidates * preset.difficulty.samples if preset.difficulty else 0
         for line in in_all(priced, selecting):
             print(line)
@@ -55,10 +56,7 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
         Its costs; None without GPUs.
     """
     settings, test = preset.sweep[name], preset.prescribe.get(name)
-    command = preset.command
-    # A command's libraries need not be installed to see its cells.
-    bare = command and preset.model_copy(update={"trainer": command.model_copy(update={"libraries": ()})})
-    surroundings = surroundings_of(bare or preset)
+    surroundings = surroundings_of(_without_libraries(preset))
     designs = [
         Design(
             preset=preset,
@@ -129,10 +127,20 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
             return None
         for line in costs.lines():
             print(line, flush=True)
-    except (LearnerError, RolloutError) as error:
-        print(f"    {error}")
+    except LearnerError as error:
+        print(f"    memory: {error}")
+        return None
+    except RolloutError:
+        print("    GPU-hours: not counted, since an engine does not fit")
         return None
     return costs
+
+
+def _without_libraries(preset: Preset) -> Preset:
+    """The preset with a command whose libraries need not be installed, since its cells do not depend on them."""
+    if preset.command is None:
+        return preset
+    return preset.model_copy(update={"trainer": preset.command.model_copy(update={"libraries": ()})})
 
 
 def _questions(preset: Preset, name: str) -> tuple[int, int]:
