@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from isocompute.learner import LearnerConfig
+from isocompute.learner.config import AdapterConfig
 from isocompute.learner.memory.update import Load, UpdateMemory, parameters_of
 from isocompute.rollout import EngineConfig
 from safetensors.torch import load_file
@@ -63,6 +64,7 @@ def test_the_plan_of_the_paper_says_what_a_rank_and_an_engine_take_and_what_it_c
     assert "fits the 80 GB of h100 (67.1 GiB for a learner, since 10% is left to what is not traced)" in printed
     assert "KV cache (room for" in printed
     assert "GPU-hours on h100" in printed
+    assert "(unverified)" in printed
     assert "colocated, learner_ranks: 8, replicas: 8, engine: {sleep: 1, memory_share: 0.8" in printed
     rests_on = ("lengths are lognormal: a mean of 2,000", "training reaches 25% to 50%", "3.00 USD per GPU-hour")
     for assumed in rests_on:
@@ -90,7 +92,8 @@ def test_the_plan_of_an_adapter_says_how_much_less_it_takes_and_tries_layouts_wi
     assert whole > taken + 1.323e9 * 14 / 2**30
     assert said.endswith(f"{whole / taken:.1f} times as much")
     assert any(line.startswith("with compute:") and line.endswith("per rank, fits") for line in printed)
-    assert any(line.startswith("assumed: an update takes as long as one of all weights") for line in printed)
+    # Beside a learner an engine does not fit at all.
+    assert "GPU-hours: not counted, since an engine does not fit" in printed
 
 
 @pytest.mark.slow
@@ -202,6 +205,15 @@ def test_a_head_and_an_update_in_float32_take_longer(monkeypatch: pytest.MonkeyP
     plain = seconds(float32_head=False)
     assert 1.2 * plain < seconds(float32_head=True) < 2 * plain
     assert seconds(precision="float32") == pytest.approx(plain * 989 / 67)
+
+
+def test_what_is_assumed_of_an_adapter_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = seven(monkeypatch)
+    cell = costs.footprint.cell
+    adapter = replace(cell, learner=replace(cell.learner, adapter=AdapterConfig(rank=8)))
+    for one, said in ((cell, False), (adapter, True)):
+        assumed = replace(costs, footprint=replace(costs.footprint, cell=one)).assumptions()
+        assert any(line.startswith("an update takes as long as one of all weights") for line in assumed) == said
 
 
 def test_an_update_is_traced_once_until_anything_of_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

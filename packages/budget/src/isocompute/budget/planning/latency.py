@@ -70,7 +70,7 @@ class Decoded:
     tokens: float
 
 
-def dispatched(lengths: Iterable[int], *, replicas: int, limit: int) -> tuple[Decoded, ...]:
+def dispatched(lengths: Iterable[float], *, replicas: int, limit: int) -> tuple[Decoded, ...]:
     """Return the work of each replica where a response begins, in their order, as soon as one has a place for it.
 
     While responses wait all replicas are full, so that their steps take equally long: which one is free next depends on
@@ -82,8 +82,8 @@ def dispatched(lengths: Iterable[int], *, replicas: int, limit: int) -> tuple[De
     whole(replicas, "replicas", least=1)
     whole(limit, "limit", least=1)
     waiting = list(lengths)
-    places = [(0, place) for place in range(min(replicas * limit, len(waiting)))]
-    steps, tokens = [0] * replicas, [0] * replicas
+    places = [(0.0, place) for place in range(min(replicas * limit, len(waiting)))]
+    steps, tokens = [0.0] * replicas, [0.0] * replicas
     for length in waiting:
         begins, place = places[0]
         heapreplace(places, (begins + length, place))
