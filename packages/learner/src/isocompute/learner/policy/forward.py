@@ -150,8 +150,7 @@ class Forward:
                 attention_mask=torch.ones_like(batch.input_ids) if batch.rows is not None else batch.attention_mask,
                 use_cache=False,
             ).last_hidden_state
-        found: torch.Tensor = states.flatten(0, 1).index_select(0, batch.predicts)
-        return found
+        return batch.predicts(states.flatten(0, 1))
 
     def _terms(self, batch: MicroBatch, **entropies: bool) -> Callable[..., Any]:
         lower = self._config.precision == "bfloat16" and not self._config.float32_head
