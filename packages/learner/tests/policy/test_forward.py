@@ -13,6 +13,7 @@ from isocompute.learner.config import ComputeConfig
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.policy import attention
 from isocompute.learner.policy.forward import Forward
+from isocompute.learner.policy.head import Terms, token_terms
 from isocompute.learner.policy.loading import load_policy
 from small_run import distance
 from tiny_models import micro_batches, of_learner, of_transformers, rollouts, tiny_config, tiny_model, unsampled
@@ -89,6 +90,39 @@ def test_rounding_to_bfloat16_does_not_look_like_another_meaning(tmp_path: Path,
 def windowed(tmp_path: Path) -> Path:
     """A model whose window holds the probe of the layout, and not every response."""
     return save("mistral", tmp_path, sliding_window=32)
+
+
+@pytest.mark.parametrize(
+    ("weights", "compute", "expected"),
+    [
+        (torch.float32, {}, torch.float32),
+        (torch.float32, {"precision": "bfloat16"}, torch.bfloat16),
+        (torch.float32, {"precision": "bfloat16", "float32_head": True}, torch.float32),
+        (torch.bfloat16, {}, torch.bfloat16),
+        (torch.bfloat16, {"float32_head": True}, torch.float32),
+        (torch.float64, {"float32_head": True}, torch.float64),
+    ],
+)
+def test_the_head_multiplies_in_the_type_of_the_layers_unless_float32_is_asked_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    weights: torch.dtype,
+    compute: dict[str, Any],
+    expected: torch.dtype,
+) -> None:
+    save("llama", tmp_path)
+    policy = load_policy(tmp_path, device="cpu", dtype=weights)
+    forward = Forward(policy, ComputeConfig(**compute), temperature=1.0, device="cpu")
+    used = []
+
+    def terms(*given: Any, dtype: torch.dtype, **more: Any) -> Terms:
+        used.append(dtype)
+        return token_terms(*given, dtype=dtype, **more)
+
+    monkeypatch.setattr("isocompute.learner.policy.forward.token_terms", terms)
+    for batch in micro_batches(forward, rollouts()):
+        assert forward.logprobs(batch).dtype == torch.promote_types(expected, torch.float32)
+    assert set(used) == {expected}
 
 
 def test_responses_beyond_a_sliding_window_are_padded_and_the_others_packed(windowed: Path) -> None:
