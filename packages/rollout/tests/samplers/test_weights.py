@@ -1,13 +1,28 @@
 """Weights of a sync: which tensors must come, and the buckets that they travel in."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 from isocompute.rollout import RolloutError
-from isocompute.rollout.samplers.weights import Manifest, buckets, check_tied, checked, manifest, manifest_of, pack
+from isocompute.rollout.errors import EngineError
+from isocompute.rollout.samplers.weights import (
+    AbsentError,
+    BroadcastGroup,
+    Manifest,
+    Rendezvous,
+    buckets,
+    check_tied,
+    checked,
+    connect,
+    join,
+    manifest,
+    manifest_of,
+    pack,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -93,3 +108,70 @@ def test_a_stream_is_never_held_whole() -> None:
     assert len(alive) == 20
     # Two tensors in a bucket, and the next one.
     assert most <= 4
+
+
+class GoneError(Exception):
+    """Another rank has died."""
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_group_to_which_a_rank_does_not_come_is_left_by_those_who_came(dies: bool) -> None:
+    came: list[Future[None]] = []
+
+    def check() -> None:
+        if dies:
+            raise GoneError
+
+    with ThreadPoolExecutor() as pool:
+        # One that dies is not waited for.
+        with pytest.raises(GoneError if dies else AbsentError) as error:
+            connect(
+                "others",
+                "gloo",
+                host="127.0.0.1",
+                world=3,
+                seconds=3600 if dies else 2,
+                invite=lambda rendezvous: came.append(pool.submit(join, rendezvous, 1)),
+                check=check,
+            )
+        assert getattr(error.value, "ranks", [2]) == [2]
+        with pytest.raises(EngineError, match=r"rank 1 of 3 could not join .*sync again"):
+            came[0].result(60)
+
+
+@pytest.fixture
+def groups() -> Iterator[Callable[[float], list[BroadcastGroup]]]:
+    """Makes groups of two ranks, with a timeout in seconds; both are in this process."""
+    made: list[BroadcastGroup] = []
+
+    def make(seconds: float) -> list[BroadcastGroup]:
+        store = torch.distributed.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+        rendezvous = Rendezvous(backend="gloo", host="127.0.0.1", port=store.port, world=2, seconds=seconds)
+        with ThreadPoolExecutor() as pool:
+            ranks = [pool.submit(BroadcastGroup, "", rendezvous, store, rank, lambda: None) for rank in range(2)]
+            made.extend(rank.result(60) for rank in ranks)
+        return made
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_a_broadcast_brings_what_the_first_rank_has(groups: Callable[[float], list[BroadcastGroup]]) -> None:
+    tensors = [torch.arange(5), torch.zeros(5, dtype=torch.long)]
+    for work in [group.broadcast(tensor) for group, tensor in zip(groups(60), tensors, strict=True)]:
+        work.wait()
+    assert torch.equal(*tensors)
+
+
+def test_a_broadcast_that_does_not_come_or_whose_sender_leaves_is_one_sentence(
+    groups: Callable[[float], list[BroadcastGroup]],
+) -> None:
+    _, waits = groups(0.5)
+    with pytest.raises(EngineError, match=r"^a broadcast of weights was cut off \(.+\); sync again before sampling$"):
+        waits.broadcast(torch.zeros(3)).wait()
+    *_, leaves, waits = groups(3600)
+    coming = waits.broadcast(torch.zeros(3))
+    leaves.close()
+    with pytest.raises(EngineError, match="cut off"):
+        coming.wait()

@@ -403,12 +403,15 @@ class RankActor:
             torch.set_num_threads(1)
         if self._rank:
             self._store = dist.TCPStore(machine, port, self._world_size, is_master=False, timeout=self._patience)
+        cuda = self._device != "cpu"
         dist.init_process_group(
-            "gloo" if self._device == "cpu" else "nccl",
+            "nccl" if cuda else "gloo",
             store=self._store,
             rank=self._rank,
             world_size=self._world_size,
             timeout=self._patience,
+            # NCCL connects the ranks here, where one that does not come is missed, and not in the first update.
+            device_id=torch.device("cuda", torch.cuda.current_device()) if cuda else None,
         )
 
     def load(self, model: str, config: LearnerConfig) -> str:
