@@ -74,8 +74,9 @@ class HashedSampler(Sampler):
 
     Args:
         folder: Where a file named ``wait-PROCESS`` makes the process of that id wait before each group,
-            ``fall-PROCESS`` die and ``stay-PROCESS`` wait before it joins a broadcast, ``pace-PROCESS`` take longer over it than groups are gathered, ``mangle-PROCESS`` take one weight for
-            another, and ``deadly-PROBLEM`` kills any process that begins with that problem.
+            ``fall-PROCESS`` die and ``stay-PROCESS`` wait before it joins a broadcast, ``pace-PROCESS`` take longer
+            over a group than groups are gathered, ``mangle-PROCESS`` take one weight for another, and
+            ``deadly-PROBLEM`` kills any process that begins with that problem.
     """
 
     holds = 6

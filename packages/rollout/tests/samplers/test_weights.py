@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from isocompute.rollout import RolloutError
+from isocompute.rollout import RolloutError, open_sampler
 from isocompute.rollout.errors import EngineError
 from isocompute.rollout.samplers.weights import (
     AbsentError,
@@ -22,6 +22,7 @@ from isocompute.rollout.samplers.weights import (
     manifest,
     manifest_of,
     pack,
+    rounded,
 )
 
 torch = pytest.importorskip("torch")
@@ -175,3 +176,29 @@ def test_a_broadcast_that_does_not_come_or_whose_sender_leaves_is_one_sentence(
     leaves.close()
     with pytest.raises(EngineError, match="cut off"):
         coming.wait()
+
+
+@pytest.mark.parametrize("dtype", [None, "float32", "bfloat16", "float16"])
+def test_large_matrices_travel_in_the_type_of_the_engine_and_what_may_be_in_float32_there_as_it_is(
+    dtype: str | None,
+) -> None:
+    large, routed = torch.randn(513, 600), torch.randn(3, 513, 520)
+    small = {"bias": torch.randn(5000), "router": torch.randn(512, 4096), "half": torch.randn(600, 600).half()}
+    found = dict(rounded({"large": large, "experts": routed, **small}.items(), dtype))
+    assert all(found[name] is tensor for name, tensor in small.items())
+    for name, tensor in (("large", large), ("experts", routed)):
+        assert torch.equal(found[name], tensor.to(getattr(torch, dtype or "float32")))
+        assert found[name].nbytes == tensor.nbytes // (2 if "16" in str(dtype) else 1)
+
+
+def test_an_engine_takes_the_same_weights_over_whether_it_or_the_sender_rounds_them(
+    tiny: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("isocompute.rollout.samplers.weights.SMALL", 1)
+    brought = dict(tiny.save(tmp_path, seed=7).state_dict())
+    sampler = open_sampler("transformers", str(tiny.folder), tiny.sampling, dtype="bfloat16")
+    assert sampler.dtype == "bfloat16"
+    sampler.sync(brought, 1)
+    before = sampler.probe()
+    sampler.sync(rounded(brought.items(), sampler.dtype), 2)
+    assert sampler.probe() == before

@@ -39,6 +39,8 @@ BUCKET_BYTES = 128 * 2**20
 """Bytes of tensors in one bucket."""
 ALIGNMENT = 16
 """A tensor begins at a multiple of this many bytes, so that bytes can be viewed as any type."""
+SMALL = 512
+"""Most rows or columns of a matrix that travels in float32 to an engine of a lower type."""
 JOIN_SECONDS = 60.0
 """Most that the ranks of a group wait for one another to come (s)."""
 LEAVE_SECONDS = 10.0
@@ -128,6 +130,22 @@ def checked(weights: Iterable[tuple[str, Any]], wanted: Manifest) -> Iterator[tu
     if missing:
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise RolloutError(f"a sync lacks the tensor {missing[0]}{others}")
+
+
+def rounded(weights: Iterable[tuple[str, Any]], dtype: str | None) -> Iterator[tuple[str, Any]]:
+    """Give large matrices in float32 an engine's type of 16 bits, which it would give them itself: half the bytes.
+
+    What an engine may hold in float32 is small, such as norms, biases and routers, and stays as it is.
+
+    Args:
+        weights: Pairs of a Hugging Face name and a tensor, read once.
+    """
+    import torch
+
+    lower = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(dtype or "")
+    for name, tensor in weights:
+        large = len(tensor.shape) > 1 and min(tensor.shape[-2:]) > SMALL
+        yield name, tensor.to(lower) if lower and large and tensor.dtype == torch.float32 else tensor
 
 
 def check_tied(pairs: Mapping[str, str], brought: Mapping[str, Any]) -> None:

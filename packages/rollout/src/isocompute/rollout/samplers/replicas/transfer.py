@@ -26,6 +26,7 @@ from ..weights import (
     loading,
     pack,
     place_of,
+    rounded,
     share,
 )
 
@@ -40,6 +41,7 @@ class Receiver:
         index: Its place among the others.
         process: Names its process.
         place: The device that its model is on.
+        dtype: The type of its weights; None where that is not known.
         workers: Processes that share its model.
     """
 
@@ -47,6 +49,7 @@ class Receiver:
     actor: Any
     process: str
     place: str
+    dtype: str | None
     workers: int
 
 
@@ -172,7 +175,10 @@ class _Sending:
         self.left, self.reached = receivers, [one.index for one in receivers]
         transfer, send = self.transfer, self._send()
         device = transfer.device()
-        for bucket in buckets(checked(weights, transfer.wanted), size=transfer.size):
+        arriving = checked(weights, transfer.wanted)
+        if len({one.dtype for one in receivers}) == 1:
+            arriving = rounded(arriving, receivers[0].dtype)
+        for bucket in buckets(arriving, size=transfer.size):
             with loading():
                 contents, packed = pack(bucket, device)
             del bucket

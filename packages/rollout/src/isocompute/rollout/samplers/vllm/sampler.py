@@ -119,6 +119,7 @@ class VllmSampler(LocalSampler):
             raise
         except Exception as error:
             raise not_loaded(self.model, error) from error
+        self.dtype = str(self._llm.model_config.dtype).removeprefix("torch.")
         self._end = keep(self._llm, self)
         name = f"the vLLM engine of {self.model}"
         self._sleep = Sleep(self._llm, level=self.engine.sleep, name=name)
