@@ -450,7 +450,7 @@ class BroadcastGroup:
         on_gpus: Whether tensors must be on a GPU.
 
     Raises:
-        AbsentError: Some ranks did not come.
+        AbsentError: Some ranks did not come, or could not be connected.
     """
 
     def __init__(self, key: str, rendezvous: Rendezvous, store: Any, rank: int, check: Callable[[], object]) -> None:
@@ -463,12 +463,17 @@ class BroadcastGroup:
         while making is None or not making.done():
             check()
             if monotonic() > end:
-                raise AbsentError([each for each, name in enumerate(here) if not store.check([name])], len(here))
+                absent = [each for each, name in enumerate(here) if not store.check([name])]
+                named = f"ranks {', '.join(map(str, absent))} of {len(here)}" if absent else "a rank"
+                raise AbsentError(absent, f"{named} did not come in {rendezvous.join_seconds:g} s")
             # torch's own group would wait for a rank that does not come, and could not be told to leave.
             if making is None and store.check(here):
                 making = _aside(lambda: _group(rendezvous, rank))
             sleep(POLL_SECONDS)
-        self._group = making.result()
+        try:
+            self._group = making.result()
+        except Exception as error:
+            raise AbsentError([], first_line(error)) from None
 
     def broadcast(self, tensor: Any) -> Underway:
         """Send a tensor from rank 0 to all others."""
@@ -486,14 +491,13 @@ class BroadcastGroup:
 
 
 class AbsentError(EngineError):
-    """A group did not come about in time.
+    """A group did not come about.
 
     Attributes:
         ranks: Those that did not come; none where all came and could not be connected.
     """
 
-    def __init__(self, ranks: list[int], world: int) -> None:
-        why = f"ranks {', '.join(map(str, ranks))} of {world} did not come" if ranks else "its ranks did not connect"
+    def __init__(self, ranks: list[int], why: str) -> None:
         super().__init__(f"there is no group to broadcast weights to ({why}); sync again before sampling")
         self.ranks = ranks
 
@@ -531,7 +535,7 @@ def connect(
         check: Raises an error where one of them cannot; it is called again and again until all have joined.
 
     Raises:
-        AbsentError: Some did not come in ``JOIN_SECONDS``.
+        AbsentError: Some did not come in ``JOIN_SECONDS``, or could not be connected.
     """
     global _current
     if _current is not None and _current.key == key:
