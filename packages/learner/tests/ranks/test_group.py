@@ -115,16 +115,14 @@ def test_a_group_continues_from_its_checkpoint_bit_for_bit(
     assert all(torch.equal(tensor, again[0][name]) for name, tensor in straight[0].items())
 
 
-def hang(_: Any) -> None:
-    """Let a rank never come to the end of its part of a checkpoint."""
-    group = import_module("isocompute.learner.ranks.group")
-    group.write_tensors = lambda *_, **__: sleep(3600)  # type: ignore[attr-defined]
-
-
 def test_a_rank_that_dies_while_it_writes_leaves_the_checkpoint_before(
     two: LearnerGroup, rollouts: pl.DataFrame, tmp_path: Path
 ) -> None:
     store = Checkpoints(tmp_path)
+
+    def hang(_: Any) -> None:
+        group: Any = import_module("isocompute.learner.ranks.group")
+        group.write_tensors = lambda *_, **__: sleep(3600)
 
     def save(step: int) -> None:
         tensors, values = two.state()
