@@ -550,9 +550,10 @@ class RankActor:
                 begins[name] = rows.start
             if tensor.numel() if rows is not None else self._rank == 0:
                 copies[name] = tensor.detach().to("cpu", copy=True)
-        how = {"begins": begins, "rank": self._rank, "ranks": self._world_size}
-        pool = ThreadPoolExecutor(1)
-        self._writing = pool.submit(write_tensors, Path(folder), copies.items(), **how)
+        pool, world = ThreadPoolExecutor(1), self._world_size
+        self._writing = pool.submit(
+            write_tensors, Path(folder), copies.items(), begins=begins, rank=self._rank, ranks=world
+        )
         pool.shutdown(wait=False)
 
     def written(self) -> dict[str, str] | None:

@@ -149,8 +149,8 @@ class Checkpoints:
             finally:
                 # Where the run has failed, that is what is said.
                 saving, self._saving = self._saving, None
-                if saving is not None and (error := saving.exception()) is not None:
-                    logger.warning("%s: the last checkpoint was not saved (%s)", self.folder, error)
+                if saving is not None and (failure := saving.exception()) is not None:
+                    logger.warning("%s: the last checkpoint was not saved (%s)", self.folder, failure)
                 # Also for forks, which have the handle.
                 unlock(handle)
         finally:
@@ -199,7 +199,8 @@ class Checkpoints:
         self._saving = pool.submit(self._save, checkpoint, by_ranks)
         pool.shutdown(wait=False)
         # What is not copied by then must not be changed by the next update.
-        wait([copied, self._saving], return_when=FIRST_COMPLETED)
+        first: list[Future[Any]] = [copied, self._saving]
+        wait(first, return_when=FIRST_COMPLETED)
         if self._saving.done():
             self.settle()
         return self._folder_of(checkpoint.step)
