@@ -681,6 +681,7 @@ def check(preset: Preset) -> None:
                 f"sweep.{name}.learning_rate", "is searched; with several base models it must be declared"
             )
         _dropping_sees_right_answers(name, preset)
+        _heads_are_of_one_type(name, preset)
     for name, test in preset.prescribe.items():
         if name not in preset.sweep:
             raise SettingError(f"prescribe.{name}", f"is not a problem set of the sweep ({', '.join(preset.sweep)})")
@@ -747,6 +748,17 @@ def _dropping_sees_right_answers(name: str, preset: Preset) -> None:
             f"sweep.{name}.learner.batch.drop_above",
             f"is {drop_above}, and sampling.length_penalty gives long right answers less than the full reward, so that "
             "solved problems would not be seen: leave one of the two out",
+        )
+
+
+def _heads_are_of_one_type(name: str, preset: Preset) -> None:
+    """Refuse a head in float32 on the learner's side alone, which is there for logits that agree."""
+    engine = preset.resources.resolved_engine()
+    asked = preset.sweep[name].learner.get("compute", {}).get("float32_head", False)
+    if asked and preset.resources.sampler != "transformers" and engine.dtype != "float32" and not engine.float32_head:
+        raise SettingError(
+            f"sweep.{name}.learner.compute.float32_head",
+            f"is true, and the sampler's head is in {engine.dtype}: set resources.engine.float32_head to true, too",
         )
 
 

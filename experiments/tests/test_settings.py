@@ -305,6 +305,14 @@ def test_the_engine_follows_the_resources_and_is_part_of_every_runs_identity(tmp
     assert set(preset.generation) == {"sampling", "prompting", "scoring"}
 
 
+def test_a_head_in_float32_is_asked_of_the_sampler_too_where_it_rounds_more(tmp_path: Path) -> None:
+    recipe = {LEARNER: {"recipe": "scalerl"}}
+    with pytest.raises(ExperimentError, match=r"resources\.engine\.float32_head"):
+        smoke(tmp_path, {**recipe, "resources": CUDA})
+    for resources in ({}, {**CUDA, "dtype": "float32"}, {**CUDA, "engine": {"float32_head": True}}):
+        smoke(tmp_path, {**recipe, "resources": resources})
+
+
 def test_an_adapter_is_a_group_that_may_be_left_out(tmp_path: Path) -> None:
     for given, modules in (({}, ("all-linear",)), ({"target_modules": ["q_proj", "v_proj"]}, ("q_proj", "v_proj"))):
         settings = smoke(tmp_path, {f"{LEARNER}.adapter": given}).sweep["easy"].learner

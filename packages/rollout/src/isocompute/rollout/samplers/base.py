@@ -192,12 +192,14 @@ class Sampler:
 
     Attributes:
         plan: What the engine needs of its device's memory, as a table to be read; empty where that is not known.
+        dtype: Type of the weights that sample, such as ``bfloat16``; None where that is not known, as of a server.
         faults: Problems that could not be scored so far.
         sleeps: Whether it leaves its device to others after each training batch, until it is used again.
         holds: Most unfinished responses that it has a use for at a time: more would only wait in it.
     """
 
     plan = ""
+    dtype: str | None = None
     holds = 2**31
 
     def __init__(self, model: str | Path, sampling: Sampling) -> None:

@@ -71,7 +71,7 @@ class TransformersSampler(LocalSampler):
         except (RuntimeError, AssertionError) as error:
             reason = str(error).splitlines()[0]
             raise RolloutError(f"device is {device!r}, where the model cannot be placed ({reason})") from None
-        self._device = device
+        self._device, self.dtype = device, dtype
         self._batch_size = batch_size
         # Of several lengths of prompts, each is to fill a batch.
         self.holds = 4 * batch_size

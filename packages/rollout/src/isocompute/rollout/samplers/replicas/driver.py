@@ -43,6 +43,7 @@ class Opened:
     Attributes:
         probe: ``Sampler.probe`` of the model's own weights.
         place: The device that its model is on (``Sampler.place``).
+        dtype: Type of its weights (``Sampler.dtype``).
         sleeps: Whether it is to sleep after each training batch.
         holds: Responses that it has a use for at a time (``Sampler``).
         sync: Number of the sync that these weights are of: none.
@@ -53,6 +54,7 @@ class Opened:
     process: int
     host: str
     place: str
+    dtype: str | None
     workers: int
     sleeps: bool
     holds: int
@@ -114,6 +116,7 @@ class Replica:
             process=os.getpid(),
             host=socket.gethostname(),
             place=self._sampler.place,
+            dtype=self._sampler.dtype,
             workers=self._sampler.workers,
             sleeps=sleeps,
             holds=self._sampler.holds,

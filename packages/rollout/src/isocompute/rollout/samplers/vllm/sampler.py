@@ -119,6 +119,7 @@ class VllmSampler(LocalSampler):
             raise
         except Exception as error:
             raise not_loaded(self.model, error) from error
+        self.dtype = str(self._llm.model_config.dtype).removeprefix("torch.")
         self._end = keep(self._llm, self)
         name = f"the vLLM engine of {self.model}"
         self._sleep = Sleep(self._llm, level=self.engine.sleep, name=name)
@@ -229,6 +230,8 @@ def engine_arguments(engine: Engine, plan: MemoryPlan | None) -> dict[str, Any]:
         "enforce_eager": not engine.cuda_graphs,
         "tensor_parallel_size": engine.tensor_parallel,
     }
+    if engine.float32_head:
+        arguments["hf_overrides"] = {"head_dtype": "float32"}
     if engine.async_scheduling is not None:
         arguments["async_scheduling"] = engine.async_scheduling
     # In a Ray placement group vLLM would choose Ray for several GPUs, and refuse a bundle that has them all.
