@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from isocompute.budget.planning.latency import dispatched
 from isocompute.rollout import EngineConfig, Sampling, open_sampler, response_seed
 
 MOST = 1.10
@@ -87,44 +88,14 @@ def timed(problems: int, samples: int, replicas: int, limit: int) -> Timed:
     return Timed(old=in_chunks(groups, replicas, limit), new=new, busy=busy, known=known)
 
 
-class Engine:
-    """An engine that decodes whatever is alive."""
-
-    def __init__(self) -> None:
-        self.now, self.given = 0.0, 0
-        self.alive: list[int] = []
-        self._steps = 0
-
-    def add(self, length: int) -> None:
-        """Begin with a response."""
-        heapq.heappush(self.alive, self._steps + length)
-        self.given += length
-
-    def next(self) -> float:
-        """Return when the next response is finished."""
-        return self.now + (self.alive[0] - self._steps) * (STEP + EACH * len(self.alive))
-
-    def advance(self) -> None:
-        """Decode until it is."""
-        self.now, self._steps = self.next(), self.alive[0]
-        heapq.heappop(self.alive)
-
-
-def decoded(lengths: Iterable[int], engines: Sequence[Engine], limit: int) -> float:
-    """Return when engines have decoded responses, which they begin in their order, each where fewest tokens are."""
-    waiting = list(lengths)[::-1]
-    while True:
-        while waiting and (free := [engine for engine in engines if len(engine.alive) < limit]):
-            min(free, key=lambda engine: engine.given).add(waiting.pop())
-        busy = [engine for engine in engines if engine.alive]
-        if not busy:
-            return max(engine.now for engine in engines)
-        min(busy, key=Engine.next).advance()
+def decoded(lengths: Iterable[int], replicas: int, limit: int) -> float:
+    """Return when engines have decoded responses, which begin in their order wherever a place is free."""
+    return max(STEP * work.steps + EACH * work.tokens for work in dispatched(lengths, replicas=replicas, limit=limit))
 
 
 def longest_first(lengths: Iterable[int], replicas: int, limit: int) -> float:
     """Return the wall time of a batch whose lengths are known."""
-    return decoded(sorted(lengths, reverse=True), [Engine() for _ in range(replicas)], limit)
+    return decoded(sorted(lengths, reverse=True), replicas, limit)
 
 
 def in_chunks(groups: Sequence[Sequence[int]], replicas: int, limit: int) -> float:
@@ -134,7 +105,7 @@ def in_chunks(groups: Sequence[Sequence[int]], replicas: int, limit: int) -> flo
         now, replica = heapq.heappop(free)
         chunk = waiting[: max(1, len(waiting) // (2 * replicas)) if replicas > 1 else None]
         waiting = waiting[len(chunk) :]
-        took = decoded([length for group in chunk for length in group], [Engine()], limit)
+        took = decoded([length for group in chunk for length in group], 1, limit)
         heapq.heappush(free, (now + took, replica))
     return max(free)[0]
 

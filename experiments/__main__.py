@@ -86,8 +86,9 @@ def _run(given: argparse.Namespace) -> int:
         from isocompute.budget.planning.compute import device
 
         from .stages import plan
+        from .stages.costs import Terms
 
-        terms = plan.Terms(device=device(given.device), price=given.price, response_tokens=given.response_tokens)
+        terms = Terms(device=device(given.device), price=given.price, response_tokens=given.response_tokens)
         plan.run(preset, terms)
     else:
         stage(preset, given.command, getattr(given, "name", None))

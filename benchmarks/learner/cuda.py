@@ -195,8 +195,8 @@ def update() -> list[str]:
     with tempfile.TemporaryDirectory() as name:
         save(Path(name), SMALL)
         model = json.loads((Path(name) / "config.json").read_text())
-        changes: list[dict[str, Any]] = [{}, {"float32_head": False}]
-        for changed in [*changes, {"float32_head": False, "gradient_checkpointing": False}]:
+        changes: list[dict[str, Any]] = [{}, {"float32_head": True}, {"gradient_checkpointing": False}]
+        for changed in changes:
             compute = replace(CONFIG.compute, **changed)
             config = replace(CONFIG, compute=compute, sync=SyncConfig(tolerance=1e9))
             learner, seconds = Learner(name, config, device="cuda"), []

@@ -1,6 +1,7 @@
 """Times of the dispatch of groups to replicas, in virtual time."""
 
 import pytest
+from isocompute.budget.planning.latency import spread_lengths
 
 from benchmarks import dispatch
 
@@ -24,7 +25,17 @@ def test_a_batch_takes_hardly_longer_than_with_known_lengths(problems: int, samp
     assert found.busy > 0.97 * replicas * found.new
 
 
-def test_the_longest_go_first_to_whoever_has_fewest_tokens() -> None:
+@pytest.mark.parametrize(("problems", "samples", "replicas", "limit"), [(32, 8, 1, 0), (32, 16, 4, 0), (128, 8, 2, 96)])
+def test_what_a_plan_says_of_a_batch_is_what_replicas_take(
+    problems: int, samples: int, replicas: int, limit: int
+) -> None:
+    lengths = spread_lengths(problems * samples, mean=2200, longest=8192)
+    planned = dispatch.decoded(lengths, replicas, limit or LIMITS[0])
+    # Which lengths are drawn is chance: 2,200 is the mean of the engines' own.
+    assert dispatch.timed(problems, samples, replicas, limit or LIMITS[0]).new == pytest.approx(planned, rel=0.1)
+
+
+def test_the_longest_go_first_where_lengths_are_known() -> None:
     each = [dispatch.STEP + dispatch.EACH * alive for alive in (0, 1, 2)]
     assert dispatch.longest_first([100, 300, 200], 2, 1) == pytest.approx(300 * each[1])
     assert dispatch.longest_first([100, 300], 1, 2) == pytest.approx(100 * each[2] + 200 * each[1])

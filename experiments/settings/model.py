@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
+import polars as pl
 from isocompute.learner import LearnerConfig
 from isocompute.learner.config import ObjectiveConfig
 from isocompute.learner.recipes import RECIPES, with_recipe
@@ -696,6 +697,7 @@ def check(preset: Preset) -> None:
             )
         _dropping_sees_right_answers(name, preset)
         _sync_allows_for_rounding(name, preset)
+        _heads_are_of_one_type(name, preset)
     for name, test in preset.prescribe.items():
         if name not in preset.sweep:
             raise SettingError(f"prescribe.{name}", f"is not a problem set of the sweep ({', '.join(preset.sweep)})")
@@ -772,6 +774,17 @@ def _sync_allows_for_rounding(name: str, preset: Preset) -> None:
     except ValidationError as error:
         (broken,) = error.errors()
         raise SettingError(f"sweep.{name}.learner", f"contradicts resources.dtype: {broken['ctx']['error']}") from None
+
+
+def _heads_are_of_one_type(name: str, preset: Preset) -> None:
+    """Refuse a head in float32 on the learner's side alone, which is there for logits that agree."""
+    engine = preset.resources.resolved_engine()
+    asked = preset.sweep[name].learner.get("compute", {}).get("float32_head", False)
+    if asked and preset.resources.sampler != "transformers" and engine.dtype != "float32" and not engine.float32_head:
+        raise SettingError(
+            f"sweep.{name}.learner.compute.float32_head",
+            f"is true, and the sampler's head is in {engine.dtype}: set resources.engine.float32_head to true, too",
+        )
 
 
 def _batches_are_of_the_set(name: str, sweep: SweepConfig, most: int) -> None:
@@ -933,13 +946,23 @@ class Preset(Settings):
     def responses(self) -> int | None:
         """The most responses of a training batch or an evaluation, which an engine has room for; None: not known.
 
-        How many questions a prepared set has, only its files say. Difficulty, measured once, is to wait for its turn.
+        Difficulty, measured once, is to wait for its turn.
         """
-        if self.difficulty is None:
-            return None
         batches = [n * size for sweep in self.sweep.values() for n, size in (*sweep.grid(), *sweep.searched())]
-        questions = [self.difficulty.sets[name].validation for name in self.sweep]
-        return max(*batches, *(count * self.evaluation.samples for count in questions))
+        questions = [self.questions(name) for name in self.sweep]
+        known = [count * self.evaluation.samples for count in questions if count is not None]
+        return max(*batches, *known) if len(known) == len(questions) else None
+
+    def questions(self, problem_set: str) -> int | None:
+        """Validation problems of a set; None where prepared base models have files that are not there or no table."""
+        if self.difficulty is not None:
+            return self.difficulty.sets[problem_set].validation
+        files = [Path(model.folder, f"{problem_set}.parquet") for model in self.prepared]
+        try:
+            splits = [pl.read_parquet(file, columns=["split"])["split"] for file in files]
+        except (OSError, pl.exceptions.PolarsError):
+            return None
+        return max(int((split == "validation").sum()) for split in splits)
 
     def devices_of_a_worker(self) -> int:
         """Processors that one worker holds while cells are trained."""
@@ -962,9 +985,14 @@ class Preset(Settings):
         return self.base if isinstance(self.base, ModelConfig) else None
 
     @property
+    def prepared(self) -> tuple[PreparedModel, ...]:
+        """The base models that are prepared; none where one is named."""
+        return self.base.models if isinstance(self.base, PreparedConfig) else ()
+
+    @property
     def base_models(self) -> tuple[str, ...]:
         """Names of the base models."""
-        return tuple(model.name for model in self.base.models) if isinstance(self.base, PreparedConfig) else ("base",)
+        return tuple(model.name for model in self.prepared) or ("base",)
 
     @property
     def generation(self) -> dict[str, Any]:

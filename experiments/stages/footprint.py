@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from isocompute.budget.planning.compute import Device
-from isocompute.learner import LearnerConfig, LearnerError
+from isocompute.learner import LearnerConfig
 from isocompute.learner.memory.update import GIB, Load, UpdateMemory, update_memory
 from isocompute.rollout import RolloutError, sampling_from
-from isocompute.rollout.samplers.vllm.memory import estimate, size_of
+from isocompute.rollout.contract.errors import FileError
+from isocompute.rollout.contract.files import write_text
+from isocompute.rollout.samplers.sampling import Engine
+from isocompute.rollout.samplers.vllm.memory import MemoryPlan, estimate, size_of
+from pydantic import TypeAdapter, ValidationError
 
-from ..running.cells import Cell
+from ..running.cells import Cell, code_of, digest, versions
 from ..settings import ModelConfig, Preset
 
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -46,6 +53,25 @@ def base_config(preset: Preset) -> dict[str, Any] | None:
     return json.loads(file.read_text()) if file.is_file() else PUBLISHED.get(place)
 
 
+KEPT = TypeAdapter(UpdateMemory)
+
+
+def traced(model: dict[str, Any], config: LearnerConfig, load: Load, *, ranks: int) -> UpdateMemory:
+    """Trace an update, or read what the same code and libraries have traced of the same one before.
+
+    It is kept in the user's cache, ``$XDG_CACHE_HOME/isocompute/traces``, where that can be written.
+    """
+    of: dict[str, Any] = {"model": model, "config": asdict(config), "load": asdict(load), "ranks": ranks}
+    key = digest({**of, "code": code_of(update_memory.__module__), "versions": versions()})
+    file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "isocompute" / "traces" / f"{key}.json"
+    with suppress(OSError, ValidationError):
+        return KEPT.validate_json(file.read_bytes(), strict=True)
+    found = update_memory(model, config, load, ranks=ranks)
+    with suppress(FileError):
+        write_text(file, json.dumps(asdict(found)))
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
     """The memory of a cell.
@@ -68,12 +94,42 @@ class Footprint:
             rollouts_per_problem=self.cell.rollouts_per_problem,
             problems=max(1, self.cell.problems_per_batch // ranks),
         )
-        return update_memory(self.model, config, load, ranks=ranks)
+        return traced(self.model, config, load, ranks=ranks)
+
+    @cached_property
+    def own(self) -> UpdateMemory:
+        """An update of the cell on each of its ranks."""
+        return self.update(self.cell.learner, self.preset.resources.learner_ranks)
+
+    @property
+    def engine_beside(self) -> float:
+        """Share of a rank's GPU that an engine takes while the rank learns."""
+        engine = self.preset.resources.resolved_engine()
+        stays = self.preset.resources.placement == "colocated" and not engine.sleep
+        return (engine.memory_share or 0.0) if stays else 0.0
+
+    def engine(self, memory_share: float | None = None) -> tuple[Engine, MemoryPlan]:
+        """The engine of the preset, and what it takes of a GPU.
+
+        Args:
+            memory_share: Of a GPU that an engine has to itself, in place of what the preset says.
+
+        Raises:
+            RolloutError: It does not fit.
+        """
+        sampling = sampling_from(self.preset.generation["sampling"])
+        engine = self.preset.resources.resolved_engine().resolved(
+            longest=sampling.max_prompt_tokens + sampling.max_new_tokens, cuda=True, responses=self.preset.responses()
+        )
+        if memory_share is not None:
+            engine = replace(engine, memory_share=memory_share, tensor_parallel=1)
+        size = size_of(self.model, parameters=self.own.parameters)
+        available, name = engine.memory_share * self.device.memory, self.preset.base_models[0]
+        return engine, estimate(size, engine, sampling, model=name, available=available)
 
     def lines(self) -> Iterator[str]:
         """The memory of an update, of the engine on a GPU, and the smallest layout that fits."""
-        config, ranks = self.cell.learner, self.preset.resources.learner_ranks
-        traced = self.update(config, ranks)
+        config, ranks, traced = self.cell.learner, self.preset.resources.learner_ranks, self.own
         place = "the learner" if ranks == 1 else f"each of {ranks} ranks"
         name, many = ("billion", 1e9) if traced.parameters >= 1e9 else ("million", 1e6)
         sampling = self.preset.sampling
@@ -93,9 +149,7 @@ class Footprint:
             yield from self._on_gpus(traced)
 
     def _on_gpus(self, traced: UpdateMemory) -> Iterator[str]:
-        config, ranks = self.cell.learner, self.preset.resources.learner_ranks
-        engine = self.preset.resources.resolved_engine()
-        beside = (engine.memory_share or 0.0) if self.preset.resources.placement == "colocated" else 0.0
+        config, ranks, beside = self.cell.learner, self.preset.resources.learner_ranks, self.engine_beside
         room = (1 - KEPT_FREE - beside) * self.device.memory
         card = f"{self.device.memory / 1e9:.0f} GB of {self.device.name}"
         why = f"{room / GIB:.1f} GiB for a learner, since {KEPT_FREE:.0%} is left to what is not traced"
@@ -105,7 +159,13 @@ class Footprint:
         else:
             yield f"    does not fit the {card} ({why})"
             yield from self._smallest(config, ranks, beside)
-        yield from self._engine(traced.parameters)
+        try:
+            engine, taken = self.engine()
+        except RolloutError as error:
+            yield f"    {error}"
+            return
+        yield f"    memory of an engine, estimated: {engine.memory_share:.0%} of each GPU is its share"
+        yield from (f"      {row}" for row in str(taken).splitlines())
 
     def _smallest(self, config: LearnerConfig, ranks: int, beside: float) -> Iterator[str]:
         """The fewest ranks that hold an update in bfloat16 with gradient checkpointing, with GPUs of their own."""
@@ -123,35 +183,3 @@ class Footprint:
             if peak <= room:
                 return
         yield f"    no number of ranks up to {RANKS[-1]} holds it"
-
-    def _engine(self, parameters: int) -> Iterator[str]:
-        sampling = sampling_from(self.preset.generation["sampling"])
-        longest = sampling.max_prompt_tokens + sampling.max_new_tokens
-        engine = self.preset.resources.resolved_engine().resolved(
-            longest=longest, cuda=True, responses=self.preset.responses()
-        )
-        try:
-            plan = estimate(
-                size_of(self.model, parameters=parameters),
-                engine,
-                sampling,
-                model=self.preset.base_models[0],
-                available=engine.memory_share * self.device.memory,
-            )
-        except RolloutError as error:
-            yield f"    {error}"
-            return
-        yield f"    memory of an engine, estimated: {engine.memory_share:.0%} of each GPU is its share"
-        yield from (f"      {row}" for row in str(plan).splitlines())
-
-
-def lines(preset: Preset, cell: Cell, device: Device) -> Iterator[str]:
-    """The lines of ``plan`` about memory."""
-    model = base_config(preset)
-    if model is None:
-        yield "    memory: not traced, since the configuration of the base model is not on this machine"
-        return
-    try:
-        yield from Footprint(preset=preset, cell=cell, model=model, device=device).lines()
-    except LearnerError as error:
-        yield f"    memory: {error}"

@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import reduce
-from operator import add
-from pathlib import Path
-from typing import Any
 
-from isocompute.budget.planning.compute import Device, Interval, Lengths, Model, Utilisation, device, price
-from isocompute.budget.planning.splits import Setting, estimate
-from isocompute.learner.memory.update import parameters_of
-from isocompute.rollout.contract import tables
+from isocompute.learner import LearnerError
+from isocompute.rollout import RolloutError
 
+from ..errors import ExperimentError
 from ..running.cells import Cell, CommandCell, Origin, surroundings_of
 from ..running.command import flags_of
 from ..running.design import Design, Rates
-from ..settings import PreparedConfig, Preset
+from ..settings import Preset
 from ..settings.model import leaves, section_of
 from ..settings.reading import find
-from . import footprint
+from .costs import Costs, Terms, Work, in_all
+from .footprint import Footprint, base_config
 
 PAPER = "paper"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """Assumptions of a cost, where nothing was measured.
-
-    Attributes:
-        price: Of a GPU for an hour (US dollars).
-        response_tokens: Mean length of a response; None for the longest that there may be.
-    """
-
-    device: Device = field(default_factory=lambda: device("h100"))
-    price: float = 3.0
-    response_tokens: float | None = None
 
 
 def run(preset: Preset, terms: Terms | None = None) -> None:
@@ -45,13 +25,22 @@ def run(preset: Preset, terms: Terms | None = None) -> None:
     raw = find(preset=preset.name)[-1]
     for name, value in leaves(raw):
         section = f"  {section_of(name)}" if preset.name == PAPER else ""
-        print(f"{name:45} {value!s:55}{section}")
+        print(f"{name:45} {value!s:55}{section}".rstrip())
     print()
+    candidates = 0
     if preset.difficulty is not None:
         candidates = sum(source.train + source.validation for source in preset.problems)
         _print_row("all", "difficulty", "", candidates * preset.difficulty.samples, preset.sampling.max_new_tokens)
-    for name in preset.sweep:
-        _plan(preset, name, terms or Terms())
+    priced = [costs for name in preset.sweep if (costs := _plan(preset, name, terms or Terms()))]
+    if priced:
+        print()
+        selecting = candidates * preset.difficulty.samples if preset.difficulty else 0
+        for line in in_all(priced, selecting):
+            print(line)
+        for line in max(priced, key=lambda costs: costs.footprint.cell.batch_rollouts).replica_lines():
+            print(line)
+        for sentence in priced[0].assumptions():
+            print(f"assumed: {sentence}")
     resources = preset.resources
     kind = "GPUs" if resources.device == "cuda" else "CPU cores"
     print(
@@ -60,9 +49,14 @@ def run(preset: Preset, terms: Terms | None = None) -> None:
     )
 
 
-def _plan(preset: Preset, name: str, terms: Terms) -> None:
-    """Cells and rollouts of one problem set; rates that are searched are not known before the pilots have run."""
-    settings, test, surroundings = preset.sweep[name], preset.prescribe.get(name), surroundings_of(preset)
+def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
+    """Cells, rollouts and costs of one problem set; rates that are searched are not known before the pilots have run.
+
+    Returns:
+        Its costs; None without GPUs.
+    """
+    settings, test = preset.sweep[name], preset.prescribe.get(name)
+    surroundings = surroundings_of(_without_libraries(preset))
     designs = [
         Design(
             preset=preset,
@@ -88,6 +82,7 @@ def _plan(preset: Preset, name: str, terms: Terms) -> None:
     if pilot:
         _print_row(name, "pilot", len(pilot), sum(cell.rollouts for cell in pilot), length)
     _print_row(name, "sweep", len(cells), sum(cell.rollouts for cell in cells), length)
+    tested = 0
     if test is not None:
         # What is decided may be one of the baselines.
         tested = (len(test.baselines) + 1) * len(test.seeds) * len(designs)
@@ -98,32 +93,63 @@ def _plan(preset: Preset, name: str, terms: Terms) -> None:
         _print_row(name, "measured", "", measured, length)
     if search and search.extensions:
         most = len(settings.searched()) * len(search.seeds) * search.extensions
-        print(f"    pilot: at most {most} cells more, where the best rate lies at the edge of its grid")
-    for cell in cells:
-        steps = cell.rollouts // cell.batch_rollouts
-        rate = f", learning rate {cell.learner.learning_rate:.3g}" if declared else ""
-        name = f"n = {cell.rollouts_per_problem}, B_p = {cell.problems_per_batch}, {cell.origin.base_model}"
-        print(f"    {name}, seed {cell.seed}: B = {cell.batch_rollouts:,}, {steps:,} update steps{rate}")
+        print(f"    pilot: at most {most} more, where the best rate lies at the edge of its grid")
+    kinds = Counter(
+        (cell.rollouts_per_problem, cell.problems_per_batch, cell.rollouts // cell.batch_rollouts, cell.learner)
+        for cell in cells
+    )
+    print(f"    {'n':>6} {'B_p':>6} {'B':>8} {'update steps':>13} {'learning rate':>14} {'cells':>6}")
+    for (n, size, steps, learner), count in kinds.items():
+        rate = f"{learner.learning_rate:.3g}" if declared else "searched"
+        print(f"    {n:6,} {size:6,} {n * size:8,} {steps:13,} {rate:>14} {count:6}")
     largest = max(cells, key=lambda cell: cell.batch_rollouts)
     if isinstance(largest, CommandCell):
         print(f"    its command goes on with: {' '.join(flags_of(largest))}")
-        return
+        return None
+    model = base_config(preset)
+    if model is None:
+        print("    memory: not traced, since the configuration of the base model is not on this machine")
+        return None
     # Micro-batches have the same size in all cells; that of the largest batch is full.
-    for line in footprint.lines(preset, largest, terms.device):
-        print(line, flush=True)
-    model = footprint.base_config(preset)
-    if preset.resources.device == "cuda" and model is not None:
-        for line in cost_lines(preset, [*pilot, *cells], evaluated + measured, model, terms):
-            print(line)
+    footprint = Footprint(preset=preset, cell=largest, model=model, device=terms.device)
+    work = Work(
+        cells=[*pilot, *cells],
+        tested=tested * test.rollouts if test else 0,
+        evaluated=evaluated,
+        questions=validation * preset.evaluation.samples,
+        measured=measured,
+    )
+    costs = Costs(footprint=footprint, terms=terms, work=work)
+    try:
+        for line in footprint.lines():
+            print(line, flush=True)
+        if preset.resources.device != "cuda":
+            return None
+        for line in costs.lines():
+            print(line, flush=True)
+    except LearnerError as error:
+        print(f"    memory: {error}")
+        return None
+    except RolloutError:
+        print("    GPU-hours: not counted, since an engine does not fit")
+        return None
+    return costs
+
+
+def _without_libraries(preset: Preset) -> Preset:
+    """The preset with a command whose libraries need not be installed, since its cells do not depend on them."""
+    if preset.command is None:
+        return preset
+    return preset.model_copy(update={"trainer": preset.command.model_copy(update={"libraries": ()})})
 
 
 def _questions(preset: Preset, name: str) -> tuple[int, int]:
     """Validation problems of a set, and the responses that measure the set again."""
-    if isinstance(preset.base, PreparedConfig):
-        table = tables.read(Path(preset.base.models[0].folder) / f"{name}.parquet", "problems")
-        return int((table["split"] == "validation").sum()), 0
     if preset.difficulty is None:
-        raise TypeError("problem sets are either prepared or cut by difficulty")
+        questions = preset.questions(name)
+        if questions is None:
+            raise ExperimentError(f"{preset.prepared[0].folder}/{name}.parquet: is not there, or no table of problems")
+        return questions, 0
     chosen = preset.difficulty.sets[name]
     return chosen.validation, (chosen.train + chosen.validation) * preset.difficulty.fresh_samples
 
@@ -138,50 +164,3 @@ def _evaluation_rollouts(cell: Cell, questions: int) -> int:
     points = range(cell.evaluate_every, cell.rollouts + 1, cell.evaluate_every)
     own = sum(cell.run_config.evaluated_at(at) for at in points) + (not cell.baseline_id)
     return own * questions * cell.evaluation_samples
-
-
-def cost_lines(
-    preset: Preset, cells: Sequence[Cell], evaluated: int, model: dict[str, Any], terms: Terms
-) -> Iterator[str]:
-    """Device-hours and money of training cells and of evaluating them."""
-    length = terms.response_tokens or float(preset.sampling.max_new_tokens)
-    learner = cells[0].learner
-    setting = Setting(
-        model=Model(
-            parameters=parameters_of(model),
-            layers=int(model["num_hidden_layers"]),
-            width=int(model["hidden_size"]),
-            vocabulary=int(model["vocab_size"]),
-        ),
-        lengths=Lengths(prompt_tokens=float(preset.sampling.max_prompt_tokens), response_tokens=length, spread=0.0),
-        device=terms.device,
-        utilisation=Utilisation(),
-        tokens_per_second=None,
-        extra_forwards=int(learner.measures_first) + int(bool(learner.kl.coefficient)),
-        shared_prompt=True,
-    )
-    sizes = Counter[int]()
-    for cell in cells:
-        sizes[cell.rollouts_per_problem] += cell.rollouts
-    spent = [estimate(total, setting, rollouts_per_problem=n) for n, total in sizes.items()]
-    asked = estimate(evaluated, setting, rollouts_per_problem=preset.evaluation.samples)
-    sampling, training = reduce(add, (e.sampling for e in spent)), reduce(add, (e.training for e in spent))
-    whole = sampling + training + asked.sampling
-    yield f"    {_hours(whole)} on {terms.device.name}, {_money(whole, terms)} (unverified)"
-    yield f"      sampling {_hours(sampling)}, updates {_hours(training)}, evaluations {_hours(asked.sampling)}"
-    if learner.adapter is not None:
-        yield "      assumed: an update takes as long as one of all weights; an adapter's takes up to a third less"
-    if terms.response_tokens is None:
-        yield "      assumed: every response is as long as it may be, which is the most (--response-tokens)"
-    for sentence in price(whole, terms.price).assumptions:
-        yield f"      assumed: {sentence}"
-
-
-def _hours(device_seconds: Interval) -> str:
-    hours = device_seconds.times(1 / 3600)
-    return f"{hours.likely:,.0f} GPU-hours ({hours.low:,.0f} to {hours.high:,.0f})"
-
-
-def _money(device_seconds: Interval, terms: Terms) -> str:
-    money = price(device_seconds, terms.price)
-    return f"{money.likely:,.0f} USD ({money.low:,.0f} to {money.high:,.0f})"

@@ -301,8 +301,12 @@ def test_the_plan_has_no_row_of_pilots_and_names_the_rate_of_each_cell(
     lines = capsys.readouterr().out.splitlines()
     # Of the other set there is a search.
     assert [line.split()[0] for line in lines if " pilot " in line and "cells" in line] == ["hard"]
-    rates = [line.split()[-1] for line in lines if "update steps, learning rate" in line]
-    assert rates == [*["7.07e-07"] * 2, *["1e-06"] * 2]
+    first = next(i for i, line in enumerate(lines) if "learning rate" in line)
+    # n, B_p, B, steps, rate, and two seeds of each.
+    assert [line.split() for line in lines[first + 1 : first + 3]] == [
+        ["2", "4", "8", "12", "7.07e-07", "2"],
+        ["4", "4", "16", "6", "1e-06", "2"],
+    ]
     evaluate = next(line for line in lines if line.startswith("easy     evaluate"))
     # Four cells of 96 rollouts and six, evaluated every 16 and 32, with four responses to each of 12 problems.
     assert f"{(4 * 6 + 6 * 3) * 12 * 4:,} rollouts" in evaluate

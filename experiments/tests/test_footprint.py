@@ -1,19 +1,25 @@
 """What ``plan`` says of memory, GPU-hours and money."""
 
 import json
-from functools import cache
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from isocompute.learner import LearnerConfig
-from isocompute.learner.memory.update import Load, UpdateMemory, parameters_of, update_memory
+from isocompute.learner.config import AdapterConfig
+from isocompute.learner.memory.update import Load, UpdateMemory, parameters_of
+from isocompute.rollout import EngineConfig
 from safetensors.torch import load_file
 
-from experiments.settings import Preset, load
+from experiments.errors import ExperimentError
+from experiments.settings import Preset, ResourcesConfig, load
+from experiments.settings.model import learner_config
 from experiments.stages import footprint, plan
-from experiments.stages.plan import Terms
+from experiments.stages.costs import Costs, Terms, Work, in_all
 
 from .made import BASE, ROOT
+from .made import cell as made_cell
 
 pytestmark = pytest.mark.xdist_group("traces")
 
@@ -37,21 +43,10 @@ def test_a_model_has_as_many_parameters_as_its_memory_is_traced_with() -> None:
     assert footprint.base_config(other) is None
 
 
-@cache
-def _traced(model: str, config: LearnerConfig, load: Load, ranks: int) -> UpdateMemory:
-    return update_memory(json.loads(model), config, load, ranks=ranks)
-
-
-def traced(model: dict[str, Any], config: LearnerConfig, load: Load, *, ranks: int) -> UpdateMemory:
-    """The same update is traced once, which takes seconds."""
-    return _traced(json.dumps(model), config, load, ranks)
-
-
 def shallow(monkeypatch: pytest.MonkeyPatch, **resources: Any) -> Preset:
     """The paper's preset with one problem set and a model of one layer, which is traced in a moment."""
     monkeypatch.setitem(footprint.PUBLISHED, QWEN, {**footprint.PUBLISHED[QWEN], "num_hidden_layers": 1})
     monkeypatch.setattr(footprint, "RANKS", (1, 8))
-    monkeypatch.setattr(footprint, "update_memory", traced)
     preset = load(preset="paper")
     own = preset.resources.model_copy(update=resources)
     return preset.model_copy(update={"resources": own, "sweep": {"easy": preset.sweep["easy"]}, "prescribe": {}})
@@ -68,9 +63,10 @@ def test_the_plan_of_the_paper_says_what_a_rank_and_an_engine_take_and_what_it_c
     assert float(weights.split()[-2]) == pytest.approx(1.323e9 * 4 / 4 / 2**30, abs=0.01)
     assert "fits the 80 GB of h100 (67.1 GiB for a learner, since 10% is left to what is not traced)" in printed
     assert "KV cache (room for" in printed
-    assert "GPU-hours" in printed
+    assert "GPU-hours on h100" in printed
     assert "(unverified)" in printed
-    rests_on = ("responses of 2,000 tokens on average", "training reaches 25% to 50%", "3.00 USD per device-hour")
+    assert "colocated, learner_ranks: 8, replicas: 8, engine: {sleep: 1, memory_share: 0.8" in printed
+    rests_on = ("lengths are lognormal: a mean of 2,000", "training reaches 25% to 50%", "3.00 USD per GPU-hour")
     for assumed in rests_on:
         assert f"assumed: {assumed}" in printed
 
@@ -84,7 +80,7 @@ def test_the_plan_of_an_adapter_says_how_much_less_it_takes_and_tries_layouts_wi
         name: one.model_copy(update={"learner": {**one.learner, "adapter": {"rank": 8}}})
         for name, one in preset.sweep.items()
     }
-    small = Terms(device=footprint.Device(name="small", peak=1e14, memory=16 * 10**9))
+    small = Terms(device=footprint.Device(name="small", peak=1e14, float32=1e13, memory=16 * 10**9, bandwidth=1e12))
     plan.run(preset.model_copy(update={"sweep": sweep}), small)
     printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
     sizes = [float(line.split()[-2]) for line in printed if line.startswith("weights") and line.endswith("GiB")]
@@ -96,14 +92,15 @@ def test_the_plan_of_an_adapter_says_how_much_less_it_takes_and_tries_layouts_wi
     assert whole > taken + 1.323e9 * 14 / 2**30
     assert said.endswith(f"{whole / taken:.1f} times as much")
     assert any(line.startswith("with compute:") and line.endswith("per rank, fits") for line in printed)
-    assert any(line.startswith("assumed: an update takes as long as one of all weights") for line in printed)
+    # Beside a learner an engine does not fit at all.
+    assert "GPU-hours: not counted, since an engine does not fit" in printed
 
 
 @pytest.mark.slow
 def test_the_fewest_ranks_that_hold_an_update_are_named_where_the_settings_do_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = Terms(device=footprint.Device(name="small", peak=1e14, memory=18 * 10**9))
+    small = Terms(device=footprint.Device(name="small", peak=1e14, float32=1e13, memory=18 * 10**9, bandwidth=1e12))
     plan.run(shallow(monkeypatch, learner_ranks=1, placement="colocated", replicas=1), small)
     printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
     refused = next(line for line in printed if line.startswith("does not fit the 18 GB of small"))
@@ -111,3 +108,156 @@ def test_the_fewest_ranks_that_hold_an_update_are_named_where_the_settings_do_no
     tried = [line for line in printed if line.startswith("with compute:")][:2]
     assert [line.endswith("per rank, fits") for line in tried] == [False, True]
     assert all(f"learner_ranks: {ranks}:" in line for ranks, line in zip((1, 8), tried, strict=True))
+
+
+GIB = 2**30
+TRACED = {"weights": 7 * GIB, "reference": 0, "moments": 14 * GIB, "gradients": 7 * GIB, "temporary": 9 * GIB}
+
+
+def seven(monkeypatch: pytest.MonkeyPatch, **resources: Any) -> Costs:
+    """The costs of the paper's Easy set, whose update is not traced."""
+
+    def known(model: object, config: object, load: object, *, ranks: int) -> UpdateMemory:
+        return UpdateMemory(parameters=7_615_616_512, ranks=ranks, **TRACED)
+
+    monkeypatch.setattr(footprint, "traced", known)
+    preset = load(preset="paper")
+    preset = preset.model_copy(update={"resources": preset.resources.model_copy(update=resources)})
+    learner = learner_config(preset.sweep["easy"].learner, preset.sampling, learning_rate=1e-6)
+    config = footprint.base_config(preset)
+    assert config is not None
+    cells = [
+        made_cell(
+            learner=learner, problems_per_batch=size, rollouts_per_problem=n, rollouts=2**20, evaluate_every=2**16
+        )
+        for size, n in ((32, 8), (32, 64), (256, 64))
+    ]
+    terms = Terms(response_tokens=2000)
+    of = footprint.Footprint(preset=preset, cell=cells[-1], model=config, device=terms.device)
+    work = Work(cells=cells, tested=0, evaluated=48 * 1200, questions=1200, measured=10_000)
+    return Costs(footprint=of, terms=terms, work=work)
+
+
+def test_gpus_are_paid_while_they_wait_and_an_engine_that_sleeps_lets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = seven(monkeypatch)
+    separate, pipelined, colocated = (costs.spent(option) for option in costs.options)
+    place = costs.options[0].placement
+    assert (place.ranks, place.engines, place.held) == (4, 4, 8)
+    # All that four ranks do while four engines wait, and the other way round.
+    assert separate.held.likely == pytest.approx(8 * separate.wall.likely)
+    assert 0.49 < separate.idle < 0.6
+    assert separate.busy.likely == pytest.approx(separate.held.likely * (1 - separate.idle))
+    assert colocated.held.likely < 0.7 * separate.held.likely
+    assert colocated.idle < 0.1
+    assert pipelined.held.likely < 0.7 * separate.held.likely
+    # Weights and moments of a rank of eight are 10.5 GiB of 74.5, and a tenth is left free.
+    assert costs.options[2].memory_share == 0.75
+    said = "\n".join(in_all([costs], 1000))
+    assert "{placement: colocated, learner_ranks: 8, replicas: 8, engine: {sleep: 1, memory_share: 0.75}} saves" in said
+
+
+def test_what_is_recommended_is_a_preset_of_as_many_gpus_with_nothing_left_to_recommend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    preset = load(preset="paper")
+    engine = EngineConfig(sleep=1, memory_share=0.75)
+    turns = {"placement": "colocated", "learner_ranks": 8, "replicas": 8, "engine": engine}
+    resources = ResourcesConfig(device="cuda", sampler="vllm", **turns)
+    assert preset.model_copy(update={"resources": resources}).devices_of_a_worker() == 8
+    costs = seven(monkeypatch, **turns)
+    assert [option.title for option in costs.options] == ["colocated, as set", "separate", "pipelined, off-policy"]
+    assert (costs.options[1].placement.ranks, costs.options[1].placement.engines) == (4, 4)
+    assert "\n".join(in_all([costs], 0)).endswith("what is set")
+    other = seven(monkeypatch)
+    assert costs.spent(costs.options[0]).held.likely == pytest.approx(other.spent(other.options[2]).held.likely)
+
+
+def test_engines_are_put_beside_no_update_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TRACED, "temporary", 60 * GIB)
+    costs = seven(monkeypatch)
+    assert [option.title for option in costs.options] == ["separate, as set", "pipelined, off-policy"]
+    assert "\n".join(in_all([costs], 0)).endswith("what is set")
+
+
+@pytest.mark.parametrize("tokens", [0.0, -1.0, float("nan")])
+def test_a_length_that_is_not_positive_is_refused(tokens: float) -> None:
+    with pytest.raises(ExperimentError, match="--response-tokens is"):
+        Terms(response_tokens=tokens)
+
+
+def test_more_engines_do_not_pay_for_a_small_batch_and_do_for_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = list(seven(monkeypatch).replica_lines())[2:]
+    assert small.split()[:4] == ["B_p", "32,", "n", "8"]
+    assert small.endswith("from 2 on GPU-seconds rise by more than the time falls")
+    assert large.split()[:4] == ["B_p", "256,", "n", "64"]
+    assert large.endswith("up to 8 the time falls by more than GPU-seconds rise")
+
+
+def test_a_head_and_an_update_in_float32_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = seven(monkeypatch)
+
+    def seconds(**compute: Any) -> float:
+        learner = costs.footprint.cell.learner
+        changed = replace(learner, compute=replace(learner.compute, **compute))
+        of = replace(costs.footprint, cell=replace(costs.footprint.cell, learner=changed))
+        return replace(costs, footprint=of).update(1).likely
+
+    plain = seconds(float32_head=False)
+    assert 1.2 * plain < seconds(float32_head=True) < 2 * plain
+    assert seconds(precision="float32") == pytest.approx(plain * 989 / 67)
+
+
+def test_what_is_assumed_of_an_adapter_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = seven(monkeypatch)
+    cell = costs.footprint.cell
+    adapter = replace(cell, learner=replace(cell.learner, adapter=AdapterConfig(rank=8)))
+    for one, said in ((cell, False), (adapter, True)):
+        assumed = replace(costs, footprint=replace(costs.footprint, cell=one)).assumptions()
+        assert any(line.startswith("an update takes as long as one of all weights") for line in assumed) == said
+
+
+def test_an_update_is_traced_once_until_anything_of_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    seen = []
+
+    def known(model: Any, config: Any, load: Any, *, ranks: int) -> UpdateMemory:
+        seen.append((model, config, load, ranks))
+        return UpdateMemory(parameters=len(seen), ranks=ranks, **TRACED)
+
+    known.__module__ = footprint.update_memory.__module__
+    monkeypatch.setattr(footprint, "update_memory", known)
+    model, config = {"model_type": "llama", "hidden_size": 8}, LearnerConfig(learning_rate=1.0)
+    load = Load(prompt_tokens=1, response_tokens=2, rollouts_per_problem=3, problems=4)
+
+    def traced(**changes: Any) -> UpdateMemory:
+        given = {"model": model, "config": config, "load": load, "ranks": 2} | changes
+        return footprint.traced(given.pop("model"), given.pop("config"), given.pop("load"), **given)
+
+    first = traced()
+    assert traced() == first
+    assert len(seen) == 1
+    larger = replace(config, compute=replace(config.compute, head_chunk_tokens=1))
+    changes: list[dict[str, Any]] = [
+        {"model": {**model, "hidden_size": 16}},
+        {"config": larger},
+        {"load": replace(load, problems=5)},
+        {"ranks": 3},
+    ]
+    for change in changes:
+        assert traced(**change).parameters == len(seen)
+    for name in ("code_of", "versions"):
+        with monkeypatch.context() as patch:
+            patch.setattr(footprint, name, lambda *of: {"torch": "0"})
+            assert traced().parameters == len(seen)
+    assert len(seen) == 1 + len(changes) + 2
+    assert traced() == first
+    kept = list((tmp_path / "isocompute" / "traces").iterdir())
+    assert len(kept) == len(seen)
+    # What is torn, or of another kind, is traced again.
+    for text in ("", "[", "{}", json.dumps(asdict(first) | {"weights": "7"})):
+        for file in kept:
+            file.write_text(text)
+        assert traced().parameters == len(seen) != 1
+        assert traced().parameters == len(seen)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept[0]))
+    assert traced().parameters == len(seen)

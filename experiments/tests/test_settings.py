@@ -9,6 +9,7 @@ from typing import Any
 
 import hypothesis
 import jsonschema
+import polars as pl
 import pytest
 import yaml
 from hypothesis import strategies as st
@@ -298,6 +299,27 @@ def test_a_model_that_is_a_folder_needs_no_commit(tmp_path: Path) -> None:
 def test_an_engine_is_opened_for_the_largest_batch_or_evaluation(tmp_path: Path) -> None:
     # 12 questions with 4 samples, and batches of 16.
     assert WorkerConfig.of(smoke(tmp_path, {}), {"a": "b"}).responses == 48
+
+
+def test_an_engine_has_room_for_the_questions_of_prepared_base_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared = {f"sweep.{name}.learning_rate": DECLARED for name in ("easy", "hard")}
+    models = [{"name": name, "folder": str(tmp_path / name)} for name in ("one", "two")]
+    base = {"kind": "prepared", "models": models}
+    preset = smoke(tmp_path, {"base": base, "problems": [], "difficulty": None} | declared)
+    assert preset.responses() is None
+    for model, questions in zip(models, (5, 6), strict=True):
+        folder = Path(model["folder"])
+        folder.mkdir()
+        for name in ("easy", "hard"):
+            splits = ["train"] * 9 + ["validation"] * questions
+            pl.DataFrame({"split": splits}).write_parquet(folder / f"{name}.parquet")
+    # Four responses to each of six questions; the largest batch has 16.
+    assert preset.responses() == 24
+    for content in (b"torn", b""):
+        (tmp_path / "two" / "easy.parquet").write_bytes(content)
+        assert preset.responses() is None
     asked = smoke(tmp_path, {"evaluation": {"samples": 1, "metric": "avg_at_1"}})
     assert WorkerConfig.of(asked, {"a": "b"}).responses == 16
 
@@ -317,6 +339,14 @@ def test_the_engine_follows_the_resources_and_is_part_of_every_runs_identity(tmp
     shared = smoke(tmp_path, {"resources": CUDA}).resources
     assert shared.resolved_engine().memory_share == 0.4
     assert set(preset.generation) == {"sampling", "prompting", "scoring"}
+
+
+def test_a_head_in_float32_is_asked_of_the_sampler_too_where_it_rounds_more(tmp_path: Path) -> None:
+    recipe = {LEARNER: {"recipe": "scalerl"}}
+    with pytest.raises(ExperimentError, match=r"resources\.engine\.float32_head"):
+        smoke(tmp_path, {**recipe, "resources": CUDA})
+    for resources in ({}, {**CUDA, "dtype": "float32"}, {**CUDA, "engine": {"float32_head": True}}):
+        smoke(tmp_path, {**recipe, "resources": resources})
 
 
 def test_an_adapter_is_a_group_that_may_be_left_out(tmp_path: Path) -> None:

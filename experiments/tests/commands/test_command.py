@@ -155,7 +155,8 @@ def test_the_inputs_of_the_pipeline_name_what_a_command_depends_on(tmp_path: Pat
 def test_the_plan_counts_every_first_evaluation_and_shows_the_flags(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan.run(preset(tmp_path))
+    # A library that a run needs and a plan does not.
+    plan.run(preset(tmp_path, libraries=["no-such-library"]))
     lines = capsys.readouterr().out.splitlines()
     evaluate = next(line for line in lines if line.startswith("easy     evaluate"))
     # Four cells of 96 rollouts, evaluated at 0 and every 16, with four responses to each of 12 problems.

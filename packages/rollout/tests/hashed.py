@@ -19,7 +19,7 @@ from isocompute.rollout import Sampling, response_seed
 from isocompute.rollout.samplers.base import Columns, Group, Sampler
 from isocompute.rollout.samplers.replicas.driver import GATHER_SECONDS
 from isocompute.rollout.samplers.sampling import Draw, Response
-from isocompute.rollout.samplers.weights import Manifest, Payload
+from isocompute.rollout.samplers.weights import Manifest, Payload, Rendezvous
 from isocompute.rollout.scoring.scorer import Verdict
 
 SHAPES = {f"layer.{i}": (4 + i, 8) for i in range(6)}
@@ -75,9 +75,9 @@ class HashedSampler(Sampler):
 
     Args:
         folder: Where a file named ``wait-PROCESS`` makes the process of that id wait before each group,
-            ``pace-PROCESS`` take longer over it than groups are gathered, ``mangle-PROCESS`` take one weight for
-            another, ``round-PROCESS`` give probes that are 0.1 off, and ``deadly-PROBLEM`` kills any process that
-            begins with that problem.
+            ``fall-PROCESS`` die and ``stay-PROCESS`` wait before it joins a broadcast, ``pace-PROCESS`` take longer
+            over a group than groups are gathered, ``mangle-PROCESS`` take one weight for another, ``round-PROCESS``
+            give probes that are 0.1 off, and ``deadly-PROBLEM`` kills any process that begins with that problem.
         dtype: The type that it says its weights have.
     """
 
@@ -102,6 +102,13 @@ class HashedSampler(Sampler):
 
     def probe(self) -> list[float]:
         return [self._hash(number) / 2**64 + 0.1 * self._told("round") for number in range(4)]
+
+    def join(self, rendezvous: Rendezvous, rank: int) -> None:
+        if self._told("fall"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        while self._told("stay"):
+            sleep(0.01)
+        super().join(rendezvous, rank)
 
     def _begin_load(self) -> None:
         self._weights = {}

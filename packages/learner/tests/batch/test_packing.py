@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.learner.batch.packing import MicroBatch, micro_batches, packed, padded, shares
+from isocompute.learner.batch.packing import MicroBatch, _gather, micro_batches, packed, padded, shares
 from isocompute.learner.batch.responses import read
 from isocompute.learner.config import ATTENDED
 from isocompute.learner.errors import LearnerError
@@ -66,7 +66,7 @@ def test_every_sampled_token_is_predicted_from_the_one_before_and_others_are_con
     ]
     found = []
     for batch in batches(given, tokens, layout):
-        before = batch.input_ids.flatten()[batch.predicts]
+        before = batch.input_ids.flatten()[batch.predicts.index]
         columns = (before, batch.tokens, batch.sampler_logprobs, batch.advantages, batch.weights)
         found += zip(*(column.tolist() for column in columns), strict=True)
         assert batch.response.unique().tolist() == list(range(batch.responses))
@@ -92,6 +92,32 @@ def test_a_packed_row_is_a_whole_response_behind_its_prompt(rows: list[Row], tok
                 assert places[row[:length]].tolist() == list(range(length))
                 found.append(ids[row[:length]].tolist())
     assert sorted(found) == wanted
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=12), st.integers(0, 99))
+def test_gradients_of_copies_are_added_up_row_by_row_in_their_order(copies: list[tuple[int, bool]], seed: int) -> None:
+    torch.manual_seed(seed)
+    index, counted = (np.array([copy[i] for copy in copies], dtype=kind) for i, kind in enumerate((int, bool)))
+    tensor = torch.randn(5, 3, requires_grad=True)
+    # As where what is left out has none.
+    upstream = torch.randn(len(copies), 3) * torch.from_numpy(counted)[:, None]
+    found = _gather(index, 5, "cpu", copies=counted)(tensor)
+    assert torch.equal(found, tensor[index])
+    found.backward(upstream)
+    expected = torch.zeros_like(tensor)
+    for row, gradient in zip(index, upstream, strict=True):
+        expected[row] += gradient
+    assert torch.equal(tensor.grad, expected)
+
+
+@pytest.mark.parametrize("n", [64, 256])
+def test_the_smallest_of_many_gradients_is_not_lost_in_bfloat16(n: int) -> None:
+    """One is 1, and the others are each below half the distance from 1 to the next number."""
+    tensor = torch.zeros(1, 4, dtype=torch.bfloat16, requires_grad=True)
+    upstream = torch.full((n, 4), 0.003, dtype=torch.bfloat16)
+    upstream[0] = 1
+    _gather(np.zeros(n, dtype=int), 1, "cpu")(tensor).backward(upstream)
+    assert torch.equal(tensor.grad, upstream.double().sum(0, keepdim=True).bfloat16())
 
 
 @pytest.mark.slow

@@ -3,14 +3,20 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from isocompute.learner.batch.packing import micro_batches as cut
+from isocompute.learner.batch.packing import packed
+from isocompute.learner.batch.responses import read
 from isocompute.learner.config import ComputeConfig
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.policy import attention
 from isocompute.learner.policy.forward import Forward
+from isocompute.learner.policy.head import Terms, token_terms
 from isocompute.learner.policy.loading import load_policy
-from tiny_models import micro_batches, of_learner, of_transformers, rollouts, tiny_config, tiny_model
+from small_run import distance
+from tiny_models import micro_batches, of_learner, of_transformers, rollouts, tiny_config, tiny_model, unsampled
 
 SMALL = {"vocab_size": 12, "num_hidden_layers": 2, "n_layer": 2, "max_position_embeddings": 64, "n_positions": 64}
 
@@ -86,6 +92,39 @@ def windowed(tmp_path: Path) -> Path:
     return save("mistral", tmp_path, sliding_window=32)
 
 
+@pytest.mark.parametrize(
+    ("weights", "compute", "expected"),
+    [
+        (torch.float32, {}, torch.float32),
+        (torch.float32, {"precision": "bfloat16"}, torch.bfloat16),
+        (torch.float32, {"precision": "bfloat16", "float32_head": True}, torch.float32),
+        (torch.bfloat16, {}, torch.bfloat16),
+        (torch.bfloat16, {"float32_head": True}, torch.float32),
+        (torch.float64, {"float32_head": True}, torch.float64),
+    ],
+)
+def test_the_head_multiplies_in_the_type_of_the_layers_unless_float32_is_asked_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    weights: torch.dtype,
+    compute: dict[str, Any],
+    expected: torch.dtype,
+) -> None:
+    save("llama", tmp_path)
+    policy = load_policy(tmp_path, device="cpu", dtype=weights)
+    forward = Forward(policy, ComputeConfig(**compute), temperature=1.0, device="cpu")
+    used = []
+
+    def terms(*given: Any, dtype: torch.dtype, **more: Any) -> Terms:
+        used.append(dtype)
+        return token_terms(*given, dtype=dtype, **more)
+
+    monkeypatch.setattr("isocompute.learner.policy.forward.token_terms", terms)
+    for batch in micro_batches(forward, rollouts()):
+        assert forward.logprobs(batch).dtype == torch.promote_types(expected, torch.float32)
+    assert set(used) == {expected}
+
+
 def test_responses_beyond_a_sliding_window_are_padded_and_the_others_packed(windowed: Path) -> None:
     table = rollouts(groups=4, samples=12, longest=53)
     compute = ComputeConfig(micro_batch_tokens=64)
@@ -141,6 +180,29 @@ def test_keys_that_are_copied_for_each_head_give_what_shared_ones_give(
     shared = forward.logprobs(batch)
     monkeypatch.setattr(attention, "copies_keys", lambda *_: True)
     assert torch.allclose(forward.logprobs(batch), shared, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [64, 256])
+def test_gradients_of_a_shared_prompt_are_rounded_to_bfloat16_once(n: int) -> None:
+    """Those of its responses, which stand in several blocks: rounded before they are added up, and their sum after."""
+    rows = unsampled(0, problems=1, samples=n, prompt=5, lengths=(1, 40), vocabulary=12)
+    responses = read(rows.with_columns(advantage=0.0, loss_weight=1.0), vocabulary=12)
+    batch = packed(responses, next(cut(responses, np.arange(n), tokens=10**9)), "cpu", torch.float32)
+    assert batch.rows is not None
+    assert len(batch.rows.blocks) > 3
+    torch.manual_seed(0)
+    given, upstream = torch.randn(3, 1, 2, batch.passed, 16).bfloat16(), torch.rand(1, batch.passed, 2, 16).bfloat16()
+
+    def gradients(dtype: torch.dtype) -> torch.Tensor:
+        states = given.to(dtype).requires_grad_()
+        with attention.attending(batch.rows):
+            attention.packed_attention(None, *states, None)[0].backward(upstream.to(dtype))
+        assert states.grad is not None
+        return states.grad[1:, ..., :5, :].double()
+
+    exact = gradients(torch.float64)
+    assert distance(gradients(torch.float32), exact) < 1e-6
+    assert distance(gradients(torch.bfloat16), exact) < 1.35 * distance(exact.bfloat16().double(), exact)
 
 
 FAMILIES: dict[str, dict[str, Any]] = {

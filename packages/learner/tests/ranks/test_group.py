@@ -6,7 +6,9 @@ import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import polars as pl
@@ -16,7 +18,7 @@ import torch
 from isocompute.learner.config import AdapterConfig, BatchConfig, LearnerConfig, ObjectiveConfig
 from isocompute.learner.errors import DivergenceError, LearnerError, RankError, SyncError
 from isocompute.learner.ranks.group import LearnerGroup, RankActor
-from isocompute.learner.saving.checkpoint import Checkpoints
+from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
 from isocompute.learner.training.loop import through_deaths
 from isocompute.learner.updates.learner import Learner
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -87,9 +89,18 @@ def test_a_function_on_the_ranks_sees_every_whole_tensor_and_its_results_come_by
     assert dict(two.weights()).keys() == expected.keys()
 
 
+@pytest.mark.parametrize("seen", [True, False])
 def test_a_group_continues_from_its_checkpoint_bit_for_bit(
-    two: LearnerGroup, replay: Any, config: LearnerConfig, tmp_path: Path
+    two: LearnerGroup,
+    replay: Any,
+    config: LearnerConfig,
+    tmp_path: Path,
+    seen: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Whether its ranks write and read their parts, or are on machines that do not see the folder."""
+    if not seen:
+        monkeypatch.setattr(two, "_see", lambda _: False)
     whole = run(two, replay, tmp_path / "whole", steps=4)
     straight = two.state()
     two.reset(config)
@@ -98,9 +109,38 @@ def test_a_group_continues_from_its_checkpoint_bit_for_bit(
     two.reset(config)
     assert run(two, replay, tmp_path / "cut", steps=4) == whole
     again = two.state()
+    assert [len([*folder.glob("tensors-*")]) for folder in (tmp_path / "cut").iterdir()] == [2 if seen else 1] * 2
     assert again[1] == straight[1]
     assert straight[1]["version"] == 4
     assert all(torch.equal(tensor, again[0][name]) for name, tensor in straight[0].items())
+
+
+def test_a_rank_that_dies_while_it_writes_leaves_the_checkpoint_before(
+    two: LearnerGroup, rollouts: pl.DataFrame, tmp_path: Path
+) -> None:
+    store = Checkpoints(tmp_path)
+
+    def hang(_: Any) -> None:
+        group: Any = import_module("isocompute.learner.ranks.group")
+        group.write_tensors = lambda *_, **__: sleep(3600)
+
+    def save(step: int) -> None:
+        tensors, values = two.state()
+        store.save(Checkpoint(step=step, tensors=tensors, values=values))
+
+    save(1)
+    store.settle()
+    ray.get(two._ranks[1].__ray_call__.remote(hang))
+    save(2)
+    # The next step is taken meanwhile.
+    assert two.update(rollouts).optimizer_steps == 1
+    os.kill(process(two._ranks[1]), signal.SIGKILL)
+    with pytest.raises(RankError, match="rank 1 of 2 died before its checkpoint was whole"):
+        store.settle()
+    saved = store.newest()
+    assert saved is not None
+    assert (saved.step, [path.name for path in tmp_path.iterdir()]) == (1, ["step-000000001"])
+    two.close()
 
 
 def test_an_error_of_the_ranks_is_the_error_of_one_learner(two: LearnerGroup, rollouts: pl.DataFrame) -> None:

@@ -6,7 +6,9 @@ import os
 import resource
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from threading import Event, Timer
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from isocompute.learner.saving.checkpoint import (
     remove_folder,
     tensors_hash,
     whole_folder,
+    write_tensors,
 )
 from safetensors.torch import save_file
 from small_run import Killed
@@ -419,3 +422,89 @@ def test_a_folder_that_is_removed_leaves_its_name_first(tmp_path: Path, monkeypa
     remove_folder(tmp_path / "thing")
     assert "thing" not in seen[-1]
     assert names(tmp_path) == []
+
+
+class OfRanks(dict[str, torch.Tensor]):
+    """Tensors that two ranks write, each its rows, when they are let."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(w=torch.arange(5.0) + step, count=torch.tensor(float(step)))
+        self.let, self.fault = Event(), ""
+
+    def write(self, folder: Path) -> Callable[[], dict[str, str]]:
+        copy = self["w"].clone()
+
+        def written() -> dict[str, str]:
+            assert self.let.wait(60)
+            first = {"w": copy[:3], "count": self["count"]}
+            found = write_tensors(folder, first.items(), begins={"w": 0}, rank=0, ranks=2)
+            if self.fault == "missing":
+                return found | {"tensors-00001.safetensors": "0"}
+            if self.fault:
+                raise CheckpointError(self.fault)
+            return found | write_tensors(folder, [("w", copy[3:])], begins={"w": 3}, rank=1, ranks=2)
+
+        return written
+
+
+def of_ranks(step: int) -> Checkpoint:
+    return Checkpoint(step=step, tensors=OfRanks(step), values={"version": step})
+
+
+def test_what_ranks_write_is_there_when_all_parts_are_and_is_put_together_again(tmp_path: Path) -> None:
+    store, given = Checkpoints(tmp_path), of_ranks(2)
+    store.save(checkpoint(1))
+    folder = store.save(given)
+    # Still being written: what is learnt meanwhile is not in it.
+    assert (newest(tmp_path).step, folder.exists()) == (1, False)
+    expected, _ = given.tensors["w"].clone(), given.tensors["w"].zero_()
+    given.tensors.let.set()
+    store.settle()
+    saved = newest(tmp_path)
+    assert (saved.step, set(saved.tensors)) == (2, {"w", "count"})
+    assert torch.equal(saved.tensors["w"], expected)
+    assert saved.tensors["count"] == 2
+    assert names(folder) == ["checksums.json", "state.json", "tensors-00000.safetensors", "tensors-00001.safetensors"]
+    (folder / "tensors-00001.safetensors").unlink()
+    assert newest(tmp_path).step == 1
+
+
+@pytest.mark.parametrize("fault", ["missing", "rank 1 of 2 cannot write"])
+def test_a_part_that_cannot_be_written_leaves_the_checkpoint_before_and_is_said_by_the_next(
+    fault: str, tmp_path: Path
+) -> None:
+    store, given = Checkpoints(tmp_path), of_ranks(2)
+    store.save(checkpoint(1))
+    given.tensors.fault = fault
+
+    def both() -> None:
+        store.save(given)
+        given.tensors.let.set()
+        store.save(checkpoint(3))
+
+    with pytest.raises(CheckpointError, match="tensors-00001.* is not there" if fault == "missing" else fault):
+        both()
+    assert names(tmp_path) == ["step-000000001"]
+    store.save(checkpoint(3))
+    assert newest(tmp_path).step == 3
+
+
+def test_a_run_that_ends_waits_for_what_ranks_write(tmp_path: Path) -> None:
+    store, given = Checkpoints(tmp_path), of_ranks(2)
+    with store.held():
+        store.save(given)
+        Timer(0.2, given.tensors.let.set).start()
+    assert newest(tmp_path).step == 2
+    given = of_ranks(3)
+    given.tensors.fault = "rank 1 of 2 cannot write"
+
+    def killed() -> None:
+        with store.held():
+            store.save(given)
+            given.tensors.let.set()
+            raise Killed
+
+    # The run's own error is the one that is said.
+    with pytest.raises(Killed):
+        killed()
+    assert names(tmp_path) == ["step-000000002"]

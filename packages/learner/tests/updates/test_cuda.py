@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from isocompute.learner.batch.packing import _sent
+from isocompute.learner.batch.packing import _gather, _sent
 from isocompute.learner.config import (
     AdapterConfig,
     ComputeConfig,
@@ -175,6 +175,18 @@ def test_shared_keys_are_attended_to_by_the_kernel_that_takes_less_memory(dtype:
 
     taken(True)
     assert attention.copies_keys("cuda", dtype) == (taken(True) < taken(False))
+
+
+def test_gradients_of_copies_are_added_up_in_one_order_in_float32() -> None:
+    upstream = torch.randn(4096, 256, device="cuda", dtype=torch.bfloat16)
+    copied, found = _gather(np.arange(4096) % 16, 16, "cuda"), []
+    for _ in range(3):
+        tensor = torch.zeros(16, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        copied(tensor).backward(upstream)
+        found.append(tensor.grad)
+    assert all(torch.equal(found[0], again) for again in found[1:])
+    exact = upstream.double().view(256, 16, 256).sum(0)
+    assert distance(found[0].double(), exact) < 1.05 * distance(exact.bfloat16().double(), exact)
 
 
 def test_numbers_are_sent_while_the_gpu_is_busy_and_arrive_as_they_were() -> None:

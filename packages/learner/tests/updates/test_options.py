@@ -245,7 +245,7 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     "compute.layout": (acts(TERMS, "padded", "passes", **ROUNDED), idle(TERMS, "packed")),
     "compute.precision": (acts(GRPO, "bfloat16", f"{CORRECTED} {RATIOS} {SYNC}", **SINGLE), idle(GRPO, "bfloat16")),
-    "compute.float32_head": (acts(LOWER, False, f"{CORRECTED} {RATIOS} {SYNC}", **SINGLE), idle(GRPO, False, **SINGLE)),
+    "compute.float32_head": (acts(LOWER, True, f"{CORRECTED} {RATIOS} {SYNC}", **SINGLE), idle(GRPO, True, **SINGLE)),
     "compute.head_chunk_tokens": (acts(TERMS, 3, "logits", **ROUNDED), idle(TERMS, 1024)),
     "compute.gradient_checkpointing": (acts(TERMS, True, "passes", **ROUNDED), idle(GRPO, True, kind="equal")),
     "adapter.rank": (

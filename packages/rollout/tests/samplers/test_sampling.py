@@ -155,3 +155,9 @@ def test_an_engine_on_several_gpus_runs_its_own_workers_in_whatever_placement_gr
 ) -> None:
     engine = EngineConfig(tensor_parallel=parallel).resolved(longest=16, cuda=True)
     assert engine_arguments(engine, None)["distributed_executor_backend"] == executor
+
+
+@pytest.mark.parametrize(("given", "overrides"), [(None, None), (False, None), (True, {"head_dtype": "float32"})])
+def test_logits_are_in_float32_where_that_is_asked_for(given: bool | None, overrides: dict[str, str] | None) -> None:
+    engine = EngineConfig(dtype="bfloat16", float32_head=given).resolved(longest=20, cuda=True)
+    assert engine_arguments(engine, None).get("hf_overrides") == overrides

@@ -1,13 +1,29 @@
 """Weights of a sync: which tensors must come, and the buckets that they travel in."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from isocompute.rollout import RolloutError
-from isocompute.rollout.samplers.weights import Manifest, buckets, check_tied, checked, manifest, manifest_of, pack
+from isocompute.rollout import RolloutError, open_sampler
+from isocompute.rollout.errors import EngineError
+from isocompute.rollout.samplers.weights import (
+    AbsentError,
+    BroadcastGroup,
+    Manifest,
+    Rendezvous,
+    buckets,
+    check_tied,
+    checked,
+    connect,
+    join,
+    manifest,
+    manifest_of,
+    pack,
+    rounded,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -93,3 +109,96 @@ def test_a_stream_is_never_held_whole() -> None:
     assert len(alive) == 20
     # Two tensors in a bucket, and the next one.
     assert most <= 4
+
+
+class GoneError(Exception):
+    """Another rank has died."""
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_group_to_which_a_rank_does_not_come_is_left_by_those_who_came(dies: bool) -> None:
+    came: list[Future[None]] = []
+
+    def check() -> None:
+        if dies:
+            raise GoneError
+
+    with ThreadPoolExecutor() as pool:
+        # One that dies is not waited for.
+        with pytest.raises(GoneError if dies else AbsentError) as error:
+            connect(
+                "others",
+                "gloo",
+                host="127.0.0.1",
+                world=3,
+                seconds=3600 if dies else 2,
+                invite=lambda rendezvous: came.append(pool.submit(join, rendezvous, 1)),
+                check=check,
+            )
+        assert getattr(error.value, "ranks", [2]) == [2]
+        with pytest.raises(EngineError, match=r"rank 1 of 3 could not join .*sync again"):
+            came[0].result(60)
+
+
+@pytest.fixture
+def groups() -> Iterator[Callable[[float], list[BroadcastGroup]]]:
+    """Makes groups of two ranks, with a timeout in seconds; both are in this process."""
+    made: list[BroadcastGroup] = []
+
+    def make(seconds: float) -> list[BroadcastGroup]:
+        store = torch.distributed.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+        rendezvous = Rendezvous(backend="gloo", host="127.0.0.1", port=store.port, world=2, seconds=seconds)
+        with ThreadPoolExecutor() as pool:
+            ranks = [pool.submit(BroadcastGroup, "", rendezvous, store, rank, lambda: None) for rank in range(2)]
+            made.extend(rank.result(60) for rank in ranks)
+        return made
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_a_broadcast_brings_what_the_first_rank_has(groups: Callable[[float], list[BroadcastGroup]]) -> None:
+    tensors = [torch.arange(5), torch.zeros(5, dtype=torch.long)]
+    for work in [group.broadcast(tensor) for group, tensor in zip(groups(60), tensors, strict=True)]:
+        work.wait()
+    assert torch.equal(*tensors)
+
+
+def test_a_broadcast_that_does_not_come_or_whose_sender_leaves_is_one_sentence(
+    groups: Callable[[float], list[BroadcastGroup]],
+) -> None:
+    _, waits = groups(0.5)
+    with pytest.raises(EngineError, match=r"^a broadcast of weights was cut off \(.+\); sync again before sampling$"):
+        waits.broadcast(torch.zeros(3)).wait()
+    *_, leaves, waits = groups(3600)
+    coming = waits.broadcast(torch.zeros(3))
+    leaves.close()
+    with pytest.raises(EngineError, match="cut off"):
+        coming.wait()
+
+
+@pytest.mark.parametrize("dtype", [None, "float32", "bfloat16", "float16"])
+def test_large_matrices_travel_in_the_type_of_the_engine_and_what_may_be_in_float32_there_as_it_is(
+    dtype: str | None,
+) -> None:
+    large, routed = torch.randn(513, 600), torch.randn(3, 513, 520)
+    small = {"bias": torch.randn(5000), "router": torch.randn(512, 4096), "half": torch.randn(600, 600).half()}
+    found = dict(rounded({"large": large, "experts": routed, **small}.items(), dtype))
+    assert all(found[name] is tensor for name, tensor in small.items())
+    for name, tensor in (("large", large), ("experts", routed)):
+        assert torch.equal(found[name], tensor.to(getattr(torch, dtype or "float32")))
+        assert found[name].nbytes == tensor.nbytes // (2 if "16" in str(dtype) else 1)
+
+
+def test_an_engine_takes_the_same_weights_over_whether_it_or_the_sender_rounds_them(
+    tiny: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("isocompute.rollout.samplers.weights.SMALL", 1)
+    brought = dict(tiny.save(tmp_path, seed=7).state_dict())
+    sampler = open_sampler("transformers", str(tiny.folder), tiny.sampling, dtype="bfloat16")
+    assert sampler.dtype == "bfloat16"
+    sampler.sync(brought, 1)
+    before = sampler.probe()
+    sampler.sync(rounded(brought.items(), sampler.dtype), 2)
+    assert sampler.probe() == before

@@ -188,10 +188,11 @@ class ComputeConfig:
         precision: Type of activations: ``float32``, or ``bfloat16`` with weights, gradients and moments in float32.
             The reference of a KL then has its weights in bfloat16 too, which takes half the memory: it is the base
             model rounded, and the KL of a policy that is the base model still is not 0 (5e-5 nats for a small one).
-        float32_head: Compute logits in float32 where ``precision`` is not (MiniMax-M1, arXiv 2506.13585, section 3.2):
-            the four products of the head with the vocabulary, one forward and three backward, which a GPU multiplies
-            several times more slowly than in bfloat16. Without it those products are in bfloat16, and the softmax,
-            log-probabilities and the sum of the head's gradient in float32 all the same.
+        float32_head: Multiply hidden states and the head in float32 where ``precision`` is lower (MiniMax-M1, arXiv
+            2506.13585, section 3.2; the recipe ``scalerl``): four products with the vocabulary, one forward and three
+            backward, which a GPU makes several times more slowly than in bfloat16. The sampler's head should be in
+            float32, too. Otherwise the products are in bfloat16, and the softmax, log-probabilities and the sum of the
+            head's gradient in float32 all the same.
         head_chunk_tokens: Tokens whose logits are held at a time; they are computed again in the backward pass.
         sharding: ``auto``: several ranks share one policy, so that each holds and computes a part of its weights,
             gradients and moments, and of the weights of a KL's reference (FSDP2); ``none``: each rank has the whole
@@ -205,7 +206,7 @@ class ComputeConfig:
     micro_batch_tokens: int = 8192
     layout: str = "auto"
     precision: str = "float32"
-    float32_head: bool = True
+    float32_head: bool = False
     head_chunk_tokens: int = 2048
     sharding: str = "auto"
     gradient_checkpointing: bool = False

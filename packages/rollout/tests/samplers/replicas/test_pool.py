@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,29 @@ def test_every_transport_brings_the_weights_of_every_sync(over: Any) -> None:
         over.sample(hashed.problems(4), **ASKED)
     synced(over, 4, 4)
     compare(over)
+
+
+@pytest.mark.parametrize(
+    ("what", "seconds", "why"), [("fall", 3600.0, "it died before it could"), ("stay", 15.0, "it did not join")]
+)
+@pytest.mark.parametrize("over", ["gloo"], indirect=True)
+def test_a_replica_that_does_not_come_to_a_broadcast_is_ended_and_the_others_leave_at_once(
+    over: Any, what: str, seconds: float, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [process(over, index) for index in range(2)]
+    wrong = over.folder / f"{what}-{before[1]}"
+    wrong.touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(over._sender, "_seconds", seconds)
+        # Not the group of another test.
+        over.driver.members[0].opened = replace(over.driver.members[0].opened, host=what)
+        with pytest.raises(EngineError, match=f"replica 1 broke the group that .*: {why}"):
+            over.sync(hashed.weights(1), 1)
+    wrong.unlink()
+    over.settle()
+    synced(over, 3, 3)
+    compare(over)
+    assert [process(over, index) == before[index] for index in range(2)] == [True, False]
 
 
 @pytest.mark.parametrize("over", ["gloo"], indirect=True)

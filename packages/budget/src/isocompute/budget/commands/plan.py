@@ -129,7 +129,10 @@ def add_model_arguments(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--layers", type=whole, metavar="L", help="layers, for the attention term and the memory")
     group.add_argument("--width", type=whole, metavar="d", help="hidden size, for the same")
-    group.add_argument("--vocabulary", type=whole, metavar="V", help="for the memory of the logits")
+    group.add_argument(
+        "--vocabulary", type=whole, metavar="V", help="for the memory of the logits, and a head in float32"
+    )
+    group.add_argument("--float32-head", action="store_true", help="the trainer computes logits in float32")
     group.add_argument(
         "--generation-utilisation", type=_shares, metavar="LOW,LIKELY,HIGH", help="share of the peak while sampling"
     )
@@ -185,6 +188,7 @@ def model_setting(arguments: argparse.Namespace) -> Setting | None:
         tokens_per_second=arguments.tokens_per_second,
         extra_forwards=arguments.extra_forwards,
         shared_prompt=not arguments.no_shared_prompt,
+        float32_head=arguments.float32_head,
     )
 
 
@@ -274,7 +278,10 @@ def plan_lines(plan: Grid, rows: list[dict[str, Any]], arguments: argparse.Names
         tokens = response_tokens(limits.rollouts, setting.lengths)
         yield f"response tokens: {tokens.likely:,.0f} ({tokens.low:,.0f}-{tokens.high:,.0f})"
         yield memory_line(needed, setting.device)
-        for sentence in rows[0]["assumptions"]:
+        for sentence in (
+            *rows[0]["assumptions"],
+            "no device waits for another, nor for the longest response of a batch",
+        ):
             yield f"assumed: {sentence}"
 
 

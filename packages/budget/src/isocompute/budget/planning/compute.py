@@ -10,7 +10,7 @@ share anything.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite, sqrt
 from typing import Literal
 
@@ -144,7 +144,8 @@ class Model:
         active_parameters: N, those that a token passes through: fewer in a mixture of experts; None for all.
         layers: L, for the attention term; None leaves the term out, which is listed as an assumption.
         width: d, size of the hidden state, for the attention term.
-        vocabulary: Size of the vocabulary, for the memory of the logits.
+        vocabulary: Size of the vocabulary, for the memory of the logits and a head in float32.
+        kv_values: Values that an engine keeps of a token in each layer; None for keys and values as wide as the model.
 
     Raises:
         BudgetError: A size is not a whole number of at least 1, or only one of layers and width is given.
@@ -155,9 +156,10 @@ class Model:
     layers: int | None = None
     width: int | None = None
     vocabulary: int | None = None
+    kv_values: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("parameters", "active_parameters", "layers", "width", "vocabulary"):
+        for name in ("parameters", "active_parameters", "layers", "width", "vocabulary", "kv_values"):
             value = getattr(self, name)
             if value is not None or name == "parameters":
                 whole(value, name, least=1)
@@ -172,6 +174,11 @@ class Model:
     def active(self) -> int:
         """N, parameters that a token passes through."""
         return self.parameters if self.active_parameters is None else self.active_parameters
+
+    @property
+    def head(self) -> int:
+        """Parameters of the output head; 0 where the width or the vocabulary is not known."""
+        return (self.vocabulary or 0) * (self.width or 0)
 
     def attention(self, begin: float, end: float) -> float:
         """FLOPs of attention in a forward pass over some positions of a sequence, 2·L·d·(end² − begin²).
@@ -249,10 +256,12 @@ class Flops:
     Attributes:
         generation: Prefill and sampling.
         training: Forward and backward passes of the trainer, and its other forward passes.
+        head: Those of training that a head in float32 takes, which are none of ``training``; None without one.
     """
 
     generation: Interval
     training: Interval
+    head: Interval | None = None
 
 
 def work(
@@ -263,6 +272,7 @@ def work(
     rollouts_per_problem: int = 1,
     shared_prompt: bool = True,
     extra_forwards: int = 0,
+    float32_head: bool = False,
 ) -> Flops:
     """FLOPs of generating rollouts and training on all of them.
 
@@ -271,28 +281,37 @@ def work(
         shared_prompt: Whether the engine prefills a prompt once for its n responses (prefix caching).
         extra_forwards: Further forward passes of the trainer over each token: 1 for a reference policy, 1 for
             log-probabilities computed again.
+        float32_head: Whether the trainer's output head multiplies in float32: four products of 2·V·d FLOPs for each
+            token, since logits are computed again in the backward pass.
 
     Raises:
-        BudgetError: ``rollouts_per_problem`` is below 1, or ``extra_forwards`` below 0.
+        BudgetError: ``rollouts_per_problem`` is below 1, ``extra_forwards`` below 0, or the size of a head in float32
+            not known.
     """
     n = whole(rollouts_per_problem, "rollouts_per_problem", least=1)
     forwards = whole(extra_forwards, "extra_forwards", least=0)
+    if float32_head and not 0 < model.head <= model.active:
+        raise BudgetError(
+            f"the width is {model.width}, the vocabulary {model.vocabulary}; a head in float32 needs both, and no more "
+            f"than the {model.active:,} parameters of the model"
+        )
+    head = model.head if float32_head else 0
     prompt = lengths.prompt_tokens
     prefills = rollouts / n if shared_prompt else rollouts
 
-    def parts(length: float) -> tuple[float, float]:
+    def parts(length: float) -> tuple[float, float, float]:
         end = prompt + length
-        once = 2.0 * model.active * end + model.attention(0, end)
+        once = 2.0 * (model.active - head) * end + model.attention(0, end)
         prefill = prefills * (2.0 * model.active * prompt + model.attention(0, prompt))
         generating = prefill + rollouts * (2.0 * model.active * length + model.attention(prompt, end))
-        return generating, rollouts * (3 + forwards) * once
+        return generating, rollouts * (3 + forwards) * once, rollouts * (4 + forwards) * 2.0 * head * end
 
     low, likely, high = (parts(lengths.mean_response * (1 + off)) for off in (-lengths.spread, 0, lengths.spread))
     assumptions = _assumptions(model, lengths, shared_prompt=shared_prompt and n > 1, forwards=forwards)
-    return Flops(
-        generation=Interval(low=low[0], likely=likely[0], high=high[0], assumptions=assumptions),
-        training=Interval(low=low[1], likely=likely[1], high=high[1], assumptions=assumptions),
+    generation, training, in_head = (
+        Interval(low=low[i], likely=likely[i], high=high[i], assumptions=assumptions) for i in range(3)
     )
+    return Flops(generation=generation, training=training, head=in_head if head else None)
 
 
 def _assumptions(model: Model, lengths: Lengths, *, shared_prompt: bool, forwards: int) -> tuple[str, ...]:
@@ -330,24 +349,28 @@ class Device:
     """An accelerator.
 
     Attributes:
-        peak: Dense bfloat16 FLOP/s, from its data sheet.
+        peak: Dense bfloat16 FLOP/s, from its data sheet, as the others.
+        float32: FLOP/s in float32, without TF32.
         memory: Bytes.
+        bandwidth: Of the memory, bytes/s.
     """
 
     name: str
     peak: float
+    float32: float
     memory: int
+    bandwidth: float
 
 
 DEVICES: Mapping[str, Device] = {
     device.name: device
     for device in (
-        Device(name="a100", peak=312e12, memory=80 * 10**9),
-        Device(name="h100", peak=989e12, memory=80 * 10**9),
-        Device(name="h200", peak=989e12, memory=141 * 10**9),
-        Device(name="b200", peak=2250e12, memory=180 * 10**9),
-        Device(name="l40s", peak=362e12, memory=48 * 10**9),
-        Device(name="mi300x", peak=1307e12, memory=192 * 10**9),
+        Device(name="a100", peak=312e12, float32=19.5e12, memory=80 * 10**9, bandwidth=2.04e12),
+        Device(name="h100", peak=989e12, float32=67e12, memory=80 * 10**9, bandwidth=3.35e12),
+        Device(name="h200", peak=989e12, float32=67e12, memory=141 * 10**9, bandwidth=4.8e12),
+        Device(name="b200", peak=2250e12, float32=75e12, memory=180 * 10**9, bandwidth=7.7e12),
+        Device(name="l40s", peak=362e12, float32=91.6e12, memory=48 * 10**9, bandwidth=0.864e12),
+        Device(name="mi300x", peak=1307e12, float32=163.4e12, memory=192 * 10**9, bandwidth=5.3e12),
     )
 }
 """Accelerators by name."""
@@ -389,6 +412,10 @@ class Utilisation:
                 )
 
 
+HEAD = (0.6, 0.85, 0.95)
+"""Low, likely and high share of ``Device.float32`` that a head reaches; 0.89 was measured on an H100."""
+
+
 def seconds(flops: Interval, on: Device, shares: tuple[float, float, float], doing: str) -> Interval:
     """Device-seconds of a number of FLOPs.
 
@@ -407,6 +434,11 @@ def seconds(flops: Interval, on: Device, shares: tuple[float, float, float], doi
             f"{doing} reaches {reached} of the {on.peak / 1e12:,.0f} TFLOP/s of {on.name}",
         ),
     )
+
+
+def head_seconds(flops: Interval, on: Device) -> Interval:
+    """Device-seconds of a number of FLOPs of an output head in float32."""
+    return seconds(flops, replace(on, peak=on.float32), HEAD, "a head in float32")
 
 
 def device_time(
@@ -429,6 +461,8 @@ def device_time(
     """
     shares = utilisation or Utilisation()
     training = seconds(of.training, on, shares.training, "training")
+    if of.head is not None:
+        training += head_seconds(of.head, on)
     if tokens_per_second is None:
         return seconds(of.generation, on, shares.generation, "sampling"), training
     if tokens is None or not 0 < tokens_per_second < inf:

@@ -194,6 +194,7 @@ class Setting:
         tokens_per_second: Measured speed of sampling on one device, or None.
         extra_forwards: Further forward passes of the trainer over each token (a reference policy, say).
         shared_prompt: Whether the engine prefills a group's prompt once (prefix caching).
+        float32_head: Whether the trainer's output head multiplies in float32.
     """
 
     model: Model
@@ -203,6 +204,7 @@ class Setting:
     tokens_per_second: float | None
     extra_forwards: int
     shared_prompt: bool
+    float32_head: bool = False
 
     def memory(self, *, world_size: int, micro_batch: int) -> Memory:
         """Memory of one device while training.
@@ -256,6 +258,7 @@ def estimate(rollouts: int, setting: Setting, *, rollouts_per_problem: int) -> E
         rollouts_per_problem=rollouts_per_problem,
         shared_prompt=setting.shared_prompt,
         extra_forwards=setting.extra_forwards,
+        float32_head=setting.float32_head,
     )
     sampling, training = device_time(
         flops,

@@ -13,9 +13,51 @@ from typing import Any
 import numpy as np
 import polars as pl
 import torch
+from torch.nn.functional import embedding_bag
 
 from ..config import fits
 from .responses import Responses, positions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gather:
+    """Rows of a tensor that are copied, some of them often, and the order in which gradients of copies are added up.
+
+    torch's ``index_select`` adds them up in their own type, and on CUDA in any order: in bfloat16 small terms of a
+    prompt that many responses share are lost, and no two runs are equal. Here each row's are added one after another,
+    in float32 or better.
+
+    Attributes:
+        index: The row that each copy is of, shape ``(copies,)``.
+        order: The copies by their row; one that has no gradient may be left out.
+        begins: Where each row's copies begin in ``order``, and where the last ones end; shape ``(rows + 1,)``.
+    """
+
+    index: torch.Tensor
+    order: torch.Tensor
+    begins: torch.Tensor
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the copies, shape ``(copies, size)``, of a tensor of the shape ``(rows, size)``."""
+        found: torch.Tensor = _Copies.apply(tensor, self.index, self.order, self.begins)
+        return found
+
+
+class _Copies(torch.autograd.Function):  # type: ignore[misc]
+    """See ``Gather``."""
+
+    @staticmethod
+    def forward(
+        context: Any, tensor: torch.Tensor, index: torch.Tensor, order: torch.Tensor, begins: torch.Tensor
+    ) -> torch.Tensor:
+        context.save_for_backward(order, begins)
+        return tensor.index_select(0, index)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
+        # A sum of rows by segments, which torch has under this name alone. Sums are kept in float32 where rows are not.
+        order, begins = context.saved_tensors
+        return embedding_bag(order, gradient, begins, mode="sum", include_last_offset=True), None, None, None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +71,21 @@ class PackedRows:
     Attributes:
         blocks: For rows of about the same length, the position of each of their tokens; shapes ``(rows, length)``.
             A row attends to what is before it in the row, so padding at its end changes nothing.
-        take: Where each packed position's result is in the blocks' rows, joined; shape ``(positions,)``. A prompt's is
-            in the row of its first response.
+        keys: The blocks joined, as copies of positions; of keys and of values.
+        queries: The same of queries, whose copies have a gradient only where their result is taken.
     """
 
     blocks: tuple[torch.Tensor, ...]
-    take: torch.Tensor
+    keys: Gather
+    queries: Gather
+
+    @property
+    def take(self) -> torch.Tensor:
+        """Where each packed position's result is in the blocks' rows, joined; shape ``(positions,)``.
+
+        A prompt's is in the row of its first response.
+        """
+        return self.queries.order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +102,7 @@ class MicroBatch:
         rows: What attends to what when packed; None otherwise.
         passed: How many tokens pass through the model: prompts and responses, and no padding.
         keys: How many keys these attend to, all together; see ``rate.training_operations``.
-        predicts: For each sampled token the position, in the flattened input, that predicts it; shape ``(tokens,)``.
+        predicts: The positions of the flattened input that predict the sampled tokens, in their order.
         tokens: The sampled tokens, shape ``(tokens,)``.
         response: The index of each one's response, shape ``(tokens,)``.
         responses: How many responses there are.
@@ -69,7 +120,7 @@ class MicroBatch:
     rows: PackedRows | None
     passed: int
     keys: int
-    predicts: torch.Tensor
+    predicts: Gather
     tokens: torch.Tensor
     response: torch.Tensor
     responses: int
@@ -204,7 +255,7 @@ def packed(responses: Responses, piece: Piece, device: str, dtype: torch.dtype) 
         rows=_attending(prompt_starts[piece.prompt], before, starts, run, piece.prompt, device),
         passed=len(ids),
         keys=int(place.sum()) + len(ids),
-        **_of_tokens(responses, rows, predicts, device, dtype),
+        **_of_tokens(responses, rows, predicts, len(ids), device, dtype),
     )
 
 
@@ -222,6 +273,7 @@ def padded(responses: Responses, piece: Piece, device: str, dtype: torch.dtype) 
     ids[in_prompt] = responses.prompts.joined(rows)
     ids[in_response] = responses.responses.values[positions(responses.responses.offsets[rows], run)]
     starts = np.arange(len(rows)) * length + prompt_lengths
+    predicts = _predicting(starts - 1, starts, responses.responses.lengths[rows])
     return MicroBatch(
         input_ids=_sent(ids, torch.long, device),
         position_ids=_sent(np.broadcast_to(place, ids.shape).copy(), torch.long, device),
@@ -229,9 +281,7 @@ def padded(responses: Responses, piece: Piece, device: str, dtype: torch.dtype) 
         rows=None,
         passed=int(whole.sum()),
         keys=int((whole * (whole + 1) // 2).sum()),
-        **_of_tokens(
-            responses, rows, _predicting(starts - 1, starts, responses.responses.lengths[rows]), device, dtype
-        ),
+        **_of_tokens(responses, rows, predicts, ids.size, device, dtype),
     )
 
 
@@ -251,8 +301,21 @@ def _predicting(last: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np
     return predicts
 
 
+def _gather(index: np.ndarray, rows: int, device: str, *, copies: np.ndarray | None = None) -> Gather:
+    """A gather of so many rows.
+
+    Args:
+        copies: Whether each copy has a gradient, shape ``(copies,)``; None: all have.
+    """
+    left = np.arange(len(index)) if copies is None else np.flatnonzero(copies)
+    order = left[np.argsort(index[left], kind="stable")]
+    begins = np.searchsorted(index[order], np.arange(rows + 1))
+    given = {"index": index, "order": order, "begins": begins}
+    return Gather(**{name: _sent(values, torch.long, device) for name, values in given.items()})
+
+
 def _of_tokens(
-    responses: Responses, rows: np.ndarray, predicts: np.ndarray, device: str, dtype: torch.dtype
+    responses: Responses, rows: np.ndarray, predicts: np.ndarray, size: int, device: str, dtype: torch.dtype
 ) -> dict[str, Any]:
     """The fields of a micro-batch that have a number for each sampled token."""
     every = positions(responses.responses.offsets[rows], responses.responses.lengths[rows])
@@ -269,7 +332,7 @@ def _of_tokens(
     # Advantages may be a response's or each token's own.
     advantages = measured.pop("advantages", repeated("advantage"))
     return {
-        "predicts": _sent(predicts[sampled], torch.long, device),
+        "predicts": _gather(predicts[sampled], size, device),
         "tokens": _sent(responses.responses.values[every][sampled], torch.long, device),
         "response": _sent(np.repeat(np.arange(len(rows)), counts), torch.long, device),
         "responses": len(rows),
@@ -286,10 +349,9 @@ def _attending(
 ) -> PackedRows:
     """Lay the rows of attention out in blocks of about one length, the longest first."""
     lengths = prompts + run
-    take = np.zeros(int(run.sum() + prompts[np.unique(prompt, return_index=True)[1]].sum()), dtype=np.int64)
     firsts = np.zeros(len(run), dtype=bool)
     firsts[np.unique(prompt, return_index=True)[1]] = True
-    blocks, done = [], 0
+    blocks, real, taken = [], [], []
     for chosen in _blocks(lengths):
         width = int(lengths[chosen].max())
         block = np.zeros((len(chosen), width), dtype=np.int64)
@@ -298,14 +360,17 @@ def _attending(
         in_response = ~in_prompt & (places < lengths[chosen][:, None])
         block[in_prompt] = positions(prompt_starts[chosen], prompts[chosen])
         block[in_response] = positions(starts[chosen], run[chosen])
-        at = done + np.arange(block.size).reshape(block.shape)
-        take[block[in_response]] = at[in_response]
+        blocks.append(block)
+        real.append((in_prompt | in_response).ravel())
         # The same prompt stands in many rows, and is taken from that of its first response.
-        own = in_prompt & firsts[chosen][:, None]
-        take[block[own]] = at[own]
-        blocks.append(_sent(block, torch.long, device))
-        done += block.size
-    return PackedRows(blocks=tuple(blocks), take=_sent(take, torch.long, device))
+        taken.append((in_response | in_prompt & firsts[chosen][:, None]).ravel())
+    joined = np.concatenate([block.ravel() for block in blocks])
+    size = int(joined.max()) + 1
+    # Nothing that is taken has seen the padding behind it.
+    keys, queries = (_gather(joined, size, device, copies=np.concatenate(each)) for each in (real, taken))
+    parts = keys.index.split([block.size for block in blocks])
+    shaped = tuple(part.view(block.shape) for part, block in zip(parts, blocks, strict=True))
+    return PackedRows(blocks=shaped, keys=keys, queries=queries)
 
 
 def _blocks(lengths: np.ndarray) -> list[np.ndarray]:

@@ -126,13 +126,14 @@ def packed_attention(
     # Rotation gives float32 under autocast, and the kernel is given what autocast makes of it.
     multiplied = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
     copied = groups and copies_keys(kind, multiplied)
+    # One row of numbers for each position, copied to the rows of attention.
+    copies = [
+        gather(states).split([block.numel() for block in rows.blocks])
+        for gather, states in zip((rows.queries, rows.keys, rows.keys), flat, strict=True)
+    ]
     joined = []
-    for block in rows.blocks:
-        # One row of numbers for each position, gathered by the rows of the block.
-        q, k, v = (
-            states.index_select(0, block.flatten()).view(*block.shape, -1, size).transpose(1, 2)
-            for states, size in zip(flat, sizes, strict=True)
-        )
+    for block, *parts in zip(rows.blocks, *copies, strict=True):
+        q, k, v = (part.view(*block.shape, -1, size).transpose(1, 2) for part, size in zip(parts, sizes, strict=True))
         if copied:
             k, v = (states.repeat_interleave(heads // key.shape[1], dim=1) for states in (k, v))
         found = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=groups and not copied)

@@ -57,7 +57,7 @@ class Forward:
         self._dtype: torch.dtype = reduce(torch.promote_types, (each.dtype for each in policy.parameters()))
         self._adapted = True
         # What the model means is found out in float32: in bfloat16 rounding would look like another meaning.
-        self._config = replace(config, precision="float32")
+        self._config = replace(config, precision="float32", float32_head=True)
         self.packs = False
         self._window: int | None = None if like is None else like._window
         self._rotated = rotated_otherwise_beyond(policy.config)
@@ -150,12 +150,10 @@ class Forward:
                 attention_mask=torch.ones_like(batch.input_ids) if batch.rows is not None else batch.attention_mask,
                 use_cache=False,
             ).last_hidden_state
-        found: torch.Tensor = states.flatten(0, 1).index_select(0, batch.predicts)
-        return found
+        return batch.predicts(states.flatten(0, 1))
 
     def _terms(self, batch: MicroBatch, **entropies: bool) -> Callable[..., Any]:
-        lower = self._config.precision == "bfloat16" and not self._config.float32_head
-        dtype = torch.bfloat16 if lower else torch.promote_types(self._dtype, torch.float32)
+        dtype = torch.promote_types(self.dtype, torch.float32) if self._config.float32_head else self.dtype
         chunk = self._config.head_chunk_tokens
 
         def use(head: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

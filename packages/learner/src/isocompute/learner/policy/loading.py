@@ -197,6 +197,11 @@ class WholeTensors(Mapping[str, torch.Tensor]):
         """Bytes of each tensor when it is whole."""
         return {name: tensor.numel() * self._type(tensor).itemsize for name, tensor in self._live.items()}
 
+    def shares(self) -> Iterator[tuple[str, torch.Tensor, slice | None]]:
+        """The live tensors: of one that ranks share this one's rows, which are named, and no copy."""
+        for name, tensor in self._live.items():
+            yield name, own(tensor), rows_of(tensor)
+
     def _type(self, tensor: torch.Tensor) -> torch.dtype:
         return tensor.dtype if self._dtype is None or not tensor.is_floating_point() else self._dtype
 

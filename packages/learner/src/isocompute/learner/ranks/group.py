@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
 import polars as pl
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 
 from ..batch.packing import shares
 from ..batch.responses import check_columns, check_rows
 from ..config import LearnerConfig
 from ..contract.deaths import death
-from ..errors import LearnerError, RankError
+from ..contract.files import reason_of
+from ..errors import CheckpointError, LearnerError, RankError
 from ..policy.loading import WholeTensors, weights
 from ..records.steps import Agreement, UpdateReport
-from ..saving.checkpoint import parts
+from ..saving.checkpoint import TensorFiles, parts, write_tensors
 from ..updates.learner import Learner, check_base, skipped, values_of
 
 PART = 2**28
@@ -34,6 +38,10 @@ PART = 2**28
 
 
 STATE, WEIGHTS = "state", "weights"
+
+
+POLL_SECONDS = 0.1
+"""How often a rank is asked whether its part of a checkpoint is written."""
 
 
 OnRank = Callable[[int, Iterator[tuple[str, torch.Tensor]]], Any]
@@ -174,7 +182,10 @@ class LearnerGroup:
         yield from self._tensors(WEIGHTS).items()
 
     def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
-        """The state of the ranks; see ``Learner.state``. A few tensors of it are here at a time, as they are read."""
+        """The state of the ranks; see ``Learner.state``. A few tensors of it are here at a time, as they are read.
+
+        A checkpoint of it is written by the ranks, each its own rows, where they see the folder.
+        """
         return self._tensors(STATE), values_of(self)
 
     def _tensors(self, of: str) -> RemoteTensors:
@@ -184,7 +195,23 @@ class LearnerGroup:
             return found
 
         (sizes,) = self._wait([self._in_use()[0].sizes.remote(of)], f"name the {of}")
-        return RemoteTensors(sizes, fetch)
+        return RemoteTensors(sizes, fetch, self._write)
+
+    def _write(self, folder: Path) -> Callable[[], dict[str, str]] | None:
+        """Let each rank copy its part of the state, and write it into a folder while the next steps are taken.
+
+        Returns:
+            A function that waits until all have, and returns the checksum of each file by its name; None where a rank
+            is on a machine that does not see the folder.
+        """
+        if not self._see(folder):
+            return None
+        ranks = self._in_use()
+        self._wait([rank.write.remote(str(folder)) for rank in ranks], "copy the state")
+        return partial(_written, ranks)
+
+    def _see(self, path: Path) -> bool:
+        return all(self._wait([rank.sees.remote(str(path)) for rank in self._in_use()], "look for the checkpoint"))
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
         """Give the ranks a state, a few tensors at a time; see ``Learner.load_state``.
@@ -198,9 +225,12 @@ class LearnerGroup:
         check_base(values, self)
         task, version, names = "load the state", int(values["version"]), list(tensors)
         self._wait([rank.expect.remote(names) for rank in self._in_use()], task)
-        for part in parts(tensors.items(), most=PART):
-            kept = ray.put(part)
-            self._wait([rank.take.remote(kept) for rank in self._in_use()], task)
+        if isinstance(tensors, TensorFiles) and all(map(self._see, tensors.paths)):
+            self._wait([rank.read.remote(tensors.paths) for rank in self._in_use()], task)
+        else:
+            for part in parts(tensors.items(), most=PART):
+                kept = ray.put(part)
+                self._wait([rank.take.remote(kept) for rank in self._in_use()], task)
         self._wait([rank.continue_at.remote(version) for rank in self._in_use()], task)
         self.version = version
 
@@ -334,11 +364,19 @@ class RemoteTensors(Mapping[str, torch.Tensor]):
 
     Args:
         sizes: Bytes of each tensor, in the order in which they are best read.
+
+    Attributes:
+        write: Lets the ranks write them; see ``Checkpoint.tensors``.
     """
 
-    def __init__(self, sizes: Mapping[str, int], fetch: Callable[[Sequence[str]], Mapping[str, torch.Tensor]]) -> None:
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        fetch: Callable[[Sequence[str]], Mapping[str, torch.Tensor]],
+        write: Callable[[Path], Callable[[], dict[str, str]] | None],
+    ) -> None:
         self._parts = {name: part for part in _parts(sizes) for name in part}
-        self._fetch = fetch
+        self._fetch, self.write = fetch, write
         self._last: Mapping[str, torch.Tensor] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -354,6 +392,28 @@ class RemoteTensors(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._parts)
+
+
+def _written(ranks: Sequence[Any]) -> dict[str, str]:
+    """Wait until ranks have written their parts of a checkpoint, whatever else they do meanwhile.
+
+    Raises:
+        CheckpointError: One cannot.
+        RankError: One died.
+    """
+    import ray
+
+    found: dict[str, str] = {}
+    for number, rank in enumerate(ranks):
+        try:
+            while (files := ray.get(rank.written.remote())) is None:
+                sleep(POLL_SECONDS)
+        except ray.exceptions.RayError as error:
+            if why := death(error):
+                raise RankError(f"rank {number} of {len(ranks)} died before its checkpoint was whole ({why})") from None
+            raise _cause(error) from None
+        found |= files
+    return found
 
 
 def _parts(sizes: Mapping[str, int]) -> list[list[str]]:
@@ -403,12 +463,15 @@ class RankActor:
             torch.set_num_threads(1)
         if self._rank:
             self._store = dist.TCPStore(machine, port, self._world_size, is_master=False, timeout=self._patience)
+        cuda = self._device != "cpu"
         dist.init_process_group(
-            "gloo" if self._device == "cpu" else "nccl",
+            "nccl" if cuda else "gloo",
             store=self._store,
             rank=self._rank,
             world_size=self._world_size,
             timeout=self._patience,
+            # NCCL connects the ranks here, where one that does not come is missed, and not in the first update.
+            device_id=torch.device("cuda", torch.cuda.current_device()) if cuda else None,
         )
 
     def load(self, model: str, config: LearnerConfig) -> str:
@@ -474,6 +537,43 @@ class RankActor:
 
     def _held(self, of: str) -> WholeTensors:
         return self._learner.state()[0] if of == STATE else weights(self._learner.policy)
+
+    def sees(self, path: str) -> bool:
+        """Return whether a file or folder of the driver is there for this rank, too."""
+        return Path(path).exists()
+
+    def write(self, folder: str) -> None:
+        """Copy this rank's rows of each tensor, and begin to write them; what is whole on all, the first one writes."""
+        copies, begins = {}, {}
+        for name, tensor, rows in self._learner.state()[0].shares():
+            if rows is not None:
+                begins[name] = rows.start
+            if tensor.numel() if rows is not None else self._rank == 0:
+                copies[name] = tensor.detach().to("cpu", copy=True)
+        pool, world = ThreadPoolExecutor(1), self._world_size
+        self._writing = pool.submit(
+            write_tensors, Path(folder), copies.items(), begins=begins, rank=self._rank, ranks=world
+        )
+        pool.shutdown(wait=False)
+
+    def written(self) -> dict[str, str] | None:
+        """Return the checksums of what ``write`` has written; None while it goes on.
+
+        Raises:
+            CheckpointError: It cannot be written.
+        """
+        if not self._writing.done():
+            return None
+        try:
+            return self._writing.result()
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"rank {self._rank} of {self._world_size} cannot write its part of the checkpoint ({reason_of(error)})"
+            ) from None
+
+    def read(self, paths: Sequence[Path]) -> None:
+        """Take over a part of a state from files; see ``Learner.take``."""
+        self._learner.take(TensorFiles(paths))
 
     def expect(self, names: Sequence[str]) -> None:
         """See ``Learner.expect``."""

@@ -1,6 +1,8 @@
 """Atomic checkpoints: safetensors and JSON with checksums, written aside, flushed, renamed. Nothing is unpickled.
 
-Tensors are written and read a part at a time: they are never in memory all together.
+Tensors are written and read a part at a time: they are never in memory all together. Ranks that share a policy write
+their own rows of each, beside the steps that follow. ``torch.distributed.checkpoint`` would do the same with metadata
+that is pickled, or, in its safetensors, that do not say whether a rank's part is missing.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +39,10 @@ CHECKSUMS = "checksums.json"
 STATE, TENSORS = "state.json", "tensors-{:05d}.safetensors"
 
 
+ROWS = "rows"
+"""Metadata of a file of tensors: the row of the whole at which each begins of which it has a part."""
+
+
 PART = 2**30
 """Most bytes of tensors that are held at a time; a single one may have more."""
 
@@ -51,7 +57,9 @@ class Checkpoint:
     Attributes:
         step: Steps taken.
         tensors: Policy and optimizer, and the critic where there is one; read one at a time, while it is saved and
-            while a learner takes it over.
+            while a learner takes it over. Where they have a method ``write``, as those of ranks do, ``write(folder)``
+            copies them and returns a function that waits until they are written, for the checksums of their files by
+            name; or it returns None, and they are read.
         values: Plain values of the learner.
         progress: Plain values of the run: cumulative counts, the evaluations so far and the cursor in the problems.
         settings: Plain values that the run depends on, by their names; see ``training.run.settings_of``.
@@ -110,6 +118,7 @@ class Checkpoints:
         self.folder = Path(folder)
         self._every_evaluations, self._every_steps, self._keep = every_evaluations, every_steps, keep
         self._keep_steps, self.may_change = frozenset(keep_steps), frozenset(may_change)
+        self._saving: Future[Path] | None = None
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -136,7 +145,12 @@ class Checkpoints:
                 return
             try:
                 yield
+                self.settle()
             finally:
+                # Where the run has failed, that is what is said.
+                saving, self._saving = self._saving, None
+                if saving is not None and (failure := saving.exception()) is not None:
+                    logger.warning("%s: the last checkpoint was not saved (%s)", self.folder, failure)
                 # Also for forks, which have the handle.
                 unlock(handle)
         finally:
@@ -158,21 +172,57 @@ class Checkpoints:
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint whole or not at all, and delete those that are not kept.
 
+        What ranks write goes on when this returns, till the next one, ``settle`` or the end of ``held``.
+
         Returns:
-            Its folder.
+            Its folder, there when it is whole.
+
+        Raises:
+            CheckpointError: It, or the one before, cannot be written; those before stay.
+        """
+        self.settle()
+        tensors = checkpoint.tensors
+        write = getattr(tensors, "write", None)
+        if write is None:
+            return self._save(checkpoint, lambda aside: write_tensors(aside, tensors.items()))
+        copied: Future[None] = Future()
+
+        def by_ranks(aside: Path) -> Mapping[str, str]:
+            written = write(aside)
+            if written is None:
+                return write_tensors(aside, tensors.items())
+            copied.set_result(None)
+            found: Mapping[str, str] = written()
+            return found
+
+        pool = ThreadPoolExecutor(1)
+        self._saving = pool.submit(self._save, checkpoint, by_ranks)
+        pool.shutdown(wait=False)
+        # What is not copied by then must not be changed by the next update.
+        first: list[Future[Any]] = [copied, self._saving]
+        wait(first, return_when=FIRST_COMPLETED)
+        if self._saving.done():
+            self.settle()
+        return self._folder_of(checkpoint.step)
+
+    def settle(self) -> None:
+        """Wait for the checkpoint that is being written, if there is one.
 
         Raises:
             CheckpointError: It cannot be written; those before stay.
         """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+    def _save(self, checkpoint: Checkpoint, write: Callable[[Path], Mapping[str, str]]) -> Path:
         final = self._folder_of(checkpoint.step)
         with whole_folder(final, what="the checkpoint", error=CheckpointError) as aside:
-            # As they come: of ranks that share a policy each tensor is gathered now.
-            for number, part in enumerate(parts(checkpoint.tensors.items())):
-                save_file(part, aside / TENSORS.format(number))
+            checksums = write(aside)
             state = {name: getattr(checkpoint, name) for name in ("step", "values", "progress", "settings")}
             (aside / STATE).write_text(json.dumps(state))
-            write_checksums(aside)
-        self.prune()
+            write_checksums(aside, known=checksums)
+        self._prune()
         return final
 
     def prune(self) -> None:
@@ -181,6 +231,10 @@ class Checkpoints:
         Raises:
             CheckpointError: One cannot be deleted.
         """
+        self.settle()
+        self._prune()
+
+    def _prune(self) -> None:
         try:
             forever = {self._folder_of(step) for step in self._keep_steps}
             # One that another of its step has replaced is like any other.
@@ -198,6 +252,7 @@ class Checkpoints:
         Raises:
             CheckpointError: All of them are damaged.
         """
+        self.settle()
         damaged: dict[Path, str] = {}
         for folder in reversed(self._complete()):
             try:
@@ -227,6 +282,7 @@ class Checkpoints:
         Raises:
             CheckpointError: There is none, or it is damaged; it stays where it is.
         """
+        self.settle()
         folder = self._folder_of(step)
         folder = folder if folder.exists() else _before(folder)
         if not folder.exists():
@@ -248,10 +304,46 @@ class Checkpoints:
         return sorted(self.folder.glob("step-*"), key=_age) if self.folder.is_dir() else []
 
 
-def write_checksums(folder: Path) -> None:
-    """Write down what the files of a checkpoint must be."""
-    paths = sorted(folder.glob("*.safetensors"))
-    (folder / CHECKSUMS).write_text(json.dumps({path.name: _checksum(path) for path in (folder / STATE, *paths)}))
+def write_checksums(folder: Path, *, known: Mapping[str, str] | None = None) -> None:
+    """Write down what the files of a checkpoint must be.
+
+    Args:
+        known: Checksums that whoever wrote the files has taken.
+
+    Raises:
+        CheckpointError: One of these files is not there.
+    """
+    known, there = known or {}, [STATE, *sorted(path.name for path in folder.glob("*.safetensors"))]
+    if missing := sorted(known.keys() - set(there)):
+        raise CheckpointError(f"{folder}: {missing[0]}, which a rank has written, is not there")
+    checksums = {name: known[name] if name in known else _checksum(folder / name) for name in there}
+    (folder / CHECKSUMS).write_text(json.dumps(checksums))
+
+
+def write_tensors(
+    folder: Path,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    *,
+    begins: Mapping[str, int] | None = None,
+    rank: int = 0,
+    ranks: int = 1,
+) -> dict[str, str]:
+    """Write tensors into files of a checkpoint, as they come.
+
+    Args:
+        begins: For each tensor that is a part of a whole the first of its rows there.
+        rank: Which of several writes.
+
+    Returns:
+        The checksum of each file, by its name.
+    """
+    found = {}
+    for number, part in enumerate(parts(tensors)):
+        own = {name: begins[name] for name in part if name in begins} if begins else {}
+        path = folder / TENSORS.format(rank + number * ranks)
+        save_file(part, path, metadata={ROWS: json.dumps(own)} if own else None)
+        found[path.name] = _checksum(path)
+    return found
 
 
 def _read(folder: Path) -> Checkpoint:
@@ -367,17 +459,25 @@ def parts(tensors: Iterable[tuple[str, torch.Tensor]], *, most: int = PART) -> I
 
 
 class TensorFiles(Mapping[str, torch.Tensor]):
-    """The tensors of safetensors files by name, each read when it is asked for."""
+    """The tensors of safetensors files by name, each read when it is asked for; one in several files is put together.
+
+    Attributes:
+        paths: The files.
+    """
 
     def __init__(self, paths: Collection[Path]) -> None:
-        self._files: dict[str, Any] = {}
+        self.paths = list(paths)
+        # For each tensor its files, by the row of the whole at which they begin.
+        self._files: dict[str, dict[int, Any]] = {}
         for path in paths:
             file: Any = safe_open(path, framework="pt")
-            self._files |= dict.fromkeys(file.keys(), file)
+            begins = json.loads((file.metadata() or {}).get(ROWS, "{}"))
+            for name in file.keys():  # noqa: SIM118
+                self._files.setdefault(name, {})[begins.get(name, 0)] = file
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._files[name].get_tensor(name)
-        return tensor
+        found = [file.get_tensor(name) for _, file in sorted(self._files[name].items())]
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -386,8 +486,9 @@ class TensorFiles(Mapping[str, torch.Tensor]):
         return len(self._files)
 
     def rows(self, name: str, rows: slice) -> torch.Tensor:
-        """Some rows of a tensor; no others are read."""
-        found: torch.Tensor = self._files[name].get_slice(name)[rows]
+        """Some rows of a tensor that is in one file; no others are read."""
+        ((_, file),) = self._files[name].items()
+        found: torch.Tensor = file.get_slice(name)[rows]
         return found
 
 

@@ -287,6 +287,8 @@ class EngineConfig:
         profile: ``cpu``, ``cuda``, or ``auto``: ``cuda`` where there is a CUDA device.
         dtype: Type of weights and KV cache: ``float32``, ``bfloat16``, ``float16``, or ``auto``: the model's own,
             and 16 bits for a model in ``float32``, as vLLM has it.
+        float32_head: Whether logits are in float32 where ``dtype`` is not (vLLM's ``head_dtype``), as for a learner
+            whose head is; off by default.
         max_concurrent: Most responses generated at a time.
         max_batched_tokens: Most tokens in one forward pass; activations are proportional to it.
         chunked_prefill: Whether long prompts are prefilled in parts. Not on CPU, where seeds need whole prompts.
@@ -307,6 +309,7 @@ class EngineConfig:
 
     profile: str = "auto"
     dtype: str | None = None
+    float32_head: bool | None = None
     max_concurrent: int | None = None
     max_batched_tokens: int | None = None
     chunked_prefill: bool | None = None
@@ -327,7 +330,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise RolloutError(f"engine {name} is {value!r}; it must be a whole number of at least 1")
-        for name in ("chunked_prefill", "prefix_caching", "cuda_graphs", "async_scheduling"):
+        for name in ("float32_head", "chunked_prefill", "prefix_caching", "cuda_graphs", "async_scheduling"):
             if not isinstance(getattr(self, name), bool | None):
                 raise RolloutError(f"engine {name} is {getattr(self, name)!r}; it must be true or false")
         if self.sleep is not None and (isinstance(self.sleep, bool) or self.sleep not in SLEEPS):
@@ -386,6 +389,7 @@ class EngineConfig:
         return Engine(
             device="cuda" if cuda else "cpu",
             dtype=self.dtype or ("auto" if cuda else "float32"),
+            float32_head=bool(self.float32_head),
             max_concurrent=concurrent,
             max_batched_tokens=batched,
             chunked_prefill=chunked,
@@ -411,6 +415,7 @@ class Engine:
 
     device: str
     dtype: str
+    float32_head: bool
     max_concurrent: int
     max_batched_tokens: int
     chunked_prefill: bool

@@ -15,17 +15,20 @@ import io
 import pickle
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from math import prod
 from multiprocessing.reduction import ForkingPickler
+from threading import Thread
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import RolloutError
+from ..errors import EngineError, RolloutError
 from .prompts import first_line, not_loaded
 
 if TYPE_CHECKING:
@@ -36,6 +39,15 @@ BUCKET_BYTES = 128 * 2**20
 """Bytes of tensors in one bucket."""
 ALIGNMENT = 16
 """A tensor begins at a multiple of this many bytes, so that bytes can be viewed as any type."""
+SMALL = 512
+"""Most rows or columns of a matrix that travels in float32 to an engine of a lower type."""
+JOIN_SECONDS = 60.0
+"""Most that the ranks of a group wait for one another to come (s)."""
+LEAVE_SECONDS = 10.0
+"""Most that is waited for torch to end a group (s)."""
+POLL_SECONDS = 0.02
+TORN = "torn"
+"""The key in a group's store that says that it does not come about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +130,22 @@ def checked(weights: Iterable[tuple[str, Any]], wanted: Manifest) -> Iterator[tu
     if missing:
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise RolloutError(f"a sync lacks the tensor {missing[0]}{others}")
+
+
+def rounded(weights: Iterable[tuple[str, Any]], dtype: str | None) -> Iterator[tuple[str, Any]]:
+    """Give large matrices in float32 an engine's type of 16 bits, which it would give them itself: half the bytes.
+
+    What an engine may hold in float32 is small, such as norms, biases and routers, and stays as it is.
+
+    Args:
+        weights: Pairs of a Hugging Face name and a tensor, read once.
+    """
+    import torch
+
+    lower = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(dtype or "")
+    for name, tensor in weights:
+        large = len(tensor.shape) > 1 and min(tensor.shape[-2:]) > SMALL
+        yield name, tensor.to(lower) if lower and large and tensor.dtype == torch.float32 else tensor
 
 
 def check_tied(pairs: Mapping[str, str], brought: Mapping[str, Any]) -> None:
@@ -349,7 +377,7 @@ class Rendezvous:
 
     Attributes:
         backend: One of ``BACKENDS``.
-        seconds: Timeout of the rendezvous and of each broadcast.
+        seconds: Timeout of each broadcast.
     """
 
     backend: str
@@ -358,29 +386,120 @@ class Rendezvous:
     world: int
     seconds: float
 
+    @property
+    def join_seconds(self) -> float:
+        """Timeout of the rendezvous."""
+        return min(JOIN_SECONDS, self.seconds)
+
+    def store(self) -> Any:
+        """Connect with the sender's store."""
+        from torch.distributed import TCPStore
+
+        timeout = timedelta(seconds=self.join_seconds)
+        return TCPStore(self.host, self.port, self.world, is_master=False, timeout=timeout, wait_for_workers=False)
+
+
+class Underway:
+    """A broadcast that goes on, on a thread of its own.
+
+    NCCL connects its ranks in the first one, and there waits for ever for a rank that has died.
+    """
+
+    def __init__(self, work: Callable[[], Any], seconds: float) -> None:
+        self._done, self._seconds = _aside(work), seconds
+
+    def wait(self) -> None:
+        """Wait until it is over.
+
+        Raises:
+            EngineError: It was cut off, or took too long.
+        """
+        try:
+            self._done.result(self._seconds)
+        except TimeoutError:
+            why = f"it was not over in {self._seconds:g} s"
+        except Exception as error:
+            why = first_line(error)
+        else:
+            return
+        raise EngineError(f"a broadcast of weights was cut off ({why}); sync again before sampling")
+
+
+def _aside(work: Callable[[], Any]) -> Future[Any]:
+    """Do something that may hang on a thread that nobody waits for when the process ends."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future
+
 
 class BroadcastGroup:
     """This process's membership of the group.
 
     Args:
         key: Names the processes that it connects.
+        check: Raises an error where the group will not come about.
 
     Attributes:
         on_gpus: Whether tensors must be on a GPU.
+
+    Raises:
+        AbsentError: Some ranks did not come, or could not be connected.
     """
 
-    def __init__(self, key: str, rendezvous: Rendezvous, store: Any, rank: int) -> None:
-        self.key, self.on_gpus = key, rendezvous.backend == "nccl"
+    def __init__(self, key: str, rendezvous: Rendezvous, store: Any, rank: int, check: Callable[[], object]) -> None:
+        self.key, self.on_gpus, self._seconds = key, rendezvous.backend == "nccl", rendezvous.seconds
         # Rank 0 holds the store that the others ask.
-        self._store, self._group = store, _group(rendezvous, store, rank)
+        self._store = store
+        here = [f"here/{each}" for each in range(rendezvous.world)]
+        store.set(here[rank], "")
+        making, end = None, monotonic() + rendezvous.join_seconds
+        while making is None or not making.done():
+            check()
+            if monotonic() > end:
+                absent = [each for each, name in enumerate(here) if not store.check([name])]
+                named = f"ranks {', '.join(map(str, absent))} of {len(here)}" if absent else "a rank"
+                raise AbsentError(absent, f"{named} did not come in {rendezvous.join_seconds:g} s")
+            # torch's own group would wait for a rank that does not come, and could not be told to leave.
+            if making is None and store.check(here):
+                making = _aside(lambda: _group(rendezvous, rank))
+            sleep(POLL_SECONDS)
+        try:
+            self._group = making.result()
+        except Exception as error:
+            raise AbsentError([], first_line(error)) from None
 
-    def broadcast(self, tensor: Any) -> Any:
-        """Send a tensor from rank 0 to all others; returns torch's ``Work``."""
-        return self._group.broadcast(tensor, 0)
+    def broadcast(self, tensor: Any) -> Underway:
+        """Send a tensor from rank 0 to all others."""
+        _finish(tensor)
+        group, limit = self._group, timedelta(seconds=self._seconds)
+        return Underway(lambda: group.broadcast(tensor, 0).wait(limit), self._seconds)
 
     def close(self) -> None:
         """Leave the group, whatever others do."""
-        self._group.abort()
+        # gloo's connections end with the group itself.
+        group, self._group = self._group, None
+        if group is not None:
+            with suppress(TimeoutError):
+                _aside(group.abort).result(LEAVE_SECONDS)
+
+
+class AbsentError(EngineError):
+    """A group did not come about.
+
+    Attributes:
+        ranks: Those that did not come; none where all came and could not be connected.
+    """
+
+    def __init__(self, ranks: list[int], why: str) -> None:
+        super().__init__(f"there is no group to broadcast weights to ({why}); sync again before sampling")
+        self.ranks = ranks
 
 
 _current: BroadcastGroup | None = None
@@ -398,14 +517,25 @@ def current() -> BroadcastGroup:
 
 
 def connect(
-    key: str, backend: str, *, host: str, world: int, seconds: float, invite: Callable[[Rendezvous], Callable[[], None]]
+    key: str,
+    backend: str,
+    *,
+    host: str,
+    world: int,
+    seconds: float,
+    invite: Callable[[Rendezvous], object],
+    check: Callable[[], object],
 ) -> BroadcastGroup:
     """Return the group of a sender to the processes of a key: the one there is, or else a new one.
 
     Args:
         key: Names the processes; a restarted one has another name.
         world: Number of ranks, this one included.
-        invite: Asks the others to join; what it returns waits until they have.
+        invite: Asks the others to join.
+        check: Raises an error where one of them cannot; it is called again and again until all have joined.
+
+    Raises:
+        AbsentError: Some did not come in ``JOIN_SECONDS``, or could not be connected.
     """
     global _current
     if _current is not None and _current.key == key:
@@ -427,9 +557,12 @@ def connect(
             master_listen_fd=server.detach(),
         )
     rendezvous = Rendezvous(backend=backend, host=host, port=port, world=world, seconds=seconds)
-    joined = invite(rendezvous)
-    _current = BroadcastGroup(key, rendezvous, store, 0)
-    joined()
+    invite(rendezvous)
+    try:
+        _current = BroadcastGroup(key, rendezvous, store, 0, check)
+    except BaseException:
+        store.set(TORN, "")
+        raise
     return _current
 
 
@@ -438,14 +571,26 @@ def join(rendezvous: Rendezvous, rank: int) -> None:
 
     Args:
         rank: From 1.
+
+    Raises:
+        EngineError: It does not come about.
     """
     global _current
     leave()
-    from torch.distributed import TCPStore
 
-    timeout = timedelta(seconds=rendezvous.seconds)
-    store = TCPStore(rendezvous.host, rendezvous.port, rendezvous.world, is_master=False, timeout=timeout)
-    _current = BroadcastGroup("", rendezvous, store, rank)
+    def check() -> None:
+        if store.check([TORN]):
+            raise EngineError("another one did not come")
+
+    try:
+        store = rendezvous.store()
+        _current = BroadcastGroup("", rendezvous, store, rank, check)
+    except Exception as error:
+        # Also where the sender, and with it the store, has gone.
+        raise EngineError(
+            f"rank {rank} of {rendezvous.world} could not join the group that weights are broadcast to "
+            f"({first_line(error)}); sync again before sampling"
+        ) from None
 
 
 def leave() -> None:
@@ -456,10 +601,11 @@ def leave() -> None:
         group.close()
 
 
-def _group(rendezvous: Rendezvous, store: Any, rank: int) -> Any:
+def _group(rendezvous: Rendezvous, rank: int) -> Any:
     import torch.distributed as dist
 
-    timeout = timedelta(seconds=rendezvous.seconds)
+    # A connection of its own: one that waits for a key answers nothing else.
+    store, timeout = rendezvous.store(), timedelta(seconds=rendezvous.seconds)
     if rendezvous.backend == "gloo":
         return dist.ProcessGroupGloo(store, rank, rendezvous.world, timeout)
     options = dist.ProcessGroupNCCL.Options()

@@ -613,6 +613,7 @@ def _receiver(member: Member) -> Receiver:
         actor=member.actor,
         process=f"{opened.host}:{opened.process}",
         place=opened.place,
+        dtype=opened.dtype,
         workers=opened.workers,
     )
 

@@ -11,12 +11,14 @@ from ...contract.deaths import death
 from ...errors import EngineError, RolloutError
 from ..weights import (
     BACKENDS,
+    AbsentError,
     Broadcast,
     BroadcastGroup,
     Contents,
     InObjectStore,
     Manifest,
     Rendezvous,
+    Underway,
     buckets,
     checked,
     connect,
@@ -24,8 +26,11 @@ from ..weights import (
     loading,
     pack,
     place_of,
+    rounded,
     share,
 )
+
+GROUP = "the group that weights are broadcast to"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +41,7 @@ class Receiver:
         index: Its place among the others.
         process: Names its process.
         place: The device that its model is on.
+        dtype: The type of its weights; None where that is not known.
         workers: Processes that share its model.
     """
 
@@ -43,6 +49,7 @@ class Receiver:
     actor: Any
     process: str
     place: str
+    dtype: str | None
     workers: int
 
 
@@ -148,7 +155,7 @@ class _Sending:
         left: Replicas that are there.
         calls: Calls that they have not answered, by index.
         in_flight: The bucket that these calls read.
-        sending: torch's ``Work`` of a broadcast.
+        sending: A broadcast that goes on.
     """
 
     transfer: Transfer
@@ -159,7 +166,7 @@ class _Sending:
     kept: list[Any] = field(default_factory=list)
     calls: dict[int, Any] = field(default_factory=dict)
     in_flight: Any = None
-    sending: Any = None
+    sending: Underway | None = None
 
     def go(self, receivers: list[Receiver], weights: Iterable[tuple[str, Any]]) -> None:
         """Send the weights to some replicas, until none is left."""
@@ -168,7 +175,10 @@ class _Sending:
         self.left, self.reached = receivers, [one.index for one in receivers]
         transfer, send = self.transfer, self._send()
         device = transfer.device()
-        for bucket in buckets(checked(weights, transfer.wanted), size=transfer.size):
+        arriving = checked(weights, transfer.wanted)
+        if len({one.dtype for one in receivers}) == 1:
+            arriving = rounded(arriving, receivers[0].dtype)
+        for bucket in buckets(arriving, size=transfer.size):
             with loading():
                 contents, packed = pack(bucket, device)
             del bucket
@@ -209,24 +219,38 @@ class _Sending:
         self.calls = {one.index: getattr(one.actor, method).remote(*arguments) for one in self.left}
 
     def _group(self) -> BroadcastGroup:
-        """Connect this process and all workers of all replicas."""
+        """Connect this process and all workers of all replicas.
+
+        Raises:
+            EngineError: A replica died, or did not come.
+        """
         import ray
 
-        def invite(rendezvous: Rendezvous) -> Callable[[], None]:
-            rank = 1
-            for one in self.left:
-                self.calls[one.index] = one.actor.join.remote(rendezvous, rank)
-                rank += one.workers
-            return self._settle
+        ranks, world = {}, 1
+        for one in self.left:
+            ranks[one.index] = range(world, world + one.workers)
+            world += one.workers
 
-        return connect(
-            " ".join(one.process for one in self.left),
-            self.transfer.transport,
-            host=ray.util.get_node_ip_address(),
-            world=1 + sum(one.workers for one in self.left),
-            seconds=self.transfer.seconds,
-            invite=invite,
-        )
+        def invite(rendezvous: Rendezvous) -> None:
+            self.calls = {one.index: one.actor.join.remote(rendezvous, ranks[one.index][0]) for one in self.left}
+
+        try:
+            group = connect(
+                " ".join(one.process for one in self.left),
+                self.transfer.transport,
+                host=ray.util.get_node_ip_address(),
+                world=world,
+                seconds=self.transfer.seconds,
+                invite=invite,
+                check=lambda: self._answered(0.0),
+            )
+        except AbsentError as error:
+            for index, own in ranks.items():
+                if {*own} & {*error.ranks}:
+                    self._note(index, f"it did not join {GROUP} and was ended")
+            raise
+        self._settle()
+        return group
 
     def _settle(self) -> None:
         """Wait for the replicas' answers, and let go of those that died or hang.
@@ -235,23 +259,27 @@ class _Sending:
             RolloutError: One refuses the weights.
             EngineError: One is lost that others receive a broadcast with.
         """
-        import ray
-
-        transfer, deadline = self.transfer, monotonic() + self.transfer.seconds
+        task, seconds = self.transfer.task, self.transfer.seconds
+        deadline = monotonic() + seconds
         while self.calls:
-            pending = list(self.calls.values())
-            done, _ = ray.wait(pending, timeout=max(0.0, deadline - monotonic()))
-            late = f"it did not {transfer.task} within {transfer.seconds:g} s and was ended"
-            for index, call in list(self.calls.items()):
-                if call in done:
+            if not self._answered(deadline - monotonic()):
+                for index in list(self.calls):
                     del self.calls[index]
-                    self._note(index, _lost(call, transfer.task))
-                elif not done:
-                    del self.calls[index]
-                    self._note(index, late)
+                    self._note(index, f"it did not {task} within {seconds:g} s and was ended")
         if self.sending is not None:
             self.sending.wait()
         self.in_flight = self.sending = None
+
+    def _answered(self, seconds: float) -> bool:
+        """Take note of the calls that were answered; return whether one was, within some seconds."""
+        import ray
+
+        done, _ = ray.wait(list(self.calls.values()), timeout=max(0.0, seconds)) if self.calls else ([], [])
+        for index, call in list(self.calls.items()):
+            if call in done:
+                del self.calls[index]
+                self._note(index, _lost(call, self.transfer.task))
+        return bool(done)
 
     def _note(self, index: int, why: str) -> None:
         if not why:
@@ -259,9 +287,7 @@ class _Sending:
         self.lost[index] = why
         self.left = [one for one in self.left if one.index != index]
         if self.transfer.transport in BACKENDS:
-            raise EngineError(
-                f"replica {index} broke the group that weights are broadcast to: {why}; sync again before sampling"
-            )
+            raise EngineError(f"replica {index} broke {GROUP}: {why}; sync again before sampling")
 
 
 def _lost(call: Any, task: str) -> str:

@@ -230,6 +230,8 @@ def engine_arguments(engine: Engine, plan: MemoryPlan | None) -> dict[str, Any]:
         "enforce_eager": not engine.cuda_graphs,
         "tensor_parallel_size": engine.tensor_parallel,
     }
+    if engine.float32_head:
+        arguments["hf_overrides"] = {"head_dtype": "float32"}
     if engine.async_scheduling is not None:
         arguments["async_scheduling"] = engine.async_scheduling
     # In a Ray placement group vLLM would choose Ray for several GPUs, and refuse a bundle that has them all.

@@ -1,0 +1,264 @@
+"""Wall time: how long engines take for a batch, which devices wait meanwhile, and what is paid for all of them.
+
+A decoding step of an engine takes ``step + each × responses alive`` seconds. Over a batch that is
+
+    step × (steps until its last response ends) + each × (tokens that it generates):
+
+replicas share the second part alone, and a batch takes as long as its longest response. Device-time is wall time ×
+devices held: one that waits for another is paid, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapreplace
+from math import exp, log
+from random import Random
+from statistics import NormalDist
+
+from ..checks import whole
+from ..errors import BudgetError
+from .compute import Device, Interval, Model, head_seconds, seconds
+
+SIGMA = 1.0
+"""Standard deviation of the logarithm of lengths that is assumed."""
+NORMAL = NormalDist()
+
+
+def spread_lengths(count: int, *, mean: float, longest: int, sigma: float = SIGMA) -> list[int]:
+    """Lengths of responses: shuffled quantiles of a lognormal distribution that is cut off.
+
+    Args:
+        mean: Of the distribution that is cut off.
+        longest: Where it is (tokens); from this mean on, all are as long.
+    """
+    whole(count, "count", least=1)
+    whole(longest, "longest", least=1)
+    if not mean > 0:
+        raise BudgetError(f"the mean length is {mean!r}; it must be positive")
+    if mean >= longest:
+        return [longest] * count
+    center = _center(mean, longest, sigma)
+    normal = NormalDist(center, sigma)
+    lengths = [max(1, round(min(longest, exp(normal.inv_cdf((i + 0.5) / count))))) for i in range(count)]
+    Random(0).shuffle(lengths)
+    return lengths
+
+
+def _center(mean: float, longest: int, sigma: float) -> float:
+    """The mean of the logarithm, from that of lengths that are cut off, by bisection."""
+    low, high = log(mean) - sigma**2 / 2, log(longest) + 40 * sigma
+    while high - low > 1e-9:
+        center = (low + high) / 2
+        cut = (log(longest) - center) / sigma
+        found = exp(center + sigma**2 / 2) * NORMAL.cdf(cut - sigma) + longest * NORMAL.cdf(-cut)
+        low, high = (center, high) if found < mean else (low, center)
+    return low
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """The work of an engine in a batch.
+
+    Attributes:
+        steps: Decoding steps until its last response ends.
+        tokens: Tokens that it generates.
+    """
+
+    steps: float
+    tokens: float
+
+
+def dispatched(lengths: Iterable[float], *, replicas: int, limit: int) -> tuple[Decoded, ...]:
+    """Return the work of each replica where a response begins, in their order, as soon as one has a place for it.
+
+    While responses wait all replicas are full, so that their steps take equally long: which one is free next depends on
+    lengths alone, and not on the time of a step.
+
+    Args:
+        limit: Most responses alive in a replica.
+    """
+    whole(replicas, "replicas", least=1)
+    whole(limit, "limit", least=1)
+    waiting = list(lengths)
+    places = [(0.0, place) for place in range(min(replicas * limit, len(waiting)))]
+    steps, tokens = [0.0] * replicas, [0.0] * replicas
+    for length in waiting:
+        begins, place = places[0]
+        heapreplace(places, (begins + length, place))
+        replica = place % replicas
+        steps[replica], tokens[replica] = max(steps[replica], begins + length), tokens[replica] + length
+    return tuple(Decoded(steps=s, tokens=t) for s, t in zip(steps, tokens, strict=True))
+
+
+def unbroken(lengths: Sequence[int], *, replicas: int, limit: int) -> tuple[Decoded, ...]:
+    """Return the work of each replica where the next batch fills every place that becomes free, as when pipelined.
+
+    Args:
+        limit: Most responses alive in a replica.
+    """
+    alive = min(limit, max(1.0, len(lengths) / whole(replicas, "replicas", least=1)))
+    tokens = sum(lengths) / replicas
+    return (Decoded(steps=tokens / alive, tokens=tokens),) * replicas
+
+
+BANDWIDTH = (0.4, 0.6, 0.8)
+"""Low, likely and high share of the memory's bandwidth that decoding reaches: assumed unless it was measured."""
+DECODING = (0.3, 0.5, 0.7)
+"""Low, likely and high share of the peak that an engine's matrix products reach: assumed unless it was measured."""
+WIDTH = 2
+"""Bytes of a number in bfloat16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Times of an engine (seconds).
+
+    Attributes:
+        step: A decoding step, whatever is alive: weights are read.
+        each: A response alive in it, which is multiplied with the weights, and whose keys and values are read.
+        prompt: A token of a prompt.
+    """
+
+    step: Interval
+    each: Interval
+    prompt: Interval
+
+    def of(self, work: Decoded, *, prompt_tokens: float = 0.0) -> Interval:
+        """Seconds of an engine's part of a batch.
+
+        Args:
+            prompt_tokens: Tokens of its prompts, shared ones once.
+        """
+        return self.step.times(work.steps) + self.each.times(work.tokens) + self.prompt.times(prompt_tokens)
+
+
+def latency(model: Model, on: Device, *, context: float, devices: int = 1, float32_head: bool = False) -> Latency:
+    """The times of an engine in bfloat16, from what a device reads and multiplies in a second.
+
+    Args:
+        context: Mean tokens that a response sees while it grows: its prompt, and what it has generated.
+        devices: Devices that share the model (tensor parallelism), without loss.
+        float32_head: Whether its output head is in float32.
+
+    Raises:
+        BudgetError: A number is not possible.
+    """
+    share = 1 / whole(devices, "devices", least=1)
+    head = model.head if float32_head else 0
+    lower, weights = model.active - head, WIDTH * model.parameters + (4 - WIDTH) * head
+    values = (model.layers or 0) * (2 * (model.width or 0) if model.kv_values is None else model.kv_values)
+
+    def read(amount: float) -> Interval:
+        slow, likely, fast = (amount * share / (on.bandwidth * part) for part in BANDWIDTH)
+        said = f"decoding reads at {BANDWIDTH[0]:.0%} to {BANDWIDTH[-1]:.0%} (likely {BANDWIDTH[1]:.0%})"
+        return Interval(
+            low=fast,
+            likely=likely,
+            high=slow,
+            assumptions=(f"{said} of the {on.bandwidth / 1e12:.2f} TB/s of {on.name}",),
+        )
+
+    def multiplied(parameters: float) -> Interval:
+        flops = 2.0 * parameters * share
+        return seconds(Interval(low=flops, likely=flops, high=flops), on, DECODING, "an engine's product")
+
+    once = multiplied(lower)
+    if head:
+        flops = 2.0 * head * share
+        once += head_seconds(Interval(low=flops, likely=flops, high=flops), on)
+    return Latency(step=read(weights), each=once + read(WIDTH * values * context), prompt=multiplied(lower))
+
+
+HOST = (12e9, 25e9, 50e9)
+"""Low, likely and high bytes/s between a device and its host: assumed."""
+
+
+def switch(model: Model) -> Interval:
+    """Seconds in which an engine leaves its device and comes back: its weights go to the host's memory and return."""
+    moved = 2 * WIDTH * model.parameters
+    slow, likely, fast = (moved / rate for rate in HOST)
+    return Interval(
+        low=fast,
+        likely=likely,
+        high=slow,
+        assumptions=(
+            f"an engine's weights go to the host and back at {HOST[0] / 1e9:.0f} to {HOST[-1] / 1e9:.0f} GB/s",
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Time of some batches.
+
+    Attributes:
+        wall: Seconds from their beginning to their end.
+        held: Device-seconds of all devices that are held meanwhile, which are paid.
+        busy: Those of them in which a device works.
+    """
+
+    wall: Interval
+    held: Interval
+    busy: Interval
+
+    def __add__(self, other: Spent) -> Spent:
+        """The time of one after the other."""
+        return Spent(wall=self.wall + other.wall, held=self.held + other.held, busy=self.busy + other.busy)
+
+    def times(self, count: float) -> Spent:
+        """The time of as many."""
+        return Spent(wall=self.wall.times(count), held=self.held.times(count), busy=self.busy.times(count))
+
+    @property
+    def idle(self) -> float:
+        """Share of the device-time in which a device waits for another, likely."""
+        return 1 - self.busy.likely / self.held.likely
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Devices of a run, all of which are held from its beginning to its end.
+
+    Attributes:
+        ranks: Devices that an update is shared by.
+        engines: Engines that a batch is shared by.
+        devices: Devices of each engine.
+        held: All devices: fewer than those of ranks and engines where they take turns on the same ones.
+        pipelined: Whether engines sample while ranks learn from what was sampled before, which is off-policy.
+        switch: Seconds of a step in which devices go from the one to the other; None for none.
+    """
+
+    ranks: int
+    engines: int
+    devices: int = 1
+    held: int
+    pipelined: bool = False
+    switch: Interval | None = None
+
+    def step(self, sampling: Sequence[Interval], update: Interval | None = None) -> Spent:
+        """Return the time of a batch.
+
+        Args:
+            sampling: Seconds of each engine.
+            update: Device-seconds of learning from it; None for a batch that is only scored.
+        """
+        wall = longest(sampling)
+        busy = sum(sampling[1:], sampling[0]).times(self.devices)
+        if update is not None:
+            busy += update
+            learning = update.times(1 / self.ranks)
+            wall = longest([wall, learning]) if self.pipelined else wall + learning
+            wall = wall if self.switch is None else wall + self.switch
+        return Spent(wall=wall, held=wall.times(self.held), busy=busy)
+
+
+def longest(intervals: Sequence[Interval]) -> Interval:
+    """The time until all of some are over that begin together, as if all were off in the same direction."""
+    return Interval(
+        low=max(interval.low for interval in intervals),
+        likely=max(interval.likely for interval in intervals),
+        high=max(interval.high for interval in intervals),
+        assumptions=tuple(dict.fromkeys(said for interval in intervals for said in interval.assumptions)),
+    )
