@@ -1,8 +1,9 @@
 """Command line of the pipeline: ``python -m experiments STAGE [SET]``, or ``repro`` for all stages.
 
-``schema`` prints the JSON schema of params.yaml, which is kept in params.schema.json. ``init NAME`` writes a preset
-of one's own, complete. ``plan`` prints what a preset would run, and ``probe SET`` what the base model tells about n
-before any training. ``send`` sends to MLflow what earlier commands could not.
+``schema`` prints the JSON schema of params.yaml, which is kept in params.schema.json. ``init [NAME]`` writes a preset
+of one's own, complete; with ``--preset gpu`` one for a node of GPUs. ``plan`` prints what a preset would run, and
+``probe SET`` what the base model tells about n before any training. ``send`` sends to MLflow what earlier commands
+could not.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     of_preset = argparse.ArgumentParser(add_help=False)
     of_preset.add_argument("--preset", help="preset of params.yaml (default: the one it names)")
-    named = {**dict.fromkeys((*SET_STAGES, "probe"), "the problem set"), "init": "the name of the new preset"}
+    of_set = (*SET_STAGES, "probe")
     added = {name: commands.add_parser(name) for name in ("repro", "schema", "send")}
-    added |= {name: commands.add_parser(name, parents=[of_preset]) for name in (*STAGES, *named)}
-    for name, what in named.items():
-        added[name].add_argument("name", help=what)
+    added |= {name: commands.add_parser(name, parents=[of_preset]) for name in (*STAGES, *of_set, "init")}
+    for name in of_set:
+        added[name].add_argument("name", help="the problem set")
+    added["init"].add_argument("name", nargs="?", help="the name of the new preset (default: my-PRESET)")
     most = "rollouts of each base model (default: 1 %% of the sweep's budget, and 8,192 at least)"
     added["probe"].add_argument("--rollouts", type=int, help=most)
     added["plan"].add_argument("--device", default="h100", help="the GPU that it is to fit (default: %(default)s)")
@@ -67,7 +69,7 @@ def _run(given: argparse.Namespace) -> int:
         return send()
     preset = load(preset=getattr(given, "preset", None))
     if given.command == "init":
-        init(given.name, preset)
+        init(given.name or f"my-{preset.name}", preset)
         return 0
     if not preset.needs_the_hub():
         # Libraries ask the hub about folders, too, and wait where there is no network.

@@ -14,7 +14,6 @@ from isocompute.rollout.scoring.evaluation import best_at_k, worst_at_k
 from .errors import ExperimentError
 from .running.cells import WorkerConfig
 from .settings import Preset
-from .settings.model import learner_config
 
 LEAST_ROLLOUTS, SHARE = 8192, 0.01
 RESPONSES = 32
@@ -118,7 +117,7 @@ def probe(
     worker = Worker(WorkerConfig.of(preset, {base: place}))
     chosen = trained.sample(count, seed=seed).sort("problem_id")
     answered = worker.sample(chosen, samples=responses, seed=seed, phase="probe")
-    settings = learner_config(sweep.learner, preset.sampling, learning_rate=1.0)
+    settings = preset.learner(sweep)
     # Advantages and aggregation of the sweep; nothing that needs more than one pass.
     settings = replace(settings, kl=type(settings.kl)(), batch=type(settings.batch)())
     device = preset.resources.device

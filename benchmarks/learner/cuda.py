@@ -33,7 +33,7 @@ ENGINE_SHARE = 0.4
 CONFIG = LearnerConfig(
     learning_rate=theirs.LEARNING_RATE,
     compute=ComputeConfig(precision="bfloat16", gradient_checkpointing=True, micro_batch_tokens=16_384),
-    sync=SyncConfig(tolerance=None, mean=0.06, k3=0.005, quantile=0.4),
+    sampler_dtype="bfloat16",
 )
 SMALL = SHAPES["Qwen2.5-0.5B"]
 WIDE: dict[str, Any] = {
@@ -45,6 +45,16 @@ WIDE: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 """As Qwen2.5-3B, whose 36 layers are made fewer or more."""
+NARROW: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 2048,
+    "tie_word_embeddings": True,
+}
+"""A sampler is compared on a CPU with this, where there is no GPU."""
 SHORT, GROUP, SHARP = 128, 32, 5
 """New tokens, responses to a prompt and sharpness of logits where a sampler is compared."""
 TRIED = (0.9, 0.95, 1.0, 1.05)
@@ -211,14 +221,17 @@ def update() -> list[str]:
 
 def agreement() -> list[str]:
     """Print how far a sampler of transformers is from learners of the same weights, and of those of an update later."""
+    import torch
+
+    device, shape = ("cuda", SMALL) if torch.cuda.is_available() else ("cpu", NARROW)
     sampling = Sampling(max_new_tokens=SHORT, max_prompt_tokens=PROMPT)
     problems, plain = problems_table(theirs.PROBLEMS_PER_BATCH), Prompting(template="plain")
     for sharpness in (1, SHARP):
         with tempfile.TemporaryDirectory() as name:
-            save(Path(name), SMALL, sharpness=sharpness)
-            for dtype in ("float32", "bfloat16"):
+            save(Path(name), shape, sharpness=sharpness, device=device)
+            for dtype in ("float32", "float16", "bfloat16"):
                 engine: Any = open_sampler(
-                    "transformers", name, sampling, scorer=NoScoring(), prompting=plain, device="cuda", dtype=dtype
+                    "transformers", name, sampling, scorer=NoScoring(), prompting=plain, device=device, dtype=dtype
                 )
                 table = CoinFlips(engine).sample(problems, samples=GROUP, seed=1, step=1, run_id="r")
                 del engine
@@ -226,7 +239,7 @@ def agreement() -> list[str]:
                     for rate in (None, 1e-6, 1e-3) if precision == dtype else (None,):
                         compute = replace(CONFIG.compute, precision=precision)
                         settings = replace(CONFIG, compute=compute, sync=SyncConfig(tolerance=1e9))
-                        learner = Learner(name, replace(settings, learning_rate=rate or 1.0), device="cuda")
+                        learner = Learner(name, replace(settings, learning_rate=rate or 1.0), device=device)
                         if rate is not None:
                             learner.update(recorded.batch(table))
                         found = learner.agreement(table)
@@ -241,7 +254,7 @@ def agreement() -> list[str]:
     return []
 
 
-def save(folder: Path, shape: dict[str, Any], *, sharpness: float = 1.0) -> None:
+def save(folder: Path, shape: dict[str, Any], *, sharpness: float = 1.0, device: str = "cuda") -> None:
     """Save a Qwen2 of random weights, with a tokenizer that has a text for each of its tokens.
 
     Args:
@@ -264,7 +277,7 @@ def save(folder: Path, shape: dict[str, Any], *, sharpness: float = 1.0) -> None
     torch.manual_seed(0)
     config = Qwen2Config(**shape, bos_token_id=None, eos_token_id=1, pad_token_id=0)
     # A CPU draws billions of random numbers for minutes.
-    with torch.device("cuda"):
+    with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.model.norm.weight.data.mul_(sharpness)
     save_policy(model, tokenizer, folder)

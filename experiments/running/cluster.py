@@ -43,6 +43,7 @@ from .cells import (
 
 if TYPE_CHECKING:
     import polars as pl
+    from isocompute.learner import LearnerConfig
 
 
 SESSION = "ISOCOMPUTE_SESSION"
@@ -195,6 +196,10 @@ class WorkerActor:
         """See ``Worker.sample``."""
         answered: pl.DataFrame = self._worker.sample(problems, **settings)
         return answered
+
+    def check(self, configs: Sequence[LearnerConfig], problems: pl.DataFrame) -> None:
+        """See ``Worker.check``."""
+        self._worker.check(configs, problems)
 
     def evaluate_baseline(self, cell: Cell, problems: pl.DataFrame, folder: str) -> None:
         """See ``Worker.evaluate_baseline``."""

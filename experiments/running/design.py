@@ -12,7 +12,7 @@ from isocompute.learner import RunConfig
 from isocompute.rollout.scoring.evaluation import proportion_error
 
 from ..errors import ExperimentError
-from ..settings.model import DeclaredRate, Preset, SweepConfig, learner_config
+from ..settings.model import DeclaredRate, Preset, SweepConfig
 from .cells import Cell, CommandCell, CommandSurroundings, Origin
 
 NOISE = 2.0
@@ -114,7 +114,7 @@ class Design:
         learning_rate: float,
     ) -> Cell:
         """One cell."""
-        learner = learner_config(self.sweep.learner, self.preset.sampling, learning_rate=learning_rate)
+        learner = self.preset.learner(self.sweep, learning_rate=learning_rate)
         if self.sweep.warmup_rollouts is not None:
             steps = max(1, round(self.sweep.warmup_rollouts / (n * problems_per_batch)))
             learner = replace(learner, optimizer=replace(learner.optimizer, warmup_steps=steps))

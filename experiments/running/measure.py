@@ -14,6 +14,7 @@ from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import atomic_write
 
 from ..errors import ExperimentError
+from ..settings import Preset
 from . import cell_folder
 from .cell_folder import WORK, write_json
 from .cells import Origin, digest
@@ -34,6 +35,23 @@ class Measured:
 
     rates: pl.DataFrame
     ledger: pl.DataFrame
+
+
+def check_agreement(pool: Pool, preset: Preset, problems: pl.DataFrame) -> None:
+    """Check that engine and learner agree on the base model, before thousands of its responses are paid for.
+
+    Where a command trains there is no learner of ours to agree with.
+
+    Raises:
+        ExperimentError: They do not.
+    """
+    if preset.command is not None:
+        return
+    configs = [preset.learner(sweep) for sweep in preset.sweep.values()]
+    few = problems.head(4)
+    job = Job(key="check", name="that of the base model", begin=lambda actor: actor.check.remote(configs, few))
+    for why in Dispatch(pool, "sync check").run([job]).values():
+        raise ExperimentError(f"the sync check of the base model failed, before anything else was sampled: {why}")
 
 
 def measure(

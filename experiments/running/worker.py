@@ -5,7 +5,7 @@ A plain class, which ``cluster.WorkerActor`` imports in the actor's process only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -82,10 +82,19 @@ class Worker:
         )
         return answered
 
+    def check(self, configs: Iterable[LearnerConfig], problems: pl.DataFrame) -> None:
+        """Compare the engine with learners of some settings on the base model, before much is sampled from it.
+
+        Raises:
+            SyncError: They do not agree.
+        """
+        for config in dict.fromkeys(map(compared, configs)):
+            self._check(config, next(iter(self._models)), problems)
+
     def evaluate_baseline(self, cell: Cell, problems: pl.DataFrame, folder: Path) -> None:
-        """Make the first evaluation of a cell, which every cell of its seed shares."""
-        self._base_weights(cell.origin.base)
+        """Make the first evaluation of a cell, which every cell of its seed shares, once engine and learner agree."""
         validation = problems.filter(pl.col("split") == "validation")
+        self._check(compared(self._settings_of(cell)), cell.origin.base, validation)
         found = evaluate(
             self._sampler, validation, samples=cell.evaluation_samples, seed=cell.seed, at=0, run_id=folder.name
         )
@@ -237,7 +246,7 @@ class Worker:
         if resources.sampler == "vllm":
             options |= {"engine": resources.engine, "responses": self.config.responses}
         else:
-            options["device"] = resources.device
+            options |= {"device": resources.device, "dtype": resources.resolved_dtype()}
         if layout.engines:
             options["replicas"] = {
                 "replicas": len(layout.engines),
@@ -245,10 +254,18 @@ class Worker:
                 "bundles": layout.engines,
                 "num_gpus": layout.share * layout.bundles[layout.engines[0]].get("GPU", 0.0),
                 "transport": resources.transport,
+                "tolerance": resources.replica_tolerance,
                 "start_seconds": resources.start_seconds,
                 "answer_seconds": resources.stall_seconds,
             }
         return open_sampler(resources.sampler, self._models[self._base], self._sampling, **options)
+
+    def _check(self, config: LearnerConfig, base: str, problems: pl.DataFrame) -> None:
+        """Give the engine a base model's weights and check them; the few responses are in no ledger."""
+        self._sampled = base
+        sync_and_check(
+            learner=self._fresh_learner(config, base), sampler=self._sampler, problems=problems, run_id="base"
+        )
 
     def _base_weights(self, base: str) -> None:
         if self._sampler.weights_version or self._sampled != base:
@@ -280,6 +297,12 @@ class Worker:
             # The ranks have imported what is on disk now.
             self._verify()
         return self._learner
+
+
+def compared(config: LearnerConfig) -> LearnerConfig:
+    """The settings that the agreement of engine and learner depends on, with which no reference or critic is loaded."""
+    names = ("temperature", "sampler_dtype", "adapter", "compute", "sync")
+    return LearnerConfig(learning_rate=1.0, **{name: getattr(config, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

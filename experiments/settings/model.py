@@ -38,6 +38,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     Tag,
     TypeAdapter,
+    ValidationError,
     ValidatorFunctionWrapHandler,
     model_validator,
 )
@@ -114,18 +115,20 @@ class PreparedConfig(Settings):
 
 
 ADAPTER = TypeAdapter(LearnerConfig)
+AUTO = "auto"
 
 
 class LearnerSettings:
-    """Marks the settings of the learner that a sweep gives: those of ``LearnerConfig`` but two, all optional.
+    """Marks the settings of the learner that a sweep gives: those of ``LearnerConfig`` but three, all optional.
 
     They are checked as a ``LearnerConfig`` is. What is left out is the recipe's, where ``recipe`` names one, else the
-    learner's default.
+    learner's default. ``sync: auto`` is a ``SyncConfig`` that gives nothing.
     """
 
     ELSEWHERE: Mapping[str, str] = {
         "learning_rate": "a pilot finds it, or it is declared; see learning_rate of the sweep",
         "temperature": "it is the sampler's; see sampling.temperature",
+        "sampler_dtype": "it is the sampler's; see resources.dtype",
     }
     """Settings of the learner that a sweep does not give, and where they come from."""
 
@@ -139,7 +142,9 @@ class LearnerSettings:
         own = {name: setting for name, setting in shown["properties"].items() if name not in self.ELSEWHERE}
         description = "A recipe, whose settings apply where none is given here."
         recipe = {"type": "string", "enum": sorted(RECIPES), "description": description}
-        shown["properties"] = {"recipe": recipe, **own}
+        described = f"{own['sync']['description']} auto: as far as resources.dtype and compute.precision round."
+        sync = {"description": described, "anyOf": [{"$ref": own["sync"]["$ref"]}, {"const": AUTO}]}
+        shown["properties"] = {"recipe": recipe, **own, "sync": sync}
         del shown["required"]
         return shown
 
@@ -150,20 +155,28 @@ class LearnerSettings:
             if name in given:
                 raise SettingError("", f"has no setting {name!r}: {advice}")
         settings = with_recipe(given)
+        if settings.get("sync") == AUTO:
+            del settings["sync"]
         # A cell has a learning rate and a longest response of its own; any that pass will do here.
         validate({"learning_rate": 1.0, **_with_tuples(_completed(settings, longest=1))})
         return settings
 
 
-def learner_config(settings: Mapping[str, Any], sampling: Sampling, *, learning_rate: float) -> LearnerConfig:
+def learner_config(
+    settings: Mapping[str, Any], sampling: Sampling, *, learning_rate: float, sampler_dtype: str = "float32"
+) -> LearnerConfig:
     """The learner's settings of one cell.
 
     Args:
         sampling: Whose longest response is ``objective.constant_length`` where that is needed and not given.
     """
     completed = _completed(settings, longest=sampling.max_new_tokens)
-    given = {**completed, "learning_rate": learning_rate, "temperature": sampling.temperature}
-    return ADAPTER.validate_python(given)
+    elsewhere = {
+        "learning_rate": learning_rate,
+        "temperature": sampling.temperature,
+        "sampler_dtype": sampler_dtype,
+    }
+    return ADAPTER.validate_python({**completed, **elsewhere})
 
 
 def objective_of(settings: Mapping[str, Any]) -> ObjectiveConfig:
@@ -247,10 +260,10 @@ class CheckpointsConfig(Settings):
 class ResourcesConfig(Settings):
     """Workers, engines, devices and time limits.
 
-    ``workers``, ``reverse``, ``transport``, ``start_seconds``, ``stall_seconds``, ``checkpoints``,
-    ``checkpoint_gigabytes``, ``keep_policies`` and ``engine.sleep`` do not affect results; the others are part of a
-    run's identity, because engines, dtypes and sums over ranks round differently. ``micro_batch_tokens`` rounds
-    differently, too, and is no part of it: the records of a run say where it was used.
+    ``workers``, ``reverse``, ``transport``, ``replica_tolerance``, ``start_seconds``, ``stall_seconds``,
+    ``checkpoints``, ``checkpoint_gigabytes``, ``keep_policies`` and ``engine.sleep`` do not affect results; the others
+    are part of a run's identity, because engines, dtypes and sums over ranks round differently. ``micro_batch_tokens``
+    rounds differently, too, and is no part of it: the records of a run say where it was used.
     """
 
     workers: Count = 2
@@ -259,8 +272,9 @@ class ResourcesConfig(Settings):
     """Kind of sampler; ``auto`` is vLLM where it is installed, else transformers."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device that the learner and the sampler run on."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of the sampler's weights; ``auto`` is bfloat16 for vLLM on CUDA, else float32."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of the sampler's weights; ``auto`` is bfloat16 for vLLM on CUDA, else float32. What the sync check tolerates
+    follows it, unless ``learner.sync`` says otherwise."""
     engine: EngineConfig = EngineConfig()
     """Settings of vLLM: its profile, and what differs from it."""
     placement: Literal["colocated", "separate"] = "colocated"
@@ -272,6 +286,9 @@ class ResourcesConfig(Settings):
     transport: Literal["auto", "object_store", "gloo", "nccl", "ipc"] = "auto"
     """Transport of weights to engines that are Ray actors; ``auto``: ``object_store`` on CPU, ``nccl`` between GPUs,
     ``ipc`` on one GPU."""
+    replica_tolerance: Annotated[float, Field(gt=0)] | None = None
+    """Largest difference of the log-probabilities of several engines after the same prompts once they have taken over
+    the same weights (nats); null follows their type: 0.001 in float32, 0.2 in bfloat16."""
     learner_ranks: Count = 1
     """Learner ranks of a cell. One is in the worker's process; several are Ray actors, each on a processor of its
     own."""
@@ -327,27 +344,25 @@ class ResourcesConfig(Settings):
             )
         return self
 
-    @model_validator(mode="after")
-    def _bfloat16_is_vllm_on_cuda(self) -> Self:
-        if self.dtype == "bfloat16" and (self.device == "cpu" or self.sampler == "transformers"):
-            raise SettingError("dtype", "is 'bfloat16', which only vLLM on cuda samples with")
-        return self
-
     def resolved_sampler(self) -> str:
         """The sampler; ``auto`` is vLLM where it is installed, else transformers."""
         if self.sampler != "auto":
             return self.sampler
         return "vllm" if find_spec("vllm") else "transformers"
 
+    def resolved_dtype(self) -> str:
+        """The type of the sampler's weights."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "bfloat16" if self.device == "cuda" and self.resolved_sampler() == "vllm" else "float32"
+
     def resolved_engine(self) -> EngineConfig:
         """Return the settings of vLLM, with the profile of the device and the type of the weights."""
-        share, dtype = self.engine.memory_share, self.dtype
+        share = self.engine.memory_share
         if share is None and self.device == "cuda" and self.placement == "colocated":
             # The learner is on the same GPU.
             share = COLOCATED_MEMORY_SHARE
-        if dtype == "auto":
-            dtype = "bfloat16" if self.device == "cuda" and self.resolved_sampler() == "vllm" else "float32"
-        return replace(self.engine, profile=self.device, dtype=dtype, memory_share=share)
+        return replace(self.engine, profile=self.device, dtype=self.resolved_dtype(), memory_share=share)
 
     @property
     def rank_actors(self) -> int:
@@ -681,6 +696,7 @@ def check(preset: Preset) -> None:
                 f"sweep.{name}.learning_rate", "is searched; with several base models it must be declared"
             )
         _dropping_sees_right_answers(name, preset)
+        _sync_allows_for_rounding(name, preset)
         _heads_are_of_one_type(name, preset)
     for name, test in preset.prescribe.items():
         if name not in preset.sweep:
@@ -749,6 +765,15 @@ def _dropping_sees_right_answers(name: str, preset: Preset) -> None:
             f"is {drop_above}, and sampling.length_penalty gives long right answers less than the full reward, so that "
             "solved problems would not be seen: leave one of the two out",
         )
+
+
+def _sync_allows_for_rounding(name: str, preset: Preset) -> None:
+    """Refuse tolerances that the rounding of ``resources.dtype`` alone exceeds."""
+    try:
+        preset.learner(preset.sweep[name])
+    except ValidationError as error:
+        (broken,) = error.errors()
+        raise SettingError(f"sweep.{name}.learner", f"contradicts resources.dtype: {broken['ctx']['error']}") from None
 
 
 def _heads_are_of_one_type(name: str, preset: Preset) -> None:
@@ -912,6 +937,11 @@ class Preset(Settings):
     def command(self) -> CommandTrainer | None:
         """The command that trains the cells; None where our learner does."""
         return self.trainer if isinstance(self.trainer, CommandTrainer) else None
+
+    def learner(self, sweep: SweepConfig, *, learning_rate: float = 1.0) -> LearnerConfig:
+        """The learner's settings of a sweep's cells of one learning rate."""
+        dtype = self.resources.resolved_dtype()
+        return learner_config(sweep.learner, self.sampling, learning_rate=learning_rate, sampler_dtype=dtype)
 
     def responses(self) -> int | None:
         """The most responses of a training batch or an evaluation, which an engine has room for; None: not known.

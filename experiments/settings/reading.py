@@ -24,7 +24,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import ErrorDetails, core_schema
 
 from ..errors import ExperimentError
-from .model import BOTH, LearnerSettings, Preset, kind_of, learner_config
+from .model import AUTO, BOTH, LearnerSettings, Preset, kind_of
 from .strict import NAME, SettingError, checked_name, with_names
 
 NOT_PRESETS = ("preset", "settings_file", "problem_sets", "tested_sets")
@@ -362,8 +362,10 @@ def _plain(preset: Preset, raw: Mapping[str, Any]) -> dict[str, Any]:
         plain["sweep"][name]["learner"] = {}
         if preset.command:
             continue
-        every = asdict(learner_config(sweep.learner, preset.sampling, learning_rate=1.0))
-        learner = {key: value for key, value in every.items() if key not in LearnerSettings.ELSEWHERE}
+        config = preset.learner(sweep)
+        learner = {key: value for key, value in asdict(config).items() if key not in LearnerSettings.ELSEWHERE}
+        if not config.sync.given:
+            learner["sync"] = AUTO
         if sweep.warmup_rollouts is not None:
             # It stands in place of a number of steps.
             learner["optimizer"] = {k: v for k, v in learner["optimizer"].items() if k != "warmup_steps"}

@@ -14,7 +14,7 @@ from isocompute.rollout.scoring.evaluation import proportion_error
 from ..figures import difficulty_histogram
 from ..running.cell_folder import ONLY, PREPARED, model_of, write_json
 from ..running.cells import Origin, Surroundings, problems_hash
-from ..running.measure import Measured, measure, with_rates
+from ..running.measure import Measured, check_agreement, measure, with_rates
 from ..running.schedule import workers
 from ..settings import DifficultyConfig, Preset
 from .shared import log
@@ -27,6 +27,7 @@ def measure_sets(preset: Preset, settings: DifficultyConfig, table: pl.DataFrame
     model, base = model_of(preset)
     surroundings = Surroundings.of(preset.resources)
     with workers(preset, {base: model}) as pool:
+        check_agreement(pool, preset, table)
 
         def ask(table: pl.DataFrame, samples: int, phase: str, title: str) -> Measured:
             origin = Origin(

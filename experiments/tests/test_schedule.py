@@ -21,11 +21,12 @@ import torch
 from isocompute.learner.config import OptimizerConfig
 from isocompute.rollout.contract import tables
 
+from experiments.errors import ExperimentError
 from experiments.running import cell_folder
 from experiments.running.cell_folder import Spool
 from experiments.running.cells import Cell, Surroundings, problems_hash
 from experiments.running.cluster import Stopped
-from experiments.running.measure import measure
+from experiments.running.measure import check_agreement, measure
 from experiments.running.schedule import Pool, Schedule, workers
 from experiments.running.tracker import Tracker
 from experiments.settings import Preset, load
@@ -194,6 +195,16 @@ def test_a_cell_saves_its_state_on_a_signal_and_goes_on_from_there(
     assert done is not None
     # Nothing was paid for twice.
     assert lost(folder) == 0
+
+
+def test_engine_and_learner_that_do_not_agree_are_found_before_anything_is_measured(
+    problems: pl.DataFrame, pool: Pool, preset: Preset
+) -> None:
+    check_agreement(pool, preset, problems)
+    sweep = preset.sweep["easy"]
+    strict = sweep.model_copy(update={"learner": {**sweep.learner, "sync": {"tolerance": 1e-12}}})
+    with pytest.raises(ExperimentError, match=r"before anything else was sampled: .*sync.tolerance = 1e-12"):
+        check_agreement(pool, preset.model_copy(update={"sweep": {**preset.sweep, "easy": strict}}), problems)
 
 
 def test_a_measurement_whose_worker_died_goes_on_on_others(

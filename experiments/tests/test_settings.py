@@ -1,6 +1,7 @@
 """Settings of ``params.yaml``: how they are read, what is refused, their schema, and ``init``."""
 
 import re
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import polars as pl
 import pytest
 import yaml
 from hypothesis import strategies as st
-from isocompute.learner import LearnerConfig
+from isocompute.learner import LearnerConfig, SyncConfig
 from isocompute.learner.recipes import RECIPES
 from isocompute.rollout import Sampling
 from isocompute.rollout.scoring.rules import REFUSED
@@ -22,6 +23,7 @@ from experiments.errors import ExperimentError
 from experiments.running.cells import WorkerConfig
 from experiments.settings import load, reading
 from experiments.settings.model import SECTIONS, DeclaredRate, learner_config, leaves, section_of
+from experiments.stages import footprint
 
 from .made import PARAMS, params, smoke
 
@@ -29,6 +31,7 @@ MODEL = {"name": "one", "folder": "somewhere"}
 HUB = {"kind": "hub", "dataset": "LLM360/guru-RL-92k"}
 CUDA = {"sampler": "vllm", "device": "cuda"}
 QWEN = {"kind": "model", "model": "Qwen/Qwen2.5-0.5B"}
+QWEN_7B = "Qwen/Qwen2.5-7B-Instruct"
 LEARNER = "sweep.easy.learner"
 RATE = "sweep.easy.learning_rate"
 ANCHOR = {"rule": "linear", "learning_rates": [0.001], "rollouts_per_problem": 2, "problems_per_batch": 32}
@@ -71,7 +74,6 @@ SUMS = {"kind": "reasoning_gym", "task": "chain_sum"}
         ("evaluation", {"samples": 8, "metric": "avg_at_4"}, "it must be avg_at_8"),
         ("sampling.top_p", 0.9, "with top_p 1.0"),
         ("difficulty.fresh_samples", 0, "must be at least 1"),
-        ("resources", {"dtype": "bfloat16"}, "which only vLLM on cuda"),
         ("resources", {"sampler": "vllm", "engine": {"dtype": "bfloat16"}}, "dtype is set"),
         ("resources", {"sampler": "vllm", "engine": {"profile": "cuda"}}, "it follows resources"),
         ("resources", {"sampler": "vllm", "engine": {"max_concurrent": 0}}, "max_concurrent is 0"),
@@ -116,6 +118,40 @@ def test_what_cannot_be_is_one_clear_error(change: str, value: object, message: 
         smoke(tmp_path, {change: value})
     assert len(str(refused.value).splitlines()) == 1
     assert "pydantic" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("resources", "learner", "message"),
+    [
+        (
+            {"dtype": "bfloat16"},
+            {"sync": {"tolerance": 1e-4}},
+            r"learner contradicts.*tolerance is 0\.0001.*bfloat16",
+        ),
+        ({"dtype": "float16"}, {"sync": {"k3": 1e-9}}, "k3 is 1e-09, and the sampler has float16"),
+        ({}, {"sync": {"mean": 1e-5}, "compute": {"precision": "bfloat16"}}, "the learner computes in bfloat16"),
+        ({}, {"sync": "never"}, r"easy\.learner\.sync is 'never'; it must be"),
+        ({}, {"sampler_dtype": "bfloat16"}, r"see resources\.dtype"),
+    ],
+)
+def test_tolerances_that_rounding_exceeds_are_refused_when_settings_are_read(
+    resources: dict[str, Any], learner: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ExperimentError, match=message) as refused:
+        smoke(tmp_path, {f"resources.{name}": value for name, value in resources.items()} | {LEARNER: learner})
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_the_sync_check_follows_the_types_unless_it_is_given(tmp_path: Path) -> None:
+    def sync(**changes: Any) -> SyncConfig:
+        preset = smoke(tmp_path, changes)
+        return preset.learner(preset.sweep["easy"]).tolerances
+
+    assert sync() == sync(**{LEARNER: {"sync": "auto"}}) == SyncConfig(tolerance=1e-4)
+    wide = sync(**{LEARNER: {"sync": "auto"}, "resources": {"dtype": "bfloat16"}})
+    assert (wide.tolerance, wide.mean) == (None, 0.06)
+    assert wide == sync(**{LEARNER: {"compute": {"precision": "bfloat16"}}}) == sync(resources=CUDA)
+    assert sync(**{LEARNER: {"sync": {"mean": 0.01}}, "resources": CUDA}) == SyncConfig(mean=0.01)
 
 
 def test_lists_are_tuples_and_whole_numbers_are_floats_where_those_are_wanted(tmp_path: Path) -> None:
@@ -445,6 +481,7 @@ def test_every_setting_has_a_description(document: dict[str, Any]) -> None:
 OTHER_KINDS = """
 dataset revision files split prompt answer verifier metadata path model recipe batch_rollouts models folder others
 command libraries world_size micro_batch logs log_settings rank alpha target_modules name longest margin phrase
+tolerance mean k3 quantile
 """
 """Settings of the kinds of problems, models and rules of which a preset has another, and of what it has none."""
 
@@ -492,6 +529,33 @@ def _keys(part: object) -> set[object]:
     if isinstance(part, dict):
         return set(part) | {key for value in part.values() for key in _keys(value)}
     return {key for value in part for key in _keys(value)} if isinstance(part, list) else set()
+
+
+def test_the_preset_for_gpus_is_written_and_planned_without_a_network(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def connect(*_: object) -> None:
+        raise OSError("there is no network")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    # A layer of it is traced in a moment.
+    monkeypatch.setitem(footprint.PUBLISHED, QWEN_7B, {**footprint.PUBLISHED[QWEN_7B], "num_hidden_layers": 1})
+    assert main(["init", "--preset", "gpu"]) == 0
+    written = yaml.safe_load((here / "my-gpu.yaml").read_text())["my-gpu"]
+    assert written["sweep"]["hard"]["learner"]["sync"] == "auto"
+    text = Path("params.yaml").read_text()
+    for old, new in (("settings_file: params.yaml", "settings_file: my-gpu.yaml"), ("preset: tiny", "preset: my-gpu")):
+        text = text.replace(old, new)
+    Path("params.yaml").write_text(text)
+    made, gpu = load(), load(preset="gpu")
+    assert (made.resources, made.difficulty) == (gpu.resources, gpu.difficulty)
+    assert made.learner(made.sweep["hard"]) == gpu.learner(gpu.sweep["hard"])
+    assert (made.processors(), made.resources.resolved_dtype()) == (8, "bfloat16")
+    capsys.readouterr()
+    assert main(["plan"]) == 0
+    printed = capsys.readouterr().out
+    assert "fits the 80 GB of h100" in printed
+    assert "KV cache (room for" in printed
 
 
 def test_a_file_that_is_there_stays(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from experiments.running.cell_folder import PREPARED, content_hash, write_json
 from experiments.running.cells import problems_hash
 from experiments.settings import PreparedConfig, Preset, load
 from experiments.settings.model import PreparedModel
-from experiments.stages import prepare
+from experiments.stages import difficulty, prepare
 from experiments.stages.difficulty import score
 from experiments.stages.prescribe import sentence
 from experiments.stages.sweep import setup_of
@@ -70,6 +71,24 @@ def test_a_file_that_is_missing_and_a_model_of_another_shape_are_named_and_nothi
     with pytest.raises(ExperimentError, match="differ in their weights alone"):
         prepare.run(preset)
     assert not PREPARED.exists()
+
+
+def test_difficulty_is_measured_only_where_engine_and_learner_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def refuse(*_: object) -> None:
+        asked.append("check")
+        raise ExperimentError("they do not agree")
+
+    monkeypatch.setattr(difficulty, "model_of", lambda preset: ("model", "base"))
+    monkeypatch.setattr(difficulty, "workers", lambda *_: nullcontext())
+    monkeypatch.setattr(difficulty, "measure", lambda *_, **__: asked.append("measure"))
+    monkeypatch.setattr(difficulty, "check_agreement", refuse)
+    preset = load(PARAMS, "smoke")
+    assert preset.difficulty is not None
+    with pytest.raises(ExperimentError, match="they do not agree"):
+        difficulty.measure_sets(preset, preset.difficulty, pl.DataFrame())
+    assert asked == ["check"]
 
 
 def runs(ends: dict[tuple[int, str, int], float]) -> tuple[pl.DataFrame, list[dict[str, Any]]]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from isocompute.learner import config as named
 from isocompute.learner.config import (
     ALGORITHMS,
+    TOLERANCES,
     AdapterConfig,
     BatchConfig,
     ComputeConfig,
@@ -36,6 +37,8 @@ from isocompute.learner.recipes import RECIPES, with_recipe
 RUN = RunConfig(
     run_id="r", rollouts_per_problem=4, problems_per_batch=8, seed=1, evaluate_every=512, evaluations_per_octave=2
 )
+
+PLAIN = LearnerConfig(learning_rate=1.0)
 
 PPO, OF_A_BATCH = ObjectiveConfig(algorithm="ppo"), ObjectiveConfig(baseline="batch", scale="batch")
 
@@ -81,7 +84,6 @@ PPO, OF_A_BATCH = ObjectiveConfig(algorithm="ppo"), ObjectiveConfig(baseline="ba
         (AdapterConfig, {"target_modules": ()}, r"target_modules is \(\)"),
         (SyncConfig, {"mean": 0.0}, r"mean is 0\.0"),
         (SyncConfig, {"k3": "1e-3"}, "k3 is '1e-3'"),
-        (SyncConfig, {"tolerance": None}, "tolerance, mean, k3, quantile of sync are all off; one must be a number"),
         (partial(replace, RUN), {"rollouts_per_problem": 0}, "a problem needs 1 or more"),
         (partial(replace, RUN), {"problems_per_batch": 0}, "a batch needs 1 or more"),
         (partial(replace, RUN), {"evaluate_every": 24}, "not a multiple of the batch of 32"),
@@ -95,8 +97,34 @@ def test_a_setting_out_of_its_range_is_named(group: Any, setting: dict[str, obje
 
 
 @pytest.mark.parametrize(
+    ("sampler", "learner", "type_of_both"),
+    [
+        ("float32", "float32", "float32"),
+        ("float16", "float32", "float16"),
+        ("float16", "bfloat16", "bfloat16"),
+        ("float32", "bfloat16", "bfloat16"),
+        ("bfloat16", "float32", "bfloat16"),
+    ],
+)
+def test_what_the_sync_check_tolerates_follows_the_coarser_type(sampler: str, learner: str, type_of_both: str) -> None:
+    config = replace(PLAIN, sampler_dtype=sampler, compute=ComputeConfig(precision=learner))
+    assert config.tolerances == TOLERANCES[type_of_both]
+    given = SyncConfig(k3=0.01)
+    assert replace(config, sync=given).tolerances == given
+
+
+@pytest.mark.parametrize("given", [{"tolerance": 1e-4}, {"mean": 1e-4}, {"k3": 1e-8}, {"mean": 0.06, "quantile": 1e-4}])
+@pytest.mark.parametrize("changed", [{"sampler_dtype": "bfloat16"}, {"compute": ComputeConfig(precision="bfloat16")}])
+def test_tolerances_of_float32_are_refused_where_rounding_alone_is_more(given: Any, changed: Any) -> None:
+    assert replace(PLAIN, sync=SyncConfig(**given)).tolerances == SyncConfig(**given)
+    with pytest.raises(LearnerError, match=rf"sync\.{list(given)[-1]} is .* bfloat16, .* must be left out"):
+        replace(PLAIN, sync=SyncConfig(**given), **changed)
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"sampler_dtype": "fp8"}, "sampler_dtype is 'fp8'"),
         (
             {"objective": PPO, "batch": BatchConfig(trained_rollouts=2)},
             r"batch\.trained_rollouts is .* it must be left",

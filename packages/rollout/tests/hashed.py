@@ -55,16 +55,17 @@ HANGING_SECONDS = 15.0
 """Longer than a replica takes to come up again, torch included: till then the only other one may be kept waiting."""
 
 
-def replicas(folder: Path, count: int, **options: Any) -> Any:
+def replicas(folder: Path, count: int, *, dtype: str = "float32", **options: Any) -> Any:
     """Replicas whose processes come up in seconds, and which take weights in six buckets.
 
     Args:
-        folder: As for ``HashedSampler``.
+        folder: As for ``HashedSampler``, as is ``dtype``.
     """
     from isocompute.rollout.samplers.replicas.pool import Replicas
 
     settings = {"bucket_bytes": 300, "answer_seconds": HANGING_SECONDS} | options
-    opened = Replicas(partial(HashedSampler, SAMPLING, folder), "hashed", SAMPLING, replicas=count, **settings)
+    opener = partial(HashedSampler, SAMPLING, folder, dtype)
+    opened = Replicas(opener, "hashed", SAMPLING, replicas=count, **settings)
     opened.alone, opened.folder = HashedSampler(SAMPLING, folder), folder
     return opened
 
@@ -75,14 +76,16 @@ class HashedSampler(Sampler):
     Args:
         folder: Where a file named ``wait-PROCESS`` makes the process of that id wait before each group,
             ``fall-PROCESS`` die and ``stay-PROCESS`` wait before it joins a broadcast, ``pace-PROCESS`` take longer
-            over a group than groups are gathered, ``mangle-PROCESS`` take one weight for another, and
-            ``deadly-PROBLEM`` kills any process that begins with that problem.
+            over a group than groups are gathered, ``mangle-PROCESS`` take one weight for another, ``round-PROCESS``
+            give probes that are 0.1 off, and ``deadly-PROBLEM`` kills any process that begins with that problem.
+        dtype: The type that it says its weights have.
     """
 
     holds = 6
 
-    def __init__(self, sampling: Sampling, folder: Path) -> None:
+    def __init__(self, sampling: Sampling, folder: Path, dtype: str = "float32") -> None:
         super().__init__("hashed", sampling)
+        self.dtype = dtype
         # Payloads need it: not within the timeout of the first one.
         import_module("torch")
         self._folder = folder
@@ -98,7 +101,7 @@ class HashedSampler(Sampler):
         return [len(prompt) for prompt in problems["prompt"]]
 
     def probe(self) -> list[float]:
-        return [self._hash(number) / 2**64 for number in range(4)]
+        return [self._hash(number) / 2**64 + 0.1 * self._told("round") for number in range(4)]
 
     def join(self, rendezvous: Rendezvous, rank: int) -> None:
         if self._told("fall"):

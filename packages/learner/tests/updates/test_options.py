@@ -31,8 +31,8 @@ ROUNDING = 1e-6
 ALWAYS = {"learning_rate", "temperature", "objective.epochs", "objective.updates_per_batch"}
 """Options that change what is measured or what it costs in every batch; in one case they change no gradient."""
 
-OF_RANKS = {"compute.sharding"}
-"""Options that one learner alone has no use for: see ``tests/ranks/test_sharding.py``."""
+ELSEWHERE = {"compute.sharding", "sampler_dtype"}
+"""An option of several ranks (``test_sharding.py``), and one that only tolerances follow (``test_sync.py``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -448,7 +448,7 @@ def options(config: Any, prefix: str = "") -> list[str]:
 
 
 def test_every_option_has_a_case_in_which_it_acts_and_one_in_which_it_does_not() -> None:
-    assert CASES.keys() == set(options(LearnerConfig(learning_rate=1.0, adapter=AdapterConfig()))) - OF_RANKS
+    assert CASES.keys() == set(options(LearnerConfig(learning_rate=1.0, adapter=AdapterConfig()))) - ELSEWHERE
     for option, cases in CASES.items():
         assert any(case.changes for case in cases), option
         least = min((case.changes for case in cases), key=len)

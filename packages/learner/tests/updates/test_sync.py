@@ -9,7 +9,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.learner import Learner, LearnerConfig, SyncConfig, SyncError, prepare, with_cohorts
+from isocompute.learner import (
+    Learner,
+    LearnerConfig,
+    OptimizerConfig,
+    SyncConfig,
+    SyncError,
+    prepare,
+    with_cohorts,
+)
 from isocompute.learner.records.steps import Agreement
 from isocompute.learner.updates.sync import agreement, check_sync, compare
 from small_run import recorded, scored
@@ -17,7 +25,9 @@ from transformers import LlamaForCausalLM
 
 FLOAT32 = LearnerConfig(learning_rate=1e-2)
 
-BFLOAT16 = replace(FLOAT32, sync=SyncConfig(tolerance=None, mean=0.03, k3=0.003, quantile=0.2))
+BFLOAT16 = replace(FLOAT32, sampler_dtype="bfloat16")
+"""Its tolerances follow the type: ``sync: auto``."""
+TIGHT = replace(BFLOAT16, sync=SyncConfig(mean=0.03, k3=0.003, quantile=0.2))
 
 PAIRS = st.lists(st.tuples(st.floats(-9, 0, width=32), st.floats(-9, 0, width=32)), min_size=1, max_size=300)
 
@@ -52,14 +62,14 @@ def test_the_figures_are_their_formulas(pairs: list[tuple[float, float]]) -> Non
 def test_a_log_probability_of_the_sampler_that_is_not_finite_is_no_agreement(value: float) -> None:
     found = figures([(-1.0, -1.0), (-1.0, value)])
     assert found.maximum == found.mean == found.quantile == math.inf
-    for off in (FLOAT32, replace(FLOAT32, sync=SyncConfig(tolerance=None, mean=1e9)), BFLOAT16):
+    for off in (FLOAT32, replace(FLOAT32, sync=SyncConfig(mean=1e9)), BFLOAT16):
         with pytest.raises(SyncError):
             check_sync(found, off, step=1)
 
 
 def test_the_message_names_all_four_figures_and_those_that_are_above() -> None:
     found = Agreement(maximum=0.5, mean=0.02, k3=0.001, quantile=0.3)
-    config = replace(BFLOAT16, sync=replace(BFLOAT16.sync, tolerance=0.4, k3=None))
+    config = replace(TIGHT, sync=replace(TIGHT.sync, tolerance=0.4, k3=None))
     named = r"step 7 .*above sync.tolerance = 0.4.*0.02 \(sync.mean.*above sync.quantile = 0.2.*sync.k3 is off"
     with pytest.raises(SyncError, match=named):
         check_sync(found, config, step=7)
@@ -98,9 +108,52 @@ def test_a_healthy_sampler_in_bfloat16_passes_its_tolerances_and_a_stale_one_doe
         Learner(model, FLOAT32).update(rollouts)
     report = learner.update(rollouts)
     assert 1e-3 < report.sync_mean < report.sync_quantile < report.sync_error
-    assert 0 < report.sync_k3 < BFLOAT16.sync.k3
+    assert 0 < report.sync_k3 < BFLOAT16.tolerances.k3
     # The sampler kept the weights of before that one update: stamped as new, they are found out.
     before = {name: tensor.clone() for name, tensor in learner.weights()}
     with pytest.raises(SyncError, match=r"mean .*quantile .*k3"):
         learner.update(rollouts.with_columns(weights_version=pl.lit(1, dtype=pl.Int64)))
     assert all(torch.equal(tensor, before[name]) for name, tensor in learner.weights())
+
+
+def test_rounding_is_named_where_mean_and_k3_are_of_its_size_and_only_there() -> None:
+    rounded = Agreement(maximum=0.3, mean=0.02, k3=0.001, quantile=0.1)
+    with pytest.raises(SyncError, match=r"size of rounding in 16 bits.* sampler_dtype, which is float32, must be"):
+        check_sync(rounded, FLOAT32, step=1)
+    with pytest.raises(SyncError, match=r"size of rounding in 16 bits.* sync\.quantile must be larger"):
+        check_sync(replace(rounded, quantile=0.5), BFLOAT16, step=1)
+    for other in (replace(rounded, mean=0.2), replace(rounded, k3=0.1)):
+        for config in (FLOAT32, BFLOAT16):
+            with pytest.raises(SyncError) as refused:
+                check_sync(other, config, step=1)
+            assert "rounding" not in str(refused.value)
+
+
+def in_bfloat16(weights: dict[str, torch.Tensor], learner: Learner) -> LlamaForCausalLM:
+    """A sampler that holds weights rounded."""
+    sampler = LlamaForCausalLM(learner.policy.config).eval()
+    sampler.load_state_dict(weights)
+    return sampler.to(torch.bfloat16)
+
+
+def test_a_tensor_that_a_sampler_in_bfloat16_took_wrongly_stops_the_run(model: Path) -> None:
+    learner, rows = Learner(model, BFLOAT16), recorded(groups=4, n=8)
+    right = {name: tensor.clone() for name, tensor in learner.weights()}
+    for name in right:
+        if right[name].dim() == 2:
+            given = scored(in_bfloat16({**right, name: right[name].flip(0)}, learner), rows)
+            with pytest.raises(SyncError, match="does not hold the learner's weights"):
+                learner.update(prepare(with_cohorts(given, FLOAT32.batch), FLOAT32))
+    assert learner.version == 0
+
+
+def test_a_small_step_is_lost_in_the_rounding_of_a_sampler_in_bfloat16_and_its_version_shows_it(model: Path) -> None:
+    """What the check cannot see: one sync skipped at the learning rate of a large model."""
+    small = replace(BFLOAT16, learning_rate=1e-6, optimizer=OptimizerConfig(warmup_steps=0))
+    learner, rows = Learner(model, small), recorded(groups=4, n=8)
+    stale = scored(in_bfloat16(dict(learner.weights()), learner), rows)
+    learner.update(prepare(with_cohorts(stale, FLOAT32.batch), FLOAT32))
+    batch = prepare(with_cohorts(stale, FLOAT32.batch), FLOAT32)
+    with pytest.raises(SyncError, match=r"weights version \[0\].* a sync was skipped"):
+        learner.update(batch)
+    assert learner.update(batch.with_columns(weights_version=pl.lit(1, dtype=pl.Int64))).sync_mean < 0.06

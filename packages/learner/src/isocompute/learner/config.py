@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -559,31 +559,47 @@ CHECKS = ("tolerance", "mean", "k3", "quantile")
 class SyncConfig:
     """The largest differences of log-probabilities that count as the same weights.
 
+    Where none is given (``sync: auto`` in a preset) they follow the types that sampler and learner compute in
+    (``TOLERANCES``). Where one is given, those that are None are off.
+
     Attributes:
-        tolerance: Largest difference (nats) between the sampler's and the learner's log-probability of a token; 1e-4
-            fits a sampler in float32. None turns it off: in bfloat16 a stray token of a healthy sampler may differ by
-            more than one nat.
-        mean: Largest mean |difference| (nats per token); None turns it off. It and the two below are for samplers in
-            bfloat16 or float16.
-        k3: Largest estimate (k3) of KL(sampler ‖ learner) (nats per token); None turns it off.
-        quantile: Largest 0.99 quantile of |difference| over tokens (nats); None turns it off.
+        tolerance: Largest difference (nats) between the sampler's and the learner's log-probability of a token. It is
+            for float32 on both sides: in 16 bits a stray token of a healthy sampler may differ by more than one nat.
+        mean: Largest mean |difference| (nats per token).
+        k3: Largest estimate (k3) of KL(sampler ‖ learner) (nats per token).
+        quantile: Largest 0.99 quantile of |difference| over tokens (nats).
 
     Raises:
-        LearnerError: A value is out of its range, or all four are off.
+        LearnerError: A value is out of its range.
     """
 
-    tolerance: float | None = 1e-4
+    tolerance: float | None = None
     mean: float | None = None
     k3: float | None = None
     quantile: float | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in CHECKS if getattr(self, name) is not None]
-        if not given:
-            raise LearnerError(
-                f"{', '.join(CHECKS)} of sync are all off; one must be a number, or stale weights would train unnoticed"
-            )
-        positive(self, *given)
+        positive(self, *self.given)
+
+    @property
+    def given(self) -> list[str]:
+        """Names of those that are a number."""
+        return [name for name in CHECKS if getattr(self, name) is not None]
+
+
+TOLERANCES: Mapping[str, SyncConfig] = {
+    "float32": SyncConfig(tolerance=1e-4),
+    "float16": SyncConfig(mean=0.0075, k3=8e-5, quantile=0.05),
+    "bfloat16": SyncConfig(mean=0.06, k3=0.005, quantile=0.4),
+}
+"""The tolerances of each type, from the finest to the coarsest; of two types the coarser one's apply.
+
+docs/learner.md has the measurements. Those of bfloat16 are a few times what healthy samplers of 0.5 to 7 billion
+parameters were seen with (means of 0.01 to 0.04 nats, k3 of 0.001); float16 has three bits more, so that differences
+are an eighth of these and k3, which is quadratic, a 64th.
+"""
+LEAST = {"float32": 0.0, "float16": 7.5e-5, "bfloat16": 6e-4}
+"""A mean difference (nats) that rounding alone exceeds, by the same types: tolerances below it stop every run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -686,6 +702,7 @@ class LearnerConfig:
     Attributes:
         learning_rate: AdamW's peak learning rate at this run's batch size.
         temperature: Sampling temperature, which the sampler's log-probabilities include.
+        sampler_dtype: Type of the sampler's weights: ``float32``, ``float16`` or ``bfloat16``.
         objective: What is maximised.
         kl: KL(policy ‖ base).
         entropy: The entropy bonus.
@@ -703,6 +720,7 @@ class LearnerConfig:
 
     learning_rate: float
     temperature: float = 1.0
+    sampler_dtype: str = "float32"
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     kl: KLConfig = field(default_factory=KLConfig)
     entropy: EntropyConfig = field(default_factory=EntropyConfig)
@@ -716,6 +734,8 @@ class LearnerConfig:
 
     def __post_init__(self) -> None:
         positive(self, "learning_rate", "temperature")
+        one_of(self, "sampler_dtype", tuple(TOLERANCES))
+        self._check_tolerances()
         # Whatever is missing is named now, and not in the first update.
         chosen = self.objective.resolved
         for given, name, reason in (
@@ -732,6 +752,27 @@ class LearnerConfig:
         ):
             if given:
                 raise LearnerError(f"{name} is set, and {reason}: it must be left out")
+
+    def _check_tolerances(self) -> None:
+        """Refuse tolerances that rounding alone exceeds."""
+        for name in self.sync.given:
+            # k3 is about half the square of a difference.
+            if getattr(self.sync, name) < LEAST[self.rounding] ** (2 if name == "k3" else 1):
+                whose = "the sampler has" if self.rounding == self.sampler_dtype else "the learner computes in"
+                raise LearnerError(
+                    f"sync.{name} is {getattr(self.sync, name):g}, and {whose} {self.rounding}, whose rounding alone "
+                    f"differs by more: it must be left out, so that sync follows the types, or both be in float32"
+                )
+
+    @property
+    def rounding(self) -> str:
+        """The coarser of the types that the sampler and the learner compute in."""
+        return max(self.sampler_dtype, self.compute.precision, key=list(TOLERANCES).index)
+
+    @property
+    def tolerances(self) -> SyncConfig:
+        """The tolerances that apply: those given, or those of the types."""
+        return self.sync if self.sync.given else TOLERANCES[self.rounding]
 
     def learning_rate_at(self, step: int) -> float:
         """Learning rate of update ``step``, counted from 1; see ``OptimizerConfig.factor_at``."""

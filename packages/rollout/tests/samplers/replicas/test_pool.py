@@ -103,6 +103,20 @@ def test_a_replica_that_mangles_the_weights_is_found_by_its_probe_and_answers_no
     compare(pool)
 
 
+def test_how_far_probes_may_lie_apart_follows_the_type_of_the_weights_or_is_given(cluster: Any, tmp_path: Path) -> None:
+    for options, tolerated in (({}, 0.001), ({"tolerance": 0.3}, None), ({"dtype": "bfloat16"}, None)):
+        opened = hashed.replicas(tmp_path, 2, **options)
+        (tmp_path / f"round-{process(opened, 1)}").touch()
+        if tolerated is None:
+            opened.sync(hashed.weights(1), 1)
+        else:
+            with pytest.raises(RolloutError, match=f"lie 0.1 nats apart, and may by {tolerated}"):
+                opened.sync(hashed.weights(1), 1)
+        opened.close()
+    with pytest.raises(RolloutError, match="tolerance is 0; it must be a positive number"):
+        hashed.replicas(tmp_path, 1, tolerance=0)
+
+
 @pytest.mark.parametrize("over", ["gloo", "ipc"], indirect=True)
 def test_every_transport_brings_the_weights_of_every_sync(over: Any) -> None:
     for version in (1, 2):

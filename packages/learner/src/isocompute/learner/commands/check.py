@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 
-from ..config import CHECKS, LearnerConfig, SyncConfig
+from ..config import CHECKS, TOLERANCES, LearnerConfig, SyncConfig
 from ..errors import SyncError
 
 
@@ -18,13 +18,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     check.add_argument("rollouts", help="a file, a folder, mlflow:EXPERIMENT or runs:/RUN_ID")
     check.add_argument("--temperature", type=float, default=1.0)
     check.add_argument(
-        "--tolerance", type=float, help="largest difference of a token, nats; 1e-4 where no tolerance is given"
+        "--dtype", choices=list(TOLERANCES), default="float32", help="type of the sampler's weights (default: float32)"
     )
     check.add_argument(
-        "--mean", type=float, help="largest mean |difference|, nats per token; for a sampler in bfloat16"
+        "--tolerance", type=float, help="largest difference of a token, nats; where no figure is given, --dtype's"
     )
-    check.add_argument("--k3", type=float, help="largest estimate of KL(sampler || model), nats per token; likewise")
-    check.add_argument("--quantile", type=float, help="largest 0.99 quantile of |difference|, nats; likewise")
+    check.add_argument("--mean", type=float, help="largest mean |difference|, nats per token")
+    check.add_argument("--k3", type=float, help="largest estimate of KL(sampler || model), nats per token")
+    check.add_argument("--quantile", type=float, help="largest 0.99 quantile of |difference|, nats")
     check.set_defaults(run=run)
 
 
@@ -42,8 +43,12 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     from ..updates.sync import described, exceeded
 
     given = (arguments.tolerance, arguments.mean, arguments.k3, arguments.quantile)
-    sync = SyncConfig(**dict(zip(CHECKS, given, strict=True))) if set(given) != {None} else SyncConfig()
-    config = LearnerConfig(learning_rate=1.0, temperature=arguments.temperature, sync=sync)
+    config = LearnerConfig(
+        learning_rate=1.0,
+        temperature=arguments.temperature,
+        sampler_dtype=arguments.dtype,
+        sync=SyncConfig(**dict(zip(CHECKS, given, strict=True))),
+    )
     rollouts = tables.read(arguments.rollouts, "rollouts").filter(pl.col("finish_reason") != "aborted")
     found = Learner(arguments.model, config).agreement(rollouts)
     if exceeded(found, config):

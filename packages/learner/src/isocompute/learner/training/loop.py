@@ -285,9 +285,13 @@ def sync_and_check(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame
         The responses, which were paid for, as a ``rollouts`` table.
 
     Raises:
+        LearnerError: The sampler says that its weights are of another type (``dtype``) than the tolerances are for.
         SyncError: The sampler does not hold the learner's weights.
         DivergenceError: The log-probabilities of the base model itself are not finite.
     """
+    told, dtype = learner.config.sampler_dtype, getattr(sampler, "dtype", None)
+    if dtype not in (None, told) and not learner.config.sync.given:
+        raise LearnerError(f"sampler_dtype is {told!r}, and the sampler's weights are in {dtype}: it must be {dtype!r}")
     sampler.sync(learner.weights(), learner.version)
     few = problems.head(4)
     rollouts = sampler.sample(few, samples=2, seed=0, step=learner.version, phase="canary", run_id=run_id)

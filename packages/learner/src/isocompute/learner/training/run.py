@@ -111,7 +111,7 @@ def _pass_rates(rollouts: pl.DataFrame) -> dict[str, float]:
     return dict(completed.group_by("problem_id").agg(right).sort("problem_id").iter_rows())
 
 
-CHANGES_NO_RESULT = ("sync.", "entropy.measured")
+CHANGES_NO_RESULT = ("sync.", "sampler_dtype", "entropy.measured")
 """Settings under whose change a run continues: when it is stopped, and what is reported. One that changes the order of
 sums (``config.ROUNDING``), as that of micro-batches, changes last digits and must be named in ``Checkpoints``."""
 

@@ -5,7 +5,9 @@ The parity chain, engine = learner = reference, each link with the tests that ho
 * Engine = model: vLLM's log-probabilities are those of transformers after every sync, in float32 to 1e-4 nats
   (rollout, ``tests/samplers/every_sampler.py``, for every sampler).
 * A sampler in bfloat16 agrees with the learner on average, not token by token: it is judged by the mean, by k3 and by a
-  quantile of the differences instead of the maximum (``tests/updates/test_sync.py``).
+  quantile of the differences instead of the maximum (``tests/updates/test_sync.py``). So it shows a wrong or mangled
+  tensor, and weights that are many updates old, but not those of one update before at the learning rate of a large
+  model: these differ by less than rounding, and the version that responses are stamped with shows them.
 * Engine = learner: the first micro-batch of every update is compared with the sampler before any backward pass, here,
   and explicitly by ``loop.sync_and_check`` after the first sync and after a resume (``tests/updates/test_learner.py``,
   ``tests/training/test_loop.py``).
@@ -21,10 +23,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
-from ..config import CHECKS, LearnerConfig
+from ..config import CHECKS, TOLERANCES, LearnerConfig
 from ..errors import DivergenceError, SyncError
 from ..records.steps import Agreement
 
@@ -119,14 +122,28 @@ def check_sync(found: Agreement, config: LearnerConfig, *, step: int) -> None:
     if exceeded(found, config):
         raise SyncError(
             f"before step {step} the sampler's log-probabilities differ from the learner's by "
-            f"{described(found, config)}: the sampler does not hold the learner's weights; no update was made"
+            f"{described(found, config)}: {_cause(found, config)}; no update was made"
         )
+
+
+def _cause(found: Agreement, config: LearnerConfig) -> str:
+    """Say what is likely wrong, and what would be right where that is rounding."""
+    if exceeded(found, replace(config, sync=replace(TOLERANCES["bfloat16"], quantile=None))):
+        return "the sampler does not hold the learner's weights"
+    if config.rounding == "float32":
+        cure = f"sampler_dtype, which is {config.sampler_dtype}, must be its type and sync be left out"
+    else:
+        cure = f"sync.{' and sync.'.join(exceeded(found, config))} must be larger"
+    return (
+        "mean and k3 are of the size of rounding in 16 bits, which is the likely cause where the sampler rounds so: "
+        f"then {cure}; else the sampler does not hold the learner's weights"
+    )
 
 
 def exceeded(found: Agreement, config: LearnerConfig) -> list[str]:
     """Return the tolerances that an agreement is above, by their names in the settings."""
     figures = dict(zip(CHECKS, (found.maximum, found.mean, found.k3, found.quantile), strict=True))
-    limits = {name: getattr(config.sync, name) for name in CHECKS}
+    limits = {name: getattr(config.tolerances, name) for name in CHECKS}
     # Not «above»: a NaN is no agreement.
     return [name for name, limit in limits.items() if limit is not None and not figures[name] <= limit]
 
@@ -136,7 +153,7 @@ def described(found: Agreement, config: LearnerConfig) -> str:
     above = exceeded(found, config)
 
     def limit(name: str) -> str:
-        value = getattr(config.sync, name)
+        value = getattr(config.tolerances, name)
         if value is None:
             return f"sync.{name} is off"
         return f"{'above ' if name in above else ''}sync.{name} = {value:g}"

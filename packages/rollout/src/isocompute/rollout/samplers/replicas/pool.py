@@ -24,6 +24,12 @@ from .transfer import Receiver, Sent, Transfer
 TRANSPORTS = ("object_store", "gloo", "nccl", "ipc")
 SHOWN = 5
 """Groups that an error names."""
+PROBE_TOLERANCES = {"float32": 1e-3, "float16": 0.025, "bfloat16": 0.2}
+"""How far the probes of replicas with the same weights may lie apart (nats), by the type of the weights.
+
+Replicas on the same hardware answer a probe alike to the last bit. On other GPUs other kernels round otherwise: in
+bfloat16 single tokens of the same weights were seen to differ by up to 0.23 nats (docs/learner.md).
+"""
 
 
 class Replicas(Sampler):
@@ -47,7 +53,8 @@ class Replicas(Sampler):
         bucket_bytes: Most bytes of weights that are sent at a time.
         keep_weights: Whether Ray's object store keeps the weights of the latest sync, a whole model, for replicas that
             are started again before the next.
-        tolerance: How far the replicas' log-probabilities after the same prompts may lie apart after a sync (nats).
+        tolerance: How far the replicas' log-probabilities after the same prompts may lie apart after a sync (nats);
+            None follows the type of their weights (``PROBE_TOLERANCES``).
         restarts: How often in a row a replica may end, without a sync or a group between, and is started again.
         start_seconds: Timeout for a replica to be placed and to load the model.
         answer_seconds: Timeout for a replica's next group or response. For one bucket of a sync it is half of that, so
@@ -76,7 +83,7 @@ class Replicas(Sampler):
         transport: str = "auto",
         bucket_bytes: int = BUCKET_BYTES,
         keep_weights: bool = False,
-        tolerance: float = 1e-3,
+        tolerance: float | None = None,
         restarts: int = 3,
         start_seconds: float = 600.0,
         answer_seconds: float = 1800.0,
@@ -84,10 +91,12 @@ class Replicas(Sampler):
         super().__init__(model, sampling)
         if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
             raise RolloutError(f"replicas is {replicas!r}; it must be a whole number of at least 1")
+        if tolerance is not None and not tolerance > 0:
+            raise RolloutError(f"tolerance is {tolerance!r}; it must be a positive number of nats, or None")
         self.transport = transport_of(transport, num_gpus=num_gpus, keep=keep_weights)
         self._ray = connected_ray()
         self._own_placement: Any = None
-        self._tolerance = tolerance
+        self._tolerance = tolerance or 0.0
         self.expected, self.sync_number = Expected(sampling.max_new_tokens), 0
         devices = {"num_cpus": num_cpus, "num_gpus": num_gpus}
         if placement is None:
@@ -116,7 +125,8 @@ class Replicas(Sampler):
         opened: dict[int, Opened] = self.driver.gather(self.driver.members)
         if len(opened) < len(self.driver.members):
             raise self.driver.nobody("start")
-        self.plan, self.sleeps = opened[0].plan, opened[0].sleeps
+        self.plan, self.sleeps, self.dtype = opened[0].plan, opened[0].sleeps, opened[0].dtype
+        self._tolerance = self._tolerance or PROBE_TOLERANCES.get(self.dtype or "", max(PROBE_TOLERANCES.values()))
         self._agree({index: one.probe for index, one in opened.items()})
 
     def use(self, sampling: Sampling) -> None:
