@@ -56,7 +56,7 @@ def run(preset: Preset, terms: Terms | None = None) -> None:
     kind = "GPUs" if resources.device == "cuda" else "CPU cores"
     print(
         f"{preset.processors()} {kind} asked for, for {resources.workers} cells at a time; "
-        f"sampler: {resources.resolved_sampler()}"
+        f"sampler: {preset.sampler}"
     )
 
 

@@ -68,7 +68,7 @@ def make(home: Path, preset: Preset, problems: pl.DataFrame) -> Any:
         base=cell_folder.content_hash(home / "model"),
         problems=problems_hash(problems),
         generation=preset.generation,
-        surroundings=Surroundings.of(preset.resources),
+        surroundings=Surroundings.of(preset.resolved_resources()),
     )
     return lambda **changes: cell(origin=origin, **changes)
 
