@@ -119,10 +119,18 @@ class TransformersSampler(LocalSampler):
         ends = frozenset(self.stop_token_ids)
         texts = [StopTexts(self.tokenizer, self.sampling.stop) if self.sampling.stop else None for _ in batch]
         rows = [_Row(i, request, ends, stop) for (i, request), stop in zip(batch, texts, strict=True)]
-        given = torch.tensor([row.request.prompt_ids for row in rows], device=self._device)
-        cache = None
-        while rows:
-            tokens, logprobs, cache = self._step(given, cache, [row.generator for row in rows])
+        uniforms = Uniforms([request.seed for _, request in batch])
+        # A prompt is read once for all responses to it.
+        prompts: dict[tuple[int, ...], int] = {}
+        prompt_of = [prompts.setdefault(tuple(request.prompt_ids), len(prompts)) for _, request in batch]
+        logits, cache = self._forward(torch.tensor(list(prompts), device=self._device), None)
+        if len(prompts) < len(rows):
+            chosen = torch.tensor(prompt_of, device=self._device)
+            logits = logits[chosen]
+            # For beam search by its name; unlike batch_select_indices every layer has it, also of linear attention.
+            cache.reorder_cache(chosen)
+        while True:
+            tokens, logprobs = self._drawn(logits, uniforms)
             left = []
             for place, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True)):
                 response = rows[place].add(token, logprob)
@@ -130,35 +138,71 @@ class TransformersSampler(LocalSampler):
                     left.append(place)
                 else:
                     yield rows[place].index, response
-            given = tokens[:, None]
-            if left and len(left) < len(rows):
+            if not left:
+                return
+            if len(left) < len(rows):
                 chosen = torch.tensor(left, device=self._device)
-                given = given[chosen]
-                # For beam search by its name; unlike batch_select_indices every layer has it, also of linear attention.
+                tokens = tokens[chosen]
                 cache.reorder_cache(chosen)
-            rows = [rows[place] for place in left]
+                uniforms.keep(left)
+                rows = [rows[place] for place in left]
+            logits, cache = self._forward(tokens[:, None], cache)
 
-    def _step(self, given: torch.Tensor, cache: Any, generators: list[torch.Generator]) -> Any:
-        """Return the next tokens, their log-probabilities and the cache."""
+    def _forward(self, given: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
+        """Return the logits after the last of some tokens, and the cache."""
         import torch
 
         with torch.inference_mode():
             out = self._policy(input_ids=given, past_key_values=cache, use_cache=True, **self._last_only)
             if getattr(out, "past_key_values", None) is None:
                 raise RolloutError(f"the model {self.model} keeps no cache of keys and values, which sampling needs")
-            scores = distribution(out.logits[:, -1], self.sampling)
-            tokens = draw(scores, generators, greedy=self.sampling.temperature == 0)
-            return tokens, scores.gather(-1, tokens[:, None]).squeeze(-1), out.past_key_values
+            return out.logits[:, -1], out.past_key_values
+
+    def _drawn(self, logits: torch.Tensor, uniforms: Uniforms) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the next token of each response and its log-probability."""
+        import torch
+
+        with torch.inference_mode():
+            scores = distribution(logits, self.sampling)
+            tokens = scores.argmax(-1) if self.sampling.temperature == 0 else draw(scores, uniforms.next())
+            return tokens, scores.gather(-1, tokens[:, None]).squeeze(-1)
+
+
+class Uniforms:
+    """Uniform draws from a generator of each response's own, on the CPU: they depend on no batch and no device."""
+
+    AHEAD = 64
+    """Numbers that are drawn at a time, since a call takes longer than its numbers; they are those of single calls."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        import torch
+
+        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self._drawn = torch.empty(0)
+        self._taken = self.AHEAD
+
+    def next(self) -> torch.Tensor:
+        """Return the next number of each response, float64."""
+        import torch
+
+        if self._taken == self.AHEAD:
+            drawn = [torch.rand(self.AHEAD, generator=each, dtype=torch.float64) for each in self._generators]
+            self._drawn, self._taken = torch.stack(drawn), 0
+        self._taken += 1
+        return self._drawn[:, self._taken - 1]
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Go on with the responses at some places."""
+        self._generators = [self._generators[place] for place in places]
+        if self._taken < self.AHEAD:
+            self._drawn = self._drawn[list(places)]
 
 
 class _Row:
     """One response in the making."""
 
     def __init__(self, index: int, request: Request, ends: frozenset[int], stop: StopTexts | None) -> None:
-        import torch
-
         self.index, self.request = index, request
-        self.generator = torch.Generator().manual_seed(request.seed)
         self._ends, self._stop = ends, stop
         self._ids: list[int] = []
         self._logprobs: list[float] = []
@@ -210,23 +254,18 @@ def distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     return _nucleus(scores, sampling.top_p) if sampling.top_p < 1 else scores
 
 
-def draw(scores: torch.Tensor, generators: list[torch.Generator], *, greedy: bool) -> torch.Tensor:
-    """Sample one token per response.
+def draw(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Sample one token per response, by the inverse of its distribution function at a uniform number.
 
     Args:
         scores: From ``distribution``, shape ``(responses, vocabulary)``.
-        generators: One per response, on the CPU: its tokens depend neither on the batch nor on the device.
-        greedy: Take the most probable token and draw nothing.
+        uniforms: From 0 to 1, shape ``(responses,)``, float64.
     """
     import torch
 
-    if greedy:
-        return scores.argmax(-1)
-    # Inverse transform of one uniform draw from each response's own generator.
-    draws = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators]).to(scores.device)
     cumulative = scores.double().exp().cumsum(-1)
-    tokens = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None], right=True)
-    return tokens.squeeze(-1).clamp(max=scores.shape[-1] - 1)
+    places = (uniforms.to(scores.device) * cumulative[:, -1])[:, None]
+    return torch.searchsorted(cumulative, places, right=True).squeeze(-1).clamp(max=scores.shape[-1] - 1)
 
 
 def _nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
