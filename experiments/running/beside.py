@@ -7,14 +7,15 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from multiprocessing import get_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
-from isocompute.learner import Learner, LearnerConfig
-from isocompute.learner.records.steps import Agreement
 from isocompute.rollout import EngineConfig, open_sampler, prompting_from, sampling_from, scoring_from
 
 from ..errors import ExperimentError
+
+if TYPE_CHECKING:
+    from isocompute.learner.records.steps import Agreement
 
 TOLERANCE = 1e-4
 """Nats that two programs' log-probabilities of a token may differ by in float32; by rounding they differ by 3e-6."""
@@ -56,6 +57,7 @@ def check(found: Agreement, model: str) -> None:
 
 def _compared(model: str, generation: Mapping[str, Any], problems: pl.DataFrame) -> Agreement:
     import torch
+    from isocompute.learner import Learner, LearnerConfig
 
     torch.set_num_threads(1)
     sampling = sampling_from(generation["sampling"])

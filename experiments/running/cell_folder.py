@@ -35,7 +35,7 @@ WORK = Path("work")
 LEDGER, SAID, CHECKPOINTS = "run.ledger", "output.log", "checkpoints"
 """In the folder of a cell: a command's ledger and what it printed, and the checkpoints of either kind of cell."""
 BESIDE_VLLM = "vllm.json"
-"""In the folder of a first evaluation: how the base model's log-probabilities agree with vLLM's, where that was asked."""
+"""In the folder of a first evaluation: how the base model's log-probabilities agree with vLLM's, where compared."""
 OUT = Path("outputs")
 """Folder of the outputs that DVC keeps."""
 PREPARED = OUT / "prepared"

@@ -901,12 +901,7 @@ class Preset(Settings):
         """The kind of sampler, and why it is that."""
         if self.resources.sampler != "auto":
             return Choice(kind=self.resources.sampler, reason="resources.sampler says so")
-        if isinstance(self.base, PreparedConfig):
-            # They differ in their weights alone.
-            folder = f"{self.base.models[0].folder}/base"
-        else:
-            folder = self.base.model
-        return cheaper(stored_parameters(folder), device=self.resources.device)
+        return cheaper(stored_parameters(self.base_place), device=self.resources.device)
 
     def check_sampler(self) -> None:
         """Refuse a sampler that is not installed, in place of falling back on another one.
@@ -961,6 +956,11 @@ class Preset(Settings):
     def named_base(self) -> ModelConfig | None:
         """The base model of a folder or of the hub; None where base models are prepared."""
         return self.base if isinstance(self.base, ModelConfig) else None
+
+    @property
+    def base_place(self) -> str:
+        """Folder or name of the base model; of several, which differ in their weights alone, the first one's."""
+        return self.base.model if isinstance(self.base, ModelConfig) else f"{self.base.models[0].folder}/base"
 
     @property
     def base_models(self) -> tuple[str, ...]:

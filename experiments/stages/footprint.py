@@ -15,7 +15,7 @@ from isocompute.rollout import RolloutError, sampling_from
 from isocompute.rollout.samplers.vllm.memory import estimate, size_of
 
 from ..running.cells import Cell
-from ..settings import ModelConfig, Preset
+from ..settings import Preset
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen/Qwen2.5-7B-Instruct": {
@@ -40,10 +40,8 @@ KEPT_FREE = 0.1
 
 def base_config(preset: Preset) -> dict[str, Any] | None:
     """Return the ``config.json`` of the base model; None where it is not on this machine."""
-    base = preset.base
-    place = base.model if isinstance(base, ModelConfig) else f"{base.models[0].folder}/base"
-    file = Path(place) / "config.json"
-    return json.loads(file.read_text()) if file.is_file() else PUBLISHED.get(place)
+    file = Path(preset.base_place) / "config.json"
+    return json.loads(file.read_text()) if file.is_file() else PUBLISHED.get(preset.base_place)
 
 
 @dataclass(frozen=True, kw_only=True)

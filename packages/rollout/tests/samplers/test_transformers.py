@@ -13,6 +13,7 @@ from every_sync import *  # noqa: F403
 from isocompute.rollout import Interruption, RolloutError, open_sampler
 from isocompute.rollout.cli import main
 from isocompute.rollout.samplers.sampling import Request, Response, as_it_is
+from isocompute.rollout.samplers.transformers import Uniforms
 
 pytestmark = pytest.mark.slow("every test of a sampler")
 
@@ -46,8 +47,8 @@ def test_a_response_leaves_the_batch_when_it_is_finished(sampler: Any, tiny: Any
     lengths = np.array([length for _, length in whole])
     assert [made for made, _ in whole] == lengths.tolist() == sorted(lengths)
     assert len(set(lengths)) > 3
-    # Nothing is computed for a response that is finished: one row of a call per token.
-    assert [rows for rows, _, _ in calls] == [int((lengths > step).sum()) for step in range(8)]
+    # Nothing is computed for a response that is finished: one row of a call per token, and one for the prompt of all.
+    assert [rows for rows, _, _ in calls] == [1, *(int((lengths > step).sum()) for step in range(1, 8))]
     # Logits of a whole prompt would not fit: they are computed for its last token alone.
     assert {places for _, places, _ in calls} == {1}
 
@@ -67,13 +68,43 @@ def test_a_request_that_follows_goes_on_from_the_response_and_waits_for_others_o
     ended = dict(sampler._generate(asked, twice))
     assert sorted(ended) == list(range(20))
     assert 5 < len(begun) < 20
-    # All follow-ups have one length here, and go together.
-    assert [rows for rows, _, _ in calls].count(len(begun)) >= 1
+    # All follow-ups have one length here, and go together: those of three tokens, then what is left for a second one.
+    assert len(calls) == 3 + 2
+    assert calls[3][0] == len({tuple(first.ids) for first in begun.values()})
     for index, first in begun.items():
         prompt = [*asked[index].prompt_ids, *first.ids.tolist()]
         alone = Request(prompt_ids=prompt, seed=index, max_new_tokens=2)
         ((_, again),) = sampler._generate([alone], as_it_is)
         assert ended[index].ids.tolist() == again.ids.tolist()
+
+
+def test_a_prompt_is_read_once_for_all_responses_to_it(sampler: Any, tiny: Any, calls: list[Any]) -> None:
+    mixed = [
+        request
+        for count in range(4)
+        for prompt in ("1+1=", "2+1=", "3+1=")
+        for request in requests(tiny, count=1 + count, prompt=prompt)
+    ]
+    together = dict(sampler._generate(mixed, as_it_is))
+    assert calls[0][0] == 3
+    for index, request in enumerate(mixed):
+        ((_, alone),) = sampler._generate([request], as_it_is)
+        assert together[index].ids.tolist() == alone.ids.tolist()
+        assert np.abs(together[index].logprobs - alone.logprobs).max() < 1e-5
+
+
+def test_draws_that_are_made_ahead_are_those_of_single_calls_whoever_leaves() -> None:
+    import torch
+
+    ahead, alone = Uniforms(range(5)), [torch.Generator().manual_seed(seed) for seed in range(5)]
+    for step in range(2 * Uniforms.AHEAD + 3):
+        expected = [torch.rand((), generator=each, dtype=torch.float64).item() for each in alone]
+        assert ahead.next().tolist() == expected
+        # Within what was drawn, and where it has just run out.
+        for at, places in ((3, [0, 2, 3, 4]), (Uniforms.AHEAD - 1, [0, 2, 3])):
+            if step == at:
+                ahead.keep(places)
+                alone = [alone[place] for place in places]
 
 
 def test_a_batch_smaller_than_the_requests_changes_nothing(sampler: Any, tiny: Any) -> None:
