@@ -70,6 +70,7 @@ def test_the_plan_of_the_paper_says_what_a_rank_and_an_engine_take_and_what_it_c
     assert "KV cache (room for" in printed
     assert "GPU-hours" in printed
     assert "(unverified)" in printed
+    assert "sampler: vllm (the device is cuda)" in printed
     rests_on = ("responses of 2,000 tokens on average", "training reaches 25% to 50%", "3.00 USD per device-hour")
     for assumed in rests_on:
         assert f"assumed: {assumed}" in printed
