@@ -80,7 +80,7 @@ def without_vllm(why: str) -> Environment:
         sampler="transformers",
         requirements=(CPU_TORCH,),
         without=(),
-        reason=f"{why}: rollouts come from the transformers sampler",
+        reason=f"{why}: there is the transformers sampler alone, and a preset that samples with vLLM stops",
     )
 
 

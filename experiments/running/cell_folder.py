@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 WORK = Path("work")
 LEDGER, SAID, CHECKPOINTS = "run.ledger", "output.log", "checkpoints"
 """In the folder of a cell: a command's ledger and what it printed, and the checkpoints of either kind of cell."""
+BESIDE_VLLM = "vllm.json"
+"""In the folder of a first evaluation: how the base model's log-probabilities agree with vLLM's, where compared."""
 OUT = Path("outputs")
 """Folder of the outputs that DVC keeps."""
 PREPARED = OUT / "prepared"
@@ -268,6 +270,12 @@ def read_baseline(folder: Path) -> EvaluationResult:
     plain = json.loads((folder / "evaluation.json").read_text())
     rates = tables.read(folder / "pass_rates.parquet", "pass_rates").select("problem_id", "successes", "samples")
     return EvaluationResult(**plain, pass_rates=rates, rollouts=pl.DataFrame())
+
+
+def beside_vllm(folder: Path) -> dict[str, float]:
+    """How a base model's log-probabilities agree with vLLM's (nats); empty where they were not compared."""
+    path = folder / BESIDE_VLLM
+    return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 def ledger(run_id: str, spent: Mapping[str, int]) -> pl.DataFrame:

@@ -159,15 +159,15 @@ class Surroundings:
 
     @classmethod
     def of(cls, resources: ResourcesConfig) -> Surroundings:
-        """Those of this checkout and these resources."""
+        """Those of this checkout and of resources with a sampler and an engine (``Preset.resolved_resources``)."""
         return cls(code=code_of(LOOP), versions=versions(), **computing(resources))
 
 
 def computing(resources: ResourcesConfig) -> dict[str, Any]:
-    """Return the resources that a result depends on."""
-    engine, replicas = asdict(resources.resolved_engine()), resources.replicas
+    """Return the resources that a result depends on, of those with a sampler and an engine."""
+    engine, replicas = asdict(resources.engine), resources.replicas
     return {
-        "sampler": resources.resolved_sampler(),
+        "sampler": resources.sampler,
         "device": resources.device,
         "engine": {name: value for name, value in engine.items() if name not in MEMORY},
         # Batches of several engines differ in the last digits of log-probabilities.
@@ -187,7 +187,9 @@ class WorkerConfig:
     Attributes:
         models: Folder or name of each base model, by the hash of its content; they differ in their weights alone.
         generation: How responses are generated and scored (``Preset.generation``).
-        resources: With a sampler and an engine that leave nothing to the machine.
+        resources: With a sampler and an engine (``Preset.resolved_resources``).
+        beside_vllm: Whether the sampler's log-probabilities are compared with vLLM's, where that is installed: those of
+            one that a rule has chosen in place of vLLM.
         responses: Most that an engine has room for (``Preset.responses``).
     """
 
@@ -195,13 +197,18 @@ class WorkerConfig:
     generation: Mapping[str, Any]
     resources: ResourcesConfig
     responses: int | None = None
+    beside_vllm: bool = False
 
     @classmethod
     def of(cls, preset: Preset, models: Mapping[str, str]) -> WorkerConfig:
         """Settings of the workers of a preset."""
-        own = preset.resources
-        resolved = own.model_copy(update={"sampler": own.resolved_sampler(), "engine": own.resolved_engine()})
-        return cls(models=dict(models), generation=preset.generation, resources=resolved, responses=preset.responses())
+        return cls(
+            models=dict(models),
+            generation=preset.generation,
+            resources=preset.resolved_resources(),
+            responses=preset.responses(),
+            beside_vllm=preset.resources.sampler == "auto" and preset.sampler.kind != "vllm",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,7 +278,7 @@ def surroundings_of(preset: Preset) -> Surroundings:
     """Return the surroundings of a preset's cells."""
     if preset.command is not None:
         return CommandSurroundings.of_trainer(preset.command, preset.resources.device, Path.cwd())
-    return Surroundings.of(preset.resources)
+    return Surroundings.of(preset.resolved_resources())
 
 
 def files_of(trainer: CommandTrainer, project: Path) -> dict[str, str]:

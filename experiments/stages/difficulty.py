@@ -25,7 +25,7 @@ FOLDER = PREPARED / ONLY
 def measure_sets(preset: Preset, settings: DifficultyConfig, table: pl.DataFrame) -> None:
     """Measure every problem, cut the sets, and measure each set again with responses that selected nothing."""
     model, base = model_of(preset)
-    surroundings = Surroundings.of(preset.resources)
+    surroundings = Surroundings.of(preset.resolved_resources())
     with workers(preset, {base: model}) as pool:
         check_agreement(pool, preset, table)
 

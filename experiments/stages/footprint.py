@@ -22,7 +22,7 @@ from isocompute.rollout.samplers.vllm.memory import MemoryPlan, estimate, size_o
 from pydantic import TypeAdapter, ValidationError
 
 from ..running.cells import Cell, code_of, digest, versions
-from ..settings import ModelConfig, Preset
+from ..settings import Preset
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen/Qwen2.5-7B-Instruct": {
@@ -47,10 +47,8 @@ KEPT_FREE = 0.1
 
 def base_config(preset: Preset) -> dict[str, Any] | None:
     """Return the ``config.json`` of the base model; None where it is not on this machine."""
-    base = preset.base
-    place = base.model if isinstance(base, ModelConfig) else f"{base.models[0].folder}/base"
-    file = Path(place) / "config.json"
-    return json.loads(file.read_text()) if file.is_file() else PUBLISHED.get(place)
+    file = Path(preset.base_place) / "config.json"
+    return json.loads(file.read_text()) if file.is_file() else PUBLISHED.get(preset.base_place)
 
 
 KEPT = TypeAdapter(UpdateMemory)

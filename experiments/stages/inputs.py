@@ -26,7 +26,7 @@ def run(preset: Preset) -> None:
     libraries = dict.fromkeys(pinned) | versions(pinned)
     sources = [source for source in preset.problems if isinstance(source, HubSource | LocalSource)]
     document = {
-        "computing": computing(preset.resources),
+        "computing": computing(preset.resolved_resources()),
         "data": {f"problems[{i}]": found for i, source in enumerate(preset.problems) if (found := _content(source))},
         "libraries": libraries,
         "model": _model(preset.base),

@@ -43,10 +43,7 @@ def run(preset: Preset, terms: Terms | None = None) -> None:
             print(f"assumed: {sentence}")
     resources = preset.resources
     kind = "GPUs" if resources.device == "cuda" else "CPU cores"
-    print(
-        f"{preset.processors()} {kind} asked for, for {resources.workers} cells at a time; "
-        f"sampler: {resources.resolved_sampler()}"
-    )
+    print(f"{preset.processors()} {kind} asked for, for {resources.workers} cells at a time; sampler: {preset.sampler}")
 
 
 def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:

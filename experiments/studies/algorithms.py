@@ -114,7 +114,7 @@ def setup_of(unit: Unit) -> Setup:
         base=base,
         problems=problems_hash(problems),
         generation=preset.generation,
-        surroundings=Surroundings.of(preset.resources),
+        surroundings=Surroundings.of(preset.resolved_resources()),
     )
     design = Design(preset=preset, sweep=preset.sweep_of(unit.problem_set), origin=origin)
     return Setup(designs=(design,), problems={origin.problems: problems}, models={base: str(inputs / "base")})

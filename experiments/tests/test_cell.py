@@ -23,10 +23,15 @@ from isocompute.learner.saving.export import save_policy
 from isocompute.rollout import Sampling, open_sampler
 from transformers import LlamaForCausalLM
 
+from experiments.errors import ExperimentError
 from experiments.running import cell_folder
+from experiments.running import worker as running
 from experiments.running.cell_folder import Spool
+from experiments.running.cells import WorkerConfig
+from experiments.running.worker import Worker
+from experiments.settings import ResourcesConfig
 
-from .made import BASE, SAMPLING, lost, sums
+from .made import BASE, SAMPLING, cell, lost, sums
 
 pytestmark = pytest.mark.slow("vLLM and Ray")
 
@@ -185,6 +190,36 @@ def test_an_engine_holds_the_base_model_with_its_adapter_after_every_sync(home: 
     saved = Checkpoints(folder / "checkpoints").newest()
     assert saved is not None
     assert all(".lora_" in name for name in saved.tensors)
+
+
+def test_a_base_model_is_compared_with_vllm_once_before_its_first_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, problems = cell_folder.content_hash(BASE), sums(1, 8)
+    worker = Worker(
+        WorkerConfig(
+            models={base: str(BASE)},
+            generation={"sampling": SAMPLING},
+            resources=ResourcesConfig(sampler="transformers"),
+            beside_vllm=True,
+        )
+    )
+
+    def refuse(*given: object) -> None:
+        raise ExperimentError("they differ")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "compare_with_vllm", refuse)
+        with pytest.raises(ExperimentError, match="they differ"):
+            worker.evaluate_baseline(cell(base=base), problems, tmp_path / "refused")
+    assert not cell_folder.has_baseline(tmp_path / "refused")
+    for seed in (7, 8):
+        worker.evaluate_baseline(cell(base=base, seed=seed), problems, tmp_path / str(seed))
+    found = cell_folder.beside_vllm(tmp_path / "7")
+    assert set(found) == {"maximum", "mean", "k3", "quantile"}
+    assert 0 < found["mean"] <= found["maximum"] < 1e-4
+    assert cell_folder.has_baseline(tmp_path / "8")
+    assert not cell_folder.beside_vllm(tmp_path / "8")
 
 
 def test_a_saved_policy_answers_on_vllm_with_its_own_log_probabilities(home: Path) -> None:

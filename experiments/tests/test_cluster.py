@@ -138,7 +138,7 @@ try:
     with open_cluster(1), workers(preset, {content_hash(Path(model)): model}) as pool:
         loaded = ray.get(pool._slots[0].actor.open.remote(pool._config))
         try:
-            check(loaded, bases=["0123456789abcdef"], surroundings=Surroundings.of(preset.resources))
+            check(loaded, bases=["0123456789abcdef"], surroundings=Surroundings.of(preset.resolved_resources()))
         except ExperimentError as error:
             print(error)
         edited.write_text(edited.read_text().replace("loss=-advantages", change))

@@ -66,6 +66,7 @@ def test_the_plan_of_the_paper_says_what_a_rank_and_an_engine_take_and_what_it_c
     assert "GPU-hours on h100" in printed
     assert "(unverified)" in printed
     assert "colocated, learner_ranks: 8, replicas: 8, engine: {sleep: 1, memory_share: 0.8" in printed
+    assert "sampler: vllm (the device is cuda)" in printed
     rests_on = ("lengths are lognormal: a mean of 2,000", "training reaches 25% to 50%", "3.00 USD per GPU-hour")
     for assumed in rests_on:
         assert f"assumed: {assumed}" in printed

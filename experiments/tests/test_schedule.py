@@ -69,7 +69,7 @@ def make(home: Path, preset: Preset, problems: pl.DataFrame) -> Any:
         base=cell_folder.content_hash(home / "model"),
         problems=problems_hash(problems),
         generation=preset.generation,
-        surroundings=Surroundings.of(preset.resources),
+        surroundings=Surroundings.of(preset.resolved_resources()),
     )
     return lambda **changes: cell(origin=origin, **changes)
 
@@ -94,6 +94,8 @@ def mlflow_runs(experiment: str) -> dict[str, Any]:
 
 def test_one_first_evaluation_serves_all_n_of_a_seed(make: Any, problems: pl.DataFrame, pool: Pool) -> None:
     cells = [make(rollouts_per_problem=n, seed=21, evaluate_every=48) for n in (2, 4)]
+    # As the worker leaves it where vLLM is asked, too.
+    cell_folder.write_json(cell_folder.baseline_of(cells[0]) / cell_folder.BESIDE_VLLM, {"maximum": 3e-6})
     said = run(cells, problems, pool, "shared")
     assert "2 cells: 0 finished, 0 continued, 2 from the base model" in said
     assert cells[0].baseline_id == cells[1].baseline_id
@@ -106,7 +108,8 @@ def test_one_first_evaluation_serves_all_n_of_a_seed(make: Any, problems: pl.Dat
     for one in cells:
         eval_steps = cell_folder.outcome(one).read("ledger").filter(pl.col("cohort") == "eval")["step"]
         assert 0 not in eval_steps.to_list()
-    assert "base, seed 21" in mlflow_runs("shared")
+    assert mlflow_runs("shared")["base, seed 21"].data.metrics["health/vllm_maximum"] == 3e-6
+    assert "cells: base: vLLM's log-probabilities are those of the sampler, up to 3e-06 nats" in said
     assert "2 cells: 2 finished" in run(cells, problems, pool, "shared")
 
 

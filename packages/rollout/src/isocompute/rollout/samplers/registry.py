@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,40 @@ if TYPE_CHECKING:
 KINDS = ("vllm", "transformers", "openai")
 REPLICATED = ("vllm", "transformers")
 """Those of which there may be several replicas."""
+CHEAPER_BELOW = 5_000_000
+"""Parameters below which transformers answers with less CPU time than vLLM, whose scheduler costs more than so small a
+model; from here on vLLM does (``python -m benchmarks.crossover``, table in docs/rollout.md)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A kind of sampler, and the reason for it as a phrase."""
+
+    kind: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({self.reason})"
+
+
+def cheaper(parameters: int | None, *, device: str) -> Choice:
+    """Choose the kind that answers at the least cost.
+
+    It is a rule and no measurement, and does not ask what is installed: what a run is must not depend on the machine.
+
+    Args:
+        parameters: Number of the model's parameters (``weights.stored_parameters``); None where nothing here says it,
+            as of a model on the hub.
+        device: ``cpu`` or ``cuda``.
+    """
+    if device != "cpu":
+        return Choice(kind="vllm", reason=f"the device is {device}")
+    if parameters is None:
+        return Choice(kind="vllm", reason="no safetensors file here says how large the base model is")
+    size, most = f"{parameters / 1e6:,.3g} million parameters on a CPU", f"{CHEAPER_BELOW / 1e6:g} million"
+    if parameters < CHEAPER_BELOW:
+        return Choice(kind="transformers", reason=f"{size}, fewer than {most}")
+    return Choice(kind="vllm", reason=f"{size}, {most} or more")
 
 
 def open_sampler(

@@ -24,13 +24,18 @@ if TYPE_CHECKING:
     import torch
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+SPREAD = 2
+"""Longest prompt of a batch as a multiple of its shortest: at most so much more is computed for padding."""
+SAME = 1e-5
+"""Nats by which scores with padding may differ from those without, by rounding."""
 
 
 class TransformersSampler(LocalSampler):
     """Samples with a plain transformers model and its KV cache.
 
-    Every response draws from its own generator, and prompts of one length are answered together without padding, so its
-    tokens do not depend on the batch, but for rounding: a GPU multiplies batches of other sizes by other kernels.
+    Every response draws from its own generator, so its tokens do not depend on the batch, but for rounding: other sizes
+    are multiplied by other kernels. Prompts of different lengths are answered together, the shorter ones padded, where
+    the model was seen to give the same scores with padding as without.
 
     Args:
         dtype: Type of the weights: ``float32``, ``bfloat16`` or ``float16``.
@@ -78,6 +83,7 @@ class TransformersSampler(LocalSampler):
         # The head's logits of a whole prompt would take prompt length × vocabulary floats per response.
         takes = inspect.signature(self._policy.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+        self._spread = SPREAD if {"attention_mask", "position_ids"} <= set(takes) and self._leaves_padding_out() else 1
 
     @property
     def place(self) -> str:
@@ -101,11 +107,16 @@ class TransformersSampler(LocalSampler):
                 waiting.setdefault(len(request.prompt_ids), []).append((taken, request))
                 taken += 1
             # Shortest first: a follow-up is longer than what it follows, and waits for others of its length.
-            length = min(waiting)
-            together = waiting.pop(length)
-            if len(together) > self._batch_size:
-                waiting[length] = together[self._batch_size :]
-            for index, response in self._batch(together[: self._batch_size]):
+            shortest = min(waiting)
+            together: list[tuple[int, Request]] = []
+            for length in sorted(waiting):
+                if length > self._spread * shortest or len(together) == self._batch_size:
+                    break
+                free = self._batch_size - len(together)
+                together += waiting[length][:free]
+                waiting[length] = waiting[length][free:]
+            waiting = {length: left for length, left in waiting.items() if left}
+            for index, response in self._batch(together):
                 following = control(index, response)
                 if isinstance(following, Response):
                     yield index, following
@@ -113,16 +124,25 @@ class TransformersSampler(LocalSampler):
                     waiting.setdefault(len(following.prompt_ids), []).append((index, following))
 
     def _batch(self, batch: Sequence[tuple[int, Request]]) -> Iterator[tuple[int, Response]]:
-        """Answer requests whose prompts have one length; a response leaves the batch when it is finished."""
+        """Answer requests together; a response leaves the batch when it is finished."""
         import torch
 
         ends = frozenset(self.stop_token_ids)
         texts = [StopTexts(self.tokenizer, self.sampling.stop) if self.sampling.stop else None for _ in batch]
         rows = [_Row(i, request, ends, stop) for (i, request), stop in zip(batch, texts, strict=True)]
-        given = torch.tensor([row.request.prompt_ids for row in rows], device=self._device)
-        cache = None
-        while rows:
-            tokens, logprobs, cache = self._step(given, cache, [row.generator for row in rows])
+        uniforms = Uniforms([request.seed for _, request in batch])
+        # A prompt is read once for all responses to it.
+        prompts: dict[tuple[int, ...], int] = {}
+        prompt_of = [prompts.setdefault(tuple(request.prompt_ids), len(prompts)) for _, request in batch]
+        given, mask = self._padded(list(prompts))
+        logits, cache = self._forward(given, mask, None)
+        if len(prompts) < len(rows):
+            chosen = torch.tensor(prompt_of, device=self._device)
+            logits, mask = logits[chosen], mask if mask is None else mask[chosen]
+            # For beam search by its name; unlike batch_select_indices every layer has it, also of linear attention.
+            cache.reorder_cache(chosen)
+        while True:
+            tokens, logprobs = self._drawn(logits, uniforms)
             left = []
             for place, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True)):
                 response = rows[place].add(token, logprob)
@@ -130,35 +150,115 @@ class TransformersSampler(LocalSampler):
                     left.append(place)
                 else:
                     yield rows[place].index, response
-            given = tokens[:, None]
-            if left and len(left) < len(rows):
+            if not left:
+                return
+            if len(left) < len(rows):
                 chosen = torch.tensor(left, device=self._device)
-                given = given[chosen]
-                # For beam search by its name; unlike batch_select_indices every layer has it, also of linear attention.
+                tokens, mask = tokens[chosen], mask if mask is None else mask[chosen]
                 cache.reorder_cache(chosen)
-            rows = [rows[place] for place in left]
+                uniforms.keep(left)
+                rows = [rows[place] for place in left]
+            mask = with_one_more(mask)
+            logits, cache = self._forward(tokens[:, None], mask, cache)
 
-    def _step(self, given: torch.Tensor, cache: Any, generators: list[torch.Generator]) -> Any:
-        """Return the next tokens, their log-probabilities and the cache."""
+    def _padded(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return prompts with padding before the shorter ones, and 1 where they are and 0 before; None without any."""
+        import torch
+
+        longest = max(map(len, prompts))
+        pads = [longest - len(prompt) for prompt in prompts]
+        given = [[0] * pad + [*prompt] for pad, prompt in zip(pads, prompts, strict=True)]
+        mask = [[0] * pad + [1] * (longest - pad) for pad in pads]
+        return torch.tensor(given, device=self._device), torch.tensor(mask, device=self._device) if any(pads) else None
+
+    def _leaves_padding_out(self) -> bool:
+        """Return whether a prompt beside a longer one gets the scores that it gets alone, and its next token, too."""
+        import torch
+
+        tokens = np.random.default_rng(0).integers(len(self.tokenizer), size=6).tolist()
+
+        def scores(*prompts: list[int]) -> torch.Tensor:
+            given, mask = self._padded(prompts)
+            first, cache = self._forward(given, mask, None)
+            second, _ = self._forward(given[:, -1:], with_one_more(mask), cache)
+            return torch.stack([first[-1], second[-1]]).float().log_softmax(-1)
+
+        try:
+            return bool((scores(tokens[:3]) - scores(tokens, tokens[:3])).abs().max() <= SAME)
+        except Exception:
+            # A model may take a mask and not such a one, or keep no cache, which sampling names.
+            return False
+
+    def _forward(self, given: torch.Tensor, mask: torch.Tensor | None, cache: Any) -> tuple[torch.Tensor, Any]:
+        """Return the logits after the last of some tokens, and the cache.
+
+        Args:
+            mask: Which places of the cache and of these tokens are no padding; None where there is none.
+        """
         import torch
 
         with torch.inference_mode():
-            out = self._policy(input_ids=given, past_key_values=cache, use_cache=True, **self._last_only)
+            placed = {}
+            if mask is not None:
+                positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -given.shape[1] :]
+                placed = {"attention_mask": mask, "position_ids": positions}
+            out = self._policy(input_ids=given, past_key_values=cache, use_cache=True, **placed, **self._last_only)
             if getattr(out, "past_key_values", None) is None:
                 raise RolloutError(f"the model {self.model} keeps no cache of keys and values, which sampling needs")
-            scores = distribution(out.logits[:, -1], self.sampling)
-            tokens = draw(scores, generators, greedy=self.sampling.temperature == 0)
-            return tokens, scores.gather(-1, tokens[:, None]).squeeze(-1), out.past_key_values
+            return out.logits[:, -1], out.past_key_values
+
+    def _drawn(self, logits: torch.Tensor, uniforms: Uniforms) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the next token of each response and its log-probability."""
+        import torch
+
+        with torch.inference_mode():
+            scores = distribution(logits, self.sampling)
+            tokens = scores.argmax(-1) if self.sampling.temperature == 0 else draw(scores, uniforms.next())
+            return tokens, scores.gather(-1, tokens[:, None]).squeeze(-1)
+
+
+def with_one_more(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a mask of places with one more, of a token."""
+    import torch
+
+    return mask if mask is None else torch.nn.functional.pad(mask, (0, 1), value=1)
+
+
+class Uniforms:
+    """Uniform draws from a generator of each response's own, on the CPU: they depend on no batch and no device."""
+
+    AHEAD = 64
+    """Numbers that are drawn at a time, since a call takes longer than its numbers; they are those of single calls."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        import torch
+
+        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self._drawn = torch.empty(0)
+        self._taken = self.AHEAD
+
+    def next(self) -> torch.Tensor:
+        """Return the next number of each response, float64."""
+        import torch
+
+        if self._taken == self.AHEAD:
+            drawn = [torch.rand(self.AHEAD, generator=each, dtype=torch.float64) for each in self._generators]
+            self._drawn, self._taken = torch.stack(drawn), 0
+        self._taken += 1
+        return self._drawn[:, self._taken - 1]
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Go on with the responses at some places."""
+        self._generators = [self._generators[place] for place in places]
+        if self._taken < self.AHEAD:
+            self._drawn = self._drawn[list(places)]
 
 
 class _Row:
     """One response in the making."""
 
     def __init__(self, index: int, request: Request, ends: frozenset[int], stop: StopTexts | None) -> None:
-        import torch
-
         self.index, self.request = index, request
-        self.generator = torch.Generator().manual_seed(request.seed)
         self._ends, self._stop = ends, stop
         self._ids: list[int] = []
         self._logprobs: list[float] = []
@@ -210,23 +310,18 @@ def distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     return _nucleus(scores, sampling.top_p) if sampling.top_p < 1 else scores
 
 
-def draw(scores: torch.Tensor, generators: list[torch.Generator], *, greedy: bool) -> torch.Tensor:
-    """Sample one token per response.
+def draw(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Sample one token per response, by the inverse of its distribution function at a uniform number.
 
     Args:
         scores: From ``distribution``, shape ``(responses, vocabulary)``.
-        generators: One per response, on the CPU: its tokens depend neither on the batch nor on the device.
-        greedy: Take the most probable token and draw nothing.
+        uniforms: From 0 to 1, shape ``(responses,)``, float64.
     """
     import torch
 
-    if greedy:
-        return scores.argmax(-1)
-    # Inverse transform of one uniform draw from each response's own generator.
-    draws = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators]).to(scores.device)
     cumulative = scores.double().exp().cumsum(-1)
-    tokens = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None], right=True)
-    return tokens.squeeze(-1).clamp(max=scores.shape[-1] - 1)
+    places = (uniforms.to(scores.device) * cumulative[:, -1])[:, None]
+    return torch.searchsorted(cumulative, places, right=True).squeeze(-1).clamp(max=scores.shape[-1] - 1)
 
 
 def _nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:

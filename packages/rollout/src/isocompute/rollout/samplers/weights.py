@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from math import prod
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Protocol
@@ -85,6 +86,29 @@ def manifest(model: str) -> Manifest:
     except Exception as error:
         raise not_loaded(model, error) from None
     return manifest_of(built)
+
+
+def stored_parameters(folder: str | Path) -> int | None:
+    """Return the number of parameters in a model's safetensors files, of which only headers are read.
+
+    Tied tensors are stored and counted once; of quantised weights the packed values are counted.
+
+    Returns:
+        None where there are no such files, as for the name of a model on the hub, or they cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    # Some folders hold the weights twice, as consolidated.safetensors, too.
+    files = sorted(Path(folder).glob("model*.safetensors"))
+    try:
+        total = 0
+        for file in files:
+            with safe_open(file, framework="np") as stored:
+                total += sum(prod(stored.get_slice(name).get_shape()) for name in stored.keys())  # noqa: SIM118
+    except (OSError, SafetensorError):
+        # Whoever loads the model says what is wrong with it.
+        return None
+    return total if files else None
 
 
 def manifest_of(built: Any) -> Manifest:

@@ -1,0 +1,39 @@
+"""The rule by which a kind of sampler is chosen: the model's size and the device, and nothing of the machine."""
+
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from isocompute.rollout.samplers.registry import CHEAPER_BELOW, cheaper
+from isocompute.rollout.samplers.weights import stored_parameters
+
+
+@given(parameters=st.integers(0, 10**12) | st.integers(CHEAPER_BELOW - 2, CHEAPER_BELOW + 2))
+def test_transformers_answers_on_a_cpu_below_the_threshold_and_vllm_from_it_on(parameters: int) -> None:
+    chosen = cheaper(parameters, device="cpu")
+    assert chosen.kind == ("transformers" if parameters < CHEAPER_BELOW else "vllm")
+    assert str(chosen).startswith(f"{chosen.kind} (")
+
+
+@given(parameters=st.none() | st.integers(0, 10**12))
+def test_vllm_answers_on_a_gpu_whatever_the_size_and_where_it_is_not_known(parameters: int | None) -> None:
+    assert cheaper(parameters, device="cuda").kind == "vllm"
+    assert cheaper(None, device="cpu").kind == "vllm"
+
+
+def test_parameters_are_those_of_the_files_and_tied_ones_count_once(tiny: Any, tied_tiny: Any, tmp_path: Path) -> None:
+    for each in (tiny, tied_tiny):
+        whole = each.save(tmp_path, seed=0)
+        assert stored_parameters(tmp_path) == sum(parameter.numel() for parameter in whole.parameters())
+    single = stored_parameters(tmp_path)
+    whole.save_pretrained(tmp_path / "parts", max_shard_size="8KB")
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 1
+    assert stored_parameters(tmp_path / "parts") == single
+
+
+def test_parameters_of_a_model_that_is_no_folder_or_cannot_be_read_are_not_known(tmp_path: Path) -> None:
+    assert stored_parameters("Qwen/Qwen2.5-0.5B") is None
+    assert stored_parameters(tmp_path) is None
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
+    assert stored_parameters(tmp_path) is None
