@@ -312,8 +312,8 @@ def test_an_engine_has_room_for_the_questions_of_prepared_base_models(
     base = {"kind": "prepared", "models": models}
     preset = smoke(tmp_path, {"base": base, "problems": [], "difficulty": None} | declared)
     assert preset.responses() is None
-    for model, questions in zip(models, (5, 6), strict=True):
-        folder = Path(model["folder"])
+    for prepared, questions in zip(models, (5, 6), strict=True):
+        folder = Path(prepared["folder"])
         folder.mkdir()
         for name in ("easy", "hard"):
             splits = ["train"] * 9 + ["validation"] * questions
