@@ -23,16 +23,8 @@ from isocompute.rollout import EngineConfig, Prompting, Sampling, open_sampler
 from isocompute.rollout.samplers.weights import stored_parameters
 
 from .engines import weights_of
-from .sampler import NoScoring, problems_table, save_model, timed
+from .sampler import SIZES, NoScoring, problems_table, save_model, timed
 
-SIZES = {
-    "0.1M": {"hidden": 64, "layers": 2, "intermediate": 192},
-    "0.9M": {"hidden": 128, "layers": 4, "intermediate": 368},
-    "3M": {"hidden": 256, "layers": 4, "intermediate": 640},
-    "5M": {"hidden": 320, "layers": 4, "intermediate": 896},
-    "11M": {"hidden": 384, "layers": 6, "intermediate": 1024},
-    "21M": {"hidden": 512, "layers": 8, "intermediate": 1056},
-}
 PROBLEMS, GROUPS = 8, (2, 8, 32)
 """B_p, and every n."""
 KINDS = ("vllm", "transformers")

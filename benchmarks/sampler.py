@@ -77,6 +77,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Of published models; their weights and tokenizers are not needed."""
 
 
+SIZES = {
+    "0.1M": {"hidden": 64, "layers": 2, "intermediate": 192},
+    "0.9M": {"hidden": 128, "layers": 4, "intermediate": 368},
+    "3M": {"hidden": 256, "layers": 4, "intermediate": 640},
+    "5M": {"hidden": 320, "layers": 4, "intermediate": 896},
+    "11M": {"hidden": 384, "layers": 6, "intermediate": 1024},
+    "21M": {"hidden": 512, "layers": 8, "intermediate": 1056},
+}
+"""Arguments of ``save_model`` for Llamas of as many parameters."""
+
+
 class NoScoring(Scorer):
     """Gives 0 to every response."""
 

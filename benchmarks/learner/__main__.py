@@ -1,16 +1,16 @@
 """Time a step of training: beside TRL, with groups that teach nothing, in arithmetic, in tokens and over time.
 
-    python -m benchmarks.learner [--trl PYTHON] [--samples 16 64] [--new-tokens 16 64] [--blocks 6]
+    python -m benchmarks.learner [--trl PYTHON] [--size 0.9M] [--samples 16 64] [--new-tokens 16 64] [--blocks 6]
     python -m benchmarks.learner --skip [--samples 16 64] [--new-tokens 16 64] [--blocks 6]
     python -m benchmarks.learner --rate | --linear | --flat
     python -m benchmarks.learner --cuda [--trl PYTHON] | --update | --agreement | --largest
 
-Without an option whole steps (sampling with vLLM, update, sync) of a Llama of 0.85 million random weights are timed:
-8 problems a batch, coin flips for rewards, temperature 1, no KL, float32, one thread. TRL takes the same steps in a
-process of its own, with the interpreter PYTHON of an environment that has trl==1.16.*: the same model, prompts, coin
-flips, learning rate and warm-up, generation as TRL does it on CPU. It runs twice, with its own default of computing
-activations again in the backward pass, and without. Blocks are interleaved, first in one order, then in the other; time
-is in CPU-seconds of each process and its children.
+Without an option whole steps (sampling as ``sampler: auto`` chooses, update, sync) of a Llama of random weights are
+timed: 8 problems a batch, coin flips for rewards, temperature 1, no KL, float32, one thread. TRL takes the same steps
+in a process of its own, with the interpreter PYTHON of an environment that has trl==1.16.*: the same model, prompts,
+coin flips, learning rate and warm-up, generation as TRL does it on CPU. It runs twice, with its own default of
+computing activations again in the backward pass, and without. Blocks are interleaved, first in one order, then in the
+other; time is in CPU-seconds of each process and its children.
 
 With ``--skip`` 90 % of the groups have equal rewards, and whole steps are compared with sampling alone. ``--rate``
 gives the arithmetic of an update per second as a share of a matrix product's, ``--linear`` the cost of a token in
@@ -30,6 +30,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from benchmarks.sampler import SIZES
 from experiments.errors import ExperimentError
 
 
@@ -49,6 +50,7 @@ def main() -> int:
     ):
         what.add_argument(f"--{name}", action="store_true", help=help_text)
     parser.add_argument("--trl", type=Path, help="an interpreter with trl==1.16.*")
+    parser.add_argument("--size", choices=SIZES, default="0.9M", help="parameters of the model beside TRL")
     parser.add_argument("--samples", type=int, nargs="+", default=[16, 64], help="responses per problem")
     parser.add_argument("--new-tokens", type=int, nargs="+", default=[16, 64], help="most tokens of a response")
     parser.add_argument("--blocks", type=int, default=6, help="blocks of each way")
@@ -120,7 +122,9 @@ def _run(asked: argparse.Namespace) -> list[str]:
         return _on_cuda(asked)
     from .compare import compare
 
-    return compare(samples=asked.samples, new_tokens=asked.new_tokens, blocks=asked.blocks, python=asked.trl)
+    return compare(
+        size=asked.size, samples=asked.samples, new_tokens=asked.new_tokens, blocks=asked.blocks, python=asked.trl
+    )
 
 
 def _on_cuda(asked: argparse.Namespace) -> list[str]:

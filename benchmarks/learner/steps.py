@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 import polars as pl
 from isocompute.learner import Checkpoints, Learner, LearnerConfig, Progress, RunConfig, StepRecord, train
 from isocompute.rollout import Sampling
+from isocompute.rollout.samplers.registry import cheaper
+from isocompute.rollout.samplers.weights import stored_parameters
 
 from benchmarks.meter import StepMeter
 from benchmarks.sampler import NoScoring
@@ -127,7 +129,7 @@ def problems_table(count: int) -> pl.DataFrame:
 
 
 def open_engine(model: Path, new_tokens: int, *, responses: int) -> Any:
-    """Open vLLM in this process with one thread, as the embedded default has it.
+    """Open the sampler that ``sampler: auto`` chooses, in this process with one thread.
 
     Args:
         new_tokens: The most tokens of a response that will be asked for.
@@ -137,7 +139,10 @@ def open_engine(model: Path, new_tokens: int, *, responses: int) -> Any:
     from isocompute.rollout import open_sampler
 
     torch.set_num_threads(1)
-    return open_sampler("vllm", str(model), sampling(new_tokens), scorer=NoScoring(), responses=responses)
+    chosen = cheaper(stored_parameters(model), device="cpu")
+    print(f"sampler: {chosen}", flush=True)
+    more = {"responses": responses} if chosen.kind == "vllm" else {}
+    return open_sampler(chosen.kind, str(model), sampling(new_tokens), scorer=NoScoring(), **more)
 
 
 def sampling(new_tokens: int) -> Sampling:
