@@ -141,7 +141,7 @@ def open_engine(model: Path, new_tokens: int, *, responses: int) -> Any:
     torch.set_num_threads(1)
     chosen = cheaper(stored_parameters(model), device="cpu")
     print(f"sampler: {chosen}", flush=True)
-    more = {"responses": responses} if chosen.kind == "vllm" else {}
+    more: dict[str, Any] = {"responses": responses} if chosen.kind == "vllm" else {}
     return open_sampler(chosen.kind, str(model), sampling(new_tokens), scorer=NoScoring(), **more)
 
 
