@@ -1,6 +1,6 @@
 """Time both samplers on a CPU, interleaved, on models of 0.1 to 21 million parameters: which costs less, and where?
 
-    python -m benchmarks.crossover [--blocks 3] [--sizes 0.1M 5M] [--tokens 24 64]
+    python -m benchmarks.crossover [--blocks 3] [--sizes 0.1M 5M] [--tokens 24 256] [--whole]
 
 The rule of ``resources.sampler: auto`` rests on it (``isocompute.rollout.samplers.registry``). Weights are random. For
 each size a process opens both engines, and each block takes the same step with one after the other, in alternating
@@ -38,8 +38,17 @@ def opened(kind: str, folder: Path, tokens: int) -> Any:
     return open_sampler(kind, str(folder), Sampling(max_new_tokens=tokens, max_prompt_tokens=8), **options)
 
 
-def compare(size: str, tokens: int, blocks: int) -> None:
-    """Print a row for each n."""
+def _going_on(params: Any) -> Any:
+    params.ignore_eos, params.stop_token_ids = True, []
+    return params
+
+
+def compare(size: str, tokens: int, blocks: int, *, whole: bool) -> None:
+    """Print a row for each n.
+
+    Args:
+        whole: Whether no token ends a response.
+    """
     import torch
 
     torch.set_num_threads(1)
@@ -47,10 +56,16 @@ def compare(size: str, tokens: int, blocks: int) -> None:
         folder = Path(name)
         save_model(folder, **SIZES[size])
         samplers = {kind: opened(kind, folder, tokens) for kind in KINDS}
+        if whole:
+            from isocompute.rollout.samplers.vllm import sampler as module
+
+            params = module._params
+            module._params = lambda *given: _going_on(params(*given))
+            samplers["transformers"]._ends = []
         weights, problems = weights_of(folder), problems_table(PROBLEMS)
         for n in GROUPS:
             # A small batch is repeated: a clock of processes ticks a hundred times a second.
-            repeats = max(1, 64 // n)
+            repeats = max(1, 64 * 24 // (n * tokens))
 
             def steps(kind: str, block: int, n: int = n, repeats: int = repeats) -> int:
                 found = 0
@@ -77,16 +92,18 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=3)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=[*SIZES])
     parser.add_argument("--tokens", nargs="+", type=int, default=[24])
+    parser.add_argument("--whole", action="store_true", help="no response ends before its last token")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.alone:
-        compare(arguments.sizes[0], arguments.tokens[0], arguments.blocks)
+        compare(arguments.sizes[0], arguments.tokens[0], arguments.blocks, whole=arguments.whole)
         return
     print("| size | parameters | new tokens | n | vLLM, ms | transformers, ms | vLLM : transformers |")
     print("|" + "---|" * 7, flush=True)
     for tokens in arguments.tokens:
         for size in arguments.sizes:
             asked = ["--alone", "--sizes", size, "--tokens", str(tokens), "--blocks", str(arguments.blocks)]
+            asked += ["--whole"] * arguments.whole
             subprocess.run([sys.executable, "-m", __spec__.name, *asked], check=True)
 
 

@@ -18,6 +18,8 @@ from .theirs import LEARNING_RATE, coin_flips, prompts
 
 CONFIG = LearnerConfig(learning_rate=LEARNING_RATE)
 """GRPO without KL and without entropy, in float32; warm-up and clipping of the gradient as in TRL's settings."""
+PROMPT = 8
+"""Most tokens of a prompt."""
 NEVER = 2**30
 """Evaluations are this many steps apart."""
 
@@ -139,7 +141,8 @@ def open_engine(model: Path, new_tokens: int, *, responses: int) -> Any:
     from isocompute.rollout import open_sampler
 
     torch.set_num_threads(1)
-    chosen = cheaper(stored_parameters(model), device="cpu")
+    longest = PROMPT + new_tokens
+    chosen = cheaper(stored_parameters(model), longest=longest, device="cpu")
     print(f"sampler: {chosen}", flush=True)
     more: dict[str, Any] = {"responses": responses} if chosen.kind == "vllm" else {}
     return open_sampler(chosen.kind, str(model), sampling(new_tokens), scorer=NoScoring(), **more)
@@ -151,7 +154,7 @@ def sampling(new_tokens: int) -> Sampling:
     Args:
         new_tokens: The most tokens of a response.
     """
-    return Sampling(max_new_tokens=new_tokens, max_prompt_tokens=8)
+    return Sampling(max_new_tokens=new_tokens, max_prompt_tokens=PROMPT)
 
 
 def _no_evaluation(**at: int) -> NoReturn:

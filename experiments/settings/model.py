@@ -272,8 +272,8 @@ class ResourcesConfig(Settings):
     """Cells trained at a time; on a cluster that has no room for all of them, as many as it has, until it grows."""
     sampler: Literal["auto", "vllm", "transformers"] = "auto"
     """Kind of sampler; ``auto`` is the one that costs less: transformers for a base model of fewer than 5 million
-    parameters on ``cpu``, whose log-probabilities are compared with vLLM's first, where vLLM is installed; else vLLM,
-    also for a model on the hub."""
+    parameters and prompts with responses of up to 80 tokens on ``cpu``, where its log-probabilities are first compared
+    with vLLM's, if that is installed; else vLLM, also for a model on the hub."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device that the learner and the sampler run on."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -939,7 +939,8 @@ class Preset(Settings):
         """The kind of sampler, and why it is that."""
         if self.resources.sampler != "auto":
             return Choice(kind=self.resources.sampler, reason="resources.sampler says so")
-        return cheaper(stored_parameters(self.base_place), device=self.resources.device)
+        longest = self.sampling.max_prompt_tokens + self.sampling.max_new_tokens
+        return cheaper(stored_parameters(self.base_place), longest=longest, device=self.resources.device)
 
     def check_sampler(self) -> None:
         """Refuse a sampler that is not installed, in place of falling back on another one.

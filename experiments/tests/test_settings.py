@@ -361,6 +361,7 @@ def test_a_sampler_that_is_not_named_follows_from_the_base_model_and_the_device(
     hub = {"base": {**QWEN, "revision": "0" * 40}}
     for _ in range(2):
         assert of({"sampler": "auto"}) == "transformers"
+        assert of({"sampler": "auto"}, **{"sampling.max_new_tokens": 500}) == "vllm"
         assert of({"sampler": "auto"}, **hub) == of({"sampler": "auto", "device": "cuda"}) == "vllm"
         assert of({"sampler": "transformers", "device": "cuda"}) == "transformers"
         # What is installed changes nothing: it would change run ids.

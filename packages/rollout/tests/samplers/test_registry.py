@@ -5,21 +5,29 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.rollout.samplers.registry import CHEAPER_BELOW, cheaper
+from isocompute.rollout.samplers.registry import CHEAPER_BELOW, CHEAPER_UP_TO, cheaper
 from isocompute.rollout.samplers.weights import stored_parameters
 
+SIZES = st.integers(0, 10**12) | st.integers(CHEAPER_BELOW - 2, CHEAPER_BELOW + 2)
+LENGTHS = st.integers(2, 10**6) | st.integers(CHEAPER_UP_TO - 2, CHEAPER_UP_TO + 2)
 
-@given(parameters=st.integers(0, 10**12) | st.integers(CHEAPER_BELOW - 2, CHEAPER_BELOW + 2))
-def test_transformers_answers_on_a_cpu_below_the_threshold_and_vllm_from_it_on(parameters: int) -> None:
-    chosen = cheaper(parameters, device="cpu")
-    assert chosen.kind == ("transformers" if parameters < CHEAPER_BELOW else "vllm")
+
+@given(parameters=SIZES, longest=LENGTHS)
+def test_transformers_answers_on_a_cpu_with_a_small_model_at_short_length_and_vllm_all_others(
+    parameters: int, longest: int
+) -> None:
+    chosen = cheaper(parameters, longest=longest, device="cpu")
+    small = parameters < CHEAPER_BELOW and longest <= CHEAPER_UP_TO
+    assert chosen.kind == ("transformers" if small else "vllm")
     assert str(chosen).startswith(f"{chosen.kind} (")
 
 
-@given(parameters=st.none() | st.integers(0, 10**12))
-def test_vllm_answers_on_a_gpu_whatever_the_size_and_where_it_is_not_known(parameters: int | None) -> None:
-    assert cheaper(parameters, device="cuda").kind == "vllm"
-    assert cheaper(None, device="cpu").kind == "vllm"
+@given(parameters=st.none() | SIZES, longest=LENGTHS)
+def test_vllm_answers_on_a_gpu_whatever_the_size_and_where_it_is_not_known(
+    parameters: int | None, longest: int
+) -> None:
+    assert cheaper(parameters, longest=longest, device="cuda").kind == "vllm"
+    assert cheaper(None, longest=longest, device="cpu").kind == "vllm"
 
 
 def test_parameters_are_those_of_the_files_and_tied_ones_count_once(tiny: Any, tied_tiny: Any, tmp_path: Path) -> None:

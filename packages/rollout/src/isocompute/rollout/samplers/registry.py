@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 KINDS = ("vllm", "transformers", "openai")
 REPLICATED = ("vllm", "transformers")
 """Those of which there may be several replicas."""
-CHEAPER_BELOW = 5_000_000
-"""Parameters below which transformers answers with less CPU time than vLLM, whose scheduler costs more than so small a
-model; from here on vLLM does (``python -m benchmarks.crossover``, table in docs/rollout.md)."""
+CHEAPER_BELOW, CHEAPER_UP_TO = 5_000_000, 80
+"""Parameters below which, and tokens of a prompt and its response up to which, transformers answers with less CPU time
+than vLLM: vLLM's scheduler costs more than so small a model, and copies of a growing cache of keys and values cost
+transformers more the longer a sequence is (``python -m benchmarks.crossover``, tables in docs/rollout.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class Choice:
         return f"{self.kind} ({self.reason})"
 
 
-def cheaper(parameters: int | None, *, device: str) -> Choice:
+def cheaper(parameters: int | None, *, longest: int, device: str) -> Choice:
     """Choose the kind that answers at the least cost.
 
     It is a rule and no measurement, and does not ask what is installed: what a run is must not depend on the machine.
@@ -42,6 +43,7 @@ def cheaper(parameters: int | None, *, device: str) -> Choice:
     Args:
         parameters: Number of the model's parameters (``weights.stored_parameters``); None where nothing here says it,
             as of a model on the hub.
+        longest: Most tokens of a prompt and its response together.
         device: ``cpu`` or ``cuda``.
     """
     if device != "cpu":
@@ -49,9 +51,12 @@ def cheaper(parameters: int | None, *, device: str) -> Choice:
     if parameters is None:
         return Choice(kind="vllm", reason="no safetensors file here says how large the base model is")
     size, most = f"{parameters / 1e6:,.3g} million parameters on a CPU", f"{CHEAPER_BELOW / 1e6:g} million"
-    if parameters < CHEAPER_BELOW:
-        return Choice(kind="transformers", reason=f"{size}, fewer than {most}")
-    return Choice(kind="vllm", reason=f"{size}, {most} or more")
+    if parameters >= CHEAPER_BELOW:
+        return Choice(kind="vllm", reason=f"{size}, {most} or more")
+    length = f"sequences of up to {longest:,} tokens"
+    if longest > CHEAPER_UP_TO:
+        return Choice(kind="vllm", reason=f"{length}, more than {CHEAPER_UP_TO}")
+    return Choice(kind="transformers", reason=f"{size}, fewer than {most}, and {length}, at most {CHEAPER_UP_TO}")
 
 
 def open_sampler(
