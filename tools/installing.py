@@ -56,6 +56,9 @@ def install_all(session: nox.Session, *extra: str, constraints: str = "") -> Non
         except nox.command.CommandFailed:
             if chosen.sampler != "vllm":
                 raise
+            if environment.VLLM_CUDA in chosen.requirements:
+                # What is slow and never said would be paid for by the hour.
+                session.error("vLLM's CUDA build could not be installed on this machine with a GPU; see above why")
             chosen = environment.without_vllm("vLLM could not be installed")
             session.warn(chosen.reason)
             session.install("-c", chosen.constraints, *common, *chosen.requirements, env=uv_variables())
