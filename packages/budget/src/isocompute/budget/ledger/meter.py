@@ -176,14 +176,6 @@ class Meter:
             if left > 0:
                 self._reserved[step, rank] = left
 
-    def sync(self) -> None:
-        """Put every charge on the disk, safe from a power cut: before a checkpoint that follows from them is saved.
-
-        Raises:
-            LedgerError: The ledger is closed, or the disk refuses.
-        """
-        self._ledger.sync()
-
     @property
     def used(self) -> Counts:
         """C_used: generated for training (trained, filtered, stale and failed), in the canonical ledger."""
