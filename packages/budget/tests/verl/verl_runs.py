@@ -189,10 +189,7 @@ def drive(runner, run, config, case, folder, found):
         budget = getattr(getattr(runner.trainer, "replay_buffer", None), "budget", None)
         if budget is not None:
             found.reason = budget.reason
-            if isinstance(sys.exc_info()[1], KilledError):
-                budget.close()
-            else:
-                budget.close()
+            budget.close()
         for manager in (runner.agent_loop_manager, getattr(runner.trainer, "reward_loop_manager", None)):
             for worker in getattr(manager, "agent_loop_workers", None) or getattr(manager, "reward_loop_workers", ()):
                 ray.kill(worker)

@@ -366,7 +366,7 @@ def _said(path: Path, error: sqlite3.Error) -> str:
             f"sqlite3 {path.name} .recover"
         )
     journal = Path(f"{os.path.realpath(path)}-journal")
-    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_IOERR")) and _has_content(journal):
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_IOERR_DELETE")) and _has_content(journal):
         return (
             f"a process was killed while it charged, and what it left half-done, in {journal.name}, must be undone "
             f"first ({reason(error)}): read it once where this folder may be written to"

@@ -88,7 +88,7 @@ class Budget:
                 raise BudgetError(f"{settings.ledger}: not even the next step fits, so nothing is trained: {refused}")
 
     def close(self) -> None:
-        """Put the charges on the disk, and let another writer in."""
+        """Let another writer in."""
         ledger, self._ledger = self._ledger, None
         if ledger is not None:
             ledger.close()
