@@ -84,13 +84,12 @@ class Lock:
 
     def release(self) -> None:
         """Let another writer in; in a fork, which has no part in it, nothing."""
-        if os.getpid() != self._process or self._handle not in _held:
-            return
-        # Before it is unlocked, or it would be another's.
-        with contextlib.suppress(OSError):
-            self._beside.unlink()
-        locks.unlock(self._handle)
-        self._close()
+        if os.getpid() == self._process:
+            # Before it is unlocked, or it would be another's.
+            with contextlib.suppress(OSError):
+                self._beside.unlink()
+            locks.unlock(self._handle)
+            self._close()
 
     def _taken(self) -> bool:
         with _use:
@@ -132,11 +131,9 @@ class Store:
         Raises:
             LedgerError: It cannot be opened or is no ledger, another writer has it, or its file system has no locks.
         """
-        made = not os.path.lexists(os.path.realpath(path))
-        if not made:
-            _check_file(path)
         lock = Lock(path)
         try:
+            made = not os.path.lexists(os.path.realpath(path))
             if made:
                 # Whole at once, so that an empty file is never a ledger that is only beginning.
                 with atomic_write(os.path.realpath(path), error=LedgerError, replace=False) as stream:
