@@ -275,7 +275,7 @@ def _parts(step: int, counts: Mapping[str, Counts], shares: Sequence[int]) -> li
     parts = [
         {cohort: of_steps[k] for cohort, of_steps in of_cohorts.items() if of_steps[k]} for k in range(len(shares))
     ]
-    # As the record has them: a step without a part is reached with those after it.
+    # A step without a part is reached with those after it.
     return [(step + k, part) for k, part in enumerate(parts) if part or not k]
 
 

@@ -214,12 +214,13 @@ class Meter:
 
     def _admission(self, step: int, rollouts: int) -> Admission:
         """Hold the limits against the ledger; with the lock held."""
+        totals = self._ledger.totals
         return admission(
             self._limits,
             step,
             rollouts,
-            used=self._ledger.used,
-            lost=self._ledger.lost,
+            used=totals.used,
+            lost=totals.lost_training,
             reserved=sum(self._reserved.values()),
             device_seconds=self._ledger.device_seconds,
         )
