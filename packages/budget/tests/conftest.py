@@ -23,7 +23,7 @@ settings.load_profile("unhurried")
 @pytest.fixture(autouse=True)
 def unsynced(request, monkeypatch):
     """Ledgers that wait for no disk, but where that is asked for."""
-    if request.module.__name__ != "test_store":
+    if request.path.stem != "test_store":
         monkeypatch.setattr(store, "SYNCHRONOUS", "OFF")
 
 

@@ -45,8 +45,8 @@ def rows(frame):
 
 
 @pytest.mark.slow
-@given(attempts)
-def test_canonical_and_lost_add_up_to_what_was_paid_in_tables_of_the_schema(attempts):
+@given(attempts, st.integers(0, 7))
+def test_canonical_and_lost_add_up_to_what_was_paid_in_tables_of_the_schema(attempts, step):
     h = history(attempts)
     generated = [c for _, charged in attempts for _, by_cohort in charged for c in by_cohort.values()]
     assert h.totals().paid == sum(generated, Counts())
@@ -58,8 +58,7 @@ def test_canonical_and_lost_add_up_to_what_was_paid_in_tables_of_the_schema(atte
     if not h.table().is_empty():
         assert tables.check(h.table(), "ledger", where="x").equals(h.table())
     # What would be lost is what is then lost.
-    for step in range(8):
-        assert h.totals(resumed_from=step) == history([*attempts, (step, [])]).totals()
+    assert h.totals(resumed_from=step) == history([*attempts, (step, [])]).totals()
 
 
 def test_steps_after_the_one_resumed_from_are_lost_and_do_not_come_back():

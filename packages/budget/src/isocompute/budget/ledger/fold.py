@@ -121,8 +121,9 @@ def charge(
         for cohort, c in counts.items()
     ]
     (first, counts), last = parts[0], parts[-1][0]
-    timed = [(attempt, *row, None) for row in (rows if counts else [(first, None, 0, 0, 0), *rows])]
-    timed[0] = (*timed[0][:-1], device_seconds or None)
+    recorded = rows if counts else [(first, None, 0, 0, 0), *rows]
+    times = [device_seconds or None, *[None] * len(rows)]
+    timed = [(attempt, *row, seconds) for row, seconds in zip(recorded, times, strict=False)]
     sql.executemany("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?)", timed)
     for step, cohort, *counted in rows:
         if cohort not in TRAINING_COHORTS:
