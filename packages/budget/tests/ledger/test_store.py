@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -240,6 +241,30 @@ def test_a_fork_may_not_charge_and_neither_keeps_the_ledger_locked_nor_unlocks_i
         assert again.used.rollouts == 64
     os.close(release)
     os.waitpid(child, 0)
+
+
+@pytest.mark.slow
+def test_a_fork_in_the_middle_of_another_threads_charge_changes_nothing(tmp_path):
+    ledger, made = Ledger.open(tmp_path / "a.ledger", run_id="run"), 0
+
+    def fork():
+        child = os.fork()
+        if not child:
+            # The end of an interpreter closes what is left of SQLite.
+            ledger._store._sql.close()
+            os._exit(used(ledger.path) % 32)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    with ledger, ThreadPoolExecutor(1) as pool:
+        # Whoever charges without a pause lets nobody fork.
+        charges = pool.submit(lambda: [(ledger.charge(step, STEP), time.sleep(0.001)) for step in range(1, 300)])
+        while not charges.done():
+            assert fork() == 0
+            made += 1
+    assert made > 3
+    assert used(ledger.path) == 299 * 32
+    with closing(sqlite3.connect(ledger.path)) as sql:
+        assert sql.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 @pytest.mark.parametrize("replaced", [False, True])

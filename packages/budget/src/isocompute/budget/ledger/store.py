@@ -267,13 +267,17 @@ def is_ledger(path: Path) -> bool:
     Raises:
         LedgerError: It cannot be read.
     """
+    head = _head(path)
+    return head.startswith(FORMER) or (head.startswith(b"SQLite format 3\0") and head[68:] == APPLICATION.to_bytes(4))
+
+
+def _head(path: Path) -> bytes:
     try:
-        # As SQLite's locks of this process end where it closes a file that they are on.
+        # A process that closes a file ends the locks that SQLite holds on it for this process.
         with _use, path.open("rb") as stream:
-            head = stream.read(HEAD_BYTES)
+            return stream.read(HEAD_BYTES)
     except OSError as error:
         raise LedgerError(f"{path}: cannot be read ({reason(error)})") from None
-    return head.startswith(FORMER) or (head.startswith(b"SQLite format 3\0") and head[68:] == APPLICATION.to_bytes(4))
 
 
 def _empty() -> bytes:
@@ -351,7 +355,7 @@ def _said(path: Path, error: sqlite3.Error) -> str:
     if name.startswith("SQLITE_BUSY"):
         return f"another program has held a lock on it for {WAIT:g} seconds; end what reads or copies it"
     if name == "SQLITE_NOTADB":
-        if is_ledger(path):
+        if _head(path).startswith(FORMER):
             return (
                 "is a ledger of the format before SQLite, which this version does not read: finish its run with the "
                 "version that began it, or begin a new ledger"
