@@ -122,7 +122,7 @@ def ledger(tree: Path, old: Path) -> Iterator[tuple[str, Any]]:
     os.fsync = lambda fd: None
     with suppress(ImportError):
         # A tree before ledgers were kept in SQLite has none.
-        importlib.import_module("isocompute.budget.ledger.store").SYNCHRONOUS = "OFF"
+        vars(importlib.import_module("isocompute.budget.ledger.store"))["SYNCHRONOUS"] = "OFF"
     for number in range(500):
         rng, reached, said = random.Random(number), 0, []
         for _ in range(rng.randint(1, 5)):
