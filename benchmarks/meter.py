@@ -40,9 +40,6 @@ class StepMeter:
     def charge(self, step: int, rollouts: pl.DataFrame, /) -> None:
         """Keep no record."""
 
-    def sync(self) -> None:
-        """Have nothing to put on the disk."""
-
 
 def seconds(learner: Learner, sampler: Sampler, problems: pl.DataFrame, meter: protocols.Meter, folder: Path) -> float:
     """Seconds of the steps that the meter admits, from the base model on."""

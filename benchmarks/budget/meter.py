@@ -4,7 +4,7 @@
 
 A step is CPU work as long as the smallest steps of the learner (50 ms), followed either by ``admit`` and ``charge``
 through the meter or by a no-op. Each pair does one of each, in alternating order; the ratio is that of the sums of
-CPU-seconds, with a bootstrap interval over pairs. Then 500 charges to one step, and 500 to two steps in turn.
+CPU-seconds, with a bootstrap interval over pairs.
 """
 
 from __future__ import annotations
@@ -38,16 +38,6 @@ def timed(rounds: int, account: Callable[[], None]) -> tuple[float, float]:
 def ratio(pairs: list[tuple[float, float]]) -> float:
     """Time with the meter over time without it."""
     return sum(a for a, _ in pairs) / sum(b for _, b in pairs)
-
-
-def in_turn(steps: int, charges: int = 500) -> float:
-    """Seconds of a charge when so many steps are charged in turn."""
-    with tempfile.TemporaryDirectory() as folder, Ledger.open(Path(folder) / "a.ledger", run_id="run") as ledger:
-        counts = {"trained": Counts(rollouts=8)}
-        began = time.perf_counter()
-        for number in range(charges):
-            ledger.charge(1 + number % steps, counts)
-        return (time.perf_counter() - began) / charges
 
 
 def main() -> None:
@@ -88,8 +78,6 @@ def main() -> None:
             f"{name:12} with the meter / without: {ratio(pairs):.4f}, 95% interval {low:.4f} to {high:.4f} "
             f"({arguments.steps} pairs of steps of {mean * 1e3:.1f} ms)"
         )
-    for steps in (1, 2):
-        print(f"{in_turn(steps) * 1e6:8.1f} µs a charge, {steps} step{'s' * (steps > 1)} charged in turn")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 WORK = Path("work")
 LEDGER, SAID, CHECKPOINTS = "run.ledger", "output.log", "checkpoints"
-"""In the folder of a cell: a command's ledger and what it printed, and the checkpoints of either kind of cell."""
+"""In the folder of a cell: its ledger, what its command printed, and its checkpoints."""
 BESIDE_VLLM = "vllm.json"
 """In the folder of a first evaluation: how the base model's log-probabilities agree with vLLM's, where compared."""
 OUT = Path("outputs")

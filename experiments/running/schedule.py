@@ -188,8 +188,8 @@ class Schedule:
 
 
 def written(folder: Path) -> tuple[int, ...]:
-    """Bytes that the command of a cell has charged and printed, which grow while the command runs."""
-    return tuple(path.stat().st_size for name in (LEDGER, SAID) if (path := folder / name).exists())
+    """When the command of a cell last charged and printed, which changes while the command runs."""
+    return tuple(path.stat().st_mtime_ns for name in (LEDGER, SAID) if (path := folder / name).exists())
 
 
 def kept(cell: Cell, folder: Path) -> object:

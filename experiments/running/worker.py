@@ -153,7 +153,7 @@ class Worker:
         spool.rewind(progress.rollouts)
         validation = problems.filter(pl.col("split") == "validation")
         self._try_sync(cell, home, learner, validation, resumed_from=progress.step)
-        with Ledger.open(home / "ledger.bin", run_id=cell.run_id, resumed_from=progress.step) as ledger:
+        with Ledger.open(home / cell_folder.LEDGER, run_id=cell.run_id, resumed_from=progress.step) as ledger:
             # Not what is paid: a cell must end with the same steps however often it was killed.
             meter = UntilStopped(Meter(ledger, Limits(rollouts=cell.rollouts, counted="used")), home)
             ended = train(
@@ -180,7 +180,7 @@ class Worker:
         """
         self._sampled = cell.origin.base
         answered = sync_and_check(learner=learner, sampler=self._sampler, problems=validation, run_id=cell.run_id)
-        with Ledger.open(home / "ledger.bin", run_id=cell.run_id, resumed_from=resumed_from) as ledger:
+        with Ledger.open(home / cell_folder.LEDGER, run_id=cell.run_id, resumed_from=resumed_from) as ledger:
             ledger.charge(resumed_from + 1, answered.with_columns(cohort=pl.lit("eval")))
 
     def _evaluate(
@@ -333,7 +333,7 @@ class UntilStopped:
 
     def __init__(self, meter: Meter, home: Path) -> None:
         self._meter, self._home, self.stopped = meter, home, False
-        self.charge, self.sync = meter.charge, meter.sync
+        self.charge = meter.charge
 
     def admit(self, *, step: int, rollouts: int) -> bool:
         """Return whether a step may be taken."""

@@ -125,7 +125,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def lost(folder: Path) -> int:
     """Training rollouts of a cell that were lost when attempts ended early."""
-    return History.read(folder / "ledger.bin").totals().lost_training.rollouts
+    return History.read(folder / "run.ledger").totals().lost_training.rollouts
 
 
 def ended(one: Cell, *, budget: int, diverged_at: int | None = None, cohorts: tuple[str, ...] = ("trained",)) -> Path:

@@ -122,7 +122,7 @@ def test_a_killed_run_equals_the_run_left_alone(sampler: str, kills: tuple[int, 
     assert cell_folder.done(killed) is not None
     assert lost(killed) > 0
     run_id = ledger["run_id"][0]
-    with Ledger.open(killed / "ledger.bin", run_id=run_id, resumed_from=12) as reopened:
+    with Ledger.open(killed / "run.ledger", run_id=run_id, resumed_from=12) as reopened:
         assert reopened.totals.paid.rollouts > ledger["rollouts"].sum()
 
 

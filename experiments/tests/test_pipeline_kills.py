@@ -51,7 +51,7 @@ def end(folder: Path, progress: Callable[[], int], growth: float, number: signal
         time.sleep(0.05)
     (os.killpg if number == signal.SIGKILL else os.kill)(process.pid, number)
     said = process.communicate()[1]
-    print(f"{number.name} after {growth:.0f} more bytes", flush=True)
+    print(f"{number.name} after {growth:.0f} more of its progress", flush=True)
     if number == signal.SIGTERM:
         assert process.returncode == 128 + number
         assert said.rstrip().splitlines()[-1].startswith("stopped by SIGTERM: ")

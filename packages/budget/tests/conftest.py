@@ -3,13 +3,14 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from isocompute.budget.ledger import store
 
 # The helpers of these tests can be imported by name.
 sys.path[:0] = [str(Path(__file__).parent / name) for name in ("trainers", "verl", "follow")]
 
 # Signals, forks, pipes, limits of files: what these files do to a ledger can be done on POSIX only. What Windows must
 # do is in test_windows.py.
-POSIX = ("test_ledger", "test_repair", "test_torture", "test_writer")
+POSIX = ("test_ledger", "test_store", "test_torture")
 collect_ignore: list[str] = []
 if sys.platform == "win32":
     collect_ignore += [*(f"ledger/{name}.py" for name in POSIX), "commands/test_misuse.py", "follow"]
@@ -17,6 +18,13 @@ if sys.platform == "win32":
 
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
+
+
+@pytest.fixture(autouse=True)
+def unsynced(request, monkeypatch):
+    """Ledgers that wait for no disk, but where that is asked for."""
+    if request.path.stem != "test_store":
+        monkeypatch.setattr(store, "SYNCHRONOUS", "OFF")
 
 
 @pytest.fixture

@@ -74,9 +74,6 @@ class Steps:
     def charge(self, step: int, rollouts: pl.DataFrame) -> None:
         self.charged.append((step, dict(rollouts["cohort"].value_counts().sort("count", descending=True).iter_rows())))
 
-    def sync(self) -> None:
-        self.charged.append((0, {"synced": True}))
-
 
 class Killed(BaseException):
     """Ends a run where it is, as a kill does."""
@@ -152,7 +149,7 @@ def kill(learner: Any, sampler: Any, folder: Path, *, after: int, **settings: An
 
 def paid(meter: Steps) -> list[tuple[int, dict[str, Any]]]:
     """What was charged for training, step by step."""
-    return [(step, counts) for step, counts in meter.charged if not counts.keys() & {"eval", "synced"}]
+    return [(step, counts) for step, counts in meter.charged if "eval" not in counts]
 
 
 def weights(learner: Any) -> torch.Tensor:

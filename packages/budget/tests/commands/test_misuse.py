@@ -98,7 +98,6 @@ WRONG = [
     ("convert --from trl -- --max_steps", "max_steps is True"),
     ("convert --from prime-rl --json x.json -- --batch_size 8", "no allocation to write: update steps"),
     ("convert --from trl --world-size 0 -- --max_steps 5", "world_size is 0"),
-    ("show a.ledger other.ledger --repair new", "--repair takes one damaged ledger, not 2"),
     ("show none.ledger", "none.ledger: "),
     ("show .", "plain.ledger: not a ledger"),
     ("show a.csv", "lacks the columns"),

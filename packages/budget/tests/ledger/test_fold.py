@@ -2,14 +2,16 @@
 
 import os
 import random
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import COHORTS, TRAINING_COHORTS, BudgetError, Counts, History, Ledger, Limits, Meter
+from isocompute.budget.ledger import fold
 from isocompute.budget.ledger.counts import split
-from isocompute.budget.ledger.fold import CODES, Fold
 
 pytestmark = pytest.mark.slow("a campaign of random histories")
 
@@ -164,9 +166,7 @@ def live(path, source, model, limits):
     return history
 
 
-def test_random_histories_have_the_same_sums_live_reopened_and_in_the_model(tmp_path, monkeypatch):
-    # What reaches the disk is asked elsewhere; 30,000 syncs would only take time.
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
+def test_random_histories_have_the_same_sums_live_reopened_and_in_the_model(tmp_path):
     source = random.Random(9)
     lost = late = 0
     for number in range(HISTORIES):
@@ -183,30 +183,6 @@ def test_random_histories_have_the_same_sums_live_reopened_and_in_the_model(tmp_
     assert min(lost, late) > HISTORIES / 4
 
 
-small = st.integers(0, 9)
-charges = st.lists(
-    st.tuples(st.integers(0, 4), st.sampled_from(COHORTS), st.builds(Counts, rollouts=small, prompt_tokens=small)),
-    max_size=12,
-)
-
-
-@given(st.lists(st.tuples(st.integers(0, 4), charges), min_size=1, max_size=4))
-def test_many_charges_at_once_are_folded_as_one_by_one(attempts):
-    one_by_one, together = Fold(), Fold()
-    for resumed_from, charged in attempts:
-        one_by_one.begin(resumed_from)
-        together.begin(resumed_from)
-        for step, cohort, c in charged:
-            one_by_one.charge(step, {cohort: c})
-        rows = [(s, CODES[k], c.rollouts, c.prompt_tokens, c.response_tokens) for s, k, c in charged]
-        together.charge_all(*(zip(*rows, strict=True) if rows else [[]] * 5))
-        assert together.totals() == one_by_one.totals()
-        assert together.used == one_by_one.used
-        assert together.last_step == one_by_one.last_step
-        assert set(together.canonical()) == set(one_by_one.canonical())
-        assert set(together.lost()) == set(one_by_one.lost())
-
-
 @given(
     accumulation=st.integers(1, 4),
     every=st.integers(1, 9),
@@ -220,36 +196,36 @@ def test_what_is_used_up_to_a_step_does_not_depend_on_where_a_run_was_killed(
     """TRL generates in a process's first pass and then after every so many, from wherever it was resumed."""
     generated = 0
 
-    def attempt(fold, resumed_from, killed_after):
+    def attempt(sql, resumed_from, killed_after):
         nonlocal generated
-        fold.begin(resumed_from)
+        number = fold.begin(sql, resumed_from, began="", host="", job=None, salt="")
         for passes in range((killed_after - resumed_from) * accumulation):
             step = resumed_from + 1 + passes // accumulation
             if passes % every == 0:
                 used_in = [1 + resumed_from + k // accumulation for k in range(passes, passes + every)]
                 shares = [used_in.count(s) for s in range(step, used_in[-1] + 1)]
-                for k, part in enumerate(split(Counts(rollouts=every * rollouts_per_pass), shares)):
-                    fold.charge(step + k, {"trained": part})
+                parts = split(Counts(rollouts=every * rollouts_per_pass), shares)
+                fold.charge(sql, number, [(step + k, {"trained": part}) for k, part in enumerate(parts)], 0.0)
                 generated += every * rollouts_per_pass
         if killed_after == steps:
-            fold.end(steps)
+            fold.end(sql, steps)
 
-    undisturbed, killed = Fold(), Fold()
-    attempt(undisturbed, 0, steps)
-    generated, resumed_from = 0, 0
-    for checkpoint in checkpoints:
-        if resumed_from <= checkpoint < steps:
-            # Killed in the step after the checkpoint.
-            attempt(killed, resumed_from, checkpoint + 1 if checkpoint + 1 < steps else checkpoint)
-            resumed_from = checkpoint
-    attempt(killed, resumed_from, steps)
-    of_steps = [
-        {step: sum(row[3] for row in fold.canonical() if row[0] == step) for step in range(steps + 2)}
-        for fold in (undisturbed, killed)
-    ]
-    assert of_steps[0] == of_steps[1]
-    assert of_steps[0] == {s: accumulation * rollouts_per_pass if 0 < s <= steps else 0 for s in range(steps + 2)}
-    assert killed.totals().paid.rollouts == generated
+    with closing(sqlite3.connect(":memory:")) as undisturbed, closing(sqlite3.connect(":memory:")) as killed:
+        for sql in (undisturbed, killed):
+            sql.executescript(fold.SCHEMA)
+        attempt(undisturbed, 0, steps)
+        generated, resumed_from = 0, 0
+        for checkpoint in checkpoints:
+            if resumed_from <= checkpoint < steps:
+                # Killed in the step after the checkpoint.
+                attempt(killed, resumed_from, checkpoint + 1 if checkpoint + 1 < steps else checkpoint)
+                resumed_from = checkpoint
+        attempt(killed, resumed_from, steps)
+        for sql in (undisturbed, killed):
+            assert sql.execute("SELECT step, rollouts FROM ledger").fetchall() == [
+                (step, accumulation * rollouts_per_pass) for step in range(1, steps + 1)
+            ]
+        assert fold.totals(killed).paid.rollouts == generated
 
 
 def test_a_charge_is_shared_by_the_steps_that_use_it(tmp_path):

@@ -1,14 +1,17 @@
 """Ledgers as they are read: what survived + what was lost = what was paid, of one run and of several."""
 
 import shutil
+import sqlite3
+from contextlib import closing
 
 import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget import COHORTS, TRAINING_COHORTS, BudgetError, Counts, History, Ledger, LedgerError, account
+from isocompute.budget import COHORTS, BudgetError, Counts, History, Ledger, LedgerError, account
 from isocompute.budget.contract import tables
-from isocompute.budget.ledger import frames
+from isocompute.budget.ledger import fold
+from isocompute.budget.ledger.ledger import _history
 
 counts = st.builds(
     Counts, rollouts=st.integers(1, 64), prompt_tokens=st.integers(0, 640), response_tokens=st.integers(0, 960)
@@ -19,13 +22,18 @@ charges = st.lists(
 attempts = st.lists(st.tuples(st.integers(0, 6), charges), min_size=1, max_size=4)
 
 
-def history(attempts, *, run_id="run", where="x"):
-    contents = []
-    for resumed_from, charged in attempts:
-        contents.append(frames.encode_attempt(run_id, resumed_from))
-        contents += [frames.encode_charge(step, by_cohort) for step, by_cohort in charged]
-    data = frames.head() + b"".join(frames.frame(n, payload) for n, payload in enumerate(contents))
-    return History.decode(data, where)
+def history(attempts):
+    """A ledger of attempts, each with the step it goes on after and its charges, as it is read."""
+    with closing(sqlite3.connect(":memory:")) as sql:
+        sql.executescript(fold.SCHEMA)
+        sql.execute("UPDATE run SET run_id = 'run'")
+        for resumed_from, charged in attempts:
+            number = fold.begin(sql, resumed_from, began="", host="", job=None, salt="")
+            for step, by_cohort in charged:
+                fold.charge(sql, number, [(step, by_cohort)], 0.0)
+        found = _history("x", sql)
+        assert found.totals() == fold.totals(sql)
+        return found
 
 
 def one(step, rollouts, cohort="trained"):
@@ -37,8 +45,8 @@ def rows(frame):
 
 
 @pytest.mark.slow
-@given(attempts)
-def test_canonical_and_lost_add_up_to_what_was_paid_in_tables_of_the_schema(attempts):
+@given(attempts, st.integers(0, 7))
+def test_canonical_and_lost_add_up_to_what_was_paid_in_tables_of_the_schema(attempts, step):
     h = history(attempts)
     generated = [c for _, charged in attempts for _, by_cohort in charged for c in by_cohort.values()]
     assert h.totals().paid == sum(generated, Counts())
@@ -49,11 +57,8 @@ def test_canonical_and_lost_add_up_to_what_was_paid_in_tables_of_the_schema(atte
         assert pl.concat(both)[name].sum() == getattr(h.totals().paid, name)
     if not h.table().is_empty():
         assert tables.check(h.table(), "ledger", where="x").equals(h.table())
-    seen = {}
-    for step, code, attempt, *_ in h.fold.canonical():
-        if COHORTS[code] not in TRAINING_COHORTS:
-            # Of an evaluation or a pilot of a step, one attempt survives.
-            assert seen.setdefault((step, code), attempt) == attempt
+    # What would be lost is what is then lost.
+    assert h.totals(resumed_from=step) == history([*attempts, (step, [])]).totals()
 
 
 def test_steps_after_the_one_resumed_from_are_lost_and_do_not_come_back():
@@ -125,8 +130,29 @@ def test_two_runs_that_charged_the_same_are_no_copies(tmp_path):
         account(paths)
 
 
+def test_a_copy_that_went_on_by_itself_is_none(tmp_path):
+    path, copy = tmp_path / "a.ledger", tmp_path / "copy.ledger"
+    with Ledger.open(path, run_id="a") as ledger:
+        ledger.charge(1, {"trained": Counts(rollouts=32)})
+        shutil.copy(path, copy)
+        run(copy, "a", [2], resumed_from=1)
+        assert account([path, copy]).by("run")["rollouts"].item() == 2 * 32 + 100
+        ledger.charge(2, {"trained": Counts(rollouts=32)})
+        with pytest.raises(LedgerError, match="run a and differ"):
+            account([path, copy])
+
+
+def test_anybody_can_read_it_with_sqlite(sweep):
+    history = History.read(sweep / "a.ledger")
+    with closing(sqlite3.connect(sweep / "a.ledger")) as sql:
+        assert sql.execute("SELECT * FROM ledger").fetchall() == history.table().rows()
+        assert sql.execute("SELECT * FROM lost_work").fetchall() == history.lost_work().rows()
+        assert sql.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert sql.execute("SELECT resumed_from, charges FROM attempts").fetchall() == [(0, 4), (1, 3)]
+
+
 def test_a_folder_with_a_damaged_ledger_or_without_charges_is_not_summed(sweep, tmp_path):
-    (sweep / "b" / "b.ledger").write_bytes(b"xsocompute" + (sweep / "b" / "b.ledger").read_bytes()[10:])
+    (sweep / "b" / "b.ledger").write_bytes(b"xsqlite" + (sweep / "b" / "b.ledger").read_bytes()[7:])
     with pytest.raises(LedgerError, match=r"b\.ledger: not a ledger"):
         account([sweep])
     Ledger.open(tmp_path / "empty.ledger", run_id="a").close()

@@ -1,7 +1,6 @@
 """A ledger that is charged, killed and opened again: what is counted, what becomes lost, and what is refused."""
 
 import logging
-import resource
 import subprocess
 import sys
 from threading import Thread
@@ -20,39 +19,6 @@ def write(path, steps, **options):
         for step in steps:
             ledger.charge(step, STEP)
     return path
-
-
-@pytest.mark.slow
-def test_a_kill_at_every_byte_after_the_last_sync_recovers_what_was_acknowledged_and_the_run_goes_on(tmp_path):
-    path = tmp_path / "a.ledger"
-    write(path, [1, 2])
-    with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
-        ledger.charge(2, STEP)
-        acknowledged = [(path.stat().st_size, ledger.totals.paid)]
-        for _ in range(2):
-            # Only the first charge of a step is synced.
-            ledger.charge(2, STEP)
-            acknowledged.append((path.stat().st_size, ledger.totals.paid))
-        data = path.read_bytes()
-    synced = acknowledged[0][0]
-    for cut in range(synced, len(data) + 1):
-        path.write_bytes(data[:cut])
-        size, paid = next((size, counts) for size, counts in reversed(acknowledged) if size <= cut)
-        assert History.read(path).totals().paid == paid
-        with Ledger.open(path, run_id="run", resumed_from=0) as ledger:
-            assert ledger.torn_bytes == cut - size
-            assert ledger.totals.paid == paid
-            assert ledger.used == Counts()
-            ledger.charge(1, STEP)
-        after = History.read(path)
-        assert after.torn_bytes == 0
-        assert after.totals().used == Counts(rollouts=32, response_tokens=480)
-        assert after.totals().paid == paid + Counts(rollouts=32, response_tokens=480)
-    for cut in range(1, synced):
-        path.write_bytes(data[:cut])
-        with pytest.raises(LedgerError, match=r"not a ledger|watermark|disk"):
-            Ledger.open(path, run_id="run")
-        assert path.read_bytes() == data[:cut]
 
 
 def test_threads_may_charge_at_once(tmp_path):
@@ -83,24 +49,6 @@ def test_a_second_writer_is_refused(tmp_path):
         assert second.used.rollouts == 32
 
 
-def test_a_full_disk_charges_nothing_and_leaves_the_ledger_whole(tmp_path):
-    path = tmp_path / "a.ledger"
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with Ledger.open(path, run_id="run") as ledger:
-        ledger.charge(1, STEP)
-        before = path.read_bytes()
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
-            with pytest.raises(LedgerError, match=r"step 2 .*File too large"):
-                ledger.charge(2, STEP)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert path.read_bytes() == before
-        assert ledger.used.rollouts == 32
-        ledger.charge(2, STEP)
-    assert History.read(path).totals().used.rollouts == 64
-
-
 def test_another_runs_ledger_a_closed_one_and_an_odd_run_id_are_refused(tmp_path):
     path = write(tmp_path / "a.ledger", [1])
     with pytest.raises(LedgerError, match="run run, not of other"):
@@ -114,9 +62,9 @@ def test_another_runs_ledger_a_closed_one_and_an_odd_run_id_are_refused(tmp_path
     ledger = Ledger.open(path, run_id="run", resumed_from="last")
     ledger.close()
     ledger.close()
-    for act in (lambda: ledger.charge(2, STEP), ledger.sync):
-        with pytest.raises(LedgerError, match="the ledger is closed"):
-            act()
+    with pytest.raises(LedgerError, match="the ledger is closed"):
+        ledger.charge(2, STEP)
+    assert ledger.used.rollouts == 32
 
 
 def test_resuming_from_a_step_that_was_never_charged_is_refused(tmp_path):
@@ -139,10 +87,10 @@ def test_resuming_from_a_step_that_was_never_charged_is_refused(tmp_path):
 )
 def test_a_charge_that_makes_no_sense_is_refused_and_not_recorded(tmp_path, step, charge, problem):
     with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
-        size = ledger.path.stat().st_size
+        before = ledger.history()
         with pytest.raises(BudgetError, match=problem):
             ledger.charge(step, charge)
-        assert ledger.path.stat().st_size == size
+        assert ledger.history() == before
 
 
 @pytest.mark.parametrize("charge", [STEP, EVALUATION, {}])
@@ -159,6 +107,17 @@ def test_a_ledger_with_charges_is_not_opened_without_a_word_on_where_it_goes_on(
         "for and becomes lost work"
     )
     assert path.read_bytes() == before
+
+
+def test_sums_beyond_64_bits_are_refused_and_not_counted(tmp_path):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        ledger.charge(1, {"trained": Counts(rollouts=2**63 - 2)})
+        before = ledger.history()
+        with pytest.raises(LedgerError, match="step 2 is not counted, since a sum would exceed 64 bits"):
+            ledger.charge(2, STEP)
+        assert ledger.history() == before
+        ledger.charge(2, {"trained": Counts(rollouts=1)})
+        assert ledger.used.rollouts == 2**63 - 1
 
 
 def test_last_keeps_every_step(tmp_path, caplog):

@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 import threading
@@ -8,39 +7,11 @@ from multiprocessing.managers import BaseManager
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget import BudgetError, Counts, History, Ledger, LedgerError, Limits, Meter
-from isocompute.budget.ledger import frames
+from isocompute.budget import BudgetError, Counts, History, Ledger, Limits, Meter
 
 
 def taken(rollouts, tokens=0):
     return {"trained": Counts(rollouts=rollouts, response_tokens=tokens)}
-
-
-def test_after_a_sync_every_charge_is_on_the_disk(tmp_path, monkeypatch):
-    path = tmp_path / "a.ledger"
-    synced = []
-
-    def spy(handle, sync=os.fsync):
-        if os.path.samestat(os.fstat(handle), path.stat()):
-            synced.append(path.read_bytes())
-        sync(handle)
-
-    def content(data):
-        # All but the watermark, which is written after the sync.
-        return data[frames.HEAD_BYTES :]
-
-    with Ledger.open(path, run_id="run") as ledger:
-        monkeypatch.setattr(os, "fsync", spy)
-        meter = Meter(ledger, Limits(rollouts=96))
-        meter.charge(1, taken(32, 480))
-        # A second charge to a step, such as the evaluation after it, waits for the next sync.
-        meter.charge(1, {"eval": Counts(rollouts=8)})
-        assert content(synced[-1]) != content(path.read_bytes())
-        meter.sync()
-        assert content(synced[-1]) == content(path.read_bytes())
-        assert frames.read_watermark(path.read_bytes()) == len(synced[-1])
-    with pytest.raises(LedgerError, match="the ledger is closed"):
-        meter.sync()
 
 
 def test_device_time_and_money_stop_after_the_step_that_reaches_them(tmp_path):

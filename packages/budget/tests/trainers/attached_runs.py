@@ -137,7 +137,7 @@ def _live(case, folder, found, kill_after):
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     except KilledError:
-        _let_go(budget)
+        budget.close()
         raise
     except BudgetError as error:
         found.refused = str(error)
@@ -166,14 +166,6 @@ def _read_truth(folder):
         for mode, *counts in map(json.loads, path.read_text().splitlines()):
             truth[mode] = [a + b for a, b in zip(truth[mode], counts, strict=True)]
     return truth
-
-
-def _let_go(budget):
-    """Close a dead process's files, and with them its locks, as the kernel does."""
-    from isocompute.budget.ledger import writer
-
-    if budget._ledger is not None:
-        writer.close_handle(budget._ledger._writer._handle)
 
 
 def _barrier():

@@ -189,21 +189,10 @@ def drive(runner, run, config, case, folder, found):
         budget = getattr(getattr(runner.trainer, "replay_buffer", None), "budget", None)
         if budget is not None:
             found.reason = budget.reason
-            if isinstance(sys.exc_info()[1], KilledError):
-                let_go(budget)
-            else:
-                budget.close()
+            budget.close()
         for manager in (runner.agent_loop_manager, getattr(runner.trainer, "reward_loop_manager", None)):
             for worker in getattr(manager, "agent_loop_workers", None) or getattr(manager, "reward_loop_workers", ()):
                 ray.kill(worker)
-
-
-def let_go(budget):
-    """Close a dead process's files, and with them its locks, as the kernel does."""
-    from isocompute.budget.ledger import writer
-
-    if budget._ledger is not None:
-        writer.close_handle(budget._ledger._writer._handle)
 
 
 def train(case, folder):

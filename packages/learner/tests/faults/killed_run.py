@@ -65,10 +65,10 @@ def run(home: Path, model: Path, learner: Any, sampler: Any) -> None:
     opened: dict[str, Any] = {"run_id": "r", "resumed_from": progress.step}
     answered = loop.sync_and_check(learner=learner, sampler=sampler, problems=PROBLEMS, run_id="r")
     # Paid for in an attempt that training replaces, so that the ledger of a run does not depend on its starts.
-    with Ledger.open(home / "ledger.bin", **opened) as ledger:
+    with Ledger.open(home / "run.ledger", **opened) as ledger:
         ledger.charge(progress.step + 1, answered.with_columns(cohort=pl.lit("eval")))
     (home / "training").touch()
-    with Ledger.open(home / "ledger.bin", **opened) as ledger:
+    with Ledger.open(home / "run.ledger", **opened) as ledger:
         ended = loop.train(
             run=RUN,
             problems=PROBLEMS,

@@ -49,9 +49,9 @@ def server() -> Iterator[None]:
 
 @dataclass
 class Moment:
-    """When a process is killed: some time (s) after its ledger has a size (bytes)."""
+    """When a process is killed: some time (s) after so many bytes say what its sampler answered."""
 
-    ledger_bytes: int
+    answered: int
     seconds: float
 
 
@@ -64,9 +64,9 @@ class Undisturbed:
 
     def moment(self, source: random.Random) -> Moment:
         """A random moment of it: some time within a random step, however quick the machine is meanwhile."""
-        size = (self.home / "ledger.bin").stat().st_size
+        size = (self.home / "answers").stat().st_size
         within = source.random() * self.seconds / killed_run.STEPS
-        return Moment(ledger_bytes=round(source.random() * size), seconds=within)
+        return Moment(answered=round(source.random() * size), seconds=within)
 
 
 def spawn(target: Callable[..., None], *arguments: Any) -> BaseProcess:
@@ -84,8 +84,8 @@ def kill_later(process: int | None, home: Path, moment: Moment) -> None:
     """Kill a process at some moment; nothing, where it has ended before."""
 
     def wait() -> None:
-        ledger = home / "ledger.bin"
-        while not ledger.exists() or ledger.stat().st_size < moment.ledger_bytes:
+        answers = home / "answers"
+        while not answers.exists() or answers.stat().st_size < moment.answered:
             time.sleep(0.001)
         time.sleep(moment.seconds)
         # A process that has ended, and whose number another might have got, has written this.

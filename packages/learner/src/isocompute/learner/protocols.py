@@ -173,14 +173,10 @@ class Meter(Protocol):
         ...
 
     def charge(self, step: int, rollouts: pl.DataFrame, /) -> None:
-        """Record what was generated.
+        """Record what was generated; when this returns, a checkpoint that follows from it may be saved.
 
         Args:
             rollouts: A ``rollouts`` table with a column ``cohort``: ``trained``, ``filtered`` or ``failed`` for
                 responses to training problems, ``eval`` for those of an evaluation.
         """
-        ...
-
-    def sync(self) -> None:
-        """Put every charge on the disk; called before a checkpoint that follows from them is saved."""
         ...

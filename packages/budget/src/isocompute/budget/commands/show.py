@@ -1,24 +1,18 @@
-"""``show``: what ledgers hold, summed up, and what is whole of a damaged one."""
+"""``show``: what ledgers hold, summed up."""
 
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from math import fsum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..checks import reason
-from ..contract import locks
-from ..contract.files import atomic_write
-from ..errors import BudgetError, LedgerError
-from ..ledger.counts import COHORTS, TRAINING_COHORTS, Counts
-from ..ledger.ledger import COUNTED, GROUPS, Account, History, account
+from ..ledger.counts import COHORTS, TRAINING_COHORTS
+from ..ledger.fold import COUNTED
+from ..ledger.ledger import GROUPS, Account, History, account
 from ..ledger.limits import overshoot
-from ..ledger.repair import Dropped, salvage
-from ..ledger.writer import sync_folder
 from .text import SOURCES, aligned_table, plural, write_json
 
 if TYPE_CHECKING:
@@ -39,27 +33,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--attempts", action="store_true", help="also say when and where each attempt began, and what it went on after"
     )
     show.add_argument("--json", type=Path, metavar="FILE", help="also write the figures")
-    repair = show.add_argument_group("a damaged ledger")
-    repair.add_argument(
-        "--repair",
-        type=Path,
-        metavar="NEW",
-        help="write its whole records to this new file, and list what is not in it",
-    )
-    repair.add_argument("--run-id", metavar="RUN", help="its run, if no whole record names it")
     show.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print the sums, or what was saved of a damaged ledger."""
-    if arguments.repair is not None:
-        if len(arguments.sources) != 1:
-            raise BudgetError(f"--repair takes one damaged ledger, not {len(arguments.sources)}")
-        return _repair(Path(arguments.sources[0]), arguments.repair, arguments.run_id)
-    return _show(arguments)
-
-
-def _show(arguments: argparse.Namespace) -> Iterable[str]:
+    """Print the sums."""
     total = account(arguments.sources)
     yield from _heading_lines(total)
     yield ""
@@ -94,7 +72,6 @@ def _document(total: Account, by: str, rows: list[dict[str, Any]]) -> dict[str, 
                 "run_id": history.run_id,
                 "attempts": _attempts(history),
                 "device_hours": history.device_seconds / 3600,
-                "torn_bytes": history.torn_bytes,
                 "limits": None if history.limits is None else asdict(history.limits),
             }
             for history in total.histories
@@ -107,15 +84,8 @@ def _document(total: Account, by: str, rows: list[dict[str, Any]]) -> dict[str, 
 
 def _attempts(history: History) -> list[dict[str, Any]]:
     """Of each attempt, the step that it went on after, and when and where it began."""
-    return [
-        {
-            "resumed_from": step,
-            "began": None if origin is None else origin.began.isoformat(),
-            "host": None if origin is None else origin.host,
-            "job": None if origin is None else origin.job,
-        }
-        for step, origin in zip(history.resumed_from, history.origins, strict=True)
-    ]
+    names = ("resumed_from", "began", "host", "job")
+    return [{name: getattr(attempt, name) for name in names} for attempt in history.attempts]
 
 
 def _attempt_lines(total: Account) -> Iterable[str]:
@@ -139,10 +109,6 @@ def _heading_lines(total: Account) -> Iterable[str]:
     hours = fsum(history.device_seconds for history in total.histories) / 3600
     if hours:
         yield f"device-hours {hours:,.2f}, of all attempts"
-    for history in total.histories:
-        if history.torn_bytes:
-            torn = plural(history.torn_bytes, "byte")
-            yield f"{history.where}: a torn end of {torn}, which was never synced to the disk, is not counted"
     for source in total.tables:
         yield f"{source}: a table, which does not hold lost work"
 
@@ -185,75 +151,3 @@ def _column_sums(rows: Iterable[Sequence[int]], like: pl.DataFrame) -> list[int]
     for row in rows:
         sums = [total + value for total, value in zip(sums, row[1:], strict=True)]
     return sums
-
-
-def _repair(path: Path, output: Path, run_id: str | None) -> Iterable[str]:
-    """Save the whole records, and say what is not in the new ledger."""
-    saved = salvage(_read(path), str(path), run_id=run_id)
-    _write(output, saved.content)
-    history = saved.history
-    totals = history.totals()
-    yield f"{path}: {saved.problem}"
-    yield (
-        f"{output}: {plural(history.records, 'record')} of run {history.run_id}, "
-        f"{plural(len(history.resumed_from), 'attempt')}: used {totals.used.rollouts:,} rollouts, paid "
-        f"{totals.paid.rollouts:,}"
-    )
-    for part in saved.dropped:
-        yield _dropped_line(part)
-    for first, last in saved.missing:
-        yield f"not saved: record {first}" if first == last else f"not saved: records {first} to {last}"
-    for note in saved.notes:
-        yield f"note: {note}"
-
-
-def _dropped_line(part: Dropped) -> str:
-    record = "" if part.number is None else f" (record {part.number})"
-    charges = "; ".join(f"step {step}, {cohort}: {_counts_in_words(counts)}" for step, cohort, counts in part.charges)
-    return f"dropped: bytes {part.begin} to {part.end}{record}: {part.reason}" + (
-        f"; it seems to charge {charges}" if charges else ""
-    )
-
-
-def _counts_in_words(counts: Counts) -> str:
-    return (
-        f"{counts.rollouts:,} rollouts, {counts.prompt_tokens:,} prompt tokens, "
-        f"{counts.response_tokens:,} response tokens"
-    )
-
-
-def _read(path: Path) -> bytes:
-    """Read a ledger that no process is writing to.
-
-    Raises:
-        LedgerError: It cannot be read, or a run is charging it.
-    """
-    try:
-        with path.open("rb") as stream:
-            try:
-                locks.lock(stream.fileno(), shared=True)
-            except BlockingIOError:
-                raise LedgerError(f"{path}: a run has this ledger open; stop it first") from None
-            except OSError:
-                # A file system without locks has no writer either: it refuses to open a ledger there.
-                pass
-            stream.seek(0)
-            return stream.read()
-    except OSError as error:
-        raise LedgerError(f"{path}: cannot be read ({reason(error)})") from None
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a new file, whole or not at all, and return once its name is on the disk.
-
-    Raises:
-        LedgerError: It cannot be written, or it exists already.
-    """
-    if os.path.lexists(path):
-        raise LedgerError(f"{path}: already exists; a repaired ledger is written to a new file")
-    with atomic_write(path, error=LedgerError, replace=False) as stream:
-        stream.write(content)
-    try:
-        sync_folder(path.parent)
-    except OSError as error:
-        raise LedgerError(f"{path}: cannot be written ({reason(error)})") from None

@@ -23,11 +23,10 @@ from ..checks import reason, whole
 from ..contract import tracking
 from ..contract.errors import TrackingError
 from ..errors import BudgetError
-from ..ledger import writer
 from ..ledger.counts import Counts
-from ..ledger.fold import Fold
 from ..ledger.ledger import MOST_SHARES, History, Ledger
 from ..ledger.limits import Limits, admission
+from ..ledger.store import Lock
 from ..trainers.counting import StepCounts
 from ..trainers.evals import join_restarts, joined, progress_of, reader_of, settings_of
 from ..trainers.logs.log import Log, TwoRunsError
@@ -458,9 +457,9 @@ class Charging:
         self._shared, self._given = dict(shared or {}), dict(given or {})
         self._devices = whole(devices, "devices", least=1)
         self._ledger: Ledger | None = None
-        self._lock: int | None = None
-        self._fold = History.read(path).fold if path.exists() else Fold()
-        self._new = not (self._fold.last_step or self._fold.device_seconds or self._fold.totals().paid)
+        self._lock: Lock | None = None
+        self._history = History.read(path) if path.exists() else History(where=str(path))
+        self._new = not (self._history.last_step or self._history.device_seconds or self._history.totals().paid)
         self._before: dict[str, Log] = {}
         self._following = 1
         self._clock: float | None = None
@@ -497,9 +496,9 @@ class Charging:
         if self._new:
             self._open(0)
             return
-        if progressed is not None and progressed.points and progressed.points[-1].step > self._fold.last_step:
+        if progressed is not None and progressed.points and progressed.points[-1].step > self._history.last_step:
             self._catch_up(progressed)
-        self._lock = writer.open_locked(self.path)
+        self._lock = Lock(self.path)
 
     def start_clock(self) -> None:
         """The command starts."""
@@ -549,15 +548,15 @@ class Charging:
 
     def refusal(self) -> str:
         """Why the next step may not be taken; empty if it may."""
-        sums: Ledger | Fold = self._ledger or self._fold
-        lost = sums.lost if isinstance(sums, Ledger) else sums.lost_training
-        after = self.last if self.last is not None else self._fold.last_step
+        sums: Ledger | History = self._ledger or self._history
+        totals = sums.totals if isinstance(sums, Ledger) else sums.totals()
+        after = self.last if self.last is not None else self._history.last_step
         return admission(
             self.limits,
             after + 1,
             self._following,
-            used=sums.used,
-            lost=lost,
+            used=totals.used,
+            lost=totals.lost_training,
             reserved=0,
             device_seconds=sums.device_seconds + self._seconds(),
         ).reason
@@ -636,15 +635,15 @@ class Charging:
 
     def _catch_up(self, progressed: StepCounts) -> None:
         """Charge what is in the log and in no charge."""
-        self.last = self._fold.last_step
+        self.last = self._history.last_step
         self._open("last")
         self._charge(progressed)
         self._say(
-            f"{self.path}: steps {self._fold.last_step + 1} to {self.last} are in the log and in no charge, as when "
+            f"{self.path}: steps {self._history.last_step + 1} to {self.last} are in the log and in no charge, as when "
             "the command went on after the one that followed it was killed; they are charged now"
         )
         self.close()
-        self.last, self._fold = None, History.read(self.path).fold
+        self.last, self._history = None, History.read(self.path)
 
     def _open(self, resumed_from: int | Literal["last"]) -> None:
         self._unlock()
@@ -654,7 +653,7 @@ class Charging:
     def _unlock(self) -> None:
         lock, self._lock = self._lock, None
         if lock is not None:
-            writer.close_handle(lock)
+            lock.release()
 
     def _with_beginning(self, log: Log) -> Log:
         """A log with the beginning of its run, where an earlier attempt logged that to another or an older file."""
@@ -700,7 +699,7 @@ class Charging:
         return 0.0 if self._clock is None else (time.monotonic() - self._clock) * self._devices
 
     def _charge_time(self, ledger: Ledger) -> None:
-        ledger.charge(self.last or ledger.history().last_step, {}, device_seconds=self._take_seconds())
+        ledger.charge(self.last or ledger.last_step, {}, device_seconds=self._take_seconds())
 
     def _take_seconds(self) -> float:
         seconds, now = self._seconds(), time.monotonic()

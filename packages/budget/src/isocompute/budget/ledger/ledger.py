@@ -1,68 +1,71 @@
-"""The ledger of one run: an append-only file with one writer, safe against crashes.
+"""The ledger of one run: what it generated, charge by charge, in a file with one writer, safe against crashes.
 
-``History`` reads it: which charges survived, and which were paid for and lost. ``Account`` joins several: survived +
-lost = paid. ``Ledger`` writes it: opened, it takes over what earlier attempts left, cut to its whole part.
+``Ledger`` writes it: opened, it takes over what earlier attempts left. ``History`` reads it: which charges survived,
+and which were paid for and lost. ``Account`` joins several: survived + lost = paid.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-import threading
+import os
+import secrets
+import socket
+import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ..checks import finite, reason, whole
+from ..checks import finite, whole
 from ..errors import BudgetError, LedgerError
-from . import frames
-from .counts import COHORTS, TRAINING_COHORTS, Counts, charged_counts, split
-from .fold import Fold, Totals
-from .frames import ORIGIN_KIND, Origin, encode_attempt, encode_origin, frame, here
+from . import fold, store
+from .counts import TRAINING_COHORTS, Counts, charged_counts, split
+from .fold import COUNTED, Totals
 from .limits import Limits
-from .writer import Charges, Reading, Writer, sync_folder
+from .store import Store
 
 if TYPE_CHECKING:
     import polars as pl
 
+LOGGER = logging.getLogger(__name__)
 
 MOST_SHARES = 256
-"""Most steps that share a charge, which is one record of at most 64 KiB."""
+"""Most steps that share a charge."""
+
+LONGEST_RUN_ID = 1_000
+"""Largest length of a run id, in bytes of UTF-8."""
+
+JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
+"""Where schedulers say which job a process belongs to."""
 
 
 class Ledger:
     """A record of everything that one run generated, charge by charge.
 
-    A charge is acknowledged (``charge`` returns) once the operating system holds it, so that it survives the death of
-    the process. The first charge of each step in an attempt is synced to the disk, and with it everything before, also
-    where steps are charged in turn; ``sync`` does so at any other moment, such as just before a checkpoint.
+    A charge is acknowledged (``charge`` returns) once it is on the disk, so that it survives a power cut.
 
     Open one with ``Ledger.open``; it may be charged from several threads of the process that opened it. A charge that
     raised ``LedgerError`` was not made. One that was interrupted (by Ctrl-C, say) was made if it is in the file, and
     the sums are always those of the file.
     """
 
-    def __init__(self, opened: Opened, run_id: str) -> None:
-        self._writer = opened.writer
-        self._run_id = run_id
-        self._attempt = len(opened.fold.resumed_from)
-        self._torn_bytes = opened.torn_bytes
-        self._fold = opened.fold
-        self._number = opened.number
-        # False while a record is written and counted: a later call that finds it false follows an interruption.
-        self._settled = True
-        self._synced_steps: set[int] = set()
-        self._lock = threading.Lock()
+    def __init__(self, opened: Store, run_id: str, attempt: int) -> None:
+        self._store, self._run_id, self._attempt = opened, run_id, attempt
+        self._closed: tuple[Totals, float, int] | None = None
 
     @classmethod
     def open(cls, path: str | Path, *, run_id: str, resumed_from: int | Literal["last"] | None = None) -> Ledger:
         """Open a ledger for writing, and begin an attempt at its run.
 
-        A torn end is cut off and logged as a warning: it was never synced. What earlier attempts charged to steps
-        after ``resumed_from`` becomes lost work, which is logged too: as a warning where it holds rollouts generated
-        for training. What they charged up to it stays, unless this attempt evaluates (or pilots) such a step again;
-        then the repetition takes its place. ``Fold`` has the rules.
+        What earlier attempts charged to steps after ``resumed_from`` becomes lost work, which is logged: as a warning
+        where it holds rollouts generated for training. What they charged up to it stays, unless this attempt evaluates
+        (or pilots) such a step again; then the repetition takes its place. ``fold`` has the rules.
 
         Args:
             path: The file, created if it does not exist.
@@ -74,12 +77,23 @@ class Ledger:
                 system has no locks, or the ledger never reached the step resumed from; or there are charges, and
                 ``resumed_from`` was left out.
         """
-        return cls(begin_attempt(Path(path), run_id, resumed_from), run_id)
+        path = Path(path)
+        _check_run_id(path, run_id)
+        if resumed_from not in (None, "last"):
+            resumed_from = whole(resumed_from, "resumed_from", least=0)
+        opened = Store.open(path)
+        try:
+            attempt, step, before, after = opened.write("the attempt", partial(_begin, path, run_id, resumed_from))
+        except BaseException:
+            opened.close(abandon=True)
+            raise
+        _tell_of_losses(path, attempt, step, before, after)
+        return cls(opened, run_id, attempt)
 
     @property
     def path(self) -> Path:
         """The file."""
-        return self._writer.path
+        return self._store.path
 
     @property
     def run_id(self) -> str:
@@ -92,31 +106,29 @@ class Ledger:
         return self._attempt
 
     @property
-    def torn_bytes(self) -> int:
-        """Length of the torn end that was cut off when it was opened; 0 as a rule."""
-        return self._torn_bytes
-
-    @property
     def used(self) -> Counts:
         """C_used: the training cohorts of the canonical ledger, cumulative."""
-        return self._current_fold().used
+        return self.totals.used
 
     @property
     def lost(self) -> Counts:
         """Generated for training, paid for, and lost when earlier attempts ended."""
-        return self._current_fold().lost_training
+        return self.totals.lost_training
 
     @property
     def totals(self) -> Totals:
         """Sums by cohort so far, canonical and lost."""
-        self._current_fold()
-        with self._lock:
-            return self._fold.totals()
+        return self._sums()[0]
 
     @property
     def device_seconds(self) -> float:
         """Device time charged so far, by all attempts: what was paid for, lost or not."""
-        return self._current_fold().device_seconds
+        return self._sums()[1]
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was reached and not rolled back, or 0."""
+        return self._sums()[2]
 
     def charge(
         self,
@@ -148,27 +160,17 @@ class Ledger:
             BudgetError: There is no such cohort, the table lacks a column, the step or the time is negative, or there
                 is no share or one below 1. Nothing was charged.
             LedgerError: The ledger is closed or used by another process, its file is gone, or the disk is full or
-                refuses to sync. Nothing was charged, unless the error says that it may be.
+                refuses to sync. Nothing was charged.
         """
         step = whole(step, "step", least=0)
         counts = {cohort: c for cohort, c in charged_counts(charged).items() if c}
         parts = _parts(step, counts, shares)
         if device_seconds:
             device_seconds = finite(device_seconds, "device_seconds", zero=True)
-        # Before the lock, which a fork may have inherited locked.
-        self._writer.check()
-        with self._lock:
-            self._settle()
-            if not counts and not device_seconds and step <= self._fold.last_step:
-                return
-            payload = frames.encode_charges(parts, device_seconds)
-            self._append(payload, f"the charge for step {step}", sync=step not in self._synced_steps)
-            if device_seconds:
-                self._fold.take_time(step, device_seconds)
-            for of_step, part in parts:
-                self._fold.charge(of_step, part)
-            self._synced_steps.add(step)
-            self._settled = True
+        if not counts and not device_seconds and step <= self.last_step:
+            return
+        charging = partial(fold.charge, attempt=self._attempt, parts=parts, device_seconds=device_seconds)
+        self._store.write(f"the charge for step {step}", charging)
 
     def end(self, step: int) -> None:
         """Record that the attempt ended after a step: what it generated for later ones was not used, and is lost work.
@@ -178,34 +180,12 @@ class Ledger:
             LedgerError: The ledger cannot be written.
         """
         step = whole(step, "step", least=0)
-        self._writer.check()
-        with self._lock:
-            self._settle()
-            if step < self._fold.last_step:
-                self._append(frames.encode_end(step), "the end of the attempt", sync=True)
-                self._fold.end(step)
-                self._settled = True
+        self._store.write("the end of the attempt", partial(fold.end, step=step))
 
     def note_limits(self, limits: Limits) -> None:
-        """Record the limits in force from here on, unless they are in force already; ``Meter`` does this."""
-        self._writer.check()
-        with self._lock:
-            self._settle()
-            if limits != self._fold.limits:
-                self._append(frames.encode_limits(limits), "the limits", sync=False)
-                self._fold.limits = limits
-                self._settled = True
-
-    def sync(self) -> None:
-        """Return once every charge is on the disk, safe from a power cut.
-
-        Raises:
-            LedgerError: The ledger is closed, or the disk refuses.
-        """
-        self._writer.check()
-        with self._lock:
-            self._settle()
-            self._writer.sync()
+        """Record the limits in force from here on; ``Meter`` does this."""
+        noted = (json.dumps(asdict(limits)),)
+        self._store.write("the change of limits", lambda sql: sql.execute("UPDATE run SET limits = ?", noted))
 
     def history(self) -> History:
         """The whole ledger, read from its file."""
@@ -220,24 +200,15 @@ class Ledger:
         return self.history().lost_work()
 
     def close(self) -> None:
-        """Sync, and let another writer in. Closing twice does nothing; in a fork, it only closes the handle.
+        """Let another writer in. Closing twice does nothing; in a fork, it leaves the ledger to its parent.
 
         Raises:
-            LedgerError: The disk refuses to sync, or the file is gone. It is closed all the same.
+            LedgerError: The file is gone. It is closed all the same.
         """
-        if self._writer.forked:
-            self._writer.close()
-            return
-        with self._lock:
-            if self._writer.closed:
-                return
-            try:
-                # A failed sync has raised already.
-                if not self._writer.unusable:
-                    self._settle()
-                    self._writer.sync()
-            finally:
-                self._writer.close()
+        if self._closed is None:
+            with suppress(LedgerError):
+                self._closed = self._sums()
+        self._store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -247,46 +218,53 @@ class Ledger:
     ) -> None:
         self.close()
 
-    def _append(self, payload: bytes, what: str, *, sync: bool) -> None:
-        """Write a record, which the caller then counts."""
-        self._settled = False
-        try:
-            self._writer.append(frames.frame(self._number, payload), what, sync=sync)
-        except LedgerError:
-            self._settled = True
-            raise
-        self._number += 1
+    def _sums(self) -> tuple[Totals, float, int]:
+        """Totals, device time and last step in the file, or as they were when it was closed."""
+        return self._closed or self._store.read(lambda sql: (fold.totals(sql), *_progress(sql)))
 
-    def _current_fold(self) -> Fold:
-        """The sums of the file, unless a charge is being made just now: then those before it."""
-        if not self._settled and self._lock.acquire(blocking=False):
-            try:
-                self._settle()
-            finally:
-                self._lock.release()
-        return self._fold
 
-    def _settle(self) -> None:
-        """After an interruption between writing and counting: count what the file holds."""
-        if self._settled:
-            return
-        try:
-            data = self._writer.read()
-            history = History.decode(data, str(self.path))
-            self._writer.resume(data, whole=history.whole_bytes, synced=history.synced)
-        except OSError as error:
-            raise LedgerError(f"{self.path}: cannot be read again after an interruption ({reason(error)})") from None
-        self._fold = history.fold
-        self._number = history.records
-        self._synced_steps.clear()
-        self._settled = True
+def _check_run_id(path: Path, run_id: str) -> None:
+    try:
+        length = len(run_id.encode())
+    except UnicodeEncodeError:
+        raise LedgerError(f"{path}: the run_id {run_id!r} is not text that UTF-8 can hold") from None
+    if not 0 < length <= LONGEST_RUN_ID:
+        raise LedgerError(f"{path}: a run_id must have 1 to {LONGEST_RUN_ID} bytes, not {length}")
+
+
+def _progress(sql: sqlite3.Connection) -> tuple[float, int]:
+    device_seconds, last_step = sql.execute("SELECT device_seconds, last_step FROM run").fetchone()
+    return device_seconds, last_step
+
+
+def _begin(
+    path: Path, run_id: str, resumed_from: int | Literal["last"] | None, sql: sqlite3.Connection
+) -> tuple[int, int, Totals, Totals]:
+    """Begin an attempt; returns its number, the step that it goes on after, and the sums before and now."""
+    (of_run,) = sql.execute("SELECT run_id FROM run").fetchone()
+    if of_run not in (None, run_id):
+        raise LedgerError(f"{path}: is the ledger of run {of_run}, not of {run_id}")
+    before, (device_seconds, last) = fold.totals(sql), _progress(sql)
+    step = _step(path, resumed_from, last, before, charged=bool(device_seconds or before.paid))
+    job = next((os.environ[name] for name in JOB_VARIABLES if os.environ.get(name)), None)
+    sql.execute("UPDATE run SET run_id = ?", (run_id,))
+    attempt = fold.begin(
+        sql,
+        step,
+        began=datetime.now(UTC).isoformat(timespec="seconds"),
+        host=socket.gethostname(),
+        job=job,
+        # Two runs that charge the same are not taken for copies of each other.
+        salt=secrets.token_hex(8),
+    )
+    return attempt, step, before, fold.totals(sql)
 
 
 def _parts(step: int, counts: Mapping[str, Counts], shares: Sequence[int]) -> list[tuple[int, dict[str, Counts]]]:
     """Split a charge into what it comes to in each of its steps.
 
     Raises:
-        BudgetError: There is no share, one is below 1, or there are too many for one record.
+        BudgetError: There is no share, one is below 1, or there are too many.
     """
     if shares == (1,):
         return [(step, dict(counts))]
@@ -297,121 +275,48 @@ def _parts(step: int, counts: Mapping[str, Counts], shares: Sequence[int]) -> li
     parts = [
         {cohort: of_steps[k] for cohort, of_steps in of_cohorts.items() if of_steps[k]} for k in range(len(shares))
     ]
-    # As the record has them: a step without a part is reached with those after it.
+    # A step without a part is reached with those after it.
     return [(step + k, part) for k, part in enumerate(parts) if part or not k]
 
 
-LOGGER = logging.getLogger(__name__)
-LONGEST_RUN_ID = 1_000
-"""Largest length of a run id, in bytes of UTF-8."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """A ledger in which a new attempt has begun.
-
-    Attributes:
-        writer: Its file, locked.
-        fold: The sums of its records.
-        number: Number of the next record.
-        torn_bytes: Length of the torn end that was cut off.
-    """
-
-    writer: Writer
-    fold: Fold
-    number: int
-    torn_bytes: int
-
-
-def begin_attempt(path: Path, run_id: str, resumed_from: int | Literal["last"] | None) -> Opened:
-    """Open a file, created if it does not exist, and begin an attempt in it.
-
-    Args:
-        resumed_from: Last update step that is not done again, ``"last"``, or None where nothing was charged.
-
-    Raises:
-        LedgerError: As in ``Ledger.open``.
-    """
-    try:
-        length = len(run_id.encode())
-    except UnicodeEncodeError:
-        raise LedgerError(f"{path}: the run_id {run_id!r} is not text that UTF-8 can hold") from None
-    if not 0 < length <= LONGEST_RUN_ID:
-        raise LedgerError(f"{path}: a run_id must have 1 to {LONGEST_RUN_ID} bytes, not {length}")
-    if resumed_from not in (None, "last"):
-        resumed_from = whole(resumed_from, "resumed_from", least=0)
-    try:
-        writer = Writer.open(path)
-        try:
-            return _begin(writer, run_id, resumed_from)
-        except BaseException:
-            writer.abandon()
-            raise
-    except OSError as error:
-        raise LedgerError(f"{path}: cannot be written ({reason(error)})") from None
-
-
-def _begin(writer: Writer, run_id: str, resumed_from: int | Literal["last"] | None) -> Opened:
-    path = writer.path
-    data = writer.read()
-    before = History.decode(data, str(path))
-    if before.run_id not in ("", run_id):
-        raise LedgerError(f"{path}: is the ledger of run {before.run_id}, not of {run_id}")
-    step = _step(before, resumed_from)
-    if before.torn_bytes:
-        LOGGER.warning("%s: %d bytes at its end were torn and are dropped", path, before.torn_bytes)
-    number = before.records
-    begun = (encode_attempt(run_id, step), encode_origin(ORIGIN_KIND, here()))
-    opening = b"".join(frame(number + k, payload) for k, payload in enumerate(begun))
-    writer.resume(data, whole=before.whole_bytes, synced=before.synced)
-    writer.append(opening, "the attempt", sync=True)
-    sync_folder(path.parent)
-    _roll_back(before, step)
-    return Opened(writer=writer, fold=before.fold, number=number + len(begun), torn_bytes=before.torn_bytes)
-
-
-def _step(before: History, resumed_from: int | Literal["last"] | None) -> int:
+def _step(path: Path, resumed_from: int | Literal["last"] | None, last: int, before: Totals, *, charged: bool) -> int:
     """The step that an attempt goes on after.
 
     Raises:
         LedgerError: None was given although there are charges, or the ledger never reached it.
     """
-    last = before.last_step
     if resumed_from == "last":
         return last
     if resumed_from is None:
-        if last or before.device_seconds or before.totals().paid:
-            survives = bool(last or any(before.totals().canonical.values()))
+        if last or charged:
+            survives = bool(last or any(before.canonical.values()))
             raise LedgerError(
-                f"{before.where}: has charges{f' up to step {last}' if survives else ', all of them lost'}, so say "
+                f"{path}: has charges{f' up to step {last}' if survives else ', all of them lost'}, so say "
                 "where this attempt goes on: resumed_from='last' keeps them all, resumed_from=STEP what was charged up "
                 "to the step of a checkpoint, resumed_from=0 nothing; the rest was paid for and becomes lost work"
             )
         return 0
     if resumed_from > last:
         raise LedgerError(
-            f"{before.where}: cannot resume from step {resumed_from}, because the ledger ends at step {last}; "
+            f"{path}: cannot resume from step {resumed_from}, because the ledger ends at step {last}; "
             "the checkpoint and the ledger must be of one run, and a step that generates nothing must be charged "
             "as well"
         )
     return resumed_from
 
 
-def _roll_back(before: History, step: int) -> None:
-    """Begin an attempt in the sums, and say what becomes lost: the budget is charged with training only."""
-    lost = before.totals().lost
-    before.fold.begin(step)
-    training = other = 0
-    for cohort, counts in before.totals().lost.items():
-        more = counts.rollouts - lost[cohort].rollouts
-        training, other = (training + more, other) if cohort in TRAINING_COHORTS else (training, other + more)
+def _tell_of_losses(path: Path, attempt: int, step: int, before: Totals, after: Totals) -> None:
+    """Log what becomes lost as an attempt begins; the budget is charged with training only."""
+    lost = [sum(totals.lost.values(), Counts()).rollouts for totals in (before, after)]
+    training = after.lost_training.rollouts - before.lost_training.rollouts
+    other = lost[1] - lost[0] - training
     if training or other:
         LOGGER.log(
             logging.WARNING if training else logging.INFO,
             "%s: attempt %d goes on after step %d, so what was charged to later steps is lost work from now on: "
             "%s rollouts for training and %s of evaluations and pilots, which were paid for",
-            before.where,
-            len(before.resumed_from),
+            path,
+            attempt,
             step,
             f"{training:,}",
             f"{other:,}",
@@ -419,110 +324,115 @@ def _roll_back(before: History, step: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """An attempt at a run.
+
+    Attributes:
+        resumed_from: The last step that it took over from those before it.
+        began: When, in UTC, to the second.
+        host: Name of the machine.
+        job: The scheduler's name of the job; None without a scheduler.
+        salt: Random, so that two runs that charge the same are not taken for copies of each other.
+        charges: How often it charged.
+    """
+
+    resumed_from: int
+    began: str
+    host: str
+    job: str | None
+    salt: str
+    charges: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The whole of a ledger, as it is read.
+    """A ledger as it is read, at one moment.
 
     Attributes:
         where: The file.
         run_id: The run it belongs to; empty when nothing was recorded yet.
-        charges: Every charge acknowledged.
+        attempts: The attempts at it.
+        limits: The limits last in force, or None when no meter was set on the ledger.
+        last_step: The last step that was reached and not rolled back, or 0.
+        device_seconds: Device time that was paid for, by all attempts.
         times: Attempt, step and device-seconds of the charges that took device time.
-        origins: When and where each attempt began; None where the file does not say (before version 0.7.0).
-        fold: The sums of the records. A writer takes it over and goes on with it.
-        synced: The watermark, in bytes.
-        whole_bytes: Length of the part that is whole.
-        torn_bytes: Length of a torn end, which was never synced.
-        records: Number of whole records.
+        canonical: Rows of what survived, in the order of the ``ledger`` table and its columns.
+        lost: Rows of what was paid for and lost, with the attempt in addition.
     """
 
     where: str
-    run_id: str
-    charges: Charges
-    times: tuple[tuple[int, int, float], ...]
-    origins: tuple[Origin | None, ...]
-    fold: Fold = field(compare=False, repr=False)
-    synced: int
-    whole_bytes: int
-    torn_bytes: int
-    records: int
+    run_id: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    limits: Limits | None = None
+    last_step: int = 0
+    device_seconds: float = 0.0
+    times: tuple[tuple[int, int, float], ...] = ()
+    canonical: tuple[tuple[Any, ...], ...] = ()
+    lost: tuple[tuple[Any, ...], ...] = ()
 
     @classmethod
     def read(cls, path: str | Path) -> History:
-        """Read a ledger without writing to it; a run may be charging it at the same time.
+        """Read a ledger; a run may be charging it at the same time.
 
         Raises:
             LedgerError: The file cannot be read, is not a ledger, or is damaged.
         """
-        try:
-            data = Path(path).read_bytes()
-            if frames.is_ledger(data) and frames.read_watermark(data) is None:
-                # A run may have been writing the watermark just then.
-                data = Path(path).read_bytes()
-        except OSError as error:
-            raise LedgerError(f"{path}: cannot be read ({reason(error)})") from None
-        return cls.decode(data, str(path))
-
-    @classmethod
-    def decode(cls, data: bytes, where: str) -> History:
-        """Read a ledger's bytes.
-
-        Raises:
-            LedgerError: They are not a ledger's, or a record is damaged, missing or repeated.
-        """
-        reading = Reading(where)
-        synced = frames.read_head(data, where)
-        end, count = frames.HEAD_BYTES, 0
-        for end, many, payload in frames.read_blocks(data, where):  # noqa: B007
-            reading.take(payload, count)
-            count += many
-        reading.end_attempt()
-        return cls(
-            where=where,
-            run_id=reading.run_id,
-            charges=reading.charges,
-            times=tuple(reading.times),
-            origins=tuple(reading.origins),
-            fold=reading.fold,
-            synced=synced,
-            whole_bytes=end,
-            torn_bytes=len(data) - end,
-            records=count,
-        )
+        return store.read(Path(path), partial(_history, str(path)))
 
     @property
     def resumed_from(self) -> tuple[int, ...]:
         """For each attempt, the last step that it took over from those before it."""
-        return tuple(self.fold.resumed_from)
+        return tuple(attempt.resumed_from for attempt in self.attempts)
 
-    @property
-    def limits(self) -> Limits | None:
-        """The limits last in force, or None when no meter was set on the ledger."""
-        return self.fold.limits
+    def totals(self, *, resumed_from: int | None = None) -> Totals:
+        """Sums by cohort, of what survived and of what was lost; ``fold`` says which is which.
 
-    @property
-    def last_step(self) -> int:
-        """The last step that was reached and not rolled back, or 0."""
-        return self.fold.last_step
-
-    @property
-    def device_seconds(self) -> float:
-        """Device time that was paid for, by all attempts."""
-        return self.fold.device_seconds
-
-    def totals(self) -> Totals:
-        """Sums by cohort, of what survived and of what was lost; ``Fold`` says which is which."""
-        return self.fold.totals()
+        Args:
+            resumed_from: The sums as they will be once an attempt goes on after this step.
+        """
+        last = self.last_step if resumed_from is None else resumed_from
+        kept = ((step > last, cohort, *counted) for _, step, cohort, *counted in self.canonical)
+        lost = ((True, cohort, *counted) for _, _, cohort, *counted, _ in self.lost)
+        return fold.totals_of(chain(kept, lost))
 
     def table(self) -> pl.DataFrame:
         """The ``ledger`` table: the canonical attempt of each step, sorted by its key.
 
         It is the same however often the run was killed; a ledger without charges gives a table without rows.
         """
-        return ledger_table(self.run_id, self.fold.canonical())
+        return _table(self.canonical)
 
     def lost_work(self) -> pl.DataFrame:
         """Charges paid for and lost: the columns of the ``ledger`` table and ``attempt``."""
-        return ledger_table(self.run_id, self.fold.lost(), by_attempt=True)
+        return _table(self.lost, "attempt")
+
+
+def _history(where: str, sql: sqlite3.Connection) -> History:
+    run_id, limits = sql.execute("SELECT run_id, limits FROM run").fetchone()
+    device_seconds, last_step = _progress(sql)
+    times = "SELECT attempt, step, device_seconds FROM charges WHERE device_seconds > 0 ORDER BY attempt, step"
+    origins = sql.execute("SELECT resumed_from, began, host, job, salt, charges FROM attempts ORDER BY attempt")
+    return History(
+        where=where,
+        run_id=run_id or "",
+        attempts=tuple(Attempt(**dict(zip(Attempt.__slots__, row, strict=True))) for row in origins),
+        limits=limits and Limits(**json.loads(limits)),
+        last_step=last_step,
+        device_seconds=device_seconds,
+        times=tuple(sql.execute(times)),
+        canonical=tuple(sql.execute("SELECT * FROM ledger")),
+        lost=tuple(sql.execute("SELECT * FROM lost_work")),
+    )
+
+
+def _table(rows: Sequence[tuple[Any, ...]], *more: str) -> pl.DataFrame:
+    """Rows as a table with the columns of ``ledger``, and more."""
+    import polars as pl
+
+    from ..contract import tables
+
+    types = {column.name: column.dtype() for column in tables.schema("ledger").columns}
+    return pl.DataFrame(rows, schema=types | dict.fromkeys(more, pl.Int64()), orient="row")
 
 
 GROUPS = ("cohort", "phase", "step", "run")
@@ -628,14 +538,10 @@ def drop_copies(histories: Iterable[History]) -> list[History]:
     kept: dict[str, History] = {}
     for history in histories:
         other = kept.setdefault(history.run_id, history)
-        shorter, longer = sorted((other, history), key=lambda h: h.records)
-        columns = [
-            (shorter.resumed_from, longer.resumed_from),
-            # Two runs may charge the same, and were both paid for: their attempts differ in salt.
-            (shorter.origins, longer.origins),
-            *zip(shorter.charges.columns(), longer.charges.columns(), strict=True),
-        ]
-        if not all(ours == theirs[: len(ours)] for ours, theirs in columns):
+        shorter, longer = sorted((other, history), key=_length)
+        # Of an attempt, which has one writer, the copies differ in how far they go.
+        pairs = zip(shorter.attempts, longer.attempts, strict=False)
+        if any(ours.salt != theirs.salt or ours.charges > theirs.charges for ours, theirs in pairs):
             raise LedgerError(
                 f"{shorter.where} and {longer.where} are both ledgers of run {history.run_id} and differ; "
                 "leave out the one that is not the run's own"
@@ -644,24 +550,19 @@ def drop_copies(histories: Iterable[History]) -> list[History]:
     return list(kept.values())
 
 
+def _length(history: History) -> tuple[int, int]:
+    return len(history.attempts), sum(attempt.charges for attempt in history.attempts)
+
+
 def _ledger_files(source: str | Path) -> list[Path]:
     """The ledger files that a source names; none when it is a table."""
     path = Path(source)
     if path.is_dir():
-        return sorted(file for file in path.rglob("*") if file.is_file() and _is_ledger(file))
+        found = (file for file in path.rglob("*") if file.is_file())
+        return sorted(file for file in found if file.suffix == ".ledger" or store.is_ledger(file))
     if str(source).startswith(("mlflow:", "runs:/")) or path.suffix in {".parquet", ".csv"}:
         return []
     return [path]
-
-
-def _is_ledger(path: Path) -> bool:
-    if path.suffix == ".ledger":
-        return True
-    try:
-        with path.open("rb") as stream:
-            return frames.is_ledger(stream.read(len(frames.LINE)))
-    except OSError as error:
-        raise LedgerError(f"{path}: cannot be read ({reason(error)})") from None
 
 
 def run_id_of(path: Path) -> str:
@@ -674,37 +575,3 @@ def run_id_of(path: Path) -> str:
         return run_id
     path = path.resolve()
     return f"{path.parent.name}/{path.stem}"
-
-
-COUNTED = ("rollouts", "prompt_tokens", "response_tokens")
-"""Columns of the ``ledger`` table that count."""
-
-
-def ledger_table(run_id: str, rows: Iterable[tuple[int, ...]], *, by_attempt: bool = False) -> pl.DataFrame:
-    """Sum charges up into the ``ledger`` table, sorted by its key.
-
-    Args:
-        rows: Step, index of the cohort in ``COHORTS``, attempt, rollouts, prompt tokens, response tokens.
-        by_attempt: Whether attempts are kept apart, in a further column ``attempt``.
-
-    Returns:
-        The table; without rows when there are none.
-    """
-    import polars as pl
-
-    from ..contract import tables
-
-    extra = ["attempt"] if by_attempt else []
-    keys = ["run_id", "step", "cohort", *extra]
-    types = pl.Schema({column.name: column.dtype() for column in tables.schema("ledger").columns})
-    names = ("step", "code", "attempt", *COUNTED)
-    frame = pl.DataFrame(list(rows), schema=dict.fromkeys(names, pl.Int64), orient="row")
-    cohorts = pl.col("code").replace_strict(range(len(COHORTS)), COHORTS, return_dtype=pl.String)
-    return (
-        frame.group_by("step", "code", *extra)
-        .agg(pl.col(COUNTED).sum())
-        .with_columns(cohorts.alias("cohort"), pl.lit(run_id).alias("run_id"))
-        .sort(keys)
-        .select([*types, *extra])
-        .cast(types)
-    )

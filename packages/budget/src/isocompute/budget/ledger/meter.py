@@ -176,14 +176,6 @@ class Meter:
             if left > 0:
                 self._reserved[step, rank] = left
 
-    def sync(self) -> None:
-        """Put every charge on the disk, safe from a power cut: before a checkpoint that follows from them is saved.
-
-        Raises:
-            LedgerError: The ledger is closed, or the disk refuses.
-        """
-        self._ledger.sync()
-
     @property
     def used(self) -> Counts:
         """C_used: generated for training (trained, filtered, stale and failed), in the canonical ledger."""
@@ -222,12 +214,13 @@ class Meter:
 
     def _admission(self, step: int, rollouts: int) -> Admission:
         """Hold the limits against the ledger; with the lock held."""
+        totals = self._ledger.totals
         return admission(
             self._limits,
             step,
             rollouts,
-            used=self._ledger.used,
-            lost=self._ledger.lost,
+            used=totals.used,
+            lost=totals.lost_training,
             reserved=sum(self._reserved.values()),
             device_seconds=self._ledger.device_seconds,
         )

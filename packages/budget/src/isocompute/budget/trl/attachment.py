@@ -150,7 +150,7 @@ class Attachment:
         self.close()
 
     def close(self) -> None:
-        """Put the charges on the disk, and let another writer in."""
+        """Let another writer in."""
         ledger, self._ledger, self._clock = self._ledger, None, None
         if ledger is not None:
             ledger.close()
@@ -166,15 +166,14 @@ class Attachment:
         """Read what was spent, or will have been when an attempt has begun after a step; nothing is written."""
         if not self.path.exists():
             return Standing(limits=self.limits)
-        fold = History.read(self.path).fold
-        if step is not None:
-            fold.begin(step)
-        lost = fold.lost_training
+        history = History.read(self.path)
+        totals = history.totals(resumed_from=step)
+        lost = totals.lost_training
         return Standing(
             limits=self.limits,
-            used=fold.used,
-            lost=lost + self._uncharged(fold.used + lost),
-            device_seconds=fold.device_seconds,
+            used=totals.used,
+            lost=lost + self._uncharged(totals.used + lost),
+            device_seconds=history.device_seconds,
         )
 
     def _open(self, resumed_from: Any) -> Ledger:
@@ -207,8 +206,6 @@ class Attachment:
         if ledger is None:
             raise BudgetError(f"{self.path}: was closed while the trainer trains")
         ledger.charge(step, {}, device_seconds=self._seconds())
-        # Before the checkpoint of this step.
-        ledger.sync()
         self._ahead = {later: part for later, part in self._ahead.items() if later > step}
         return self._refusal(step + 1, self.standing)
 

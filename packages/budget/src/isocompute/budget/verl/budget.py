@@ -88,7 +88,7 @@ class Budget:
                 raise BudgetError(f"{settings.ledger}: not even the next step fits, so nothing is trained: {refused}")
 
     def close(self) -> None:
-        """Put the charges on the disk, and let another writer in."""
+        """Let another writer in."""
         ledger, self._ledger = self._ledger, None
         if ledger is not None:
             ledger.close()
@@ -162,8 +162,6 @@ class Budget:
         ledger.charge(step, {}, device_seconds=self._seconds())
         if trainer.local_trigger_step + 1 < trainer.parameter_sync_step:
             return {}
-        # Before the checkpoint of this step.
-        ledger.sync()
         for more in (1, 2):
             before = self._batch * (more - 1)
             refused = self._refusal(step + more, self._batch + self._most_refilled, before=before)

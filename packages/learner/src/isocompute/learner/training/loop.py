@@ -259,8 +259,6 @@ class _Loop:
         if self.checkpoints is None:
             return
         tensors, values = self.learner.state()
-        # A checkpoint that outlives its charges in a power cut could not be continued.
-        self.meter.sync()
         self.checkpoints.save(
             Checkpoint(
                 step=self.progress.step,
@@ -576,9 +574,6 @@ class UpdateSteps:
 
     def charge(self, step: int, rollouts: pl.DataFrame, /) -> None:
         """Keep no record."""
-
-    def sync(self) -> None:
-        """Have nothing to put on the disk."""
 
 
 def one_pass(problems: int, problems_per_batch: int) -> UpdateSteps:

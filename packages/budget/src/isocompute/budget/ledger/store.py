@@ -1,0 +1,382 @@
+"""The file of a ledger: an SQLite database with one writer, and what SQLite does not see to by itself.
+
+Its journal is truncated, not a write-ahead log, which network file systems do not have, and each transaction is
+synced. Readers come and go; each waits for the other. SQLite keeps its locks for a transaction only and has no writer
+that stays, so a lock on a file beside the ledger (``run.ledger-lock``) keeps other writers out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self, TypeVar
+
+from ..checks import reason
+from ..contract import locks
+from ..contract.files import atomic_write
+from ..errors import LedgerError
+from .fold import APPLICATION, SCHEMA, VERSION
+
+T = TypeVar("T")
+
+WAIT = 60.0
+"""Seconds for which another's lock on the file is waited for."""
+
+SYNCHRONOUS = "FULL"
+"""What is synced: all of a transaction, before it ends."""
+
+FORMER = b"isocompute ledger "
+"""How a ledger began before it was kept in SQLite."""
+HEAD_BYTES = 72
+NO_LOCKS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS})
+
+# Held while SQLite is used and while a lock is taken: a fork in between would inherit half a transaction, and its end
+# would write the rest.
+_use = threading.RLock()
+_held: set[int] = set()
+
+
+def _leave_to_parent() -> None:
+    """In a fork: close what only the process that opened it may hold, or its lock would outlive it."""
+    while _held:
+        with contextlib.suppress(OSError):
+            os.close(_held.pop())
+    _use.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_use.acquire, after_in_parent=_use.release, after_in_child=_leave_to_parent)
+
+
+class Lock:
+    """The hold of its one writer on a ledger, which ends with the process."""
+
+    def __init__(self, path: Path) -> None:
+        """Take it.
+
+        Raises:
+            LedgerError: Another writer has it, the folder cannot be written to, or its file system has no locks.
+        """
+        target = Path(os.path.realpath(path))
+        self._beside = target.with_name(f"{target.name}-lock")
+        self._process = os.getpid()
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            while not self._taken():
+                # Whoever had it removed the file meanwhile.
+                self._close()
+        except BlockingIOError:
+            raise LedgerError(
+                f"{path}: another writer has this ledger open; a run has one writer, so stop the other one first"
+            ) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise LedgerError(f"{path}: cannot be opened for writing ({reason(error)})") from None
+            raise LedgerError(
+                f"{path}: its file system has no locks ({reason(error)}), without which a second writer could not be "
+                "kept out; put the ledger on one that has them, such as a local disk"
+            ) from None
+
+    def release(self) -> None:
+        """Let another writer in; in a fork, which has no part in it, nothing."""
+        if os.getpid() == self._process:
+            # Before it is unlocked, or it would be another's.
+            with contextlib.suppress(OSError):
+                self._beside.unlink()
+            locks.unlock(self._handle)
+            self._close()
+
+    def _taken(self) -> bool:
+        with _use:
+            self._handle = os.open(self._beside, os.O_RDWR | os.O_CREAT, 0o644)
+            _held.add(self._handle)
+        try:
+            locks.lock(self._handle)
+            return _is_at(self._beside, _identity(self._handle))
+        except BaseException:
+            self._close()
+            raise
+
+    def _close(self) -> None:
+        with _use:
+            _held.discard(self._handle)
+            os.close(self._handle)
+
+
+class Store:
+    """A ledger that is open for writing.
+
+    Only the process that opened it may use it; its threads take turns.
+
+    Attributes:
+        path: The file.
+    """
+
+    def __init__(self, path: Path, lock: Lock, sql: sqlite3.Connection, *, made: bool) -> None:
+        self.path = path
+        self._lock, self._made = lock, made
+        self._sql: sqlite3.Connection | None = sql
+        self._process, self._file = os.getpid(), _identity(path)
+        self._gone = self._writing = False
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open a file, created without an attempt if it does not exist, and lock out other writers.
+
+        Raises:
+            LedgerError: It cannot be opened or is no ledger, another writer has it, or its file system has no locks.
+        """
+        lock = Lock(path)
+        try:
+            made = not os.path.lexists(os.path.realpath(path))
+            if made:
+                # Whole at once, so that an empty file is never a ledger that is only beginning.
+                with atomic_write(os.path.realpath(path), error=LedgerError, replace=False) as stream:
+                    stream.write(_empty())
+            with _use:
+                return cls(path, lock, _connected(path, writes=True), made=made)
+        except BaseException:
+            lock.release()
+            raise
+
+    @property
+    def forked(self) -> bool:
+        """True in a fork of the process that opened it."""
+        return os.getpid() != self._process
+
+    def read(self, act: Callable[[sqlite3.Connection], T]) -> T:
+        """Read what was charged so far.
+
+        Raises:
+            LedgerError: It is closed, belongs to another process, or cannot be read.
+        """
+        with _use:
+            sql = self._usable()
+            try:
+                if not self._writing:
+                    _roll_back(sql)
+                return act(sql)
+            except sqlite3.Error as error:
+                raise LedgerError(f"{self.path}: {_said(self.path, error)}") from None
+
+    def write(self, what: str, act: Callable[[sqlite3.Connection], T]) -> T:
+        """Change the ledger in one transaction: when this returns, it is on the disk.
+
+        Args:
+            what: What is written, for messages.
+
+        Raises:
+            LedgerError: It is closed, belongs to another process, its file is gone, or it cannot be written. Nothing
+                was changed.
+        """
+        with _use:
+            sql = self._usable()
+            if self._writing:
+                raise LedgerError(f"{self.path}: {what} comes from a signal's handler, in the middle of another charge")
+            self._check_path()
+            # What an interruption of an interruption left.
+            _roll_back(sql)
+            self._writing = True
+            try:
+                sql.execute("BEGIN IMMEDIATE")
+                done = act(sql)
+                sql.execute("COMMIT")
+                return done
+            except sqlite3.IntegrityError:
+                raise LedgerError(f"{self.path}: {what} is not counted, since a sum would exceed 64 bits") from None
+            except sqlite3.Error as error:
+                raise LedgerError(f"{self.path}: {what} is not counted: {_said(self.path, error)}") from None
+            finally:
+                self._writing = False
+                _roll_back(sql)
+
+    def close(self, *, abandon: bool = False) -> None:
+        """Let another writer in. Closing twice does nothing; a fork has nothing to close.
+
+        Args:
+            abandon: Whether to remove a file that was created, since nothing was written to it.
+
+        Raises:
+            LedgerError: The file is gone, and that was not said yet. It is closed all the same.
+        """
+        if self.forked or self._sql is None:
+            return
+        with _use:
+            try:
+                if not self._gone:
+                    self._check_path()
+                    with contextlib.suppress(sqlite3.Error):
+                        # The journal is removed with this.
+                        self._sql.execute("PRAGMA journal_mode = DELETE")
+            finally:
+                sql, self._sql = self._sql, None
+                sql.close()
+                if abandon and self._made:
+                    Path(os.path.realpath(self.path)).unlink(missing_ok=True)
+                self._lock.release()
+
+    def _usable(self) -> sqlite3.Connection:
+        if self._sql is None:
+            raise LedgerError(f"{self.path}: the ledger is closed")
+        if self.forked:
+            raise LedgerError(
+                f"{self.path}: was opened by process {self._process} and is used by its fork {os.getpid()}; a ledger "
+                "has one writer, so charge through the process that opened it"
+            )
+        return self._sql
+
+    def _check_path(self) -> None:
+        try:
+            self._gone = not _is_at(self.path, self._file)
+        except OSError as error:
+            raise LedgerError(f"{self.path}: cannot be inspected ({reason(error)}), so nothing is charged") from None
+        if self._gone:
+            raise LedgerError(
+                f"{self.path}: was removed or replaced while it was open, so what is charged to it could not be read; "
+                "this ledger takes no more charges"
+            )
+
+
+def read(path: Path, act: Callable[[sqlite3.Connection], T]) -> T:
+    """Read a ledger as it is at one moment; a run may be charging it at the same time.
+
+    What a killed process left half-done is undone first.
+
+    Raises:
+        LedgerError: It cannot be read, or is no ledger.
+    """
+    with _use:
+        sql = _connected(path)
+        try:
+            sql.execute("BEGIN")
+            return act(sql)
+        except sqlite3.Error as error:
+            raise LedgerError(f"{path}: {_said(path, error)}") from None
+        finally:
+            sql.close()
+
+
+def is_ledger(path: Path) -> bool:
+    """Return whether a file begins as a ledger does, also one of a former version.
+
+    Raises:
+        LedgerError: It cannot be read.
+    """
+    head = _head(path)
+    return head.startswith(FORMER) or (head.startswith(b"SQLite format 3\0") and head[68:] == APPLICATION.to_bytes(4))
+
+
+def _head(path: Path) -> bytes:
+    try:
+        # A process that closes a file ends the locks that SQLite holds on it for this process.
+        with _use, path.open("rb") as stream:
+            return stream.read(HEAD_BYTES)
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be read ({reason(error)})") from None
+
+
+def _empty() -> bytes:
+    with contextlib.closing(sqlite3.connect(":memory:")) as sql:
+        sql.executescript(SCHEMA)
+        return sql.serialize()
+
+
+def _connected(path: Path, *, writes: bool = False) -> sqlite3.Connection:
+    """Open a ledger; also for a reader so that it can undo what was left half-done.
+
+    Raises:
+        LedgerError: It cannot be opened, or is no ledger.
+    """
+    _check_file(path)
+    sql = None
+    try:
+        uri = f"{path.absolute().as_uri()}?mode=rw"
+        sql = sqlite3.connect(uri, uri=True, timeout=WAIT, isolation_level=None, check_same_thread=False)
+        (application,), (version,) = (sql.execute(f"PRAGMA {n}").fetchone() for n in ("application_id", "user_version"))
+        if application != APPLICATION:
+            raise LedgerError(
+                f"{path}: not a ledger, but an SQLite database of something else"
+                if path.stat().st_size
+                else f"{path}: is empty, which a ledger never is: what it held is gone; restore it from a copy, or "
+                "remove it to begin a new one"
+            )
+        if version != VERSION:
+            raise LedgerError(f"{path}: has tables of version {version}, and this package reads version {VERSION}")
+        if writes:
+            (mode,) = sql.execute("PRAGMA journal_mode = TRUNCATE").fetchone()
+            if mode != "truncate":
+                raise LedgerError(f"{path}: stays in journal mode {mode}, and a ledger needs truncate")
+            sql.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
+    except BaseException as error:
+        if sql is not None:
+            sql.close()
+        if isinstance(error, sqlite3.Error):
+            raise LedgerError(f"{path}: {_said(path, error)}") from None
+        raise
+    return sql
+
+
+def _roll_back(sql: sqlite3.Connection) -> None:
+    """End a transaction, if one is open; one that cannot be undone now is when the file is opened again."""
+    if sql.in_transaction:
+        with contextlib.suppress(sqlite3.Error):
+            sql.execute("ROLLBACK")
+
+
+def _check_file(path: Path) -> None:
+    try:
+        if not path.is_file():
+            path.stat()
+            raise LedgerError(f"{path}: cannot be opened (it is a {'folder' if path.is_dir() else 'special file'})")
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be opened ({reason(error)})") from None
+
+
+def _identity(file: Path | int) -> tuple[int, int]:
+    found = os.stat(file)  # noqa: PTH116
+    return found.st_dev, found.st_ino
+
+
+def _is_at(path: Path, identity: tuple[int, int]) -> bool:
+    try:
+        return _identity(path) == identity
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _said(path: Path, error: sqlite3.Error) -> str:
+    """What an error of SQLite means, in words."""
+    name = getattr(error, "sqlite_errorname", "") or ""
+    if name.startswith("SQLITE_BUSY"):
+        return f"another program has held a lock on it for {WAIT:g} seconds; end what reads or copies it"
+    if name == "SQLITE_NOTADB":
+        if _head(path).startswith(FORMER):
+            return (
+                "is a ledger of the format before SQLite, which this version does not read: finish its run with the "
+                "version that began it, or begin a new ledger"
+            )
+        return "not a ledger"
+    if name.startswith("SQLITE_CORRUPT") or name == "SQLITE_ERROR":
+        return (
+            f"is damaged ({reason(error)}): restore it from a copy, or save what is whole with "
+            f"sqlite3 {path.name} .recover"
+        )
+    journal = Path(f"{os.path.realpath(path)}-journal")
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_IOERR_DELETE")) and _has_content(journal):
+        return (
+            f"a process was killed while it charged, and what it left half-done, in {journal.name}, must be undone "
+            f"first ({reason(error)}): read it once where this folder may be written to"
+        )
+    return f"cannot be read or written ({reason(error)}, {name})"
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
