@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
-import hypothesis
 import polars as pl
 import pytest
 import ray.exceptions
@@ -247,12 +246,10 @@ def test_every_package_tells_them_apart_alike_and_without_ray() -> None:
         assert "ray" not in vars(own)
 
 
-UNHURRIED = hypothesis.settings(deadline=None)
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 DOCUMENTS = st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 
 
-@UNHURRIED
 @given(DOCUMENTS)
 def test_documents_within_the_bounds_are_read_as_they_are(document: object) -> None:
     assert parsed(json.dumps(document), "json") == document
@@ -261,7 +258,6 @@ def test_documents_within_the_bounds_are_read_as_they_are(document: object) -> N
     assert parsed(yaml.safe_dump(shared)) == shared
 
 
-@UNHURRIED
 @given(st.integers(1, 30), st.integers(1, 12), st.sampled_from(["[%s]", "{%s}", "<<"]), st.integers(1, 9))
 def test_a_document_is_as_large_as_its_aliases_written_out(levels: int, width: int, form: str, length: int) -> None:
     lines = [f"l0: &l0 {'{x: 1}' if form == '<<' else 'x' * length}"]
@@ -282,7 +278,6 @@ def test_a_document_is_as_large_as_its_aliases_written_out(levels: int, width: i
         assert len(parsed(text)) == levels
 
 
-@UNHURRIED
 @given(st.integers(1, 2 * DEEPEST), st.sampled_from(["[", "{a: ", '{"a": ', "- ", "? "]), st.data())
 def test_a_document_is_as_deep_as_its_aliases_and_may_not_contain_itself(
     depth: int, form: str, data: st.DataObject
@@ -340,7 +335,6 @@ def test_every_reader_of_yaml_and_json_refuses_what_has_no_end_in_a_sentence(nam
         assert len(str(refused.value)) < 300 + len(str(tmp_path))
 
 
-@UNHURRIED
 @given(st.text(), st.sampled_from(["yaml", "json", "toml"]))
 def test_any_text_is_a_document_or_refused(text: str, kind: Literal["yaml", "json", "toml"]) -> None:
     with suppress(DocumentError):

@@ -81,7 +81,7 @@ def test_the_plan_of_an_adapter_says_how_much_less_it_takes_and_tries_layouts_wi
         name: one.model_copy(update={"learner": {**one.learner, "adapter": {"rank": 8}}})
         for name, one in preset.sweep.items()
     }
-    small = Terms(device=footprint.Device(name="small", peak=1e14, float32=1e13, memory=16 * 10**9, bandwidth=1e12))
+    small = Terms(device=footprint.Device(name="small", peak=1e14, float32=1e13, memory=12 * 10**9, bandwidth=1e12))
     plan.run(preset.model_copy(update={"sweep": sweep}), small)
     printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
     sizes = [float(line.split()[-2]) for line in printed if line.startswith("weights") and line.endswith("GiB")]

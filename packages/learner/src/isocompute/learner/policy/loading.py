@@ -57,7 +57,8 @@ def load_policy(
         policy = policy if adapter is None else adapt(policy, adapter)
     else:
         policy = _shared(model, device, dtype, sharding, adapter)
-    begin(policy)
+    if adapter is not None:
+        begin(policy)
     policy.eval()
     try:
         with torch.no_grad():
