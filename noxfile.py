@@ -38,7 +38,7 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 """Those of the light packages; the others need the first."""
 TESTED = ("experiments", "packages", "benchmarks", "tools")
 # More processes than cores, since many tests wait for an engine, a cluster or a deadline; in the order of collection.
-TOGETHER = ("--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder")
+TOGETHER = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
 CALIBRATIONS = ("calibration", "honesty", "power", "dirt", "regret", "allocation")
 TOOLS = "# Tools of the tests, on which no result depends."
 TEST_TOOLS = ("pytest", "pytest-cov", "pytest-xdist", "hypothesis", "grimp", "jsonschema", "hatchling")
@@ -99,8 +99,7 @@ def tests(session: nox.Session) -> None:
 def fast(session: nox.Session) -> None:
     """Run the tests that start no engine, no cluster and no other process: most of them, with fewer examples."""
     install_all(session, *TEST_TOOLS)
-    # They wait for nothing, and each process imports everything.
-    chosen = session.posargs or ["--numprocesses=2", *TOGETHER[1:], *TESTED]
+    chosen = session.posargs or [*TOGETHER, *TESTED]
     session.run("python", "-m", "pytest", "-q", "-m", "fast", *chosen, env=test_variables())
 
 
