@@ -37,7 +37,7 @@ LIGHT = ("budget", "frontier")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 """Those of the light packages; the others need the first."""
 TESTED = ("experiments", "packages", "benchmarks", "tools")
-# More processes than cores, since many tests wait for an engine, a cluster or a deadline; in the order of collection.
+# Each process imports everything, and the engines and clusters that tests wait for run beside; in order of collection.
 TOGETHER = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
 CALIBRATIONS = ("calibration", "honesty", "power", "dirt", "regret", "allocation")
 TOOLS = "# Tools of the tests, on which no result depends."
