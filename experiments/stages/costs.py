@@ -261,8 +261,8 @@ class Costs:
         ends = [each.steps for each in dispatched(walls, replicas=workers, limit=1)]
         waits = (max(ends) * workers - sum(ends)) * own.placement.held / 3600
         yield (
-            f"      {workers} cells at a time take {max(ends) / 86400:,.1f} days; workers that find no more cells hold "
-            f"{waits:,.0f} GPU-hours besides"
+            f"      with workers: {workers} the cells take {max(ends) / 86400:,.1f} days; workers that find no more of "
+            f"them hold {waits:,.0f} GPU-hours besides"
         )
 
     def replica_lines(self) -> Iterator[str]:
