@@ -96,10 +96,13 @@ def stored_parameters(folder: str | Path) -> int | None:
     Returns:
         None where there are no such files, as for the name of a model on the hub, or they cannot be read.
     """
-    from safetensors import SafetensorError, safe_open
-
     # Some folders hold the weights twice, as consolidated.safetensors, too.
     files = sorted(Path(folder).glob("model*.safetensors"))
+    if not files:
+        return None
+
+    from safetensors import SafetensorError, safe_open
+
     try:
         total = 0
         for file in files:
@@ -108,7 +111,7 @@ def stored_parameters(folder: str | Path) -> int | None:
     except (OSError, SafetensorError):
         # Whoever loads the model says what is wrong with it.
         return None
-    return total if files else None
+    return total
 
 
 def manifest_of(built: Any) -> Manifest:
