@@ -11,8 +11,11 @@ from typing import Any
 import polars as pl
 import pytest
 from isocompute.rollout import open_sampler, response_seed
-from isocompute.rollout.samplers.servers import client
 from serving import KEY, Proxy, between
+
+pytest.importorskip("httpx2")
+
+from isocompute.rollout.samplers.servers import client
 
 FAULTS = int(os.environ.get("ISOCOMPUTE_ROLLOUT_FAULTS", "11"))
 KINDS = (*Proxy.FAULTS, "dies")

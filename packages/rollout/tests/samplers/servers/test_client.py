@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 from isocompute.rollout import RolloutError
+from serving import Handler, Loopback, free_port
+
+pytest.importorskip("httpx2")
+
 from isocompute.rollout.samplers.servers import client as client_module
 from isocompute.rollout.samplers.servers.client import ATTEMPTS, Client, Failed, Refused, Server, Servers, run
-from serving import Handler, Loopback, free_port
 
 
 class Replies(Handler):

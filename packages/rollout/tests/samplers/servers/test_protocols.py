@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 from isocompute.rollout.samplers.sampling import Request
+
+pytest.importorskip("httpx2")
+
 from isocompute.rollout.samplers.servers.client import background
 from isocompute.rollout.samplers.servers.openai import in_parallel
 from isocompute.rollout.samplers.servers.protocols import Reader, Reply, Wrong, read
