@@ -13,7 +13,7 @@ from ..scoring.evaluation import DROPPED
 from ..scoring.judges.runs import tests_fault
 from ..scoring.rules import own_response, rule
 from ..scoring.scorer import Scorer, verifier
-from . import hub, reasoning_gym, rows
+from . import reasoning_gym, rows
 from .named import SetSource
 from .sources import Candidate, HubSource, ReasoningGymSource, Source, problem_id
 
@@ -129,7 +129,7 @@ def candidates(source: Source, scorer: Scorer | None = None) -> Iterator[Candida
     """
     if isinstance(source, ReasoningGymSource):
         return reasoning_gym.candidates(source, scorer)
-    found = hub.of_hub(source) if isinstance(source, HubSource) else rows.of_file(source)
+    found = rows.of_hub(source) if isinstance(source, HubSource) else rows.of_file(source)
     return (rows.candidate(row, source, where=f"{source.name}: row {number}") for number, row in found)
 
 

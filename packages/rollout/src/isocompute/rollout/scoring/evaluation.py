@@ -207,28 +207,17 @@ def scores(counts: pl.DataFrame, ks: Sequence[int]) -> list[Score]:
     responses = int(counts["samples"].sum())
     found = []
     for metric, k, values in _estimates(counts, ks):
-        name, value, questions = f"{metric}_at_{k}", float(values.mean()), len(values)
-        if value in (0.0, 1.0):
-            trials = responses if metric == "avg" else questions
-            found.append(
-                Score(
-                    name=name,
-                    value=value,
-                    standard_error=None,
-                    sampling_error=None,
-                    questions=questions,
-                    interval=wilson_interval(value, questions),
-                    sampling_interval=wilson_interval(value, trials),
-                )
-            )
-            continue
+        value, questions = float(values.mean()), len(values)
+        certain, trials = value in (0.0, 1.0), responses if metric == "avg" else questions
         found.append(
             Score(
-                name=name,
+                name=f"{metric}_at_{k}",
                 value=value,
-                standard_error=_standard_error(values),
-                sampling_error=_sampling_error(metric, counts, k),
+                standard_error=None if certain else _standard_error(values),
+                sampling_error=None if certain else _sampling_error(metric, counts, k),
                 questions=questions,
+                interval=wilson_interval(value, questions) if certain else None,
+                sampling_interval=wilson_interval(value, trials) if certain else None,
             )
         )
     return found
@@ -325,27 +314,13 @@ def avg_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.flo
 
 
 def best_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
-    """Probability that at least one of k responses is right: 1 − C(m−c, k) / C(m, k) (pass@k).
-
-    Returns:
-        One value per problem.
-
-    Raises:
-        RolloutError: k is below 1 or above a problem's samples, or successes lie outside 0..samples.
-    """
+    """Probability that at least one of k responses is right: 1 − C(m−c, k) / C(m, k) (pass@k); see ``avg_at_k``."""
     c, m = _checked(successes, samples, k)
     return 1.0 - _all_of(m - c, m, k)
 
 
 def worst_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
-    """Probability that all of k responses are right: C(c, k) / C(m, k) (pass^k).
-
-    Returns:
-        One value per problem.
-
-    Raises:
-        RolloutError: k is below 1 or above a problem's samples, or successes lie outside 0..samples.
-    """
+    """Probability that all of k responses are right: C(c, k) / C(m, k) (pass^k); see ``avg_at_k``."""
     c, m = _checked(successes, samples, k)
     return _all_of(c, m, k)
 
@@ -492,14 +467,8 @@ def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bo
     """
     wrong = "difficulty" if fresh else "baseline"
     if "phase" in rollouts.columns and (rollouts["phase"] == wrong).any():
-        raise RolloutError(
-            f"the rollouts are of phase {wrong}; "
-            + (
-                "they selected problems, and fresh ones are needed"
-                if fresh
-                else "they measure problems already selected"
-            )
-        )
+        why = "selected problems, and fresh ones are needed" if fresh else "measure problems already selected"
+        raise RolloutError(f"the rollouts are of phase {wrong}; they {why}")
     name = "fresh_pass_rate" if fresh else "pass_rate"
     rates = successes(rollouts).select(
         "problem_id", (pl.col("successes") / pl.col("samples")).alias(name), pl.col("samples").alias(f"{name}_samples")

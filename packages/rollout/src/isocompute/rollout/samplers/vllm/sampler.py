@@ -406,33 +406,12 @@ WRONG: Mapping[tuple[State, Event], str] = {
 }
 
 
-def step(state: State, event: Event, *, level: int, name: str) -> tuple[State, tuple[str, ...]]:
-    """Return the next state of an engine, and what must return to the GPU.
-
-    Args:
-        level: 1 where the weights are in the host's memory while it sleeps, 2 where they are nowhere.
-
-    Raises:
-        RolloutError: The event cannot happen in this state.
-    """
-    wrong = WRONG.get((state, event))
-    if (state, event) == ("asleep", "sample") and level == 2:
-        wrong = (
-            "was asked for responses before a sync, and its weights were discarded when it went to sleep; engine sleep "
-            "must be 1"
-        )
-    if wrong is not None:
-        raise RolloutError(f"{name} {wrong}")
-    return STEPS[state, event]
-
-
 class Sleep:
     """Lets an engine sleep and wakes it.
 
     Args:
         llm: vLLM's ``LLM``.
-        level: 0 where it never sleeps, else as for ``step``.
-
+        level: 0 where it never sleeps, 1 where its weights are in the host's memory meanwhile, 2 where nowhere.
     """
 
     def __init__(self, llm: Any, *, level: int, name: str) -> None:
@@ -447,7 +426,14 @@ class Sleep:
         """
         if not self.level:
             return
-        after, tags = step(self.state, event, level=self.level, name=self._name)
+        if (self.state, event, self.level) == ("asleep", "sample", 2):
+            raise RolloutError(
+                f"{self._name} was asked for responses before a sync, and its weights were discarded when it went to "
+                "sleep; engine sleep must be 1"
+            )
+        if (self.state, event) in WRONG:
+            raise RolloutError(f"{self._name} {WRONG[self.state, event]}")
+        after, tags = STEPS[self.state, event]
         if tags and self._llm.wake_up(tags=list(tags)) != (after == "awake"):
             raise RolloutError(f"{self._name} did not wake ({', '.join(tags)}); open another sampler")
         if after == "asleep" and self.state == "awake":
