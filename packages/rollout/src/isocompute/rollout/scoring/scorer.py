@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
@@ -70,7 +70,7 @@ class Scorer:
     def __init__(self, config: ScoringConfig | None = None) -> None:
         self.config = config or ScoringConfig()
         self._pools: dict[str, WorkerPool] = {}
-        self._buffered: list[tuple[Buffered, Pending]] = []
+        self._buffered: list[tuple[Rule, Item, Future[Reply]]] = []
         self._own()
         self._verdicts: dict[Problem, dict[str, Reply]] = {}
         self._cached = 0
@@ -109,36 +109,39 @@ class Scorer:
         batch: Future[list[Verdict]] = Future()
         try:
             rules = [rule(item.verifier) for item in items]
-            replies: list[Reply | None] = [self._known(*pair) for pair in zip(rules, items, strict=True)]
+            replies = [self._known(*pair) for pair in zip(rules, items, strict=True)]
         except Exception as error:
             batch.set_exception(error)
             return batch
-        missing: dict[Problem, Buffered] = {}
-        for i, reply in enumerate(replies):
-            if reply is None:
-                problem = items[i].problem
-                if problem not in missing:
-                    missing[problem] = Buffered(rule=rules[i], problem=problem, responses=[], indices=[])
-                missing[problem].responses.append(items[i].response)
-                missing[problem].indices.append(i)
-        pending = Pending(batch, rules, replies, partial=self.config.partial, parts=len(missing))
-        if not missing:
-            pending.finish()
+        asked: dict[int, Future[Reply]] = {i: Future() for i, reply in enumerate(replies) if reply is None}
+
+        def finish() -> None:
+            try:
+                arrived = [asked[i].result() if reply is None else reply for i, reply in enumerate(replies)]
+                partial = [self.config.partial or wanted.partial for wanted in rules]
+                verdicts = [verdict_of(reply, partial=counts) for reply, counts in zip(arrived, partial, strict=True)]
+            except Exception as error:
+                # Raised in the pool's thread it would be lost, and the batch waited for without end.
+                batch.set_exception(error)
+            else:
+                batch.set_result(verdicts)
+
+        when_all(asked.values(), finish)
         with self._lock:
-            self._buffered += [(part, pending) for part in missing.values()]
-            self._responses += sum(len(part.indices) for part in missing.values())
-        if not hold or self._due():
+            self._buffered += [(rules[i], items[i], future) for i, future in asked.items()]
+        if not hold or len(self._buffered) >= ENOUGH or time.monotonic() - self._sent > BUFFER_SECONDS:
             self.flush()
         return batch
 
     def flush(self) -> None:
         """Send buffered responses, without waiting for more."""
         with self._lock:
-            buffered, self._buffered = self._buffered, []
-            self._responses, self._sent = 0, time.monotonic()
-        pools: dict[str, dict[Problem, list[tuple[Buffered, Pending]]]] = {}
-        for part, pending in buffered:
-            pools.setdefault(part.rule.pool, {}).setdefault(part.problem, []).append((part, pending))
+            buffered, self._buffered, self._sent = self._buffered, [], time.monotonic()
+        pools: dict[str, dict[Problem, dict[str, list[Future[Reply]]]]] = {}
+        for wanted, item, future in buffered:
+            # A policy gives the same short response many times; it is scored once.
+            responses = pools.setdefault(wanted.pool, {}).setdefault(item.problem, {})
+            responses.setdefault(item.response, []).append(future)
         for pool, problems in pools.items():
             self._send(pool, problems)
 
@@ -178,8 +181,7 @@ class Scorer:
         """Make this process the owner of the pools, which end with it or with this object."""
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        self._buffered = []
-        self._responses, self._sent = 0, 0.0
+        self._buffered, self._sent = [], 0.0
         weakref.finalize(self, _close, self._pools, self._owner)
 
     def _make_own(self) -> None:
@@ -202,30 +204,26 @@ class Scorer:
         of_problem = self._verdicts.get(item.problem)
         return None if of_problem is None else of_problem.get(item.response)
 
-    def _due(self) -> bool:
-        """Return whether the buffer is full, or was last sent long enough ago."""
-        return self._responses >= ENOUGH or time.monotonic() - self._sent > BUFFER_SECONDS
-
-    def _send(self, pool: str, problems: Mapping[Problem, list[tuple[Buffered, Pending]]]) -> None:
-        """Send buffered responses in one message, with each problem and each response to it once."""
+    def _send(self, pool: str, problems: Mapping[Problem, Mapping[str, Sequence[Future[Reply]]]]) -> None:
+        """Send responses in one message, each with the futures of its reply."""
         groups: list[Group] = []
-        for (_, answer, metadata), parts in problems.items():
-            # A policy gives the same short response many times; it is scored once.
-            responses = list(dict.fromkeys(response for part, _ in parts for response in part.responses))
-            wanted = parts[0][0].rule
-            groups.append((wanted.base, list(wanted.words), answer, metadata, responses))
+        for (name, answer, metadata), responses in problems.items():
+            wanted = rule(name)
+            groups.append((wanted.base, list(wanted.words), answer, metadata, list(responses)))
 
         def arrived(done: Future[list[Reply]]) -> None:
             error = done.exception()
             replies = iter(() if error is not None else done.result())
-            for (problem, parts), group in zip(problems.items(), groups, strict=True):
-                verdicts = dict(zip(group[4], replies, strict=False))
-                self._keep(problem, verdicts)
-                for part, pending in parts:
-                    if error is not None:
-                        pending.fail(error)
-                    else:
-                        pending.arrived({i: verdicts[r] for i, r in zip(part.indices, part.responses, strict=True)})
+            for problem, responses in problems.items():
+                if error is None:
+                    verdicts = dict(zip(responses, replies, strict=False))
+                    self._keep(problem, verdicts)
+                for response, futures in responses.items():
+                    for future in futures:
+                        if error is not None:
+                            future.set_exception(error)
+                        else:
+                            future.set_result(verdicts[response])
 
         self._pool(pool).score(groups).add_done_callback(arrived)
 
@@ -312,66 +310,22 @@ def _may_be_cached(response: str, reply: Reply) -> bool:
     return not ("fault" in reply or error.startswith("the verifier's process ended") or error.endswith("by the clock"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Buffered:
-    """Responses of a batch to one problem that are not scored yet, each with its index in the batch."""
+def when_all(futures: Collection[Future[Any]], do: Callable[[], None]) -> None:
+    """Do something once all futures are done, in the thread of the last one."""
+    left, lock = len(futures), threading.Lock()
 
-    rule: Rule
-    problem: Problem
-    responses: list[str]
-    indices: list[int]
+    def one_more(_: object) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            last = left == 0
+        if last:
+            do()
 
-
-class Pending:
-    """A batch that waits for the replies to its parts, one for each problem.
-
-    Args:
-        replies: The reply for each item, None where it is missing.
-        partial: Whether fractions count for every rule.
-        parts: Number of parts that are not answered.
-    """
-
-    def __init__(
-        self,
-        batch: Future[list[Verdict]],
-        rules: Sequence[Rule],
-        replies: list[Reply | None],
-        *,
-        partial: bool,
-        parts: int,
-    ) -> None:
-        self._batch, self._rules, self._partial = batch, rules, partial
-        self._replies = replies
-        self._parts, self._lock = parts, threading.Lock()
-
-    def arrived(self, replies: Mapping[int, Reply]) -> None:
-        """Take the replies to a part, by index in the batch, and finish with the last one."""
-        with self._lock:
-            for index, reply in replies.items():
-                self._replies[index] = reply
-            self._parts -= 1
-            last = self._parts == 0
-        if last and not self._batch.done():
-            self.finish()
-
-    def fail(self, error: BaseException) -> None:
-        """Give up."""
-        with self._lock:
-            if not self._batch.done():
-                self._batch.set_exception(error)
-
-    def finish(self) -> None:
-        """Make verdicts of the replies."""
-        try:
-            verdicts = [
-                verdict_of(reply, partial=self._partial or wanted.partial)
-                for reply, wanted in zip(self._replies, self._rules, strict=True)
-            ]
-        except Exception as error:
-            # Raised in the pool's thread it would be lost, and the batch waited for without end.
-            self._batch.set_exception(error)
-        else:
-            self._batch.set_result(verdicts)
+    for future in futures:
+        future.add_done_callback(one_more)
+    if not futures:
+        do()
 
 
 def verdict_of(reply: Reply, *, partial: bool) -> Verdict:
