@@ -22,6 +22,8 @@ from .sandbox.process import WorkerPool
 
 Problem = tuple[str, str, str]
 """Verifier, answer and metadata: what a score depends on besides the response."""
+Buffered = tuple[Rule, Problem, list[str], "Future[list[Reply]]"]
+"""Responses of a batch to one problem, and what takes the replies to them."""
 ENOUGH = 512
 """Most responses that are buffered."""
 BUFFER_SECONDS = 0.25
@@ -70,7 +72,7 @@ class Scorer:
     def __init__(self, config: ScoringConfig | None = None) -> None:
         self.config = config or ScoringConfig()
         self._pools: dict[str, WorkerPool] = {}
-        self._buffered: list[tuple[Rule, Item, Future[Reply]]] = []
+        self._buffered: list[Buffered] = []
         self._own()
         self._verdicts: dict[Problem, dict[str, Reply]] = {}
         self._cached = 0
@@ -113,35 +115,45 @@ class Scorer:
         except Exception as error:
             batch.set_exception(error)
             return batch
-        asked: dict[int, Future[Reply]] = {i: Future() for i, reply in enumerate(replies) if reply is None}
+        missing: dict[Problem, list[int]] = {}
+        for i, reply in enumerate(replies):
+            if reply is None:
+                missing.setdefault(items[i].problem, []).append(i)
+        futures: list[Future[list[Reply]]] = [Future() for _ in missing]
 
         def finish() -> None:
             try:
-                arrived = [asked[i].result() if reply is None else reply for i, reply in enumerate(replies)]
-                partial = [self.config.partial or wanted.partial for wanted in rules]
-                verdicts = [verdict_of(reply, partial=counts) for reply, counts in zip(arrived, partial, strict=True)]
+                for indices, future in zip(missing.values(), futures, strict=True):
+                    for i, reply in zip(indices, future.result(), strict=True):
+                        replies[i] = reply
+                partial = self.config.partial
+                found = [verdict_of(r, partial=partial or w.partial) for r, w in zip(replies, rules, strict=True)]
             except Exception as error:
                 # Raised in the pool's thread it would be lost, and the batch waited for without end.
                 batch.set_exception(error)
             else:
-                batch.set_result(verdicts)
+                batch.set_result(found)
 
-        when_all(asked.values(), finish)
+        when_all(futures, finish)
+        parts = [
+            (rules[indices[0]], problem, [items[i].response for i in indices], future)
+            for (problem, indices), future in zip(missing.items(), futures, strict=True)
+        ]
         with self._lock:
-            self._buffered += [(rules[i], items[i], future) for i, future in asked.items()]
-        if not hold or len(self._buffered) >= ENOUGH or time.monotonic() - self._sent > BUFFER_SECONDS:
+            self._buffered += parts
+            self._responses += sum(map(len, missing.values()))
+        if not hold or self._responses >= ENOUGH or time.monotonic() - self._sent > BUFFER_SECONDS:
             self.flush()
         return batch
 
     def flush(self) -> None:
         """Send buffered responses, without waiting for more."""
         with self._lock:
-            buffered, self._buffered, self._sent = self._buffered, [], time.monotonic()
-        pools: dict[str, dict[Problem, dict[str, list[Future[Reply]]]]] = {}
-        for wanted, item, future in buffered:
-            # A policy gives the same short response many times; it is scored once.
-            responses = pools.setdefault(wanted.pool, {}).setdefault(item.problem, {})
-            responses.setdefault(item.response, []).append(future)
+            buffered, self._buffered = self._buffered, []
+            self._responses, self._sent = 0, time.monotonic()
+        pools: dict[str, dict[Problem, list[Buffered]]] = {}
+        for part in buffered:
+            pools.setdefault(part[0].pool, {}).setdefault(part[1], []).append(part)
         for pool, problems in pools.items():
             self._send(pool, problems)
 
@@ -181,7 +193,8 @@ class Scorer:
         """Make this process the owner of the pools, which end with it or with this object."""
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        self._buffered, self._sent = [], 0.0
+        self._buffered = []
+        self._responses, self._sent = 0, 0.0
         weakref.finalize(self, _close, self._pools, self._owner)
 
     def _make_own(self) -> None:
@@ -204,26 +217,26 @@ class Scorer:
         of_problem = self._verdicts.get(item.problem)
         return None if of_problem is None else of_problem.get(item.response)
 
-    def _send(self, pool: str, problems: Mapping[Problem, Mapping[str, Sequence[Future[Reply]]]]) -> None:
-        """Send responses in one message, each with the futures of its reply."""
+    def _send(self, pool: str, problems: Mapping[Problem, Sequence[Buffered]]) -> None:
+        """Send buffered responses in one message, with each problem and each response to it once."""
         groups: list[Group] = []
-        for (name, answer, metadata), responses in problems.items():
-            wanted = rule(name)
-            groups.append((wanted.base, list(wanted.words), answer, metadata, list(responses)))
+        for (_, answer, metadata), parts in problems.items():
+            # A policy gives the same short response many times; it is scored once.
+            responses = list(dict.fromkeys(response for _, _, responses, _ in parts for response in responses))
+            wanted = parts[0][0]
+            groups.append((wanted.base, list(wanted.words), answer, metadata, responses))
 
         def arrived(done: Future[list[Reply]]) -> None:
             error = done.exception()
             replies = iter(() if error is not None else done.result())
-            for problem, responses in problems.items():
-                if error is None:
-                    verdicts = dict(zip(responses, replies, strict=False))
-                    self._keep(problem, verdicts)
-                for response, futures in responses.items():
-                    for future in futures:
-                        if error is not None:
-                            future.set_exception(error)
-                        else:
-                            future.set_result(verdicts[response])
+            for (problem, parts), group in zip(problems.items(), groups, strict=True):
+                verdicts = dict(zip(group[4], replies, strict=False))
+                self._keep(problem, verdicts)
+                for _, _, responses, future in parts:
+                    if error is not None:
+                        future.set_exception(error)
+                    else:
+                        future.set_result([verdicts[response] for response in responses])
 
         self._pool(pool).score(groups).add_done_callback(arrived)
 
