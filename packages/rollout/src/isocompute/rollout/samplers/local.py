@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -360,35 +360,6 @@ def drawn_length(seed: int, cut: Interruption) -> int:
         seed: The response's own seed.
     """
     return cut.lowest + _hash(seed, "interrupted") % (cut.highest - cut.lowest + 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
-    """Shares of the completed responses of a ``rollouts`` table by how they ended.
-
-    Attributes:
-        truncated: Share that ended at its length limit, ``finish_reason`` ``length``.
-        interrupted: Share with a token that was not sampled.
-    """
-
-    truncated: float
-    interrupted: float
-
-
-def shares(rollouts: pl.DataFrame) -> Shares | None:
-    """Return how the completed responses of a ``rollouts`` table ended; None where none was completed.
-
-    Of four completed responses two were interrupted, and one of these was cut off at its limit after all: ``truncated``
-    is 0.25 and ``interrupted`` is 0.5.
-    """
-    completed = rollouts.filter(pl.col("finish_reason") != "aborted")
-    if not len(completed):
-        return None
-    marked = pl.col("sampled").list.all().fill_null(True) if "sampled" in completed.columns else pl.lit(True)
-    truncated, interrupted = completed.select(
-        truncated=(pl.col("finish_reason") == "length").mean(), interrupted=(~marked).mean()
-    ).row(0)
-    return Shares(truncated=float(truncated), interrupted=float(interrupted))
 
 
 def _hash(seed: int, purpose: str) -> int:
