@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from .commands import difficulty, evaluate, generate, problems, score, split
+from .commands import difficulty, evaluate, problems, rollouts
 from .contract import command_line
 
-COMMANDS = (problems, generate, evaluate, difficulty, split, score)
+COMMANDS = (problems, rollouts, evaluate, difficulty)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
