@@ -15,7 +15,7 @@ from serving import Handler, Loopback, free_port
 pytest.importorskip("httpx2")
 
 from isocompute.rollout.samplers.servers import client as client_module
-from isocompute.rollout.samplers.servers.client import ATTEMPTS, Client, Failed, Refused, Server, Servers, run
+from isocompute.rollout.samplers.servers.client import Client, Failed, Refused, Server, Servers, run
 
 
 class Replies(Handler):
@@ -62,15 +62,6 @@ def test_a_connection_that_the_server_closed_while_idle_is_opened_again() -> Non
         assert len({address for _, _, address, _ in seen}) == 5
 
 
-def chunks(handler: Any) -> None:
-    """Half of a chunked body."""
-    handler.send_response(200)
-    handler.send_header("Transfer-Encoding", "chunked")
-    handler.end_headers()
-    handler.wfile.write(b"5\r\n[1, 2\r\n")
-    handler.close_connection = True
-
-
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
@@ -78,12 +69,10 @@ def chunks(handler: Any) -> None:
         (lambda h: h.give(200, b"[" * 100_000), r"its answer is not JSON"),
         (lambda h: h.give(200, b'{"a": 1}', sent=4, Connection="close"), r"received 4 bytes, expected 8"),
         (lambda h: setattr(h, "close_connection", True), "without sending a response"),
-        (lambda h: h.wfile.write(b"nonsense\r\n\r\n"), "cut off"),
         (lambda h: h.give(500, b'{"error": {"message": "no memory\\nat line 3"}}'), r"^500 .*Error: no memory$"),
         (lambda h: h.give(503, b""), r"^503 Service Unavailable$"),
-        (chunks, "cut off"),
     ],
-    ids=["page", "deep", "short", "silent", "no HTTP", "500", "503", "chunks"],
+    ids=["page", "deep", "short", "silent", "500", "503"],
 )
 def test_what_a_server_does_wrong_is_said(reply: Any, reason: str) -> None:
     with server(reply) as (url, _), pytest.raises(Failed, match=reason) as failed:
@@ -117,21 +106,9 @@ def test_the_deadline_covers_the_whole_answer(reply: Any) -> None:
         run(Client(url, timeout_seconds=0.3).ask("completions", {}))
 
 
-@pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_is_limited_in_size(monkeypatch: pytest.MonkeyPatch, chunked: bool) -> None:
+def test_a_body_is_limited_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MAX_BYTES", 2**20)
-
-    def reply(handler: Any) -> None:
-        if not chunked:
-            handler.give(200, b" " * 2**21)
-            return
-        handler.send_response(200)
-        handler.send_header("Transfer-Encoding", "chunked")
-        handler.end_headers()
-        for _ in range(2**11):
-            handler.wfile.write(b"400\r\n" + b" " * 2**10 + b"\r\n")
-
-    with server(reply) as (url, _), pytest.raises(Failed, match="longer than 1 MiB"):
+    with server(lambda h: h.give(200, b" " * 2**21)) as (url, _), pytest.raises(Failed, match="longer than 1 MiB"):
         run(Client(url).ask("completions", {}))
 
 
@@ -228,7 +205,6 @@ def test_a_failed_request_goes_to_another_server_at_once_and_the_last_failure_sa
     with pytest.raises(Failed) as failed:
         run(three.answered(asked))
     assert asked.by == [*three.all, three.all[0]]
-    assert len(asked.by) == ATTEMPTS
     assert str(failed.value) == (
         "the server at http://host0/v1 failed 2 times (busy 4); "
         "the server at http://host1/v1 does not answer (busy 2); the server at http://host2/v1 failed once (busy 3)"
