@@ -266,10 +266,9 @@ def in_parallel(
         async def go_on() -> None:
             for index in indices:
                 try:
-                    result = index, await work(index), None
+                    await done.put((index, await work(index), None))
                 except Exception as error:
-                    result = index, None, error
-                await done.put(result)
+                    await done.put((index, None, error))
 
         return done, [asyncio.create_task(go_on()) for _ in range(min(at_a_time, count))]
 
