@@ -83,9 +83,9 @@ def of_hub(source: HubSource) -> Iterator[tuple[int, dict[str, Any]]]:
             split=source.split,
         )
     except Exception as error:
-        lines = str(error).strip().splitlines()
-        reason = lines[0] if lines else type(error).__name__
-        raise RolloutError(f"the dataset {source.dataset} cannot be loaded ({reason}){_help(source)}") from None
+        raise RolloutError(
+            f"the dataset {source.dataset} cannot be loaded ({reason_of(error)}){_help(source)}"
+        ) from None
     used = used_columns(source, data.column_names, where=source.name)
     order = np.random.default_rng(source.seed).permutation(len(data))
     held = data.select(order).select_columns(used)
@@ -118,7 +118,7 @@ def _parquet(path: Path) -> pl.DataFrame:
     try:
         return pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise RolloutError(f"{path}: not readable as parquet ({str(error).strip().splitlines()[0]})") from None
+        raise RolloutError(f"{path}: not readable as parquet ({reason_of(error)})") from None
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

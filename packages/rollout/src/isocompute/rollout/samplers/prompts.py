@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..contract.files import reason_of
 from ..errors import RolloutError
 from . import template_trial
 from .sampling import known_settings
@@ -209,10 +210,9 @@ class PromptMaker:
             ) from None
         except Exception as error:
             # A template is a program of its model's author, and may raise anything.
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise RolloutError(
-                f"problem {problem_id}: the tokenizer's chat template cannot be rendered ({reason}); use another "
-                "prompting, such as template: plain"
+                f"problem {problem_id}: the tokenizer's chat template cannot be rendered ({reason_of(error)}); use "
+                "another prompting, such as template: plain"
             ) from None
         return rendered
 
@@ -309,10 +309,10 @@ def not_loaded(model: str, error: BaseException) -> RolloutError:
     for name in COMPANIONS:
         if (misfit := _misfit(name)) is not None:
             return RolloutError(
-                f"{model} was not loaded, because the installed {name} does not fit this torch ({first_line(misfit)}); "
+                f"{model} was not loaded, because the installed {name} does not fit this torch ({reason_of(misfit)}); "
                 f"remove it, since nothing here needs it: pip uninstall --yes {' '.join(COMPANIONS)}"
             )
-    return RolloutError(f"the base model {model} cannot be loaded ({first_line(error)})")
+    return RolloutError(f"the base model {model} cannot be loaded ({reason_of(error)})")
 
 
 def _misfit(name: str) -> BaseException | None:
@@ -324,9 +324,3 @@ def _misfit(name: str) -> BaseException | None:
         # A library of another build raises errors of any class.
         return error
     return None
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what an error says, or its class."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

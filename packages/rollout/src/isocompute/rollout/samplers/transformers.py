@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..contract.files import reason_of
 from ..errors import RolloutError
 from ..scoring.scorer import Scorer
 from .local import LocalSampler
@@ -73,8 +74,7 @@ class TransformersSampler(LocalSampler):
         try:
             self._policy: Any = loaded.to(device).eval()
         except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            raise RolloutError(f"device is {device!r}, where the model cannot be placed ({reason})") from None
+            raise RolloutError(f"device is {device!r}, where the model cannot be placed ({reason_of(error)})") from None
         self._device, self.dtype = device, dtype
         self._batch_size = batch_size
         # Of several lengths of prompts, each is to fill a batch.

@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ...contract.files import reason_of
 from ...errors import RolloutError
 from ...scoring.scorer import Scorer
 from .. import weights
@@ -331,13 +332,13 @@ class EngineLoop:
         try:
             self._engine.add_request(str(index), prompt, own)
         except ValueError as error:
-            raise RolloutError(f"{self._name} refuses a request ({_line(error)})") from error
+            raise RolloutError(f"{self._name} refuses a request ({reason_of(error)})") from error
 
     def _step(self) -> Iterator[tuple[int, Response]]:
         try:
             outputs = self._engine.step()
         except Exception as error:
-            self._failure = _line(error)
+            self._failure = f"{type(error).__name__}: {reason_of(error)}"
             raise RolloutError(f"{self._name} failed while sampling ({self._failure})") from error
         for output in outputs:
             yield int(output.request_id), _response(output.outputs[0])
@@ -375,11 +376,6 @@ def _response(output: Any) -> Response:
         # vLLM's text is used for a stop text only, which may end within a token.
         text=output.text if isinstance(output.stop_reason, str) else None,
     )
-
-
-def _line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 State = Literal["awake", "asleep", "loading"]
