@@ -98,7 +98,7 @@ def test_the_code_of_a_cell_is_the_loop_and_what_it_needs() -> None:
         experiments.running.worker"""
     free = """
         experiments.report.page experiments.settings.model isocompute.learner.saving.export
-        isocompute.rollout.problems.loading isocompute.budget.contract.tracking experiments.running.tracker
+        isocompute.rollout.problems.hub isocompute.budget.contract.tracking experiments.running.tracker
         experiments.running.design"""
     assert {*needed.split()} <= {*found}
     assert not {*free.split()} & {*found}

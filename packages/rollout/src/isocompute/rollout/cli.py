@@ -14,11 +14,7 @@ COMMANDS = (problems, rollouts, evaluate, difficulty)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``isocompute-rollout``.
-
-    Returns:
-        As ``command_line.run``.
-    """
+    """Run ``isocompute-rollout``."""
     description = "What does the policy answer, and is it right?"
     return command_line.run(
         argv, package="isocompute-rollout", description=description, commands=COMMANDS, around=_log_shown()

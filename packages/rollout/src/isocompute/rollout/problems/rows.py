@@ -36,11 +36,7 @@ SHOWN = 6
 
 
 def of_file(source: LocalSource) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each row of a file with its number, in shuffled order.
-
-    Raises:
-        RolloutError: The file is missing or unreadable, or it lacks a column.
-    """
+    """Yield each row of a file with its number, in shuffled order."""
     path = Path(source.path)
     if not path.is_file():
         raise RolloutError(f"{path}: no such file of problems")
@@ -173,9 +169,6 @@ def reach(row: Mapping[str, Any], column: str, where: str) -> Any:
 
     Returns:
         What stands there; None also where what should hold it is null.
-
-    Raises:
-        RolloutError: There is no such column.
     """
     if column in row:
         return row[column]

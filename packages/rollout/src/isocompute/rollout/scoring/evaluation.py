@@ -80,9 +80,6 @@ def evaluate(
             seed share them, whatever their n.
         phase: Purpose of the responses; their seeds depend on it, too.
 
-    Returns:
-        Metrics, responses and pass rates.
-
     Raises:
         RolloutError: More than a tenth of the problems lack responses.
     """
@@ -198,9 +195,6 @@ def scores(counts: pl.DataFrame, ks: Sequence[int]) -> list[Score]:
     Args:
         counts: ``problem_id``, ``successes`` and ``samples``, each with at least the largest k samples.
         ks: Responses drawn.
-
-    Raises:
-        RolloutError: There are no questions, or a question has too few responses.
     """
     if counts.is_empty():
         raise RolloutError("there are no questions to score")
@@ -516,9 +510,6 @@ def split(problems: pl.DataFrame, wanted: DifficultySplit, *, min_samples: int =
     Args:
         problems: A ``problems`` table with ``pass_rate``.
         min_samples: Responses that a problem must have been measured with.
-
-    Returns:
-        A ``problems`` table of ``train`` + ``validation`` rows, sorted by ``problem_id``.
 
     Raises:
         RolloutError: A side cannot be filled; the message says how many problems there are and what would help.

@@ -166,9 +166,6 @@ class Scorer:
 
         Returns:
             The problems that the generator gave; one that it did not finish in time is left out.
-
-        Raises:
-            RolloutError: The generator cannot be used.
         """
         replies = self._pool(rule(verifier).pool).each("draws", list(draws)).result()
         faults = [reply["fault"] for reply in replies if "fault" in reply]

@@ -57,9 +57,6 @@ def load(pool: str, apart: Apart | None = None) -> Judge:
     Args:
         pool: ``exact``, ``math``, ``reasoning_gym``, ``runs`` or ``python:MODULE:FUNCTION``.
         apart: Keeps the programs of ``runs`` apart from this process.
-
-    Raises:
-        RolloutError: The library or the function cannot be loaded.
     """
     if pool == "exact":
         return TextJudge()
@@ -80,9 +77,6 @@ class CallableJudge(NoGenerator):
 
     Attributes:
         sources: Files and folders of the module's package, which stay readable.
-
-    Raises:
-        RolloutError: It cannot be imported or called.
     """
 
     def __init__(self, base: str) -> None:
