@@ -61,6 +61,10 @@ def background() -> asyncio.AbstractEventLoop:
     return loop
 
 
+# A fork has none of its parent's threads.
+os.register_at_fork(after_in_child=background.cache_clear)
+
+
 def run(work: Coroutine[Any, Any, Result]) -> Result:
     """Do something in the event loop of the servers, and return its result."""
     return asyncio.run_coroutine_threadsafe(work, background()).result()
