@@ -165,3 +165,13 @@ def test_a_fork_has_an_event_loop_of_its_own() -> None:
         signal.alarm(20)
         os._exit(run(same(0)))
     assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == 0
+
+
+def test_an_interrupt_ends_waiting_for_a_server() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(asyncio.sleep(20))
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping, Sequence
+from concurrent.futures import wait
 from functools import cache
 from itertools import starmap
 from typing import Any, TypeVar
@@ -21,6 +22,8 @@ import httpx2
 
 from ...contract.files import reason_of
 from ...errors import RolloutError
+
+LOOK_SECONDS = 0.2
 
 MAX_BYTES = 64 * 2**20
 """Longest answer read: one of 32,768 tokens with its log-probabilities is about 10 MB."""
@@ -67,7 +70,11 @@ os.register_at_fork(after_in_child=background.cache_clear)
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
     """Do something in the event loop of the servers, and return its result."""
-    return asyncio.run_coroutine_threadsafe(work, background()).result()
+    future = asyncio.run_coroutine_threadsafe(work, background())
+    # Ctrl-C does not end a wait without a timeout where polars handles the signal.
+    while not future.done():
+        wait([future], timeout=LOOK_SECONDS)
+    return future.result()
 
 
 class Refused(Exception):  # noqa: N818
