@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import COHORTS, BudgetError, Counts, History, Ledger, Limits, Meter, counts_by_cohort
-from isocompute.budget.ledger.limits import admission
+from isocompute.budget.ledger.limits import Standing
 
 counts = st.builds(
     Counts, rollouts=st.integers(0, 10**9), prompt_tokens=st.integers(0, 10**12), response_tokens=st.integers(0, 10**12)
@@ -49,10 +49,13 @@ def test_limits_that_cannot_be_are_refused(limits, said):
 
 
 def test_a_step_that_generates_nothing_is_refused_only_by_time_and_money():
-    spent = {"used": Counts(rollouts=9, response_tokens=9), "lost": Counts(), "reserved": 0, "device_seconds": 9.0}
-    assert admission(Limits(rollouts=8, response_tokens=8), 2, 0, **spent)
-    assert not admission(Limits(rollouts=8), 2, 1, **spent)
-    assert not admission(Limits(device_seconds=9.0), 2, 0, **spent)
+    def admitted(limits, rollouts):
+        used = Counts(rollouts=9, response_tokens=9)
+        return bool(Standing(limits=limits, used=used, device_seconds=9.0).admission(2, rollouts))
+
+    assert admitted(Limits(rollouts=8, response_tokens=8), 0)
+    assert not admitted(Limits(rollouts=8), 1)
+    assert not admitted(Limits(device_seconds=9.0), 0)
 
 
 @st.composite

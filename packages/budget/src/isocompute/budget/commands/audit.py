@@ -75,7 +75,7 @@ def _rows(audited: Audit) -> list[tuple[str, int | None, int | None, int | None]
     paid: dict[str, int | None] = {}
     if history is not None:
         totals, steps = history.totals(), history.last_step
-        both = totals.used + totals.lost_training
+        both = totals.paid_training
         others = [cohort for cohort in TRAINING_COHORTS if cohort != "trained"]
         paid = {
             "update steps": steps,
@@ -123,8 +123,7 @@ def _bridge(audited: Audit) -> Iterable[str]:
 
 
 def _paid(history: History) -> int:
-    totals = history.totals()
-    return totals.used.rollouts + totals.lost_training.rollouts
+    return history.totals().paid_training.rollouts
 
 
 def _document(audited: Audit, rows: list[tuple[str, int | None, int | None, int | None]]) -> dict[str, Any]:

@@ -4,66 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..checks import whole
 from .counts import TRAINING_COHORTS, Counts, charged_counts
 from .ledger import Ledger
-from .limits import Admission, Limits, admission, overshoot, time_overshoot
+from .limits import Admission, Limits, Standing
 
 if TYPE_CHECKING:
     import polars as pl
-
-NOTHING = Counts()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """A run's spending so far, by all of its attempts, against its limits.
-
-    Attributes:
-        used: C_used up to the last step taken.
-        ahead: Generated for later steps by this attempt; used when they are taken, lost when they are not.
-        lost: Generated and lost.
-        device_seconds: Device time of everything, evaluations included.
-    """
-
-    limits: Limits
-    used: Counts = NOTHING
-    ahead: Counts = NOTHING
-    lost: Counts = NOTHING
-    device_seconds: float = 0.0
-
-    @property
-    def paid(self) -> Counts:
-        """Everything generated for training."""
-        return self.used + self.ahead + self.lost
-
-    @property
-    def spent(self) -> dict[str, tuple[float, float]]:
-        """By limit that is set, what counts against it and the limit: rollouts, tokens, device-hours, money."""
-        limits = self.limits
-        counted = self.paid if limits.counted == "paid" else self.used
-        hours = None if limits.device_seconds is None else limits.device_seconds / 3600
-        against = {
-            "rollouts": (counted.rollouts, limits.rollouts),
-            "response_tokens": (counted.response_tokens, limits.response_tokens),
-            "device_hours": (self.device_seconds / 3600, hours),
-            "money": (limits.cost(self.device_seconds), limits.money),
-        }
-        return {name: (spent, limit) for name, (spent, limit) in against.items() if limit is not None}
-
-    def metrics(self) -> dict[str, float]:
-        """Metrics for a trainer's log: rollouts used and paid for, and how far the nearest limit is used up."""
-        spent, limit = max(self.spent.values(), key=lambda pair: pair[0] / pair[1])
-        return {
-            "budget/used": self.used.rollouts,
-            "budget/paid": self.paid.rollouts,
-            "budget/fraction": spent / limit,
-            "budget/remaining": max(0, limit - spent),
-        }
-
 
 # Cohorts that make up the B_p · n rollouts of a step. Failed rollouts are generated again, in addition.
 RESERVED_COHORTS = tuple(cohort for cohort in TRAINING_COHORTS if cohort != "failed")
@@ -205,22 +154,15 @@ class Meter:
     @property
     def overshoot(self) -> Counts:
         """Counts beyond the limits: tokens of the last step, rollouts that failed, or work of earlier attempts."""
-        return overshoot(self._limits.held_against(self.used, self.lost), self._limits)
+        counted, limits = self._standing(0).counted, self._limits
+        return Counts(
+            rollouts=max(0, counted.rollouts - (limits.rollouts or counted.rollouts)),
+            response_tokens=max(0, counted.response_tokens - (limits.response_tokens or counted.response_tokens)),
+        )
 
-    @property
-    def time_overshoot(self) -> float:
-        """Device-seconds by which the run went over the tighter of its limits on device time and money."""
-        return time_overshoot(self.device_seconds, self._limits)
+    def _standing(self, reserved: int) -> Standing:
+        return Standing.of(self._limits, self._ledger.totals, self._ledger.device_seconds, ahead=reserved)
 
     def _admission(self, step: int, rollouts: int) -> Admission:
         """Hold the limits against the ledger; with the lock held."""
-        totals = self._ledger.totals
-        return admission(
-            self._limits,
-            step,
-            rollouts,
-            used=totals.used,
-            lost=totals.lost_training,
-            reserved=sum(self._reserved.values()),
-            device_seconds=self._ledger.device_seconds,
-        )
+        return self._standing(sum(self._reserved.values())).admission(step, rollouts)
