@@ -167,7 +167,7 @@ def _rise(flag: str, number: str, most: Callable[[Thresholds, float], float], sa
     """The check of a number that rises beyond what it may be, given its start.
 
     Args:
-        said: The reason, with ``start``, ``now`` and ``limits``; the ``gain`` of the reward, where it is named, excuses.
+        said: The reason, with ``start``, ``now`` and ``limits``; if it names the ``gain`` of the reward, that excuses.
     """
 
     def check(records: Sequence[StepRecord], limits: Thresholds) -> Flag | None:
