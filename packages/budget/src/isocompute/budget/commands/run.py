@@ -15,12 +15,10 @@ from ..errors import BudgetError
 from ..follow import AT_BUDGET, Charging, Command, Outcome, follow
 from ..ledger.ledger import History
 from ..ledger.limits import LIMITS, Limits
-from ..trainers.evals import plain
 from ..trainers.live import LiveLog
-from ..trainers.registry import TRAINERS, trainer
-from ..trainers.settings import load
+from ..trainers.registry import trainer
 from .show import budget_lines
-from .text import add_constants, number, whole
+from .text import add_log_arguments, configuration_of, number, whole
 
 DESCRIPTION = f"""
 Start a command that trains, follow the log that its trainer's logger writes, charge what each logged step generated to
@@ -60,13 +58,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="whether rollouts and tokens of lost work count too (default: %(default)s)",
     )
     log = parser.add_argument_group("the log")
-    log.add_argument(
-        "--trainer",
-        choices=[name for name, known in TRAINERS.items() if known.logs],
-        help="whose log it is (default: as its metrics say)",
-    )
-    log.add_argument("--config", type=Path, metavar="FILE", help="the run's configuration, where the log lacks it")
-    add_constants(log, "what neither log nor configuration say")
+    add_log_arguments(log)
     log.add_argument(
         "--silence",
         type=number,
@@ -100,7 +92,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         arguments.ledger,
         run_id=arguments.run_id,
         limits=limits,
-        shared={} if arguments.config is None else plain(load(arguments.config)),
+        shared=configuration_of(arguments),
         given=given,
         devices=arguments.devices,
         say=_say,
