@@ -123,7 +123,7 @@ class LiveLog:
         if path.name == STATE:
             run = path.parent.parent if path.parent.name.startswith("checkpoint-") else path.parent
             logs = [replace(log, name=str(run)) for log in logs]
-        return [log for log in logs if any(reader.marks.match(key) for _, metrics in log.rows for key in metrics)]
+        return [log for log in logs if any(map(reader.marks.match, log.keys))]
 
 
 def _stamps(path: Path) -> Iterator[tuple[str, int, int]]:

@@ -358,7 +358,7 @@ def _claimed(source: str, logs_in: Callable[[LogLayout], list[Log]], trainer: st
 
 
 def _holds(log: Log, marks: re.Pattern[str]) -> bool:
-    return any(map(marks.match, {*log.config, *(key for _, metrics in log.rows for key in metrics)}))
+    return any(map(marks.match, {*log.config, *log.keys}))
 
 
 def _is_decided(path: Path) -> bool:

@@ -25,7 +25,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import isclose, isfinite
 from pathlib import Path
 from statistics import mean, stdev
@@ -33,7 +33,7 @@ from typing import Any
 
 from ..checks import reason
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, Spread, StepCounts, Tally
+from .counting import LoggedEvaluation, Score, Spread, StepCounts, Tally
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings
 from .trainer import LogReader, Trainer
@@ -203,7 +203,7 @@ class Counting:
             BudgetError: A setting that is needed is missing.
         """
         n, batch = settings.required(*GROUP), settings.required(*GROUPS)
-        logged = {key for _, metrics in log.rows for key in metrics}
+        logged = log.keys
         # The lines of asynchronous training alone have the first, and those of streaming the second, too.
         ahead = "training_client/step" in logged or bool(settings.matching(ASYNC))
         streams = ahead or "sampling_client/step_max" in logged
@@ -314,17 +314,8 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     for step, metrics in log.rows:
         counting.until(step)
         evals += [
-            replace(
-                counting.tally.evaluation(
-                    step=step * substeps,
-                    problem_set=name,
-                    samples=score.samples,
-                    scores=score.columns,
-                    metric=score.metric,
-                    spread=score.spread,
-                    questions=score.questions,
-                ),
-                split="train" if training else "validation",
+            counting.tally.evaluation(
+                score, step=step * substeps, problem_set=name, split="train" if training else "validation"
             )
             for name, score in scores.get(step, {}).items()
         ]
@@ -348,24 +339,13 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     return StepCounts.of(points, counting.tally.per_step, plain=counting.tally.step * counting.batch)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """What is known of one evaluation; the parts are those of ``LoggedEvaluation``."""
-
-    samples: int
-    questions: int | None
-    columns: Mapping[str, float]
-    metric: str
-    spread: Spread | None
-
-
 Scores = dict[int, dict[str, Score]]
 """By step and problem set."""
 
 
 def _scores(log: Log, settings: Settings) -> Scores:
     """Every set of the evaluations, and the parts of it that have a tag."""
-    logged = {key for _, metrics in log.rows for key in metrics}
+    logged = log.keys
     sets = sorted({(m["name"], m["tag"]) for key in logged if (m := METRIC.match(key)) and m["name"]})
     found: Scores = {}
     for name, tag in sets:
@@ -390,7 +370,7 @@ def _scores(log: Log, settings: Settings) -> Scores:
 
 def _training_scores(log: Log, settings: Settings) -> Scores:
     """The rewards of training, by the policy before the update."""
-    logged = {key for _, metrics in log.rows for key in metrics}
+    logged = log.keys
     if EPISODES not in logged:
         return {}
     what = _metric(log, settings, "env/all/", logged)
@@ -440,7 +420,7 @@ def _score(
         questions = None if episodes is None else int(episodes) // samples
         columns = {f"avg_at_{samples}": metrics[prefix + what]}
         return Score(
-            samples=samples, questions=questions, columns=columns, metric=prefix + what, spread=Spread(size=samples)
+            samples=samples, questions=questions, scores=columns, metric=prefix + what, spread=Spread(size=samples)
         )
     values = [value for t in of for value in t.values.get(what, ())]
     found = mean(values) if values else float("nan")
@@ -459,7 +439,7 @@ def _score(
         spread = Spread(deviation=stdev(values) if values[1:] else None, size=len(values), corrected=True)
         if samples > 1:
             columns[f"best_at_{samples}"] = mean(max(t.values[what][0] for t in group) for group in every)
-    return Score(samples=samples, questions=len(every), columns=columns, metric=prefix + what, spread=spread)
+    return Score(samples=samples, questions=len(every), scores=columns, metric=prefix + what, spread=spread)
 
 
 def _test_group(log: Log, settings: Settings, prefix: str) -> int:
