@@ -1,4 +1,4 @@
-"""The feasible splits of a budget, a grid over (B_p, n), and what the rollouts of one cost on a device."""
+"""The feasible splits of a budget, a grid over (B_p, n)."""
 
 from __future__ import annotations
 
@@ -9,20 +9,7 @@ from math import inf
 
 from ..checks import whole
 from ..errors import BudgetError
-from .compute import (
-    Allocation,
-    Device,
-    Flops,
-    Interval,
-    Lengths,
-    Memory,
-    Model,
-    Utilisation,
-    device_time,
-    memory,
-    response_tokens,
-    work,
-)
+from .compute import Allocation
 
 LONGEST_AXIS = 200
 """More values than this on one axis are refused as a mistake."""
@@ -183,88 +170,3 @@ def steps_in_words(steps: int) -> str:
 
 def _powers_of_two(first: int, most: int) -> tuple[int, ...]:
     return tuple(2**k for k in range(first.bit_length() - 1, most.bit_length()))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """A model, its lengths, and the device that it is trained on.
-
-    Attributes:
-        utilisation: Shares of its peak that are reached.
-        tokens_per_second: Measured speed of sampling on one device, or None.
-        extra_forwards: Further forward passes of the trainer over each token (a reference policy, say).
-        shared_prompt: Whether the engine prefills a group's prompt once (prefix caching).
-        float32_head: Whether the trainer's output head multiplies in float32.
-    """
-
-    model: Model
-    lengths: Lengths
-    device: Device
-    utilisation: Utilisation
-    tokens_per_second: float | None
-    extra_forwards: int
-    shared_prompt: bool
-    float32_head: bool = False
-
-    def memory(self, *, world_size: int, micro_batch: int) -> Memory:
-        """Memory of one device while training.
-
-        Args:
-            world_size: Devices that share the training state.
-            micro_batch: Rollouts in one forward and backward pass of a device.
-
-        Raises:
-            BudgetError: ``world_size`` is below 1.
-        """
-        return memory(self.model, self.lengths, world_size=world_size, micro_batch=micro_batch)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """The cost of generating rollouts and training on them.
-
-    Attributes:
-        tokens: Response tokens.
-        flops: FLOPs of both.
-        sampling: Device-seconds of generating.
-        training: Device-seconds of training.
-    """
-
-    tokens: Interval
-    flops: Flops
-    sampling: Interval
-    training: Interval
-
-    @property
-    def time(self) -> Interval:
-        """Device-seconds of both together."""
-        return self.sampling + self.training
-
-
-def estimate(rollouts: int, setting: Setting, *, rollouts_per_problem: int) -> Estimate:
-    """Estimate what generating rollouts and training on all of them costs.
-
-    Args:
-        rollouts_per_problem: n, responses that share a prompt.
-
-    Raises:
-        BudgetError: A number is not possible.
-    """
-    tokens = response_tokens(rollouts, setting.lengths)
-    flops = work(
-        rollouts,
-        model=setting.model,
-        lengths=setting.lengths,
-        rollouts_per_problem=rollouts_per_problem,
-        shared_prompt=setting.shared_prompt,
-        extra_forwards=setting.extra_forwards,
-        float32_head=setting.float32_head,
-    )
-    sampling, training = device_time(
-        flops,
-        setting.device,
-        utilisation=setting.utilisation,
-        tokens=tokens,
-        tokens_per_second=setting.tokens_per_second,
-    )
-    return Estimate(tokens=tokens, flops=flops, sampling=sampling, training=training)
