@@ -113,7 +113,7 @@ class Standing:
 
     Attributes:
         used: C_used up to the last step taken.
-        ahead: Reserved, or generated for later steps by this attempt: used when they are taken, lost when they are not.
+        ahead: Under way, or generated for later steps: used when they are taken, lost when they are not.
         lost: Generated for training and lost.
         device_seconds: Device time of everything, evaluations included.
     """
@@ -125,14 +125,9 @@ class Standing:
     device_seconds: float = 0.0
 
     @classmethod
-    def of(cls, limits: Limits, totals: Totals, device_seconds: float, *, ahead: int = 0) -> Standing:
-        """The standing by a ledger's sums.
-
-        Args:
-            ahead: Rollouts that are reserved and not charged yet.
-        """
-        used, lost = totals.used, totals.lost_training
-        return cls(limits=limits, used=used, ahead=Counts(rollouts=ahead), lost=lost, device_seconds=device_seconds)
+    def of(cls, limits: Limits, totals: Totals, device_seconds: float) -> Standing:
+        """The standing by a ledger's sums."""
+        return cls(limits=limits, used=totals.used, lost=totals.lost_training, device_seconds=device_seconds)
 
     @property
     def paid(self) -> Counts:
