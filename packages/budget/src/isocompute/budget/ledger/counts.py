@@ -162,11 +162,7 @@ def counts_by_cohort(rollouts: pl.DataFrame) -> dict[str, Counts]:
 
 
 def _check_rollouts(rollouts: pl.DataFrame) -> None:
-    """Check the columns that are counted.
-
-    Raises:
-        BudgetError: As in ``counts_by_cohort``.
-    """
+    """Check the columns that are counted."""
     import polars as pl
 
     missing = [name for name in ("cohort", *TOKEN_COLUMNS) if name not in rollouts.columns]

@@ -495,9 +495,6 @@ def _check_one_size(
     """Check that batches kept their size: of another one, tokens are as many times those of the last steps.
 
     That is seen where responses are longer than prompts, whose lengths differ from batch to batch.
-
-    Raises:
-        BudgetError: Two entries in succession are of batches of another size.
     """
     each = [
         (stop, new / (made * batch), _mean_length(log, names, start))

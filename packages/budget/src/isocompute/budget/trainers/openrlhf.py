@@ -156,11 +156,7 @@ def parse(settings: Settings) -> Batching:
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run: pass1 is the mean over the evaluation's samples, pass-k its best of k.
-
-    Raises:
-        BudgetError: A setting that is needed is missing, or a count or a metric in the log is impossible.
-    """
+    """The evaluations of a run: pass1 is the mean over the evaluation's samples, pass-k its best of k."""
     evaluated = {step for step, metrics in log.rows if any(METRIC.match(name) for name in metrics)}
     if not evaluated:
         return []
@@ -284,11 +280,7 @@ def _tally(log: Log, settings: Settings, n: int, problems: int) -> tuple[Tally, 
 
 
 def _is_of_responses(settings: Settings, rates: list[float], n: int) -> bool:
-    """Return whether the pass rate counts responses per prompt.
-
-    Raises:
-        BudgetError: Neither the log nor the configuration says.
-    """
+    """Return whether the pass rate counts responses per prompt."""
     said = settings.text("pass_rate_of")
     if said not in {"", "prompts", "responses"}:
         raise BudgetError(f"{settings.where}: pass_rate_of is {said!r}; it must be prompts or responses")

@@ -173,9 +173,6 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     """The evaluations of a run; pass^k, all of k right, is the unbiased worst@k.
 
     An evaluation logged at step s began when the batches of the steps before s had been shipped.
-
-    Raises:
-        BudgetError: A setting that is needed is missing, or the batch does not hold whole groups.
     """
     scored = {step: scores for step, scores in ((s, _scores(metrics)) for s, metrics in log.rows) if scores}
     if not scored:
@@ -229,11 +226,7 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
 
 
 def _required_group(log: Log, settings: Settings, batching: Batching) -> int:
-    """n, without which a log cannot be read.
-
-    Raises:
-        BudgetError: It is not known, or the batch does not hold whole groups.
-    """
+    """n, without which a log cannot be read."""
     n = batching.rollouts_per_problem
     if n is None or batching.problems_generated is None:
         settings.required("orchestrator.batch_size", "batch_size")

@@ -187,11 +187,7 @@ def _placement(settings: Settings, world: int | None, policy: tuple[int | None, 
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run.
-
-    Raises:
-        BudgetError: A setting that is needed is missing, a count in the log is impossible, or rewards are no successes.
-    """
+    """The evaluations of a run."""
     scores = _scores(log, settings)
     if not scores:
         return []
@@ -211,11 +207,7 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
 
 
 def _counting(log: Log, settings: Settings) -> Counting:
-    """The run's count.
-
-    Raises:
-        BudgetError: A setting that is needed is missing, or the log says another n.
-    """
+    """The run's count."""
     logged = log.keys
     ns = sorted({int(match["n"]) for key in logged if (match := TRAINED.match(key))})
     name = "generator.n_samples_per_prompt"
@@ -259,11 +251,7 @@ def _counting(log: Log, settings: Settings) -> Counting:
 
 
 def _sampling(settings: Settings) -> str:
-    """The kind of dynamic sampling, or an empty text.
-
-    Raises:
-        BudgetError: There is no configuration that could say it.
-    """
+    """The kind of dynamic sampling, or an empty text."""
     name = "trainer.algorithm.dynamic_sampling.type"
     value = settings.find(name)[1]
     if value is None and not settings.has_defaults and name not in settings.given:
@@ -287,11 +275,7 @@ def _lengths(log: Log, settings: Settings) -> list[float]:
 
 
 def _scores(log: Log, settings: Settings) -> dict[int, dict[str, Score]]:
-    """Scores by step and set.
-
-    Raises:
-        BudgetError: The metric named is not logged, or there are rewards other than two.
-    """
+    """Scores by step and set."""
     wanted = settings.text("metric", default="avg_score").rpartition("/")[2]
     logged = log.keys
     matches = [match for key in logged if (match := METRIC.match(key))]

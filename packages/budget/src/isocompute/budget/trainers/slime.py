@@ -160,11 +160,7 @@ def _is_rollout(metrics: Mapping[str, float]) -> bool:
 
 
 def _counting(log: Log, settings: Settings) -> Counting:
-    """The run's count.
-
-    Raises:
-        BudgetError: A setting that is needed is missing.
-    """
+    """The run's count."""
     n = settings.required("n_samples_per_prompt", default=1)
     problems = settings.required("rollout_batch_size")
     updates = settings.whole("num_steps_per_rollout")
@@ -197,11 +193,7 @@ def _counting(log: Log, settings: Settings) -> Counting:
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run.
-
-    Raises:
-        BudgetError: A setting that is needed is missing, a count in the log is impossible, or rewards are no successes.
-    """
+    """The evaluations of a run."""
     scores = _scores(log, settings)
     if not scores:
         return []
@@ -240,11 +232,7 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
 
 
 def _scores(log: Log, settings: Settings) -> dict[int, dict[str, Score]]:
-    """Scores by step and set.
-
-    Raises:
-        BudgetError: There is no set of the name given, or it has rewards other than two.
-    """
+    """Scores by step and set."""
     logged = {key for key in log.keys if not OTHER.match(key)}
     sets = sorted(m["set"] for key in logged if (m := METRIC.match(key)) and m["k"] is None)
     found: dict[int, dict[str, Score]] = {}

@@ -74,11 +74,7 @@ def parse(settings: Settings) -> Batching:
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run, or the rewards of its training, as TRL has them.
-
-    Raises:
-        BudgetError: As TRL's, or groups were resampled and nothing says how many.
-    """
+    """The evaluations of a run, or the rewards of its training, as TRL has them."""
     found = trl.evaluations(log, settings, batching)
     each = _resampled(settings)
     if each is None:
@@ -111,11 +107,7 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
 
 
 def _resampled(settings: Settings) -> int | None:
-    """Rollouts of a step where groups were resampled, or None where they were not.
-
-    Raises:
-        BudgetError: Nothing says how many.
-    """
+    """Rollouts of a step where groups were resampled, or None where they were not."""
     each = settings.whole("rollouts_per_step")
     if not settings.is_on("dynamic_sample"):
         return None

@@ -284,11 +284,7 @@ class Counting:
 
 
 def _removes(log: Log, settings: Settings) -> bool:
-    """Return whether groups without a spread of rewards are removed.
-
-    Raises:
-        BudgetError: There is no configuration that could say it.
-    """
+    """Return whether groups without a spread of rewards are removed."""
     settings.read.add(REMOVES)
     mixed = "env/all/by_group/frac_mixed"
     # Some of what was trained on had no spread.
@@ -300,11 +296,7 @@ def _is_iteration(metrics: Mapping[str, float]) -> bool:
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run, or with ``train_reward`` the mean rewards of its training.
-
-    Raises:
-        BudgetError: A setting that is needed is missing, a summary contradicts the log, or rewards are no successes.
-    """
+    """The evaluations of a run, or with ``train_reward`` the mean rewards of its training."""
     training = settings.is_on("train_reward")
     scores = _training_scores(log, settings) if training else _scores(log, settings)
     if not scores:
@@ -443,11 +435,7 @@ def _score(
 
 
 def _test_group(log: Log, settings: Settings, prefix: str) -> int:
-    """Trajectories to a question of an evaluation of which there is no summary: 1 in most recipes.
-
-    Raises:
-        BudgetError: There are more, and nothing says how many.
-    """
+    """Trajectories to a question of an evaluation of which there is no summary: 1 in most recipes."""
     if any(m.get(f"{prefix}by_group/frac_mixed", 0.0) > 0 for _, m in log.rows):
         return settings.required(*TEST_GROUP)
     return settings.required(*TEST_GROUP, default=1)

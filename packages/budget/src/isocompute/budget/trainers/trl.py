@@ -328,11 +328,7 @@ def entry(metrics: Mapping[str, float]) -> Mapping[str, float]:
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run, or with ``train_reward`` the mean rewards of its training.
-
-    Raises:
-        BudgetError: A size is not known, the log contradicts it, or no metric is a success rate.
-    """
+    """The evaluations of a run, or with ``train_reward`` the mean rewards of its training."""
     training = settings.is_on("train_reward")
     names = log.keys
     prefixes = {""} if training else {m[1] for k in names if (m := re.match(r"(eval_(?:[^/]+_)?)rewards?(?:/.*)?$", k))}

@@ -149,11 +149,7 @@ def _versions(log: Log, settings: Settings, mini: int, n: int) -> tuple[Tally, O
 
 
 def _check_one_batch(log: Log) -> None:
-    """Check that a run trained on batches of one size, as far as its tokens and mean lengths say.
-
-    Raises:
-        BudgetError: It went on with another size.
-    """
+    """Check that a run trained on batches of one size, as far as its tokens and mean lengths say."""
     of_prompts, of_all = "prompt_length/mean", "perf/total_num_tokens"
     rows = [(s, m) for s, m in log.rows if {of_prompts, of_all, LENGTH} <= m.keys() and m[of_prompts] + m[LENGTH] > 0]
     sizes = [(step, round(m[of_all] / (m[of_prompts] + m[LENGTH]))) for step, m in rows]
@@ -433,11 +429,7 @@ def _engine(settings: Settings, world: int | None) -> tuple[str, int | None]:
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run, of the variable that ``metric`` names: by default ``acc``, else ``reward``.
-
-    Raises:
-        BudgetError: A setting that is needed is missing, or a count in the log is impossible.
-    """
+    """The evaluations of a run, of the variable that ``metric`` names: by default ``acc``, else ``reward``."""
     kinds = _kinds(log, settings)
     scored = {step: scores for step, scores in ((s, _scores(metrics, kinds)) for s, metrics in log.rows) if scores}
     if not scored:
@@ -466,11 +458,7 @@ def _score(name: str, scores: Mapping[str, float]) -> Score:
 
 
 def _kinds(log: Log, settings: Settings) -> dict[str, str]:
-    """The variable to read of each data source: one for all of its metrics, since each has a scale of its own.
-
-    Raises:
-        BudgetError: The one named is not logged of a source.
-    """
+    """The variable to read of each data source: one for all of its metrics, since each has a scale of its own."""
     by_source: dict[str, set[str]] = {}
     for name in log.keys:
         if match := METRIC.match(name):

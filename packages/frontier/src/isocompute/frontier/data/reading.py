@@ -163,11 +163,7 @@ def _with_average(evals: pl.DataFrame, metric: str) -> pl.DataFrame:
 
 
 def _refuse_one_seed(evals: pl.DataFrame, group: str | None) -> None:
-    """Refuse two runs that have one seed: they would be one curve, whose points jump from run to run.
-
-    Raises:
-        FrontierError: A seed of one n, B_p, learning rate, problem set and split has two ``run_id``.
-    """
+    """Refuse two runs that have one seed: they would be one curve, whose points jump from run to run."""
     if "run_id" not in evals.columns:
         return
     keys = ["rollouts_per_problem", "problems_per_batch", "seed", "problem_set", "split"]
@@ -190,11 +186,7 @@ def _refuse_one_seed(evals: pl.DataFrame, group: str | None) -> None:
 
 
 def _refuse_mixed_units(evals: pl.DataFrame, unit: str) -> None:
-    """Refuse a table that counts rollouts in ones for some settings and in thousands or millions for others.
-
-    Raises:
-        FrontierError: Rollouts over steps times batch differ a hundredfold between settings.
-    """
+    """Refuse a table that counts rollouts in ones for some settings and in thousands or millions for others."""
     if unit != "rollouts" or "step" not in evals.columns or not evals["step"].dtype.is_numeric():
         return
     scale = pl.col("rollouts") / (pl.col("step") * pl.col("rollouts_per_problem") * pl.col("problems_per_batch"))
