@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import inf
 
 from ..checks import whole
@@ -83,8 +84,6 @@ class LeftOut:
     """One split that is not feasible.
 
     Attributes:
-        problems_per_batch: B_p.
-        rollouts_per_problem: n.
         limit: The limit that it exceeds, in the same words for all splits that exceed it.
         reason: Why, with the numbers.
     """
@@ -97,12 +96,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """All splits that were considered.
-
-    Attributes:
-        splits: Splits within the limits, by B_p and n.
-        left_out: Splits outside the limits, by B_p and n.
-    """
+    """All splits that were considered, by B_p and n."""
 
     constraints: Constraints
     splits: tuple[Split, ...]
@@ -116,55 +110,41 @@ class Grid:
 
 def grid(constraints: Constraints) -> Grid:
     """Check every split of the grid."""
-    splits: list[Split] = []
-    left_out: list[LeftOut] = []
-    for problems_per_batch in constraints.problems_per_batch:
-        for rollouts_per_problem in constraints.rollouts_per_problem:
-            checked = check_split(constraints, problems_per_batch, rollouts_per_problem)
-            if isinstance(checked, Split):
-                splits.append(checked)
-            else:
-                left_out.append(checked)
-    return Grid(constraints=constraints, splits=tuple(splits), left_out=tuple(left_out))
-
-
-def check_split(limits: Constraints, problems_per_batch: int, rollouts_per_problem: int) -> Split | LeftOut:
-    """Return a split, or the first limit that it exceeds."""
-    batch = problems_per_batch * rollouts_per_problem
-    steps = limits.rollouts // batch
-    epochs = problems_per_batch * steps / limits.problems if limits.problems else None
-
-    def exclude(limit: str, reason: str) -> LeftOut:
-        return LeftOut(
-            problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, limit=limit, reason=reason
-        )
-
-    if batch > limits.max_batch:
-        return exclude(f"batches above {limits.max_batch:,} rollouts", f"a batch of {batch:,} rollouts")
-    if limits.problems is not None and problems_per_batch > limits.problems:
-        return exclude(
-            f"more problems in a batch than the {limits.problems:,} there are", f"{problems_per_batch:,} problems"
-        )
-    if batch % limits.world_size:
-        return exclude(
-            f"batches that cannot be split evenly over {limits.world_size} devices",
-            f"{batch:,} rollouts leave {batch % limits.world_size} over",
-        )
-    if steps < limits.min_steps:
-        return exclude(
-            f"fewer than {steps_in_words(limits.min_steps)}",
-            f"the budget pays for {steps_in_words(steps)} of {batch:,}",
-        )
-    if limits.max_epochs is not None and epochs is not None and epochs > limits.max_epochs:
-        return exclude(f"more than {limits.max_epochs:g} epochs", f"each problem would be visited {epochs:,.1f} times")
-    allocation = Allocation(
-        problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, update_steps=steps
+    pairs = product(constraints.problems_per_batch, constraints.rollouts_per_problem)
+    checked = [_check(constraints, problems, n) for problems, n in pairs]
+    return Grid(
+        constraints=constraints,
+        splits=tuple(split for split in checked if isinstance(split, Split)),
+        left_out=tuple(split for split in checked if isinstance(split, LeftOut)),
     )
+
+
+def _check(limits: Constraints, problems: int, n: int) -> Split | LeftOut:
+    """Return a split, or the first limit that it exceeds."""
+    batch = problems * n
+    steps, over = limits.rollouts // batch, batch % limits.world_size
+    epochs = problems * steps / limits.problems if limits.problems else None
+    exceeded = None
+    if batch > limits.max_batch:
+        exceeded = f"batches above {limits.max_batch:,} rollouts", f"a batch of {batch:,} rollouts"
+    elif limits.problems is not None and problems > limits.problems:
+        exceeded = f"more problems in a batch than the {limits.problems:,} there are", f"{problems:,} problems"
+    elif over:
+        whole_batches = f"batches that cannot be split evenly over {limits.world_size} devices"
+        exceeded = whole_batches, f"{batch:,} rollouts leave {over} over"
+    elif steps < limits.min_steps:
+        pays = f"the budget pays for {_steps(steps)} of {batch:,}"
+        exceeded = f"fewer than {_steps(limits.min_steps)}", pays
+    elif limits.max_epochs is not None and epochs is not None and epochs > limits.max_epochs:
+        exceeded = f"more than {limits.max_epochs:g} epochs", f"each problem would be visited {epochs:,.1f} times"
+    if exceeded is not None:
+        limit, reason = exceeded
+        return LeftOut(problems_per_batch=problems, rollouts_per_problem=n, limit=limit, reason=reason)
+    allocation = Allocation(problems_per_batch=problems, rollouts_per_problem=n, update_steps=steps)
     return Split(allocation=allocation, unused=limits.rollouts - allocation.rollouts, epochs=epochs)
 
 
-def steps_in_words(steps: int) -> str:
-    """A number of steps in words."""
+def _steps(steps: int) -> str:
     return f"{steps:,} step{'' if steps == 1 else 's'}"
 
 

@@ -75,7 +75,6 @@ def write(run: RunPlan) -> Configuration:
     if run.parallelism.context > 1:
         notes.append("ring attention turns on ds.packing_samples, which needs vllm.num_engines")
     return Configuration(
-        framework="openrlhf",
         settings={
             "rollout.batch_size": a.problems_per_batch,
             "rollout.n_samples_per_prompt": a.rollouts_per_problem,

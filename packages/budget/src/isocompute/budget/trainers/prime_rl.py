@@ -57,7 +57,6 @@ def write(run: RunPlan) -> Configuration:
         }
     )
     return Configuration(
-        framework="prime-rl",
         settings={
             "max_steps": a.update_steps,
             "orchestrator.batch_size": a.batch_rollouts,

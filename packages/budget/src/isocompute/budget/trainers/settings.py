@@ -245,7 +245,6 @@ class Configuration:
         notes: What the settings rest on, and what must be set elsewhere.
     """
 
-    framework: str
     settings: Mapping[str, Value]
     notes: tuple[str, ...] = ()
 

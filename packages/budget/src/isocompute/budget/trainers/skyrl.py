@@ -60,7 +60,6 @@ def write(run: RunPlan) -> Configuration:
     # An engine is spread like the policy where its devices are on one machine.
     tensor = run.parallelism.tensor if per_node % run.parallelism.tensor == 0 else 1
     return Configuration(
-        framework="skyrl",
         settings={
             "trainer.train_batch_size": a.problems_per_batch,
             "generator.n_samples_per_prompt": a.rollouts_per_problem,

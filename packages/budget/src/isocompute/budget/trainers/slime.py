@@ -53,7 +53,6 @@ def write(run: RunPlan) -> Configuration:
         "context_parallel_size": p.context,
     }
     return Configuration(
-        framework="slime",
         settings={
             "rollout_batch_size": a.problems_per_batch,
             "n_samples_per_prompt": a.rollouts_per_problem,

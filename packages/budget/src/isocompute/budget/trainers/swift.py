@@ -45,7 +45,6 @@ def write(run: RunPlan) -> Configuration:
     """
     made = trl.write(run)
     return Configuration(
-        framework="swift",
         settings={"rlhf_type": "grpo", **made.settings},
         notes=(f"start {run.world_size} processes: NPROC_PER_NODE={run.world_size} swift rlhf", *made.notes[1:]),
     )

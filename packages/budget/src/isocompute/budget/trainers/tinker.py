@@ -62,7 +62,6 @@ def write(run: RunPlan) -> Configuration:
     """Settings for a run."""
     a = run.allocation
     return Configuration(
-        framework="tinker",
         settings={
             "group_size": a.rollouts_per_problem,
             "groups_per_batch": a.problems_per_batch,

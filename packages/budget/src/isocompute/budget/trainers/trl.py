@@ -249,7 +249,6 @@ def write(run: RunPlan) -> Configuration:
         raise BudgetError("TRL refuses num_generations of 1, whose advantages are all zero; take 2 or more")
     accumulated = run.rank_rollouts // run.pass_rollouts
     return Configuration(
-        framework="trl",
         settings={
             "num_generations": a.rollouts_per_problem,
             "per_device_train_batch_size": run.pass_rollouts,

@@ -250,7 +250,6 @@ def write(run: RunPlan) -> Configuration:
     if run.world_size % 2 == 0:
         notes.append("rollout.tensor_model_parallel_size is 2 unless it is set, and must divide the devices")
     return Configuration(
-        framework="verl",
         settings={
             **_parallel(run),
             "data.train_batch_size": a.problems_per_batch,
