@@ -22,7 +22,6 @@ from isocompute.budget.planning.latency import (
     unbroken,
 )
 from isocompute.rollout import RolloutError
-from isocompute.rollout.samplers.vllm.memory import size_of
 
 from ..errors import ExperimentError
 from ..running.cells import Cell
@@ -106,7 +105,7 @@ class Costs:
     @cached_property
     def model(self) -> Model:
         """The size of the policy."""
-        size = size_of(self.footprint.model, parameters=self.footprint.own.parameters)
+        size = self.footprint.size
         return Model(
             parameters=size.parameters,
             layers=size.layers,
