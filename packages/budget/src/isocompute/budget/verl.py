@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,7 +42,7 @@ _BUDGETS: WeakSet[Budget] = WeakSet()
 class ReplayBuffer:
     """The replay buffer that veRL would make without it, which also charges what is sampled from it and evicted.
 
-    Named in ``trainer.v1.sampler.custom_sampler``; ``sampler_kwargs`` there is the budget (``BudgetSettings``).
+    Named in ``trainer.v1.sampler.custom_sampler``; ``sampler_kwargs`` there is the budget (``read_settings``).
 
     Raises:
         BudgetError: The budget makes no sense, or it is not veRL's trainer that makes the buffer.
@@ -57,7 +57,7 @@ class ReplayBuffer:
                 "this replay buffer is made by the trainer of veRL 0.9 (trainer.use_v1=True), whose method its "
                 f"refill_fn is, and refill_fn is {options.get('refill_fn')!r}"
             )
-        budget = Budget(trainer, BudgetSettings.read(trainer.config))
+        budget = Budget(trainer, **read_settings(trainer.config))
         # To a custom sampler veRL passes none of its settings of filters; its own buffer gets them all.
         custom = trainer.config.trainer.v1.sampler.custom_sampler
         path, custom.path = custom.path, None
@@ -151,9 +151,10 @@ class Budget(Hook):
 
     closed = f"is not open, because veRL's agent loop manager is not that of the budget; set +{MANAGER}"
 
-    def __init__(self, trainer: Any, settings: BudgetSettings) -> None:
-        super().__init__(settings.ledger, settings.limits, run_id=settings.run_id, devices=settings.devices or 1)
-        self.trainer, self.settings = trainer, settings
+    def __init__(self, trainer: Any, path: Path, limits: Limits, run_id: str | None, devices: int | None) -> None:
+        super().__init__(path, limits, run_id=run_id, devices=devices or 1)
+        # None for those of veRL's throughput, which it knows only later.
+        self.trainer, self._devices = trainer, devices
         self._groups = {"train": Groups(), "val": Groups()}
         self._refilling = self._tools = False
         # Rollouts refilled in a step, and the most that a step refilled.
@@ -175,7 +176,7 @@ class Budget(Hook):
         trainer = self.trainer
         step, only = trainer.global_steps, trainer.config.trainer.get("val_only", False)
         self.open("last" if only else step)
-        self.devices = self.settings.devices or trainer._get_n_gpus_for_throughput()
+        self.devices = self._devices or trainer._get_n_gpus_for_throughput()
         self.start_clock()
         if not only:
             restored = self._restore(trainer.replay_buffer)
@@ -347,56 +348,42 @@ class Budget(Hook):
         return {key: mask.numel() - int(mask.sum()) for key, mask in zip(keys, data["response_mask"], strict=True)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetSettings:
-    """A run's ledger and limits, as ``trainer.v1.sampler.sampler_kwargs`` says them.
+def read_settings(config: Any) -> dict[str, Any]:
+    """The ledger, limits, run and devices of ``trainer.v1.sampler.sampler_kwargs``, as ``Budget`` takes them.
 
-    Attributes:
-        ledger: The ledger's file; a relative path is one from the folder in which the trainer's process runs.
-        devices: Devices held; None for those of veRL's throughput.
+    A relative path is one from the folder in which the trainer's process runs.
+
+    Raises:
+        BudgetError: Another version of veRL is installed, rollouts are replayed, a key is unknown, there is no
+            ledger, or no limit or one that makes no sense.
     """
-
-    ledger: Path
-    run_id: str | None
-    limits: Limits
-    devices: int | None
-
-    @classmethod
-    def read(cls, config: Any) -> BudgetSettings:
-        """The settings of a run.
-
-        Raises:
-            BudgetError: Another version of veRL is installed, rollouts are replayed, a key is unknown, there is no
-                ledger, or no limit or one that makes no sense.
-        """
-        _check_version()
-        if config.skip.rollout_tq.enable:
-            raise BudgetError(
-                "skip.rollout_tq.enable=True trains on rollouts of an earlier run, so there is nothing to count; set "
-                "it to False, or leave out trainer.v1.sampler.custom_sampler"
-            )
-        given: Mapping[str, Any] = dict(config.trainer.v1.sampler.sampler_kwargs or {})
-        known = (*OTHERS, *LIMITS)
-        for name in given:
-            if name not in known:
-                raise BudgetError(f"{KEYS}.{shorten(name)} is unknown; the budget's keys are {', '.join(known)}")
-        ledger = given.get("ledger")
-        if not isinstance(ledger, str) or not ledger:
-            raise BudgetError(
-                f"{KEYS}.ledger is {shorten(ledger)}; give the ledger's file, as in +{KEYS}.ledger=/path/run.ledger"
-            )
-        path = Path(ledger)
-        try:
-            limits = Limits.given(**{name: given[name] for name in LIMITS if name in given})
-        except BudgetError as error:
-            raise BudgetError(f"{KEYS}: {error}") from None
-        devices = given.get("devices")
-        return cls(
-            ledger=path,
-            run_id=given.get("run_id"),
-            limits=limits,
-            devices=None if devices is None else whole(devices, f"{KEYS}.devices", least=1),
+    _check_version()
+    if config.skip.rollout_tq.enable:
+        raise BudgetError(
+            "skip.rollout_tq.enable=True trains on rollouts of an earlier run, so there is nothing to count; set "
+            "it to False, or leave out trainer.v1.sampler.custom_sampler"
         )
+    given: Mapping[str, Any] = dict(config.trainer.v1.sampler.sampler_kwargs or {})
+    known = (*OTHERS, *LIMITS)
+    for name in given:
+        if name not in known:
+            raise BudgetError(f"{KEYS}.{shorten(name)} is unknown; the budget's keys are {', '.join(known)}")
+    ledger = given.get("ledger")
+    if not isinstance(ledger, str) or not ledger:
+        raise BudgetError(
+            f"{KEYS}.ledger is {shorten(ledger)}; give the ledger's file, as in +{KEYS}.ledger=/path/run.ledger"
+        )
+    try:
+        limits = Limits.given(**{name: given[name] for name in LIMITS if name in given})
+    except BudgetError as error:
+        raise BudgetError(f"{KEYS}: {error}") from None
+    devices = given.get("devices")
+    return {
+        "path": Path(ledger),
+        "limits": limits,
+        "run_id": given.get("run_id"),
+        "devices": None if devices is None else whole(devices, f"{KEYS}.devices", least=1),
+    }
 
 
 def _check_version() -> None:
