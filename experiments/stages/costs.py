@@ -9,7 +9,7 @@ from functools import cache, cached_property, reduce
 from math import sqrt
 from operator import add
 
-from isocompute.budget.planning.compute import Device, Interval, Lengths, Model, Utilisation, device, price
+from isocompute.budget.planning.compute import Device, Interval, Lengths, Model, Setting, device, price
 from isocompute.budget.planning.latency import (
     Decoded,
     Latency,
@@ -21,9 +21,7 @@ from isocompute.budget.planning.latency import (
     switch,
     unbroken,
 )
-from isocompute.budget.planning.splits import Setting, estimate
 from isocompute.rollout import RolloutError
-from isocompute.rollout.samplers.vllm.memory import size_of
 
 from ..errors import ExperimentError
 from ..running.cells import Cell
@@ -107,7 +105,7 @@ class Costs:
     @cached_property
     def model(self) -> Model:
         """The size of the policy."""
-        size = size_of(self.footprint.model, parameters=self.footprint.own.parameters)
+        size = self.footprint.size
         return Model(
             parameters=size.parameters,
             layers=size.layers,
@@ -202,13 +200,10 @@ class Costs:
                 spread=0.0,
             ),
             device=on if lower else replace(on, peak=on.float32),
-            utilisation=Utilisation(),
-            tokens_per_second=None,
             extra_forwards=int(cell.learner.measures_first) + int(bool(cell.learner.kl.coefficient)),
-            shared_prompt=True,
             float32_head=self.float32_head,
         )
-        return estimate(rollouts, setting, rollouts_per_problem=cell.rollouts_per_problem).training
+        return setting.estimate(rollouts, rollouts_per_problem=cell.rollouts_per_problem).training
 
     def step(self, option: Option, count: int, n: int, *, learns: bool = True) -> Spent:
         """The time of a batch of groups of n responses."""

@@ -18,7 +18,7 @@ from isocompute.rollout import RolloutError, sampling_from
 from isocompute.rollout.contract.errors import FileError
 from isocompute.rollout.contract.files import write_text
 from isocompute.rollout.samplers.sampling import Engine
-from isocompute.rollout.samplers.vllm.memory import MemoryPlan, estimate, size_of
+from isocompute.rollout.samplers.vllm.memory import MemoryPlan, ModelSize, estimate, size_of
 from pydantic import TypeAdapter, ValidationError
 
 from ..running.cells import Cell, code_of, digest, versions
@@ -99,6 +99,11 @@ class Footprint:
         """An update of the cell on each of its ranks."""
         return self.update(self.cell.learner, self.preset.resources.learner_ranks)
 
+    @cached_property
+    def size(self) -> ModelSize:
+        """The numbers of the model that its memory and its arithmetic depend on."""
+        return size_of(self.model, parameters=self.own.parameters)
+
     @property
     def engine_beside(self) -> float:
         """Share of a rank's GPU that an engine takes while the rank learns."""
@@ -121,9 +126,8 @@ class Footprint:
         )
         if memory_share is not None:
             engine = replace(engine, memory_share=memory_share, tensor_parallel=1)
-        size = size_of(self.model, parameters=self.own.parameters)
         available, name = engine.memory_share * self.device.memory, self.preset.base_models[0]
-        return engine, estimate(size, engine, sampling, model=name, available=available)
+        return engine, estimate(self.size, engine, sampling, model=name, available=available)
 
     def lines(self) -> Iterator[str]:
         """The memory of an update, of the engine on a GPU, and the smallest layout that fits."""
