@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from ..checks import reason, whole
-from ..contract import tracking
 from ..contract.errors import TrackingError
+from ..contract.tracking import DEFAULT_URI, STORES, is_of_mlflow
 from ..errors import BudgetError
 from ..ledger.counts import Counts
 from ..ledger.ledger import MOST_SHARES, History, Ledger
@@ -33,7 +33,7 @@ from ..trainers.logs.log import Log, TwoRunsError
 from ..trainers.logs.sources import EVENTS, STATE, read_logs
 from ..trainers.logs.tensorboard import read_events
 from ..trainers.registry import TRAINERS
-from ..trainers.search import LOGS, SKIPPED, is_remote, log_sources, once, read_source
+from ..trainers.search import LOGS, SKIPPED, log_sources, once, read_source
 from ..trainers.trainer import LogReader, Trainer
 
 AT_BUDGET = 3
@@ -317,7 +317,7 @@ class LiveLog:
     @property
     def remote(self) -> bool:
         """True where it is no file or folder."""
-        return is_remote(self.source)
+        return is_of_mlflow(self.source)
 
     @property
     def problem(self) -> str:
@@ -410,7 +410,7 @@ def _stamp(path: Path) -> Iterator[tuple[str, int, int]]:
 
 def _database(source: str) -> Path | None:
     """The file of a local MLflow store, or None where a server has it."""
-    uri = source if tracking.is_store(source) else os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+    uri = source if source.startswith(STORES) else os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
     return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
 
 
