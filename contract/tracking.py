@@ -190,10 +190,11 @@ def runs_of(source: str) -> tuple[Any, list[Any]]:
         TrackingError: No such store, run or experiment.
     """
     whole = source.startswith(STORES)
-    client, search = connect(source if whole else None), partial(mlflow_module().search_runs, output_format="list")
+    client = connect(source if whole else None)
+    search = partial(mlflow_module().search_runs, output_format="list", order_by=["attributes.start_time"])
     with answering(source):
         if whole:
-            return client, _sorted(search(search_all_experiments=True))
+            return client, search(search_all_experiments=True)
         if source.startswith("runs:/"):
             return client, [client.get_run(source.removeprefix("runs:/").partition("/")[0])]
         named, _, owner = source.removeprefix("mlflow:").partition("?owner=")
@@ -202,12 +203,8 @@ def runs_of(source: str) -> tuple[Any, list[Any]]:
             names = ", ".join(sorted(e.name for e in client.search_experiments())) or "none"
             uri = mlflow_module().get_tracking_uri()
             raise TrackingError(f"{source}: the store {uri} has no such experiment (it has {names})")
-        runs = _sorted(search([experiment.experiment_id]))
+        runs = search([experiment.experiment_id])
         return client, [run for run in runs if not owner or run.data.tags.get(OWNER_TAG) == owner]
-
-
-def _sorted(runs: list[Any]) -> list[Any]:
-    return sorted(runs, key=lambda run: str(run.info.run_id))
 
 
 def _download(client: Any, run_id: str, name: str, folder: Path) -> Path:

@@ -50,7 +50,8 @@ BUDGET_TAG = "isocompute.budget_rollouts"
 REACHED_TAG = "isocompute.reached"
 """Up to which of its records a run was sent: their place (``Spooled.place``)."""
 TOO_SHORT = "too short to judge"
-RETRY_SECONDS = 15.0
+RETRY_SECONDS, PATIENCE_SECONDS = 15.0, 300.0
+"""Until the next try, and for the turn of another process that sends."""
 SEND = "python -m experiments send"
 METRICS, OTHERS = 1000, 100
 """Most metrics, and most parameters or tags, that MLflow takes in one request."""
@@ -129,7 +130,7 @@ class Outbox:
 
     def sending(self) -> FileLock:
         """The lock of sending: one process at a time sends."""
-        return FileLock(self.folder / "lock")
+        return FileLock(self.folder / "lock", timeout=PATIENCE_SECONDS)
 
     def _run(self, statement: str, *values: Any) -> list[Any]:
         with Store(self.folder / "parcels.sqlite", self.SCHEMA) as store:
@@ -214,8 +215,11 @@ class Sender:
                 tracking.ensure_store()
                 self._ready = True
             # Not where another process has sent it meanwhile, or its cell was thrown away.
-            if parcel.ended is None or Path(parcel.folder).is_dir():
-                self._deliveries.setdefault(parcel.id, Delivery()).send(parcel)
+            if not parcel.folder or Path(parcel.folder).is_dir():
+                if parcel.folder:
+                    self._deliveries.setdefault(parcel.id, Delivery()).send(parcel)
+                if parcel.means is not None:
+                    _supersede(parcel.experiment, owner=parcel.tags[OWNER_TAG], keep=parcel.means)
             if parcel.ended is not None:
                 self._deliveries.pop(parcel.id, None)
             with self._changing:
@@ -361,12 +365,6 @@ class Delivery:
         Raises:
             Exception: Whatever MLflow's client raises; since nobody knows what was sent by then, another begins anew.
         """
-        if parcel.folder:
-            self._send(parcel)
-        if parcel.means is not None:
-            _supersede(parcel.experiment, owner=parcel.tags[OWNER_TAG], keep=parcel.means)
-
-    def _send(self, parcel: Parcel) -> None:
         from mlflow import MlflowClient
 
         spool, client, has_ended = Spool(Path(parcel.folder)), MlflowClient(), parcel.ended is not None
@@ -381,8 +379,8 @@ class Delivery:
                 # A longer run begins as the shorter one: its MLflow run goes on.
                 client.update_run(run.info.run_id, status="RUNNING")
             self._run, self._reached = run.info.run_id, tuple(json.loads(run.data.tags.get(REACHED_TAG, "[]")))
-            _log(client, self._run, params={} if run.data.params else parcel.params)
-        points = []
+            _log(client, self._run, params=parcel.params if REACHED_TAG not in run.data.tags else {})
+        points: list[Point] = []
         for each in spooled:
             changed = self._changes.of(each)
             # A step that was taken again after a kill has another time, by which MLflow would keep both.
