@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 from isocompute.learner.records.health import Flag, flags, judged
@@ -38,6 +38,9 @@ from ..settings.model import leaves
 from . import cell_folder
 from .cell_folder import Spool, Spooled
 from .cells import Cell
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
 
 WORK = Path("work")
 TABLES = ("evals", "ledger", "pass_rates", "timings")
@@ -380,7 +383,7 @@ class Delivery:
                 client.update_run(run.info.run_id, status="RUNNING")
             self._run, self._reached = run.info.run_id, tuple(json.loads(run.data.tags.get(REACHED_TAG, "[]")))
             _log(client, self._run, params=parcel.params if REACHED_TAG not in run.data.tags else {})
-        points: list[Point] = []
+        points: list[Metric] = []
         for each in spooled:
             changed = self._changes.of(each)
             # A step that was taken again after a kill has another time, by which MLflow would keep both.
@@ -389,8 +392,7 @@ class Delivery:
                 self._reached = each.place
         tags = {REACHED_TAG: json.dumps(self._reached)}
         if has_ended:
-            at_start = {"time": parcel.begun, "rollouts": 0}
-            points += [Point(name=name, value=value, **at_start) for name, value in parcel.metrics.items()]
+            points += [metric(name, value, parcel.begun, 0) for name, value in parcel.metrics.items()]
             tags |= parcel.tags
             if BUDGET_TAG in tags:
                 records = spool.records()
@@ -423,15 +425,14 @@ def _is_sent(run: Any, parcel: Parcel) -> bool:
 def _log(
     client: Any,
     run: str,
-    points: Sequence[Point] = (),
+    metrics: Sequence[Metric] = (),
     *,
     params: Mapping[str, str] | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> None:
     """Log in requests of a size that MLflow takes."""
-    from mlflow.entities import Metric, Param, RunTag
+    from mlflow.entities import Param, RunTag
 
-    metrics = [Metric(point.name, point.value, point.time, point.rollouts) for point in points]
     for begin in range(0, len(metrics), METRICS):
         client.log_batch(run, metrics=metrics[begin : begin + METRICS])
     # The tags last: what they say has arrived.
@@ -462,21 +463,6 @@ def _supersede(experiment: str, *, owner: str, keep: Collection[str]) -> None:
             client.set_tag(run.info.run_id, SUPERSEDED_TAG, "true")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One value of one metric.
-
-    Attributes:
-        time: When it was measured, in ms since 1970.
-        rollouts: Cumulative rollouts.
-    """
-
-    name: str
-    value: float
-    time: int
-    rollouts: int
-
-
 class Changes:
     """The points of one run that are worth keeping, from its records in their order.
 
@@ -485,28 +471,35 @@ class Changes:
     """
 
     def __init__(self) -> None:
-        self._same: dict[str, tuple[Point, Point]] = {}
+        self._same: dict[str, tuple[Metric, Metric]] = {}
         self._logged: set[str] = set()
         self._place: tuple[int, bool] = (-1, False)
 
-    def of(self, spooled: Spooled) -> list[Point]:
+    def of(self, spooled: Spooled) -> list[Metric]:
         """The points that a record adds; none where the same step was taken before."""
         if spooled.place <= self._place:
             return []
-        self._place = spooled.place
-        values = {name: value for name, value in spooled.record.metrics().items() if math.isfinite(value)}
-        at = {"time": spooled.time, "rollouts": spooled.record.rollouts}
-        return [each for name, value in values.items() for each in self._add(Point(name=name, value=value, **at))]
+        self._place, record = spooled.place, spooled.record
+        values = {name: value for name, value in record.metrics().items() if math.isfinite(value)}
+        points = [metric(name, value, spooled.time, record.rollouts) for name, value in values.items()]
+        return [each for point in points for each in self._add(point)]
 
-    def _add(self, point: Point) -> Iterator[Point]:
-        if point.name not in self._logged and not point.name.startswith(RESULTS):
-            first, last = self._same.get(point.name, (point, point))
-            least = ROUNDING if point.name.startswith("health/") else ABSOLUTE
+    def _add(self, point: Metric) -> Iterator[Metric]:
+        if point.key not in self._logged and not point.key.startswith(RESULTS):
+            first, last = self._same.get(point.key, (point, point))
+            least = ROUNDING if point.key.startswith("health/") else ABSOLUTE
             if math.isclose(point.value, first.value, rel_tol=RELATIVE, abs_tol=least):
-                self._same[point.name] = first, point
+                self._same[point.key] = first, point
                 return
-            self._logged.add(point.name)
+            self._logged.add(point.key)
             yield first
-            if last != first:
+            if last is not first:
                 yield last
         yield point
+
+
+def metric(name: str, value: float, time: int, rollouts: int) -> Metric:
+    """One point of a metric: when it was measured, in ms since 1970, and after how many rollouts."""
+    from mlflow.entities import Metric
+
+    return Metric(name, value, time, rollouts)

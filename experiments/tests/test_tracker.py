@@ -17,12 +17,12 @@ from isocompute.budget.trainers.evals import ingest
 from isocompute.learner import ResponseStatistics, StepRecord
 from isocompute.rollout.contract import tables, tracking
 from mlflow import MlflowClient
-from mlflow.entities import ViewType
+from mlflow.entities import Metric, ViewType
 
 from experiments.running import cell_folder
 from experiments.running.cell_folder import Spool, Spooled
 from experiments.running.cells import Cell
-from experiments.running.tracker import TABLES, Changes, Point, Sender, Tracker
+from experiments.running.tracker import TABLES, Changes, Sender, Tracker
 from experiments.settings import load
 from experiments.stages.shared import log
 
@@ -32,7 +32,7 @@ from .servers import Server, silent, unavailable
 pytestmark = pytest.mark.slow("MLflow stores and servers")
 
 
-def points(values: list[float], changes: Changes) -> list[Point]:
+def points(values: list[float], changes: Changes) -> list[Metric]:
     spooled = [
         Spooled(id=i, record=StepRecord(step=i, rollouts=8 * i, sample_seconds=value, update_seconds=0.5), time=i)
         for i, value in enumerate(values, start=1)
@@ -46,10 +46,10 @@ def test_lines_between_the_points_show_what_was_measured(values: list[float]) ->
     found = points(values, changes)
     # Taken again, as after a rewind, the same steps add nothing.
     assert not points(values, changes)
-    assert {point.name for point in found} == ({"perf/sample_seconds"} if len(set(values)) > 1 else set())
+    assert {point.key for point in found} == ({"perf/sample_seconds"} if len(set(values)) > 1 else set())
     if found:
         steps = 8.0 * np.arange(1, len(values) + 1)
-        drawn = np.interp(steps, [point.rollouts for point in found], [point.value for point in found])
+        drawn = np.interp(steps, [point.step for point in found], [point.value for point in found])
         assert drawn.tolist() == values
         # Of what was the same until then, the ends.
         same = values.index(next(value for value in values if value != values[0]))
