@@ -10,7 +10,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from types import ModuleType
+from typing import TYPE_CHECKING, NoReturn
 
 from .errors import IsoComputeError, printable
 from .files import reason_of
@@ -19,19 +20,12 @@ if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
 
-class Command(Protocol):
-    """A module whose ``add`` adds a parser; its default ``run`` takes the arguments and gives lines to be printed."""
-
-    def add(self, commands: argparse._SubParsersAction[Any], /) -> None:
-        """Add the command."""
-
-
 def run(
     argv: Sequence[str] | None,
     *,
     package: str,
     description: str,
-    commands: Sequence[Command],
+    commands: Sequence[ModuleType],
     around: AbstractContextManager[object] | None = None,
     at_once: bool = False,
 ) -> int:
@@ -40,6 +34,7 @@ def run(
     Args:
         argv: The arguments; None for those of the process.
         package: Name of the script and of the distribution that it belongs to.
+        commands: Modules whose ``add`` adds a parser; its default ``run`` takes the arguments and gives lines to print.
         around: In which a command runs.
         at_once: Whether nothing is printed before a command has succeeded, and not each line as it comes.
 
@@ -86,7 +81,7 @@ class _Parser(argparse.ArgumentParser):
         super()._print_message(_encodable(message, file or sys.stderr), file)
 
 
-def _parser(package: str, description: str, commands: Sequence[Command]) -> argparse.ArgumentParser:
+def _parser(package: str, description: str, commands: Sequence[ModuleType]) -> argparse.ArgumentParser:
     parser = _Parser(prog=package, description=description)
     parser.add_argument("--version", action="version", version=f"{package} {_version(package)}")
     subparsers = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")

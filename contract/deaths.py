@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from .errors import InfrastructureError
+
 FEWER = "fewer workers on the node or more memory help, or another RAY_memory_usage_threshold (a share of its memory)"
 OF_CODE = frozenset({"CrossLanguageError", "UserCodeException"})
 """Errors of Ray, besides ``RayTaskError``, that report an error of the code that was called."""
@@ -27,7 +29,7 @@ def death(error: BaseException) -> str | None:
         cause = getattr(error, "cause", None)
         # In place of an error that cannot be pickled Ray puts one of its own base class.
         return None if cause is None or type(cause).__name__ == "RayError" else death(cause)
-    if "InfrastructureError" in names:
+    if isinstance(error, InfrastructureError):
         return _line(str(error))
     if "RayError" not in names or names & OF_CODE or getattr(error, "actor_init_failed", False):
         return None
@@ -39,11 +41,7 @@ def _out_of_memory(text: str) -> str:
     node, used = _found(r"IP: ([^,\s)]+)", text), _found(r"\bwas ([\d.]+ ?GB[^()\n]*)", text)
     own = _found(r"actual memory used=([\d.]+ ?GB)", text)
     most = re.search(r"PID\s+MEM\(GB\)\s+COMMAND\s+(\d+)\s+([\d.]+)", text)
-    details = [
-        used.strip() if used else "",
-        f"this worker used {own}" if own else "",
-        f"process {most[1]} used {most[2]}GB" if most else "",
-    ]
+    details = [used.strip(), own and f"this worker used {own}", most and f"process {most[1]} used {most[2]}GB"]
     shown = "; ".join(filter(None, details))
     return f"the node {node or '(not named)'} ran out of memory{f' ({shown})' if shown else ''}: {FEWER}"
 
@@ -53,7 +51,7 @@ def _described(error: BaseException) -> str:
     text, kind = str(error), type(error).__name__
     node = _found(r"^\s*ip: (\S+)", text)
     lines = [line.strip() for line in text.splitlines() if line.strip() and not re.match(r"\s*\w+: \S+$", line)]
-    why = next((line for line in lines if re.search(r"because|due to", line)), lines[0] if lines else "no reason given")
+    why = next((line for line in lines if re.search(r"because|due to", line)), lines[0] if lines else "")
     # What may have been the cause, and the exit codes of Ray's own sockets, tell nobody anything.
     why = _line(why.partition(" Worker exit type:")[0].partition(" Some common causes")[0]).rstrip(".")
     killed = "worker process has died" in why
@@ -66,6 +64,6 @@ def _line(text: str) -> str:
     return joined if len(joined) <= LONGEST else joined[: LONGEST - 1] + "…"
 
 
-def _found(pattern: str, text: str) -> str | None:
+def _found(pattern: str, text: str) -> str:
     found = re.search(pattern, text, flags=re.MULTILINE)
-    return found[1] if found else None
+    return found[1] if found else ""

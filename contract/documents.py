@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import tomllib
-from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from .errors import IsoComputeError, printable
 from .files import reason_of
-
-if TYPE_CHECKING:
-    import yaml
 
 DEEPEST = 100
 """Levels of the deepest document."""
@@ -36,84 +32,64 @@ def parsed(text: str, kind: Literal["yaml", "json", "toml"] = "yaml") -> Any:
     """
     try:
         if kind == "yaml":
-            # Its loader ends at the bounds by itself.
             return _yaml(text)
         document = json.loads(text) if kind == "json" else tomllib.loads(text)
+        _measure(document, {})
     except (DocumentError, ImportError):
         raise
     except RecursionError:
-        raise too_deep() from None
+        raise _too_deep() from None
     except Exception as error:
         # Constructors of YAML's values raise what Python's types raise. Advice on long numbers is for programmers.
         why = printable(reason_of(error)).partition("; use sys.")[0]
         raise DocumentError(f"not {kind.upper()} ({why})") from None
-    _check_depth(document)
     return document
 
 
-def too_deep() -> EndlessError:
-    """Return what to raise for a document of too many levels."""
+def _too_deep() -> EndlessError:
     return EndlessError(f"is nested more than {DEEPEST} deep, or contains itself")
 
 
-def _check_depth(document: Any) -> None:
-    level = [document]
-    for _ in range(DEEPEST):
-        level = [inner for each in level for inner in _parts(each)]
-        if not level:
-            return
-    raise too_deep()
-
-
-def _parts(value: Any) -> list[Any]:
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [part for part in parts if isinstance(part, dict | list)]
-
-
 def _yaml(text: str) -> Any:
-    loader = _loader()(text)
+    import yaml
+
+    loader = yaml.SafeLoader(text)
     try:
-        return loader.get_single_data()
+        # An alias is the very node that it stands for: nothing is written out before it is measured.
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _measure(node, {})
+        return loader.construct_document(node)
     finally:
         loader.dispose()
 
 
-@cache
-def _loader() -> type[yaml.SafeLoader]:
-    import yaml
+def _measure(part: Any, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
+    """The levels and, in YAML, the size of a part of a document, each alias as large as what it stands for.
 
-    class Bounded(yaml.SafeLoader):
-        """Counts what it reads, an alias as often as it stands there."""
-
-        def __init__(self, stream: str) -> None:
-            super().__init__(stream)
-            # The level that is read, the deepest so far of the node that is read, and the size so far.
-            self._level, self._deepest, self._size = 0, 0, 0
-            self._read: dict[int, tuple[int, int]] = {}
-
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            alias, inner = self.check_event(yaml.AliasEvent), self.check_event(yaml.CollectionStartEvent)
-            level, size, deepest = self._level, self._size, self._deepest
-            self._level = self._deepest = level + inner
-            self._check()
-            node = super().compose_node(parent, index)
-            if not alias:
-                self._size += 1 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
-            elif id(node) in self._read:
-                levels, values = self._read[id(node)]
-                self._deepest, self._size = level + levels, size + values
-            else:
-                # It is still being read: the alias stands within it.
-                raise too_deep()
-            self._check()
-            self._read[id(node)] = self._deepest - level, self._size - size
-            self._level, self._deepest = level, max(deepest, self._deepest)
-            return node
-
-        def _check(self) -> None:
-            if self._deepest > DEEPEST:
-                raise too_deep()
-            if self._size > LARGEST:
-                raise EndlessError(f"holds more than {LARGEST:,} values and characters, with its aliases written out")
-
-    return Bounded
+    Args:
+        known: Those of the parts seen before; None while a part is being measured.
+    """
+    node = getattr(part, "value", None)
+    if isinstance(node, str):
+        return 0, 1 + len(node)
+    if isinstance(node, list):
+        below = [each for one in node for each in (one if isinstance(one, tuple) else [one])]
+    elif isinstance(part, dict | list):
+        below = list(part.values() if isinstance(part, dict) else part)
+    else:
+        return 0, 0
+    if id(part) not in known:
+        known[id(part)] = None
+        inner = [_measure(each, known) for each in below]
+        levels, size = 1 + max((levels for levels, _ in inner), default=0), 1 + sum(size for _, size in inner)
+        if levels > DEEPEST:
+            raise _too_deep()
+        if size > LARGEST:
+            raise EndlessError(f"holds more than {LARGEST:,} values and characters, with its aliases written out")
+        known[id(part)] = levels, size
+    found = known[id(part)]
+    if found is None:
+        raise _too_deep()
+    return found

@@ -17,18 +17,12 @@ from .files import atomic_write
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = [
-    "METRIC_PATTERN",
-    "Column",
-    "Schema",
-    "TableError",
-    "check",
-    "check_version",
-    "concat",
-    "read",
-    "schema",
-    "write",
-]
+__all__ = ["METRIC_PATTERN", "TableError", "check", "check_version", "concat", "read", "schema", "write"]
+
+METRIC_PATTERN = r"^(avg|best|worst)_at_\d+$"
+TABLE_KEY, VERSION_KEY = "isocompute.table", "isocompute.schema_version"
+"""Keys of a Parquet file's metadata."""
+SUFFIXES = (".parquet", ".csv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +33,7 @@ class Column:
         type: One of ``str``, ``bool``, ``i32``, ``i64``, ``f32``, ``f64``, or a ``list[...]`` of one of these.
         description: Meaning and unit.
         optional: Whether the column may be absent (and its values null).
-        min: Smallest value allowed, or None.
-        max: Largest value allowed, or None.
-        values: The values allowed, or an empty tuple for any.
+        values: The values allowed, or an empty list for any.
     """
 
     name: str
@@ -58,20 +50,16 @@ class Column:
 
         plain: dict[str, Any] = {"str": pl.String, "bool": pl.Boolean, "i32": pl.Int32, "i64": pl.Int64}
         plain |= {"f32": pl.Float32, "f64": pl.Float64}
-        if self.type.startswith("list["):
-            return pl.List(plain[self.type[5:-1]])
-        return plain[self.type]
+        return pl.List(plain[self.type[5:-1]]) if self.type.startswith("list[") else plain[self.type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
-    """A named table: its columns, and the key that no two rows share.
+    """A named table, as in ``docs/artifacts.md``.
 
     Attributes:
-        name: Table name, as in ``docs/artifacts.md``.
         version: ``major.minor``. A major version is one that older readers misread; a minor one adds columns.
         keys: Columns that identify a row; a table is sorted by them.
-        columns: The columns.
         metrics: Whether columns such as ``avg_at_4`` are part of the table, at least one of them.
     """
 
@@ -81,16 +69,6 @@ class Schema:
     columns: tuple[Column, ...]
     metrics: bool = False
 
-    @property
-    def major(self) -> int:
-        """The part of the version that must fit."""
-        return int(self.version.partition(".")[0])
-
-
-def has_schema(name: str) -> bool:
-    """Return whether there is a table called ``name``."""
-    return (files(__package__) / "schemas" / f"{name}.json").is_file()
-
 
 @cache
 def schema(name: str) -> Schema:
@@ -99,22 +77,11 @@ def schema(name: str) -> Schema:
     Raises:
         TableError: No table has that name.
     """
-    if not has_schema(name):
+    path = files(__package__) / "schemas" / f"{name}.json"
+    if not path.is_file():
         raise TableError(f"there is no table called {name!r}")
-    raw = json.loads((files(__package__) / "schemas" / f"{name}.json").read_text("utf-8"))
-    columns = tuple(Column(**{**c, "values": tuple(c.get("values", ()))}) for c in raw["columns"])
-    return Schema(
-        name=raw["name"],
-        version=raw["version"],
-        keys=tuple(raw["keys"]),
-        columns=columns,
-        metrics=raw.get("metrics", False),
-    )
-
-
-METRIC_PATTERN = r"^(avg|best|worst)_at_\d+$"
-TABLE_KEY, VERSION_KEY = "isocompute.table", "isocompute.schema_version"
-"""Keys of a Parquet file's metadata."""
+    raw = json.loads(path.read_text("utf-8"))
+    return Schema(**{**raw, "columns": tuple(Column(**column) for column in raw["columns"])})
 
 
 def check(frame: pl.DataFrame, name: str, *, where: str) -> pl.DataFrame:
@@ -146,8 +113,7 @@ def check(frame: pl.DataFrame, name: str, *, where: str) -> pl.DataFrame:
             raise TableError(f"{where}: the {name} table has no metric column such as avg_at_4")
         frame = _with_averages(frame, [c for c in found if c.startswith("avg_at_")])
         present += [Column(name=c, type="f64", description="metric", min=0, max=1) for c in found]
-    for column in present:
-        frame = frame.with_columns(_checked(frame[column.name], column, name, where))
+    frame = frame.with_columns(_checked(frame[column.name], column, name, where) for column in present)
     keys = list(wanted.keys)
     repeated = frame.select(keys).is_duplicated()
     if repeated.any():
@@ -162,8 +128,6 @@ def _with_averages(frame: pl.DataFrame, averages: list[str]) -> pl.DataFrame:
     """Fill each ``avg_at_k`` from the others: the mean over samples estimates one quantity, whatever k."""
     import polars as pl
 
-    if len(averages) < 2:
-        return frame
     return frame.with_columns(pl.coalesce(c, *(o for o in averages if o != c)).alias(c) for c in averages)
 
 
@@ -171,43 +135,30 @@ def _checked(series: pl.Series, column: Column, table: str, where: str) -> pl.Se
     """Cast one column to its type, or say which row does not fit."""
     import polars as pl
 
-    def refuse(row: int, problem: str) -> TableError:
-        return TableError(
-            f"{where}: column {column.name} of the {table} table, row {row + 1}: {series[row]!r} {problem}"
-        )
+    of_table = f"{where}: column {column.name} of the {table} table"
+
+    def refuse(wrong: pl.Series, problem: str) -> None:
+        rows = wrong.fill_null(False).arg_true()
+        if len(rows):
+            raise TableError(f"{of_table}, row {rows[0] + 1}: {series[rows[0]]!r} {problem}")
 
     try:
         cast = series.cast(column.dtype(), strict=False)
     except pl.exceptions.PolarsError:
-        raise TableError(
-            f"{where}: column {column.name} of the {table} table is {series.dtype}, not {column.type}"
-        ) from None
-    lost = (cast.is_null() & series.is_not_null()).arg_true()
-    if len(lost):
-        raise refuse(lost[0], f"is not {column.type}")
+        raise TableError(f"{of_table} is {series.dtype}, not {column.type}") from None
+    refuse(cast.is_null() & series.is_not_null(), f"is not {column.type}")
     if series.dtype.is_float() and cast.dtype.is_integer():
-        changed = (cast.cast(series.dtype) != series).fill_null(False).arg_true()
-        if len(changed):
-            raise refuse(changed[0], "is not a whole number")
-    nulls = cast.is_null().arg_true()
-    if len(nulls) and not column.optional:
-        raise refuse(nulls[0], "is missing")
+        refuse(cast.cast(series.dtype) != series, "is not a whole number")
+    if not column.optional:
+        refuse(cast.is_null(), "is missing")
     if cast.dtype.is_float():
-        bad = (~cast.is_finite()).fill_null(False).arg_true()
-        if len(bad):
-            raise refuse(bad[0], "is not a finite number")
+        refuse(~cast.is_finite(), "is not a finite number")
     if column.min is not None:
-        bad = (cast < column.min).fill_null(False).arg_true()
-        if len(bad):
-            raise refuse(bad[0], f"is below {column.min:g}")
+        refuse(cast < column.min, f"is below {column.min:g}")
     if column.max is not None:
-        bad = (cast > column.max).fill_null(False).arg_true()
-        if len(bad):
-            raise refuse(bad[0], f"is above {column.max:g}")
+        refuse(cast > column.max, f"is above {column.max:g}")
     if column.values:
-        bad = (~cast.is_in(list(column.values))).arg_true()
-        if len(bad):
-            raise refuse(bad[0], f"is not one of {', '.join(column.values)}")
+        refuse(~cast.is_in(list(column.values)), f"is not one of {', '.join(column.values)}")
     return cast
 
 
@@ -224,29 +175,36 @@ def read(source: str | Path, name: str) -> pl.DataFrame:
     Raises:
         TableError: There is no such source, or what it holds is not the table.
     """
-    text = str(source)
-    if text.startswith(("mlflow:", "runs:/", "sqlite:///", "http://", "https://")):
-        from . import tracking
+    from . import tracking
 
+    text, path = str(source), Path(source)
+    if tracking.is_of_mlflow(text):
         paths = tracking.fetch(text, name)
         return concat([_load(p, f"{text} ({p.parent.name})") for p in paths], name, where=text)
-    path = Path(source)
     if path.is_dir():
-        paths = sorted(path.rglob(f"{name}.parquet")) or sorted(path.rglob(f"{name}.csv"))
-        if not paths:
-            raise TableError(f"{path}: the folder holds no {name}.parquet or {name}.csv")
-        return concat([_load(p, str(p)) for p in paths], name, where=text)
+        return concat([_load(p, str(p)) for p in files_of(path, name)], name, where=text)
     if not path.exists():
         raise TableError(f"{path}: no such file or folder")
     return check(_load(path, text), name, where=text)
+
+
+def files_of(folder: Path, name: str) -> list[Path]:
+    """The files of a table in a folder, at any depth.
+
+    Raises:
+        TableError: There is none.
+    """
+    paths = sorted(folder.rglob(f"{name}.parquet")) or sorted(folder.rglob(f"{name}.csv"))
+    if not paths:
+        raise TableError(f"{folder}: the folder holds no {name}.parquet or {name}.csv")
+    return paths
 
 
 def _load(path: Path, where: str) -> pl.DataFrame:
     """Read one file, whatever its table, unless its schema is newer than ours."""
     import polars as pl
 
-    if path.suffix not in {".parquet", ".csv"}:
-        raise TableError(f"{where}: a table is a .parquet or a .csv file")
+    _check_suffix(path, where)
     try:
         if path.suffix == ".csv":
             return pl.read_csv(path)
@@ -257,6 +215,11 @@ def _load(path: Path, where: str) -> pl.DataFrame:
     except (pl.exceptions.PolarsError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise TableError(f"{where}: not readable as {path.suffix[1:]} ({reason})") from None
+
+
+def _check_suffix(path: Path, where: object) -> None:
+    if path.suffix not in SUFFIXES:
+        raise TableError(f"{where}: a table is a .parquet or a .csv file")
 
 
 def check_version(path: Path, *, where: str) -> None:
@@ -273,12 +236,14 @@ def check_version(path: Path, *, where: str) -> None:
     package = "isocompute-" + (__package__ or "").split(".")[1]
     if not name or not major.isdigit():
         return
-    if not has_schema(name):
-        raise TableError(f"{where}: {package} has no table named {name}: pip install --upgrade {package}")
-    if int(major) > schema(name).major:
+    try:
+        known = schema(name).version.partition(".")[0]
+    except TableError:
+        raise TableError(f"{where}: {package} has no table named {name}: pip install --upgrade {package}") from None
+    if int(major) > int(known):
         raise TableError(
             f"{where}: the {name} table has schema version {version}, and this {package} reads "
-            f"{schema(name).major}.x: pip install --upgrade {package}"
+            f"{known}.x: pip install --upgrade {package}"
         )
 
 
@@ -316,8 +281,7 @@ def write(frame: pl.DataFrame, name: str, path: str | Path) -> Path:
 
     path = Path(path)
     checked = check(frame, name, where=str(path))
-    if path.suffix not in {".parquet", ".csv"}:
-        raise TableError(f"{path}: a table is a .parquet or a .csv file")
+    _check_suffix(path, path)
     stated = {TABLE_KEY: name, VERSION_KEY: schema(name).version}
     with atomic_write(path, error=TableError) as stream:
         try:

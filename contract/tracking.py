@@ -1,7 +1,7 @@
-"""Tables and documents as artifacts of MLflow runs, found by name and linked by content.
+"""What MLflow holds: tables and documents as artifacts of runs, found by name and linked by content.
 
 A run carries a table as the artifact ``NAME.parquet`` (a document as ``NAME.json``) and the tag
-``isocompute.artifact.NAME = sha256:…``, so that a consumer finds it by name and links it by content.
+``isocompute.artifact.NAME = sha256:…``. MLflow is imported when asked, and by this file only.
 """
 
 from __future__ import annotations
@@ -9,47 +9,39 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
+import os
 import re
 import shutil
+import sqlite3
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+import urllib.parse
+from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .errors import TrackingError, redacted
+from .errors import TrackingError
 from .files import reason_of
-from .store import DEFAULT_URI, ensure_experiment, ensure_store, mlflow_module
 
-__all__ = [
-    "ARTIFACT_TAG",
-    "DEFAULT_URI",
-    "INPUT_TAG",
-    "KEY_TAG",
-    "OWNER_TAG",
-    "SUPERSEDED_TAG",
-    "TrackingError",
-    "answering",
-    "attach",
-    "content_hash",
-    "context_tags",
-    "ensure_experiment",
-    "ensure_store",
-    "fetch",
-    "is_gone",
-    "is_store",
-    "log_artifacts",
-    "runs_of",
-    "supersede_runs",
-]
-
-ARTIFACT_TAG = "isocompute.artifact."
-INPUT_TAG = "isocompute.input."
+STORES = ("sqlite:///", "file:///", "http://", "https://")
+"""Beginnings of tracking URIs."""
+DEFAULT_URI = "sqlite:///mlflow.db"
+ARTIFACT_TAG, INPUT_TAG = "isocompute.artifact.", "isocompute.input."
 SUPERSEDED_TAG = "isocompute.superseded"
 OWNER_TAG = "isocompute.owner"
 """Who made a run, and in which folder: nobody else changes it."""
-KEY_TAG = "isocompute.run_id"
-"""Identity of what a run shows: an owner has one run of each."""
 RUN_ID = re.compile(r"[\w-]+", re.ASCII)
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("DO_NOT_TRACK", "true")
+# By MLflow's own settings a server that hangs takes 20 minutes.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+
+
+def is_of_mlflow(source: str) -> bool:
+    """Return whether a source is MLflow's, and neither a file nor a folder."""
+    return source.startswith(("mlflow:", "runs:/", *STORES))
 
 
 def content_hash(path: Path) -> str:
@@ -58,97 +50,88 @@ def content_hash(path: Path) -> str:
         return "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def context_tags() -> dict[str, str]:
-    """MLflow's tags of who runs this and from which commit: ``mlflow.user``, ``mlflow.source.git.commit``, …."""
-    found = mlflow_module().tracking.context.registry.resolve_tags()
-    # The address of a repository may carry a token.
-    return {name: redacted(str(value)) for name, value in found.items()}
-
-
-def is_gone(error: Exception) -> bool:
-    """Return whether MLflow says that something does not exist; other errors say nothing about that."""
-    return getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST"
-
-
-def log_artifacts(
-    experiment: str,
-    artifacts: Mapping[str, Path],
-    *,
-    run_name: str | None = None,
-    params: Mapping[str, Any] | None = None,
-    metrics: Mapping[str, float] | None = None,
-    inputs: Mapping[str, Path] | None = None,
-) -> str:
-    """Log one finished run that carries tables or documents.
-
-    Args:
-        experiment: Name of the experiment, made when it is not there.
-        run_name: Name shown in the UI.
-        inputs: Name to file of what the run was made from, linked by content.
-
-    Returns:
-        The MLflow run id; ``runs:/ID/NAME`` is then a source.
+def mlflow_module() -> Any:
+    """MLflow, imported now.
 
     Raises:
-        TrackingError: MLflow is not installed or does not answer.
+        TrackingError: It is not installed.
     """
-    ensure_store()
-    client = mlflow_module().MlflowClient()
     try:
-        run = client.create_run(ensure_experiment(experiment), run_name=run_name, tags=context_tags())
-        run_id = str(run.info.run_id)
-        for key, value in (params or {}).items():
-            client.log_param(run_id, key, redacted(str(value)))
-        for key, number in (metrics or {}).items():
-            client.log_metric(run_id, key, number)
-        for name, path in (inputs or {}).items():
-            client.set_tag(run_id, INPUT_TAG + name, content_hash(path))
-        attach(run_id, artifacts)
-        client.set_terminated(run_id)
+        import mlflow
+    except ImportError:
+        package = "isocompute-" + (__package__ or "").split(".")[1]
+        raise TrackingError(f'MLflow is not installed: pip install "{package}[mlflow]"') from None
+    return mlflow
+
+
+def connect(uri: str | None = None, *, create: bool = False) -> Any:
+    """Point MLflow at a store that answers; returns its client.
+
+    Args:
+        uri: Tracking URI; by default ``MLFLOW_TRACKING_URI``, else ``sqlite:///mlflow.db`` here.
+        create: Whether a local store that is not there is made; a reader would only leave an empty one behind.
+
+    Raises:
+        TrackingError: MLflow is not installed, or the store cannot be reached or, unless it may be made, is not there.
+    """
+    mlflow = mlflow_module()
+    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
+    if not create:
+        _refuse_missing(uri)
+        if uri.startswith("file:"):
+            # MLflow no longer writes stores of files, and reads them on request.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri(uri)
+    client = mlflow.MlflowClient()
+    try:
+        client.search_experiments(max_results=1)
+    except Exception as error:
+        is_server = uri.startswith(("http://", "https://"))
+        what = f"server at {uri} does not answer" if is_server else f"store {uri} cannot be opened"
+        raise TrackingError(f"the MLflow {what} ({reason_of(error)})") from None
+    return client
+
+
+def _refuse_missing(uri: str) -> None:
+    """Refuse a local store that is not there: MLflow makes one of any path, and its tables in any database."""
+    parts = urllib.parse.urlsplit(uri)
+    if parts.scheme.startswith("sqlite"):
+        path = Path(uri.partition(":///")[2].partition("?")[0])
+        is_there = path.is_file() and _holds_experiments(path)
+    elif parts.scheme in {"", "file"} and not uri.startswith("databricks"):
+        path = Path(urllib.parse.unquote(parts.path))
+        is_there = path.is_dir()
+    else:
+        return
+    if not is_there:
+        what = f"{path} is not an MLflow store" if path.is_file() else f"there is no MLflow store {path}"
+        raise TrackingError(f"{what}; set MLFLOW_TRACKING_URI to one: sqlite:///PATH/mlflow.db or http://HOST:PORT")
+
+
+def _holds_experiments(database: Path) -> bool:
+    try:
+        with contextlib.closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            query = "SELECT 1 FROM sqlite_master WHERE name = 'experiments'"
+            return connection.execute(query).fetchone() is not None
+    except sqlite3.DatabaseError as error:
+        # One that is busy or unreadable is left to MLflow, which says so itself.
+        return isinstance(error, sqlite3.OperationalError)
+
+
+@contextlib.contextmanager
+def answering(source: str) -> Iterator[None]:
+    """Put what MLflow raises while it reads a source into one sentence.
+
+    Raises:
+        TrackingError: Instead of anything else.
+    """
+    try:
+        yield
     except TrackingError:
         raise
     except Exception as error:
-        raise TrackingError(f"logging to MLflow failed ({reason_of(error)})") from None
-    return run_id
-
-
-def supersede_runs(experiment: str, *, owner: str, keep: Collection[str]) -> None:
-    """Mark an owner's runs of an experiment as superseded, except those of some keys; other owners' stay as they are.
-
-    Superseded runs are not deleted and can still be read as ``runs:/ID``; ``mlflow:EXPERIMENT`` ignores them.
-
-    Args:
-        keep: What the experiment means, by ``KEY_TAG``; where it was superseded before, it is no longer.
-    """
-    client = mlflow_module().MlflowClient()
-    for run in _all_runs(client, ensure_experiment(experiment)):
-        tags = run.data.tags
-        if tags.get(OWNER_TAG) != owner or (tags.get(KEY_TAG) in keep) != (SUPERSEDED_TAG in tags):
-            continue
-        if SUPERSEDED_TAG in tags:
-            client.delete_tag(run.info.run_id, SUPERSEDED_TAG)
-        else:
-            client.set_tag(run.info.run_id, SUPERSEDED_TAG, "true")
-
-
-def attach(run_id: str, artifacts: Mapping[str, Path], *, figures: Collection[Path] = ()) -> None:
-    """Log files as named artifacts of an existing run.
-
-    Args:
-        figures: Files without such a name, which are only looked at.
-    """
-    mlflow = mlflow_module()
-    client, hashes = mlflow.MlflowClient(), []
-    for figure in figures:
-        client.log_artifact(run_id, str(figure), "figures")
-    for name, path in artifacts.items():
-        with tempfile.TemporaryDirectory() as folder:
-            copy = Path(folder) / f"{name}{path.suffix}"
-            shutil.copyfile(path, copy)
-            client.log_artifact(run_id, str(copy))
-        hashes.append(mlflow.entities.RunTag(ARTIFACT_TAG + name, content_hash(path)))
-    # Last, so that what is tagged is there.
-    client.log_batch(run_id, tags=hashes)
+        uri = mlflow_module().get_tracking_uri()
+        raise TrackingError(f"{source}: could not be fetched from {uri} ({reason_of(error)})") from None
 
 
 def fetch(source: str, name: str) -> list[Path]:
@@ -197,11 +180,6 @@ def _refuse_several_owners(source: str, name: str, carriers: Collection[Any]) ->
         )
 
 
-def is_store(source: str) -> bool:
-    """Return whether a source is a tracking URI."""
-    return source.startswith(("sqlite:///", "file:///", "http://", "https://"))
-
-
 def runs_of(source: str) -> tuple[Any, list[Any]]:
     """The MLflow client of a source's store, and the runs that the source names.
 
@@ -211,52 +189,22 @@ def runs_of(source: str) -> tuple[Any, list[Any]]:
     Raises:
         TrackingError: No such store, run or experiment.
     """
-    uri = ensure_store(source if is_store(source) else None, create=False)
-    client = mlflow_module().MlflowClient()
+    whole = source.startswith(STORES)
+    client = connect(source if whole else None)
+    search = partial(mlflow_module().search_runs, output_format="list", order_by=["attributes.start_time"])
     with answering(source):
-        return client, _runs_of(client, source, uri)
-
-
-@contextlib.contextmanager
-def answering(source: str) -> Iterator[None]:
-    """Put what MLflow raises while it reads a source into one sentence.
-
-    Raises:
-        TrackingError: Instead of anything else.
-    """
-    try:
-        yield
-    except TrackingError:
-        raise
-    except Exception as error:
-        uri = mlflow_module().get_tracking_uri()
-        raise TrackingError(f"{source}: could not be fetched from {uri} ({reason_of(error)})") from None
-
-
-def _runs_of(client: Any, source: str, uri: str) -> list[Any]:
-    """The runs that a source names."""
-    if is_store(source):
-        return [run for e in client.search_experiments() for run in _all_runs(client, str(e.experiment_id))]
-    if source.startswith("runs:/"):
-        return [client.get_run(source.removeprefix("runs:/").partition("/")[0])]
-    named, _, owner = source.removeprefix("mlflow:").partition("?owner=")
-    experiment = client.get_experiment_by_name(named)
-    if experiment is None:
-        names = ", ".join(sorted(e.name for e in client.search_experiments())) or "none"
-        raise TrackingError(f"{source}: the store {uri} has no such experiment (it has {names})")
-    runs = _all_runs(client, str(experiment.experiment_id))
-    return [run for run in runs if not owner or run.data.tags.get(OWNER_TAG) == owner]
-
-
-def _all_runs(client: Any, experiment_id: str) -> list[Any]:
-    runs: list[Any] = []
-    token = None
-    while True:
-        page = client.search_runs([experiment_id], max_results=500, page_token=token)
-        runs += page
-        token = page.token
-        if not token:
-            return sorted(runs, key=lambda run: str(run.info.run_id))
+        if whole:
+            return client, search(search_all_experiments=True)
+        if source.startswith("runs:/"):
+            return client, [client.get_run(source.removeprefix("runs:/").partition("/")[0])]
+        named, _, owner = source.removeprefix("mlflow:").partition("?owner=")
+        experiment = client.get_experiment_by_name(named)
+        if experiment is None:
+            names = ", ".join(sorted(e.name for e in client.search_experiments())) or "none"
+            uri = mlflow_module().get_tracking_uri()
+            raise TrackingError(f"{source}: the store {uri} has no such experiment (it has {names})")
+        runs = search([experiment.experiment_id])
+        return client, [run for run in runs if not owner or run.data.tags.get(OWNER_TAG) == owner]
 
 
 def _download(client: Any, run_id: str, name: str, folder: Path) -> Path:

@@ -3,11 +3,13 @@
 import errno
 from collections.abc import Sequence
 
+from isocompute.rollout.contract.errors import IsoComputeError
+
 ENVIRONMENT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES})
 """Why the system refuses to read or write, where it is no fault of the code."""
 
 
-class ExperimentError(ValueError):
+class ExperimentError(IsoComputeError):
     """A stage cannot do what it was asked; the message says what was wrong and what would be right."""
 
 
@@ -18,10 +20,7 @@ def listed(names: Sequence[str], *, most: int = 3, between: str = ", ") -> str:
 
 def is_for_the_user(error: BaseException) -> bool:
     """Return whether an error says what a user can do about it; every other one is a fault of the code."""
-    if isinstance(error, OSError):
-        return error.errno in ENVIRONMENT
-    # Every package has an error of this name, the base of its own.
-    return isinstance(error, ExperimentError) or any(base.__name__ == "IsoComputeError" for base in type(error).__mro__)
+    return error.errno in ENVIRONMENT if isinstance(error, OSError) else isinstance(error, IsoComputeError)
 
 
 def amounts(bundles: Sequence[dict[str, float]]) -> str:

@@ -12,13 +12,14 @@ import os
 import pkgutil
 import random
 import re
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import redirect_stdout, suppress
+from contextlib import closing, redirect_stdout, suppress
 from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
@@ -223,6 +224,10 @@ def smoke(tree: Path, old: Path) -> Iterator[tuple[str, Any]]:
         yield str(path), table(path)
     # Evaluations of so few steps do not show every change of an update.
     lines = [line for path in Path("work").rglob("metrics.jsonl") for line in path.read_text().splitlines()]
+    for path in Path("work").rglob("run.sqlite"):
+        # What trees keep that have no metrics.jsonl.
+        with closing(sqlite3.connect(path)) as run:
+            lines += [line for (line,) in run.execute("SELECT record FROM records ORDER BY id")]
     steps = [step for step in map(json.loads, lines) if step["kind"] == "step"]
     measured = {"machine_rate": "measured"}
     yield "updates", sorted(repr([s["rollouts"], s["responses"], (s["update"] or {}) | measured]) for s in steps)

@@ -1,14 +1,13 @@
 """The files of cells: one folder per cell, named by its run id, its records, its results, and base models.
 
-A running cell appends records to a spool, of which the driver reads what is new. Checkpoints and policies of finished
-cells are kept under a disk limit. The evaluation before the first update, the baseline, is made and charged once for
-all cells of one seed.
+A running cell appends records to an SQLite file, of which the driver reads what is new. Checkpoints and policies of
+finished cells are kept under a disk limit. The evaluation before the first update, the baseline, is made and charged
+once for all cells of one seed.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -20,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 from isocompute.budget import TRAINING_COHORTS, Counts, counts_by_cohort
-from isocompute.learner.records.steps import Record, from_plain, to_plain
+from isocompute.learner.records.steps import EvaluationRecord, Record, from_plain, to_plain
 from isocompute.rollout import EvaluationResult
 from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import write_text
+from isocompute.rollout.store import Store
 
 from ..errors import ExperimentError
 from .cells import Cell
@@ -291,74 +291,52 @@ def cost(rollouts: pl.DataFrame) -> dict[str, int]:
 
 
 class Spool:
-    """The records of one cell in one file, one line per record."""
+    """The records of one cell, in a file of its own beside its ledger, whose writer may be another program."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    SCHEMA = """CREATE TABLE IF NOT EXISTS records (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, rollouts INTEGER, time INTEGER, record TEXT
+    )"""
 
-    def rewind(self, rollouts: int) -> None:
-        """Drop what a killed attempt wrote beyond the checkpoint at ``rollouts``."""
-        if not self.path.exists():
-            return
-        kept = [_line(spooled) for spooled in self.timed() if spooled.record.rollouts <= rollouts]
-        # A new file, by whose inode readers notice that what they have read may be gone.
-        write_text(self.path, "".join(kept))
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "run.sqlite"
 
     def write(self, record: Record) -> None:
         """Append one record."""
-        with self.path.open("a") as stream:
-            stream.write(_line(Spooled(record=record, time=time.time_ns() // 10**6)))
+        values = (record.rollouts, time.time_ns() // 10**6, json.dumps(to_plain(record)))
+        self._run("INSERT INTO records (rollouts, time, record) VALUES (?, ?, ?)", *values)
+
+    def rewind(self, rollouts: int) -> None:
+        """Drop what a killed attempt wrote beyond the checkpoint at ``rollouts``."""
+        self._run("DELETE FROM records WHERE rollouts > ?", rollouts)
 
     def records(self) -> list[Record]:
-        """The record of every whole line."""
-        return [spooled.record for spooled in self.timed()]
+        """Every record, in the order of writing."""
+        return [spooled.record for spooled in self.since()]
 
-    def timed(self) -> list[Spooled]:
-        """The record of every whole line, with its time."""
-        return self.since(Cursor())[0]
+    def since(self, last: int = 0) -> list[Spooled]:
+        """The records that were written after the one of this id."""
+        if not self.path.exists():
+            return []
+        rows = self._run("SELECT id, time, record FROM records WHERE id > ? ORDER BY id", last)
+        return [Spooled(id=id, time=time, record=from_plain(json.loads(text))) for id, time, text in rows]
 
-    def since(self, position: Cursor) -> tuple[list[Spooled], Cursor]:
-        """The records after a position, and the position behind them; a torn last line is left for later.
-
-        A file that was rewound since is read from its beginning.
-        """
-        try:
-            stream = self.path.open("rb")
-        except FileNotFoundError:
-            return [], Cursor()
-        with stream:
-            inode = os.fstat(stream.fileno()).st_ino
-            begin = position.read if position.inode == inode else 0
-            if begin:
-                stream.seek(begin - 1)
-                begin = begin if stream.read(1) == b"\n" else 0
-            stream.seek(begin)
-            whole = stream.read().rpartition(b"\n")[0]
-        lines = whole.split(b"\n") if whole else []
-        after = begin + (len(whole) + 1 if whole else 0)
-        plain = [json.loads(line) for line in lines]
-        records = [Spooled(time=each.pop("time"), record=from_plain(each)) for each in plain]
-        return records, Cursor(inode=inode, read=after)
+    def _run(self, statement: str, *values: Any) -> list[Any]:
+        with Store(self.path, self.SCHEMA) as store:
+            return store.run(statement, *values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spooled:
-    """A record and when it was written, in ms since 1970: for charts alone, and no part of any result."""
+    """A record, its number in the order of writing, and when it was written, in ms since 1970: for charts alone."""
 
+    id: int
     record: Record
     time: int
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cursor:
-    """Cursor of a reader: the inode of the file that was read, and bytes read of it."""
-
-    inode: int = 0
-    read: int = 0
-
-
-def _line(spooled: Spooled) -> str:
-    return json.dumps({**to_plain(spooled.record), "time": spooled.time}) + "\n"
+    @property
+    def place(self) -> tuple[int, bool]:
+        """Where it is in the run: a step and the evaluation after it share their rollouts."""
+        return self.record.rollouts, isinstance(self.record, EvaluationRecord)
 
 
 def local_path(model: str) -> str:

@@ -228,8 +228,8 @@ def write_tables(cell: CommandCell, home: Path, settings: Mapping[str, Any], *, 
     timings = timings_of(history, cell.run_id, devices=trainer_of(cell).world_size)
     if len(timings):
         tables.write(timings, "timings", home / "timings.parquet")
-    spool, metric = Spool(home / "metrics.jsonl"), f"avg_at_{cell.evaluation_samples}"
-    spool.path.unlink(missing_ok=True)
+    spool, metric = Spool(home), f"avg_at_{cell.evaluation_samples}"
+    spool.rewind(-1)
     for step, rollouts, score in evals.select("step", "rollouts", metric).iter_rows():
         spool.write(EvaluationRecord(step=step, rollouts=rollouts, scores={metric: score}, evaluate_seconds=0.0))
     cell_folder.set_done(home, cell_folder.Done(rollouts=cell.rollouts, step=cell.update_steps, diverged_at=None))

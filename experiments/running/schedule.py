@@ -26,7 +26,7 @@ from isocompute.rollout.contract.files import write_text
 from ..errors import ExperimentError, amounts
 from ..settings import Preset, ResourcesConfig
 from . import cell_folder, cluster
-from .cell_folder import CHECKPOINTS, LEDGER, SAID, WORK, Cursor, Spool, finished, folder_of
+from .cell_folder import CHECKPOINTS, LEDGER, SAID, WORK, Spool, finished, folder_of
 from .cell_folder import done as read_done
 from .cells import NAMESPACE, Cell, CommandCell, Surroundings, WorkerConfig, check_problems, digest
 from .cluster import (
@@ -694,7 +694,7 @@ class Display:
 
     def __init__(self, title: str, cells: Sequence[Cell]) -> None:
         self._cells = len(cells)
-        self._at: dict[str, Cursor] = {}
+        self._at: dict[str, int] = {}
         self._spent: dict[str, int] = {}
         self._complete: set[str] = set()
         for cell in cells:
@@ -709,13 +709,13 @@ class Display:
             self._complete.add(cell.run_id)
             self._spent[cell.run_id] = cell.rollouts
             return
-        records, self._at[cell.run_id] = Spool(folder / "metrics.jsonl").since(self.position(cell))
-        if records:
+        if records := Spool(folder).since(self.position(cell)):
+            self._at[cell.run_id] = records[-1].id
             self._spent[cell.run_id] = min(records[-1].record.rollouts, cell.rollouts)
 
-    def position(self, cell: Cell) -> Cursor:
-        """Cursor in the spool of a cell, which moves while the cell does."""
-        return self._at.get(cell.run_id, Cursor())
+    def position(self, cell: Cell) -> int:
+        """The id of the last record of a cell that was read, which moves while the cell does."""
+        return self._at.get(cell.run_id, 0)
 
     def show(self, *, last: bool = False) -> None:
         """Print the line."""

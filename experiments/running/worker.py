@@ -149,7 +149,7 @@ class Worker:
             # A run that began so is not the one of its settings either.
             sizes = [each.compute.micro_batch_tokens for each in (cell.learner, learner.config)]
             progress.changes.append({"step": progress.step, MICRO_BATCH: sizes})
-        spool = Spool(home / "metrics.jsonl")
+        spool = Spool(home)
         spool.rewind(progress.rollouts)
         validation = problems.filter(pl.col("split") == "validation")
         self._try_sync(cell, home, learner, validation, resumed_from=progress.step)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from isocompute.budget.contract import tracking
+from isocompute.rollout.contract.tracking import INPUT_TAG, content_hash
 
 from ..running.tracker import Outbox, Parcel, tags
 from ..settings.model import Preset
@@ -36,7 +36,7 @@ def log(
         inputs: Name to file of what the run was made from, linked by content.
     """
     experiment, key = f"{preset.name}-{what}", f"{what}-{secrets.token_hex(4)}"
-    linked = {tracking.INPUT_TAG + name: tracking.content_hash(path) for name, path in (inputs or {}).items()}
+    linked = {INPUT_TAG + name: content_hash(path) for name, path in (inputs or {}).items()}
     parcel = Parcel(
         experiment=experiment,
         key=key,
@@ -50,4 +50,4 @@ def log(
         tags={**tags(experiment), **linked},
         means=[key],
     )
-    Outbox().put_copies(parcel)
+    Outbox().put(parcel, copy=True)

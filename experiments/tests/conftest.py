@@ -24,7 +24,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty MLflow database, which takes seconds to make."""
-    from isocompute.budget.contract import tracking
+    from isocompute.rollout import tracking
 
     made = tmp_path_factory.mktemp("empty") / "mlflow.db"
     tracking.ensure_store(f"sqlite:///{made}")
@@ -34,7 +34,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def store(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty MLflow store, which is in use, and a folder to work in."""
-    from isocompute.budget.contract import tracking
+    from isocompute.rollout import tracking
 
     shutil.copyfile(empty_store, tmp_path / "mlflow.db")
     # MLflow keeps the store of the last test, which counts more than the variable.

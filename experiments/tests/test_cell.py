@@ -82,7 +82,7 @@ def exit_code(process: BaseProcess) -> int | None:
 def kill_after(folder: Path, lines: int, sampler: str) -> None:
     """Start the cell and kill it once its spool has so many lines."""
     process = start(folder, sampler=sampler)
-    while process.is_alive() and len(Spool(folder / "metrics.jsonl").records()) < lines:
+    while process.is_alive() and len(Spool(folder).records()) < lines:
         time.sleep(0.02)
     assert process.is_alive()
     process.kill()
@@ -145,7 +145,7 @@ def test_a_cell_extended_equals_the_cell_run_at_once_and_trains_only_the_rest(ho
     assert evals["rollouts"].to_list() == [0, 32, 64, 96, 128, 160, 192]
     # The run is the same run, which the shorter one began.
     assert evals.head(4).equals(short)
-    records = Spool(home / "extended" / "metrics.jsonl").records()
+    records = Spool(home / "extended").records()
     steps = [record.step for record in records if isinstance(record, StepRecord)]
     assert steps == list(range(1, 25))
     done = cell_folder.done(home / "extended")
@@ -156,7 +156,7 @@ def test_a_cell_extended_equals_the_cell_run_at_once_and_trains_only_the_rest(ho
 def test_engines_and_ranks_of_their_own_spend_the_same_and_go_on_where_a_rank_dies(home: Path, alone: Path) -> None:
     apart = home / "apart"
     cell = start(apart, placement="separate", ranks=2)
-    while cell.is_alive() and len(Spool(apart / "metrics.jsonl").records()) < 7:
+    while cell.is_alive() and len(Spool(apart).records()) < 7:
         time.sleep(0.02)
     every = [process for process in psutil.Process(cell.pid).children(recursive=True) if process.name() == RANK]
     assert len(every) == 2
@@ -180,7 +180,7 @@ def test_engines_and_ranks_of_their_own_spend_the_same_and_go_on_where_a_rank_di
 def test_an_engine_holds_the_base_model_with_its_adapter_after_every_sync(home: Path) -> None:
     folder = home / "adapted"
     assert exit_code(start(folder, with_adapter=True)) == 0
-    records = [record for record in Spool(folder / "metrics.jsonl").records() if isinstance(record, StepRecord)]
+    records = [record for record in Spool(folder).records() if isinstance(record, StepRecord)]
     assert len(records) == 12
     updates = [record.update for record in records if record.update is not None]
     assert all(update.sync_error < 1e-4 for update in updates)

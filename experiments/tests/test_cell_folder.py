@@ -2,7 +2,10 @@
 
 import json
 import os
+import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import polars as pl
@@ -14,14 +17,14 @@ from safetensors.torch import load_file, save_file
 
 from experiments.errors import ExperimentError
 from experiments.running import cell_folder
-from experiments.running.cell_folder import Cursor, Spool, Spooled
+from experiments.running.cell_folder import Spool
 from experiments.running.cells import Cell
 from experiments.running.tracker import health_of, health_text
 from experiments.settings import ModelConfig, Preset, load
 from experiments.stages import prepare
 from experiments.stages.sweep import collect
 
-from .made import BASE, PARAMS, cell, ended, evaluation_record, kept_checkpoint, step_record
+from .made import BASE, PARAMS, cell, ended, environment, evaluation_record, kept_checkpoint, step_record
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +159,7 @@ def test_a_cell_is_listed_with_its_health_within_its_budget_if_it_is_long_enough
     tmp_path: Path, grows_at: int, cases: list[tuple[int, list[str], bool]]
 ) -> None:
     """Responses four times as long from some step on."""
-    spool = Spool(ended(cell(rollouts=384), budget=384) / "metrics.jsonl")
+    spool = Spool(ended(cell(rollouts=384), budget=384))
     for step in range(1, 49):
         spool.write(step_record(step, length=40.0 if step > grows_at else 10.0))
     for steps, names, judged in cases:
@@ -178,12 +181,8 @@ def test_a_cell_is_not_continued_with_other_prompts() -> None:
         cell_folder.check_prompts(folder, "of tomorrow")
 
 
-def steps(records: list[Spooled]) -> list[int]:
-    return [spooled.record.step for spooled in records]
-
-
 def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "metrics.jsonl")
+    spool = Spool(tmp_path)
     update = UpdateReport(
         objective={"loss": Average(total=1 / 3, count=1.0)},
         gradient_norm=2.0,
@@ -198,33 +197,46 @@ def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert spool.records() == written
 
 
-def test_only_what_is_new_is_read_and_a_torn_line_is_left_for_later(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "metrics.jsonl")
-    assert spool.since(Cursor()) == ([], Cursor())
-    for step in (1, 2):
-        spool.write(step_record(step))
-    whole = spool.path.read_bytes()
-    spool.path.write_bytes(whole[:-20])
-    records, position = spool.since(Cursor())
-    assert steps(records) == [1]
-    with spool.path.open("ab") as stream:
-        stream.write(whole[-20:])
-    records, position = spool.since(position)
-    assert (steps(records), position.read) == ([2], len(whole))
-    assert spool.since(position) == ([], position)
-
-
-def test_a_spool_that_was_rewound_is_read_again_and_its_records_keep_their_times(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "metrics.jsonl")
+def test_only_what_is_new_is_read_also_of_steps_that_are_taken_again(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    assert spool.since() == []
+    assert not spool.path.exists()
     for step in (1, 2, 3):
         spool.write(step_record(step))
-    before, position = spool.since(Cursor())
-    assert [spooled.time for spooled in before] == sorted(spooled.time for spooled in before)
+    before = spool.since()
     spool.rewind(16)
-    assert spool.timed() == before[:2]
+    assert spool.since() == before[:2]
     for step in (3, 4):
         spool.write(step_record(step, reward=0.123456))
-    assert steps(spool.since(position)[0]) == [1, 2, 3, 4]
+    assert [spooled.record.step for spooled in spool.since(before[-1].id)] == [3, 4]
+    assert [spooled.time for spooled in spool.since()] == sorted(spooled.time for spooled in spool.since())
+
+
+APPENDS = """
+from pathlib import Path
+from experiments.running.cell_folder import Spool
+from experiments.tests.made import step_record
+for step in range(1, 10**6):
+    Spool(Path()).write(step_record(step))
+    print(step, flush=True)
+"""
+
+
+@pytest.mark.slow("a process that is killed")
+def test_a_killed_process_loses_nothing_that_it_has_written_and_leaves_nothing_half(tmp_path: Path) -> None:
+    for _ in range(3):
+        before = len(Spool(tmp_path).records())
+        with subprocess.Popen([sys.executable, "-c", APPENDS], stdout=subprocess.PIPE, env=environment()) as writer:
+            assert writer.stdout is not None
+            said = [writer.stdout.readline() for _ in range(random.randint(1, 40))]
+            # Read while it is written.
+            assert len(Spool(tmp_path).records()) >= before + len(said)
+            writer.kill()
+            said += writer.stdout.readlines()
+        records = Spool(tmp_path).records()
+        # One more may have been written and not said.
+        assert len(records) - before - len(said) in (0, 1)
+        assert records[before:] == [step_record(step) for step in range(1, len(records) - before + 1)]
 
 
 @pytest.fixture

@@ -148,7 +148,7 @@ def test_a_cell_that_diverges_is_a_result_and_the_others_go_on(make: Any, proble
 
 def test_a_cell_whose_worker_was_killed_goes_on_on_another(make: Any, problems: pl.DataFrame, pool: Pool) -> None:
     one = make(seed=41)
-    spool = Spool(cell_folder.folder_of(one) / "metrics.jsonl")
+    spool = Spool(cell_folder.folder_of(one))
     processes = [loaded.process for loaded in ray.get([slot.actor.open.remote(pool._config) for slot in pool._slots])]
 
     def kill() -> None:
@@ -175,7 +175,7 @@ def test_a_cell_saves_its_state_on_a_signal_and_goes_on_from_there(
 ) -> None:
     one = make(seed=43, rollouts=1600, evaluate_every=160)
     folder = cell_folder.folder_of(one)
-    spool = Spool(folder / "metrics.jsonl")
+    spool = Spool(folder)
 
     def end() -> None:
         """Ask this process to end once the cell is under way."""

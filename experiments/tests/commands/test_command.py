@@ -225,7 +225,7 @@ def test_a_command_leaves_the_tables_of_a_cell_and_is_not_run_again(tmp_path: Pa
     assert timings["device_seconds"].to_list() == [0.25] * 12
     assert not (home / "pass_rates.parquet").exists()
     assert cell_folder.finished(one, home)
-    assert [record.rollouts for record in Spool(home / "metrics.jsonl").records()] == evals["rollouts"].to_list()
+    assert [record.rollouts for record in Spool(home).records()] == evals["rollouts"].to_list()
     before = (home / "output.log").stat().st_mtime_ns
     assert (trained(one) / "output.log").stat().st_mtime_ns == before
     # Joined, without what no log gives.

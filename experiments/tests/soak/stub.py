@@ -58,7 +58,7 @@ class StubActor:
         note(f"begun {cell.run_id}")
         if cell.name in faults["fails"]:
             raise ValueError("this cell cannot be trained")
-        spool = Spool(folder / "metrics.jsonl")
+        spool = Spool(folder)
         at = int(cell_folder.newest_checkpoint(folder).rpartition("-")[2] or 0)
         spool.rewind(8 * at)
         dies_at = random.randint(1, STEPS) if random.random() < faults["deaths"] else 0

@@ -128,7 +128,7 @@ if hasattr(os, "fchmod"):
     del os.fchmod
 import polars as pl
 import isocompute.frontier
-from isocompute.frontier.contract import store, tables, tracking
+from isocompute.frontier.contract import tables, tracking
 from isocompute.frontier.cli import main
 print([name for name in ("torch", "ray", "mlflow", "matplotlib") if name in sys.modules])
 rows = [

@@ -389,7 +389,7 @@ def test_a_ledger_that_dies_in_its_creation_is_not_there_or_whole(tmp_path, monk
 
 
 def test_a_lock_whose_file_was_removed_while_it_was_taken_is_taken_again(tmp_path, monkeypatch):
-    path, real = tmp_path / "a.ledger", store.locks.lock
+    path, real = tmp_path / "a.ledger", store._lock
     beside = tmp_path / "a.ledger-lock"
 
     def ended(handle):
@@ -397,7 +397,7 @@ def test_a_lock_whose_file_was_removed_while_it_was_taken_is_taken_again(tmp_pat
         monkeypatch.undo()
         beside.unlink()
 
-    monkeypatch.setattr(store.locks, "lock", ended)
+    monkeypatch.setattr(store, "_lock", ended)
     with Ledger.open(path, run_id="run"), pytest.raises(LedgerError, match="another writer"):
         Ledger.open(path, run_id="run")
     assert list(tmp_path.iterdir()) == [path]

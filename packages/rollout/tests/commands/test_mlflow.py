@@ -5,9 +5,10 @@ from typing import Any
 
 import polars as pl
 import pytest
+from isocompute.rollout import tracking
 from isocompute.rollout.cli import main
 from isocompute.rollout.commands.output import read
-from isocompute.rollout.contract import tables, tracking
+from isocompute.rollout.contract import tables
 
 pytestmark = pytest.mark.slow("MLflow in processes of its own")
 

@@ -42,7 +42,7 @@ def asked(tiny: Any, problems: Path, out: Path, *, command: str = "generate") ->
 
 def stopped(arguments: list[str], out: Path, *, after: int, by: signal.Signals) -> tuple[int, str]:
     """Start a command, send it a signal once it has kept groups, and return its exit code and stderr."""
-    log = out.with_name(f"{out.name}.partial-wal")
+    log = out.with_name(f"{out.name}.partial")
     left = log.stat().st_mtime_ns if log.exists() else 0
     process = subprocess.Popen(
         [sys.executable, "-m", "isocompute.rollout.cli", *arguments],

@@ -17,7 +17,7 @@ from isocompute.rollout import RolloutError, evaluate, open_sampler
 from isocompute.rollout.cli import main
 from isocompute.rollout.commands import settings
 from isocompute.rollout.commands.run import ProgressLine, SamplingRun
-from isocompute.rollout.commands.store import Store
+from isocompute.rollout.commands.store import Groups
 from isocompute.rollout.commands.values import chosen
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.sampling import aborted
@@ -56,7 +56,7 @@ def process(engine: Unsteady, out: Path) -> Iterator[SamplingRun]:
     """The run as a process has it."""
     unused: dict[str, Any] = dict.fromkeys(("problems", "dropped", "run_id", "phase", "complete", "params"))
     settings: Any = SimpleNamespace(open=lambda responses: engine.inner)
-    with Store(out, {}) as store:
+    with Groups(out, {}) as store:
         yield SamplingRun(settings=settings, store=store, progress=ProgressLine(stream=io.StringIO()), **unused)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from isocompute.rollout import RolloutError
-from isocompute.rollout.commands.store import Store
+from isocompute.rollout.commands.store import Groups
 
 SAMPLES = 3
 SETTINGS = {"seed": 1, "model": "m"}
@@ -27,7 +27,7 @@ def group(name: str, *, first: int = 0, reward: float = 1.0) -> pa.RecordBatch:
 
 def kept(out: Path) -> list[str]:
     """The groups that a new process finds, as they were written."""
-    with Store(out, SETTINGS) as store:
+    with Groups(out, SETTINGS) as store:
         found = {name: store.group(name, first_sample=0, samples=SAMPLES) for name in NAMES}
     assert all(batch.equals(group(name)) for name, batch in found.items() if batch is not None)
     return [name for name, batch in found.items() if batch is not None]
@@ -36,12 +36,12 @@ def kept(out: Path) -> list[str]:
 def test_groups_are_read_back_by_the_next_process_until_they_are_discarded(tmp_path: Path) -> None:
     out = tmp_path / "folder" / "rollouts.parquet"
     for part in (NAMES[:5], NAMES[5:]):
-        with Store(out, SETTINGS) as store:
+        with Groups(out, SETTINGS) as store:
             for name in part:
                 store.append(group(name))
     assert [path.name for path in out.parent.iterdir()] == ["rollouts.parquet.partial"]
     assert kept(out) == NAMES
-    with Store(out, SETTINGS) as store:
+    with Groups(out, SETTINGS) as store:
         assert len(store) == len(NAMES)
         store.discard()
     assert list(out.parent.iterdir()) == []
@@ -49,11 +49,11 @@ def test_groups_are_read_back_by_the_next_process_until_they_are_discarded(tmp_p
 
 def test_the_later_of_two_groups_counts_and_another_number_of_responses_does_not(tmp_path: Path) -> None:
     out = tmp_path / "rollouts.parquet"
-    with Store(out, SETTINGS) as store:
+    with Groups(out, SETTINGS) as store:
         for reward in (0.0, 1.0):
             store.append(group("p", reward=reward))
         store.append(group("p", first=SAMPLES))
-    with Store(out, SETTINGS) as store:
+    with Groups(out, SETTINGS) as store:
         assert store.group("p", first_sample=0, samples=SAMPLES).equals(group("p"))
         assert store.group("p", first_sample=0, samples=SAMPLES + 1) is None
         assert store.group("p", first_sample=SAMPLES, samples=SAMPLES).equals(group("p", first=SAMPLES))
@@ -61,24 +61,24 @@ def test_the_later_of_two_groups_counts_and_another_number_of_responses_does_not
 
 def test_other_settings_are_refused_and_what_is_kept_stays(tmp_path: Path) -> None:
     out = tmp_path / "rollouts.parquet"
-    with Store(out, SETTINGS) as store:
+    with Groups(out, SETTINGS) as store:
         store.append(group("p"))
     with pytest.raises(RolloutError, match="another seed"):
-        Store(out, {**SETTINGS, "seed": 2})
+        Groups(out, {**SETTINGS, "seed": 2})
     with pytest.raises(RolloutError, match="top_p"):
-        Store(out, {**SETTINGS, "top_p": 0.5})
+        Groups(out, {**SETTINGS, "top_p": 0.5})
     assert kept(out) == ["p"]
 
 
 def test_a_run_that_finished_nothing_leaves_nothing(tmp_path: Path) -> None:
-    with Store(tmp_path / "rollouts.parquet", SETTINGS):
+    with Groups(tmp_path / "rollouts.parquet", SETTINGS):
         pass
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_store_is_a_sentence_or_holds_what_was_written(tmp_path: Path) -> None:
     out = tmp_path / "rollouts.parquet"
-    with Store(out, SETTINGS) as store:
+    with Groups(out, SETTINGS) as store:
         for name in NAMES:
             store.append(group(name))
         path = store.path
@@ -104,8 +104,8 @@ def test_a_damaged_store_is_a_sentence_or_holds_what_was_written(tmp_path: Path)
 HOLDER = """
 import sys
 from pathlib import Path
-from isocompute.rollout.commands.store import Store
-store = Store(Path(sys.argv[1]), {"seed": 1, "model": "m"})
+from isocompute.rollout.commands.store import Groups
+store = Groups(Path(sys.argv[1]), {"seed": 1, "model": "m"})
 print("locked", flush=True)
 sys.stdin.read()
 """
@@ -119,12 +119,12 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -
         assert other.stdout is not None
         assert other.stdout.readline() == "locked\n"
         with pytest.raises(RolloutError, match="another process"):
-            Store(out, SETTINGS)
+            Groups(out, SETTINGS)
         other.kill()
     assert kept(out) == []
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RolloutError, match="cannot be kept there"):
-        Store(tmp_path / "file" / "rollouts.parquet", SETTINGS)
+    with pytest.raises(RolloutError, match="can be kept there"):
+        Groups(tmp_path / "file" / "rollouts.parquet", SETTINGS)

@@ -13,11 +13,11 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Self, TypeVar
 
 from ..checks import reason
-from ..contract import locks
 from ..contract.files import atomic_write
 from ..errors import LedgerError
 from .fold import APPLICATION, SCHEMA, VERSION
@@ -34,6 +34,7 @@ FORMER = b"isocompute ledger "
 """How a ledger began before it was kept in SQLite."""
 HEAD_BYTES = 72
 NO_LOCKS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS})
+TAKEN = frozenset({errno.EACCES, errno.EAGAIN, errno.EDEADLK})
 
 # Held while SQLite is used and while a lock is taken: a fork in between would inherit half a transaction, and its end
 # would write the rest.
@@ -88,7 +89,7 @@ class Lock:
             # Before it is unlocked, or it would be another's.
             with contextlib.suppress(OSError):
                 self._beside.unlink()
-            locks.unlock(self._handle)
+            _lock(self._handle, release=True)
             self._close()
 
     def _taken(self) -> bool:
@@ -96,7 +97,7 @@ class Lock:
             self._handle = os.open(self._beside, os.O_RDWR | os.O_CREAT, 0o644)
             _held.add(self._handle)
         try:
-            locks.lock(self._handle)
+            _lock(self._handle)
             return _is_at(self._beside, _identity(self._handle))
         except BaseException:
             self._close()
@@ -106,6 +107,29 @@ class Lock:
         with _use:
             _held.discard(self._handle)
             os.close(self._handle)
+
+
+def _lock(handle: int, *, release: bool = False) -> None:
+    """Lock a file, of POSIX or of Windows, without waiting, or release it, also for the forks that hold it.
+
+    Raises:
+        BlockingIOError: Another holds it.
+        OSError: Its file system has no locks.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        msvcrt = import_module("msvcrt")
+        os.lseek(handle, 0, os.SEEK_SET)
+        try:
+            msvcrt.locking(handle, msvcrt.LK_UNLCK if release else msvcrt.LK_NBLCK, 1)
+        except OSError as error:
+            if error.errno in TAKEN:
+                raise BlockingIOError(error.errno, error.strerror) from None
+            raise
+    else:
+        # flock, not lockf: a POSIX lock is released as soon as the process closes the file anywhere.
+        fcntl.flock(handle, fcntl.LOCK_UN if release else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 class Store:

@@ -16,11 +16,12 @@ import polars as pl
 from ..checks import reason
 from ..contract import tables
 from ..contract.errors import TableError, TrackingError
+from ..contract.tracking import is_of_mlflow
 from ..errors import BudgetError
 from .evals import SHARED, join_restarts, reader_of, rows_of, settings_of, table
 from .logs.log import Log
 from .registry import TRAINERS
-from .search import Unread, is_remote, log_sources, once, read_source, with_settings_beside
+from .search import Unread, log_sources, once, read_source, with_settings_beside
 from .settings import MissingSettingError, Value
 from .trainer import Trainer
 
@@ -218,7 +219,7 @@ def examine(
                 if one == source:
                     raise
                 found, failed = {}, [Unread(source=one, reason=str(error))]
-            if one == source and not found and not failed and not is_remote(one):
+            if one == source and not found and not failed and not is_of_mlflow(one):
                 failed = [Unread(source=one, reason=f"holds no metric of {_known()}")]
             files += bool(found)
             unread += failed

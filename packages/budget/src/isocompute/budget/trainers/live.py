@@ -9,15 +9,15 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..contract import tracking
 from ..contract.errors import TrackingError
+from ..contract.tracking import DEFAULT_URI, STORES, is_of_mlflow
 from ..errors import BudgetError
 from .evals import join_restarts, reader_of
 from .logs.log import Log, TwoRunsError
 from .logs.sources import EVENTS, STATE, read_logs
 from .logs.tensorboard import read_events
 from .registry import TRAINERS
-from .search import LOGS, SKIPPED, is_remote, log_sources, once, read_source
+from .search import LOGS, SKIPPED, log_sources, once, read_source
 from .trainer import Trainer
 
 Stamp = tuple[tuple[str, int, int], ...]
@@ -57,7 +57,7 @@ class LiveLog:
     @property
     def remote(self) -> bool:
         """True where it is no file or folder."""
-        return is_remote(self.source)
+        return is_of_mlflow(self.source)
 
     @property
     def problem(self) -> str:
@@ -150,7 +150,7 @@ def _stamp(path: Path) -> Iterator[tuple[str, int, int]]:
 
 def _database(source: str) -> Path | None:
     """The file of a local MLflow store, or None where a server has it."""
-    uri = source if tracking.is_store(source) else os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+    uri = source if source.startswith(STORES) else os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
     return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
 
 

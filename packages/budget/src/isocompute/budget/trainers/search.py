@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import reason
-from ..contract import tracking
+from ..contract.tracking import is_of_mlflow
 from ..errors import BudgetError, DamagedLogError
 from .evals import plain
 from .logs.databases import MAGIC as SQLITE
@@ -55,11 +55,6 @@ class Unread:
     reason: str
 
 
-def is_remote(source: str) -> bool:
-    """Return whether a source is MLflow's and no file or folder."""
-    return source.startswith(("mlflow:", "runs:/")) or tracking.is_store(source)
-
-
 def log_sources(source: str) -> tuple[list[str], list[Unread]]:
     """Find what may be logs of runs below a source: folders of a run, and files that are one.
 
@@ -72,7 +67,7 @@ def log_sources(source: str) -> tuple[list[str], list[Unread]]:
         BudgetError: There is no such file or folder.
     """
     path = Path(source)
-    if is_remote(source):
+    if is_of_mlflow(source):
         return [source], []
     if not path.exists():
         raise BudgetError(f"{path}: there is no such file or folder")
@@ -279,7 +274,7 @@ def read_source(
     Raises:
         TrackingError: MLflow does not have it.
     """
-    if is_remote(source):
+    if is_of_mlflow(source):
         return _stored(source, trainer)
     path = Path(source).parent if Path(source).name.startswith(EVENTS) else Path(source)
     if Path(source).stat().st_size == 0:

@@ -27,7 +27,6 @@ from transformers.utils import cached_file
 
 from ..config import ROUNDING
 from ..contract.files import reason_of
-from ..contract.locks import lock, unlock
 from ..errors import CheckpointError, LearnerError
 
 logger = logging.getLogger(__name__)
@@ -132,9 +131,12 @@ class Checkpoints:
             handle = os.open(self.folder, os.O_RDONLY)
         except OSError as error:
             raise CheckpointError(f"{self.folder}: cannot hold checkpoints ({reason_of(error)})") from None
+        # Windows, which lacks it, opens no folders.
+        import fcntl
+
         try:
             try:
-                lock(handle)
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise CheckpointError(
                     f"{self.folder}: another run saves its checkpoints there: wait for it to end, or use another folder"
@@ -152,7 +154,7 @@ class Checkpoints:
                 if saving is not None and (failure := saving.exception()) is not None:
                     logger.warning("%s: the last checkpoint was not saved (%s)", self.folder, failure)
                 # Also for forks, which have the handle.
-                unlock(handle)
+                fcntl.flock(handle, fcntl.LOCK_UN)
         finally:
             os.close(handle)
 

@@ -15,7 +15,7 @@ from ..scoring.evaluation import with_pass_rates
 from .output import SOURCE, Output, Source, add_flags, deliver, faults, read
 from .run import begin, place_shard
 from .settings import add_sampling, refuse_unused
-from .store import Store
+from .store import Groups
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -58,7 +58,7 @@ def _difficulty(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -
     problems = read(arguments.problems, "problems")
     sources: dict[str, Source] = {"problems": problems}
     params: Mapping[str, Any] = {"fresh": arguments.fresh}
-    store: Store | None = None
+    store: Groups | None = None
     dropped: pl.DataFrame | None = None
     if arguments.model is None:
         given = read(arguments.rollouts, "rollouts")

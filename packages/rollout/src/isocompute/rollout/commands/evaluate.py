@@ -19,7 +19,7 @@ from .output import DOCUMENT_FILES, SOURCE, Output, Source, add_flags, deliver, 
 from .problems import add_set_flags, load_set
 from .run import begin
 from .settings import add_sampling, refuse_unused
-from .store import Store
+from .store import Groups
 
 PHASES = ("eval", "baseline")
 OF_ROLLOUTS = ("run_id", "step")
@@ -95,7 +95,7 @@ def _evaluate(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -> 
     if problems is not None and problems.files:
         sources["problems"] = problems
     params: dict[str, Any] = {**where, "k": " ".join(map(str, arguments.k or ()))}
-    store: Store | None = None
+    store: Groups | None = None
     dropped: pl.DataFrame | None = None
     besides: list[tuple[str, pl.DataFrame, Path]] = []
     others: Answers | None = None

@@ -11,16 +11,16 @@ from typing import Any
 
 import polars as pl
 
+from .. import tracking
 from ..contract import tables
 from ..contract.errors import IsoComputeError
 from ..contract.files import write_text
+from ..contract.tracking import fetch, is_of_mlflow
 from ..errors import RolloutError
-from .store import Store
+from .store import Groups
 
 SOURCE = "a file, a folder, mlflow:EXPERIMENT or runs:/RUN_ID"
 """Sources of a table, in the words of a command."""
-STORES = ("mlflow:", "runs:/", "sqlite:///", "http://", "https://")
-"""Beginnings of sources in MLflow."""
 TABLE_FILES, ROLLOUT_FILES, DOCUMENT_FILES = (".parquet", ".csv"), (".parquet",), (".json",)
 """Suffixes of files; a .csv file cannot hold the lists of tokens."""
 BESIDES = {"rollouts_out": ROLLOUT_FILES, "pass_rates": TABLE_FILES}
@@ -63,7 +63,7 @@ class Output:
     sources: Mapping[str, Source] = field(default_factory=dict)
     params: Mapping[str, Any] = field(default_factory=dict)
     besides: Sequence[tuple[str, pl.DataFrame, Path]] = ()
-    store: Store | None = None
+    store: Groups | None = None
     dropped: pl.DataFrame | None = None
 
 
@@ -73,11 +73,9 @@ def read(address: str, name: str) -> Source:
     Raises:
         IsoComputeError: There is no such source, or what it holds is not the table.
     """
-    if address.startswith(STORES):
-        from ..contract import tracking
-
+    if is_of_mlflow(address):
         # Read from the very files whose hashes are logged: an experiment may gain runs in between.
-        files = tracking.fetch(address, name)
+        files = fetch(address, name)
         try:
             table = tables.concat([tables.read(path, name) for path in files], name, where=address)
         except tables.TableError as error:
@@ -88,8 +86,7 @@ def read(address: str, name: str) -> Source:
         return Source(address=address, table=table, files=files)
     path = Path(address)
     table = tables.read(path, name)
-    files = [path] if path.is_file() else sorted(path.rglob(f"{name}.parquet")) or sorted(path.rglob(f"{name}.csv"))
-    return Source(address=address, table=table, files=files)
+    return Source(address=address, table=table, files=[path] if path.is_file() else tables.files_of(path, name))
 
 
 def rewarded(rollouts: pl.DataFrame, **details: Any) -> Output:
@@ -151,8 +148,6 @@ def deliver(arguments: argparse.Namespace, make: Callable[[argparse.Namespace], 
             _check_path(path, f"--{name.replace('_', '-')}", allowed)
     if arguments.log:
         # A store that does not answer should be known before the work, not after it.
-        from ..contract import tracking
-
         tracking.ensure_store()
     output = make(arguments)
     for name, table, path in output.besides:
@@ -195,8 +190,6 @@ def _check_path(path: Path, flag: str, allowed: Sequence[str]) -> None:
 
 def _log(arguments: argparse.Namespace, output: Output) -> str:
     """Log the output and return the run's id."""
-    from ..contract import tracking
-
     inputs: dict[str, Path] = {}
     for name, source in output.sources.items():
         several = len(source.files) > 1

@@ -23,7 +23,7 @@ from ..scoring.evaluation import lacking, sample_completed, without_unusable
 from .identity import described, run_id
 from .output import BESIDES, Source
 from .settings import RunSettings, settings_from
-from .store import Store
+from .store import Groups
 from .values import chosen, shard_of
 
 LOGGED = ("model", "sampler", "samples", "temperature", "top_p", "max_new_tokens", "seed")
@@ -110,7 +110,7 @@ class SamplingRun:
     run_id: str
     phase: str
     complete: pl.DataFrame | None
-    store: Store
+    store: Groups
     params: Mapping[str, Any]
     progress: ProgressLine = field(default_factory=ProgressLine)
     _sampler: Sampler | None = None
@@ -161,7 +161,7 @@ class SamplingRun:
         if self._sampler is not None:
             self._sampler.close()
 
-    def finished(self, rollouts: pl.DataFrame) -> Store | None:
+    def finished(self, rollouts: pl.DataFrame) -> Groups | None:
         """Return the store where the run has all its responses; otherwise say so, and keep its groups."""
         few = len(lacking(self.problems, rollouts, self.settings.samples))
         if not few:
@@ -219,7 +219,7 @@ def begin(
         raise already
     if complete is not None and len(lacking(wanted, complete, settings.samples)):
         complete = None
-    store = stack.enter_context(Store(arguments.out, description))
+    store = stack.enter_context(Groups(arguments.out, description))
     for name in BESIDES:
         path = getattr(arguments, name, None)
         # A process that was killed after its last group may have written it before --out.

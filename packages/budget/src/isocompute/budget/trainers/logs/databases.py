@@ -42,7 +42,7 @@ def runs_of(source: str) -> Iterator[tuple[str, set[str], Callable[[LogLayout], 
     """
     client, runs = tracking.runs_of(source)
     if not runs:
-        kind = "store" if tracking.is_store(source) else "experiment"
+        kind = "experiment" if source.startswith("mlflow:") else "store"
         raise TrackingError(f"{source}: the {kind} holds no run")
     for run in runs:
         name = f"runs:/{run.info.run_id}" + (f" ({run.info.run_name})" if run.info.run_name else "")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...checks import reason
-from ...contract import tracking
+from ...contract.tracking import is_of_mlflow
 from ...errors import BudgetError, DamagedLogError
 from . import databases, wandb
 from .databases import read_database, read_store
@@ -44,7 +44,7 @@ def read_logs(source: str, layout: LogLayout, *, step_column: str | None = None)
         DamagedLogError: It is damaged, or not in the format that its name says.
         TrackingError: MLflow does not have it.
     """
-    if source.startswith(("mlflow:", "runs:/")) or tracking.is_store(source):
+    if is_of_mlflow(source):
         _refuse_column(source, step_column)
         return read_store(source, layout)
     path = Path(source)

@@ -1,0 +1,79 @@
+"""What a run appends: tables of an SQLite file, of which each row is on the disk once it is written, whole."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from .contract.files import reason_of
+from .errors import RolloutError
+
+WAIT = 60.0
+"""Seconds for which another's lock on a file is waited for."""
+
+
+class Store(contextlib.AbstractContextManager["Store"]):
+    """An SQLite file that is open.
+
+    Its journal is not a write-ahead log, which network file systems do not have, and each transaction is synced. Those
+    who read and write it wait for each other.
+
+    Args:
+        schema: Statements that make its tables where they are not there.
+        alone: Whether others are refused until this is closed or its process ends, however it ends.
+
+    Raises:
+        RolloutError: It cannot be opened or made, is damaged, or another has it.
+    """
+
+    def __init__(self, path: Path, schema: str, *, alone: bool = False) -> None:
+        self.path, self._alone = path, alone
+        mode = "PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; COMMIT;" if alone else ""
+        with self._sentences():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._sql = sqlite3.connect(path, timeout=0 if alone else WAIT, isolation_level=None)
+            try:
+                self._sql.executescript(f"{mode} PRAGMA synchronous = FULL; {schema}")
+            except BaseException:
+                self._sql.close()
+                raise
+
+    def run(self, statement: str, *values: Any) -> list[Any]:
+        """Run one statement, which is a transaction of its own; returns its rows.
+
+        Raises:
+            RolloutError: It could not be done. Nothing was changed.
+        """
+        with self._sentences():
+            return self._sql.execute(statement, values).fetchall()
+
+    def close(self) -> None:
+        """Let others in."""
+        self._sql.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def damaged(self, why: object) -> RolloutError:
+        """Return what to raise for a file that holds something else than what was written."""
+        return RolloutError(f"{self.path}: is damaged ({why}); remove that file to begin again")
+
+    @contextlib.contextmanager
+    def _sentences(self) -> Iterator[None]:
+        """Say in a sentence what SQLite or the system says."""
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            name = getattr(error, "sqlite_errorname", "")
+            if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+                raise self.damaged(error) from None
+            if name.startswith("SQLITE_BUSY"):
+                what = "is at work on it" if self._alone else f"has held a lock on it for {WAIT:g} seconds"
+                raise RolloutError(f"{self.path}: another process {what}; let it finish first") from None
+            raise RolloutError(f"{self.path}: nothing can be kept there ({reason_of(error)})") from None
