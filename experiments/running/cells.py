@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from hashlib import file_digest, sha256
 from importlib.machinery import PathFinder
@@ -29,8 +29,7 @@ from ..errors import ExperimentError
 if TYPE_CHECKING:
     import polars as pl
 
-    from ..settings import ResourcesConfig
-    from ..settings.model import CommandTrainer, Preset
+    from ..settings import CommandTrainer, Preset, ResourcesConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,23 +38,15 @@ class Cell:
 
     Attributes:
         purpose: ``sweep``, ``pilot`` or ``prescribe``; shown, and no part of the identity.
-        rollouts_per_problem: n.
-        problems_per_batch: B_p.
+        run: Its settings in the learner's loop but for ``run_id``; see ``named_run``.
         rollouts: Budget, C; no part of the identity, since a longer run begins as the shorter one.
-        evaluate_every: Nominal rollouts between evaluations.
-        evaluations_per_octave: Points an octave of a grid of evaluations that is spaced by the logarithm; None: every
-            multiple of ``evaluate_every`` (``RunConfig``).
         evaluation_samples: Responses per validation problem.
     """
 
     purpose: str
     origin: Origin
-    rollouts_per_problem: int
-    problems_per_batch: int
-    seed: int
+    run: RunConfig
     rollouts: int
-    evaluate_every: int
-    evaluations_per_octave: int | None = None
     evaluation_samples: int
     learner: LearnerConfig
 
@@ -66,26 +57,16 @@ class Cell:
         del plain["purpose"], plain["rollouts"]
         return digest(plain)
 
+    @property
+    def named_run(self) -> RunConfig:
+        """Its settings in the learner's loop."""
+        return replace(self.run, run_id=self.run_id)
+
     @cached_property
     def baseline_id(self) -> str:
         """Hash of all that its first evaluation depends on, which cells of one seed share."""
-        return digest({"start": asdict(self.origin), "seed": self.seed, "evaluation_samples": self.evaluation_samples})
-
-    @property
-    def batch_rollouts(self) -> int:
-        """B = B_p · n."""
-        return self.problems_per_batch * self.rollouts_per_problem
-
-    @property
-    def run_config(self) -> RunConfig:
-        """Its settings in the learner's loop."""
-        return RunConfig(
-            run_id=self.run_id,
-            rollouts_per_problem=self.rollouts_per_problem,
-            problems_per_batch=self.problems_per_batch,
-            seed=self.seed,
-            evaluate_every=self.evaluate_every,
-            evaluations_per_octave=self.evaluations_per_octave,
+        return digest(
+            {"start": asdict(self.origin), "seed": self.run.seed, "evaluation_samples": self.evaluation_samples}
         )
 
     def evals_row(
@@ -97,9 +78,9 @@ class Cell:
             "step": step,
             "rollouts": rollouts,
             "tokens": tokens,
-            "rollouts_per_problem": self.rollouts_per_problem,
-            "problems_per_batch": self.problems_per_batch,
-            "seed": self.seed,
+            "rollouts_per_problem": self.run.rollouts_per_problem,
+            "problems_per_batch": self.run.problems_per_batch,
+            "seed": self.run.seed,
             "problem_set": self.origin.problem_set,
             "split": "validation",
             "questions": questions,
@@ -113,8 +94,8 @@ class Cell:
     def name(self) -> str:
         """Human-readable name."""
         return (
-            f"n={self.rollouts_per_problem} Bp={self.problems_per_batch} lr={self.learner.learning_rate:.3g} "
-            f"{self.origin.base_model} seed={self.seed}"
+            f"n={self.run.rollouts_per_problem} Bp={self.run.problems_per_batch} lr={self.learner.learning_rate:.3g} "
+            f"{self.origin.base_model} seed={self.run.seed}"
         )
 
 
@@ -243,12 +224,12 @@ class CommandCell(Cell):
     @property
     def update_steps(self) -> int:
         """M, the steps of its budget."""
-        return self.rollouts // self.batch_rollouts
+        return self.rollouts // self.run.batch_rollouts
 
     @property
     def evaluate_steps(self) -> int:
         """Update steps between evaluations."""
-        return self.evaluate_every // self.batch_rollouts
+        return (self.run.evaluate_every or self.rollouts) // self.run.batch_rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,8 +257,8 @@ class CommandSurroundings(Surroundings):
 
 def surroundings_of(preset: Preset) -> Surroundings:
     """Return the surroundings of a preset's cells."""
-    if preset.command is not None:
-        return CommandSurroundings.of_trainer(preset.command, preset.resources.device, Path.cwd())
+    if preset.trainer is not None:
+        return CommandSurroundings.of_trainer(preset.trainer, preset.resources.device, Path.cwd())
     return Surroundings.of(preset.resolved_resources())
 
 

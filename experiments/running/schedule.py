@@ -118,7 +118,7 @@ class Schedule:
         jobs = [
             Job(
                 key=key,
-                name=f"the first evaluation of {cell.origin.base_model}, seed {cell.seed}",
+                name=f"the first evaluation of {cell.origin.base_model}, seed {cell.run.seed}",
                 begin=partial(self._begin_baseline, cell),
                 end=partial(self._end_baseline, cell),
             )
@@ -406,7 +406,7 @@ def workers(preset: Preset, models: Mapping[str, str], *, training: bool = False
         training: Whether they train cells, for which those of a preset with a command run it.
     """
     resources = preset.resources
-    commands = training and preset.command is not None
+    commands = training and preset.trainer is not None
     if not commands:
         preset.check_sampler()
     held = preset.devices_of_a_worker() if commands else resources.processors_of_a_worker()

@@ -30,7 +30,7 @@ from isocompute.learner import EvaluationRecord
 from isocompute.learner.records.health import Flag, flags, judged
 
 from ..errors import listed
-from ..settings.model import leaves
+from ..settings import leaves
 from . import cell_folder
 from .cell_folder import Cursor, Spool, Spooled
 from .cells import Cell
@@ -206,7 +206,7 @@ class Tracker(Sender):
         parcel = Parcel(
             experiment=self._experiment,
             key=cell.baseline_id,
-            name=f"{cell.origin.base_model}, seed {cell.seed}",
+            name=f"{cell.origin.base_model}, seed {cell.run.seed}",
             folder=str(folder.resolve()),
             begun=made,
             ended=made,

@@ -110,7 +110,7 @@ class Worker:
             cell_folder.write_json(folder / cell_folder.BESIDE_VLLM, asdict(agreement))
             self._compared.add(base)
         found = evaluate(
-            self._sampler, validation, samples=cell.evaluation_samples, seed=cell.seed, at=0, run_id=folder.name
+            self._sampler, validation, samples=cell.evaluation_samples, seed=cell.run.seed, at=0, run_id=folder.name
         )
         cell_folder.write_baseline(folder, found)
 
@@ -144,7 +144,7 @@ class Worker:
         learner = self._fresh_learner(self._settings_of(cell), cell.origin.base)
         checkpoints = self._checkpoints_of(home)
         trained = problems.filter(pl.col("split") == "train")
-        progress = restore(learner=learner, checkpoints=checkpoints, run=cell.run_config, problems=trained)
+        progress = restore(learner=learner, checkpoints=checkpoints, run=cell.named_run, problems=trained)
         if learner.config != cell.learner and not progress.changes:
             # A run that began so is not the one of its settings either.
             sizes = [each.compute.micro_batch_tokens for each in (cell.learner, learner.config)]
@@ -157,7 +157,7 @@ class Worker:
             # Not what is paid: a cell must end with the same steps however often it was killed.
             meter = UntilStopped(Meter(ledger, Limits(rollouts=cell.rollouts, counted="used")), home)
             ended = train(
-                run=cell.run_config,
+                run=cell.named_run,
                 problems=trained,
                 sampler=self._sampler,
                 learner=learner,
@@ -200,7 +200,12 @@ class Worker:
             found, paid_for = cell_folder.read_baseline(start), None
         else:
             found = evaluate(
-                self._sampler, validation, samples=cell.evaluation_samples, seed=cell.seed, at=at, run_id=cell.run_id
+                self._sampler,
+                validation,
+                samples=cell.evaluation_samples,
+                seed=cell.run.seed,
+                at=at,
+                run_id=cell.run_id,
             )
             paid_for = found.rollouts
         rates = found.pass_rates.with_columns(run_id=pl.lit(cell.run_id), step=pl.lit(step, dtype=pl.Int64))
@@ -230,7 +235,7 @@ class Worker:
         learner = self._fresh_learner(self._settings_of(cell), cell.origin.base)
         checkpoints = self._checkpoints_of(home)
         trained = problems.filter(pl.col("split") == "train")
-        progress = restore(learner=learner, checkpoints=checkpoints, run=cell.run_config, problems=trained)
+        progress = restore(learner=learner, checkpoints=checkpoints, run=cell.named_run, problems=trained)
         ended = cell_folder.done(home)
         if ended is not None and progress.step != ended.step:
             raise CheckpointError(

@@ -89,8 +89,8 @@ class Footprint:
         load = Load(
             prompt_tokens=self.preset.sampling.max_prompt_tokens,
             response_tokens=self.preset.sampling.max_new_tokens,
-            rollouts_per_problem=self.cell.rollouts_per_problem,
-            problems=max(1, self.cell.problems_per_batch // ranks),
+            rollouts_per_problem=self.cell.run.rollouts_per_problem,
+            problems=max(1, self.cell.run.problems_per_batch // ranks),
         )
         return traced(self.model, config, load, ranks=ranks)
 

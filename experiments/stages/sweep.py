@@ -101,9 +101,9 @@ def _state(cell: Cell, found: cell_folder.Outcome, keep_policies: str) -> dict[s
         "run_id": cell.run_id,
         "purpose": cell.purpose,
         "base_model": cell.origin.base_model,
-        "rollouts_per_problem": cell.rollouts_per_problem,
-        "problems_per_batch": cell.problems_per_batch,
-        "seed": cell.seed,
+        "rollouts_per_problem": cell.run.rollouts_per_problem,
+        "problems_per_batch": cell.run.problems_per_batch,
+        "seed": cell.run.seed,
         "learning_rate": cell.learner.learning_rate,
         "rollouts": cell.rollouts,
         "steps": found.step,
@@ -224,7 +224,7 @@ def _grids(cells: Sequence[Cell], metric: str, base: Score) -> dict[tuple[int, i
     """The rates tried at every (n, B_p)."""
     trials: dict[tuple[int, int], list[Trial]] = {}
     for cell in cells:
-        pair = (cell.rollouts_per_problem, cell.problems_per_batch)
+        pair = (cell.run.rollouts_per_problem, cell.run.problems_per_batch)
         trials.setdefault(pair, []).append(_trial(cell, metric))
     return {pair: tried(trials[pair], base) for pair in sorted(trials)}
 

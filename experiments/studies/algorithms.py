@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from isocompute.learner import RunConfig
 from isocompute.rollout.contract import tables
 from scipy import stats
 
@@ -93,11 +94,13 @@ def cells_of(design: Design, settings: dict[str, Any], arguments: argparse.Names
     return [
         own.cell(
             "algorithm",
-            n=arguments.n,
-            problems_per_batch=design.sweep.problems_per_batch[0],
-            seed=FIRST_SEED + seed,
+            RunConfig(
+                rollouts_per_problem=arguments.n,
+                problems_per_batch=design.sweep.problems_per_batch[0],
+                seed=FIRST_SEED + seed,
+                evaluate_every=arguments.rollouts // EVALUATIONS,
+            ),
             rollouts=arguments.rollouts,
-            evaluate_every=arguments.rollouts // EVALUATIONS,
             learning_rate=arguments.rate,
         )
         for seed in range(arguments.seeds)
@@ -189,7 +192,7 @@ def compared(setup: Setup, arguments: argparse.Namespace) -> list[str]:
         Schedule(every, setup.problems, pool, Tracker(f"{preset.name}-algorithms"), title="algorithms").finish()
     print(f"{arguments.set}: base {metric} {base[0]:.3f} (standard error {base[1]:.3f}), fresh responses")
     for name, cells in wanted.items():
-        outcomes = {cell.seed: cell_folder.outcome(cell) for cell in cells}
+        outcomes = {cell.run.seed: cell_folder.outcome(cell) for cell in cells}
         ends = {seed: ending(found.read("evals"), metric) for seed, found in outcomes.items() if not found.diverged}
         diverged = [seed for seed, found in outcomes.items() if found.diverged]
         said, learns = verdict(ends, diverged, base, least=LEAST_GAIN if name == "grpo" else 0.0)

@@ -15,7 +15,7 @@ import vllm.v1.worker.cpu_worker  # noqa: F401
 from experiments.running import cell_folder
 from experiments.running.cells import WorkerConfig
 from experiments.running.worker import Worker
-from experiments.settings.model import CheckpointsConfig, ResourcesConfig
+from experiments.settings import CheckpointsConfig, ResourcesConfig
 
 from .made import BASE, SAMPLING, adapted, cell
 

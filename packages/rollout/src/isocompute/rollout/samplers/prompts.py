@@ -47,29 +47,27 @@ RESERVED = (
 class Prompting:
     """Settings of prompts.
 
-    Attributes:
-        template: ``chat`` renders the tokenizer's chat template, ``plain`` takes the text as it is, ``auto`` is
-            ``chat`` where the tokenizer has a template.
-        system: System prompt; in a plain prompt the text that it begins with.
-        examples: Few-shot examples, pairs of a prompt and its answer.
-        separator: For a plain prompt: what stands between the system prompt, the examples and the problem.
-        bos: Whether a prompt begins with the beginning-of-sequence token, which then stands there once. None leaves it
-            to the chat template, and for a plain prompt to what the tokenizer does by itself.
-        chat_options: Further arguments of the chat template, such as ``{"enable_thinking": False}``.
-        date: The date that a chat template writes for today's (``strftime_now``), as 2024-07-26, which is the one that
-            Llama 3's falls back on; today's would make other prompts from midnight on.
-
     Raises:
         RolloutError: A value is of the wrong type, or not one of the choices.
     """
 
     template: str = "auto"
+    """``chat`` renders the tokenizer's chat template, ``plain`` takes the text as it is, ``auto`` is ``chat`` where the
+    tokenizer has a template."""
     system: str = ""
+    """System prompt; in a plain prompt the text that it begins with."""
     examples: tuple[tuple[str, str], ...] = ()
+    """Few-shot examples, pairs of a prompt and its answer."""
     separator: str = "\n\n"
+    """For a plain prompt: what stands between the system prompt, the examples and the problem."""
     bos: bool | None = None
+    """Whether a prompt begins with the beginning-of-sequence token, which then stands there once. None leaves it to the
+    chat template, and for a plain prompt to what the tokenizer does by itself."""
     chat_options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the chat template, such as ``{"enable_thinking": False}``."""
     date: str = "2024-07-26"
+    """The date that a chat template writes for today's (``strftime_now``), as 2024-07-26, which is the one that Llama
+    3's falls back on; today's would make other prompts from midnight on."""
 
     def __post_init__(self) -> None:
         if self.template not in TEMPLATES:

@@ -29,18 +29,16 @@ class Interruption:
 
     A phrase is inserted that asks for the answer, and the policy goes on from there.
 
-    Attributes:
-        lowest: Shortest length (tokens) at which a response is interrupted.
-        highest: Longest such length; each response's own is drawn uniformly between the two, from its seed.
-        phrase: Text inserted; its tokens are marked as not sampled.
-
     Raises:
         RolloutError: The lengths are not in order, or the phrase is empty.
     """
 
     lowest: int = 10_000
+    """Shortest length (tokens) at which a response is interrupted."""
     highest: int = 12_000
+    """Longest such length; each response's own is drawn uniformly between the two, from its seed."""
     phrase: str = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
+    """Text inserted; its tokens are marked as not sampled."""
 
     def __post_init__(self) -> None:
         for name in ("lowest", "highest"):
@@ -60,38 +58,35 @@ class Interruption:
 class Sampling:
     """Settings of sampling, the same for every engine.
 
-    Attributes:
-        temperature: Softmax temperature: 0, or from 0.01 to below 100. At 0 the most probable token is taken each time,
-            top_p, top_k and min_p leave nothing out, and log-probabilities are those of temperature 1.
-        max_new_tokens: Longest response (tokens), its end-of-sequence token included.
-        max_prompt_tokens: Longest prompt (tokens).
-        top_p: Sample from the most probable tokens that together have this probability, above 0 and up to 1;
-            log-probabilities are those of the distribution that is left. The order is temperature, ``min_p``,
-            ``top_k``, ``top_p``.
-        top_k: Sample from this many of the most probable tokens; 0 for all.
-        min_p: Sample from tokens at least this share as probable as the most probable one; 0 for all.
-        stop: Texts at which a response ends; the text that ended it is part of the tokens, not of the text.
-        stop_token_ids: Tokens at which a response ends, besides the end-of-sequence tokens of the tokenizer and of the
-            model's generation config.
-        keep_text: Whether the table has a column ``text``.
-        interruption: Forced interruption, or None.
-        length_penalty: A penalty on long right responses in phase ``train``, the rival of interruption, or None.
-
     Raises:
         RolloutError: A value is out of its range.
     """
 
     temperature: float = 1.0
+    """Softmax temperature: 0, or from 0.01 to below 100. At 0 the most probable token is taken each time, top_p, top_k
+    and min_p leave nothing out, and log-probabilities are those of temperature 1."""
     max_new_tokens: int = 1024
+    """Longest response (tokens), its end-of-sequence token included."""
     max_prompt_tokens: int = 1024
+    """Longest prompt (tokens)."""
     top_p: float = 1.0
+    """Sample from the most probable tokens that together have this probability, above 0 and up to 1; log-probabilities
+    are those of the distribution that is left. The order is temperature, ``min_p``, ``top_k``, ``top_p``."""
     top_k: int = 0
+    """Sample from this many of the most probable tokens; 0 for all."""
     min_p: float = 0.0
+    """Sample from tokens at least this share as probable as the most probable one; 0 for all."""
     stop: tuple[str, ...] = ()
+    """Texts at which a response ends; the text that ended it is part of the tokens, not of the text."""
     stop_token_ids: tuple[int, ...] = ()
+    """Tokens at which a response ends, besides the end-of-sequence tokens of the tokenizer and of the model's
+    generation config."""
     keep_text: bool = False
+    """Whether the table has a column ``text``."""
     interruption: Interruption | None = None
+    """Forced interruption, or None."""
     length_penalty: LengthPenalty | None = None
+    """A penalty on long right responses in phase ``train``, the rival of interruption, or None."""
 
     def __post_init__(self) -> None:
         # Below 0.01, vLLM would sample at 0.01, and other engines as asked.
@@ -283,43 +278,41 @@ class EngineConfig:
     | `sleep` | – | 0 |
     | `memory_share` | of free memory: 0.9 | of the GPU: 0.9 |
 
-    Attributes:
-        profile: ``cpu``, ``cuda``, or ``auto``: ``cuda`` where there is a CUDA device.
-        dtype: Type of weights and KV cache: ``float32``, ``bfloat16``, ``float16``, or ``auto``: the model's own,
-            and 16 bits for a model in ``float32``, as vLLM has it.
-        float32_head: Whether logits are in float32 where ``dtype`` is not (vLLM's ``head_dtype``), as for a learner
-            whose head is; off by default.
-        max_concurrent: Most responses generated at a time.
-        max_batched_tokens: Most tokens in one forward pass; activations are proportional to it.
-        chunked_prefill: Whether long prompts are prefilled in parts. Not on CPU, where seeds need whole prompts.
-        prefix_caching: Whether the responses to a problem share its prompt's KV cache.
-        cuda_graphs: Whether CUDA graphs are captured, which takes a minute and speeds up small batches.
-        async_scheduling: Whether the next step is scheduled while one runs.
-        tensor_parallel: Number of GPUs that share a model; 1 by default.
-        memory_share: Share of the GPU's memory that the engine may take (about 0.4 beside a learner on the same GPU),
-            on CPU the share of the free memory.
-        kv_cache_gib: Size of the KV cache (GiB); by default all that is left on CUDA, and on CPU what
-            ``max_concurrent`` of the longest requests need, but at most half of what is left.
-        sleep: Whether the engine leaves the GPU to a learner after each training batch: 0 not; 1 its weights move to
-            the host's memory; 2 they are discarded, so that a sync must come before anything is sampled.
-
     Raises:
         RolloutError: A value is out of its range, or cannot be combined with another.
     """
 
     profile: str = "auto"
+    """``cpu``, ``cuda``, or ``auto``: ``cuda`` where there is a CUDA device."""
     dtype: str | None = None
+    """Type of weights and KV cache: ``float32``, ``bfloat16``, ``float16``, or ``auto``: the model's own, and 16 bits
+    for a model in ``float32``, as vLLM has it."""
     float32_head: bool | None = None
+    """Whether logits are in float32 where ``dtype`` is not (vLLM's ``head_dtype``), as for a learner whose head is; off
+    by default."""
     max_concurrent: int | None = None
+    """Most responses generated at a time."""
     max_batched_tokens: int | None = None
+    """Most tokens in one forward pass; activations are proportional to it."""
     chunked_prefill: bool | None = None
+    """Whether long prompts are prefilled in parts. Not on CPU, where seeds need whole prompts."""
     prefix_caching: bool | None = None
+    """Whether the responses to a problem share its prompt's KV cache."""
     cuda_graphs: bool | None = None
+    """Whether CUDA graphs are captured, which takes a minute and speeds up small batches."""
     async_scheduling: bool | None = None
+    """Whether the next step is scheduled while one runs."""
     tensor_parallel: int | None = None
+    """Number of GPUs that share a model; 1 by default."""
     memory_share: float | None = None
+    """Share of the GPU's memory that the engine may take (about 0.4 beside a learner on the same GPU), on CPU the share
+    of the free memory."""
     kv_cache_gib: float | None = None
+    """Size of the KV cache (GiB); by default all that is left on CUDA, and on CPU what ``max_concurrent`` of the
+    longest requests need, but at most half of what is left."""
     sleep: int | None = None
+    """Whether the engine leaves the GPU to a learner after each training batch: 0 not; 1 its weights move to the host's
+    memory; 2 they are discarded, so that a sync must come before anything is sampled."""
 
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:

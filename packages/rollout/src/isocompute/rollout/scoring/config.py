@@ -32,35 +32,32 @@ _KINDS: dict[str, tuple[type, ...]] = {
 class ScoringConfig:
     """Limits of the processes that score, and the fractions that count.
 
-    Attributes:
-        seconds: Processor time that one response may take; a response that takes more earns 0.
-        wall_factor: The same limit by the clock, in multiples of ``seconds``: a response must not become wrong because
-            the machine is busy.
-        workers: Processes that score at the same time, for each library that rules use; by default half as many as
-            this process has processors, at least 1 and at most 8.
-        memory_bytes: Memory of all processes of a response together, and address space of each besides that of the
-            library.
-        partial: Use the fraction that a rule gives as the reward; otherwise the reward is 1 for a full score and 0
-            for anything less.
-        allow_unisolated: Allow rules that may execute what a response says even where the kernel does not let them
-            be cut off from the network and from writing files.
-        readable: Files and folders that rules of one's own need to read while they score, besides installed packages
-            and the package of their module.
-        without: Layers of the sandbox that are not used even where the kernel has them (``LAYERS``), for machines
-            where one of them misbehaves.
-
     Raises:
         RolloutError: A value is out of range.
     """
 
     seconds: float = 5.0
+    """Processor time that one response may take; a response that takes more earns 0."""
     wall_factor: float = 10.0
+    """The same limit by the clock, in multiples of ``seconds``: a response must not become wrong because the machine is
+    busy."""
     workers: int | None = None
+    """Processes that score at the same time, for each library that rules use; by default half as many as this process
+    has processors, at least 1 and at most 8."""
     memory_bytes: int = 2 * 2**30
+    """Memory of all processes of a response together, and address space of each besides that of the library."""
     partial: bool = False
+    """Use the fraction that a rule gives as the reward; otherwise the reward is 1 for a full score and 0 for anything
+    less."""
     allow_unisolated: bool = False
+    """Allow rules that may execute what a response says even where the kernel does not let them be cut off from the
+    network and from writing files."""
     readable: tuple[str, ...] = ()
+    """Files and folders that rules of one's own need to read while they score, besides installed packages and the
+    package of their module."""
     without: tuple[str, ...] = ()
+    """Layers of the sandbox that are not used even where the kernel has them (``LAYERS``), for machines where one of
+    them misbehaves."""
 
     def __post_init__(self) -> None:
         for name, kinds in _KINDS.items():

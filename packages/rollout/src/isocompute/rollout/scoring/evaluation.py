@@ -511,31 +511,30 @@ def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bo
 class DifficultySplit:
     """A problem set by pass rate.
 
-    Attributes:
-        name: Name of the set, such as ``easy``.
-        lowest: Smallest pass rate in it.
-        highest: Largest pass rate in it.
-        train: Training problems.
-        validation: Validation problems.
-
     Raises:
         RolloutError: The interval is empty or not within 0 to 1, or a side has no problems.
     """
 
-    name: str
+    name: str = ""
+    """Name of the set, such as ``easy``; in settings it is its key."""
     lowest: float
+    """Smallest pass rate in it."""
     highest: float
+    """Largest pass rate in it."""
     train: int
+    """Training problems."""
     validation: int = 300
+    """Validation problems."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.lowest <= self.highest <= 1:
             raise RolloutError(
-                f"the set {self.name} takes pass rates from {self.lowest} to {self.highest}; "
-                "an interval within 0 to 1 is needed"
+                f"lowest is {self.lowest} and highest {self.highest}; an interval within 0 to 1 is needed"
             )
         if min(self.train, self.validation) < 1:
-            raise RolloutError(f"the set {self.name} needs at least one training and one validation problem")
+            raise RolloutError(
+                f"train is {self.train} and validation {self.validation}; at least one problem of each is needed"
+            )
 
 
 def split(problems: pl.DataFrame, wanted: DifficultySplit, *, min_samples: int = 1) -> pl.DataFrame:

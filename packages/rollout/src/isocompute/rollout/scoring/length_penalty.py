@@ -19,16 +19,14 @@ class LengthPenalty:
 
     With ``longest=10`` and ``margin=4`` a right response of 6 tokens earns 1, one of 8 earns 0.5, one of 10 or more 0.
 
-    Attributes:
-        longest: Length (tokens) from which a right response earns nothing.
-        margin: How many tokens before it the penalty begins.
-
     Raises:
         RolloutError: A length is not a whole number of at least 1, or the margin is longer than ``longest``.
     """
 
     longest: int
+    """Length (tokens) from which a right response earns nothing."""
     margin: int
+    """How many tokens before it the penalty begins."""
 
     def __post_init__(self) -> None:
         for name in ("longest", "margin"):
