@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -9,7 +10,7 @@ from difflib import get_close_matches
 from functools import wraps
 from typing import Any, Literal, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from .errors import IsoComputeError
@@ -48,6 +49,22 @@ def settings(error: type[IsoComputeError]) -> Callable[[type[T]], type[T]]:
         return found
 
     return made
+
+
+def made_of(kind: type[T], plain: Mapping[str, Any], error: type[Exception], *above: str) -> T:
+    """Make settings from plain values, as JSON, YAML and ``dataclasses.asdict`` hold them.
+
+    Args:
+        error: Raised with a sentence where a value is refused, or is none that JSON has.
+        above: Keys of these settings, which the sentence begins with.
+    """
+    try:
+        # As JSON, whose lists and mappings are the tuples and dataclasses of strict settings.
+        return TypeAdapter(kind).validate_json(json.dumps(plain))
+    except ValidationError as refused:
+        raise error(refusal(refused, kind, *above)[1]) from None
+    except TypeError as refused:
+        raise error(f"{'.'.join(above) or kind.__name__}: a value is of an unsupported type ({refused})") from None
 
 
 def refusal(error: ValidationError, kind: type, *above: str) -> tuple[tuple[str | int, ...], str]:

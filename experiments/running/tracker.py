@@ -233,8 +233,8 @@ class Tracker(Sender):
         )
 
     def _parcel(self, cell: Cell) -> Parcel:
-        plain = asdict(cell)
-        del plain["rollouts"]
+        plain = {**asdict(cell), **asdict(cell.named_run)}
+        del plain["rollouts"], plain["run"]
         return Parcel(
             experiment=self._experiment,
             key=cell.run_id,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -23,10 +22,10 @@ from isocompute.rollout import (
     ScoringConfig,
     Source,
 )
-from isocompute.rollout.contract.settings import refusal
+from isocompute.rollout.contract.settings import made_of
 from isocompute.rollout.samplers.registry import Choice, cheaper
 from isocompute.rollout.samplers.weights import stored_parameters
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from ..errors import ExperimentError
 from .command import CommandTrainer
@@ -166,7 +165,6 @@ def _whole_distribution(sampling: Sampling) -> Sampling:
     return sampling
 
 
-LEARNER = TypeAdapter(LearnerConfig)
 AUTO = "auto"
 ELSEWHERE: Mapping[str, str] = {
     "learning_rate": "a pilot finds it, or it is declared; see learning_rate of the sweep",
@@ -200,11 +198,7 @@ def learner_config(
     if isinstance(objective, Mapping):
         own["objective"] = {"constant_length": sampling.max_new_tokens, **objective}
     own |= {"learning_rate": learning_rate, "temperature": sampling.temperature, "sampler_dtype": sampler_dtype}
-    try:
-        # As JSON, whose lists and mappings are the tuples and dataclasses of strict settings.
-        return LEARNER.validate_json(json.dumps(own))
-    except ValidationError as error:
-        raise ExperimentError(refusal(error, LearnerConfig)[1]) from None
+    return made_of(LearnerConfig, own, ExperimentError)
 
 
 class Preset(Settings):

@@ -14,14 +14,15 @@ from textwrap import wrap
 from typing import Any
 
 import yaml
+from isocompute.learner import LearnerConfig
 from isocompute.learner.recipes import RECIPES
 from isocompute.rollout.contract.documents import DocumentError, parsed
 from isocompute.rollout.contract.files import reason_of
 from isocompute.rollout.contract.settings import refusal
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ..errors import ExperimentError
-from .preset import AUTO, ELSEWHERE, LEARNER, Preset
+from .preset import AUTO, ELSEWHERE, Preset
 from .strict import NAME, checked_name
 
 NOT_PRESETS = ("preset", "settings_file", "problem_sets", "tested_sets")
@@ -137,7 +138,7 @@ def leaves(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, A
 def document_schema() -> dict[str, Any]:
     """The JSON schema of ``params.yaml``, for editors."""
     preset = Preset.model_json_schema()
-    learner = LEARNER.json_schema(ref_template="#/$defs/{model}")
+    learner = TypeAdapter(LearnerConfig).json_schema(ref_template="#/$defs/{model}")
     parts = {**preset.pop("$defs"), **learner.pop("$defs"), "LearnerConfig": learner, "Preset": preset}
     for part, hidden in ((preset, {"name"}), (parts["DifficultySplit"], {"name"}), (learner, {*ELSEWHERE})):
         part["properties"] = {name: own for name, own in part["properties"].items() if name not in hidden}

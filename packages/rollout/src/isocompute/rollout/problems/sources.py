@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal
 
+from ..contract.settings import made_of, settings
 from ..errors import RolloutError
 from ..scoring.rules import check_task
 
@@ -49,7 +50,7 @@ def _normalised(prompt: str) -> str:
     return " ".join(prompt.lower().split())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(RolloutError)
 class ReasoningGymSource:
     """A reasoning-gym task, through the library's own generator and scorer."""
 
@@ -78,7 +79,7 @@ class ReasoningGymSource:
         return f"reasoning_gym:{self.task}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(RolloutError)
 class HubSource:
     """A Hugging Face dataset at a pinned revision, in the layout of Guru-Math or with named columns."""
 
@@ -116,7 +117,7 @@ class HubSource:
         return f"hub:{self.dataset}@{self.revision}" if self.revision else f"hub:{self.dataset}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(RolloutError)
 class LocalSource:
     """The user's own JSONL or Parquet file."""
 
@@ -162,24 +163,16 @@ Source = ReasoningGymSource | HubSource | LocalSource
 KINDS: dict[str, type[Source]] = {"reasoning_gym": ReasoningGymSource, "hub": HubSource, "file": LocalSource}
 
 
-def source_from(settings: Mapping[str, Any]) -> Source:
+def source_from(plain: Mapping[str, Any]) -> Source:
     """Make a source from plain settings such as ``{"kind": "file", "path": "p.jsonl"}``.
 
     Args:
-        settings: ``kind`` (``reasoning_gym``, ``hub`` or ``file``) and fields of that kind's class.
+        plain: ``kind`` (``reasoning_gym``, ``hub`` or ``file``) and fields of that kind's class.
 
     Raises:
         RolloutError: The kind or a key is unknown, or a required key is missing.
     """
-    rest = dict(settings)
-    kind = rest.pop("kind", None)
+    kind = plain.get("kind")
     if kind not in KINDS:
         raise RolloutError(f"kind of problems is {kind!r}; it must be one of {', '.join(KINDS)}")
-    known = {f.name for f in fields(KINDS[kind])}
-    unknown = sorted(set(rest) - known)
-    if unknown:
-        raise RolloutError(f"problems of kind {kind} have no setting {unknown[0]}; they have {sorted(known)}")
-    try:
-        return KINDS[kind](**rest)
-    except TypeError as error:
-        raise RolloutError(f"problems of kind {kind}: {str(error).rpartition(') ')[2]}") from None
+    return made_of(KINDS[kind], plain, RolloutError, "problems")
