@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal, Self
 
+from isocompute.rollout.contract.settings import Count
 from pydantic import Field, model_validator
 
-from .strict import Count, Settings
+from .strict import Settings
 
 PLACEHOLDERS = {
     "model": "folder of the base model",

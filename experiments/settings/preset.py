@@ -22,7 +22,7 @@ from isocompute.rollout import (
     ScoringConfig,
     Source,
 )
-from isocompute.rollout.contract.settings import made_of
+from isocompute.rollout.contract.settings import Count, made_of
 from isocompute.rollout.samplers.registry import Choice, cheaper
 from isocompute.rollout.samplers.weights import stored_parameters
 from pydantic import AfterValidator, Field, model_validator
@@ -30,7 +30,7 @@ from pydantic import AfterValidator, Field, model_validator
 from ..errors import ExperimentError
 from .command import CommandTrainer
 from .resources import ResourcesConfig
-from .strict import Count, Name, Named, Settings
+from .strict import Name, Named, Settings
 from .sweep import PrescribeConfig, SweepConfig
 
 HUB_NAME = r"[\w.-]+(/[\w.-]+)?"
@@ -190,7 +190,7 @@ def learner_config(
     """
     for name, advice in ELSEWHERE.items():
         if name in given:
-            raise ValueError(f"has no setting {name!r}: {advice}")
+            raise ValueError(f"{name} is no setting of a sweep: {advice}")
     own = with_recipe(given)
     if own.get("sync") == AUTO:
         del own["sync"]

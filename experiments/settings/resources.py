@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Annotated, Literal, Self
 
 from isocompute.rollout import EngineConfig
+from isocompute.rollout.contract.settings import Count, Positive
 from pydantic import Field, model_validator
 
-from .strict import Count, Settings
+from .strict import Settings
 
 COLOCATED_MEMORY_SHARE = 0.4
 """Share of a GPU's memory that an engine takes beside a learner."""
@@ -63,7 +64,7 @@ class ResourcesConfig(Settings):
     transport: Literal["auto", "object_store", "gloo", "nccl", "ipc"] = "auto"
     """Transport of weights to engines that are Ray actors; ``auto``: ``object_store`` on CPU, ``nccl`` between GPUs,
     ``ipc`` on one GPU."""
-    replica_tolerance: Annotated[float, Field(gt=0)] | None = None
+    replica_tolerance: Positive | None = None
     """Largest difference of the log-probabilities of several engines after the same prompts once they have taken over
     the same weights (nats); null follows their type: 0.001 in float32, 0.2 in bfloat16."""
     learner_ranks: Count = 1

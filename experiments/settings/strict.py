@@ -52,8 +52,5 @@ Name = Annotated[str, AfterValidator(checked_name)]
 """Name of a preset or a problem set."""
 Named = Annotated[Mapping[Name, T], Field(json_schema_extra={"propertyNames": {"pattern": f"^{NAME}$"}})]
 """Settings of problem sets, by name."""
-Count = Annotated[int, Field(ge=1)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-"""A learning rate."""
 Grid = Annotated[tuple[T, ...], Field(min_length=1, json_schema_extra={"uniqueItems": True}), AfterValidator(_distinct)]
 """The values that a sweep tries: one or more, each once."""

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, Self, get_args
 
 from isocompute.learner import RunConfig
-from pydantic import Discriminator, Field, Tag, model_validator
+from isocompute.rollout.contract.settings import Count, Positive, Whole
+from pydantic import Discriminator, Tag, model_validator
 
-from .strict import Count, Grid, Rate, Settings
+from .strict import Grid, Settings
 
 Scaling = Literal["constant", "linear", "sqrt"]
 
@@ -54,9 +55,9 @@ class Trained(Settings):
 class Searched(Trained):
     """Settings of every search: the rates tried, scored by the evaluations in the last quarter of the budget."""
 
-    learning_rates: Grid[Rate]
+    learning_rates: Grid[Positive]
     """Learning rates tried, one cell for each and each seed."""
-    extensions: Annotated[int, Field(ge=0)] = 1
+    extensions: Whole = 1
     """Most further steps of the grid where its best rate lies at the edge."""
 
 
@@ -76,7 +77,7 @@ class DeclaredRate(Settings):
 
     rule: Scaling
     """Scaling of the rate with the batch B = B_p · n: constant, with B, or with √B."""
-    learning_rate: Rate
+    learning_rate: Positive
     """Learning rate at the batch ``batch_rollouts``."""
     batch_rollouts: Count = 1024
     """The batch B (rollouts) at which that is the rate; without effect for ``constant``. The default is that of the
@@ -136,7 +137,7 @@ class SweepConfig(Trained):
     ``learner_config``."""
     learning_rate: LearningRate
     """Search for the learning rate of the cells, or its declaration."""
-    rate_factors: Grid[Rate] = (1.0,)
+    rate_factors: Grid[Positive] = (1.0,)
     """Factors on that rate: every (n, B_p) is trained at each, and the best is found with n."""
     max_batch_rollouts: int | None = None
     """B_max (rollouts): pairs with B_p · n above it are left out; null keeps all."""

@@ -9,16 +9,12 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from .contract.settings import settings
+from .contract.settings import Count, Positive, Share, Whole, settings
 from .errors import LearnerError
 
-Whole = Annotated[int, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """Decay of a moment."""
-Share = Annotated[float, Field(ge=0, le=1)]
 
 ALL_LINEAR = "all-linear"
 

@@ -14,7 +14,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..contract.settings import made_of, settings
 from ..errors import RolloutError
@@ -31,7 +31,8 @@ CPU_SECONDS, MEMORY = 5, 2**30
 _MAY_GROW = re.compile(r"\brange\b|\bmacro\b|\bformat\b|\*")
 """Parts of a chat template without which it goes through its messages alone."""
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
-TEMPLATES = ("auto", "chat", "plain")
+Template = Literal["auto", "chat", "plain"]
+TEMPLATES: tuple[Template, ...] = get_args(Template)
 RESERVED = (
     "add_generation_prompt",
     "continue_final_message",
@@ -51,7 +52,7 @@ class Prompting:
         RolloutError: A value is of the wrong type, or not one of the choices.
     """
 
-    template: Literal["auto", "chat", "plain"] = "auto"
+    template: Template = "auto"
     """``chat`` renders the tokenizer's chat template, ``plain`` takes the text as it is, ``auto`` is ``chat`` where the
     tokenizer has a template."""
     system: str = ""

@@ -14,12 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ..contract.settings import made_of, settings
+from ..contract.settings import Count, Positive, Whole, made_of, settings
 from ..errors import RolloutError
 
 DTYPES = ("float32", "bfloat16", "float16")
-Whole = Annotated[int, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
 CPU_BATCHED_TOKENS = 16_384
 CUDA_BATCHED_TOKENS = 8_192
 
@@ -272,7 +270,7 @@ class EngineConfig:
     memory_share: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of the GPU's memory that the engine may take (about 0.4 beside a learner on the same GPU), on CPU the share
     of the free memory."""
-    kv_cache_gib: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    kv_cache_gib: Positive | None = None
     """Size of the KV cache (GiB); by default all that is left on CUDA, and on CPU what ``max_concurrent`` of the
     longest requests need, but at most half of what is left."""
     sleep: Annotated[int, Field(ge=0, le=2)] | None = None

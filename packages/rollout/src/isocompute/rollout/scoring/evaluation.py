@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
+from ..contract.settings import Count, Share, settings
 from ..errors import ProblemError, RolloutError
 from .rules import decode_metadata, metadata_of, own_response, rule
 from .scorer import Item, Scorer, Verdict
@@ -507,33 +508,25 @@ def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bo
     return problems.drop(name, f"{name}_samples", strict=False).join(rates, on="problem_id").sort("problem_id")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(RolloutError)
 class DifficultySplit:
-    """A problem set by pass rate.
-
-    Raises:
-        RolloutError: The interval is empty or not within 0 to 1, or a side has no problems.
-    """
+    """A problem set by pass rate."""
 
     name: str = ""
     """Name of the set, such as ``easy``; in settings it is its key."""
-    lowest: float
+    lowest: Share
     """Smallest pass rate in it."""
-    highest: float
+    highest: Share
     """Largest pass rate in it."""
-    train: int
+    train: Count
     """Training problems."""
-    validation: int = 300
+    validation: Count = 300
     """Validation problems."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.lowest <= self.highest <= 1:
+        if self.lowest > self.highest:
             raise RolloutError(
-                f"lowest is {self.lowest} and highest {self.highest}; an interval within 0 to 1 is needed"
-            )
-        if min(self.train, self.validation) < 1:
-            raise RolloutError(
-                f"train is {self.train} and validation {self.validation}; at least one problem of each is needed"
+                f"lowest is {self.lowest}, and highest is {self.highest}: an interval within 0 to 1 is needed"
             )
 
 
