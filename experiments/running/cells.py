@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from hashlib import file_digest, sha256
 from importlib.machinery import PathFinder
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isocompute.learner import LearnerConfig, RunConfig
+from isocompute.rollout import Prompting, Sampling, ScoringConfig
 from isocompute.rollout.scoring.rules import rule
 
 from ..errors import ExperimentError
@@ -106,7 +107,6 @@ class Origin:
     Attributes:
         base: Hash of its content.
         problems: Hash of the problems and of their verifiers' code (``problems_hash``).
-        generation: How responses are generated and scored (``Preset.generation``).
         surroundings: What computes.
     """
 
@@ -114,8 +114,22 @@ class Origin:
     base_model: str
     base: str
     problems: str
-    generation: Mapping[str, Any]
+    generation: Generation
     surroundings: Surroundings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """How responses are generated and scored."""
+
+    sampling: Sampling
+    prompting: Prompting = field(default_factory=Prompting)
+    scoring: ScoringConfig = field(default_factory=ScoringConfig)
+
+    @classmethod
+    def of(cls, preset: Preset) -> Generation:
+        """That of a preset."""
+        return cls(sampling=preset.sampling, prompting=preset.prompting, scoring=preset.scoring)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +181,6 @@ class WorkerConfig:
 
     Attributes:
         models: Folder or name of each base model, by the hash of its content; they differ in their weights alone.
-        generation: How responses are generated and scored (``Preset.generation``).
         resources: With a sampler and an engine (``Preset.resolved_resources``).
         beside_vllm: Whether the sampler's log-probabilities are compared with vLLM's, where that is installed: those of
             one that a rule has chosen in place of vLLM.
@@ -175,7 +188,7 @@ class WorkerConfig:
     """
 
     models: Mapping[str, str]
-    generation: Mapping[str, Any]
+    generation: Generation
     resources: ResourcesConfig
     responses: int | None = None
     beside_vllm: bool = False
@@ -185,7 +198,7 @@ class WorkerConfig:
         """Settings of the workers of a preset."""
         return cls(
             models=dict(models),
-            generation=preset.generation,
+            generation=Generation.of(preset),
             resources=preset.resolved_resources(),
             responses=preset.responses(),
             beside_vllm=preset.resources.sampler == "auto" and preset.sampler.kind != "vllm",

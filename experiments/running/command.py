@@ -132,7 +132,7 @@ def command_of(cell: CommandCell, values: Mapping[str, str]) -> list[str]:
 
 def values_of(cell: CommandCell, home: Path, *, model: str, problems: Mapping[str, Path]) -> dict[str, str]:
     """Return the value of each placeholder of a command."""
-    sampling = cell.origin.generation["sampling"]
+    sampling = cell.origin.generation.sampling
     values = {
         "model": model,
         "train": problems["train"],
@@ -147,7 +147,7 @@ def values_of(cell: CommandCell, home: Path, *, model: str, problems: Mapping[st
         "problems_per_batch": cell.run.problems_per_batch,
         "update_steps": cell.update_steps,
         "learning_rate": cell.learner.learning_rate,
-        **{name: sampling[name] for name in ("temperature", "max_new_tokens", "max_prompt_tokens")},
+        **{name: getattr(sampling, name) for name in ("temperature", "max_new_tokens", "max_prompt_tokens")},
     }
     return {name: str(value) for name, value in values.items()}
 

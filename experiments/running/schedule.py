@@ -423,7 +423,7 @@ def workers(preset: Preset, models: Mapping[str, str], *, training: bool = False
         # A command's processors are its worker's; ranks and engines of ours have their own.
         each = held if commands else 1
         on_gpus, gpus = resources.device == "cuda", held if commands else resources.own_gpus
-        opened = [config.models, config.generation, resources.model_dump(mode="json"), config.responses]
+        opened = [config.models, asdict(config.generation), resources.model_dump(mode="json"), config.responses]
         key = digest([*opened, asdict(surroundings), actor.__qualname__, each])
         options = {"num_cpus": 1 if on_gpus else each, "num_gpus": gpus if on_gpus else 0, "runtime_env": environment()}
         roster = stack.enter_context(_roster())

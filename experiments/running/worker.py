@@ -31,7 +31,7 @@ from isocompute.learner import (
     train,
 )
 from isocompute.learner.saving.export import save_policy
-from isocompute.rollout import evaluate, open_sampler, prompting_from, sampling_from, scoring_from
+from isocompute.rollout import evaluate, open_sampler
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.actor import connected_ray
 from isocompute.rollout.samplers.prompts import PromptMaker, load_tokenizer
@@ -66,8 +66,6 @@ class Worker:
         """The base model of the learner."""
         self._sampled = self._base
         """The base model whose weights the sampler has at version 0."""
-        self._prompting = prompting_from(config.generation.get("prompting", {}))
-        self._sampling = sampling_from(config.generation["sampling"])
         self._layout = Bundles.of(config)
         self._group: Any = None
         if self._layout.bundles:
@@ -137,7 +135,11 @@ class Worker:
         """Train until the budget is spent, and write the tables."""
         home.mkdir(parents=True, exist_ok=True)
         tokenizer = load_tokenizer(self._models[cell.origin.base])
-        prompts = PromptMaker(tokenizer, self._prompting, max_prompt_tokens=self._sampling.max_prompt_tokens)
+        prompts = PromptMaker(
+            tokenizer,
+            self.config.generation.prompting,
+            max_prompt_tokens=self.config.generation.sampling.max_prompt_tokens,
+        )
         cell_folder.check_prompts(home, prompts.digest(problems))
         if not cell_folder.has_baseline(start):
             self.evaluate_baseline(cell, problems, start)
@@ -260,8 +262,8 @@ class Worker:
 
     def _opened_sampler(self) -> Any:
         resources, layout = self.config.resources, self._layout
-        scoring = scoring_from(self.config.generation.get("scoring", {}))
-        options: dict[str, Any] = {"prompting": self._prompting, "scoring": scoring}
+        generation = self.config.generation
+        options: dict[str, Any] = {"prompting": generation.prompting, "scoring": generation.scoring}
         if resources.sampler == "vllm":
             options |= {"engine": resources.engine, "responses": self.config.responses}
         else:
@@ -277,7 +279,7 @@ class Worker:
                 "start_seconds": resources.start_seconds,
                 "answer_seconds": resources.stall_seconds,
             }
-        return open_sampler(resources.sampler, self._models[self._base], self._sampling, **options)
+        return open_sampler(resources.sampler, self._models[self._base], self.config.generation.sampling, **options)
 
     def _check(self, config: LearnerConfig, base: str, problems: pl.DataFrame) -> None:
         """Give the engine a base model's weights and check them; the few responses are in no ledger."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -436,11 +436,6 @@ class Preset(Settings):
     def base_models(self) -> tuple[str, ...]:
         """Names of the base models."""
         return tuple(model.name for model in self.prepared) or ("base",)
-
-    @property
-    def generation(self) -> dict[str, Any]:
-        """The settings that generate and score responses, as plain values: part of the identity of every run."""
-        return {name: asdict(getattr(self, name)) for name in ("sampling", "prompting", "scoring")}
 
     def sweep_of(self, problem_set: str) -> SweepConfig:
         """The sweep of a problem set."""

@@ -11,7 +11,7 @@ from isocompute.rollout import RolloutError
 from isocompute.rollout.contract.documents import parsed
 
 from ..errors import ExperimentError
-from ..running.cells import Cell, CommandCell, Origin, surroundings_of
+from ..running.cells import Cell, CommandCell, Generation, Origin, surroundings_of
 from ..running.command import flags_of
 from ..running.design import Design, Rates
 from ..settings import Preset, find, leaves
@@ -72,7 +72,7 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
                 base_model=base,
                 base="",
                 problems="",
-                generation=preset.generation,
+                generation=Generation.of(preset),
                 surroundings=surroundings,
             ),
         )

@@ -15,7 +15,7 @@ from ..errors import ExperimentError
 from ..figures import COLOURS, pyplot, save
 from ..running import cell_folder
 from ..running.cell_folder import ONLY, OUT, PREPARED, model_of
-from ..running.cells import Cell, CommandCell, Origin, problems_hash, surroundings_of
+from ..running.cells import Cell, CommandCell, Generation, Origin, problems_hash, surroundings_of
 from ..running.design import Design, Pilot, Score, Search, Trial, Tried, extension, mean, sampled, tried
 from ..running.schedule import Pool, Schedule, workers
 from ..running.tracker import Tracker, health_of
@@ -52,7 +52,7 @@ def setup_of(preset: Preset, problem_set: str) -> Setup:
             base_model=name,
             base=base,
             problems=problems_hash(table),
-            generation=preset.generation,
+            generation=Generation.of(preset),
             surroundings=surroundings,
         )
         designs.append(Design(preset=preset, sweep=sweep, origin=origin))

@@ -32,7 +32,7 @@ from scipy import stats
 from experiments.errors import ExperimentError
 from experiments.running import cell_folder
 from experiments.running.cell_folder import content
-from experiments.running.cells import Cell, Origin, Surroundings, problems_hash
+from experiments.running.cells import Cell, Generation, Origin, Surroundings, problems_hash
 from experiments.running.design import Design
 from experiments.running.schedule import Schedule, workers
 from experiments.running.tracker import Tracker
@@ -116,7 +116,7 @@ def setup_of(unit: Unit) -> Setup:
         base_model=inputs.name,
         base=base,
         problems=problems_hash(problems),
-        generation=preset.generation,
+        generation=Generation.of(preset),
         surroundings=Surroundings.of(preset.resolved_resources()),
     )
     design = Design(preset=preset, sweep=preset.sweep_of(unit.problem_set), origin=origin)

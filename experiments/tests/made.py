@@ -20,18 +20,19 @@ from isocompute.learner import (
     with_cohorts,
 )
 from isocompute.learner.config import AdapterConfig, EntropyConfig, KLConfig
-from isocompute.rollout import EvaluationResult, load_problems, source_from
+from isocompute.rollout import EvaluationResult, Sampling, load_problems, source_from
 from isocompute.rollout.contract import tables
 
 from experiments.running import cell_folder
-from experiments.running.cells import Cell, Origin, Surroundings
+from experiments.running.cells import Cell, Generation, Origin, Surroundings
 from experiments.settings import Preset, load
 
 ROOT = Path(__file__).parents[2]
 PARAMS = ROOT / "params.yaml"
 BASE = ROOT / "experiments" / "inputs" / "smoke" / "base"
 """The base model of ``smoke``."""
-SAMPLING = {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": 8, "max_prompt_tokens": 8}
+SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": 8, "max_prompt_tokens": 8}
+GENERATION = Generation(sampling=Sampling(**SAMPLING))
 SURROUNDINGS = {
     "code": "c",
     "versions": {},
@@ -55,7 +56,7 @@ RUN = {"rollouts_per_problem": 4, "problems_per_batch": 2, "seed": 7, "evaluate_
 def cell(*, base: str = "b", surroundings: dict[str, Any] | None = None, **changes: Any) -> Cell:
     """Twelve steps of 2 × 4, evaluated every four."""
     found = Surroundings(**{**SURROUNDINGS, **(surroundings or {})})
-    origin = origin_of(base=base, generation={"sampling": SAMPLING}, surroundings=found)
+    origin = origin_of(base=base, generation=GENERATION, surroundings=found)
     settings: dict[str, Any] = {
         "purpose": "sweep",
         "origin": origin,

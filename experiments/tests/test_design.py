@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from experiments.errors import ExperimentError
 from experiments.running import cell_folder
-from experiments.running.cells import Cell
+from experiments.running.cells import Cell, Generation
 from experiments.running.design import Design, Pilot, Rates, Score, Search, Trial, Tried, extension, sampled, tried
 from experiments.settings import Preset, load
 from experiments.stages import plan
@@ -260,7 +260,7 @@ SETTING = "sweep.easy.learning_rate"
 
 def design(preset: Preset) -> Design:
     """The set ``easy``."""
-    return Design(preset=preset, sweep=preset.sweep["easy"], origin=origin_of(generation=preset.generation))
+    return Design(preset=preset, sweep=preset.sweep["easy"], origin=origin_of(generation=Generation.of(preset)))
 
 
 def declared(tmp_path: Path, **changes: Any) -> Preset:
