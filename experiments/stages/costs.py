@@ -203,7 +203,7 @@ class Costs:
             extra_forwards=int(cell.learner.measures_first) + int(bool(cell.learner.kl.coefficient)),
             float32_head=self.float32_head,
         )
-        return setting.estimate(rollouts, rollouts_per_problem=cell.rollouts_per_problem).training
+        return setting.estimate(rollouts, rollouts_per_problem=cell.run.rollouts_per_problem).training
 
     def step(self, option: Option, count: int, n: int, *, learns: bool = True) -> Spent:
         """The time of a batch of groups of n responses."""
@@ -217,8 +217,8 @@ class Costs:
 
     def cell(self, option: Option, cell: Cell) -> Spent:
         """The time of a cell, without its evaluations."""
-        steps = cell.rollouts // cell.batch_rollouts
-        return self.step(option, cell.batch_rollouts, cell.rollouts_per_problem).times(steps)
+        steps = cell.rollouts // cell.run.batch_rollouts
+        return self.step(option, cell.run.batch_rollouts, cell.run.rollouts_per_problem).times(steps)
 
     def training(self, option: Option) -> Spent:
         """The time of all cells, those that test the prescription as long for a rollout as the others."""
@@ -268,7 +268,7 @@ class Costs:
             yield from replace(self, terms=shorter).replica_lines()
             return
         own, engine = self.options[0], self.engine(self.options[0])
-        few = sorted({(cell.batch_rollouts, cell.rollouts_per_problem) for cell in self.work.cells})
+        few = sorted({(cell.run.batch_rollouts, cell.run.rollouts_per_problem) for cell in self.work.cells})
         yield f"sampling a batch, responses of {self.mean:,.0f} tokens on average: seconds (GPU-seconds)"
         yield f"  {'engines':24}" + "".join(f"{engines:>19}" for engines in REPLICAS)
         for count, n in dict.fromkeys((few[0], few[-1])):

@@ -14,7 +14,7 @@ from typing import Any
 from isocompute.budget.planning.compute import Device
 from isocompute.learner import LearnerConfig
 from isocompute.learner.memory.update import GIB, Load, UpdateMemory, update_memory
-from isocompute.rollout import RolloutError, sampling_from
+from isocompute.rollout import RolloutError
 from isocompute.rollout.contract.errors import FileError
 from isocompute.rollout.contract.files import write_text
 from isocompute.rollout.samplers.sampling import Engine
@@ -89,8 +89,8 @@ class Footprint:
         load = Load(
             prompt_tokens=self.preset.sampling.max_prompt_tokens,
             response_tokens=self.preset.sampling.max_new_tokens,
-            rollouts_per_problem=self.cell.rollouts_per_problem,
-            problems=max(1, self.cell.problems_per_batch // ranks),
+            rollouts_per_problem=self.cell.run.rollouts_per_problem,
+            problems=max(1, self.cell.run.problems_per_batch // ranks),
         )
         return traced(self.model, config, load, ranks=ranks)
 
@@ -120,7 +120,7 @@ class Footprint:
         Raises:
             RolloutError: It does not fit.
         """
-        sampling = sampling_from(self.preset.generation["sampling"])
+        sampling = self.preset.sampling
         engine = self.preset.resources.resolved_engine().resolved(
             longest=sampling.max_prompt_tokens + sampling.max_new_tokens, cuda=True, responses=self.preset.responses()
         )

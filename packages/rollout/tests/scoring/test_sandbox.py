@@ -657,14 +657,11 @@ def test_settings_are_checked_when_they_are_made() -> None:
     assert scoring_from({"without": "user,files"}).without == ("user", "files")
     assert ScoringConfig().processes == max(1, min(8, len(os.sched_getaffinity(0)) // 2))
     for settings, message in (
-        ({"second": 1}, "scoring has no setting 'second'; it has allow_unisolated, "),
-        ({"seconds": 0}, "seconds of scoring is 0; it must be above 0"),
-        ({"wall_factor": 0.5}, "wall_factor of scoring is 0.5"),
-        ({"workers": 0}, "workers of scoring is 0; it must lie between 1 and 256"),
-        ({"memory_bytes": 1}, "memory_bytes of scoring is 1"),
-        ({"without": ["sound"]}, "the sandbox has no layer 'sound'; it has user, network"),
-        ({"seconds": "2"}, "seconds of scoring is '2'; it must be of type int or float"),
-        ({"workers": True}, "workers of scoring is True; it must be of type int or None"),
+        ({"second": 1}, "scoring has no setting 'second'.*did you mean 'seconds'"),
+        ({"seconds": 0}, "scoring.seconds is 0; it must"),
+        ({"wall_factor": 0.5}, "scoring.wall_factor is 0.5"),
+        ({"memory_bytes": 1}, "scoring.memory_bytes is 1"),
+        ({"without": ["sound"]}, "'sound'; it must be 'user', 'network', "),
     ):
         with pytest.raises(RolloutError, match=message):
             scoring_from(settings)

@@ -145,10 +145,6 @@ def named_set(
         train=source.train if train is None else train,
         validation=source.validation if validation is None else validation,
     )
-    if min(source.train, source.validation) < 0 or source.train + source.validation < 1:
-        raise RolloutError(
-            f"{source.train} training and {source.validation} validation problems are asked for; at least 1 is needed"
-        )
     if folder is not None:
         if revision is not None:
             raise RolloutError("--folder and --revision contradict each other; a folder has no revisions")

@@ -56,8 +56,8 @@ class TransformersSampler(LocalSampler):
         prompting: Prompting | None = None,
         scorer: Scorer | None = None,
     ) -> None:
-        if dtype == "auto" or dtype not in DTYPES:
-            raise RolloutError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES[1:])}")
+        if dtype not in DTYPES:
+            raise RolloutError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
         if not isinstance(batch_size, int) or batch_size < 1:
             raise RolloutError(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
         check_folder(model)

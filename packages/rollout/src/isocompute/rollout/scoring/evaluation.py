@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
+from ..contract.settings import Count, Share, settings
 from ..errors import ProblemError, RolloutError
 from .rules import decode_metadata, metadata_of, own_response, rule
 from .scorer import Item, Scorer, Verdict
@@ -470,35 +471,26 @@ def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bo
     return problems.drop(name, f"{name}_samples", strict=False).join(rates, on="problem_id").sort("problem_id")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(RolloutError)
 class DifficultySplit:
-    """A problem set by pass rate.
+    """A problem set by pass rate."""
 
-    Attributes:
-        name: Name of the set, such as ``easy``.
-        lowest: Smallest pass rate in it.
-        highest: Largest pass rate in it.
-        train: Training problems.
-        validation: Validation problems.
-
-    Raises:
-        RolloutError: The interval is empty or not within 0 to 1, or a side has no problems.
-    """
-
-    name: str
-    lowest: float
-    highest: float
-    train: int
-    validation: int = 300
+    name: str = ""
+    """Name of the set, such as ``easy``; in settings it is its key."""
+    lowest: Share
+    """Smallest pass rate in it."""
+    highest: Share
+    """Largest pass rate in it."""
+    train: Count
+    """Training problems."""
+    validation: Count = 300
+    """Validation problems."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.lowest <= self.highest <= 1:
+        if self.lowest > self.highest:
             raise RolloutError(
-                f"the set {self.name} takes pass rates from {self.lowest} to {self.highest}; "
-                "an interval within 0 to 1 is needed"
+                f"lowest is {self.lowest}, and highest is {self.highest}: an interval within 0 to 1 is needed"
             )
-        if min(self.train, self.validation) < 1:
-            raise RolloutError(f"the set {self.name} needs at least one training and one validation problem")
 
 
 def split(problems: pl.DataFrame, wanted: DifficultySplit, *, min_samples: int = 1) -> pl.DataFrame:
