@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping, Sequence
 from concurrent.futures import wait
-from functools import cache
 from itertools import starmap
 from typing import Any, TypeVar
 
@@ -24,6 +23,7 @@ from ...contract.files import reason_of
 from ...errors import RolloutError
 
 LOOK_SECONDS = 0.2
+"""Interval between looks whether somebody interrupts a wait."""
 
 MAX_BYTES = 64 * 2**20
 """Longest answer read: one of 32,768 tokens with its log-probabilities is about 10 MB."""
@@ -56,16 +56,18 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
-@cache
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+"""By process: a fork has none of its parent's threads."""
+_starting = threading.Lock()
+
+
 def background() -> asyncio.AbstractEventLoop:
     """Return the event loop in which all servers are asked: in a thread, so that no one waits who does not want to."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="servers", daemon=True).start()
-    return loop
-
-
-# A fork has none of its parent's threads.
-os.register_at_fork(after_in_child=background.cache_clear)
+    with _starting:
+        if os.getpid() not in _loops:
+            loop = _loops[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="servers", daemon=True).start()
+        return _loops[os.getpid()]
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:

@@ -202,10 +202,18 @@ async def served_name(servers: Servers, model: str, wanted: str | None) -> str:
     for server in servers.all:
         url = server.client.base_url
         try:
-            listed = await _listed(server)
+            answer = await Servers([server.client]).answered(lambda s: s.client.ask("models", None))
+            listed = [str(entry["id"]) for entry in answer["data"]]
         except Failed as error:
             silent.append(str(error))
             continue
+        except Refused as error:
+            if error.status != 404:
+                raise RolloutError(f"the server at {url} refuses ({error})") from None
+            # It has no such list.
+            listed = []
+        except (KeyError, TypeError):
+            raise RolloutError(f"{url}/models does not answer as an OpenAI-compatible server") from None
         if name is None:
             name = listed[0] if model not in listed and len(listed) == 1 else model
         if listed and name not in listed:
@@ -213,20 +221,6 @@ async def served_name(servers: Servers, model: str, wanted: str | None) -> str:
     if len(silent) == len(servers.all):
         raise RolloutError(silent[0])
     return name or model
-
-
-async def _listed(server: Server) -> list[str]:
-    """Return the models that a server lists; none where it has no such list."""
-    url = server.client.base_url
-    try:
-        answer = await Servers([server.client]).answered(lambda s: s.client.ask("models", None))
-        return [str(entry["id"]) for entry in answer["data"]]
-    except Refused as error:
-        if error.status == 404:
-            return []
-        raise RolloutError(f"the server at {url} refuses ({error})") from None
-    except (KeyError, TypeError):
-        raise RolloutError(f"{url}/models does not answer as an OpenAI-compatible server") from None
 
 
 def vocabulary(model: str, tokenizer: Any) -> int:
