@@ -1,9 +1,8 @@
 """Command line of the pipeline: ``python -m experiments STAGE [SET]``, or ``repro`` for all stages.
 
-``schema`` prints the JSON schema of params.yaml, which is kept in params.schema.json. ``init [NAME]`` writes a preset
-of one's own, complete; with ``--preset gpu`` one for a node of GPUs. ``plan`` prints what a preset would run, and
-``probe SET`` what the base model tells about n before any training. ``send`` sends to MLflow what earlier commands
-could not.
+``schema`` prints the JSON schema of params.yaml, for editors. ``init [NAME]`` writes a preset of one's own,
+complete; with ``--preset gpu`` one for a node of GPUs. ``plan`` prints what a preset would run, and ``probe SET`` what
+the base model tells about n before any training. ``send`` sends to MLflow what earlier commands could not.
 """
 
 from __future__ import annotations
@@ -21,11 +20,9 @@ from pathlib import Path
 
 from isocompute.rollout.contract.files import atomic_write
 
-from .errors import ExperimentError
 from .running import cluster
-from .settings import Preset, load, reading
-from .settings.reading import find
-from .settings.strict import SettingError
+from .settings import Preset, load
+from .settings.reading import document_schema, template_text
 from .stages import SET_STAGES, STAGES
 
 SECONDS = Path("work") / "seconds.jsonl"
@@ -36,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; an error a user can act on is one line and exit code 2."""
     given = _parser().parse_args(argv)
     if given.command == "schema":
-        print(reading.schema_text(), end="")
+        print(json.dumps(document_schema(), indent=1, ensure_ascii=False))
         return 0
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{Path.cwd() / 'mlflow.db'}")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
@@ -121,11 +118,7 @@ def send() -> int:
 
 def init(name: str, like: Preset) -> None:
     """Write a preset of one's own beside params.yaml, and say how it is run."""
-    try:
-        text = reading.template_text(name, like, find(preset=like.name)[-1])
-    except SettingError as error:
-        raise ExperimentError(f"init {error}") from None
-    path = Path(f"{name}.yaml")
+    text, path = template_text(name, like), Path(f"{name}.yaml")
     with atomic_write(path, replace=False) as stream:
         stream.write(text.encode())
     print(f"{path} has every setting, with the values of {like.name}. To run it, write in params.yaml:")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
@@ -10,9 +9,10 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
-from isocompute.rollout import EngineConfig, open_sampler, prompting_from, sampling_from, scoring_from
+from isocompute.rollout import EngineConfig, open_sampler
 
 from ..errors import ExperimentError
+from .cells import Generation
 
 if TYPE_CHECKING:
     from isocompute.learner.records.steps import Agreement
@@ -22,14 +22,13 @@ TOLERANCE = 1e-4
 PROBLEMS, SAMPLES = 4, 2
 
 
-def compare_with_vllm(model: str, generation: Mapping[str, Any], problems: pl.DataFrame) -> Agreement:
+def compare_with_vllm(model: str, generation: Generation, problems: pl.DataFrame) -> Agreement:
     """Compare a model's log-probabilities in vLLM with those in transformers, of tokens that vLLM has sampled.
 
     vLLM runs in a process of its own, which ends: what it loads and sets must reach no result of this one.
 
     Args:
         model: Folder of the model.
-        generation: How responses are generated and scored (``Preset.generation``).
         problems: Of which the first few are answered.
 
     Raises:
@@ -55,19 +54,18 @@ def check(found: Agreement, model: str) -> None:
         )
 
 
-def _compared(model: str, generation: Mapping[str, Any], problems: pl.DataFrame) -> Agreement:
+def _compared(model: str, generation: Generation, problems: pl.DataFrame) -> Agreement:
     import torch
     from isocompute.learner import Learner, LearnerConfig
 
     torch.set_num_threads(1)
-    sampling = sampling_from(generation["sampling"])
     options: dict[str, Any] = {
-        "prompting": prompting_from(generation.get("prompting", {})),
-        "scoring": scoring_from(generation.get("scoring", {})),
+        "prompting": generation.prompting,
+        "scoring": generation.scoring,
         "engine": EngineConfig(profile="cpu"),
         "responses": PROBLEMS * SAMPLES,
     }
-    with closing(open_sampler("vllm", model, sampling, **options)) as sampler:
+    with closing(open_sampler("vllm", model, generation.sampling, **options)) as sampler:
         rollouts = sampler.sample(problems, samples=SAMPLES, seed=0, step=0, phase="canary")
-    learner = Learner(model, LearnerConfig(learning_rate=1.0, temperature=sampling.temperature))
+    learner = Learner(model, LearnerConfig(learning_rate=1.0, temperature=generation.sampling.temperature))
     return learner.agreement(rollouts)

@@ -209,7 +209,7 @@ def last_step(ledger: pl.DataFrame, cell: Cell) -> int:
         .sort("step")
         .with_columns(before=pl.col("rollouts").cum_sum() - pl.col("rollouts"))
     )
-    admitted = used.filter(pl.col("before") + cell.batch_rollouts <= cell.rollouts)
+    admitted = used.filter(pl.col("before") + cell.run.batch_rollouts <= cell.rollouts)
     return int(admitted["step"][-1]) if len(admitted) else 0
 
 

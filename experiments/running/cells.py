@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from hashlib import file_digest, sha256
 from importlib.machinery import PathFinder
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isocompute.learner import LearnerConfig, RunConfig
+from isocompute.rollout import Prompting, Sampling, ScoringConfig
 from isocompute.rollout.scoring.rules import rule
 
 from ..errors import ExperimentError
@@ -29,8 +30,7 @@ from ..errors import ExperimentError
 if TYPE_CHECKING:
     import polars as pl
 
-    from ..settings import ResourcesConfig
-    from ..settings.model import CommandTrainer, Preset
+    from ..settings import CommandTrainer, Preset, ResourcesConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,23 +39,15 @@ class Cell:
 
     Attributes:
         purpose: ``sweep``, ``pilot`` or ``prescribe``; shown, and no part of the identity.
-        rollouts_per_problem: n.
-        problems_per_batch: B_p.
+        run: Its settings in the learner's loop but for ``run_id``; see ``named_run``.
         rollouts: Budget, C; no part of the identity, since a longer run begins as the shorter one.
-        evaluate_every: Nominal rollouts between evaluations.
-        evaluations_per_octave: Points an octave of a grid of evaluations that is spaced by the logarithm; None: every
-            multiple of ``evaluate_every`` (``RunConfig``).
         evaluation_samples: Responses per validation problem.
     """
 
     purpose: str
     origin: Origin
-    rollouts_per_problem: int
-    problems_per_batch: int
-    seed: int
+    run: RunConfig
     rollouts: int
-    evaluate_every: int
-    evaluations_per_octave: int | None = None
     evaluation_samples: int
     learner: LearnerConfig
 
@@ -66,26 +58,16 @@ class Cell:
         del plain["purpose"], plain["rollouts"]
         return digest(plain)
 
+    @property
+    def named_run(self) -> RunConfig:
+        """Its settings in the learner's loop."""
+        return replace(self.run, run_id=self.run_id)
+
     @cached_property
     def baseline_id(self) -> str:
         """Hash of all that its first evaluation depends on, which cells of one seed share."""
-        return digest({"start": asdict(self.origin), "seed": self.seed, "evaluation_samples": self.evaluation_samples})
-
-    @property
-    def batch_rollouts(self) -> int:
-        """B = B_p · n."""
-        return self.problems_per_batch * self.rollouts_per_problem
-
-    @property
-    def run_config(self) -> RunConfig:
-        """Its settings in the learner's loop."""
-        return RunConfig(
-            run_id=self.run_id,
-            rollouts_per_problem=self.rollouts_per_problem,
-            problems_per_batch=self.problems_per_batch,
-            seed=self.seed,
-            evaluate_every=self.evaluate_every,
-            evaluations_per_octave=self.evaluations_per_octave,
+        return digest(
+            {"start": asdict(self.origin), "seed": self.run.seed, "evaluation_samples": self.evaluation_samples}
         )
 
     def evals_row(
@@ -97,9 +79,9 @@ class Cell:
             "step": step,
             "rollouts": rollouts,
             "tokens": tokens,
-            "rollouts_per_problem": self.rollouts_per_problem,
-            "problems_per_batch": self.problems_per_batch,
-            "seed": self.seed,
+            "rollouts_per_problem": self.run.rollouts_per_problem,
+            "problems_per_batch": self.run.problems_per_batch,
+            "seed": self.run.seed,
             "problem_set": self.origin.problem_set,
             "split": "validation",
             "questions": questions,
@@ -113,8 +95,8 @@ class Cell:
     def name(self) -> str:
         """Human-readable name."""
         return (
-            f"n={self.rollouts_per_problem} Bp={self.problems_per_batch} lr={self.learner.learning_rate:.3g} "
-            f"{self.origin.base_model} seed={self.seed}"
+            f"n={self.run.rollouts_per_problem} Bp={self.run.problems_per_batch} lr={self.learner.learning_rate:.3g} "
+            f"{self.origin.base_model} seed={self.run.seed}"
         )
 
 
@@ -125,7 +107,6 @@ class Origin:
     Attributes:
         base: Hash of its content.
         problems: Hash of the problems and of their verifiers' code (``problems_hash``).
-        generation: How responses are generated and scored (``Preset.generation``).
         surroundings: What computes.
     """
 
@@ -133,8 +114,22 @@ class Origin:
     base_model: str
     base: str
     problems: str
-    generation: Mapping[str, Any]
+    generation: Generation
     surroundings: Surroundings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """How responses are generated and scored."""
+
+    sampling: Sampling
+    prompting: Prompting = field(default_factory=Prompting)
+    scoring: ScoringConfig = field(default_factory=ScoringConfig)
+
+    @classmethod
+    def of(cls, preset: Preset) -> Generation:
+        """That of a preset."""
+        return cls(sampling=preset.sampling, prompting=preset.prompting, scoring=preset.scoring)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +181,6 @@ class WorkerConfig:
 
     Attributes:
         models: Folder or name of each base model, by the hash of its content; they differ in their weights alone.
-        generation: How responses are generated and scored (``Preset.generation``).
         resources: With a sampler and an engine (``Preset.resolved_resources``).
         beside_vllm: Whether the sampler's log-probabilities are compared with vLLM's, where that is installed: those of
             one that a rule has chosen in place of vLLM.
@@ -194,7 +188,7 @@ class WorkerConfig:
     """
 
     models: Mapping[str, str]
-    generation: Mapping[str, Any]
+    generation: Generation
     resources: ResourcesConfig
     responses: int | None = None
     beside_vllm: bool = False
@@ -204,7 +198,7 @@ class WorkerConfig:
         """Settings of the workers of a preset."""
         return cls(
             models=dict(models),
-            generation=preset.generation,
+            generation=Generation.of(preset),
             resources=preset.resolved_resources(),
             responses=preset.responses(),
             beside_vllm=preset.resources.sampler == "auto" and preset.sampler.kind != "vllm",
@@ -243,12 +237,12 @@ class CommandCell(Cell):
     @property
     def update_steps(self) -> int:
         """M, the steps of its budget."""
-        return self.rollouts // self.batch_rollouts
+        return self.rollouts // self.run.batch_rollouts
 
     @property
     def evaluate_steps(self) -> int:
         """Update steps between evaluations."""
-        return self.evaluate_every // self.batch_rollouts
+        return (self.run.evaluate_every or self.rollouts) // self.run.batch_rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,8 +270,8 @@ class CommandSurroundings(Surroundings):
 
 def surroundings_of(preset: Preset) -> Surroundings:
     """Return the surroundings of a preset's cells."""
-    if preset.command is not None:
-        return CommandSurroundings.of_trainer(preset.command, preset.resources.device, Path.cwd())
+    if preset.trainer is not None:
+        return CommandSurroundings.of_trainer(preset.trainer, preset.resources.device, Path.cwd())
     return Surroundings.of(preset.resolved_resources())
 
 

@@ -21,7 +21,7 @@ from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import atomic_write
 
 from ..errors import ExperimentError
-from ..settings.model import PLACEHOLDER, CommandTrainer
+from ..settings.command import PLACEHOLDER, CommandTrainer
 from . import cell_folder, watchdog
 from .cell_folder import CHECKPOINTS, LEDGER, SAID, Spool, local_path
 from .cells import READ_BY_A_CELL, CommandCell, CommandSurroundings
@@ -132,22 +132,22 @@ def command_of(cell: CommandCell, values: Mapping[str, str]) -> list[str]:
 
 def values_of(cell: CommandCell, home: Path, *, model: str, problems: Mapping[str, Path]) -> dict[str, str]:
     """Return the value of each placeholder of a command."""
-    sampling = cell.origin.generation["sampling"]
+    sampling = cell.origin.generation.sampling
     values = {
         "model": model,
         "train": problems["train"],
         "validation": problems["validation"],
-        "seed": cell.seed,
+        "seed": cell.run.seed,
         "ledger": home / LEDGER,
         "checkpoints": home / CHECKPOINTS,
         "rollouts": cell.rollouts,
         "evaluate_steps": cell.evaluate_steps,
         "evaluation_samples": cell.evaluation_samples,
-        "rollouts_per_problem": cell.rollouts_per_problem,
-        "problems_per_batch": cell.problems_per_batch,
+        "rollouts_per_problem": cell.run.rollouts_per_problem,
+        "problems_per_batch": cell.run.problems_per_batch,
         "update_steps": cell.update_steps,
         "learning_rate": cell.learner.learning_rate,
-        **{name: sampling[name] for name in ("temperature", "max_new_tokens", "max_prompt_tokens")},
+        **{name: getattr(sampling, name) for name in ("temperature", "max_new_tokens", "max_prompt_tokens")},
     }
     return {name: str(value) for name, value in values.items()}
 
@@ -173,8 +173,8 @@ def configuration_of(cell: CommandCell) -> Configuration:
     """
     settings = trainer_of(cell)
     allocation = Allocation(
-        problems_per_batch=cell.problems_per_batch,
-        rollouts_per_problem=cell.rollouts_per_problem,
+        problems_per_batch=cell.run.problems_per_batch,
+        rollouts_per_problem=cell.run.rollouts_per_problem,
         update_steps=cell.update_steps,
     )
     run = RunPlan(
@@ -245,7 +245,7 @@ def _evals(
     """
     command = trainer_of(cell)
     cell_folder.write_json(home / SETTINGS, {**settings, "world_size": command.world_size})
-    said = {"seed": str(cell.seed), "questions": str(questions), "problem_set": cell.origin.problem_set}
+    said = {"seed": str(cell.run.seed), "questions": str(questions), "problem_set": cell.origin.problem_set}
     logged, _ = ingest(command.trainer, [logs], config=home / SETTINGS, constants={**command.log_settings, **said})
     metric = f"avg_at_{cell.evaluation_samples}"
     if metric not in logged.columns:

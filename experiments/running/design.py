@@ -12,7 +12,7 @@ from isocompute.learner import RunConfig
 from isocompute.rollout.scoring.evaluation import proportion_error
 
 from ..errors import ExperimentError
-from ..settings.model import DeclaredRate, Preset, SweepConfig
+from ..settings import DeclaredRate, Preset, SweepConfig
 from .cells import Cell, CommandCell, CommandSurroundings, Origin
 
 NOISE = 2.0
@@ -21,33 +21,11 @@ NOISE = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """Makes the cells of one problem set.
-
-    Raises:
-        ExperimentError: The grid of evaluations does not hold the sweep's budget, so that no end would be evaluated.
-    """
+    """Makes the cells of one problem set."""
 
     preset: Preset
     sweep: SweepConfig
     origin: Origin
-
-    def __post_init__(self) -> None:
-        sweep = self.sweep
-        n, problems_per_batch = sweep.grid()[0]
-        run = RunConfig(
-            run_id="",
-            rollouts_per_problem=n,
-            problems_per_batch=problems_per_batch,
-            seed=0,
-            evaluate_every=sweep.evaluate_every,
-            evaluations_per_octave=sweep.evaluations_per_octave,
-        )
-        if not run.evaluated_at(sweep.rollouts):
-            raise ExperimentError(
-                f"sweep.{self.origin.problem_set}.rollouts is {sweep.rollouts}, no point of the grid of evaluations "
-                f"with {sweep.evaluations_per_octave} an octave of {sweep.evaluate_every}: the end would not be "
-                "evaluated"
-            )
 
     def declared_rates(self) -> Rates | None:
         """The learning rates where they are declared; None where pilots find them."""
@@ -71,18 +49,10 @@ class Design:
         tried = list(pilot.learning_rates if rates is None else rates)
         pairs = list(self.sweep.searched() if at is None else at)
         return [
-            self.cell(
-                "pilot",
-                n=n,
-                problems_per_batch=problems_per_batch,
-                seed=seed,
-                rollouts=pilot.rollouts,
-                evaluate_every=pilot.evaluate_every,
-                learning_rate=rate,
-            )
+            self.cell("pilot", pilot.run(n, size, seed), rollouts=pilot.rollouts, learning_rate=rate)
             for seed in pilot.seeds
             for rate in tried
-            for n, problems_per_batch in pairs
+            for n, size in pairs
         ]
 
     def cells(self, rates: Rates) -> list[Cell]:
@@ -90,44 +60,27 @@ class Design:
         return [
             self.cell(
                 "sweep",
-                n=n,
-                problems_per_batch=problems_per_batch,
-                seed=seed,
+                self.sweep.run(n, size, seed),
                 rollouts=self.sweep.rollouts,
-                evaluate_every=self.sweep.evaluate_every,
-                learning_rate=float(f"{rates.at(n, problems_per_batch) * factor:.12g}"),
+                learning_rate=float(f"{rates.at(n, size) * factor:.12g}"),
             )
-            for n, problems_per_batch in self.sweep.grid()
+            for n, size in self.sweep.grid()
             for factor in self.sweep.rate_factors
             for seed in self.sweep.seeds
         ]
 
-    def cell(
-        self,
-        purpose: str,
-        *,
-        n: int,
-        problems_per_batch: int,
-        seed: int,
-        rollouts: int,
-        evaluate_every: int,
-        learning_rate: float,
-    ) -> Cell:
+    def cell(self, purpose: str, run: RunConfig, *, rollouts: int, learning_rate: float) -> Cell:
         """One cell."""
         learner = self.preset.learner(self.sweep, learning_rate=learning_rate)
         if self.sweep.warmup_rollouts is not None:
-            steps = max(1, round(self.sweep.warmup_rollouts / (n * problems_per_batch)))
+            steps = max(1, round(self.sweep.warmup_rollouts / run.batch_rollouts))
             learner = replace(learner, optimizer=replace(learner.optimizer, warmup_steps=steps))
         kind = CommandCell if isinstance(self.origin.surroundings, CommandSurroundings) else Cell
         return kind(
             purpose=purpose,
             origin=self.origin,
-            rollouts_per_problem=n,
-            problems_per_batch=problems_per_batch,
-            seed=seed,
+            run=run,
             rollouts=rollouts,
-            evaluate_every=evaluate_every,
-            evaluations_per_octave=self.sweep.evaluations_per_octave if purpose == "sweep" else None,
             evaluation_samples=self.preset.evaluation.samples,
             learner=learner,
         )

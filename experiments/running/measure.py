@@ -45,7 +45,7 @@ def check_agreement(pool: Pool, preset: Preset, problems: pl.DataFrame) -> None:
     Raises:
         ExperimentError: They do not.
     """
-    if preset.command is not None:
+    if preset.trainer is not None:
         return
     configs = [preset.learner(sweep) for sweep in preset.sweep.values()]
     few = problems.head(4)

@@ -118,7 +118,7 @@ class Schedule:
         jobs = [
             Job(
                 key=key,
-                name=f"the first evaluation of {cell.origin.base_model}, seed {cell.seed}",
+                name=f"the first evaluation of {cell.origin.base_model}, seed {cell.run.seed}",
                 begin=partial(self._begin_baseline, cell),
                 end=partial(self._end_baseline, cell),
             )
@@ -406,7 +406,7 @@ def workers(preset: Preset, models: Mapping[str, str], *, training: bool = False
         training: Whether they train cells, for which those of a preset with a command run it.
     """
     resources = preset.resources
-    commands = training and preset.command is not None
+    commands = training and preset.trainer is not None
     if not commands:
         preset.check_sampler()
     held = preset.devices_of_a_worker() if commands else resources.processors_of_a_worker()
@@ -423,7 +423,7 @@ def workers(preset: Preset, models: Mapping[str, str], *, training: bool = False
         # A command's processors are its worker's; ranks and engines of ours have their own.
         each = held if commands else 1
         on_gpus, gpus = resources.device == "cuda", held if commands else resources.own_gpus
-        opened = [config.models, config.generation, resources.model_dump(mode="json"), config.responses]
+        opened = [config.models, asdict(config.generation), resources.model_dump(mode="json"), config.responses]
         key = digest([*opened, asdict(surroundings), actor.__qualname__, each])
         options = {"num_cpus": 1 if on_gpus else each, "num_gpus": gpus if on_gpus else 0, "runtime_env": environment()}
         roster = stack.enter_context(_roster())

@@ -34,7 +34,7 @@ from isocompute.rollout.contract.tracking import ARTIFACT_TAG, OWNER_TAG, SUPERS
 from isocompute.rollout.store import Store
 
 from ..errors import listed
-from ..settings.model import leaves
+from ..settings import leaves
 from . import cell_folder
 from .cell_folder import Spool, Spooled
 from .cells import Cell
@@ -257,7 +257,7 @@ class Tracker(Sender):
         parcel = Parcel(
             experiment=self._experiment,
             key=cell.baseline_id,
-            name=f"{cell.origin.base_model}, seed {cell.seed}",
+            name=f"{cell.origin.base_model}, seed {cell.run.seed}",
             folder=str(folder.resolve()),
             begun=made,
             ended=made,
@@ -277,8 +277,8 @@ class Tracker(Sender):
         self.put(Parcel(experiment=self._experiment, key="means", name=name, means=keys, tags=tags(self._experiment)))
 
     def _parcel(self, cell: Cell) -> Parcel:
-        plain = asdict(cell)
-        del plain["rollouts"]
+        plain = {**asdict(cell), **asdict(cell.named_run)}
+        del plain["rollouts"], plain["run"]
         return Parcel(
             experiment=self._experiment,
             key=cell.run_id,

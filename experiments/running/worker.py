@@ -31,7 +31,7 @@ from isocompute.learner import (
     train,
 )
 from isocompute.learner.saving.export import save_policy
-from isocompute.rollout import evaluate, open_sampler, prompting_from, sampling_from, scoring_from
+from isocompute.rollout import evaluate, open_sampler
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.actor import connected_ray
 from isocompute.rollout.samplers.prompts import PromptMaker, load_tokenizer
@@ -66,8 +66,6 @@ class Worker:
         """The base model of the learner."""
         self._sampled = self._base
         """The base model whose weights the sampler has at version 0."""
-        self._prompting = prompting_from(config.generation.get("prompting", {}))
-        self._sampling = sampling_from(config.generation["sampling"])
         self._layout = Bundles.of(config)
         self._group: Any = None
         if self._layout.bundles:
@@ -110,7 +108,7 @@ class Worker:
             cell_folder.write_json(folder / cell_folder.BESIDE_VLLM, asdict(agreement))
             self._compared.add(base)
         found = evaluate(
-            self._sampler, validation, samples=cell.evaluation_samples, seed=cell.seed, at=0, run_id=folder.name
+            self._sampler, validation, samples=cell.evaluation_samples, seed=cell.run.seed, at=0, run_id=folder.name
         )
         cell_folder.write_baseline(folder, found)
 
@@ -137,14 +135,18 @@ class Worker:
         """Train until the budget is spent, and write the tables."""
         home.mkdir(parents=True, exist_ok=True)
         tokenizer = load_tokenizer(self._models[cell.origin.base])
-        prompts = PromptMaker(tokenizer, self._prompting, max_prompt_tokens=self._sampling.max_prompt_tokens)
+        prompts = PromptMaker(
+            tokenizer,
+            self.config.generation.prompting,
+            max_prompt_tokens=self.config.generation.sampling.max_prompt_tokens,
+        )
         cell_folder.check_prompts(home, prompts.digest(problems))
         if not cell_folder.has_baseline(start):
             self.evaluate_baseline(cell, problems, start)
         learner = self._fresh_learner(self._settings_of(cell), cell.origin.base)
         checkpoints = self._checkpoints_of(home)
         trained = problems.filter(pl.col("split") == "train")
-        progress = restore(learner=learner, checkpoints=checkpoints, run=cell.run_config, problems=trained)
+        progress = restore(learner=learner, checkpoints=checkpoints, run=cell.named_run, problems=trained)
         if learner.config != cell.learner and not progress.changes:
             # A run that began so is not the one of its settings either.
             sizes = [each.compute.micro_batch_tokens for each in (cell.learner, learner.config)]
@@ -157,7 +159,7 @@ class Worker:
             # Not what is paid: a cell must end with the same steps however often it was killed.
             meter = UntilStopped(Meter(ledger, Limits(rollouts=cell.rollouts, counted="used")), home)
             ended = train(
-                run=cell.run_config,
+                run=cell.named_run,
                 problems=trained,
                 sampler=self._sampler,
                 learner=learner,
@@ -200,7 +202,12 @@ class Worker:
             found, paid_for = cell_folder.read_baseline(start), None
         else:
             found = evaluate(
-                self._sampler, validation, samples=cell.evaluation_samples, seed=cell.seed, at=at, run_id=cell.run_id
+                self._sampler,
+                validation,
+                samples=cell.evaluation_samples,
+                seed=cell.run.seed,
+                at=at,
+                run_id=cell.run_id,
             )
             paid_for = found.rollouts
         rates = found.pass_rates.with_columns(run_id=pl.lit(cell.run_id), step=pl.lit(step, dtype=pl.Int64))
@@ -230,7 +237,7 @@ class Worker:
         learner = self._fresh_learner(self._settings_of(cell), cell.origin.base)
         checkpoints = self._checkpoints_of(home)
         trained = problems.filter(pl.col("split") == "train")
-        progress = restore(learner=learner, checkpoints=checkpoints, run=cell.run_config, problems=trained)
+        progress = restore(learner=learner, checkpoints=checkpoints, run=cell.named_run, problems=trained)
         ended = cell_folder.done(home)
         if ended is not None and progress.step != ended.step:
             raise CheckpointError(
@@ -255,8 +262,8 @@ class Worker:
 
     def _opened_sampler(self) -> Any:
         resources, layout = self.config.resources, self._layout
-        scoring = scoring_from(self.config.generation.get("scoring", {}))
-        options: dict[str, Any] = {"prompting": self._prompting, "scoring": scoring}
+        generation = self.config.generation
+        options: dict[str, Any] = {"prompting": generation.prompting, "scoring": generation.scoring}
         if resources.sampler == "vllm":
             options |= {"engine": resources.engine, "responses": self.config.responses}
         else:
@@ -272,7 +279,7 @@ class Worker:
                 "start_seconds": resources.start_seconds,
                 "answer_seconds": resources.stall_seconds,
             }
-        return open_sampler(resources.sampler, self._models[self._base], self._sampling, **options)
+        return open_sampler(resources.sampler, self._models[self._base], self.config.generation.sampling, **options)
 
     def _check(self, config: LearnerConfig, base: str, problems: pl.DataFrame) -> None:
         """Give the engine a base model's weights and check them; the few responses are in no ledger."""

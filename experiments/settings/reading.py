@@ -1,35 +1,34 @@
 """Reads presets of ``params.yaml``, and says in one sentence what is wrong with one: where, and what would be right.
 
-From the same models come the JSON schema that editors use, and a preset written whole, with comments, for ``init``.
+From the same models come the JSON schema for editors, and a preset written whole, with comments, for ``init``.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from difflib import get_close_matches
-from functools import cache
+from dataclasses import is_dataclass
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 import yaml
+from isocompute.learner import LearnerConfig
+from isocompute.learner.recipes import RECIPES
 from isocompute.rollout.contract.documents import DocumentError, parsed
 from isocompute.rollout.contract.files import reason_of
-from pydantic import ValidationError
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import ErrorDetails, core_schema
+from isocompute.rollout.contract.settings import refusal
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ..errors import ExperimentError
-from .model import AUTO, BOTH, LearnerSettings, Preset, kind_of
-from .strict import NAME, SettingError, checked_name, with_names
+from .preset import AUTO, ELSEWHERE, Preset
+from .strict import NAME, checked_name
 
 NOT_PRESETS = ("preset", "settings_file", "problem_sets", "tested_sets")
 LISTS = {"problem_sets": "sweep", "tested_sets": "prescribe"}
 """The lists that dvc.yaml has stages for, and the sections of a preset whose names they hold."""
+Written = dict[str, Any]
 SETTINGS_FILE = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.ya?ml"
 
 
@@ -38,15 +37,14 @@ def load(path: Path = Path("params.yaml"), preset: str | None = None) -> Preset:
     name, file, raw, written = find(path, preset)
     for key in LISTS:
         _check_list(raw.get(key), f"{path}: {key}")
+    if "name" in written:
+        raise ExperimentError(f"{file}: {name} has no setting 'name': its name is its key")
     try:
-        checked_name(name)
-        # As JSON, whose lists and mappings are the tuples and dataclasses of a strict model; YAML's dates become texts.
-        text = json.dumps(with_names({name: written})[name], default=str)
-        read = Preset.model_validate_json(text)
+        # As JSON, whose lists are tuples and whose mappings are dataclasses of strict settings; dates become texts.
+        read = Preset.model_validate_json(json.dumps({**written, "name": name}, default=str))
     except ValidationError as error:
-        raise ExperimentError(f"{file}: {sentence(error, name)}") from None
-    except SettingError as error:
-        raise ExperimentError(f"{file}: {error.where} {error}" if error.where else f"{file} {error}") from None
+        keys, sentence = refusal(error, Preset, name)
+        raise ExperimentError(f"{file}, line {_line(file, keys)}: {sentence}") from None
     except (TypeError, ValueError) as error:
         raise ExperimentError(f"{file}: {name} contains a value of an unsupported type ({error})") from None
     for key, section in LISTS.items():
@@ -62,15 +60,15 @@ def load(path: Path = Path("params.yaml"), preset: str | None = None) -> Preset:
 def _check_list(listed: Any, where: str) -> None:
     """Refuse a list of problem sets with a name that DVC or its shell could read otherwise."""
     if not isinstance(listed, list | None):
-        raise ExperimentError(f"{where} is {_shown(listed)}; it must be a list of problem sets")
+        raise ExperimentError(f"{where} is {listed!r}; it must be a list of problem sets")
     for each in listed or ():
         try:
             checked_name(str(each))
-        except SettingError as error:
-            raise ExperimentError(f"{where} {error}") from None
+        except ExperimentError as error:
+            raise ExperimentError(f"{where}: {error}") from None
 
 
-def find(path: Path = Path("params.yaml"), preset: str | None = None) -> tuple[str, Path, dict[str, Any], Any]:
+def find(path: Path = Path("params.yaml"), preset: str | None = None) -> tuple[str, Path, Written, Written]:
     """Find a preset as it is written: in the file that ``settings_file`` names, or beside that setting.
 
     Returns:
@@ -103,239 +101,91 @@ def _document(path: Path) -> dict[str, Any]:
     return raw
 
 
-LONGEST = 80
-"""Characters of a value that a message shows."""
-UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
-MISSING_KEY = ("missing", "missing_argument", "missing_keyword_only_argument")
-EXPECTED: Mapping[str, str] = {
-    "int_type": "of type int",
-    "int_from_float": "of type int",
-    "float_type": "of type float",
-    "string_type": "of type str",
-    "bool_type": "of type bool",
-    "tuple_type": "a list",
-    "dict_type": "a mapping",
-    "mapping_type": "a mapping",
-    "model_type": "a mapping",
-    "dataclass_type": "a mapping",
-    "dataclass_exact_type": "a mapping",
-    "literal_error": "{choices}",
-    "greater_than_equal": "at least {ge:g}",
-    "greater_than": "greater than {gt:g}",
-    "finite_number": "a finite number",
-    "too_short": "a list of {min_length} or more",
-}
-"""The expected value, by pydantic's type of error."""
-EXPONENT = re.compile(r"([+-]?\d+)(?:\.(\d*))?[eE]([+-]?)(\d+)")
-"""A number that YAML reads as text, such as 1e-4."""
-
-
-def sentence(error: ValidationError, preset: str) -> str:
-    """Say the first thing that is wrong with a preset.
-
-    Unknown keys are reported before missing ones: an unknown key may be a misspelling of a missing one.
-    """
-    found = error.errors(include_url=False)
-    unknown = [each for each in found if each["type"] in UNKNOWN_KEY]
-    first = (unknown or found)[0]
-    kind, location = first["type"], first["loc"]
-    if location[-1:] == ("[key]",):
-        # What is wrong is the name itself, which the error says.
-        location = location[:-2]
-    if kind in UNKNOWN_KEY:
-        return _unknown_key(str(location[-1]), *_follow(location[:-1], preset))
-    if kind in MISSING_KEY:
-        missing = [each["loc"] for each in found if each["type"] in MISSING_KEY]
-        keys = sorted(str(key) for *above, key in missing if above == list(location[:-1]))
-        return f"{_follow(location[:-1], preset)[0]} lacks {', '.join(keys)}"
-    path, schema = _follow(location, preset)
-    if kind == "value_error":
-        return _broken_rule(path, first["ctx"]["error"])
-    if kind.startswith("union_tag"):
-        return _wrong_kind(path, first["input"], schema)
-    return f"{path} is {_shown(first['input'])}; {_expected(first, schema)}"
-
-
-def _unknown_key(key: str, path: str, schema: Mapping[str, Any]) -> str:
-    """Name the keys that there are, and the one that was probably meant."""
-    keys = sorted(schema["properties"])
-    near = get_close_matches(key, keys, n=1)
-    meant = f" (did you mean {near[0]!r}?)" if near else ""
-    return f"{path} has no setting {key!r}{meant}; it has {', '.join(keys)}"
-
-
-def _broken_rule(path: str, error: ValueError) -> str:
-    """Say what a rule of a model says; errors of the packages' own dataclasses are whole sentences."""
-    if isinstance(error, SettingError):
-        return f"{'.'.join(filter(None, (path, error.where)))} {error}"
-    return f"{path}: {error}"
-
-
-def _wrong_kind(path: str, value: Any, schema: Mapping[str, Any]) -> str:
-    """Say which kinds there are."""
-    if not isinstance(value, Mapping):
-        return f"{path} is {_shown(value)}; it must be a mapping"
-    key, known = deciding(schema)
-    if value.get(key) in known:
-        return f"{path} {BOTH}"
-    found = f"{path}.{key} is {_shown(value[key])}" if key in value else f"{path} lacks {key}"
-    return f"{found}; it must be {_one_of(known)}"
-
-
-def _expected(error: ErrorDetails, schema: Mapping[str, Any]) -> str:
-    """Say what a single value must be."""
-    kind, value = error["type"], error["input"]
-    if kind not in EXPECTED:
-        return error["msg"][:1].lower() + error["msg"][1:]
-    expected = EXPECTED[kind].format(choices=_one_of(schema.get("enum", [])), **error.get("ctx", {}))
-    number = EXPONENT.fullmatch(value) if kind == "float_type" and isinstance(value, str) else None
-    if number:
-        whole, fraction, sign, exponent = number.groups()
-        written = f"{whole}.{fraction or 0}e{sign or '+'}{exponent}"
-        expected += f" (YAML reads an exponent only with a point and a sign: {written})"
-    return f"it must be {expected}"
-
-
-def _follow(location: Sequence[int | str], preset: str) -> tuple[str, dict[str, Any]]:
-    """The dotted path of a place in a preset, and its schema; the tags that pydantic adds for a kind are left out."""
-    root = preset_schema()
-    path, schema = preset, root
-    for key in location:
-        if "oneOf" in schema:
-            schema = resolved(choices(schema)[str(key)], root)
+def _line(file: Path, keys: Sequence[str | int]) -> int:
+    """The line of a setting, or of the last one on the way to it that is there."""
+    node = yaml.compose(file.read_text("utf-8"), Loader=yaml.SafeLoader)
+    line = 1
+    for key in keys:
+        if isinstance(node, yaml.SequenceNode) and isinstance(key, int):
+            node = node.value[key]
+            line = node.start_mark.line + 1
             continue
-        if isinstance(key, int):
-            path, schema = f"{path}[{key}]", schema["items"]
+        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+        found = next(((at, value) for at, value in pairs if at.value == str(key)), None)
+        if found is None:
+            break
+        line, node = found[0].start_mark.line + 1, found[1]
+    return line
+
+
+def leaves(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of a preset or a cell by its dotted name; the sources of problems share one name.
+
+    Args:
+        before: Dotted path of these settings with its last dot; empty for a whole preset.
+    """
+    for key, value in values.items():
+        name = f"{before}{key}"
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{name}.")
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            for each in value:
+                yield from leaves(each, f"{name}.")
         else:
-            path = f"{path}.{key}"
-            schema = schema.get("properties", {}).get(key) or schema["additionalProperties"]
-        schema = resolved(schema, root)
-        if "anyOf" in schema:
-            # What may also be null.
-            schema = resolved(schema["anyOf"][0], root)
-    return path, schema
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
-
-
-def _one_of(choices: Sequence[Any]) -> str:
-    names = [str(choice) for choice in choices]
-    return " or ".join(names) if len(names) < 3 else f"one of {', '.join(names)}"
-
-
-NAMED_BY_THEIR_KEY = ("Preset", "DifficultySplit")
-"""Classes whose ``name`` is the key that they have in ``params.yaml``."""
-
-
-class _Described(GenerateJsonSchema):
-    """A schema without titles, in which the fields of a dataclass have the descriptions of its docstring."""
-
-    def field_title_should_be_set(self, schema: Any) -> bool:
-        return False
-
-    def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
-        shown = super().dataclass_schema(schema)
-        shown["additionalProperties"] = False
-        shown["description"], attributes = documented(schema["cls"])
-        for name, description in attributes.items():
-            if name in shown["properties"]:
-                shown["properties"][name]["description"] = description
-        return shown
-
-
-def documented(kind: type[Any]) -> tuple[str, dict[str, str]]:
-    """The first paragraph of a Google-style docstring, and its attributes with their descriptions."""
-    text = inspect.getdoc(kind) or ""
-    summary, _, rest = text.partition("\n\n")
-    section = re.search(r"^Attributes:\n((?:[ ]+.*\n?|\n)*)", rest, re.MULTILINE)
-    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section[1] if section else "", re.MULTILINE)
-    return " ".join(summary.split()), {name: " ".join(description.split()) for name, description in entries}
-
-
-@cache
-def preset_schema() -> dict[str, Any]:
-    """The JSON schema of one preset, with its parts under ``$defs``."""
-    schema = Preset.model_json_schema(schema_generator=_Described)
-    for held in (schema, *schema["$defs"].values()):
-        if held.get("title") in NAMED_BY_THEIR_KEY:
-            del held["properties"]["name"]
-            held["required"].remove("name")
-    return schema
-
-
-def resolved(schema: dict[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema itself, in place of a reference to it."""
-    found: dict[str, Any] = root["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
-    return found
-
-
-def choices(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The schemas of a union by pydantic's tag of each: its ``kind``, or the name of its class."""
-    return {
-        choice["$ref"].rpartition("/")[2] if "$ref" in choice else str(choice["properties"]["kind"]["const"]): choice
-        for choice in schema["oneOf"]
-    }
-
-
-def deciding(schema: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """The key that decides between the schemas of a union, and every value that it may have."""
-    root = preset_schema()
-    every = [resolved(choice, root)["properties"] for choice in schema["oneOf"]]
-    key = "kind" if "kind" in every[0] else "rule"
-    values = [value for own in every for value in own[key].get("enum") or [own[key]["const"]]]
-    return key, list(dict.fromkeys(values))
+            yield name, value
 
 
 def document_schema() -> dict[str, Any]:
-    """The JSON schema of the whole of ``params.yaml``."""
-    preset = dict(preset_schema())
-    parts = preset.pop("$defs")
+    """The JSON schema of ``params.yaml``, for editors."""
+    preset = Preset.model_json_schema()
+    learner = TypeAdapter(LearnerConfig).json_schema(ref_template="#/$defs/{model}")
+    parts = {**preset.pop("$defs"), **learner.pop("$defs"), "LearnerConfig": learner, "Preset": preset}
+    for part, hidden in ((preset, {"name"}), (parts["DifficultySplit"], {"name"}), (learner, {*ELSEWHERE})):
+        part["properties"] = {name: own for name, own in part["properties"].items() if name not in hidden}
+        part["required"] = [name for name in part.get("required", ()) if name not in hidden]
+    for part in parts.values():
+        if "kind" in part["properties"]:
+            # It says which of several parts this is.
+            part["required"] = sorted({"kind", *part.get("required", ())})
+    recipe = {"enum": sorted(RECIPES), "description": "A recipe, whose settings apply where none is given here."}
+    own = learner["properties"]["sync"]
+    sync = {"description": own.pop("description"), "anyOf": [{"const": AUTO}, own]}
+    learner["properties"] = {"recipe": recipe, **learner["properties"], "sync": sync}
+    written = parts["SweepConfig"]["properties"]["learner"]
+    parts["SweepConfig"]["properties"]["learner"] = {
+        "description": written["description"],
+        "$ref": "#/$defs/LearnerConfig",
+    }
     name = {"type": "string", "pattern": f"^{NAME}$"}
-    names = {"type": "array", "items": name}
-    properties = {
+    described: dict[str, dict[str, Any]] = {
         "preset": {**name, "description": "The preset that the stages use."},
-        "settings_file": {
-            "type": "string",
-            "description": "The file that the preset is in, beside this one; `python -m experiments init` writes one "
-            "of your own.",
-        },
+        "settings_file": {"type": "string", "description": "The file that the preset is in, beside this one."},
         "problem_sets": {
-            **names,
-            "description": "Its problem sets, in the order of its sweep; dvc.yaml has stages for each.",
+            "type": "array",
+            "items": name,
+            "description": "Its problem sets, in order: dvc.yaml runs them.",
         },
-        "tested_sets": {
-            **names,
-            "description": "Those of its problem sets whose prescription is tested, in the order of `prescribe`.",
-        },
+        "tested_sets": {"type": "array", "items": name, "description": "Those whose prescription is tested, in order."},
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "params.yaml",
-        "description": "Presets of the pipeline, and which of them the stages use.",
         "type": "object",
-        "properties": properties,
-        "required": list(properties),
+        "properties": described,
+        "required": list(described),
         "additionalProperties": {"$ref": "#/$defs/Preset"},
-        "$defs": {"Preset": preset, **parts},
+        "$defs": parts,
     }
-
-
-def schema_text() -> str:
-    """The schema as it is in ``params.schema.json``."""
-    return json.dumps(document_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 WIDTH = 118
 
 
-def template_text(name: str, like: Preset, raw: Mapping[str, Any]) -> str:
-    """A file with one preset.
+def template_text(name: str, like: Preset) -> str:
+    """A file with one preset: every setting with its description.
 
-    Args:
-        raw: That preset as it is written, which names the kinds of its parts.
+    Raises:
+        ExperimentError: The name cannot be that of a preset.
     """
     checked_name(name)
     head = [
@@ -345,65 +195,50 @@ def template_text(name: str, like: Preset, raw: Mapping[str, Any]) -> str:
         f"#   problem_sets: [{', '.join(like.sweep)}]",
         f"#   tested_sets: [{', '.join(like.prescribe)}]",
     ]
-    lines = _lines(_plain(like, raw), preset_schema(), indent=2)
-    return "\n".join([*head, "", f"{name}:", *lines]) + "\n"
+    sweeps = dict(like.sweep)
+    if like.trainer is None:
+        sweeps = {key: own.model_copy(update={"learner": like.learner(own)}) for key, own in sweeps.items()}
+    whole = like.model_copy(update={"sweep": sweeps})
+    return "\n".join([*head, "", f"{name}:", *_lines(whole, document_schema()["$defs"], indent=2)]) + "\n"
 
 
-def _plain(preset: Preset, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """All values of a preset as params.yaml would have them."""
-    without_learner = {"sweep": {name: {"learner"} for name in preset.sweep}}
-    plain: dict[str, Any] = preset.model_dump(mode="json", exclude={"name": True, **without_learner})
-    plain["problems"] = [{"kind": r["kind"], **p} for r, p in zip(raw["problems"], plain["problems"], strict=True)]
-    plain["base"] = {"kind": raw["base"]["kind"], **plain["base"]}
-    plain["trainer"] = {"kind": raw.get("trainer", {}).get("kind", "learner"), **plain["trainer"]}
-    for entry in (plain["difficulty"] or {"sets": {}})["sets"].values():
-        del entry["name"]
-    for name, sweep in preset.sweep.items():
-        plain["sweep"][name]["learner"] = {}
-        if preset.command:
+def _lines(own: Any, parts: Mapping[str, Any], *, indent: int, without: str = "") -> Iterator[str]:
+    """Every setting of a model or a dataclass with its description, as YAML.
+
+    Args:
+        parts: The schemas of the classes.
+        without: Name of a setting that another one stands in place of.
+    """
+    space = " " * indent
+    for name, shown in parts[type(own).__name__]["properties"].items():
+        if name in ("recipe", without):
             continue
-        config = preset.learner(sweep)
-        learner = {key: value for key, value in asdict(config).items() if key not in LearnerSettings.ELSEWHERE}
-        if not config.sync.given:
-            learner["sync"] = AUTO
-        if sweep.warmup_rollouts is not None:
-            # It stands in place of a number of steps.
-            learner["optimizer"] = {k: v for k, v in learner["optimizer"].items() if k != "warmup_steps"}
-        plain["sweep"][name]["learner"] = learner
-    return plain
-
-
-def _lines(values: Mapping[str, Any], schema: Mapping[str, Any], *, indent: int) -> Iterator[str]:
-    space, root = " " * indent, preset_schema()
-    for key, value in values.items():
-        own = schema.get("properties", {}).get(key) or schema["additionalProperties"]
-        part = _part(own, value, root)
-        described = own.get("description") or part.get("description", "")
+        value = getattr(own, name)
+        if name == "sync" and not value.given:
+            value = AUTO
+        if name == "warmup_rollouts" and value is not None:
+            without = "warmup_steps"
+        described = shown.get("description") or parts.get(type(value).__name__, {}).get("description", "")
         yield from (f"{space}# {line}" for line in wrap(described, WIDTH - indent))
-        if isinstance(value, Mapping) and value and _has_parts(part):
-            yield f"{space}{key}:"
-            yield from _lines(value, part, indent=indent + 2)
-        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-            yield f"{space}{key}:"
-            for item in value:
+        if _is_settings(value):
+            yield f"{space}{name}:"
+            yield from _lines(value, parts, indent=indent + 2, without=without)
+        elif isinstance(value, Mapping) and value and all(map(_is_settings, value.values())):
+            yield f"{space}{name}:"
+            for key, each in value.items():
+                yield f"{space}  {key}:"
+                yield from _lines(each, parts, indent=indent + 4)
+        elif isinstance(value, tuple) and value and _is_settings(value[0]):
+            yield f"{space}{name}:"
+            for each in value:
                 yield f"{space}  -"
-                yield from _lines(item, _part(part["items"], item, root), indent=indent + 4)
+                yield from _lines(each, parts, indent=indent + 4)
         else:
-            written = yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
-            yield f"{space}{key}: {written}"
+            # As JSON, whose lists YAML knows.
+            written = yaml.safe_dump(json.loads(json.dumps(value)), default_flow_style=True, width=10**6)
+            written = written.removesuffix("...\n").strip()
+            yield f"{space}{name}: {written}"
 
 
-def _has_parts(schema: Mapping[str, Any]) -> bool:
-    """Return whether the settings of a mapping are described one by one."""
-    return "properties" in schema or isinstance(schema.get("additionalProperties"), dict)
-
-
-def _part(schema: Mapping[str, Any], value: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema that a value is of, where there are several."""
-    found = resolved(dict(schema), root)
-    if "oneOf" in found and isinstance(value, Mapping):
-        tag = value["kind"] if "kind" in value else kind_of(value)
-        return resolved(choices(found)[str(tag)], root)
-    if "anyOf" in found and isinstance(value, Mapping):
-        return next(each for each in (resolved(s, root) for s in found["anyOf"]) if each.get("type") == "object")
-    return found
+def _is_settings(value: Any) -> bool:
+    return isinstance(value, BaseModel) or is_dataclass(value)

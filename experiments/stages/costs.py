@@ -9,7 +9,7 @@ from functools import cache, cached_property, reduce
 from math import sqrt
 from operator import add
 
-from isocompute.budget.planning.compute import Device, Interval, Lengths, Model, Utilisation, device, price
+from isocompute.budget.planning.compute import Device, Interval, Lengths, Model, Setting, device, price
 from isocompute.budget.planning.latency import (
     Decoded,
     Latency,
@@ -21,9 +21,7 @@ from isocompute.budget.planning.latency import (
     switch,
     unbroken,
 )
-from isocompute.budget.planning.splits import Setting, estimate
 from isocompute.rollout import RolloutError
-from isocompute.rollout.samplers.vllm.memory import size_of
 
 from ..errors import ExperimentError
 from ..running.cells import Cell
@@ -107,7 +105,7 @@ class Costs:
     @cached_property
     def model(self) -> Model:
         """The size of the policy."""
-        size = size_of(self.footprint.model, parameters=self.footprint.own.parameters)
+        size = self.footprint.size
         return Model(
             parameters=size.parameters,
             layers=size.layers,
@@ -202,13 +200,10 @@ class Costs:
                 spread=0.0,
             ),
             device=on if lower else replace(on, peak=on.float32),
-            utilisation=Utilisation(),
-            tokens_per_second=None,
             extra_forwards=int(cell.learner.measures_first) + int(bool(cell.learner.kl.coefficient)),
-            shared_prompt=True,
             float32_head=self.float32_head,
         )
-        return estimate(rollouts, setting, rollouts_per_problem=cell.rollouts_per_problem).training
+        return setting.estimate(rollouts, rollouts_per_problem=cell.run.rollouts_per_problem).training
 
     def step(self, option: Option, count: int, n: int, *, learns: bool = True) -> Spent:
         """The time of a batch of groups of n responses."""
@@ -222,8 +217,8 @@ class Costs:
 
     def cell(self, option: Option, cell: Cell) -> Spent:
         """The time of a cell, without its evaluations."""
-        steps = cell.rollouts // cell.batch_rollouts
-        return self.step(option, cell.batch_rollouts, cell.rollouts_per_problem).times(steps)
+        steps = cell.rollouts // cell.run.batch_rollouts
+        return self.step(option, cell.run.batch_rollouts, cell.run.rollouts_per_problem).times(steps)
 
     def training(self, option: Option) -> Spent:
         """The time of all cells, those that test the prescription as long for a rollout as the others."""
@@ -273,7 +268,7 @@ class Costs:
             yield from replace(self, terms=shorter).replica_lines()
             return
         own, engine = self.options[0], self.engine(self.options[0])
-        few = sorted({(cell.batch_rollouts, cell.rollouts_per_problem) for cell in self.work.cells})
+        few = sorted({(cell.run.batch_rollouts, cell.run.rollouts_per_problem) for cell in self.work.cells})
         yield f"sampling a batch, responses of {self.mean:,.0f} tokens on average: seconds (GPU-seconds)"
         yield f"  {'engines':24}" + "".join(f"{engines:>19}" for engines in REPLICAS)
         for count, n in dict.fromkeys((few[0], few[-1])):

@@ -13,7 +13,7 @@ from isocompute.rollout.scoring.evaluation import proportion_error
 
 from ..figures import difficulty_histogram
 from ..running.cell_folder import ONLY, PREPARED, model_of, write_json
-from ..running.cells import Origin, Surroundings, problems_hash
+from ..running.cells import Generation, Origin, Surroundings, problems_hash
 from ..running.measure import Measured, check_agreement, measure, with_rates
 from ..running.schedule import workers
 from ..settings import DifficultyConfig, Preset
@@ -35,7 +35,7 @@ def measure_sets(preset: Preset, settings: DifficultyConfig, table: pl.DataFrame
                 base_model="",
                 base=base,
                 problems=problems_hash(table),
-                generation=preset.generation,
+                generation=Generation.of(preset),
                 surroundings=surroundings,
             )
             return measure(pool, table, origin, samples=samples, seed=settings.seed, phase=phase, title=title)

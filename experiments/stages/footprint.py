@@ -14,11 +14,11 @@ from typing import Any
 from isocompute.budget.planning.compute import Device
 from isocompute.learner import LearnerConfig
 from isocompute.learner.memory.update import GIB, Load, UpdateMemory, update_memory
-from isocompute.rollout import RolloutError, sampling_from
+from isocompute.rollout import RolloutError
 from isocompute.rollout.contract.errors import FileError
 from isocompute.rollout.contract.files import write_text
 from isocompute.rollout.samplers.sampling import Engine
-from isocompute.rollout.samplers.vllm.memory import MemoryPlan, estimate, size_of
+from isocompute.rollout.samplers.vllm.memory import MemoryPlan, ModelSize, estimate, size_of
 from pydantic import TypeAdapter, ValidationError
 
 from ..running.cells import Cell, code_of, digest, versions
@@ -89,8 +89,8 @@ class Footprint:
         load = Load(
             prompt_tokens=self.preset.sampling.max_prompt_tokens,
             response_tokens=self.preset.sampling.max_new_tokens,
-            rollouts_per_problem=self.cell.rollouts_per_problem,
-            problems=max(1, self.cell.problems_per_batch // ranks),
+            rollouts_per_problem=self.cell.run.rollouts_per_problem,
+            problems=max(1, self.cell.run.problems_per_batch // ranks),
         )
         return traced(self.model, config, load, ranks=ranks)
 
@@ -98,6 +98,11 @@ class Footprint:
     def own(self) -> UpdateMemory:
         """An update of the cell on each of its ranks."""
         return self.update(self.cell.learner, self.preset.resources.learner_ranks)
+
+    @cached_property
+    def size(self) -> ModelSize:
+        """The numbers of the model that its memory and its arithmetic depend on."""
+        return size_of(self.model, parameters=self.own.parameters)
 
     @property
     def engine_beside(self) -> float:
@@ -115,15 +120,14 @@ class Footprint:
         Raises:
             RolloutError: It does not fit.
         """
-        sampling = sampling_from(self.preset.generation["sampling"])
+        sampling = self.preset.sampling
         engine = self.preset.resources.resolved_engine().resolved(
             longest=sampling.max_prompt_tokens + sampling.max_new_tokens, cuda=True, responses=self.preset.responses()
         )
         if memory_share is not None:
             engine = replace(engine, memory_share=memory_share, tensor_parallel=1)
-        size = size_of(self.model, parameters=self.own.parameters)
         available, name = engine.memory_share * self.device.memory, self.preset.base_models[0]
-        return engine, estimate(size, engine, sampling, model=name, available=available)
+        return engine, estimate(self.size, engine, sampling, model=name, available=available)
 
     def lines(self) -> Iterator[str]:
         """The memory of an update, of the engine on a GPU, and the smallest layout that fits."""

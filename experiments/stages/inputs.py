@@ -11,8 +11,7 @@ from ..errors import ExperimentError, listed
 from ..running import cell_folder
 from ..running.cell_folder import OUT, write_json
 from ..running.cells import code_of_rules, computing, files_of, versions, versions_of
-from ..settings import PreparedConfig, Preset
-from ..settings.model import AnyBase
+from ..settings import ModelConfig, PreparedConfig, Preset
 
 FILE = OUT / "inputs.json"
 CONSTRAINTS = Path("constraints.txt")
@@ -51,7 +50,7 @@ def pins(path: Path) -> dict[str, str]:
 
 def _trainer(preset: Preset) -> dict[str, object] | None:
     """The command that trains, the hashes of its files and the versions of its libraries; None for our learner."""
-    trainer = preset.command
+    trainer = preset.trainer
     if trainer is None:
         return None
     return {
@@ -69,7 +68,7 @@ def _content(source: object) -> str | None:
     return cell_folder.content_hash(Path(place)) if place and Path(place).exists() else None
 
 
-def _model(base: AnyBase) -> str | dict[str, str]:
+def _model(base: ModelConfig | PreparedConfig) -> str | dict[str, str]:
     """Hash of a base model that is a folder, of each with its problem sets, or its commit."""
     if isinstance(base, PreparedConfig):
         return {model.name: _folder(model.folder) for model in base.models}

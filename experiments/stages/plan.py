@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
 
 from isocompute.learner import LearnerError
 from isocompute.rollout import RolloutError
+from isocompute.rollout.contract.documents import parsed
 
 from ..errors import ExperimentError
-from ..running.cells import Cell, CommandCell, Origin, surroundings_of
+from ..running.cells import Cell, CommandCell, Generation, Origin, surroundings_of
 from ..running.command import flags_of
 from ..running.design import Design, Rates
-from ..settings import Preset
-from ..settings.model import leaves, section_of
-from ..settings.reading import find
+from ..settings import Preset, find, leaves
 from .costs import Costs, Terms, Work, in_all
 from .footprint import Footprint, base_config
 
 PAPER = "paper"
+SECTIONS: Mapping[str, str] = parsed(Path(__file__).with_name("paper.yaml").read_text("utf-8"))
+
+
+def section_of(name: str) -> str | None:
+    """Return the paper's section for a setting, or None for a setting that is not listed."""
+    parts = name.split(".")
+    generic = ".".join([parts[0], "*", *parts[2:]]) if len(parts) > 2 else name
+    return SECTIONS.get(name) or SECTIONS.get(generic) or SECTIONS.get(parts[0])
 
 
 def run(preset: Preset, terms: Terms | None = None) -> None:
@@ -37,7 +46,7 @@ def run(preset: Preset, terms: Terms | None = None) -> None:
         selecting = candidates * preset.difficulty.samples if preset.difficulty else 0
         for line in in_all(priced, selecting):
             print(line)
-        for line in max(priced, key=lambda costs: costs.footprint.cell.batch_rollouts).replica_lines():
+        for line in max(priced, key=lambda costs: costs.footprint.cell.run.batch_rollouts).replica_lines():
             print(line)
         for sentence in priced[0].assumptions():
             print(f"assumed: {sentence}")
@@ -63,7 +72,7 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
                 base_model=base,
                 base="",
                 problems="",
-                generation=preset.generation,
+                generation=Generation.of(preset),
                 surroundings=surroundings,
             ),
         )
@@ -92,14 +101,19 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
         most = len(settings.searched()) * len(search.seeds) * search.extensions
         print(f"    pilot: at most {most} more, where the best rate lies at the edge of its grid")
     kinds = Counter(
-        (cell.rollouts_per_problem, cell.problems_per_batch, cell.rollouts // cell.batch_rollouts, cell.learner)
+        (
+            cell.run.rollouts_per_problem,
+            cell.run.problems_per_batch,
+            cell.rollouts // cell.run.batch_rollouts,
+            cell.learner,
+        )
         for cell in cells
     )
     print(f"    {'n':>6} {'B_p':>6} {'B':>8} {'update steps':>13} {'learning rate':>14} {'cells':>6}")
     for (n, size, steps, learner), count in kinds.items():
         rate = f"{learner.learning_rate:.3g}" if declared else "searched"
         print(f"    {n:6,} {size:6,} {n * size:8,} {steps:13,} {rate:>14} {count:6}")
-    largest = max(cells, key=lambda cell: cell.batch_rollouts)
+    largest = max(cells, key=lambda cell: cell.run.batch_rollouts)
     if isinstance(largest, CommandCell):
         print(f"    its command goes on with: {' '.join(flags_of(largest))}")
         return None
@@ -135,9 +149,9 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
 
 def _without_libraries(preset: Preset) -> Preset:
     """The preset with a command whose libraries need not be installed, since its cells do not depend on them."""
-    if preset.command is None:
+    if preset.trainer is None:
         return preset
-    return preset.model_copy(update={"trainer": preset.command.model_copy(update={"libraries": ()})})
+    return preset.model_copy(update={"trainer": preset.trainer.model_copy(update={"libraries": ()})})
 
 
 def _questions(preset: Preset, name: str) -> tuple[int, int]:
@@ -158,6 +172,6 @@ def _print_row(name: str, purpose: str, cells: int | str, rollouts: int, longest
 
 def _evaluation_rollouts(cell: Cell, questions: int) -> int:
     """Responses of a cell's evaluations, without a first one that cells share."""
-    points = range(cell.evaluate_every, cell.rollouts + 1, cell.evaluate_every)
-    own = sum(cell.run_config.evaluated_at(at) for at in points) + (not cell.baseline_id)
+    steps = range(cell.run.batch_rollouts, cell.rollouts + 1, cell.run.batch_rollouts)
+    own = sum(cell.run.evaluated_at(at) for at in steps) + (not cell.baseline_id)
     return own * questions * cell.evaluation_samples

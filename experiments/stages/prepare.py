@@ -16,8 +16,7 @@ from isocompute.rollout.problems.loading import joined
 from ..errors import ExperimentError
 from ..running import cell_folder
 from ..running.cell_folder import ONLY, PREPARED, write_json
-from ..settings import ModelConfig, PreparedConfig, Preset
-from ..settings.model import PreparedModel
+from ..settings import ModelConfig, PreparedConfig, PreparedModel, Preset
 from . import difficulty
 from .shared import log
 

@@ -53,11 +53,8 @@ def _train(preset: Preset, problem_set: str, test: PrescribeConfig, settings: Se
     cells = [
         design.cell(
             "prescribe",
-            n=each.rollouts_per_problem,
-            problems_per_batch=each.problems_per_batch,
-            seed=seed,
+            test.run(each.rollouts_per_problem, each.problems_per_batch, seed),
             rollouts=test.rollouts,
-            evaluate_every=test.evaluate_every,
             learning_rate=each.learning_rate or 0.0,
         )
         for design in setup.designs

@@ -11,7 +11,7 @@ from typing import Any
 from isocompute.rollout.contract.tracking import INPUT_TAG, content_hash
 
 from ..running.tracker import Outbox, Parcel, tags
-from ..settings.model import Preset
+from ..settings import Preset
 
 BEGAN = time.time_ns() // 10**6
 """When this stage began, in ms since 1970."""

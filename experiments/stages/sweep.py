@@ -15,7 +15,7 @@ from ..errors import ExperimentError
 from ..figures import COLOURS, pyplot, save
 from ..running import cell_folder
 from ..running.cell_folder import ONLY, OUT, PREPARED, model_of
-from ..running.cells import Cell, CommandCell, Origin, problems_hash, surroundings_of
+from ..running.cells import Cell, CommandCell, Generation, Origin, problems_hash, surroundings_of
 from ..running.design import Design, Pilot, Score, Search, Trial, Tried, extension, mean, sampled, tried
 from ..running.schedule import Pool, Schedule, workers
 from ..running.tracker import Tracker, health_of
@@ -52,7 +52,7 @@ def setup_of(preset: Preset, problem_set: str) -> Setup:
             base_model=name,
             base=base,
             problems=problems_hash(table),
-            generation=preset.generation,
+            generation=Generation.of(preset),
             surroundings=surroundings,
         )
         designs.append(Design(preset=preset, sweep=sweep, origin=origin))
@@ -101,9 +101,9 @@ def _state(cell: Cell, found: cell_folder.Outcome, keep_policies: str) -> dict[s
         "run_id": cell.run_id,
         "purpose": cell.purpose,
         "base_model": cell.origin.base_model,
-        "rollouts_per_problem": cell.rollouts_per_problem,
-        "problems_per_batch": cell.problems_per_batch,
-        "seed": cell.seed,
+        "rollouts_per_problem": cell.run.rollouts_per_problem,
+        "problems_per_batch": cell.run.problems_per_batch,
+        "seed": cell.run.seed,
         "learning_rate": cell.learner.learning_rate,
         "rollouts": cell.rollouts,
         "steps": found.step,
@@ -224,7 +224,7 @@ def _grids(cells: Sequence[Cell], metric: str, base: Score) -> dict[tuple[int, i
     """The rates tried at every (n, B_p)."""
     trials: dict[tuple[int, int], list[Trial]] = {}
     for cell in cells:
-        pair = (cell.rollouts_per_problem, cell.problems_per_batch)
+        pair = (cell.run.rollouts_per_problem, cell.run.problems_per_batch)
         trials.setdefault(pair, []).append(_trial(cell, metric))
     return {pair: tried(trials[pair], base) for pair in sorted(trials)}
 

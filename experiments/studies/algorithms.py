@@ -25,13 +25,14 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from isocompute.learner import RunConfig
 from isocompute.rollout.contract import tables
 from scipy import stats
 
 from experiments.errors import ExperimentError
 from experiments.running import cell_folder
 from experiments.running.cell_folder import content
-from experiments.running.cells import Cell, Origin, Surroundings, problems_hash
+from experiments.running.cells import Cell, Generation, Origin, Surroundings, problems_hash
 from experiments.running.design import Design
 from experiments.running.schedule import Schedule, workers
 from experiments.running.tracker import Tracker
@@ -93,11 +94,13 @@ def cells_of(design: Design, settings: dict[str, Any], arguments: argparse.Names
     return [
         own.cell(
             "algorithm",
-            n=arguments.n,
-            problems_per_batch=design.sweep.problems_per_batch[0],
-            seed=FIRST_SEED + seed,
+            RunConfig(
+                rollouts_per_problem=arguments.n,
+                problems_per_batch=design.sweep.problems_per_batch[0],
+                seed=FIRST_SEED + seed,
+                evaluate_every=arguments.rollouts // EVALUATIONS,
+            ),
             rollouts=arguments.rollouts,
-            evaluate_every=arguments.rollouts // EVALUATIONS,
             learning_rate=arguments.rate,
         )
         for seed in range(arguments.seeds)
@@ -113,7 +116,7 @@ def setup_of(unit: Unit) -> Setup:
         base_model=inputs.name,
         base=base,
         problems=problems_hash(problems),
-        generation=preset.generation,
+        generation=Generation.of(preset),
         surroundings=Surroundings.of(preset.resolved_resources()),
     )
     design = Design(preset=preset, sweep=preset.sweep_of(unit.problem_set), origin=origin)
@@ -189,7 +192,7 @@ def compared(setup: Setup, arguments: argparse.Namespace) -> list[str]:
         Schedule(every, setup.problems, pool, Tracker(f"{preset.name}-algorithms"), title="algorithms").finish()
     print(f"{arguments.set}: base {metric} {base[0]:.3f} (standard error {base[1]:.3f}), fresh responses")
     for name, cells in wanted.items():
-        outcomes = {cell.seed: cell_folder.outcome(cell) for cell in cells}
+        outcomes = {cell.run.seed: cell_folder.outcome(cell) for cell in cells}
         ends = {seed: ending(found.read("evals"), metric) for seed, found in outcomes.items() if not found.diverged}
         diverged = [seed for seed, found in outcomes.items() if found.diverged]
         said, learns = verdict(ends, diverged, base, least=LEAST_GAIN if name == "grpo" else 0.0)

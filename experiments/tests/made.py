@@ -10,20 +10,29 @@ from typing import Any
 import polars as pl
 import yaml
 from isocompute.budget import History
-from isocompute.learner import EvaluationRecord, LearnerConfig, ResponseStatistics, StepRecord, prepare, with_cohorts
+from isocompute.learner import (
+    EvaluationRecord,
+    LearnerConfig,
+    ResponseStatistics,
+    RunConfig,
+    StepRecord,
+    prepare,
+    with_cohorts,
+)
 from isocompute.learner.config import AdapterConfig, EntropyConfig, KLConfig
-from isocompute.rollout import EvaluationResult, load_problems, source_from
+from isocompute.rollout import EvaluationResult, Sampling, load_problems, source_from
 from isocompute.rollout.contract import tables
 
 from experiments.running import cell_folder
-from experiments.running.cells import Cell, Origin, Surroundings
+from experiments.running.cells import Cell, Generation, Origin, Surroundings
 from experiments.settings import Preset, load
 
 ROOT = Path(__file__).parents[2]
 PARAMS = ROOT / "params.yaml"
 BASE = ROOT / "experiments" / "inputs" / "smoke" / "base"
 """The base model of ``smoke``."""
-SAMPLING = {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": 8, "max_prompt_tokens": 8}
+SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": 8, "max_prompt_tokens": 8}
+GENERATION = Generation(sampling=Sampling(**SAMPLING))
 SURROUNDINGS = {
     "code": "c",
     "versions": {},
@@ -41,18 +50,18 @@ def origin_of(**changes: Any) -> Origin:
     return Origin(**{**shared, "surroundings": Surroundings(**SURROUNDINGS), **changes})
 
 
+RUN = {"rollouts_per_problem": 4, "problems_per_batch": 2, "seed": 7, "evaluate_every": 32}
+
+
 def cell(*, base: str = "b", surroundings: dict[str, Any] | None = None, **changes: Any) -> Cell:
     """Twelve steps of 2 × 4, evaluated every four."""
     found = Surroundings(**{**SURROUNDINGS, **(surroundings or {})})
-    origin = origin_of(base=base, generation={"sampling": SAMPLING}, surroundings=found)
+    origin = origin_of(base=base, generation=GENERATION, surroundings=found)
     settings: dict[str, Any] = {
         "purpose": "sweep",
         "origin": origin,
-        "rollouts_per_problem": 4,
-        "problems_per_batch": 2,
-        "seed": 7,
+        "run": RunConfig(**{**RUN, **{name: changes.pop(name) for name in [*changes] if name in RUN}}),
         "rollouts": 96,
-        "evaluate_every": 32,
         "evaluation_samples": 4,
         "learner": LearnerConfig(
             learning_rate=3e-3, kl=KLConfig(coefficient=0.01), entropy=EntropyConfig(coefficient=0.01)
@@ -94,7 +103,7 @@ def spent(run: str, step: int, cohort: str = "trained", rollouts: int = 8) -> di
 
 def evaluated(one: Cell, step: int, score: float = 0.25, questions: int = 8) -> dict[str, Any]:
     """A row of its evaluations."""
-    at = {"step": step, "rollouts": step * one.batch_rollouts, "tokens": 4 * step}
+    at = {"step": step, "rollouts": step * one.run.batch_rollouts, "tokens": 4 * step}
     return one.evals_row(**at, questions=questions, scores={"avg_at_4": score})
 
 

@@ -15,9 +15,9 @@ import vllm.v1.worker.cpu_worker  # noqa: F401
 from experiments.running import cell_folder
 from experiments.running.cells import WorkerConfig
 from experiments.running.worker import Worker
-from experiments.settings.model import CheckpointsConfig, ResourcesConfig
+from experiments.settings import CheckpointsConfig, ResourcesConfig
 
-from .made import BASE, SAMPLING, adapted, cell
+from .made import BASE, GENERATION, adapted, cell
 
 # What is imported stays: no process forked from this one need look through it for garbage.
 gc.freeze()
@@ -45,7 +45,7 @@ def main(
         checkpoints=CheckpointsConfig(**checkpoints),
         keep_policies="none",
     )
-    worker = Worker(WorkerConfig(models={base: str(BASE)}, generation={"sampling": SAMPLING}, resources=resources))
+    worker = Worker(WorkerConfig(models={base: str(BASE)}, generation=GENERATION, resources=resources))
     one = cell(rollouts=rollouts, base=base)
     problems = pl.read_parquet(home.parent / "problems.parquet")
     worker.train(adapted(one) if with_adapter else one, problems, home, home.parent / f"{home.name}-start")

@@ -20,7 +20,7 @@ import torch
 from isocompute.budget import Ledger
 from isocompute.learner import Checkpoints, StepRecord
 from isocompute.learner.saving.export import save_policy
-from isocompute.rollout import Sampling, open_sampler
+from isocompute.rollout import open_sampler
 from transformers import LlamaForCausalLM
 
 from experiments.errors import ExperimentError
@@ -31,7 +31,7 @@ from experiments.running.cells import WorkerConfig
 from experiments.running.worker import Worker
 from experiments.settings import ResourcesConfig
 
-from .made import BASE, SAMPLING, cell, lost, sums
+from .made import BASE, GENERATION, cell, lost, sums
 
 pytestmark = pytest.mark.slow("vLLM and Ray")
 
@@ -199,7 +199,7 @@ def test_a_base_model_is_compared_with_vllm_once_before_its_first_evaluation(
     worker = Worker(
         WorkerConfig(
             models={base: str(BASE)},
-            generation={"sampling": SAMPLING},
+            generation=GENERATION,
             resources=ResourcesConfig(sampler="transformers"),
             beside_vllm=True,
         )
@@ -242,5 +242,5 @@ def test_a_saved_policy_answers_on_vllm_with_its_own_log_probabilities(home: Pat
 
 def _answer(folder: Path, out: Path) -> None:
     problems = sums(4, 1).head(4).with_columns(verifier=pl.lit("exact"))
-    with closing(open_sampler("vllm", str(folder), Sampling(**SAMPLING))) as sampler:
+    with closing(open_sampler("vllm", str(folder), GENERATION.sampling)) as sampler:
         sampler.sample(problems, samples=4, seed=0, step=0).write_parquet(out)

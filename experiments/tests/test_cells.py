@@ -97,7 +97,7 @@ def test_the_code_of_a_cell_is_the_loop_and_what_it_needs() -> None:
         isocompute.rollout.scoring.sandbox.child isocompute.rollout.scoring.evaluation isocompute.budget.ledger.meter
         experiments.running.worker"""
     free = """
-        experiments.report.page experiments.settings.model isocompute.learner.saving.export
+        experiments.report.page experiments.settings.preset isocompute.learner.saving.export
         isocompute.rollout.problems.hub isocompute.budget.contract.tracking experiments.running.tracker
         experiments.running.design"""
     assert {*needed.split()} <= {*found}

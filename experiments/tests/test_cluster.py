@@ -19,7 +19,7 @@ from ray.util import get_current_placement_group, placement_group_table
 from ray.util.placement_group import remove_placement_group
 
 from experiments.errors import ExperimentError
-from experiments.running.cells import WorkerConfig
+from experiments.running.cells import Generation, WorkerConfig
 from experiments.running.cluster import WorkerActor, environment
 from experiments.running.schedule import Pool, workers
 from experiments.running.worker import Bundles, reserve
@@ -188,7 +188,7 @@ CONFIG = LearnerConfig(learning_rate=1e-2)
 
 
 def asked(**resources: Any) -> WorkerConfig:
-    return WorkerConfig(models={}, generation={}, resources=ResourcesConfig(**resources))
+    return WorkerConfig(models={}, generation=Generation(sampling=Sampling()), resources=ResourcesConfig(**resources))
 
 
 def test_separate_engines_have_bundles_of_their_own_and_colocated_ones_are_on_the_ranks() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from experiments.errors import ExperimentError
 from experiments.running import cell_folder
-from experiments.running.cells import Cell
+from experiments.running.cells import Cell, Generation
 from experiments.running.design import Design, Pilot, Rates, Score, Search, Trial, Tried, extension, sampled, tried
 from experiments.settings import Preset, load
 from experiments.stages import plan
@@ -260,7 +260,7 @@ SETTING = "sweep.easy.learning_rate"
 
 def design(preset: Preset) -> Design:
     """The set ``easy``."""
-    return Design(preset=preset, sweep=preset.sweep["easy"], origin=origin_of(generation=preset.generation))
+    return Design(preset=preset, sweep=preset.sweep["easy"], origin=origin_of(generation=Generation.of(preset)))
 
 
 def declared(tmp_path: Path, **changes: Any) -> Preset:
@@ -284,9 +284,9 @@ def test_every_cell_has_the_declared_rate_scaled_to_its_batch_and_there_are_no_p
         rates = made.declared_rates()
         assert rates is not None
         cells = made.cells(rates)
-        assert {cell.batch_rollouts for cell in cells} == {8, 16}
+        assert {cell.run.batch_rollouts for cell in cells} == {8, 16}
         for cell in cells:
-            assert cell.learner.learning_rate == pytest.approx(1e-6 * factor(cell.batch_rollouts))
+            assert cell.learner.learning_rate == pytest.approx(1e-6 * factor(cell.run.batch_rollouts))
         assert made.trials() == made.trials([1e-3]) == []
         with pytest.raises(ExperimentError, match="declares a rate: there is nothing to search"):
             find(made, lambda cells: None, BASE)
@@ -322,7 +322,7 @@ def test_every_cell_is_trained_at_each_factor_of_its_rate(tmp_path: Path) -> Non
     both, alone = made.cells(rates), design(known).cells(rates)
     assert len(both) == 2 * len(alone)
     assert {cell.run_id for cell in alone} < {cell.run_id for cell in both}
-    assert {cell.learner.learning_rate for cell in both if cell.batch_rollouts == 8} == {5e-7, 1e-6}
+    assert {cell.learner.learning_rate for cell in both if cell.run.batch_rollouts == 8} == {5e-7, 1e-6}
 
 
 class Trained:
@@ -334,8 +334,8 @@ class Trained:
     def __call__(self, cells: Sequence[Cell]) -> None:
         for cell in cells:
             folder, score = cell_folder.folder_of(cell), self.ends(cell)
-            steps = 1 if score is None else cell.rollouts // cell.batch_rollouts
-            charged = [spent(cell.run_id, step, rollouts=cell.batch_rollouts) for step in range(1, steps + 1)]
+            steps = 1 if score is None else cell.rollouts // cell.run.batch_rollouts
+            charged = [spent(cell.run_id, step, rollouts=cell.run.batch_rollouts) for step in range(1, steps + 1)]
             evals = [evaluated(cell, 0, BASE.score, 100)]
             if score is not None:
                 charged.append(spent(cell.run_id, steps, "eval", 400))
@@ -354,7 +354,7 @@ def grids_of(pilot: Pilot) -> dict[int, list[float]]:
 def rising(cell: Cell) -> float:
     """The higher the rate the better, up to 0.004; n = 4 is best at the middle of its grid."""
     rate = cell.learner.learning_rate
-    if cell.rollouts_per_problem == 4:
+    if cell.run.rollouts_per_problem == 4:
         return 0.5 if rate == 1e-3 else 0.4
     return 0.4 + 50 * min(rate, 4e-3)
 
@@ -371,7 +371,7 @@ def test_a_grid_goes_on_where_its_best_rate_is_at_the_edge_and_up_to_its_limit(
     pilot, cells = find(made, Trained(rising), BASE)
     # At 0.008 the score is that of 0.004, of which the lower rate is chosen: an inner one.
     assert grids_of(pilot) == {2: [*GRID, *further], 4: GRID}
-    assert {cell.seed for cell in cells} == {900, 901}
+    assert {cell.run.seed for cell in cells} == {900, 901}
     assert all(cell.purpose == "pilot" for cell in cells)
     assert len(cells) == 2 * (6 + len(further))
     assert pilot.rates().at(4, 4) == 1e-3

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from experiments.errors import ExperimentError
 from experiments.settings import Preset, ResourcesConfig, load
-from experiments.settings.model import learner_config
+from experiments.settings.preset import learner_config
 from experiments.stages import footprint, plan
 from experiments.stages.costs import Costs, Terms, Work, in_all
 

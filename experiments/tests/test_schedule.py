@@ -24,7 +24,7 @@ from isocompute.rollout.contract import tables
 from experiments.errors import ExperimentError
 from experiments.running import cell_folder
 from experiments.running.cell_folder import Spool
-from experiments.running.cells import Cell, Surroundings, problems_hash
+from experiments.running.cells import Cell, Generation, Surroundings, problems_hash
 from experiments.running.cluster import Stopped
 from experiments.running.measure import check_agreement, measure
 from experiments.running.schedule import Pool, Schedule, workers
@@ -68,7 +68,7 @@ def make(home: Path, preset: Preset, problems: pl.DataFrame) -> Any:
     origin = origin_of(
         base=cell_folder.content_hash(home / "model"),
         problems=problems_hash(problems),
-        generation=preset.generation,
+        generation=Generation.of(preset),
         surroundings=Surroundings.of(preset.resolved_resources()),
     )
     return lambda **changes: cell(origin=origin, **changes)

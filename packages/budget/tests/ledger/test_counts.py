@@ -1,13 +1,11 @@
 """Counts, of numbers and of rollouts tables, and the limits that they are held against."""
 
-from functools import partial
-
 import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import COHORTS, BudgetError, Counts, History, Ledger, Limits, Meter, counts_by_cohort
-from isocompute.budget.ledger.limits import admission
+from isocompute.budget.ledger.limits import Standing
 
 counts = st.builds(
     Counts, rollouts=st.integers(0, 10**9), prompt_tokens=st.integers(0, 10**12), response_tokens=st.integers(0, 10**12)
@@ -49,10 +47,13 @@ def test_limits_that_cannot_be_are_refused(limits, said):
 
 
 def test_a_step_that_generates_nothing_is_refused_only_by_time_and_money():
-    spent = {"used": Counts(rollouts=9, response_tokens=9), "lost": Counts(), "reserved": 0, "device_seconds": 9.0}
-    assert admission(Limits(rollouts=8, response_tokens=8), 2, 0, **spent)
-    assert not admission(Limits(rollouts=8), 2, 1, **spent)
-    assert not admission(Limits(device_seconds=9.0), 2, 0, **spent)
+    def admitted(limits, rollouts):
+        used = Counts(rollouts=9, response_tokens=9)
+        return bool(Standing(limits=limits, used=used, device_seconds=9.0).admission(2, rollouts))
+
+    assert admitted(Limits(rollouts=8, response_tokens=8), 0)
+    assert not admitted(Limits(rollouts=8), 1)
+    assert not admitted(Limits(device_seconds=9.0), 0)
 
 
 @st.composite
@@ -109,13 +110,12 @@ def test_a_rollouts_table_is_charged_as_its_counts_are(tmp_path):
 def test_what_cannot_be_counted_is_refused_and_charges_nothing(tmp_path, table, said):
     with Ledger.open(tmp_path / "a.ledger", run_id="a") as ledger:
         meter = Meter(ledger, Limits(rollouts=8))
-        meter.reserve(1, 2, rank=0)
         before = ledger.history()
-        for charge in (ledger.charge, meter.charge, partial(meter.charge, rank=0)):
+        for charge in (ledger.charge, meter.charge):
             with pytest.raises(BudgetError, match=said):
                 charge(1, table)
         assert ledger.history() == before
-        assert (meter.used, meter.reserved) == (Counts(), 2)
+        assert meter.used == Counts()
 
 
 @pytest.mark.parametrize("nothing", [{}, pl.DataFrame(), pl.DataFrame(schema={"cohort": pl.String})])

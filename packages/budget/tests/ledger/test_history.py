@@ -36,14 +36,6 @@ def history(attempts):
         return found
 
 
-def one(step, rollouts, cohort="trained"):
-    return (step, {cohort: Counts(rollouts=rollouts)})
-
-
-def rows(frame):
-    return frame.select("step", "cohort", "rollouts").rows()
-
-
 @pytest.mark.slow
 @given(attempts, st.integers(0, 7))
 def test_canonical_and_lost_add_up_to_what_was_paid_in_tables_of_the_schema(attempts, step):
@@ -59,23 +51,6 @@ def test_canonical_and_lost_add_up_to_what_was_paid_in_tables_of_the_schema(atte
         assert tables.check(h.table(), "ledger", where="x").equals(h.table())
     # What would be lost is what is then lost.
     assert h.totals(resumed_from=step) == history([*attempts, (step, [])]).totals()
-
-
-def test_steps_after_the_one_resumed_from_are_lost_and_do_not_come_back():
-    h = history([(0, [one(1, 8), one(2, 9), one(3, 10)]), (1, [one(2, 11)])])
-    assert rows(h.table()) == [(1, "trained", 8), (2, "trained", 11)]
-    assert rows(h.lost_work()) == [(2, "trained", 9), (3, "trained", 10)]
-    assert h.lost_work()["attempt"].to_list() == [1, 1]
-    assert h.last_step == 2
-    h = history([(0, [one(1, 8), one(2, 9)]), (0, []), (0, [one(1, 10)])])
-    assert rows(h.table()) == [(1, "trained", 10)]
-    assert rows(h.lost_work()) == [(1, "trained", 8), (2, "trained", 9)]
-
-
-def test_an_evaluation_repeated_at_a_step_taken_over_counts_once():
-    h = history([(0, [one(0, 1200, "eval"), one(1, 32)]), (0, [one(0, 1200, "eval")])])
-    assert rows(h.table()) == [(0, "eval", 1200)]
-    assert rows(h.lost_work()) == [(0, "eval", 1200), (1, "trained", 32)]
 
 
 def run(path, run_id, steps, **options):

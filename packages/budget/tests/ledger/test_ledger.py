@@ -6,8 +6,6 @@ import sys
 from threading import Thread
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from isocompute.budget import BudgetError, Counts, History, Ledger, LedgerError, Limits, Meter
 
 STEP = {"trained": Counts(rollouts=28, response_tokens=420), "filtered": Counts(rollouts=4, response_tokens=60)}
@@ -141,32 +139,6 @@ def test_what_becomes_lost_is_told_as_it_happens(tmp_path, caplog):
         f"{path}: attempt 3 goes on after step 1, so what was charged to later steps is lost work from now on: "
         "64 rollouts for training and 100 of evaluations and pilots, which were paid for"
     )
-
-
-@pytest.mark.slow
-@given(
-    limit=st.integers(1, 300),
-    restarts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=6),
-)
-def test_a_run_never_pays_for_more_training_than_its_limit_however_often_it_starts_again(
-    tmp_path_factory, limit, restarts
-):
-    path = tmp_path_factory.mktemp("run") / "a.ledger"
-    last = 0
-    for resumed_from, steps in restarts:
-        step = min(resumed_from, last)
-        with Ledger.open(path, run_id="run", resumed_from=step) as ledger:
-            meter = Meter(ledger, Limits(rollouts=limit))
-            while steps and (admission := meter.admit(step + 1, 32)):
-                step, steps = step + 1, steps - 1
-                meter.charge(step, STEP)
-            assert not steps or f"and the budget is {limit:,}" in admission.reason
-            meter.charge(step, EVALUATION)
-            totals = History.read(path).totals()
-            assert meter.paid == totals.used + totals.lost_training
-            assert meter.paid.rollouts <= limit
-            assert not meter.overshoot
-        last = step
 
 
 @pytest.mark.parametrize("counted", ["paid", "used"])

@@ -4,17 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import Allocation, BudgetError
-from isocompute.budget.planning.compute import (
-    Lengths,
-    Model,
-    Utilisation,
-    device,
-    device_time,
-    memory,
-    price,
-    response_tokens,
-    work,
-)
+from isocompute.budget.planning.compute import Lengths, Model, Setting, Utilisation, device, price
 
 small = st.integers(1, 4096)
 EIGHT = Allocation(problems_per_batch=8, rollouts_per_problem=4, update_steps=100)
@@ -54,13 +44,16 @@ def test_learning_rates_follow_their_rule(problems, rollouts, anchor_batch, anch
     assert EIGHT.epochs(256) == 3.125
 
 
-SEVEN = Model(parameters=7 * 10**9, layers=32, width=4096)
+H100 = device("h100")
+
+
+def cost(rollouts, *, model, lengths, n=1, **more):
+    return Setting(model=model, lengths=lengths, device=H100, **more).estimate(rollouts, rollouts_per_problem=n)
 
 
 @given(st.integers(1, 10**7), st.floats(1, 10**5), st.floats(0.2, 5), st.floats(0, 0.9))
 def test_tokens_follow_from_rollouts_and_lengths(count, mean, growth, spread):
-    lengths = Lengths(response_tokens=mean, growth=growth, spread=spread)
-    tokens = response_tokens(count, lengths)
+    tokens = Lengths(response_tokens=mean, growth=growth, spread=spread).tokens_of(count)
     assert tokens.likely == pytest.approx(count * mean * (1 + growth) / 2, abs=1)
     assert tokens.low <= tokens.likely <= tokens.high
 
@@ -68,70 +61,64 @@ def test_tokens_follow_from_rollouts_and_lengths(count, mean, growth, spread):
 def test_flops_are_two_and_six_for_each_parameter_and_token():
     model = Model(parameters=1000)
     lengths = Lengths(prompt_tokens=10, response_tokens=30, spread=0)
-    alone = work(8, model=model, lengths=lengths, shared_prompt=False)
-    assert alone.generation.likely == (8 * 2 * 1000 * 40)
-    assert alone.training.likely == (8 * 6 * 1000 * 40)
-    shared = work(8, model=model, lengths=lengths, rollouts_per_problem=4, extra_forwards=1)
-    assert shared.generation.likely == (8 * 2 * 1000 * 30 + 2 * 2 * 1000 * 10)
-    assert shared.training.likely == (8 * 8 * 1000 * 40)
+    generation, training, head = cost(8, model=model, lengths=lengths, shared_prompt=False).flops
+    assert (generation.likely, training.likely, head.likely) == (8 * 2 * 1000 * 40, 8 * 6 * 1000 * 40, 0)
+    generation, training, _ = cost(8, model=model, lengths=lengths, n=4, extra_forwards=1).flops
+    assert generation.likely == (8 * 2 * 1000 * 30 + 2 * 2 * 1000 * 10)
+    assert training.likely == (8 * 8 * 1000 * 40)
 
 
 def test_a_head_in_float32_is_four_products_at_its_own_rate():
     lengths = Lengths(prompt_tokens=10, response_tokens=30, spread=0)
     model = Model(parameters=10_000, layers=1, width=16, vocabulary=50)
-    plain = work(8, model=model, lengths=lengths, extra_forwards=1)
-    flops = work(8, model=model, lengths=lengths, extra_forwards=1, float32_head=True)
-    assert flops.generation.likely == plain.generation.likely
-    assert plain.training.likely - flops.training.likely == 8 * 8 * 800 * 40
-    assert flops.head.likely == 8 * (2 * 4 + 2) * 800 * 40
-    h100 = device("h100")
-    before, after = device_time(plain, h100)[1], device_time(flops, h100)[1]
-    more = flops.head.likely / (0.85 * 67e12) - 8 * 8 * 800 * 40 / (0.35 * 989e12)
-    assert after.likely - before.likely == pytest.approx(more)
+    plain = cost(8, model=model, lengths=lengths, extra_forwards=1)
+    apart = cost(8, model=model, lengths=lengths, extra_forwards=1, float32_head=True)
+    assert apart.flops[0].likely == plain.flops[0].likely
+    assert plain.flops[1].likely - apart.flops[1].likely == 8 * 8 * 800 * 40
+    assert apart.flops[2].likely == 8 * (2 * 4 + 2) * 800 * 40
+    more = apart.flops[2].likely / (0.85 * 67e12) - 8 * 8 * 800 * 40 / (0.35 * 989e12)
+    assert apart.training.likely - plain.training.likely == pytest.approx(more)
     # On an H100 an update of 0.5 billion parameters took 18.3 µs more for a token with a head in float32 than without.
     half = Model(parameters=494_032_768, layers=24, width=896, vocabulary=151_936)
     token = Lengths(response_tokens=1, spread=0)
-    each = [device_time(work(1, model=half, lengths=token, float32_head=is_), h100)[1].likely for is_ in (True, False)]
+    each = [cost(1, model=half, lengths=token, float32_head=is_).training.likely for is_ in (True, False)]
     assert each[0] - each[1] == pytest.approx(1 / 25_000 - 1 / 46_000, rel=0.15)
     for size in ({}, {"layers": 1, "width": 16}, {"layers": 1, "width": 160, "vocabulary": 100}):
         with pytest.raises(BudgetError, match="a head in float32"):
-            work(1, model=Model(parameters=10_000, **size), lengths=lengths, float32_head=True)
+            cost(1, model=Model(parameters=10_000, **size), lengths=lengths, float32_head=True)
 
 
 def test_the_attention_term_is_what_a_sum_over_positions_gives():
     layers, width, prompt, length = 3, 16, 20, 50
-    model = Model(parameters=1, layers=layers, width=width)
-    bare = Model(parameters=1)
     lengths = Lengths(prompt_tokens=prompt, response_tokens=length, spread=0)
-    ours = work(1, model=model, lengths=lengths).generation.likely
-    ours -= work(1, model=bare, lengths=lengths).generation.likely
+    models = Model(parameters=1, layers=layers, width=width), Model(parameters=1)
+    whole, bare = (cost(1, model=model, lengths=lengths).flops[0].likely for model in models)
     # Scores and weighted values over the t positions before each token: 2 · 2 · t · width a layer.
     exact = sum(4 * layers * width * t for t in range(1, prompt + length + 1))
-    assert ours == pytest.approx(exact, rel=0.02)
+    assert whole - bare == pytest.approx(exact, rel=0.02)
 
 
 def test_sampling_and_training_take_time_and_money():
-    lengths = Lengths(response_tokens=1000, spread=0)
-    flops = work(1000, model=SEVEN, lengths=lengths)
     half = Utilisation(generation=(0.5, 0.5, 0.5), training=(0.5, 0.5, 0.5))
-    sampling, training = device_time(flops, device("h100"), utilisation=half)
-    assert sampling.likely == pytest.approx(flops.generation.likely / (989e12 / 2))
-    assert training.low == training.high
-    tokens = response_tokens(1000, lengths)
-    measured, _ = device_time(flops, device("h100"), tokens=tokens, tokens_per_second=5000)
+    of = {
+        "model": Model(parameters=7 * 10**9, layers=32, width=4096),
+        "lengths": Lengths(response_tokens=1000, spread=0),
+    }
+    assumed = cost(1000, utilisation=half, **of)
+    assert assumed.sampling.likely == pytest.approx(assumed.flops[0].likely / (989e12 / 2))
+    assert assumed.training.low == assumed.training.high
+    measured = cost(1000, tokens_per_second=5000, **of).sampling
     assert measured.likely == pytest.approx(200)
     assert price(measured, 3.6).likely == pytest.approx(0.2)
-    with pytest.raises(BudgetError, match="tokens must be known"):
-        device_time(flops, device("h100"), tokens_per_second=5000)
+    with pytest.raises(BudgetError, match="tokens_per_second is 0"):
+        cost(1000, tokens_per_second=0, **of)
 
 
 def test_memory_is_shared_by_devices_and_grows_with_the_pass():
     model = Model(parameters=10**9, layers=10, width=100, vocabulary=1000)
-    lengths = Lengths(response_tokens=100, spread=0)
-    one = memory(model, lengths, world_size=1)
-    four = memory(model, lengths, world_size=4, micro_batch=8, colocated=False)
-    assert (one.state, one.engine) == (16 * 10**9, 2 * 10**9)
-    assert (four.state, four.engine) == (4 * 10**9, 0)
+    setting = Setting(model=model, lengths=Lengths(response_tokens=100, spread=0), device=H100)
+    one, four = setting.memory(world_size=1), setting.memory(world_size=4, micro_batch=8)
+    assert (one.state, one.engine, four.state) == (16 * 10**9, 2 * 10**9, 4 * 10**9)
     assert four.activations == 8 * one.activations == 8 * 100 * (2 * 10 * 100 + 4 * 1000)
 
 
@@ -150,7 +137,7 @@ def test_memory_is_shared_by_devices_and_grows_with_the_pass():
         (lambda: Lengths(response_tokens=1, growth=0), "the growth of responses is 0"),
         (lambda: Lengths(response_tokens=1, spread=1), "the spread of lengths is 1"),
         (lambda: Utilisation(training=(0.5, 0.4, 0.6)), "the utilisation in training is 0.5, 0.4, 0.6"),
-        (lambda: price(response_tokens(1, Lengths(response_tokens=1)), -1.0), "price of a device-hour is -1.0"),
+        (lambda: price(Lengths(response_tokens=1).tokens_of(1), -1.0), "price of a device-hour is -1.0"),
         (lambda: device("abacus"), "'abacus' is not a known device; the known ones are a100"),
     ],
 )

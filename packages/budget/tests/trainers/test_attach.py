@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 from isocompute.budget import BudgetError, History, LedgerError
-from isocompute.budget.trl import attach
-from isocompute.budget.trl.attachment import Passes
+from isocompute.budget.trl import Passes, attach
 
 pytestmark = pytest.mark.slow("runs of TRL")
 

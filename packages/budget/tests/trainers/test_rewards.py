@@ -5,6 +5,7 @@ Each reader's evaluations are logged here as its trainer logs them, of rewards t
 
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
@@ -302,15 +303,9 @@ def test_means_alone_do_not_say_a_scale():
 def test_each_problem_set_has_a_scale_of_its_own():
     sign = points([[1.0] * 3 + [-1.0] * 5], 8)
     other = [evaluation(0, 0.25)]
-    found, notes = success_rates(
-        [*sign, *[e.__class__(**{**fields(e), "problem_set": "k"}) for e in other]], "", where="a run"
-    )
+    found, notes = success_rates([*sign, *[replace(e, problem_set="k") for e in other]], "", where="a run")
     assert [e.scores["avg_at_1"] for e in found] == pytest.approx([3 / 8, 0.25])
     assert len(notes) == 1
-
-
-def fields(e):
-    return {name: getattr(e, name) for name in e.__slots__}
 
 
 def test_a_mean_with_few_decimals_may_have_been_rounded():

@@ -7,8 +7,8 @@ import pytest
 from isocompute.budget import BudgetError
 from isocompute.budget.cli import main
 from isocompute.budget.contract.tracking import TrackingError
-from isocompute.budget.follow.following import LiveLog
 from isocompute.budget.trainers.evals import ingest
+from isocompute.budget.trainers.live import LiveLog
 from reading_logs import QUESTIONS, TRL
 
 pytestmark = pytest.mark.slow("MLflow")

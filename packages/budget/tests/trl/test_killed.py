@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.budget import History, LedgerError
 from isocompute.budget.ledger.limits import Limits
-from isocompute.budget.trl.attachment import Attachment
+from isocompute.budget.trl import Attachment
 
 pytest.importorskip("transformers")
 
@@ -87,13 +87,20 @@ def test_paid_rollouts_are_those_sampled_however_often_a_process_is_killed(lives
         step = live(path, step, 2, "", sampled)
         totals = History.read(path).totals()
         assert (totals.used + totals.lost_training).rollouts == sum(sampled)
-        assert [found.name for found in Path(folder).iterdir() if "generating" in found.name] == []
         # The canonical ledger is that of the steps taken, whatever was lost.
         assert totals.used.rollouts == BATCH * step
 
 
 def test_a_note_that_is_damaged_is_named(tmp_path: Path) -> None:
     live(tmp_path / "run.ledger", 0, 2, "", [])
-    (tmp_path / "run.ledger.generating").write_text("four\n")
-    with pytest.raises(LedgerError, match=r"run\.ledger\.generating"):
+    (tmp_path / "run.ledger.dispatched").write_text("four\n")
+    with pytest.raises(LedgerError, match=r"run\.ledger\.dispatched"):
         live(tmp_path / "run.ledger", 2, 1, "", [])
+
+
+def test_what_a_removed_ledger_left_is_not_charged_to_a_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "run.ledger"
+    live(path, 0, 0, "while it generates", [])
+    path.unlink()
+    live(path, 0, 2, "", [])
+    assert History.read(path).totals().paid.rollouts == 2 * BATCH

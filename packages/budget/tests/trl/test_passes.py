@@ -1,6 +1,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget.trl.attachment import Passes
+from isocompute.budget.trl import Passes
 
 few = st.integers(1, 6)
 

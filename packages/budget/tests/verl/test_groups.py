@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget.ledger.counts import Counts
-from isocompute.budget.verl.budget import Groups
+from isocompute.budget.verl import Groups
 
 lengths = st.tuples(st.integers(0, 9), st.integers(0, 9))
 # Of each prompt: how many rollouts were dispatched, and of each session the lengths of its trajectories.

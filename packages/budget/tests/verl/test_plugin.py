@@ -9,12 +9,11 @@ import random
 import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import verl_inputs
 import verl_runs
-from isocompute.budget import BudgetError, History
+from isocompute.budget import BudgetError, History, Ledger
 from reading_logs import needed
 from verl_inputs import Case
 
@@ -189,7 +188,7 @@ def test_a_budget_that_makes_no_sense_is_refused(verl, config, overrides, said):
 
 
 def test_another_version_of_verl_is_refused(verl, config, monkeypatch):
-    monkeypatch.setattr("isocompute.budget.verl.budget.version", lambda _: "1.0.0")
+    monkeypatch.setattr("isocompute.budget.verl.version", lambda _: "1.0.0")
     with pytest.raises(BudgetError, match=r"veRL 1\.0\.0 .*0\.9"):
         verl.get_trainer_cls("sync")(config())
 
@@ -210,10 +209,11 @@ def test_a_count_that_cannot_be_read_is_named(verl, config, prepared):
     trainer = verl.get_trainer_cls("sync")(config(folder="unreadable"))
     path = prepared / "unreadable" / "run.ledger.dispatched"
     path.parent.mkdir()
-    Path(path).write_text("many")
     budget = trainer.replay_buffer.budget
+    with Ledger.open(budget.path, run_id=budget.run_id):
+        path.write_text("many")
     trainer.global_steps, budget._restore = 0, lambda _: 0
     trainer._get_n_gpus_for_throughput = lambda: 1
     with pytest.raises(BudgetError, match=r"run\.ledger\.dispatched"):
-        budget.open()
+        budget.begin()
     budget.close()

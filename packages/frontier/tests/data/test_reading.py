@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from isocompute.frontier import Frontier, FrontierError, PaperConfig, convert, fit_as_paper, read_evals, with_gpu_hours
+from isocompute.frontier import Frontier, FrontierError, PaperConfig, fit_as_paper, read_evals, with_gpu_hours
 from isocompute.frontier.cli import main
 from isocompute.frontier.contract import tables
 from isocompute.frontier.contract.errors import TableError
@@ -402,46 +402,6 @@ def test_a_fit_in_gpu_hours_from_two_files(
         # τ of 3,000 and 9,000 rollouts, at 32 and 128 rollouts a step and a hundredth of an hour a step.
         rate = 100 * 8 * c.curve.rollouts_per_problem
         assert c.parameters.scale * rate == pytest.approx({4: 3000, 16: 9000}[c.curve.rollouts_per_problem], rel=0.2)
-
-
-def growing() -> pl.DataFrame:
-    """Responses of 10 tokens up to 1,000 rollouts, of 30 after."""
-    rollouts = [0, 500, 1000, 1500, 2000]
-    return pl.DataFrame({"rollouts": rollouts, "tokens": [0, 5000, 10_000, 25_000, 40_000]}).with_columns(
-        rollouts_per_problem=pl.lit(4), problems_per_batch=pl.lit(8)
-    )
-
-
-@pytest.mark.parametrize(
-    ("amount", "to", "value", "length", "measured"),
-    [
-        (800, "tokens", 8000, 10, True),
-        (1800, "tokens", 34_000, 30, True),
-        (3000, "tokens", 70_000, 30, False),
-        (34_000, "rollouts", 1800, 30, True),
-        (70_000, "rollouts", 3000, 30, False),
-    ],
-)
-def test_rollouts_and_tokens_are_converted_along_the_runs(
-    amount: float, to: str, value: float, length: float, measured: bool
-) -> None:
-    found = convert(growing(), amount, to=to, rollouts_per_problem=4)
-    assert (found.value, found.tokens_per_rollout, found.measured) == (value, length, measured)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"rollouts_per_problem": 16}, "no run of n = 16"),
-        ({"to": "steps"}, "not to 'steps'"),
-        ({"amount": -1}, "above 0"),
-        ({"evals": growing().with_columns(tokens=pl.lit(0))}, "has counted tokens"),
-    ],
-)
-def test_what_cannot_be_converted_is_refused(changed: dict[str, object], message: str) -> None:
-    asked = {"evals": growing(), "amount": 100, "to": "tokens", "rollouts_per_problem": 4, **changed}
-    with pytest.raises(FrontierError, match=message):
-        convert(**asked)  # type: ignore[arg-type]
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

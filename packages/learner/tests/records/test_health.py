@@ -1,6 +1,6 @@
 """Synthetic runs that must raise a flag, and ones that must not."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,6 @@ def run(
     length: Callable[[float], float] = lambda t: 20.0 + 5 * t,
     truncated: Callable[[float], float] = lambda t: 0.02,
     reward: Callable[[float], float] = lambda t: 0.3 + 0.4 * t,
-    dropped: Callable[[float], int] = lambda t: 0,
     report: Callable[[float], UpdateReport | None] = lambda t: update(),
     steps: int = STEPS,
     seed: int = 0,
@@ -51,7 +50,6 @@ def run(
                 update_seconds=1.0,
                 responses=responses,
                 update=report(t),
-                dropped_problems=dropped(t),
             )
         )
     return records
@@ -124,39 +122,6 @@ def test_truncation_is_flagged_where_it_has_grown() -> None:
     assert only(run(truncated=lambda t: 0.8 * t)).name == "truncation"
     # Where the base model's answers were cut off from the beginning, the run is not what is wrong.
     assert flags(run(truncated=lambda t: 0.4)) == []
-
-
-def test_a_reward_below_its_start_is_flagged_with_its_noise() -> None:
-    flag = only(run(reward=lambda t: 0.3 if t < 0.5 else 0.1))
-    assert flag.name == "reward_collapse"
-    assert 60 < flag.step <= 70
-    # Successive differences estimate the noise of a step, whatever the trend: √2 · 0.04 / √10 for two means of ten.
-    assert flag.values["error"] == pytest.approx(NOISE * (2 / 10) ** 0.5, rel=0.4)
-
-
-@pytest.mark.parametrize(("start", "best", "end"), [(0.03, 0.43, 0.0), (0.35, 0.85, 0.33)])
-def test_a_reward_that_rose_and_is_lost_again_is_flagged_though_its_start_was_no_better(
-    start: float, best: float, end: float
-) -> None:
-    flag = only(run(reward=lambda t: start + (best - start) * min(1.0, 4 * t) if t <= 0.5 else end))
-    assert flag.name == "reward_collapse"
-    assert 60 < flag.step <= 70
-    assert flag.values["best"] == pytest.approx(best, abs=0.1)
-    assert f"the mean reward fell from {flag.values['best']:.3g} at its best to {flag.values['now']:.3g}" in flag.reason
-
-
-def test_a_reward_that_falls_by_less_than_half_of_its_gain_is_no_collapse() -> None:
-    """From 0.3 to 0.7 and back: to 0.55, and to 0.4."""
-    little, much = (run(reward=lambda t, end=end: 0.3 + 0.8 * t if t < 0.5 else end) for end in (0.55, 0.4))
-    assert flags(little) == []
-    assert names(much) == ["reward_collapse"]
-    assert flags(much, Thresholds(reward_lost=0.9)) == []
-
-
-def test_harder_problems_after_others_were_dropped_are_no_collapse() -> None:
-    falling: Mapping[str, Any] = {"reward": lambda t: 0.6 if t < 0.5 else 0.2}
-    assert names(run(**falling)) == ["reward_collapse"]
-    assert flags(run(**falling, dropped=lambda t: 0 if t < 0.5 else 40)) == []
 
 
 @pytest.mark.parametrize("apart", [{"weight": 0.8}, {"weight": 1.2}, {"k3": 0.02}, {"square": 1.3}])

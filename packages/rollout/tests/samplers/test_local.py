@@ -1,4 +1,4 @@
-"""Forced interruption, by rule and with a real engine, and how often responses are interrupted or cut off."""
+"""Forced interruption, by rule and with a real engine."""
 
 from collections import Counter
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 from isocompute.rollout import Interruption, RolloutError, Sampling, open_sampler
-from isocompute.rollout.samplers.local import Shares, controlled, drawn_length, shares
+from isocompute.rollout.samplers.local import controlled, drawn_length
 from isocompute.rollout.samplers.sampling import Request, Response, aborted, response_seed
 from isocompute.rollout.scoring.length_penalty import LengthPenalty
 
@@ -155,23 +155,9 @@ def test_an_engine_is_interrupted(engine: Any, tiny: Any, tmp_path: Path) -> Non
         expected = [float(scores[begin + i, t]) if row["sampled"][i] else 0.0 for i, t in enumerate(ids)]
         assert np.abs(np.array(row["logprobs"]) - expected).max() < 1e-4
     assert min(interrupted.values()) > 5
-    truncated = float((rollouts["finish_reason"] == "length").mean())
-    assert shares(rollouts) == Shares(truncated=truncated, interrupted=interrupted["False"] / len(rollouts))
     # Lengths and seeds are a response's own, whatever it is sampled with.
     same = rollouts.join(fewer.select("problem_id", "sample"), on=["problem_id", "sample"], how="semi")
     assert same["response_ids"].to_list() == fewer["response_ids"].to_list()
-
-
-def test_shares_are_of_the_completed_responses() -> None:
-    rollouts = pl.DataFrame(
-        {
-            "finish_reason": ["stop", "stop", "length", "length", "aborted"],
-            "sampled": [[True], [True, False, True], [False, True], None, [False]],
-        }
-    )
-    assert shares(rollouts) == Shares(truncated=0.5, interrupted=0.5)
-    assert shares(rollouts.drop("sampled")) == Shares(truncated=0.5, interrupted=0.0)
-    assert shares(rollouts.tail(1)) is None
 
 
 @pytest.mark.slow("an engine")

@@ -1,11 +1,13 @@
 """The rule by which a kind of sampler is chosen: the model's size and the device, and nothing of the machine."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from isocompute.rollout import RolloutError, Sampling, open_sampler
 from isocompute.rollout.samplers.registry import CHEAPER_BELOW, CHEAPER_UP_TO, cheaper
 from isocompute.rollout.samplers.weights import stored_parameters
 
@@ -47,3 +49,11 @@ def test_parameters_of_a_model_that_is_no_folder_or_cannot_be_read_are_not_known
     pytest.importorskip("safetensors")  # comes with an engine, not with the package alone
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
     assert stored_parameters(tmp_path) is None
+
+
+def test_the_client_of_servers_is_named_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("isocompute.rollout.samplers.servers.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "httpx2", None)
+    with pytest.raises(RolloutError, match=r"isocompute-rollout\[openai\]"):
+        open_sampler("openai", "model", Sampling(), base_url="http://localhost:8000/v1")

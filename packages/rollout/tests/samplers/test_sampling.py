@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import Interruption, RolloutError, Sampling, sampling_from
-from isocompute.rollout.samplers.sampling import EngineConfig, engine_from, settings_of
+from isocompute.rollout.samplers.sampling import EngineConfig, LengthPenalty, engine_from
 from isocompute.rollout.samplers.vllm.sampler import engine_arguments
-from isocompute.rollout.scoring.length_penalty import LengthPenalty
 
 INTERRUPTIONS = st.tuples(st.integers(1, 40), st.integers(0, 9), st.text(min_size=1).filter(str.strip)).map(
     lambda drawn: Interruption(lowest=drawn[0], highest=drawn[0] + drawn[1], phrase=drawn[2])
@@ -49,42 +48,34 @@ def test_what_is_left_out_has_its_default() -> None:
         (sampling_from, {"temperature": float("nan")}, "temperature is nan"),
         (sampling_from, {"temperature": "1e-1"}, "temperature is '1e-1'"),
         (sampling_from, {"top_p": 0.0}, r"top_p is 0\.0"),
-        (sampling_from, {"top_p": 1.5}, r"top_p is 1\.5"),
         (sampling_from, {"top_p": True}, "top_p is True"),
         (sampling_from, {"min_p": 1.0}, r"min_p is 1\.0"),
         (sampling_from, {"top_k": -1}, "top_k is -1"),
-        (sampling_from, {"top_k": 2.5}, r"top_k is 2\.5"),
         (sampling_from, {"max_new_tokens": 0}, "max_new_tokens is 0"),
         (sampling_from, {"max_prompt_tokens": 1.0}, r"max_prompt_tokens is 1\.0"),
-        (sampling_from, {"stop": "###"}, "stop is '###'"),
-        (sampling_from, {"stop": ["a", ""]}, "stop is .*none of them empty"),
-        (sampling_from, {"stop": [1]}, "stop is .*a list of texts"),
-        (sampling_from, {"stop_token_ids": 5}, "stop_token_ids is 5"),
-        (sampling_from, {"stop_token_ids": [5, -1]}, "of stop_token_ids is -1;"),
-        (sampling_from, {"keep_text": 1}, "keep_text is 1"),
-        (sampling_from, {"interruption": True}, "interruption is True"),
-        (sampling_from, {"interruption": {"lowest": 0}}, r"interruption\.lowest is 0"),
-        (sampling_from, {"interruption": {"lowest": 9, "highest": 8}}, "is drawn between 9 and 8"),
+        (sampling_from, {"stop": "###"}, "stop is '###'; it must be a list"),
+        (sampling_from, {"stop": ["a", ""]}, r"stop\[1\] is ''"),
+        (sampling_from, {"stop_token_ids": [5, -1]}, r"stop_token_ids\[1\] is -1"),
+        (sampling_from, {"interruption": True}, "interruption is True; it must be a mapping"),
+        (sampling_from, {"interruption": {"lowest": 9, "highest": 8}}, r"interruption\.lowest is 9"),
         (sampling_from, {"interruption": {"phrase": " "}}, r"interruption\.phrase is ' '"),
-        (sampling_from, {"interruption": {"longest": 5}}, "has no setting 'longest';"),
+        (
+            sampling_from,
+            {"interruption": {"longest": 5}},
+            "no setting 'longest'.*did you mean 'lowest'",
+        ),
         (sampling_from, {"interruption": {}, "max_new_tokens": 12_000}, "max_new_tokens is 12000"),
-        (sampling_from, {"length_penalty": 5}, "length_penalty is 5"),
-        (sampling_from, {"length_penalty": {"longest": 5}}, "lacks the setting 'margin'"),
+        (sampling_from, {"length_penalty": {"longest": 5}}, "length_penalty lacks margin"),
         (sampling_from, {"length_penalty": {"longest": 5, "margin": 6}}, r"length_penalty\.margin is 6"),
-        (sampling_from, {"length_penalty": {"shortest": 5}}, "'shortest'"),
         (sampling_from, {"temprature": 1.0}, "'temprature'"),
-        (sampling_from, [], "it must have the settings"),
-        (engine_from, {"profile": "tpu"}, "profile is 'tpu'"),
-        (engine_from, {"dtype": "int8"}, "dtype is 'int8'"),
+        (sampling_from, [], "sampling is .*a mapping"),
+        (engine_from, {"profile": "tpu"}, r"engine\.profile is 'tpu'"),
         (engine_from, {"max_concurrent": 0}, "max_concurrent is 0"),
-        (engine_from, {"tensor_parallel": 1.5}, "tensor_parallel is 1.5"),
-        (engine_from, {"sleep": 3}, r"engine sleep is 3; it must be 0 \(stay\), 1"),
-        (engine_from, {"sleep": True}, "engine sleep is True"),
-        (engine_from, {"cuda_graphs": "no"}, "cuda_graphs is 'no'"),
+        (engine_from, {"sleep": 3}, r"engine\.sleep is 3"),
+        (engine_from, {"sleep": True}, r"engine\.sleep is True"),
         (engine_from, {"memory_share": 1.2}, "memory_share is 1.2"),
-        (engine_from, {"memory_share": "half"}, "memory_share is 'half'"),
         (engine_from, {"kv_cache_gib": 0}, "kv_cache_gib is 0"),
-        (engine_from, {"gpu_memory_utilization": 0.4}, "gpu_memory_utilization;"),
+        (engine_from, {"gpu_memory_utilization": 0.4}, "'gpu_memory_utilization'"),
     ],
 )
 def test_a_setting_that_cannot_be_is_named_with_what_would_be_right(read: Any, settings: Any, message: str) -> None:
@@ -144,7 +135,6 @@ def test_what_a_cpu_does_not_have_is_refused_there_and_taken_on_cuda(settings: d
 )
 def test_settings_of_engines_are_the_same_through_plain_values(config: EngineConfig) -> None:
     assert engine_from(dataclasses.asdict(config)) == config
-    assert engine_from(settings_of(config)) == config
     engine = config.resolved(longest=16, cuda=False)
     assert all(getattr(engine, f.name) is not None for f in dataclasses.fields(engine) if f.name != "kv_cache_gib")
 

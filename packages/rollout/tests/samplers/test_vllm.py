@@ -19,7 +19,7 @@ from every_sync import *  # noqa: F403
 from isocompute.rollout import RolloutError, Sampling, open_sampler
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.sampling import EngineConfig, Request
-from isocompute.rollout.samplers.vllm.sampler import STEPS, WRONG, Event, Sleep, State, step
+from isocompute.rollout.samplers.vllm.sampler import STEPS, WRONG, Event, Sleep, State
 
 # Not imported here: that takes seconds in every process that collects.
 pytestmark = [
@@ -193,13 +193,14 @@ def test_every_event_in_every_state_is_a_step_or_an_error() -> None:
     every = set(product(get_args(State), get_args(Event)))
     assert STEPS.keys() | WRONG.keys() == every
     assert not STEPS.keys() & WRONG.keys()
-    for state, event in WRONG:
+    sleep = Sleep(None, level=1, name="the engine")
+    for sleep.state, event in WRONG:
         with pytest.raises(RolloutError, match=r"^the engine was .*must"):
-            step(state, event, level=1, name="the engine")
+            sleep.on(event)
     # Discarded weights answer nothing before a sync.
-    assert step("asleep", "sample", level=1, name="the engine") == ("awake", ("weights", "kv_cache"))
+    sleep.state, sleep.level = "asleep", 2
     with pytest.raises(RolloutError, match="engine sleep must be 1"):
-        step("asleep", "sample", level=2, name="the engine")
+        sleep.on("sample")
 
 
 def test_what_did_not_wake_is_woken_by_the_next_try() -> None:

@@ -94,7 +94,7 @@ EXITS = {
     "aborts": "import os; os.abort()",
     "uses C": "import ctypes; ctypes.string_at(0)",
     "says that it is not at fault": (
-        "from isocompute.rollout.scoring.judges.callables import RolloutError; raise RolloutError('1')"
+        "from isocompute.rollout.scoring.judges import RolloutError; raise RolloutError('1')"
     ),
     "becomes another program": "import os, sys; os.execv(sys.executable, [sys.executable, '-c', 'print(1.0)'])",
     "prints when it leaves": "import atexit; atexit.register(print, '1.0\\n' * 99)",

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError
-from isocompute.rollout.scoring.length_penalty import LengthPenalty
+from isocompute.rollout.samplers.sampling import LengthPenalty
 
 PENALTIES = st.tuples(st.integers(1, 50), st.integers(0, 50)).map(
     lambda pair: LengthPenalty(longest=pair[0] + pair[1], margin=pair[0])
@@ -39,10 +39,10 @@ def test_what_is_measured_has_no_penalty(phase: str) -> None:
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
-        ((0, 1), r"length_penalty\.longest is 0"),
-        ((8, 2.5), r"length_penalty\.margin is 2\.5"),
-        ((8, True), r"length_penalty\.margin is True"),
-        ((8, 9), r"length_penalty\.margin is 9"),
+        ((0, 1), r"longest is 0"),
+        ((8, 2.5), r"margin is 2\.5"),
+        ((8, True), r"margin is True"),
+        ((8, 9), r"margin is 9"),
     ],
 )
 def test_lengths_that_cannot_be_are_named(lengths: tuple[int, int], message: str) -> None:

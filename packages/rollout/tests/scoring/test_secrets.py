@@ -134,6 +134,6 @@ def test_of_what_a_child_says_of_an_error_only_a_known_type_is_passed_on(start: 
 
 @pytest.mark.parametrize("value", ["nowhere/at/all", ["", "/"], [3]])
 def test_what_is_readable_must_exist(value: Any) -> None:
-    with pytest.raises(RolloutError, match="readable of scoring names"):
+    with pytest.raises(RolloutError, match=r"scoring\.readable"):
         scoring_from({"readable": value})
     assert scoring_from({"readable": "/usr,/bin"}).readable == ("/usr", "/bin")

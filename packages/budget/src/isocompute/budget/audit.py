@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from .errors import BudgetError
-from .follow.following import LiveLog
 from .ledger.counts import TRAINING_COHORTS
 from .ledger.ledger import History
 from .trainers.counting import StepCounts
 from .trainers.evals import progress_of, reader_of, settings_of
+from .trainers.live import LiveLog
 from .trainers.logs.log import Log
 from .trainers.settings import Batching
 from .trainers.trainer import Trainer
@@ -196,7 +196,7 @@ def _ledger_changes(progressed: StepCounts, history: History, words: dict[str, A
     later = table.filter(table["cohort"].is_in(TRAINING_COHORTS) & (table["step"] > last.step))
     unlogged = int(later["rollouts"].sum())
     uncharged = last.rollouts - max((p.rollouts for p in progressed.points if p.step <= history.last_step), default=0)
-    rest = totals.used.rollouts + totals.lost_training.rollouts - last.rollouts - unlogged + uncharged
+    rest = totals.paid_training.rollouts - last.rollouts - unlogged + uncharged
     lost = min(totals.lost_training.rollouts, max(rest, 0))
     rest -= lost
     failed = min(totals.canonical["failed"].rollouts, max(rest, 0))

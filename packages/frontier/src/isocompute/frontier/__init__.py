@@ -5,7 +5,7 @@ from .answers.forecast import Comparison, Forecast, ForecastConfig, compare, eff
 from .answers.interference import interference, train_validation_gap
 from .answers.paper import PaperConfig, PaperFits, fit_as_paper
 from .data.curves import isotonic, records
-from .data.reading import convert, read_evals, with_gpu_hours
+from .data.reading import read_evals, with_gpu_hours
 from .errors import MEANING, Flag, FrontierError
 from .fitting.nstar import fit_points
 from .notebook import Fit, Frontier
@@ -25,7 +25,6 @@ __all__ = [
     "PaperFits",
     "Priors",
     "compare",
-    "convert",
     "efficiency",
     "fit_as_paper",
     "fit_points",

@@ -3,90 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Literal, get_args
 
+from pydantic import Field
+
+from .contract.settings import Count, Positive, Share, Whole, settings
 from .errors import LearnerError
 
-
-def is_number(value: object) -> bool:
-    """Return whether a value is a finite number."""
-    # YAML reads 1e-3, without a point, as text.
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def is_whole(value: object) -> bool:
-    """Return whether a value is a whole number."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def positive(settings: object, *names: str) -> None:
-    """Refuse fields that are no positive number.
-
-    Raises:
-        LearnerError: A value is out of its range.
-    """
-    _each(settings, names, lambda value: is_number(value) and value > 0, "a positive number")
-
-
-def not_negative(settings: object, *names: str) -> None:
-    """Refuse fields that are no number, 0 or more.
-
-    Raises:
-        LearnerError: A value is out of its range.
-    """
-    _each(settings, names, lambda value: is_number(value) and value >= 0, "a number, 0 or more")
-
-
-def share(settings: object, *names: str) -> None:
-    """Refuse fields that are no number from 0 to 1.
-
-    Raises:
-        LearnerError: A value is out of its range.
-    """
-    _each(settings, names, lambda value: is_number(value) and 0 <= value <= 1, "a number from 0 to 1")
-
-
-def whole(settings: object, *names: str, least: int) -> None:
-    """Refuse fields that are no whole number of some size.
-
-    Raises:
-        LearnerError: A value is out of its range.
-    """
-    _each(settings, names, lambda value: is_whole(value) and value >= least, f"a whole number, {least} or more")
-
-
-def one_of(settings: object, name: str, choices: Sequence[str]) -> None:
-    """Refuse a field that is none of some names.
-
-    Raises:
-        LearnerError: It is another.
-    """
-    if getattr(settings, name) not in choices:
-        raise LearnerError(f"{name} is {getattr(settings, name)!r}; it must be one of {', '.join(choices)}")
-
-
-def truth(settings: object, *names: str) -> None:
-    """Refuse fields that are neither true nor false.
-
-    Raises:
-        LearnerError: A value is something else.
-    """
-    _each(settings, names, lambda value: isinstance(value, bool), "true or false")
-
-
-def _each(settings: object, names: Sequence[str], right: Callable[[Any], bool], wanted: str) -> None:
-    for name in names:
-        value = getattr(settings, name)
-        if not right(value):
-            raise LearnerError(f"{name} is {value!r}; it must be {wanted}")
-
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+"""Decay of a moment."""
 
 ALL_LINEAR = "all-linear"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(LearnerError)
 class AdapterConfig:
     """LoRA (arXiv 2106.09685): W + (α/r)·B·A in place of each adapted weight W, of which only A and B are learnt.
 
@@ -97,67 +30,29 @@ class AdapterConfig:
 
     α = 32 is that of "LoRA Without Regret" (Thinking Machines, 2025), by which the best learning rate is about ten
     times that of full training, whatever the rank.
-
-    Attributes:
-        rank: r, the rank of the change of a weight.
-        alpha: α; a change is multiplied by α/r.
-        target_modules: Names of the linear layers that are adapted, or their last parts, such as ``q_proj``;
-            ``all-linear`` names all but the output head.
-
-    Raises:
-        LearnerError: A value is out of its range.
     """
 
-    rank: int = 32
-    alpha: float = 32.0
-    target_modules: tuple[str, ...] = (ALL_LINEAR,)
-
-    def __post_init__(self) -> None:
-        whole(self, "rank", least=1)
-        positive(self, "alpha")
-        given = self.target_modules
-        if not isinstance(given, tuple) or not given or not all(isinstance(name, str) and name for name in given):
-            raise LearnerError(
-                f"target_modules is {given!r}; it must be a list of names of linear layers, such as [q_proj, v_proj] "
-                f"or [{ALL_LINEAR}]"
-            )
+    rank: Count = 32
+    """The rank, r, of the change of a weight."""
+    alpha: Positive = 32.0
+    """The scale, α: a change is multiplied by α/r."""
+    target_modules: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)] = (ALL_LINEAR,)
+    """Names of the linear layers that are adapted, or their last parts, such as ``q_proj``; ``all-linear`` names all
+    but the output head."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(LearnerError)
 class BatchConfig:
-    """Which of the responses generated are learnt from. All are paid for.
-
-    Attributes:
-        filter_zero_variance: Whether groups with equal rewards are left out of the update and of its normaliser
-            (cohort ``filtered``).
-        trained_rollouts: n_train: responses per problem that are learnt from; the others (cohort ``filtered``) only
-            sharpen the baseline (IsoCompute Playbook, Appendix G: n_est is ``rollouts_per_problem``). None: all.
-        drop_above: No-positive resampling (ScaleRL): a problem whose pass rate in its last batch is this or more is
-            not trained on in later passes. None: none is dropped.
-
-    Raises:
-        LearnerError: A value is out of its range.
-    """
+    """Which of the responses generated are learnt from. All are paid for."""
 
     filter_zero_variance: bool = False
-    trained_rollouts: int | None = None
-    drop_above: float | None = None
-
-    def __post_init__(self) -> None:
-        truth(self, "filter_zero_variance")
-        if self.trained_rollouts is not None:
-            whole(self, "trained_rollouts", least=1)
-        if self.drop_above is not None and not (is_number(self.drop_above) and 0 < self.drop_above <= 1):
-            raise LearnerError(f"drop_above is {self.drop_above!r}; it must be a number above 0 and at most 1, or null")
-
-
-LAYOUTS = ("auto", "packed", "padded")
-
-
-PRECISIONS = ("float32", "bfloat16")
-
-
-SHARDINGS = ("auto", "none")
+    """Whether groups with equal rewards are left out of the update and of its normaliser (cohort ``filtered``)."""
+    trained_rollouts: Count | None = None
+    """Responses per problem, n_train, that are learnt from; the others (cohort ``filtered``) only sharpen the baseline
+    (IsoCompute Playbook, Appendix G: n_est is ``rollouts_per_problem``). None: all."""
+    drop_above: Annotated[float, Field(gt=0, le=1)] | None = None
+    """No-positive resampling (ScaleRL): a problem whose pass rate in its last batch is this or more is not trained on
+    in later passes. None: none is dropped."""
 
 
 ATTENDED = 4
@@ -174,49 +69,35 @@ def fits(tokens: int, *, positions: int, attended: int) -> bool:
     return positions <= tokens and attended <= ATTENDED * tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(LearnerError)
 class ComputeConfig:
-    """The computation of an update: its memory and time, and nothing of what is learnt but rounding.
+    """The computation of an update: its memory and time, and nothing of what is learnt but rounding."""
 
-    Attributes:
-        micro_batch_tokens: Most tokens per forward and backward pass of a rank, prompts and padding included;
-            attention, which sees a packed prompt again before each of its responses, may see four times as many. A
-            single response may have more.
-        layout: ``packed``: without padding, a group's prompt once for all its responses; ``padded``: a row for each
-            response; ``auto``: packed where the model gives the same log-probabilities that way, and padded where a
-            response exceeds a sliding window of the model.
-        precision: Type of activations: ``float32``, or ``bfloat16`` with weights, gradients and moments in float32.
-            The reference of a KL then has its weights in bfloat16 too, which takes half the memory: it is the base
-            model rounded, and the KL of a policy that is the base model still is not 0 (5e-5 nats for a small one).
-        float32_head: Multiply hidden states and the head in float32 where ``precision`` is lower (MiniMax-M1, arXiv
-            2506.13585, section 3.2; the recipe ``scalerl``): four products with the vocabulary, one forward and three
-            backward, which a GPU makes several times more slowly than in bfloat16. The sampler's head should be in
-            float32, too. Otherwise the products are in bfloat16, and the softmax, log-probabilities and the sum of the
-            head's gradient in float32 all the same.
-        head_chunk_tokens: Tokens whose logits are held at a time; they are computed again in the backward pass.
-        sharding: ``auto``: several ranks share one policy, so that each holds and computes a part of its weights,
-            gradients and moments, and of the weights of a KL's reference (FSDP2); ``none``: each rank has the whole
-            of them, which takes as much memory on each, and less time where the model is small.
-        gradient_checkpointing: Keep only the inputs of layers and compute the rest again in the backward pass.
-
-    Raises:
-        LearnerError: A value is out of its range.
-    """
-
-    micro_batch_tokens: int = 8192
-    layout: str = "auto"
-    precision: str = "float32"
+    micro_batch_tokens: Count = 8192
+    """Most tokens per forward and backward pass of a rank, prompts and padding included; attention, which sees a packed
+    prompt again before each of its responses, may see four times as many. A single response may have more."""
+    layout: Literal["auto", "packed", "padded"] = "auto"
+    """``packed``: without padding, a group's prompt once for all its responses; ``padded``: a row for each response;
+    ``auto``: packed where the model gives the same log-probabilities that way, and padded where a response exceeds a
+    sliding window of the model."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Type of activations: ``float32``, or ``bfloat16`` with weights, gradients and moments in float32. The reference
+    of a KL then has its weights in bfloat16 too, which takes half the memory: it is the base model rounded, and the
+    KL of a policy that is the base model still is not 0 (5e-5 nats for a small one)."""
     float32_head: bool = False
-    head_chunk_tokens: int = 2048
-    sharding: str = "auto"
+    """Multiply hidden states and the head in float32 where ``precision`` is lower (MiniMax-M1, arXiv 2506.13585,
+    section 3.2; the recipe ``scalerl``): four products with the vocabulary, one forward and three backward, which a
+    GPU makes several times more slowly than in bfloat16. The sampler's head should be in float32, too. Otherwise the
+    products are in bfloat16, and the softmax, log-probabilities and the sum of the head's gradient in float32 all
+    the same."""
+    head_chunk_tokens: Count = 2048
+    """Tokens whose logits are held at a time; they are computed again in the backward pass."""
+    sharding: Literal["auto", "none"] = "auto"
+    """``auto``: several ranks share one policy, so that each holds and computes a part of its weights, gradients and
+    moments, and of the weights of a KL's reference (FSDP2); ``none``: each rank has the whole of them, which takes
+    as much memory on each, and less time where the model is small."""
     gradient_checkpointing: bool = False
-
-    def __post_init__(self) -> None:
-        whole(self, "micro_batch_tokens", "head_chunk_tokens", least=1)
-        one_of(self, "layout", LAYOUTS)
-        one_of(self, "precision", PRECISIONS)
-        one_of(self, "sharding", SHARDINGS)
-        truth(self, "float32_head", "gradient_checkpointing")
+    """Keep only the inputs of layers and compute the rest again in the backward pass."""
 
 
 ROUNDING = tuple(
@@ -225,116 +106,79 @@ ROUNDING = tuple(
 )
 """Settings that change the order of sums, and so last digits, and nothing else of what is learnt."""
 
-
-SURROGATES = ("policy_gradient", "clip", "cispo", "gspo")
-
-
-BASELINES = ("group", "batch", "gae")
-
-
-SCALES = ("none", "group", "batch")
-
-
-STDS = ("sample", "population")
+Surrogate = Literal["policy_gradient", "clip", "cispo", "gspo"]
+Baseline = Literal["group", "batch", "gae"]
+Scale = Literal["none", "group", "batch"]
+Std = Literal["sample", "population"]
+Aggregation = Literal["token", "sequence", "prompt", "constant"]
+Estimator = Literal["k1", "k2", "k3"]
+Level = Literal["none", "token", "sequence"]
 
 
-AGGREGATIONS = ("token", "sequence", "prompt", "constant")
-
-
-KL_ESTIMATORS = ("k1", "k2", "k3")
-
-
-KL_PLACES = ("loss", "reward")
-
-
-LEVELS = ("none", "token", "sequence")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Algorithm:
     """The parts that a named algorithm is made of; see ``ObjectiveConfig``."""
 
-    surrogate: str
+    surrogate: Surrogate
     clip_low: float | None
     clip_high: float | None
-    baseline: str
-    scale: str
-    aggregation: str
+    baseline: Baseline
+    scale: Scale
+    aggregation: Aggregation
 
 
-ALGORITHMS: dict[str, Algorithm] = {
-    name: Algorithm(
-        surrogate=surrogate, clip_low=low, clip_high=high, baseline=baseline, scale=scale, aggregation=aggregation
-    )
-    for name, surrogate, low, high, baseline, scale, aggregation in (
-        ("grpo", "clip", 0.2, 0.2, "group", "group", "token"),
-        ("dr_grpo", "clip", 0.2, 0.2, "group", "none", "constant"),
-        ("ppo", "clip", 0.2, 0.2, "gae", "batch", "token"),
-        ("cispo", "cispo", None, 4.0, "group", "batch", "prompt"),
-        ("dapo", "clip", 0.2, 0.28, "group", "group", "token"),
-        ("gspo", "gspo", 3e-4, 4e-4, "group", "group", "sequence"),
-    )
+ALGORITHMS: Mapping[str, Algorithm] = {
+    "grpo": Algorithm("clip", 0.2, 0.2, "group", "group", "token"),
+    "dr_grpo": Algorithm("clip", 0.2, 0.2, "group", "none", "constant"),
+    "ppo": Algorithm("clip", 0.2, 0.2, "gae", "batch", "token"),
+    "cispo": Algorithm("cispo", None, 4.0, "group", "batch", "prompt"),
+    "dapo": Algorithm("clip", 0.2, 0.28, "group", "group", "token"),
+    "gspo": Algorithm("gspo", 3e-4, 4e-4, "group", "group", "sequence"),
 }
 """The algorithms by name; docs/algorithms.md has the source of each number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(LearnerError)
 class ObjectiveConfig:
     """The algorithm. Every other setting that is None is the algorithm's own (``ALGORITHMS``; see ``resolved``).
-
-    Attributes:
-        algorithm: ``grpo``, ``dr_grpo``, ``ppo``, ``cispo``, ``dapo`` or ``gspo``.
-        surrogate: What the gradient is of, token by token: ``policy_gradient`` (−A·log π), ``clip`` (PPO's clipped
-            ratio), ``cispo`` (−A·log π weighted by the clipped ratio) or ``gspo`` (a clipped ratio per response).
-        clip_low: The ratio π/π_old is clipped below at 1 − this; for ``cispo`` None is no bound.
-        clip_high: The ratio is clipped above at 1 + this.
-        baseline: What a response's advantage is relative to: the mean of its ``group``, of the whole ``batch``, or a
-            critic's values, token by token (``gae``).
-        scale: What advantages are divided by: nothing (``none``), or the standard deviation over the ``group`` or
-            over the ``batch``.
-        std: The ``sample`` standard deviation (n − 1, as veRL and TRL do) or the ``population`` one (n). Their ratio
-            √(n/(n−1)) depends on n.
-        aggregation: How tokens are averaged: over all tokens of the batch (``token``), within each response and then
-            over responses (``sequence``), within each problem and then over problems (``prompt``), or as a sum
-            divided by the responses times ``constant_length`` (``constant``).
-        constant_length: Tokens that a response counts as with ``constant``: the longest that may be sampled.
-        updates_per_batch: Optimizer steps that a batch is split into; above 1 all but the first are off-policy.
-        epochs: Passes over a batch.
 
     Raises:
         LearnerError: A value is out of its range, or values contradict each other.
     """
 
-    algorithm: str = "grpo"
-    surrogate: str | None = None
-    clip_low: float | None = None
-    clip_high: float | None = None
-    baseline: str | None = None
-    scale: str | None = None
-    std: str = "sample"
-    aggregation: str | None = None
-    constant_length: int | None = None
-    updates_per_batch: int = 1
-    epochs: int = 1
+    algorithm: Literal["grpo", "dr_grpo", "ppo", "cispo", "dapo", "gspo"] = "grpo"
+    """``grpo``, ``dr_grpo``, ``ppo``, ``cispo``, ``dapo`` or ``gspo``."""
+    surrogate: Surrogate | None = None
+    """What the gradient is of, token by token: ``policy_gradient`` (−A·log π), ``clip`` (PPO's clipped ratio),
+    ``cispo`` (−A·log π weighted by the clipped ratio) or ``gspo`` (a clipped ratio per response)."""
+    clip_low: Positive | None = None
+    """The ratio π/π_old is clipped below at 1 − this; for ``cispo`` None is no bound."""
+    clip_high: Positive | None = None
+    """The ratio is clipped above at 1 + this."""
+    baseline: Baseline | None = None
+    """What a response's advantage is relative to: the mean of its ``group``, of the whole ``batch``, or a critic's
+    values, token by token (``gae``)."""
+    scale: Scale | None = None
+    """What advantages are divided by: nothing (``none``), or the standard deviation over the ``group`` or over the
+    ``batch``."""
+    std: Std = "sample"
+    """The ``sample`` standard deviation (n − 1, as veRL and TRL do) or the ``population`` one (n). Their ratio
+    √(n/(n−1)) depends on n."""
+    aggregation: Aggregation | None = None
+    """How tokens are averaged: over all tokens of the batch (``token``), within each response and then over responses
+    (``sequence``), within each problem and then over problems (``prompt``), or as a sum divided by the responses
+    times ``constant_length`` (``constant``)."""
+    constant_length: Count | None = None
+    """Tokens that a response counts as with ``constant``: the longest that may be sampled."""
+    updates_per_batch: Count = 1
+    """Optimizer steps that a batch is split into; above 1 all but the first are off-policy."""
+    epochs: Count = 1
+    """Passes over a batch."""
 
     def __post_init__(self) -> None:
-        one_of(self, "algorithm", tuple(ALGORITHMS))
-        for name, choices in (
-            ("surrogate", SURROGATES),
-            ("baseline", BASELINES),
-            ("scale", SCALES),
-            ("aggregation", AGGREGATIONS),
-        ):
-            if getattr(self, name) is not None:
-                one_of(self, name, choices)
-        one_of(self, "std", STDS)
-        positive(self, *(name for name in ("clip_low", "clip_high") if getattr(self, name) is not None))
         surrogate = self.surrogate or ALGORITHMS[self.algorithm].surrogate
         if surrogate != "cispo" and self.clip_low is not None and self.clip_low >= 1:
             raise LearnerError(f"clip_low is {self.clip_low!r}; a ratio cannot be clipped at 0 or below")
-        whole(self, "updates_per_batch", "epochs", least=1)
-        if self.constant_length is not None:
-            whole(self, "constant_length", least=1)
 
     @property
     def resolved(self) -> ObjectiveConfig:
@@ -363,155 +207,96 @@ class ObjectiveConfig:
         return self.updates_per_batch * self.epochs > 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(LearnerError)
 class KLConfig:
-    """KL(policy ‖ base).
+    """KL(policy ‖ base)."""
 
-    Attributes:
-        coefficient: Its weight (``beta`` in TRL); 0 turns it off, and then no reference model is loaded.
-        estimator: ``k1`` (log-ratio), ``k2`` (half its square) or ``k3`` (Schulman's).
-        place: ``loss``, as a term for each token, or ``reward``, subtracted from each response's reward.
-        mask_zero_variance: Leave out responses whose group has equal rewards (IsoCompute Playbook, Figure 3).
-
-    Raises:
-        LearnerError: A value is out of its range.
-    """
-
-    coefficient: float = 0.0
-    estimator: str = "k3"
-    place: str = "loss"
+    coefficient: Weight = 0.0
+    """Its weight (``beta`` in TRL); 0 turns it off, and then no reference model is loaded."""
+    estimator: Estimator = "k3"
+    """``k1`` (log-ratio), ``k2`` (half its square) or ``k3`` (Schulman's)."""
+    place: Literal["loss", "reward"] = "loss"
+    """``loss``, as a term for each token, or ``reward``, subtracted from each response's reward."""
     mask_zero_variance: bool = False
+    """Leave out responses whose group has equal rewards (IsoCompute Playbook, Figure 3)."""
 
     def __post_init__(self) -> None:
-        not_negative(self, "coefficient")
-        one_of(self, "estimator", KL_ESTIMATORS)
-        one_of(self, "place", KL_PLACES)
-        truth(self, "mask_zero_variance")
         if self.place == "reward" and self.mask_zero_variance:
             raise LearnerError(
                 "mask_zero_variance needs place: loss, since a KL in the reward decides which groups have equal rewards"
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(LearnerError)
 class EntropyConfig:
-    """The entropy of the policy's next-token distribution.
+    """The entropy of the policy's next-token distribution."""
 
-    Attributes:
-        coefficient: Weight of the bonus per token; 0 turns it off.
-        mask_zero_variance: No bonus for responses whose group has equal rewards (IsoCompute Playbook, Figure 3).
-        measured: Measure it where it is no part of the loss, too, on the tokens that pass through the model.
-
-    Raises:
-        LearnerError: A value is out of its range.
-    """
-
-    coefficient: float = 0.0
+    coefficient: Weight = 0.0
+    """Weight of the bonus per token; 0 turns it off."""
     mask_zero_variance: bool = False
+    """No bonus for responses whose group has equal rewards (IsoCompute Playbook, Figure 3)."""
     measured: bool = False
-
-    def __post_init__(self) -> None:
-        not_negative(self, "coefficient")
-        truth(self, "mask_zero_variance", "measured")
+    """Measure it where it is no part of the loss, too, on the tokens that pass through the model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(LearnerError)
 class ImportanceConfig:
-    """Truncated importance sampling (TIS): the correction for a sampler that is not quite the learner.
+    """Truncated importance sampling (TIS): the correction for a sampler that is not quite the learner."""
 
-    Attributes:
-        level: Weights per ``token``, per response (``sequence``), or ``none``.
-        cap: Largest weight.
-
-    Raises:
-        LearnerError: A value is out of its range.
-    """
-
-    level: str = "token"
-    cap: float = 2.0
-
-    def __post_init__(self) -> None:
-        one_of(self, "level", LEVELS)
-        positive(self, "cap")
+    level: Level = "token"
+    """Weights per ``token``, per response (``sequence``), or ``none``."""
+    cap: Positive = 2.0
+    """Largest weight."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(LearnerError)
 class CriticConfig:
-    """The value head of PPO, on the policy's last hidden states; no part of what the sampler is given.
+    """The value head of PPO, on the policy's last hidden states; no part of what the sampler is given."""
 
-    Attributes:
-        coefficient: Weight of the value loss beside the policy's, where the head's gradient passes into the policy;
-            the head itself always has a weight of 1.
-        through_policy: Let the value loss change the policy's own weights, too.
-        learning_rate: AdamW's learning rate of the head; it follows the policy's schedule.
-        discount: γ of the returns.
-        gae_lambda: λ of generalised advantage estimation (arXiv 1506.02438).
-        clip: Largest change of a value in an off-policy update (PPO's value clipping); None is no bound.
-
-    Raises:
-        LearnerError: A value is out of its range.
-    """
-
-    coefficient: float = 0.5
+    coefficient: Weight = 0.5
+    """Weight of the value loss beside the policy's, where the head's gradient passes into the policy; the head itself
+    always has a weight of 1."""
     through_policy: bool = False
-    learning_rate: float = 1e-3
-    discount: float = 1.0
-    gae_lambda: float = 1.0
-    clip: float | None = 0.5
-
-    def __post_init__(self) -> None:
-        positive(self, "learning_rate")
-        not_negative(self, "coefficient")
-        share(self, "discount", "gae_lambda")
-        truth(self, "through_policy")
-        if self.clip is not None and not (is_number(self.clip) and self.clip > 0):
-            raise LearnerError(f"clip is {self.clip!r}; it must be a positive number, or null")
+    """Let the value loss change the policy's own weights, too."""
+    learning_rate: Positive = 1e-3
+    """AdamW's learning rate of the head; it follows the policy's schedule."""
+    discount: Share = 1.0
+    """Discount of the returns, γ."""
+    gae_lambda: Share = 1.0
+    """The λ of generalised advantage estimation (arXiv 1506.02438)."""
+    clip: Positive | None = 0.5
+    """Largest change of a value in an off-policy update (PPO's value clipping); None is no bound."""
 
 
-DECAYS = ("constant", "linear", "cosine")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(LearnerError)
 class OptimizerConfig:
     """AdamW and the schedule of its learning rate.
 
-    Attributes:
-        beta1: Decay of the first moment, β₁.
-        beta2: Decay of the second moment, β₂.
-        epsilon: ε in the denominator.
-        weight_decay: Decoupled weight decay; 0 here, where PyTorch, veRL and the recipes have 0.01.
-        gradient_clip: Largest norm of the whole gradient (``max_grad_norm`` in TRL, ``grad_clip`` in veRL).
-        warmup_steps: Steps over which the learning rate rises linearly to its peak.
-        decay: What follows the warm-up: ``constant``, or ``linear`` or ``cosine`` to 0 after ``decay_steps``.
-        decay_after: The last step at the peak before the decay begins; where the warm-up is longer, it is the warm-up's
-            last. Up to this step a run with a decay is the run with a constant rate.
-        decay_steps: The last step of a decay, counted from the first one and beyond the warm-up; 0 where there is no
-            decay. It is a setting of its own, so that a rate never depends on how long a run happens to be.
-
     Steps are batches that were learnt from: one whose groups are all filtered does not count.
-
-    Raises:
-        LearnerError: A value is out of its range.
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
-    gradient_clip: float = 1.0
-    warmup_steps: int = 10
-    decay: str = "constant"
-    decay_after: int = 0
-    decay_steps: int = 0
+    beta1: Decay = 0.9
+    """Decay of the first moment, β₁."""
+    beta2: Decay = 0.999
+    """Decay of the second moment, β₂."""
+    epsilon: Positive = 1e-8
+    """The ε in the denominator."""
+    weight_decay: Weight = 0.0
+    """Decoupled weight decay; 0 here, where PyTorch, veRL and the recipes have 0.01."""
+    gradient_clip: Positive = 1.0
+    """Largest norm of the whole gradient (``max_grad_norm`` in TRL, ``grad_clip`` in veRL)."""
+    warmup_steps: Whole = 10
+    """Steps over which the learning rate rises linearly to its peak."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """What follows the warm-up: ``constant``, or ``linear`` or ``cosine`` to 0 after ``decay_steps``."""
+    decay_after: Whole = 0
+    """The last step at the peak before the decay begins; where the warm-up is longer, it is the warm-up's last. Up to
+    this step a run with a decay is the run with a constant rate."""
+    decay_steps: Whole = 0
+    """The last step of a decay, counted from the first one and beyond the warm-up; 0 where there is no decay. It is a
+    setting of its own, so that a rate never depends on how long a run happens to be."""
 
     def __post_init__(self) -> None:
-        positive(self, "epsilon", "gradient_clip")
-        not_negative(self, "beta1", "beta2", "weight_decay")
-        for name in ("beta1", "beta2"):
-            if getattr(self, name) >= 1:
-                raise LearnerError(f"{name} is {getattr(self, name)!r}; it must be below 1")
-        whole(self, "warmup_steps", "decay_after", "decay_steps", least=0)
-        one_of(self, "decay", DECAYS)
         if self.decay == "constant" and self.decay_steps:
             raise LearnerError(
                 f"decay_steps is {self.decay_steps}, and a constant learning rate has no horizon: it must be 0"
@@ -555,31 +340,23 @@ class OptimizerConfig:
 CHECKS = ("tolerance", "mean", "k3", "quantile")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(LearnerError)
 class SyncConfig:
     """The largest differences of log-probabilities that count as the same weights.
 
     Where none is given (``sync: auto`` in a preset) they follow the types that sampler and learner compute in
     (``TOLERANCES``). Where one is given, those that are None are off.
-
-    Attributes:
-        tolerance: Largest difference (nats) between the sampler's and the learner's log-probability of a token. It is
-            for float32 on both sides: in 16 bits a stray token of a healthy sampler may differ by more than one nat.
-        mean: Largest mean |difference| (nats per token).
-        k3: Largest estimate (k3) of KL(sampler ‖ learner) (nats per token).
-        quantile: Largest 0.99 quantile of |difference| over tokens (nats).
-
-    Raises:
-        LearnerError: A value is out of its range.
     """
 
-    tolerance: float | None = None
-    mean: float | None = None
-    k3: float | None = None
-    quantile: float | None = None
-
-    def __post_init__(self) -> None:
-        positive(self, *self.given)
+    tolerance: Positive | None = None
+    """Largest difference (nats) between the sampler's and the learner's log-probability of a token. It is for float32
+    on both sides: in 16 bits a stray token of a healthy sampler may differ by more than one nat."""
+    mean: Positive | None = None
+    """Largest mean |difference| (nats per token)."""
+    k3: Positive | None = None
+    """Largest estimate (k3) of KL(sampler ‖ learner) (nats per token)."""
+    quantile: Positive | None = None
+    """Largest 0.99 quantile of |difference| over tokens (nats)."""
 
     @property
     def given(self) -> list[str]:
@@ -587,12 +364,14 @@ class SyncConfig:
         return [name for name in CHECKS if getattr(self, name) is not None]
 
 
-TOLERANCES: Mapping[str, SyncConfig] = {
+Dtype = Literal["float32", "float16", "bfloat16"]
+"""Types, from the finest to the coarsest."""
+TOLERANCES: Mapping[Dtype, SyncConfig] = {
     "float32": SyncConfig(tolerance=1e-4),
     "float16": SyncConfig(mean=0.0075, k3=8e-5, quantile=0.05),
     "bfloat16": SyncConfig(mean=0.06, k3=0.005, quantile=0.4),
 }
-"""The tolerances of each type, from the finest to the coarsest; of two types the coarser one's apply.
+"""The tolerances of each type; of two types the coarser one's apply.
 
 docs/learner.md has the measurements. Those of bfloat16 are a few times what healthy samplers of 0.5 to 7 billion
 parameters were seen with (means of 0.01 to 0.04 nats, k3 of 0.001); float16 has three bits more, so that differences
@@ -602,47 +381,34 @@ LEAST = {"float32": 0.0, "float16": 7.5e-5, "bfloat16": 6e-4}
 """A mean difference (nats) that rounding alone exceeds, by the same types: tolerances below it stop every run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(LearnerError)
 class RunConfig:
     """One cell of a sweep: ``problems_per_batch`` × ``rollouts_per_problem``, one seed.
 
-    Attributes:
-        run_id: Hash of the run's configuration.
-        rollouts_per_problem: n; 1 only where the advantage is not relative to the group (``check``).
-        problems_per_batch: B_p.
-        seed: Fixes the order of problems and every response's seed.
-        evaluate_every: Nominal rollouts (step · B) between evaluations, a multiple of B = B_p · n; with
-            ``evaluations_per_octave`` between the first of them. None where nothing is evaluated.
-        evaluations_per_octave: p, how many evaluations there are while the rollouts double, from p · ``evaluate_every``
-            on (see ``evaluated_at``); None for one at every multiple of ``evaluate_every``.
-
     Raises:
-        LearnerError: There is no rollout of a problem or no problem in a batch, the grid is not a multiple of the
-            batch, or there is no evaluation in an octave.
+        LearnerError: A value is out of its range, or the grid of evaluations is no multiple of the batch.
     """
 
     run_id: str = "run"
-    rollouts_per_problem: int
-    problems_per_batch: int
+    """Hash of the run's configuration."""
+    rollouts_per_problem: Count
+    """Group size, n; 1 only where the advantage is not relative to the group (``check``)."""
+    problems_per_batch: Count
+    """Problems per batch, B_p."""
     seed: int = 0
-    evaluate_every: int | None = None
-    evaluations_per_octave: int | None = None
+    """Fixes the order of problems and every response's seed."""
+    evaluate_every: Count | None = None
+    """Nominal rollouts (step · B) between evaluations, a multiple of B = B_p · n; with ``evaluations_per_octave``
+    between the first of them. None where nothing is evaluated."""
+    evaluations_per_octave: Count | None = None
+    """How many evaluations, p, there are while the rollouts double, from p · ``evaluate_every`` on (see
+    ``evaluated_at``); None for one at every multiple of ``evaluate_every``."""
 
     def __post_init__(self) -> None:
-        if self.rollouts_per_problem < 1:
-            raise LearnerError(f"rollouts_per_problem is {self.rollouts_per_problem}: a problem needs 1 or more")
-        if self.problems_per_batch < 1:
-            raise LearnerError(f"problems_per_batch is {self.problems_per_batch}: a batch needs 1 or more")
-        every = self.evaluate_every
-        if every is not None and (every < 1 or every % self.batch_rollouts):
+        if self.evaluate_every is not None and self.evaluate_every % self.batch_rollouts:
             raise LearnerError(
                 f"evaluate_every is {self.evaluate_every} rollouts, which is not a multiple of the batch of "
                 f"{self.batch_rollouts}: evaluations would not fall on a common grid"
-            )
-        if self.evaluations_per_octave is not None and self.evaluations_per_octave < 1:
-            raise LearnerError(
-                f"evaluations_per_octave is {self.evaluations_per_octave}: it must be 1 or more, or None for a grid of "
-                "equal distances"
             )
 
     @property
@@ -695,46 +461,42 @@ class RunConfig:
             raise LearnerError(f"trained_rollouts is {trained}; it must be at most rollouts_per_problem, which is {n}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(LearnerError)
 class LearnerConfig:
     """All settings of the learner.
-
-    Attributes:
-        learning_rate: AdamW's peak learning rate at this run's batch size.
-        temperature: Sampling temperature, which the sampler's log-probabilities include.
-        sampler_dtype: Type of the sampler's weights: ``float32``, ``float16`` or ``bfloat16``.
-        objective: What is maximised.
-        kl: KL(policy ‖ base).
-        entropy: The entropy bonus.
-        importance: The correction for a sampler that is not quite the learner.
-        critic: The value head of ``ppo``.
-        adapter: A low-rank adapter (LoRA) that is learnt in place of the model's weights; None: the weights are.
-        batch: Which responses are learnt from.
-        optimizer: AdamW and its schedule.
-        compute: How an update is computed.
-        sync: When the sampler counts as holding the learner's weights.
 
     Raises:
         LearnerError: A value is out of its range, or values contradict each other.
     """
 
-    learning_rate: float
-    temperature: float = 1.0
-    sampler_dtype: str = "float32"
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    kl: KLConfig = field(default_factory=KLConfig)
-    entropy: EntropyConfig = field(default_factory=EntropyConfig)
-    importance: ImportanceConfig = field(default_factory=ImportanceConfig)
-    critic: CriticConfig = field(default_factory=CriticConfig)
+    learning_rate: Positive
+    """AdamW's peak learning rate at this run's batch size."""
+    temperature: Positive = 1.0
+    """Sampling temperature, which the sampler's log-probabilities include."""
+    sampler_dtype: Dtype = "float32"
+    """Type of the sampler's weights: ``float32``, ``float16`` or ``bfloat16``."""
+    objective: ObjectiveConfig = ObjectiveConfig()
+    """What is maximised."""
+    kl: KLConfig = KLConfig()
+    """KL(policy ‖ base)."""
+    entropy: EntropyConfig = EntropyConfig()
+    """The entropy bonus."""
+    importance: ImportanceConfig = ImportanceConfig()
+    """The correction for a sampler that is not quite the learner."""
+    critic: CriticConfig = CriticConfig()
+    """The value head of ``ppo``."""
     adapter: AdapterConfig | None = None
-    batch: BatchConfig = field(default_factory=BatchConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    compute: ComputeConfig = field(default_factory=ComputeConfig)
-    sync: SyncConfig = field(default_factory=SyncConfig)
+    """A low-rank adapter (LoRA) that is learnt in place of the model's weights; None: the weights are."""
+    batch: BatchConfig = BatchConfig()
+    """Which responses are learnt from."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """AdamW and its schedule."""
+    compute: ComputeConfig = ComputeConfig()
+    """How an update is computed."""
+    sync: SyncConfig = SyncConfig()
+    """When the sampler counts as holding the learner's weights."""
 
     def __post_init__(self) -> None:
-        positive(self, "learning_rate", "temperature")
-        one_of(self, "sampler_dtype", tuple(TOLERANCES))
         self._check_tolerances()
         # Whatever is missing is named now, and not in the first update.
         chosen = self.objective.resolved
@@ -765,9 +527,9 @@ class LearnerConfig:
                 )
 
     @property
-    def rounding(self) -> str:
+    def rounding(self) -> Dtype:
         """The coarser of the types that the sampler and the learner compute in."""
-        return max(self.sampler_dtype, self.compute.precision, key=list(TOLERANCES).index)
+        return max(self.sampler_dtype, self.compute.precision, key=get_args(Dtype).index)
 
     @property
     def tolerances(self) -> SyncConfig:

@@ -2,7 +2,7 @@
 
 from .errors import RolloutError
 from .problems.loading import Loaded, load_checked, load_problems
-from .problems.sources import HubSource, LocalSource, ReasoningGymSource, source_from
+from .problems.sources import HubSource, LocalSource, ReasoningGymSource, Source, source_from
 from .samplers.prompts import Prompting, prompting_from
 from .samplers.registry import open_sampler
 from .samplers.sampling import EngineConfig, Interruption, Sampling, engine_from, response_seed, sampling_from
@@ -33,6 +33,7 @@ __all__ = [
     "Sampling",
     "Scorer",
     "ScoringConfig",
+    "Source",
     "engine_from",
     "evaluate",
     "histogram",

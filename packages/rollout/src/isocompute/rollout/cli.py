@@ -7,18 +7,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from .commands import difficulty, evaluate, generate, problems, score, split
+from .commands import difficulty, evaluate, problems, rollouts
 from .contract import command_line
 
-COMMANDS = (problems, generate, evaluate, difficulty, split, score)
+COMMANDS = (problems, rollouts, evaluate, difficulty)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``isocompute-rollout``.
-
-    Returns:
-        As ``command_line.run``.
-    """
+    """Run ``isocompute-rollout``."""
     description = "What does the policy answer, and is it right?"
     return command_line.run(
         argv, package="isocompute-rollout", description=description, commands=COMMANDS, around=_log_shown()

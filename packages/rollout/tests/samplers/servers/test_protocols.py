@@ -1,5 +1,10 @@
-"""Answers of servers, right and wrong ones, and the threads that ask: everything once, nothing left behind."""
+"""Answers of servers, right and wrong ones, and requests at a time: everything once, nothing left behind."""
 
+import asyncio
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -7,8 +12,12 @@ from typing import Any
 
 import pytest
 from isocompute.rollout.samplers.sampling import Request
+
+pytest.importorskip("httpx2")
+
+from isocompute.rollout.samplers.servers.client import background, run
 from isocompute.rollout.samplers.servers.openai import in_parallel
-from isocompute.rollout.samplers.servers.protocols import Reader, Reply, Wrong, only_choice
+from isocompute.rollout.samplers.servers.protocols import Reader, Reply, Wrong, read
 
 ASKED = Request(prompt_ids=[3, 12, 3, 14], seed=1, max_new_tokens=4)
 GIVEN = Reply(
@@ -17,7 +26,6 @@ GIVEN = Reply(
     ids=[3, 4, 1],
     tokens=["1", "2", ""],
     logprobs=[-1.0, -2.0, -3.0],
-    prompt_ids=None,
     completion_tokens=3,
     stopped_at=None,
 )
@@ -88,49 +96,94 @@ def test_a_stop_text_is_cut_off_where_the_server_says(tiny: Any) -> None:
 @pytest.mark.parametrize("answer", [None, {}, {"choices": []}, {"choices": [{}, {}]}, {"choices": [1]}])
 def test_an_answer_has_one_choice(answer: Any) -> None:
     with pytest.raises(Wrong, match="choices"):
-        only_choice(answer)
+        read(answer, ASKED, protocol="chat")
 
 
 def test_everything_is_done_once_and_what_is_done_first_comes_out_first() -> None:
-    assert dict(in_parallel(200, lambda index, halt: index, threads=8)) == {index: index for index in range(200)}
-    assert list(in_parallel(0, lambda index, halt: index, threads=8)) == []
-    first = threading.Event()
-    results = in_parallel(3, lambda index, halt: index > 0 or first.wait(20), threads=3)
+    assert dict(in_parallel(200, same, at_a_time=8)) == {index: index for index in range(200)}
+    assert list(in_parallel(0, same, at_a_time=8)) == []
+    first = asyncio.Event()
+
+    async def later(index: int) -> bool:
+        return index > 0 or await first.wait()
+
+    results = in_parallel(3, later, at_a_time=3)
     assert {next(results)[0], next(results)[0]} == {1, 2}
-    first.set()
+    background().call_soon_threadsafe(first.set)
     assert list(results) == [(0, True)]
+
+
+async def same(index: int) -> int:
+    return index
 
 
 def test_who_takes_slowly_is_not_overrun() -> None:
     begun: list[int] = []
-    results = in_parallel(1000, lambda index, halt: begun.append(index), threads=4)
+
+    async def note(index: int) -> None:
+        begun.append(index)
+
+    results = in_parallel(1000, note, at_a_time=4)
     next(results)
     time.sleep(0.2)
-    # One was taken, eight wait in the queue, and each of four threads holds one.
+    # One was taken, eight wait in the queue, and four are done and do not fit into it.
     assert len(begun) <= 1 + 8 + 4
     results.close()
 
 
 def test_an_error_ends_the_work_and_is_raised() -> None:
-    def work(index: int, halt: threading.Event) -> int:
+    async def work(index: int) -> int:
         if index == 5:
             raise ValueError("five")
         return index
 
     with pytest.raises(ValueError, match="five"):
-        list(in_parallel(10**6, work, threads=4))
+        list(in_parallel(10**6, work, at_a_time=4))
 
 
-def test_closing_early_wakes_the_threads() -> None:
-    woken = []
+def test_closing_early_ends_what_is_under_way() -> None:
+    under_way, ended = threading.Semaphore(0), threading.Semaphore(0)
 
-    def work(index: int, halt: threading.Event) -> int:
+    async def work(index: int) -> int:
         if index:
-            woken.append(halt.wait(60))
+            under_way.release()
+            try:
+                await asyncio.sleep(600)
+            finally:
+                ended.release()
         return index
 
-    results = in_parallel(5, work, threads=5)
+    results = in_parallel(5, work, at_a_time=5)
     next(results)
+    assert all(under_way.acquire(timeout=60) for _ in range(4))
     results.close()
-    assert woken == [True] * 4
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("server-")]
+    assert all(ended.acquire(timeout=60) for _ in range(4))
+
+
+def test_a_fork_has_an_event_loop_of_its_own() -> None:
+    assert run(same(1)) == 1
+    forked = os.fork()
+    if forked == 0:
+        signal.alarm(20)
+        os._exit(run(same(0)))
+    assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == 0
+
+
+INTERRUPTED = """
+import asyncio, os, signal, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import polars  # whose own handler lets no wait without a timeout end
+from isocompute.rollout.samplers.servers.client import run
+threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    run(asyncio.sleep(600))
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.slow("another process")
+def test_an_interrupt_ends_waiting_for_a_server() -> None:
+    program = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "interrupted\n"

@@ -11,10 +11,8 @@ from typing import Any
 from ..audit import OF_LEDGER, Audit, audit
 from ..ledger.counts import TRAINING_COHORTS
 from ..ledger.ledger import History
-from ..trainers.evals import plain
-from ..trainers.registry import TRAINERS, trainer
-from ..trainers.settings import load
-from .text import add_constants, aligned_table, write_json
+from ..trainers.registry import trainer
+from .text import add_log_arguments, aligned_table, configuration_of, write_json
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,13 +25,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("source", metavar="RUN", help="its log: a folder, a file, runs:/ID or a tracking URI")
     parser.add_argument("--ledger", type=Path, metavar="FILE", help="its ledger, if it has one")
-    parser.add_argument(
-        "--trainer",
-        choices=[name for name, known in TRAINERS.items() if known.logs],
-        help="whose log it is (default: as its metrics say)",
-    )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="the run's configuration, where the log lacks it")
-    add_constants(parser, "what neither log nor configuration say")
+    add_log_arguments(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures")
     parser.set_defaults(run=run)
 
@@ -44,7 +36,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         arguments.source,
         arguments.ledger,
         trainer=None if arguments.trainer is None else trainer(arguments.trainer),
-        shared={} if arguments.config is None else plain(load(arguments.config)),
+        shared=configuration_of(arguments),
         given=dict(arguments.constants),
     )
     rows = _rows(audited)
@@ -75,7 +67,7 @@ def _rows(audited: Audit) -> list[tuple[str, int | None, int | None, int | None]
     paid: dict[str, int | None] = {}
     if history is not None:
         totals, steps = history.totals(), history.last_step
-        both = totals.used + totals.lost_training
+        both = totals.paid_training
         others = [cohort for cohort in TRAINING_COHORTS if cohort != "trained"]
         paid = {
             "update steps": steps,
@@ -123,8 +115,7 @@ def _bridge(audited: Audit) -> Iterable[str]:
 
 
 def _paid(history: History) -> int:
-    totals = history.totals()
-    return totals.used.rollouts + totals.lost_training.rollouts
+    return history.totals().paid_training.rollouts
 
 
 def _document(audited: Audit, rows: list[tuple[str, int | None, int | None, int | None]]) -> dict[str, Any]:

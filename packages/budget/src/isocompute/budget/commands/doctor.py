@@ -10,10 +10,8 @@ from ..contract import tables
 from ..contract.files import write_text
 from ..errors import BudgetError
 from ..trainers.doctor import Given, Patient, Report, examine, read_table, to_be_filled_in, written
-from ..trainers.evals import plain
 from ..trainers.registry import TRAINERS
-from ..trainers.settings import load
-from .text import assignment_of_run, plural, write_json
+from .text import add_log_arguments, configuration_of, plural, write_json
 
 READ = [known.title for known in TRAINERS.values() if known.logs]
 """Titles of the trainers whose logs are read."""
@@ -41,24 +39,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="FOLDER",
         help=f"write evals.parquet and manifest.json there, and {RUNS} to be filled in where something is missing",
     )
-    parser.add_argument(
-        "--trainer",
-        choices=[name for name, known in TRAINERS.items() if known.logs],
-        help="whose logs they are (default: as their metrics say)",
-    )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="the runs' configuration, where the logs lack it")
+    add_log_arguments(parser, of_runs=True)
     parser.add_argument(
         "--runs", type=Path, metavar="FILE", help=f"settings of each run: {RUNS}, with a row for each of them"
-    )
-    parser.add_argument(
-        "--set",
-        dest="constants",
-        action="append",
-        default=[],
-        type=assignment_of_run,
-        metavar="[RUN:]NAME=VALUE",
-        help="what is missing, of all runs or of the one called RUN: questions=300, or a setting by the trainer's own "
-        "name",
     )
     parser.set_defaults(run=run)
 
@@ -81,7 +64,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         arguments.path,
         given,
         trainer=arguments.trainer,
-        shared={} if arguments.config is None else plain(load(arguments.config)),
+        shared=configuration_of(arguments),
     )
     patients, out = report.patients, arguments.out
     for patient in patients:

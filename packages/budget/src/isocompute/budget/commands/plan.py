@@ -18,12 +18,12 @@ from ..planning.compute import (
     Lengths,
     Memory,
     Model,
+    Setting,
     Utilisation,
     device,
     price,
-    response_tokens,
 )
-from ..planning.splits import Constraints, Grid, Setting, Split, estimate, grid
+from ..planning.splits import Constraints, Grid, Split, grid
 from .text import aligned_table, number, parameters, plural, whole, whole_numbers, write_json
 
 
@@ -244,7 +244,7 @@ def plan_row(split: Split, arguments: argparse.Namespace) -> dict[str, Any]:
         )
     setting = model_setting(arguments)
     if setting is not None:
-        step = estimate(a.batch_rollouts, setting, rollouts_per_problem=a.rollouts_per_problem).time
+        step = setting.estimate(a.batch_rollouts, rollouts_per_problem=a.rollouts_per_problem).time
         row["seconds_per_step"] = _amounts(step.times(1 / arguments.world_size))
         row["device_hours"] = _amounts(step.times(a.update_steps / 3600))
         if arguments.price is not None:
@@ -275,7 +275,7 @@ def plan_lines(plan: Grid, rows: list[dict[str, Any]], arguments: argparse.Names
         yield f"left out: {plural(count, 'split')} with {limit}"
     if setting is not None:
         needed = setting.memory(world_size=arguments.world_size, micro_batch=arguments.micro_batch)
-        tokens = response_tokens(limits.rollouts, setting.lengths)
+        tokens = setting.lengths.tokens_of(limits.rollouts)
         yield f"response tokens: {tokens.likely:,.0f} ({tokens.low:,.0f}-{tokens.high:,.0f})"
         yield memory_line(needed, setting.device)
         for sentence in (

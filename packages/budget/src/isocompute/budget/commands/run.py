@@ -12,14 +12,13 @@ from pathlib import Path
 from ..checks import finite
 from ..contract.errors import printable
 from ..errors import BudgetError
-from ..follow.following import AT_BUDGET, Charging, Command, LiveLog, Outcome, follow
-from ..ledger.ledger import History, run_id_of
-from ..ledger.limits import Limits
-from ..trainers.evals import plain
-from ..trainers.registry import TRAINERS, trainer
-from ..trainers.settings import load
+from ..follow import AT_BUDGET, Charging, Command, Outcome, follow
+from ..ledger.ledger import History
+from ..ledger.limits import LIMITS, Limits
+from ..trainers.live import LiveLog
+from ..trainers.registry import trainer
 from .show import budget_lines
-from .text import add_constants, number, whole
+from .text import add_log_arguments, configuration_of, number, whole
 
 DESCRIPTION = f"""
 Start a command that trains, follow the log that its trainer's logger writes, charge what each logged step generated to
@@ -59,13 +58,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="whether rollouts and tokens of lost work count too (default: %(default)s)",
     )
     log = parser.add_argument_group("the log")
-    log.add_argument(
-        "--trainer",
-        choices=[name for name, known in TRAINERS.items() if known.logs],
-        help="whose log it is (default: as its metrics say)",
-    )
-    log.add_argument("--config", type=Path, metavar="FILE", help="the run's configuration, where the log lacks it")
-    add_constants(log, "what neither log nor configuration say")
+    add_log_arguments(log)
     log.add_argument(
         "--silence",
         type=number,
@@ -91,23 +84,15 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         BudgetError: Nothing was started: there is no limit, nothing fits, or the log is not understood. Or the command
             was ended because its log cannot be counted.
     """
-    hours = arguments.device_hours
-    limits = Limits(
-        rollouts=arguments.rollouts,
-        response_tokens=arguments.response_tokens,
-        device_seconds=None if hours is None else finite(hours, "the limit on device_hours") * 3600,
-        money=arguments.money,
-        price_per_device_hour=arguments.price_per_device_hour,
-        counted=arguments.counted,
-    )
+    limits = Limits.given(**{name: getattr(arguments, name) for name in LIMITS})
     given = dict(arguments.constants)
     known = None if arguments.trainer is None else trainer(arguments.trainer)
     charging = Charging(
         LiveLog(arguments.log, known, step_column=given.get("step_column")),
         arguments.ledger,
-        run_id=arguments.run_id or run_id_of(arguments.ledger),
+        run_id=arguments.run_id,
         limits=limits,
-        shared={} if arguments.config is None else plain(load(arguments.config)),
+        shared=configuration_of(arguments),
         given=given,
         devices=arguments.devices,
         say=_say,

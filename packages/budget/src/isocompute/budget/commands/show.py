@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..ledger.counts import COHORTS, TRAINING_COHORTS
 from ..ledger.fold import COUNTED
 from ..ledger.ledger import GROUPS, Account, History, account
-from ..ledger.limits import overshoot
+from ..ledger.limits import Standing
 from .text import SOURCES, aligned_table, plural, write_json
 
 if TYPE_CHECKING:
@@ -117,19 +117,18 @@ def budget_lines(history: History) -> Iterable[str]:
     """Say what was spent of each limit that is in force."""
     if history.limits is None:
         return
-    used, lost = history.totals().used, history.totals().lost_training
-    spent, limits = history.device_seconds, history.limits
-    over = overshoot(limits.held_against(used, lost), limits)
+    standing = Standing.of(history.limits, history.totals(), history.device_seconds)
+    used, lost, spent, limits = standing.used, standing.lost, history.device_seconds, history.limits
     for name in ("rollouts", "response_tokens"):
         limit = getattr(limits, name)
         if limit is not None:
             line = _paid_line(name.replace("_", " "), limit, getattr(used, name), getattr(lost, name), limits.counted)
-            yield line + _overshoot(getattr(over, name), ",")
+            yield line + _overshoot(getattr(standing.counted, name) - limit, ",")
     if limits.device_seconds is not None:
         line = f"paid {spent:,.0f} of {limits.device_seconds:,.0f} device-seconds ({spent / limits.device_seconds:.1%})"
         yield line + _overshoot(spent - limits.device_seconds, ",.0f")
     if limits.money is not None:
-        cost = limits.cost(spent)
+        cost = standing.money
         line = f"paid {cost:,.2f} of {limits.money:,.2f} in money ({cost / limits.money:.1%})"
         yield line + _overshoot(cost - limits.money, ",.2f")
 

@@ -15,6 +15,9 @@ from ..checks import LARGEST, shorten
 from ..contract.errors import printable
 from ..contract.files import write_text
 from ..errors import BudgetError
+from ..trainers.evals import plain
+from ..trainers.registry import TRAINERS
+from ..trainers.settings import load
 
 SOURCES = "a ledger, a folder of ledgers, or a ledger table (Parquet, CSV, mlflow:EXPERIMENT, runs:/RUN_ID)"
 """The sources that ``account`` reads, for help texts."""
@@ -114,17 +117,37 @@ def write_json(document: Any, path: Path) -> None:
     write_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n", error=BudgetError)
 
 
-def add_constants(parser: argparse._ActionsContainer, what: str) -> None:
-    """Add ``--set NAME=VALUE``, which may be given several times."""
+def add_log_arguments(parser: argparse._ActionsContainer, *, of_runs: bool = False) -> None:
+    """Add ``--trainer``, ``--config`` and ``--set``: whose log it is, and what it does not say.
+
+    Args:
+        of_runs: Whether there are several runs, so that a setting may be that of one: ``RUN:NAME=VALUE``.
+    """
+    parser.add_argument(
+        "--trainer",
+        choices=[name for name, known in TRAINERS.items() if known.logs],
+        help="whose log it is (default: as its metrics say)",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the run's configuration, where the log lacks it")
     parser.add_argument(
         "--set",
         dest="constants",
         action="append",
         default=[],
-        type=assignment,
-        metavar="NAME=VALUE",
-        help=f"{what}: questions=300, or a setting by the trainer's own name",
+        type=assignment_of_run if of_runs else assignment,
+        metavar="[RUN:]NAME=VALUE" if of_runs else "NAME=VALUE",
+        help=f"what neither log nor configuration say{', of all runs or of one' if of_runs else ''}: questions=300, or "
+        "a setting by the trainer's own name",
     )
+
+
+def configuration_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The configuration that ``--config`` names, with dotted keys.
+
+    Raises:
+        BudgetError: It cannot be read.
+    """
+    return {} if arguments.config is None else plain(load(arguments.config))
 
 
 def assignment_of_run(text: str) -> tuple[str, str, str]:

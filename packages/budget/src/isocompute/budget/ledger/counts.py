@@ -58,6 +58,13 @@ class Counts:
             self.response_tokens + other.response_tokens,
         )
 
+    def __sub__(self, part: Counts) -> Counts:
+        return unchecked_counts(
+            self.rollouts - part.rollouts,
+            self.prompt_tokens - part.prompt_tokens,
+            self.response_tokens - part.response_tokens,
+        )
+
     def __bool__(self) -> bool:
         return bool(self.rollouts or self.prompt_tokens or self.response_tokens)
 
@@ -88,13 +95,7 @@ def split(counts: Counts, shares: Sequence[int]) -> list[Counts]:
             counts.prompt_tokens * taken // total,
             counts.response_tokens * taken // total,
         )
-        parts.append(
-            unchecked_counts(
-                until.rollouts - before.rollouts,
-                until.prompt_tokens - before.prompt_tokens,
-                until.response_tokens - before.response_tokens,
-            )
-        )
+        parts.append(until - before)
         before = until
     return parts
 
@@ -161,11 +162,7 @@ def counts_by_cohort(rollouts: pl.DataFrame) -> dict[str, Counts]:
 
 
 def _check_rollouts(rollouts: pl.DataFrame) -> None:
-    """Check the columns that are counted.
-
-    Raises:
-        BudgetError: As in ``counts_by_cohort``.
-    """
+    """Check the columns that are counted."""
     import polars as pl
 
     missing = [name for name in ("cohort", *TOKEN_COLUMNS) if name not in rollouts.columns]

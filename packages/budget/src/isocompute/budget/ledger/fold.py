@@ -89,6 +89,11 @@ class Totals:
         return _total_of(self.lost[cohort] for cohort in TRAINING_COHORTS)
 
     @property
+    def paid_training(self) -> Counts:
+        """The training cohorts, survived or lost."""
+        return self.used + self.lost_training
+
+    @property
     def paid(self) -> Counts:
         """Everything generated: all cohorts, survived or lost."""
         return _total_of(self.canonical.values()) + _total_of(self.lost.values())

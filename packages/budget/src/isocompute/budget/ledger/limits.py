@@ -1,4 +1,4 @@
-"""What stops a run at its budget: the limits, and the rule that admits or refuses a step."""
+"""What stops a run at its budget: its limits, and how it stands against them, which admits or refuses a step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any, Literal, get_args
 from ..checks import finite, whole
 from ..errors import BudgetError
 from .counts import Counts
+from .fold import Totals
 
 Counted = Literal["paid", "used"]
+LIMITS = ("rollouts", "response_tokens", "device_hours", "money", "price_per_device_hour", "counted")
+"""Names of what ``Limits.given`` takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,15 +88,6 @@ class Limits:
             counted=counted,
         )
 
-    def held_against(self, used: Counts, lost: Counts) -> Counts:
-        """Return what the limits on rollouts and response tokens count.
-
-        Args:
-            used: The training cohorts of what survives.
-            lost: The training cohorts of lost work.
-        """
-        return used + lost if self.counted == "paid" else used
-
     def cost(self, device_seconds: float) -> float:
         """Money for device time at the price; 0 without one."""
         return device_seconds / 3600 * (self.price_per_device_hour or 0.0)
@@ -110,72 +104,107 @@ class Admission:
         return self.admitted
 
 
-ADMITTED = Admission(admitted=True)
+NOTHING = Counts()
 
 
-def admission(
-    limits: Limits, step: int, rollouts: int, *, used: Counts, lost: Counts, reserved: int, device_seconds: float
-) -> Admission:
-    """Admit or refuse a step.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A run's spending so far, by all of its attempts, against its limits.
 
-    Args:
-        rollouts: Rollouts that the step would generate for training; 0 in a step that goes on with what it has, which
-            only device time and money can refuse.
-        used: C_used before the step.
-        lost: Generated for training and lost before the step.
-        reserved: Rollouts that ranks have reserved and not charged yet.
-        device_seconds: Device time paid for so far (GPU-seconds on GPUs).
+    Attributes:
+        used: C_used up to the last step taken.
+        ahead: Under way, or generated for later steps: used when they are taken, lost when they are not.
+        lost: Generated for training and lost.
+        device_seconds: Device time of everything, evaluations included.
     """
-    reason = ""
-    counted = limits.held_against(used, lost)
-    taken = counted.rollouts + reserved
-    # Where nothing was lost, what was used and what was paid for are one.
-    with_lost = limits.counted == "paid" and bool(lost)
-    if limits.rollouts is not None and rollouts and taken + rollouts > limits.rollouts:
-        reason = (
-            f"step {step} would take the run from {taken:,}{f' ({lost.rollouts:,} of them lost)' if with_lost else ''} "
-            f"to {taken + rollouts:,} rollouts{' paid for' if with_lost else ''}, and the budget is {limits.rollouts:,}"
-        )
-    elif limits.response_tokens is not None and rollouts and counted.response_tokens >= limits.response_tokens:
-        reason = (
-            f"the run has generated {counted.response_tokens:,} response tokens"
-            f"{f' ({lost.response_tokens:,} of them lost)' if with_lost else ''} before step {step}, and the budget is "
-            f"{limits.response_tokens:,}"
-        )
-    elif limits.device_seconds is not None and device_seconds >= limits.device_seconds:
-        reason = (
-            f"the run has taken {device_seconds:,.0f} device-seconds before step {step}, and the budget is "
-            f"{limits.device_seconds:,.0f}"
-        )
-    elif limits.money is not None and limits.cost(device_seconds) >= limits.money:
-        reason = (
-            f"the run has cost {limits.cost(device_seconds):,.2f} before step {step}, and the budget is "
-            f"{limits.money:,.2f}"
-        )
-    return Admission(admitted=False, reason=reason) if reason else ADMITTED
+
+    limits: Limits
+    used: Counts = NOTHING
+    ahead: Counts = NOTHING
+    lost: Counts = NOTHING
+    device_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, limits: Limits, totals: Totals, device_seconds: float) -> Standing:
+        """The standing by a ledger's sums."""
+        return cls(limits=limits, used=totals.used, lost=totals.lost_training, device_seconds=device_seconds)
+
+    @property
+    def paid(self) -> Counts:
+        """Everything generated for training."""
+        return self.used + self.ahead + self.lost
+
+    @property
+    def counted(self) -> Counts:
+        """What the limits on rollouts and response tokens count."""
+        return self.paid if self.limits.counted == "paid" else self.used
+
+    @property
+    def held(self) -> Counts:
+        """What counts against these limits once what is ahead is used."""
+        return self.paid if self.limits.counted == "paid" else self.used + self.ahead
+
+    @property
+    def money(self) -> float:
+        """The price of the device time."""
+        return self.limits.cost(self.device_seconds)
+
+    @property
+    def spent(self) -> dict[str, tuple[float, float]]:
+        """By limit that is set, what counts against it and the limit: rollouts, tokens, device-hours, money."""
+        limits, counted = self.limits, self.counted
+        hours = None if limits.device_seconds is None else limits.device_seconds / 3600
+        against = {
+            "rollouts": (counted.rollouts, limits.rollouts),
+            "response_tokens": (counted.response_tokens, limits.response_tokens),
+            "device_hours": (self.device_seconds / 3600, hours),
+            "money": (self.money, limits.money),
+        }
+        return {name: (spent, limit) for name, (spent, limit) in against.items() if limit is not None}
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics for a trainer's log: rollouts used and paid for, and how far the nearest limit is used up."""
+        spent, limit = max(self.spent.values(), key=lambda pair: pair[0] / pair[1])
+        return {
+            "budget/used": self.used.rollouts,
+            "budget/paid": self.paid.rollouts,
+            "budget/fraction": spent / limit,
+            "budget/remaining": max(0, limit - spent),
+        }
+
+    def admission(self, step: int, rollouts: int) -> Admission:
+        """Admit or refuse a step.
+
+        Args:
+            rollouts: Rollouts that the step would generate for training; 0 in a step that goes on with what it has,
+                which only device time and money can refuse.
+        """
+        reason, limits = "", self.limits
+        # Where nothing was lost, what was used and what was paid for are one.
+        with_lost = limits.counted == "paid" and bool(self.lost)
+        taken, tokens = self.held.rollouts, self.held.response_tokens
+        if limits.rollouts is not None and rollouts and taken + rollouts > limits.rollouts:
+            reason = (
+                f"step {step} would take the run from {taken:,}"
+                f"{f' ({self.lost.rollouts:,} of them lost)' if with_lost else ''} to {taken + rollouts:,} rollouts"
+                f"{' paid for' if with_lost else ''}, and the budget is {limits.rollouts:,}"
+            )
+        elif limits.response_tokens is not None and rollouts and tokens >= limits.response_tokens:
+            reason = (
+                f"the run has generated {tokens:,} response tokens"
+                f"{f' ({self.lost.response_tokens:,} of them lost)' if with_lost else ''} before step {step}, and the "
+                f"budget is {limits.response_tokens:,}"
+            )
+        elif limits.device_seconds is not None and self.device_seconds >= limits.device_seconds:
+            reason = (
+                f"the run has taken {self.device_seconds:,.0f} device-seconds before step {step}, and the budget is "
+                f"{limits.device_seconds:,.0f}"
+            )
+        elif limits.money is not None and self.money >= limits.money:
+            reason = f"the run has cost {self.money:,.2f} before step {step}, and the budget is {limits.money:,.2f}"
+        return Admission(admitted=not reason, reason=reason)
 
 
 def _as_count(limit: Any) -> Any:
     """Turn a whole number written as a float, such as 1e6, into an int; what is neither is refused later."""
     return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
-
-
-def overshoot(counted: Counts, limits: Limits) -> Counts:
-    """Return what exceeds the limits on rollouts and response tokens; zero where there is no limit.
-
-    Args:
-        counted: What they count, see ``Limits.held_against``.
-    """
-    return Counts(
-        rollouts=max(0, counted.rollouts - (limits.rollouts or counted.rollouts)),
-        response_tokens=max(0, counted.response_tokens - (limits.response_tokens or counted.response_tokens)),
-    )
-
-
-def time_overshoot(device_seconds: float, limits: Limits) -> float:
-    """Device-seconds beyond the tighter of the limits on device time and money; zero where there is none."""
-    most = limits.device_seconds
-    if limits.money is not None and limits.price_per_device_hour is not None:
-        bought = limits.money / limits.price_per_device_hour * 3600
-        most = bought if most is None else min(most, bought)
-    return 0.0 if most is None else max(0.0, device_seconds - most)

@@ -2,71 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..checks import whole
-from .counts import TRAINING_COHORTS, Counts, charged_counts
+from .counts import Counts
 from .ledger import Ledger
-from .limits import Admission, Limits, admission, overshoot, time_overshoot
+from .limits import Admission, Limits, Standing
 
 if TYPE_CHECKING:
     import polars as pl
-
-NOTHING = Counts()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """A run's spending so far, by all of its attempts, against its limits.
-
-    Attributes:
-        used: C_used up to the last step taken.
-        ahead: Generated for later steps by this attempt; used when they are taken, lost when they are not.
-        lost: Generated and lost.
-        device_seconds: Device time of everything, evaluations included.
-    """
-
-    limits: Limits
-    used: Counts = NOTHING
-    ahead: Counts = NOTHING
-    lost: Counts = NOTHING
-    device_seconds: float = 0.0
-
-    @property
-    def paid(self) -> Counts:
-        """Everything generated for training."""
-        return self.used + self.ahead + self.lost
-
-    @property
-    def spent(self) -> dict[str, tuple[float, float]]:
-        """By limit that is set, what counts against it and the limit: rollouts, tokens, device-hours, money."""
-        limits = self.limits
-        counted = self.paid if limits.counted == "paid" else self.used
-        hours = None if limits.device_seconds is None else limits.device_seconds / 3600
-        against = {
-            "rollouts": (counted.rollouts, limits.rollouts),
-            "response_tokens": (counted.response_tokens, limits.response_tokens),
-            "device_hours": (self.device_seconds / 3600, hours),
-            "money": (limits.cost(self.device_seconds), limits.money),
-        }
-        return {name: (spent, limit) for name, (spent, limit) in against.items() if limit is not None}
-
-    def metrics(self) -> dict[str, float]:
-        """Metrics for a trainer's log: rollouts used and paid for, and how far the nearest limit is used up."""
-        spent, limit = max(self.spent.values(), key=lambda pair: pair[0] / pair[1])
-        return {
-            "budget/used": self.used.rollouts,
-            "budget/paid": self.paid.rollouts,
-            "budget/fraction": spent / limit,
-            "budget/remaining": max(0, limit - spent),
-        }
-
-
-# Cohorts that make up the B_p · n rollouts of a step. Failed rollouts are generated again, in addition.
-RESERVED_COHORTS = tuple(cohort for cohort in TRAINING_COHORTS if cohort != "failed")
 
 
 class Meter:
@@ -74,20 +19,13 @@ class Meter:
 
     Only the training cohorts are held against the limits on rollouts and tokens, not evaluations and not pilots:
     unless the limits say otherwise (``Limits.counted``), all that was paid for, also what was lost when an earlier
-    attempt ended. Device time and money are held against all that was paid.
-
-    One driver calls ``admit`` and then ``charge``. Where several ranks generate at the same time, each calls
-    ``reserve`` for its own part: what is reserved counts as used until it is charged or released, so that what all
-    of them were admitted never exceeds a limit on rollouts. A rank may charge its part in pieces; what it will not
-    generate after all it must release. A meter may be used from several threads, and shared with other processes
-    through a manager or an actor; the ledger still has one writer.
+    attempt ended. Device time and money are held against all that was paid. One driver calls ``admit`` and then
+    ``charge``.
     """
 
     def __init__(self, ledger: Ledger, limits: Limits) -> None:
         self._ledger = ledger
         self._limits = limits
-        self._reserved: dict[tuple[int, int], int] = {}
-        self._lock = threading.Lock()
         ledger.note_limits(limits)
 
     @property
@@ -110,36 +48,7 @@ class Meter:
         """
         step = whole(step, "step", least=0)
         rollouts = whole(rollouts, "rollouts", least=1)
-        with self._lock:
-            return self._admission(step, rollouts)
-
-    def reserve(self, step: int, rollouts: int, *, rank: int) -> Admission:
-        """As ``admit``, and reserve what was admitted until this rank has charged all of it or releases the rest.
-
-        Args:
-            rollouts: Rollouts that this rank would generate.
-            rank: Number of the rank; a second reservation of a rank for a step adds to its first.
-
-        Raises:
-            BudgetError: The step or the rank is negative, or the rollouts are fewer than one.
-        """
-        step = whole(step, "step", least=0)
-        rank = whole(rank, "rank", least=0)
-        rollouts = whole(rollouts, "rollouts", least=1)
-        with self._lock:
-            admission = self._admission(step, rollouts)
-            if admission:
-                self._reserved[step, rank] = self._reserved.get((step, rank), 0) + rollouts
-            return admission
-
-    def release(self, step: int, *, rank: int) -> None:
-        """Release what a rank has reserved for a step and will not generate.
-
-        Args:
-            rank: Number of the rank; nothing happens when it has no reservation.
-        """
-        with self._lock:
-            self._reserved.pop((step, rank), None)
+        return self._standing.admission(step, rollouts)
 
     def charge(
         self,
@@ -148,7 +57,6 @@ class Meter:
         *,
         shares: Sequence[int] = (1,),
         device_seconds: float = 0.0,
-        rank: int | None = None,
     ) -> None:
         """Record what a step generated, by cohort: everything that was paid for, admitted or not.
 
@@ -157,24 +65,13 @@ class Meter:
                 (``counts_by_cohort`` counts it).
             shares: As in ``Ledger.charge``, where several steps use what was generated once.
             device_seconds: Seconds times devices held.
-            rank: The rank that reserved it, if it was reserved. The reservation shrinks by the rollouts charged,
-                except those that failed, which are generated again. The rest stays reserved.
 
         Raises:
             BudgetError: There is no such cohort, the table lacks a column, or the step or the time is negative.
                 Nothing was charged.
             LedgerError: The ledger cannot be written.
         """
-        if rank is None:
-            self._ledger.charge(step, charged, shares=shares, device_seconds=device_seconds)
-            return
-        counts = charged_counts(charged)
-        with self._lock:
-            self._ledger.charge(step, counts, shares=shares, device_seconds=device_seconds)
-            left = self._reserved.pop((step, rank), 0)
-            left -= sum(counts[cohort].rollouts for cohort in RESERVED_COHORTS if cohort in counts)
-            if left > 0:
-                self._reserved[step, rank] = left
+        self._ledger.charge(step, charged, shares=shares, device_seconds=device_seconds)
 
     @property
     def used(self) -> Counts:
@@ -185,12 +82,6 @@ class Meter:
     def device_seconds(self) -> float:
         """Device time that was paid for, by all attempts."""
         return self._ledger.device_seconds
-
-    @property
-    def reserved(self) -> int:
-        """Rollouts that ranks have reserved, and neither charged nor released yet."""
-        with self._lock:
-            return sum(self._reserved.values())
 
     @property
     def lost(self) -> Counts:
@@ -205,22 +96,12 @@ class Meter:
     @property
     def overshoot(self) -> Counts:
         """Counts beyond the limits: tokens of the last step, rollouts that failed, or work of earlier attempts."""
-        return overshoot(self._limits.held_against(self.used, self.lost), self._limits)
+        counted, limits = self._standing.counted, self._limits
+        return Counts(
+            rollouts=max(0, counted.rollouts - (limits.rollouts or counted.rollouts)),
+            response_tokens=max(0, counted.response_tokens - (limits.response_tokens or counted.response_tokens)),
+        )
 
     @property
-    def time_overshoot(self) -> float:
-        """Device-seconds by which the run went over the tighter of its limits on device time and money."""
-        return time_overshoot(self.device_seconds, self._limits)
-
-    def _admission(self, step: int, rollouts: int) -> Admission:
-        """Hold the limits against the ledger; with the lock held."""
-        totals = self._ledger.totals
-        return admission(
-            self._limits,
-            step,
-            rollouts,
-            used=totals.used,
-            lost=totals.lost_training,
-            reserved=sum(self._reserved.values()),
-            device_seconds=self._ledger.device_seconds,
-        )
+    def _standing(self) -> Standing:
+        return Standing.of(self._limits, self._ledger.totals, self._ledger.device_seconds)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import inf, isfinite, sqrt
+from math import isfinite, sqrt
 from typing import Literal
 
 from ..checks import finite, whole
@@ -240,105 +240,16 @@ class Lengths:
             f"({self.mean_response:,.0f}) may be off by {self.spread:.0%}"
         )
 
+    @property
+    def means(self) -> tuple[float, float, float]:
+        """Low, likely and high mean response over the run, tokens."""
+        low, likely, high = (self.mean_response * (1 + off) for off in (-self.spread, 0, self.spread))
+        return low, likely, high
 
-def response_tokens(rollouts: int, lengths: Lengths) -> Interval:
-    """Response tokens of a number of rollouts, as uncertain as their mean length."""
-    low, likely, high = (
-        round(rollouts * lengths.mean_response * (1 + off)) for off in (-lengths.spread, 0, lengths.spread)
-    )
-    return Interval(low=low, likely=likely, high=high, assumptions=(lengths.assumption,))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flops:
-    """FLOPs of a run.
-
-    Attributes:
-        generation: Prefill and sampling.
-        training: Forward and backward passes of the trainer, and its other forward passes.
-        head: Those of training that a head in float32 takes, which are none of ``training``; None without one.
-    """
-
-    generation: Interval
-    training: Interval
-    head: Interval | None = None
-
-
-def work(
-    rollouts: int,
-    *,
-    model: Model,
-    lengths: Lengths,
-    rollouts_per_problem: int = 1,
-    shared_prompt: bool = True,
-    extra_forwards: int = 0,
-    float32_head: bool = False,
-) -> Flops:
-    """FLOPs of generating rollouts and training on all of them.
-
-    Args:
-        rollouts_per_problem: n, responses that share a prompt.
-        shared_prompt: Whether the engine prefills a prompt once for its n responses (prefix caching).
-        extra_forwards: Further forward passes of the trainer over each token: 1 for a reference policy, 1 for
-            log-probabilities computed again.
-        float32_head: Whether the trainer's output head multiplies in float32: four products of 2·V·d FLOPs for each
-            token, since logits are computed again in the backward pass.
-
-    Raises:
-        BudgetError: ``rollouts_per_problem`` is below 1, ``extra_forwards`` below 0, or the size of a head in float32
-            not known.
-    """
-    n = whole(rollouts_per_problem, "rollouts_per_problem", least=1)
-    forwards = whole(extra_forwards, "extra_forwards", least=0)
-    if float32_head and not 0 < model.head <= model.active:
-        raise BudgetError(
-            f"the width is {model.width}, the vocabulary {model.vocabulary}; a head in float32 needs both, and no more "
-            f"than the {model.active:,} parameters of the model"
-        )
-    head = model.head if float32_head else 0
-    prompt = lengths.prompt_tokens
-    prefills = rollouts / n if shared_prompt else rollouts
-
-    def parts(length: float) -> tuple[float, float, float]:
-        end = prompt + length
-        once = 2.0 * (model.active - head) * end + model.attention(0, end)
-        prefill = prefills * (2.0 * model.active * prompt + model.attention(0, prompt))
-        generating = prefill + rollouts * (2.0 * model.active * length + model.attention(prompt, end))
-        return generating, rollouts * (3 + forwards) * once, rollouts * (4 + forwards) * 2.0 * head * end
-
-    low, likely, high = (parts(lengths.mean_response * (1 + off)) for off in (-lengths.spread, 0, lengths.spread))
-    assumptions = _assumptions(model, lengths, shared_prompt=shared_prompt and n > 1, forwards=forwards)
-    generation, training, in_head = (
-        Interval(low=low[i], likely=likely[i], high=high[i], assumptions=assumptions) for i in range(3)
-    )
-    return Flops(generation=generation, training=training, head=in_head if head else None)
-
-
-def _assumptions(model: Model, lengths: Lengths, *, shared_prompt: bool, forwards: int) -> tuple[str, ...]:
-    """The assumptions behind the FLOPs of a run, one sentence each."""
-    said = [lengths.assumption, "2·N FLOPs per token prefilled or generated, 6·N per token trained on"]
-    if model.active < model.parameters:
-        said.append(
-            f"a token passes through {model.active:,} of the {model.parameters:,} parameters, and devices hold them all"
-        )
-    if forwards:
-        said.append(
-            f"{forwards} further forward {'passes' if forwards > 1 else 'pass'} of the trainer, "
-            "2·N FLOPs per token each"
-        )
-    said.append(
-        "the attention term is left out (give the layers and the width)"
-        if model.layers is None
-        else "the attention term, 2·L·d·T² per sequence of T tokens forward and three times that in training, is "
-        "included"
-    )
-    if lengths.prompt_tokens:
-        said.append(
-            "the engine prefills a prompt once for all of its responses; the trainer shares nothing"
-            if shared_prompt
-            else "every response prefills its own prompt"
-        )
-    return tuple(said)
+    def tokens_of(self, rollouts: int) -> Interval:
+        """Response tokens of a number of rollouts, as uncertain as their mean length."""
+        low, likely, high = (round(rollouts * mean) for mean in self.means)
+        return Interval(low=low, likely=likely, high=high, assumptions=(self.assumption,))
 
 
 GIBIBYTE = 2**30
@@ -441,38 +352,6 @@ def head_seconds(flops: Interval, on: Device) -> Interval:
     return seconds(flops, replace(on, peak=on.float32), HEAD, "a head in float32")
 
 
-def device_time(
-    of: Flops,
-    on: Device,
-    *,
-    utilisation: Utilisation | None = None,
-    tokens: Interval | None = None,
-    tokens_per_second: float | None = None,
-) -> tuple[Interval, Interval]:
-    """Device-seconds of generating and of training.
-
-    Args:
-        tokens: Response tokens generated, where the engine's speed was measured.
-        tokens_per_second: Measured throughput of one device in response tokens per second; replaces the
-            assumption about utilisation while sampling.
-
-    Raises:
-        BudgetError: The speed is not positive, or the tokens are missing.
-    """
-    shares = utilisation or Utilisation()
-    training = seconds(of.training, on, shares.training, "training")
-    if of.head is not None:
-        training += head_seconds(of.head, on)
-    if tokens_per_second is None:
-        return seconds(of.generation, on, shares.generation, "sampling"), training
-    if tokens is None or not 0 < tokens_per_second < inf:
-        raise BudgetError(
-            f"tokens_per_second is {tokens_per_second!r}; it must be positive, and the tokens must be known"
-        )
-    said = f"a device generates {tokens_per_second:,.0f} response tokens per second"
-    return tokens.times(1 / tokens_per_second, said), training
-
-
 def price(device_seconds: Interval, per_hour: float, currency: str = "USD") -> Interval:
     """Money for device time, in the currency of the price per device-hour."""
     per_hour = finite(per_hour, "the price of a device-hour", zero=True)
@@ -499,25 +378,144 @@ class Memory:
         return self.state + self.activations + self.engine
 
 
-def memory(model: Model, lengths: Lengths, *, world_size: int, micro_batch: int = 1, colocated: bool = True) -> Memory:
-    """Memory of one device in a sharded trainer.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The cost of generating rollouts and training on all of them.
 
-    Args:
-        world_size: Devices that share the training state.
-        micro_batch: Rollouts in one forward and backward pass of a device.
-        colocated: Whether the device also holds an inference engine.
+    Attributes:
+        flops: FLOPs of prefill and sampling, of the trainer's passes, and of a head in float32, which is in neither.
+        sampling: Device-seconds of generating.
+        training: Device-seconds of training.
+    """
 
-    Returns:
-        Bytes; the activations are 0 where the model's shape is not known.
+    flops: tuple[Interval, Interval, Interval]
+    sampling: Interval
+    training: Interval
+
+    @property
+    def time(self) -> Interval:
+        """Device-seconds of both together."""
+        return self.sampling + self.training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A model, its lengths, and the device that it is trained on.
+
+    Attributes:
+        tokens_per_second: Measured throughput of one device in response tokens per second; replaces the assumption
+            about utilisation while sampling.
+        extra_forwards: Further forward passes of the trainer over each token: 1 for a reference policy, 1 for
+            log-probabilities computed again.
+        shared_prompt: Whether the engine prefills a prompt once for its n responses (prefix caching).
+        float32_head: Whether the trainer's output head multiplies in float32: four products of 2·V·d FLOPs for each
+            token, since logits are computed again in the backward pass.
 
     Raises:
-        BudgetError: ``world_size`` is below 1.
+        BudgetError: ``extra_forwards`` is below 0, the speed not positive, or the size of a head in float32 not known.
     """
-    world = whole(world_size, "world_size", least=1)
-    tokens = (lengths.prompt_tokens + lengths.mean_response * (1 + lengths.spread)) * micro_batch
-    per_token = 2 * (model.layers or 0) * (model.width or 0) + 4 * (model.vocabulary or 0)
-    return Memory(
-        state=16 * model.parameters // world,
-        activations=round(tokens * per_token),
-        engine=2 * model.parameters if colocated else 0,
-    )
+
+    model: Model
+    lengths: Lengths
+    device: Device
+    utilisation: Utilisation = Utilisation()
+    tokens_per_second: float | None = None
+    extra_forwards: int = 0
+    shared_prompt: bool = True
+    float32_head: bool = False
+
+    def __post_init__(self) -> None:
+        whole(self.extra_forwards, "extra_forwards", least=0)
+        if self.tokens_per_second is not None:
+            finite(self.tokens_per_second, "tokens_per_second")
+        model = self.model
+        if self.float32_head and not 0 < model.head <= model.active:
+            raise BudgetError(
+                f"the width is {model.width}, the vocabulary {model.vocabulary}; a head in float32 needs both, and no "
+                f"more than the {model.active:,} parameters of the model"
+            )
+
+    def estimate(self, rollouts: int, *, rollouts_per_problem: int = 1) -> Estimate:
+        """Estimate what generating rollouts and training on all of them costs.
+
+        Args:
+            rollouts_per_problem: n, responses that share a prompt.
+
+        Raises:
+            BudgetError: It is below 1.
+        """
+        n = whole(rollouts_per_problem, "rollouts_per_problem", least=1)
+        model, prompt, forwards = self.model, self.lengths.prompt_tokens, self.extra_forwards
+        head = model.head if self.float32_head else 0
+        prefills = rollouts / n if self.shared_prompt else rollouts
+
+        def parts(length: float) -> tuple[float, float, float]:
+            end = prompt + length
+            once = 2.0 * (model.active - head) * end + model.attention(0, end)
+            prefill = prefills * (2.0 * model.active * prompt + model.attention(0, prompt))
+            generating = prefill + rollouts * (2.0 * model.active * length + model.attention(prompt, end))
+            return generating, rollouts * (3 + forwards) * once, rollouts * (4 + forwards) * 2.0 * head * end
+
+        said = self._assumptions(shared_prompt=self.shared_prompt and n > 1)
+        amounts = zip(*map(parts, self.lengths.means), strict=True)
+        flops = [Interval(low=low, likely=likely, high=high, assumptions=said) for low, likely, high in amounts]
+        generation, passes, in_head = flops
+        training = seconds(passes, self.device, self.utilisation.training, "training")
+        if head:
+            training += head_seconds(in_head, self.device)
+        if self.tokens_per_second is None:
+            sampling = seconds(generation, self.device, self.utilisation.generation, "sampling")
+        else:
+            speed = f"a device generates {self.tokens_per_second:,.0f} response tokens per second"
+            sampling = self.lengths.tokens_of(rollouts).times(1 / self.tokens_per_second, speed)
+        return Estimate(flops=(generation, passes, in_head), sampling=sampling, training=training)
+
+    def memory(self, *, world_size: int, micro_batch: int = 1) -> Memory:
+        """Memory of one device in a sharded trainer that holds an inference engine, too.
+
+        Args:
+            world_size: Devices that share the training state.
+            micro_batch: Rollouts in one forward and backward pass of a device.
+
+        Returns:
+            Bytes; the activations are 0 where the model's shape is not known.
+
+        Raises:
+            BudgetError: ``world_size`` is below 1.
+        """
+        world, model = whole(world_size, "world_size", least=1), self.model
+        tokens = (self.lengths.prompt_tokens + self.lengths.means[-1]) * micro_batch
+        per_token = 2 * (model.layers or 0) * (model.width or 0) + 4 * (model.vocabulary or 0)
+        return Memory(
+            state=16 * model.parameters // world,
+            activations=round(tokens * per_token),
+            engine=2 * model.parameters,
+        )
+
+    def _assumptions(self, *, shared_prompt: bool) -> tuple[str, ...]:
+        """The assumptions behind the FLOPs, one sentence each."""
+        model, lengths, forwards = self.model, self.lengths, self.extra_forwards
+        said = [lengths.assumption, "2·N FLOPs per token prefilled or generated, 6·N per token trained on"]
+        if model.active < model.parameters:
+            said.append(
+                f"a token passes through {model.active:,} of the {model.parameters:,} parameters, and devices hold "
+                "them all"
+            )
+        if forwards:
+            said.append(
+                f"{forwards} further forward {'passes' if forwards > 1 else 'pass'} of the trainer, "
+                "2·N FLOPs per token each"
+            )
+        said.append(
+            "the attention term is left out (give the layers and the width)"
+            if model.layers is None
+            else "the attention term, 2·L·d·T² per sequence of T tokens forward and three times that in training, is "
+            "included"
+        )
+        if lengths.prompt_tokens:
+            said.append(
+                "the engine prefills a prompt once for all of its responses; the trainer shares nothing"
+                if shared_prompt
+                else "every response prefills its own prompt"
+            )
+        return tuple(said)

@@ -1,28 +1,16 @@
-"""The feasible splits of a budget, a grid over (B_p, n), and what the rollouts of one cost on a device."""
+"""The feasible splits of a budget, a grid over (B_p, n)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import inf
 
 from ..checks import whole
 from ..errors import BudgetError
-from .compute import (
-    Allocation,
-    Device,
-    Flops,
-    Interval,
-    Lengths,
-    Memory,
-    Model,
-    Utilisation,
-    device_time,
-    memory,
-    response_tokens,
-    work,
-)
+from .compute import Allocation
 
 LONGEST_AXIS = 200
 """More values than this on one axis are refused as a mistake."""
@@ -96,8 +84,6 @@ class LeftOut:
     """One split that is not feasible.
 
     Attributes:
-        problems_per_batch: B_p.
-        rollouts_per_problem: n.
         limit: The limit that it exceeds, in the same words for all splits that exceed it.
         reason: Why, with the numbers.
     """
@@ -110,12 +96,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """All splits that were considered.
-
-    Attributes:
-        splits: Splits within the limits, by B_p and n.
-        left_out: Splits outside the limits, by B_p and n.
-    """
+    """All splits that were considered, by B_p and n."""
 
     constraints: Constraints
     splits: tuple[Split, ...]
@@ -129,142 +110,43 @@ class Grid:
 
 def grid(constraints: Constraints) -> Grid:
     """Check every split of the grid."""
-    splits: list[Split] = []
-    left_out: list[LeftOut] = []
-    for problems_per_batch in constraints.problems_per_batch:
-        for rollouts_per_problem in constraints.rollouts_per_problem:
-            checked = check_split(constraints, problems_per_batch, rollouts_per_problem)
-            if isinstance(checked, Split):
-                splits.append(checked)
-            else:
-                left_out.append(checked)
-    return Grid(constraints=constraints, splits=tuple(splits), left_out=tuple(left_out))
-
-
-def check_split(limits: Constraints, problems_per_batch: int, rollouts_per_problem: int) -> Split | LeftOut:
-    """Return a split, or the first limit that it exceeds."""
-    batch = problems_per_batch * rollouts_per_problem
-    steps = limits.rollouts // batch
-    epochs = problems_per_batch * steps / limits.problems if limits.problems else None
-
-    def exclude(limit: str, reason: str) -> LeftOut:
-        return LeftOut(
-            problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, limit=limit, reason=reason
-        )
-
-    if batch > limits.max_batch:
-        return exclude(f"batches above {limits.max_batch:,} rollouts", f"a batch of {batch:,} rollouts")
-    if limits.problems is not None and problems_per_batch > limits.problems:
-        return exclude(
-            f"more problems in a batch than the {limits.problems:,} there are", f"{problems_per_batch:,} problems"
-        )
-    if batch % limits.world_size:
-        return exclude(
-            f"batches that cannot be split evenly over {limits.world_size} devices",
-            f"{batch:,} rollouts leave {batch % limits.world_size} over",
-        )
-    if steps < limits.min_steps:
-        return exclude(
-            f"fewer than {steps_in_words(limits.min_steps)}",
-            f"the budget pays for {steps_in_words(steps)} of {batch:,}",
-        )
-    if limits.max_epochs is not None and epochs is not None and epochs > limits.max_epochs:
-        return exclude(f"more than {limits.max_epochs:g} epochs", f"each problem would be visited {epochs:,.1f} times")
-    allocation = Allocation(
-        problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, update_steps=steps
+    pairs = product(constraints.problems_per_batch, constraints.rollouts_per_problem)
+    checked = [_check(constraints, problems, n) for problems, n in pairs]
+    return Grid(
+        constraints=constraints,
+        splits=tuple(split for split in checked if isinstance(split, Split)),
+        left_out=tuple(split for split in checked if isinstance(split, LeftOut)),
     )
+
+
+def _check(limits: Constraints, problems: int, n: int) -> Split | LeftOut:
+    """Return a split, or the first limit that it exceeds."""
+    batch = problems * n
+    steps, over = limits.rollouts // batch, batch % limits.world_size
+    epochs = problems * steps / limits.problems if limits.problems else None
+    exceeded = None
+    if batch > limits.max_batch:
+        exceeded = f"batches above {limits.max_batch:,} rollouts", f"a batch of {batch:,} rollouts"
+    elif limits.problems is not None and problems > limits.problems:
+        exceeded = f"more problems in a batch than the {limits.problems:,} there are", f"{problems:,} problems"
+    elif over:
+        whole_batches = f"batches that cannot be split evenly over {limits.world_size} devices"
+        exceeded = whole_batches, f"{batch:,} rollouts leave {over} over"
+    elif steps < limits.min_steps:
+        pays = f"the budget pays for {_steps(steps)} of {batch:,}"
+        exceeded = f"fewer than {_steps(limits.min_steps)}", pays
+    elif limits.max_epochs is not None and epochs is not None and epochs > limits.max_epochs:
+        exceeded = f"more than {limits.max_epochs:g} epochs", f"each problem would be visited {epochs:,.1f} times"
+    if exceeded is not None:
+        limit, reason = exceeded
+        return LeftOut(problems_per_batch=problems, rollouts_per_problem=n, limit=limit, reason=reason)
+    allocation = Allocation(problems_per_batch=problems, rollouts_per_problem=n, update_steps=steps)
     return Split(allocation=allocation, unused=limits.rollouts - allocation.rollouts, epochs=epochs)
 
 
-def steps_in_words(steps: int) -> str:
-    """A number of steps in words."""
+def _steps(steps: int) -> str:
     return f"{steps:,} step{'' if steps == 1 else 's'}"
 
 
 def _powers_of_two(first: int, most: int) -> tuple[int, ...]:
     return tuple(2**k for k in range(first.bit_length() - 1, most.bit_length()))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """A model, its lengths, and the device that it is trained on.
-
-    Attributes:
-        utilisation: Shares of its peak that are reached.
-        tokens_per_second: Measured speed of sampling on one device, or None.
-        extra_forwards: Further forward passes of the trainer over each token (a reference policy, say).
-        shared_prompt: Whether the engine prefills a group's prompt once (prefix caching).
-        float32_head: Whether the trainer's output head multiplies in float32.
-    """
-
-    model: Model
-    lengths: Lengths
-    device: Device
-    utilisation: Utilisation
-    tokens_per_second: float | None
-    extra_forwards: int
-    shared_prompt: bool
-    float32_head: bool = False
-
-    def memory(self, *, world_size: int, micro_batch: int) -> Memory:
-        """Memory of one device while training.
-
-        Args:
-            world_size: Devices that share the training state.
-            micro_batch: Rollouts in one forward and backward pass of a device.
-
-        Raises:
-            BudgetError: ``world_size`` is below 1.
-        """
-        return memory(self.model, self.lengths, world_size=world_size, micro_batch=micro_batch)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """The cost of generating rollouts and training on them.
-
-    Attributes:
-        tokens: Response tokens.
-        flops: FLOPs of both.
-        sampling: Device-seconds of generating.
-        training: Device-seconds of training.
-    """
-
-    tokens: Interval
-    flops: Flops
-    sampling: Interval
-    training: Interval
-
-    @property
-    def time(self) -> Interval:
-        """Device-seconds of both together."""
-        return self.sampling + self.training
-
-
-def estimate(rollouts: int, setting: Setting, *, rollouts_per_problem: int) -> Estimate:
-    """Estimate what generating rollouts and training on all of them costs.
-
-    Args:
-        rollouts_per_problem: n, responses that share a prompt.
-
-    Raises:
-        BudgetError: A number is not possible.
-    """
-    tokens = response_tokens(rollouts, setting.lengths)
-    flops = work(
-        rollouts,
-        model=setting.model,
-        lengths=setting.lengths,
-        rollouts_per_problem=rollouts_per_problem,
-        shared_prompt=setting.shared_prompt,
-        extra_forwards=setting.extra_forwards,
-        float32_head=setting.float32_head,
-    )
-    sampling, training = device_time(
-        flops,
-        setting.device,
-        utilisation=setting.utilisation,
-        tokens=tokens,
-        tokens_per_second=setting.tokens_per_second,
-    )
-    return Estimate(tokens=tokens, flops=flops, sampling=sampling, training=training)

@@ -5,8 +5,8 @@ Batches are counted from the entries of a log whose metrics are means over the b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import pairwise
 from math import isclose
@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import BudgetError
 from .logs.log import Log
 from .schedule import Count, Evidence, Schedule, count, merged
+from .settings import Settings
 
 LARGEST_COUNT = 2**53
 """A larger count is wrong: a float holds every whole number up to here."""
@@ -39,7 +40,28 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedEvaluation:
+class Score:
+    """What is logged of one problem set in an evaluation.
+
+    Attributes:
+        samples: Responses to a problem.
+        scores: By metric column: means of rewards as they are logged, success rates once ``success_rates`` made them.
+        metric: Name of the mean in the log.
+        spread: What is logged of the rewards beside their means; None where that says nothing.
+        binary: Whether the trainer found all rewards to be 0 or 1; None where it does not say.
+        questions: How many problems, where the log says so.
+    """
+
+    samples: int
+    scores: Mapping[str, float]
+    metric: str = ""
+    spread: Spread | None = None
+    binary: bool | None = None
+    questions: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedEvaluation(Score):
     """One evaluation of a run.
 
     Attributes:
@@ -49,11 +71,6 @@ class LoggedEvaluation:
         tokens: Response tokens of these rollouts.
         count_source: ``log``, ``log and formula`` where both agree, or ``formula``.
         problem_set: Name of the problems evaluated.
-        scores: By metric column: means of rewards as they are logged, success rates once ``success_rates`` made them.
-        metric: Name of the mean in the log.
-        spread: What is logged of the rewards beside their means; None where that says nothing.
-        binary: Whether the trainer found all rewards to be 0 or 1; None where it does not say.
-        questions: How many problems, where the log says so.
         split: ``validation``, or ``train`` for the reward of training itself.
     """
 
@@ -61,14 +78,8 @@ class LoggedEvaluation:
     rollouts: int
     tokens: int
     problem_set: str
-    samples: int
-    scores: Mapping[str, float]
     count_source: str
     rollouts_error: int = 0
-    metric: str = ""
-    spread: Spread | None = None
-    binary: bool | None = None
-    questions: int | None = None
     split: str = "validation"
 
 
@@ -185,19 +196,8 @@ class Tally:
         self.rollouts_error += error
         self.tokens += new * length
 
-    def evaluation(
-        self,
-        *,
-        step: int,
-        problem_set: str,
-        samples: int,
-        scores: Mapping[str, float],
-        metric: str = "",
-        spread: Spread | None = None,
-        binary: bool | None = None,
-        questions: int | None = None,
-    ) -> LoggedEvaluation:
-        """An evaluation with what has been counted so far; its parts are those of ``LoggedEvaluation``.
+    def evaluation(self, score: Score, *, step: int, problem_set: str, split: str = "validation") -> LoggedEvaluation:
+        """An evaluation with what has been counted so far.
 
         Args:
             step: Optimizer steps taken.
@@ -209,12 +209,8 @@ class Tally:
             tokens=int(self.tokens),
             count_source="formula" if self.sources != {"log"} else "log",
             problem_set=problem_set,
-            samples=samples,
-            scores=scores,
-            metric=metric,
-            spread=spread,
-            binary=binary,
-            questions=questions,
+            split=split,
+            **{part.name: getattr(score, part.name) for part in fields(Score)},
         )
 
     def progress(self, *, logged: int, step: int) -> StepCount:
@@ -232,6 +228,66 @@ class Tally:
             tokens=int(self.tokens),
             count_source="formula" if self.sources != {"log"} else "log",
         )
+
+
+Metrics = Mapping[str, float]
+Own = Callable[[int, Metrics], tuple[int | None, int]]
+"""Of a logged step, the rollouts that its metrics say it generated, or None, and by how much they may be wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counting:
+    """The count of a run whose every row is of one step, with the evaluation after it.
+
+    Attributes:
+        updates: Optimizer steps of each logged step.
+        lengths: Mean tokens of a response at each row.
+        trains: Whether a row is of training, and not of an evaluation alone.
+    """
+
+    log: Log
+    tally: Tally
+    updates: int
+    lengths: Sequence[float]
+    own: Own
+    trains: Callable[[Metrics], bool]
+
+    def progress(self) -> list[StepCount]:
+        """What was generated for training at each step."""
+        points = []
+        for (step, metrics), length in zip(self.log.rows, self.lengths, strict=True):
+            if self.trains(metrics):
+                self._advance(step, metrics, length)
+                points.append(self.tally.progress(logged=step, step=step * self.updates))
+        return points
+
+    def evaluations(self, scores: Mapping[int, Mapping[str, Score]]) -> list[LoggedEvaluation]:
+        """The evaluations of a run.
+
+        Args:
+            scores: By logged step and problem set; one or more.
+        """
+        found = []
+        for (step, metrics), tokens in zip(self.log.rows, self.lengths, strict=True):
+            if step > max(scores):
+                break
+            # A run that was resumed evaluates before its first step, too.
+            self._advance(step, metrics, tokens)
+            found += [
+                self.tally.evaluation(score, step=step * self.updates, problem_set=name)
+                for name, score in scores.get(step, {}).items()
+            ]
+        return found
+
+    def _advance(self, step: int, metrics: Metrics, length: float) -> None:
+        own, error = self.own(step, metrics)
+        self.tally.advance(step, own, length, error=error)
+
+
+def note_no_tokens(log: Log, settings: Settings, evaluations: Sequence[LoggedEvaluation], *names: str) -> None:
+    """Note that a run's mean response, the metric of one of these names, is not logged, so that tokens are unknown."""
+    if evaluations[-1].rollouts and log.keys.isdisjoint(names):
+        settings.notes.append(f"{names[-1]} is not logged: tokens are 0 and cannot be the unit of a fit")
 
 
 def lengths(log: Log, *names: str) -> list[float]:
@@ -278,7 +334,6 @@ def whole_of(log: Log, seconds: str, rate: str) -> int | None:
     return round(high) if high < float("inf") and low <= round(high) <= high and high - low < 1 else None
 
 
-Metrics = Mapping[str, float]
 OTHER_SIZES = (1 / 8, 1 / 4, 1 / 3, 1 / 2, 2, 3, 4, 8)
 """Batches of so many times the responses are looked for where a run may have changed its settings."""
 MOST_STEPS = 1_000_000
@@ -440,9 +495,6 @@ def _check_one_size(
     """Check that batches kept their size: of another one, tokens are as many times those of the last steps.
 
     That is seen where responses are longer than prompts, whose lengths differ from batch to batch.
-
-    Raises:
-        BudgetError: Two entries in succession are of batches of another size.
     """
     each = [
         (stop, new / (made * batch), _mean_length(log, names, start))

@@ -353,7 +353,7 @@ MOST_NAMED = 3
 
 def nothing_read(known: Trainer, log: Log) -> str:
     """Say what a run logged of which no evaluation is read."""
-    names = sorted({name for _, metrics in log.rows for name in metrics})
+    names = sorted(log.keys)
     evaluations = [name for name in names if EVALUATION.match(name)]
     rewards = [name for name in names if REWARD.match(name)]
     if evaluations:

@@ -282,11 +282,7 @@ def steps_before(log: Log) -> int:
 
 
 def _check_begins(log: Log, settings: Settings) -> None:
-    """Check that one run's settings are those of all its steps.
-
-    Raises:
-        BudgetError: Another start had others by which a run is counted, or its first steps are in no log.
-    """
+    """Check that one run's settings are those of all its steps."""
     read = [k for k in log.changed if k.replace("/", ".") in settings.read and not INCIDENTAL.fullmatch(k)]
     before = steps_before(log)
     if read:
@@ -320,9 +316,6 @@ def _questions(settings: Settings, evaluation: LoggedEvaluation, sets: Sequence[
 
     Args:
         sets: Those of the run.
-
-    Raises:
-        BudgetError: One number is given for several sets.
     """
     name = evaluation.problem_set
     own = settings.whole(f"questions.{name}", f"questions.{name.replace('/', '.')}")
@@ -390,11 +383,7 @@ def _with_seed_numbers(parts: Sequence[tuple[str, pl.DataFrame]]) -> list[tuple[
 
 
 def _refuse_one_seed(parts: Sequence[tuple[str, pl.DataFrame]]) -> None:
-    """Refuse two runs that a fit would take for one.
-
-    Raises:
-        BudgetError: Two runs have the same n, B_p, seed and problem set.
-    """
+    """Refuse two runs that a fit would take for one."""
     seen: dict[tuple[int, int, int, str], str] = {}
     for name, part in parts:
         keys = ["rollouts_per_problem", "problems_per_batch", "seed", "problem_set"]

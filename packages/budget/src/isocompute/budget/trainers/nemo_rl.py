@@ -21,7 +21,6 @@ def write(run: RunPlan) -> Configuration:
     a = run.allocation
     nodes, per_node = run.nodes
     return Configuration(
-        framework="nemo-rl",
         settings={
             "grpo.num_prompts_per_step": a.problems_per_batch,
             "grpo.num_generations_per_prompt": a.rollouts_per_problem,

@@ -19,7 +19,6 @@ def write(run: RunPlan) -> Configuration:
     nodes, per_node = run.nodes
     learners: list[Value] = [per_node] * nodes
     return Configuration(
-        framework="open-instruct",
         settings={
             "num_unique_prompts_rollout": a.problems_per_batch,
             "num_samples_per_prompt_rollout": a.rollouts_per_problem,

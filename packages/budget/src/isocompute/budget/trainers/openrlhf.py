@@ -22,7 +22,18 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from ..errors import BudgetError
-from .counting import LARGEST_COUNT, LoggedEvaluation, Spread, StepCounts, Tally, lengths
+from .counting import (
+    LARGEST_COUNT,
+    Counting,
+    LoggedEvaluation,
+    Metrics,
+    Score,
+    Spread,
+    StepCounts,
+    Tally,
+    lengths,
+    note_no_tokens,
+)
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
 from .trainer import LogReader, Trainer
@@ -64,7 +75,6 @@ def write(run: RunPlan) -> Configuration:
     if run.parallelism.context > 1:
         notes.append("ring attention turns on ds.packing_samples, which needs vllm.num_engines")
     return Configuration(
-        framework="openrlhf",
         settings={
             "rollout.batch_size": a.problems_per_batch,
             "rollout.n_samples_per_prompt": a.rollouts_per_problem,
@@ -145,73 +155,58 @@ def parse(settings: Settings) -> Batching:
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run: pass1 is the mean over the evaluation's samples, pass-k its best of k.
-
-    Raises:
-        BudgetError: A setting that is needed is missing, or a count or a metric in the log is impossible.
-    """
+    """The evaluations of a run: pass1 is the mean over the evaluation's samples, pass-k its best of k."""
     evaluated = {step for step, metrics in log.rows if any(METRIC.match(name) for name in metrics)}
     if not evaluated:
         return []
     samples = settings.required("eval.n_samples_per_prompt", "eval_n_samples_per_prompt")
-    tally, logged, updates = _counting(log, settings)
-    evals: list[LoggedEvaluation] = []
-    for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
-        if step > max(evaluated):
-            break
-        own, error = logged.get(step, (None, 0))
-        tally.advance(step, own, length, error=error)
-        by_set = _scores(metrics, samples)
-        # Since 0.11 of all sets together.
-        responses = metrics.get(RESPONSES, 0.0) if len(by_set) == 1 else 0.0
-        for source, scores in by_set.items():
-            evals.append(
-                tally.evaluation(
-                    step=step * updates,
-                    problem_set=source,
-                    samples=samples,
-                    scores=scores,
-                    metric=f"eval/eval_{source}_pass1",
-                    spread=Spread(size=samples),
-                    questions=exact_quotient(int(responses), samples),
-                )
-            )
-    if tally.tokens == 0 and evals:
-        settings.notes.append(f"{LENGTH} is not logged: tokens are 0 and cannot be the unit of a fit")
+    scores = {step: _scores(metrics, samples) for step, metrics in log.rows if step in evaluated}
+    evals = _counting(log, settings).evaluations(scores)
+    if evals:
+        note_no_tokens(log, settings, evals, LENGTH)
     return evals
 
 
 def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     """Count what each step of a run generated for training."""
-    tally, logged, updates = _counting(log, settings)
-    points = []
-    for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
-        if any(key.startswith("train/") and key != "train/global_step" for key in metrics):
-            own, error = logged.get(step, (None, 0))
-            tally.advance(step, own, length, error=error)
-            points.append(tally.progress(logged=step, step=step * updates))
+    counting = _counting(log, settings)
+    points = counting.progress()
     n = settings.required("rollout.n_samples_per_prompt", "n_samples_per_prompt")
     problems = settings.required("rollout.batch_size", "rollout_batch_size")
-    return StepCounts.of(points, tally.per_step, plain=points[-1].logged * problems * n if points else 0)
+    plain = points[-1].logged * problems * n if points else 0
+    return StepCounts.of(points, counting.tally.per_step, plain=plain)
 
 
-def _counting(log: Log, settings: Settings) -> tuple[Tally, Mapping[int, tuple[int | None, int]], int]:
-    """The run's count, the rollouts that are logged of steps with their errors, and the optimizer steps of a step."""
+def _trains(metrics: Metrics) -> bool:
+    return any(key.startswith("train/") and key != "train/global_step" for key in metrics)
+
+
+def _counting(log: Log, settings: Settings) -> Counting:
+    """The run's count."""
     n = settings.required("rollout.n_samples_per_prompt", "n_samples_per_prompt")
     problems = settings.required("rollout.batch_size", "rollout_batch_size")
     train = settings.required("train.batch_size", "train_batch_size")
     epochs = settings.required("train.max_epochs", "max_epochs", default=1)
-    updates = max(problems * n // train, 1) * epochs
     tally, share = _tally(log, settings, n, problems)
+    logged: Mapping[int, tuple[int | None, int]] = {}
     if settings.problems is None:
         settings.notes.append("an episode's last batch may hold fewer prompts; give --set problems=NUMBER to count it")
     if share is not None:
         dropped = "" if settings.problems else "; a batch that an episode's end dropped (up to 0.11) is not logged"
         settings.notes.append(f"rollouts count what dynamic filtering threw away, from {RATE}{dropped}")
-        return tally, _taken(log, settings.problems, n, problems, share), updates
-    if settings.problems and settings.problems % problems:
+        logged = _taken(log, settings.problems, n, problems, share)
+    elif settings.problems is None:
+        logged = _short(log, settings, (problems - 1) * n)
+    elif settings.problems % problems:
         tally.episode = -(-settings.problems // problems), (problems - settings.problems % problems) * n
-    return tally, {} if settings.problems else _short(log, settings, (problems - 1) * n), updates
+    return Counting(
+        log=log,
+        tally=tally,
+        updates=max(problems * n // train, 1) * epochs,
+        lengths=lengths(log, LENGTH),
+        own=lambda step, _: logged.get(step, (None, 0)),
+        trains=_trains,
+    )
 
 
 def _short(log: Log, settings: Settings, most: int) -> dict[int, tuple[int | None, int]]:
@@ -284,11 +279,7 @@ def _tally(log: Log, settings: Settings, n: int, problems: int) -> tuple[Tally, 
 
 
 def _is_of_responses(settings: Settings, rates: list[float], n: int) -> bool:
-    """Return whether the pass rate counts responses per prompt.
-
-    Raises:
-        BudgetError: Neither the log nor the configuration says.
-    """
+    """Return whether the pass rate counts responses per prompt."""
     said = settings.text("pass_rate_of")
     if said not in {"", "prompts", "responses"}:
         raise BudgetError(f"{settings.where}: pass_rate_of is {said!r}; it must be prompts or responses")
@@ -304,15 +295,25 @@ def _is_of_responses(settings: Settings, rates: list[float], n: int) -> bool:
     )
 
 
-def _scores(metrics: Mapping[str, float], samples: int) -> dict[str, dict[str, float]]:
+def _scores(metrics: Metrics, samples: int) -> dict[str, Score]:
     by_set: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
-        match = METRIC.match(name)
-        if match:
+        if match := METRIC.match(name):
             k = int(match["k"])
-            column = f"avg_at_{samples}" if k == 1 else f"best_at_{k}"
-            by_set.setdefault(match["set"], {})[column] = value
-    return {name: scores for name, scores in by_set.items() if f"avg_at_{samples}" in scores}
+            by_set.setdefault(match["set"], {})[f"avg_at_{samples}" if k == 1 else f"best_at_{k}"] = value
+    by_set = {name: scores for name, scores in by_set.items() if f"avg_at_{samples}" in scores}
+    # Since 0.11 of all sets together.
+    responses = metrics.get(RESPONSES, 0.0) if len(by_set) == 1 else 0.0
+    return {
+        name: Score(
+            samples=samples,
+            scores=scores,
+            metric=f"eval/eval_{name}_pass1",
+            spread=Spread(size=samples),
+            questions=exact_quotient(int(responses), samples),
+        )
+        for name, scores in by_set.items()
+    }
 
 
 OPENRLHF = Trainer(

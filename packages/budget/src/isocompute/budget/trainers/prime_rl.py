@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping
 
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, Spread, StepCounts, Tally, best_samples
+from .counting import LoggedEvaluation, Score, Spread, StepCounts, Tally, best_samples
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
 from .trainer import LogReader, Trainer
@@ -57,7 +57,6 @@ def write(run: RunPlan) -> Configuration:
         }
     )
     return Configuration(
-        framework="prime-rl",
         settings={
             "max_steps": a.update_steps,
             "orchestrator.batch_size": a.batch_rollouts,
@@ -154,9 +153,6 @@ def _sources(settings: Settings) -> dict[str, Value]:
     """The ``group_size`` of every source of training problems, by its index; None where a source leaves it open."""
     sizes: dict[str, Value] = {}
     for name in SOURCES:
-        listed = settings.values.get(name)
-        for index, source in enumerate(listed if isinstance(listed, list) else ()):
-            sizes[str(index)] = source.get("group_size") if isinstance(source, dict) else None
         for key, value in settings.values.items():
             number, _, field = key.removeprefix(f"{name}.").partition(".")
             if key.startswith(f"{name}.") and number.isdigit():
@@ -176,9 +172,6 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     """The evaluations of a run; pass^k, all of k right, is the unbiased worst@k.
 
     An evaluation logged at step s began when the batches of the steps before s had been shipped.
-
-    Raises:
-        BudgetError: A setting that is needed is missing, or the batch does not hold whole groups.
     """
     scored = {step: scores for step, scores in ((s, _scores(metrics)) for s, metrics in log.rows) if scores}
     if not scored:
@@ -195,19 +188,16 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
             if subset:
                 settings.notes.append(f"of each evaluation the {subset} rollouts are read")
             samples = best_samples({f"avg_at_{name.split('_')[2]}": 0 for name in scores}) or 1
-            evals.append(
-                tally.evaluation(
-                    step=step - first,
-                    problem_set=env,
-                    samples=samples,
-                    scores=scores,
-                    metric=f"eval/{env}/avg@{samples}",
-                    # Since 0.8 responses with an error may be left out, so that it is not known how many there are.
-                    spread=None if subset else Spread(size=1),
-                    # It computes them where all rewards are 0 or 1, and only there.
-                    binary=any(not name.startswith("avg") for name in scores),
-                )
+            score = Score(
+                samples=samples,
+                scores=scores,
+                metric=f"eval/{env}/avg@{samples}",
+                # Since 0.8 responses with an error may be left out, so that it is not known how many there are.
+                spread=None if subset else Spread(size=1),
+                # It computes them where all rewards are 0 or 1, and only there.
+                binary=any(not name.startswith("avg") for name in scores),
             )
+            evals.append(tally.evaluation(score, step=step - first, problem_set=env))
         if ROLLOUTS in metrics:
             length, exact = _length(metrics)
             with_prompts |= not exact
@@ -235,11 +225,7 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
 
 
 def _required_group(log: Log, settings: Settings, batching: Batching) -> int:
-    """n, without which a log cannot be read.
-
-    Raises:
-        BudgetError: It is not known, or the batch does not hold whole groups.
-    """
+    """n, without which a log cannot be read."""
     n = batching.rollouts_per_problem
     if n is None or batching.problems_generated is None:
         settings.required("orchestrator.batch_size", "batch_size")
@@ -273,7 +259,7 @@ def _counting(log: Log, settings: Settings, evaluated: int) -> tuple[Tally, int]
     A batch takes what trains; groups whose rewards are all equal are discarded and replaced, so that more is
     generated than the batch holds.
     """
-    logged = {key for _, metrics in log.rows for key in metrics}
+    logged = log.keys
     reason_unknown = f"its log holds no {ROLLOUTS}, which counts discarded groups too, where the batch does not"
     if ROLLOUTS not in logged and "progress/samples" in logged:
         reason_unknown = (

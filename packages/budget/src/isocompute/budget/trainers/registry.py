@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ..checks import whole
 from ..errors import BudgetError
+from .logs.log import flat
 from .nemo_rl import NEMO_RL
 from .open_instruct import OPEN_INSTRUCT
 from .openrlhf import OPENRLHF
@@ -77,4 +78,4 @@ def read(
         whole(world_size, "world_size", least=1)
     if problems is not None:
         whole(problems, "problems", least=1)
-    return trainer(name).parse(Settings(values=settings, where=where, world_size=world_size, problems=problems))
+    return trainer(name).parse(Settings(values=flat(settings), where=where, world_size=world_size, problems=problems))

@@ -13,7 +13,8 @@ from math import floor, isclose, sqrt
 
 from ..errors import BudgetError
 from .counting import LoggedEvaluation, Spread
-from .settings import MissingSettingError
+from .logs.log import Log
+from .settings import MissingSettingError, Settings
 
 SCALES = {"rate": (0.0, 1.0), "sign": (-1.0, 1.0), "percent": (0.0, 100.0)}
 """Rewards of failure and success: 0 and 1, -1 and 1, 0 and 100."""
@@ -46,6 +47,29 @@ def success_rates(
             low, high = SCALES[scale]
             notes.append(f"{_name(of_set[0])} is of rewards {low:g} and {high:g}: it is read as a success rate")
     return [_scaled(e, *SCALES[scales[e.problem_set, e.metric]]) for e in evaluations], notes
+
+
+def metric_of_successes(log: Log, settings: Settings, metric: str, share: str) -> str:
+    """The metric of a problem set's successes: its mean reward, or where rewards are -1 and 1 the share of the 1s.
+
+    Args:
+        share: Metric of that share.
+
+    Raises:
+        BudgetError: There are other rewards than two, and nothing says what scale they are on.
+    """
+    both = [(step, m[metric], m[share]) for step, m in log.rows if metric in m and share in m]
+    if settings.text("scale") or all(isclose(rate, mean, abs_tol=1e-6) for _, mean, rate in both):
+        return metric
+    other = next((each for each in both if not isclose(each[2], (each[1] + 1) / 2, abs_tol=1e-6)), None)
+    if other is None:
+        settings.notes.append(f"{metric} is of rewards -1 and 1: {share} is read as a success rate")
+        return share
+    raise BudgetError(
+        f"{log.name}: {metric} is {other[1]:g} and {share} {other[2]:g} at step {other[0]}, so that there are rewards "
+        "other than 0 and 1, or -1 and 1: say which there are with --set scale=…, or name another metric with --set "
+        "metric=NAME"
+    )
 
 
 def _scale(evaluations: Sequence[LoggedEvaluation], declared: str, where: str) -> str:

@@ -144,9 +144,6 @@ def _layers(
 
     Args:
         unlogged: Whether there may be restarts of which nothing was logged.
-
-    Raises:
-        BudgetError: No history fits the log.
     """
     layers: list[Layer] = [{(0, 0, 0, 0): (0, set())}]
     kept = 0

@@ -318,11 +318,7 @@ def _logs(path: Path, layout: LogLayout, step_column: str | None) -> list[Log]:
 
 
 def _claimed(source: str, logs_in: Callable[[LogLayout], list[Log]], trainer: str | None) -> dict[str, list[Log]]:
-    """Runs by the trainer whose metrics they hold.
-
-    Raises:
-        BudgetError: They are damaged, or of a trainer in whose layout they cannot be read.
-    """
+    """Runs by the trainer whose metrics they hold."""
     found: dict[str, list[Log]] = {}
     claimed: set[str] = set()
     problems: dict[str, BudgetError] = {}
@@ -353,7 +349,7 @@ def _claimed(source: str, logs_in: Callable[[LogLayout], list[Log]], trainer: st
 
 
 def _holds(log: Log, marks: re.Pattern[str]) -> bool:
-    return any(map(marks.match, {*log.config, *(key for _, metrics in log.rows for key in metrics)}))
+    return any(map(marks.match, {*log.config, *log.keys}))
 
 
 def _is_decided(path: Path) -> bool:

@@ -18,6 +18,7 @@ from ..checks import LARGEST, finite, reason, shorten, whole
 from ..contract.documents import DocumentError, parsed
 from ..errors import BudgetError
 from ..planning.compute import Allocation
+from .logs.log import flat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +245,6 @@ class Configuration:
         notes: What the settings rest on, and what must be set elsewhere.
     """
 
-    framework: str
     settings: Mapping[str, Value]
     notes: tuple[str, ...] = ()
 
@@ -264,10 +264,7 @@ SCRIPTS = ("", ".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", ".pbs", ".ls
 """Suffixes of launch scripts."""
 
 LONGEST_FILE = 2**24
-LONGEST_KEY = 1_000
-MOST_SETTINGS = 100_000
-DEEPEST = 100
-"""Limits on the size of settings, because YAML aliases let a short file expand without bound."""
+"""Characters of a file of settings, at most."""
 
 
 def load(source: Path) -> dict[str, Value]:
@@ -311,7 +308,7 @@ def load(source: Path) -> dict[str, Value]:
         ) from None
     if not isinstance(document, Mapping):
         raise BudgetError(f"{source}: holds no settings (its top level must be keys with values)")
-    return _resolve_references(flatten(document, source))
+    return _resolve_references(flat(document))
 
 
 def flags(words: Iterable[str]) -> dict[str, Value]:
@@ -371,33 +368,6 @@ def _parse_script(text: str, source: Path) -> dict[str, Value]:
     except ValueError as error:
         kind = source.suffix.removeprefix(".") or "a script"
         raise BudgetError(f"{source}: not {kind} ({reason(error)})") from None
-
-
-def flatten(document: Mapping[Any, Any], source: Path | str) -> dict[str, Value]:
-    """Dotted keys and values of a document that is neither too deep nor too large."""
-    settings: dict[str, Value] = {}
-    visited = 0
-    left = [("", 1, document)]
-    while left:
-        prefix, depth, inner = left.pop()
-        if depth > DEEPEST:
-            raise BudgetError(f"{source}: is nested more than {DEEPEST} deep, or contains itself")
-        deeper = []
-        for key, value in inner.items():
-            name = prefix + (key if isinstance(key, str) else shorten(key))
-            visited += 1
-            if len(name) > LONGEST_KEY or visited > MOST_SETTINGS:
-                most = f"{LONGEST_KEY:,} characters in a key" if visited <= MOST_SETTINGS else f"{MOST_SETTINGS:,} keys"
-                raise BudgetError(f"{source}: holds more than {most}")
-            if isinstance(value, Mapping) and "value" in value and set(value) <= {"value", "desc"}:
-                # As W&B keeps a setting.
-                value = value["value"]
-            if isinstance(value, Mapping):
-                deeper.append((f"{name}.", depth + 1, value))
-            else:
-                settings[name] = value
-        left += reversed(deeper)
-    return settings
 
 
 def _resolve_references(settings: dict[str, Value]) -> dict[str, Value]:

@@ -23,12 +23,21 @@ Logs (``skyrl/train/{trainer,fully_async_trainer,evaluate}.py`` and ``skyrl/trai
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from math import isclose
 
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, Spread, StepCounts, Tally, mean_lengths
+from .counting import (
+    Counting,
+    LoggedEvaluation,
+    Metrics,
+    Score,
+    Spread,
+    StepCounts,
+    Tally,
+    lengths,
+    note_no_tokens,
+)
 from .logs.log import Log, LogLayout
+from .rewards import metric_of_successes
 from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
 from .trainer import LogReader, Trainer
 
@@ -51,7 +60,6 @@ def write(run: RunPlan) -> Configuration:
     # An engine is spread like the policy where its devices are on one machine.
     tensor = run.parallelism.tensor if per_node % run.parallelism.tensor == 0 else 1
     return Configuration(
-        framework="skyrl",
         settings={
             "trainer.train_batch_size": a.problems_per_batch,
             "generator.n_samples_per_prompt": a.rollouts_per_problem,
@@ -178,59 +186,28 @@ def _placement(settings: Settings, world: int | None, policy: tuple[int | None, 
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run.
-
-    Raises:
-        BudgetError: A setting that is needed is missing, a count in the log is impossible, or rewards are no successes.
-    """
-    samples, scores = _scores(log, settings)
+    """The evaluations of a run."""
+    scores = _scores(log, settings)
     if not scores:
         return []
-    tally, rollouts, updates = _counting(log, settings)
-    evals: list[LoggedEvaluation] = []
-    for (step, metrics), length in zip(log.rows, _lengths(log, settings), strict=True):
-        # A run that was resumed evaluates before its first step, too.
-        own, error = rollouts(metrics)
-        tally.advance(step, own, length, error=error)
-        evals += [
-            tally.evaluation(
-                step=step * updates,
-                problem_set=name,
-                samples=samples,
-                scores=columns,
-                metric=metric,
-                spread=Spread(size=samples),
-            )
-            for name, (metric, columns) in scores.get(step, {}).items()
-        ]
-    if tally.tokens == 0 and evals[-1].rollouts:
-        settings.notes.append(f"{LENGTHS[1]} is not logged: tokens are 0 and cannot be the unit of a fit")
-    if tally.rollouts_error:
+    counting = _counting(log, settings)
+    evals = counting.evaluations(scores)
+    note_no_tokens(log, settings, evals, *LENGTHS)
+    if counting.tally.rollouts_error:
         settings.notes.append("rollouts that were generated ahead of their step are the count's error")
     return evals
 
 
 def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     """Count what each step of a run generated for training."""
-    tally, rollouts, updates = _counting(log, settings)
-    points = []
-    for (step, metrics), length in zip(log.rows, _lengths(log, settings), strict=True):
-        if any(map(TRAINED.match, metrics)):
-            own, error = rollouts(metrics)
-            tally.advance(step, own, length, error=error)
-            points.append(tally.progress(logged=step, step=step * updates))
+    counting = _counting(log, settings)
+    points, tally = counting.progress(), counting.tally
     return StepCounts.of(points, tally.per_step, plain=tally.step * (batching.batch_rollouts or 0))
 
 
-def _counting(
-    log: Log, settings: Settings
-) -> tuple[Tally, Callable[[Mapping[str, float]], tuple[int | None, int]], int]:
-    """The run's count, what a step's metrics say of its rollouts, and the optimizer steps of each step.
-
-    Raises:
-        BudgetError: A setting that is needed is missing, or the log says another n.
-    """
-    logged = {key for _, metrics in log.rows for key in metrics}
+def _counting(log: Log, settings: Settings) -> Counting:
+    """The run's count."""
+    logged = log.keys
     ns = sorted({int(match["n"]) for key in logged if (match := TRAINED.match(key))})
     name = "generator.n_samples_per_prompt"
     n = settings.whole(name)
@@ -258,19 +235,22 @@ def _counting(
     if any(key.startswith("async/") for key in logged):
         ahead = settings.required("trainer.fully_async.max_staleness_steps", default=4) * problems * n
 
-    def rollouts(metrics: Mapping[str, float]) -> tuple[int | None, int]:
-        own = (problems + int(metrics[DROPPED])) * n if DROPPED in metrics else None
-        return own, ahead if tally.step == 0 else 0
+    def own(step: int, metrics: Metrics) -> tuple[int | None, int]:
+        dropped = (problems + int(metrics[DROPPED])) * n if DROPPED in metrics else None
+        return dropped, ahead if tally.step == 0 else 0
 
-    return tally, rollouts, updates
+    return Counting(
+        log=log,
+        tally=tally,
+        updates=updates,
+        lengths=_lengths(log, settings),
+        own=own,
+        trains=lambda metrics: any(map(TRAINED.match, metrics)),
+    )
 
 
 def _sampling(settings: Settings) -> str:
-    """The kind of dynamic sampling, or an empty text.
-
-    Raises:
-        BudgetError: There is no configuration that could say it.
-    """
+    """The kind of dynamic sampling, or an empty text."""
     name = "trainer.algorithm.dynamic_sampling.type"
     value = settings.find(name)[1]
     if value is None and not settings.has_defaults and name not in settings.given:
@@ -280,8 +260,8 @@ def _sampling(settings: Settings) -> str:
 
 def _lengths(log: Log, settings: Settings) -> list[float]:
     """Mean tokens of a response, at each row."""
-    means = mean_lengths([metrics for _, metrics in log.rows], *LENGTHS, where=log.name)
-    logged = {key for _, metrics in log.rows for key in metrics}
+    means = lengths(log, *LENGTHS)
+    logged = log.keys
     if LENGTHS[1] in logged and LENGTHS[0] not in logged:
         settings.notes.append(f"tokens are {LENGTHS[1]}, which counts what tools return, too")
     if not settings.is_on("generator.step_wise_trajectories"):
@@ -289,31 +269,27 @@ def _lengths(log: Log, settings: Settings) -> list[float]:
     batch = settings.product(
         settings.whole("trainer.train_batch_size"), settings.whole("generator.n_samples_per_prompt")
     )
-    turns = mean_lengths([metrics for _, metrics in log.rows], *SEQUENCES, where=log.name)
+    turns = lengths(log, *SEQUENCES)
     return [mean * turn / (batch or turn or 1) for mean, turn in zip(means, turns, strict=True)]
 
 
-def _scores(log: Log, settings: Settings) -> tuple[int, dict[int, dict[str, tuple[str, dict[str, float]]]]]:
-    """Samples to a question, and by step and set the metric that is read and the columns.
-
-    Raises:
-        BudgetError: The metric named is not logged, or there are rewards other than two.
-    """
+def _scores(log: Log, settings: Settings) -> dict[int, dict[str, Score]]:
+    """Scores by step and set."""
     wanted = settings.text("metric", default="avg_score").rpartition("/")[2]
-    logged = {key for _, metrics in log.rows for key in metrics}
+    logged = log.keys
     matches = [match for key in logged if (match := METRIC.match(key))]
     # The sets together are one more where there are several, and the same again where there is one.
     sets = sorted({m["set"] for m in matches} - {"all"}) or ["all"]
-    found: dict[int, dict[str, tuple[str, dict[str, float]]]] = {}
+    found: dict[int, dict[str, Score]] = {}
     if not matches:
-        return 1, found
+        return found
     ks = {int(match["k"]) for match in matches if match["k"]}
     samples = ks.pop() if len(ks) == 1 else settings.required("generator.eval_n_samples_per_prompt", default=1)
     for name in sets:
         metric, best = f"eval/{name}/{wanted}", f"eval/{name}/pass_at_{samples}"
         if metric not in logged:
             raise BudgetError(f"{log.name}: there is no metric {metric}")
-        metric = _success(log, settings, metric)
+        metric = metric_of_successes(log, settings, metric, f"eval/{name}/mean_positive_reward")
         settings.notes.append(f"avg_at_{samples} is {metric}")
         # Passes are shares, on whatever scale rewards are.
         shares = settings.text("scale") in ("", "rate") and all(m.get(metric, 0.0) <= 1 for _, m in log.rows)
@@ -322,28 +298,10 @@ def _scores(log: Log, settings: Settings) -> tuple[int, dict[int, dict[str, tupl
                 columns = {f"avg_at_{samples}": metrics[metric]}
                 if samples > 1 and shares and best in metrics:
                     columns[f"best_at_{samples}"] = metrics[best]
-                found.setdefault(step, {})[name] = (metric, columns)
-    return samples, found
-
-
-def _success(log: Log, settings: Settings, metric: str) -> str:
-    """The metric of a set's successes: where rewards are -1 and 1, the mean of the positive ones.
-
-    Raises:
-        BudgetError: There are other rewards than two.
-    """
-    positive = f"{metric.rpartition('/')[0]}/mean_positive_reward"
-    both = [(step, m[metric], m[positive]) for step, m in log.rows if metric in m and positive in m]
-    if settings.text("scale") or all(isclose(part, mean, abs_tol=1e-6) for _, mean, part in both):
-        return metric
-    other = next((each for each in both if not isclose(each[2], (each[1] + 1) / 2, abs_tol=1e-6)), None)
-    if other is None:
-        settings.notes.append(f"{metric} is of rewards -1 and 1: {positive} is read as a success rate")
-        return positive
-    raise BudgetError(
-        f"{log.name}: {metric} is {other[1]:g} and {positive} {other[2]:g} at step {other[0]}, so that there are "
-        "rewards other than 0 and 1, or -1 and 1: say which there are with --set scale=…"
-    )
+                spread = Spread(size=samples)
+                score = Score(samples=samples, scores=columns, metric=metric, spread=spread)
+                found.setdefault(step, {})[name] = score
+    return found
 
 
 SKYRL = Trainer(

@@ -24,11 +24,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isclose
 
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, Spread, StepCounts, Tally, lengths
+from .counting import LoggedEvaluation, Score, Spread, StepCounts, Tally, lengths, note_no_tokens
 from .logs.log import Log, LogLayout
+from .rewards import metric_of_successes
 from .settings import Batching, Configuration, RunPlan, Settings, exact_quotient
 from .trainer import LogReader, Trainer
 
@@ -53,7 +53,6 @@ def write(run: RunPlan) -> Configuration:
         "context_parallel_size": p.context,
     }
     return Configuration(
-        framework="slime",
         settings={
             "rollout_batch_size": a.problems_per_batch,
             "n_samples_per_prompt": a.rollouts_per_problem,
@@ -160,17 +159,13 @@ def _is_rollout(metrics: Mapping[str, float]) -> bool:
 
 
 def _counting(log: Log, settings: Settings) -> Counting:
-    """The run's count.
-
-    Raises:
-        BudgetError: A setting that is needed is missing.
-    """
+    """The run's count."""
     n = settings.required("n_samples_per_prompt", default=1)
     problems = settings.required("rollout_batch_size")
     updates = settings.whole("num_steps_per_rollout")
     if updates is None:
         updates = max(problems * n // settings.required("global_batch_size"), 1)
-    logged = any(DROPPED.match(key) for _, metrics in log.rows for key in metrics)
+    logged = any(map(DROPPED.match, log.keys))
     path = settings.find(FILTER)[1]
     if path is None and not (logged or settings.has_defaults or FILTER in settings.given):
         raise settings.missing(FILTER, choices="a path, or none")
@@ -197,11 +192,7 @@ def _counting(log: Log, settings: Settings) -> Counting:
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run.
-
-    Raises:
-        BudgetError: A setting that is needed is missing, a count in the log is impossible, or rewards are no successes.
-    """
+    """The evaluations of a run."""
     scores = _scores(log, settings)
     if not scores:
         return []
@@ -218,20 +209,11 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
             taken = at + after
             counting.tally.advance(taken, None, length)
             evals += [
-                counting.tally.evaluation(
-                    step=taken * counting.updates,
-                    problem_set=name,
-                    samples=score.samples,
-                    scores=score.columns,
-                    metric=score.metric,
-                    spread=Spread(size=score.samples),
-                    binary=score.binary,
-                )
+                counting.tally.evaluation(score, step=taken * counting.updates, problem_set=name)
                 for name, score in scores[step].items()
             ]
         counting.advance(step, metrics, length)
-    if counting.tally.tokens == 0 and evals[-1].rollouts:
-        settings.notes.append(f"{LENGTH} is not logged: tokens are 0 and cannot be the unit of a fit")
+    note_no_tokens(log, settings, evals, LENGTH)
     if counting.tally.rollouts_error:
         settings.notes.append("groups that were aborted because a batch was full are the count's error")
     return evals
@@ -248,23 +230,9 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     return StepCounts.of(points, tally.per_step, plain=tally.step * counting.problems * counting.n)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """What is logged of a set in one evaluation; the parts are those of ``LoggedEvaluation``."""
-
-    samples: int
-    columns: Mapping[str, float]
-    metric: str
-    binary: bool | None
-
-
 def _scores(log: Log, settings: Settings) -> dict[int, dict[str, Score]]:
-    """Scores by step and set.
-
-    Raises:
-        BudgetError: There is no set of the name given, or it has rewards other than two.
-    """
-    logged = {key for _, metrics in log.rows for key in metrics if not OTHER.match(key)}
+    """Scores by step and set."""
+    logged = {key for key in log.keys if not OTHER.match(key)}
     sets = sorted(m["set"] for key in logged if (m := METRIC.match(key)) and m["k"] is None)
     found: dict[int, dict[str, Score]] = {}
     if not sets:
@@ -276,7 +244,12 @@ def _scores(log: Log, settings: Settings) -> dict[int, dict[str, Score]]:
     if settings.find("eval_config")[1] is not None:
         settings.notes.append(f"each set of eval_config is taken to have {samples} samples to a question")
     for name in [wanted] if wanted else sets:
-        metric, low = _success(log, settings, f"eval/{name}")
+        mean, low = f"eval/{name}", 0.0
+        by_dapo = "dapo" in settings.text("rm_type") and settings.text("eval_reward_key", "reward_key") == "score"
+        if by_dapo and not settings.text("scale") and f"{mean}-pass@1" not in logged:
+            settings.notes.append(f"{mean} is of rewards -1 and 1 (rm_type dapo): it is read as a success rate")
+            low = -1.0
+        metric = metric_of_successes(log, settings, mean, f"{mean}-pass@1")
         first, best = f"eval/{name}-pass@1", f"eval/{name}-pass@{samples}"
         settings.notes.append(f"avg_at_{samples} is {metric}")
         for step, metrics in log.rows:
@@ -286,37 +259,9 @@ def _scores(log: Log, settings: Settings) -> dict[int, dict[str, Score]]:
             if samples > 1 and best in metrics and settings.text("scale") in ("", "rate"):
                 columns[f"best_at_{samples}"] = metrics[best]
             binary = True if first in metrics and not settings.text("scale") else None
-            score = Score(samples=samples, columns=columns, metric=metric, binary=binary)
+            score = Score(samples=samples, scores=columns, metric=metric, spread=Spread(size=samples), binary=binary)
             found.setdefault(step, {})[name] = score
     return found
-
-
-def _success(log: Log, settings: Settings, metric: str) -> tuple[str, float]:
-    """The metric of a set's successes, and the reward of a failure in it: pass@1 counts rewards of 1.
-
-    Raises:
-        BudgetError: There are other rewards than two.
-    """
-    first = f"{metric}-pass@1"
-    both = [(step, m[metric], m[first]) for step, m in log.rows if metric in m and first in m]
-    if settings.text("scale"):
-        return metric, 0.0
-    if not both:
-        by_dapo = "dapo" in settings.text("rm_type") and settings.text("eval_reward_key", "reward_key") == "score"
-        if by_dapo:
-            settings.notes.append(f"{metric} is of rewards -1 and 1 (rm_type dapo): it is read as a success rate")
-        return metric, -1.0 if by_dapo else 0.0
-    if all(isclose(rate, mean, abs_tol=1e-6) for _, mean, rate in both):
-        return metric, 0.0
-    other = next((each for each in both if not isclose(each[2], (each[1] + 1) / 2, abs_tol=1e-6)), None)
-    if other is None:
-        settings.notes.append(f"{metric} is of rewards -1 and 1: {first} is read as a success rate")
-        return first, 0.0
-    raise BudgetError(
-        f"{log.name}: {metric} is {other[1]:g} and {first} {other[2]:g} at step {other[0]}, so that there are rewards "
-        "other than 1 for success and 0 or -1 for failure: say which there are with --set scale=…, or name another set "
-        "with --set metric=NAME"
-    )
 
 
 SLIME = Trainer(

@@ -45,7 +45,6 @@ def write(run: RunPlan) -> Configuration:
     """
     made = trl.write(run)
     return Configuration(
-        framework="swift",
         settings={"rlhf_type": "grpo", **made.settings},
         notes=(f"start {run.world_size} processes: NPROC_PER_NODE={run.world_size} swift rlhf", *made.notes[1:]),
     )
@@ -74,11 +73,7 @@ def parse(settings: Settings) -> Batching:
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run, or the rewards of its training, as TRL has them.
-
-    Raises:
-        BudgetError: As TRL's, or groups were resampled and nothing says how many.
-    """
+    """The evaluations of a run, or the rewards of its training, as TRL has them."""
     found = trl.evaluations(log, settings, batching)
     each = _resampled(settings)
     if each is None:
@@ -111,11 +106,7 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
 
 
 def _resampled(settings: Settings) -> int | None:
-    """Rollouts of a step where groups were resampled, or None where they were not.
-
-    Raises:
-        BudgetError: Nothing says how many.
-    """
+    """Rollouts of a step where groups were resampled, or None where they were not."""
     each = settings.whole("rollouts_per_step")
     if not settings.is_on("dynamic_sample"):
         return None

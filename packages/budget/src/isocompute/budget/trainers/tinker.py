@@ -25,7 +25,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import isclose, isfinite
 from pathlib import Path
 from statistics import mean, stdev
@@ -33,7 +33,7 @@ from typing import Any
 
 from ..checks import reason
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, Spread, StepCounts, Tally
+from .counting import LoggedEvaluation, Score, Spread, StepCounts, Tally
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings
 from .trainer import LogReader, Trainer
@@ -62,7 +62,6 @@ def write(run: RunPlan) -> Configuration:
     """Settings for a run."""
     a = run.allocation
     return Configuration(
-        framework="tinker",
         settings={
             "group_size": a.rollouts_per_problem,
             "groups_per_batch": a.problems_per_batch,
@@ -203,7 +202,7 @@ class Counting:
             BudgetError: A setting that is needed is missing.
         """
         n, batch = settings.required(*GROUP), settings.required(*GROUPS)
-        logged = {key for _, metrics in log.rows for key in metrics}
+        logged = log.keys
         # The lines of asynchronous training alone have the first, and those of streaming the second, too.
         ahead = "training_client/step" in logged or bool(settings.matching(ASYNC))
         streams = ahead or "sampling_client/step_max" in logged
@@ -284,11 +283,7 @@ class Counting:
 
 
 def _removes(log: Log, settings: Settings) -> bool:
-    """Return whether groups without a spread of rewards are removed.
-
-    Raises:
-        BudgetError: There is no configuration that could say it.
-    """
+    """Return whether groups without a spread of rewards are removed."""
     settings.read.add(REMOVES)
     mixed = "env/all/by_group/frac_mixed"
     # Some of what was trained on had no spread.
@@ -300,11 +295,7 @@ def _is_iteration(metrics: Mapping[str, float]) -> bool:
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run, or with ``train_reward`` the mean rewards of its training.
-
-    Raises:
-        BudgetError: A setting that is needed is missing, a summary contradicts the log, or rewards are no successes.
-    """
+    """The evaluations of a run, or with ``train_reward`` the mean rewards of its training."""
     training = settings.is_on("train_reward")
     scores = _training_scores(log, settings) if training else _scores(log, settings)
     if not scores:
@@ -314,17 +305,8 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     for step, metrics in log.rows:
         counting.until(step)
         evals += [
-            replace(
-                counting.tally.evaluation(
-                    step=step * substeps,
-                    problem_set=name,
-                    samples=score.samples,
-                    scores=score.columns,
-                    metric=score.metric,
-                    spread=score.spread,
-                    questions=score.questions,
-                ),
-                split="train" if training else "validation",
+            counting.tally.evaluation(
+                score, step=step * substeps, problem_set=name, split="train" if training else "validation"
             )
             for name, score in scores.get(step, {}).items()
         ]
@@ -348,24 +330,13 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     return StepCounts.of(points, counting.tally.per_step, plain=counting.tally.step * counting.batch)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """What is known of one evaluation; the parts are those of ``LoggedEvaluation``."""
-
-    samples: int
-    questions: int | None
-    columns: Mapping[str, float]
-    metric: str
-    spread: Spread | None
-
-
 Scores = dict[int, dict[str, Score]]
 """By step and problem set."""
 
 
 def _scores(log: Log, settings: Settings) -> Scores:
     """Every set of the evaluations, and the parts of it that have a tag."""
-    logged = {key for _, metrics in log.rows for key in metrics}
+    logged = log.keys
     sets = sorted({(m["name"], m["tag"]) for key in logged if (m := METRIC.match(key)) and m["name"]})
     found: Scores = {}
     for name, tag in sets:
@@ -390,7 +361,7 @@ def _scores(log: Log, settings: Settings) -> Scores:
 
 def _training_scores(log: Log, settings: Settings) -> Scores:
     """The rewards of training, by the policy before the update."""
-    logged = {key for _, metrics in log.rows for key in metrics}
+    logged = log.keys
     if EPISODES not in logged:
         return {}
     what = _metric(log, settings, "env/all/", logged)
@@ -440,7 +411,7 @@ def _score(
         questions = None if episodes is None else int(episodes) // samples
         columns = {f"avg_at_{samples}": metrics[prefix + what]}
         return Score(
-            samples=samples, questions=questions, columns=columns, metric=prefix + what, spread=Spread(size=samples)
+            samples=samples, questions=questions, scores=columns, metric=prefix + what, spread=Spread(size=samples)
         )
     values = [value for t in of for value in t.values.get(what, ())]
     found = mean(values) if values else float("nan")
@@ -459,15 +430,11 @@ def _score(
         spread = Spread(deviation=stdev(values) if values[1:] else None, size=len(values), corrected=True)
         if samples > 1:
             columns[f"best_at_{samples}"] = mean(max(t.values[what][0] for t in group) for group in every)
-    return Score(samples=samples, questions=len(every), columns=columns, metric=prefix + what, spread=spread)
+    return Score(samples=samples, questions=len(every), scores=columns, metric=prefix + what, spread=spread)
 
 
 def _test_group(log: Log, settings: Settings, prefix: str) -> int:
-    """Trajectories to a question of an evaluation of which there is no summary: 1 in most recipes.
-
-    Raises:
-        BudgetError: There are more, and nothing says how many.
-    """
+    """Trajectories to a question of an evaluation of which there is no summary: 1 in most recipes."""
     if any(m.get(f"{prefix}by_group/frac_mixed", 0.0) > 0 for _, m in log.rows):
         return settings.required(*TEST_GROUP)
     return settings.required(*TEST_GROUP, default=1)

@@ -199,7 +199,7 @@ def _following(log: Log, logged: Sequence[int], schedules: Sequence[Schedule]) -
 
 def count(log: Log, settings: Settings) -> tuple[Generated, Sequence[Schedule]]:
     """Count what a run generated, by optimizer step, and return the schedules by which it may have."""
-    if any(FORMER_LENGTH in metrics for _, metrics in log.rows):
+    if FORMER_LENGTH in log.keys:
         raise BudgetError(
             f"{log.name}: logs {FORMER_LENGTH} without {TOKENS}, as TRL did before 0.16: whether its "
             "per_device_train_batch_size counts prompts (0.14) or completions (0.15) is not known, so it is not read"
@@ -227,7 +227,7 @@ def count(log: Log, settings: Settings) -> tuple[Generated, Sequence[Schedule]]:
     schedules = possible(log, every, accumulated, batches, steps)
     counted = generated(log, ENTRIES, schedules, batch)
     settings.notes += counted.notes
-    if not any(LENGTH in metrics for _, metrics in log.rows):
+    if LENGTH not in log.keys:
         settings.notes.append(f"{LENGTH} is not logged: tokens are 0 ({TOKENS} counts prompts too)")
     return counted, schedules
 
@@ -249,7 +249,6 @@ def write(run: RunPlan) -> Configuration:
         raise BudgetError("TRL refuses num_generations of 1, whose advantages are all zero; take 2 or more")
     accumulated = run.rank_rollouts // run.pass_rollouts
     return Configuration(
-        framework="trl",
         settings={
             "num_generations": a.rollouts_per_problem,
             "per_device_train_batch_size": run.pass_rollouts,
@@ -328,13 +327,9 @@ def entry(metrics: Mapping[str, float]) -> Mapping[str, float]:
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run, or with ``train_reward`` the mean rewards of its training.
-
-    Raises:
-        BudgetError: A size is not known, the log contradicts it, or no metric is a success rate.
-    """
+    """The evaluations of a run, or with ``train_reward`` the mean rewards of its training."""
     training = settings.is_on("train_reward")
-    names = {k for _, metrics in log.rows for k in metrics}
+    names = log.keys
     prefixes = {""} if training else {m[1] for k in names if (m := re.match(r"(eval_(?:[^/]+_)?)rewards?(?:/.*)?$", k))}
     logged = {prefix: _metric(settings, prefix, names, log.name) for prefix in sorted(prefixes)}
     known = {prefix: name for prefix, name in logged.items() if name in names}
@@ -400,7 +395,7 @@ def _scored_in_part(log: Log, settings: Settings, prefix: str) -> list[str]:
     Then the reward is not the sum of the functions' means, in whatever order their weights are.
     """
     total = f"{prefix}reward"
-    names = {k for _, metrics in log.rows for k in metrics if k.startswith(f"{prefix}rewards/") and k.endswith("/mean")}
+    names = {k for k in log.keys if k.startswith(f"{prefix}rewards/") and k.endswith("/mean")}
     whole = [m for _, m in log.rows if total in m and names <= m.keys()]
     weights = settings.find("reward_weights")[1]
     given = (

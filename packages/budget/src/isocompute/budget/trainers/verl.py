@@ -22,13 +22,26 @@ at most ``1 + staleness_threshold`` versions are ahead of training.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 
 from ..errors import BudgetError
-from .counting import LARGEST_COUNT, LoggedEvaluation, Spread, StepCounts, Tally, best_samples, lengths
+from .counting import (
+    LARGEST_COUNT,
+    Counting,
+    LoggedEvaluation,
+    Metrics,
+    Own,
+    Score,
+    Spread,
+    StepCounts,
+    Tally,
+    best_samples,
+    lengths,
+    note_no_tokens,
+)
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
 from .trainer import LogReader, Trainer
@@ -52,21 +65,17 @@ LENGTH = "response_length/mean"
 
 def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     """Count what each step of a run generated for training."""
-    tally, rollouts, updates = counting(log, settings, batching)
-    points = []
-    for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
-        if any(key.startswith(TRAINED) for key in metrics):
-            tally.advance(step, rollouts(step, metrics), length)
-            points.append(tally.progress(logged=step, step=step * updates))
+    counting = _counting(log, settings, batching, lengths(log, LENGTH))
+    points, per_step = counting.progress(), counting.tally.per_step
     last, n = points[-1] if points else None, settings.required(f"{ROLLOUT}.n")
     if _is_fully_async(settings):
         plain = (last.logged if last else 0) * (batching.batch_rollouts or 0)
-        return StepCounts.of(points, tally.per_step, plain=plain)
+        return StepCounts.of(points, per_step, plain=plain)
     problems = settings.required("data.train_batch_size")
     prompts = (last.rollouts if last else 0) // (n + batching.baseline_rollouts)
     counts = StepCounts.of(
         points,
-        tally.per_step,
+        per_step,
         plain=(last.logged if last else 0) * problems * n,
         baselines=prompts * batching.baseline_rollouts,
     )
@@ -77,31 +86,28 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     return replace(counts, ahead=warm_up * problems * n)
 
 
-def counting(
-    log: Log, settings: Settings, batching: Batching
-) -> tuple[Tally, Callable[[int, Mapping[str, float]], int | None], int]:
-    """The run's count, the rollouts that a step's metrics say it generated, and the optimizer steps of each step."""
+def _counting(log: Log, settings: Settings, batching: Batching, tokens: Sequence[float]) -> Counting:
+    """The run's count.
+
+    Args:
+        tokens: Mean tokens of the model's in a response, at each row.
+    """
     n = settings.required(f"{ROLLOUT}.n")
     mini = settings.required(f"{ACTOR}.ppo_mini_batch_size")
     if _is_fully_async(settings):
-        return _versions(log, settings, mini, n)
-    if settings.find("data.train_batch_size")[1] in (None, 0) and any(GENERATED in m for _, m in log.rows):
-        raise settings.missing(f"{ASYNC}.trigger_parameter_sync_step")
-    problems = settings.required("data.train_batch_size")
-    updates = max(problems // mini, 1) * settings.required(f"{ACTOR}.ppo_epochs", default=1)
-    _check_one_batch(log)
-    prompts = _prompts(log, settings, problems)
-    responses = n + batching.baseline_rollouts
+        tally, own, updates = _versions(log, settings, mini, n)
+    else:
+        if settings.find("data.train_batch_size")[1] in (None, 0) and GENERATED in log.keys:
+            raise settings.missing(f"{ASYNC}.trigger_parameter_sync_step")
+        problems = settings.required("data.train_batch_size")
+        updates = max(problems // mini, 1) * settings.required(f"{ACTOR}.ppo_epochs", default=1)
+        _check_one_batch(log)
+        tally, own = _prompts(log, settings, problems, n + batching.baseline_rollouts)
+    return Counting(log=log, tally=tally, updates=updates, lengths=tokens, own=own, trains=_trains)
 
-    def rollouts(step: int, metrics: Mapping[str, float]) -> int | None:
-        own = prompts.count(metrics)
-        return None if own is None else own * responses
 
-    per_step = None if prompts.per_step is None else prompts.per_step * responses
-    tally = Tally(
-        where=log.name, per_step=settings.whole("rollouts_per_step") or per_step, reason_unknown=prompts.reason_unknown
-    )
-    return tally, rollouts, updates
+def _trains(metrics: Metrics) -> bool:
+    return any(key.startswith(TRAINED) for key in metrics)
 
 
 def _is_fully_async(settings: Settings) -> bool:
@@ -115,9 +121,7 @@ def _fetches(settings: Settings) -> tuple[int, int]:
     return fetches, settings.whole(f"{ASYNC}.require_batches", default=1) or 1
 
 
-def _versions(
-    log: Log, settings: Settings, mini: int, n: int
-) -> tuple[Tally, Callable[[int, Mapping[str, float]], int | None], int]:
+def _versions(log: Log, settings: Settings, mini: int, n: int) -> tuple[Tally, Own, int]:
     """The count of a fully asynchronous run, whose steps are versions of the parameters."""
     fetches, batches = _fetches(settings)
     each = mini * fetches * batches * n
@@ -129,42 +133,23 @@ def _versions(
         "them are the count's error"
     )
 
-    def rollouts(step: int, metrics: Mapping[str, float]) -> int | None:
+    def own(step: int, metrics: Metrics) -> tuple[int | None, int]:
         if given is not None or step <= tally.step:
-            return None
+            return None, 0
         # What waits to be trained on is bounded, not logged.
         tally.rollouts_error = int((1 + (stale if isinstance(stale, int | float) else 0.1)) * each)
         generated = metrics.get(GENERATED)
         if generated is None or not 0 <= generated * n < LARGEST_COUNT:
-            return None
+            return None, 0
         # A run that was resumed counts anew.
         total = max(int(generated) * n, step * each)
-        return max(total - tally.rollouts - (step - tally.step - 1) * each, 0)
+        return max(total - tally.rollouts - (step - tally.step - 1) * each, 0), 0
 
-    return tally, rollouts, fetches * batches * settings.required(f"{ACTOR}.ppo_epochs", default=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompts:
-    """Prompts generated in a step.
-
-    Attributes:
-        per_step: In a step whose count is not logged, where that is known.
-        reason_unknown: Why it is not known otherwise.
-        count: The count that a step's metrics hold, or None.
-    """
-
-    per_step: int | None
-    reason_unknown: str
-    count: Callable[[Mapping[str, float]], int | None]
+    return tally, own, fetches * batches * settings.required(f"{ACTOR}.ppo_epochs", default=1)
 
 
 def _check_one_batch(log: Log) -> None:
-    """Check that a run trained on batches of one size, as far as its tokens and mean lengths say.
-
-    Raises:
-        BudgetError: It went on with another size.
-    """
+    """Check that a run trained on batches of one size, as far as its tokens and mean lengths say."""
     of_prompts, of_all = "prompt_length/mean", "perf/total_num_tokens"
     rows = [(s, m) for s, m in log.rows if {of_prompts, of_all, LENGTH} <= m.keys() and m[of_prompts] + m[LENGTH] > 0]
     sizes = [(step, round(m[of_all] / (m[of_prompts] + m[LENGTH]))) for step, m in rows]
@@ -178,46 +163,47 @@ def _check_one_batch(log: Log) -> None:
         )
 
 
-def _prompts(log: Log, settings: Settings, problems: int) -> Prompts:
-    """Find where a run's prompts are counted: dynamic sampling generates until a batch has passed its filter."""
-    logged = {key for _, metrics in log.rows for key in metrics}
-    key = "data.gen_batch_size"
+def _prompts(log: Log, settings: Settings, problems: int, responses: int) -> tuple[Tally, Own]:
+    """Find where a run's prompts are counted: dynamic sampling generates until a batch has passed its filter.
+
+    Args:
+        responses: To each prompt, baselines included.
+    """
+    logged, key = log.keys, "data.gen_batch_size"
     generated = settings.whole(key)
     if generated is None and BATCHES in logged and not settings.has_defaults and key not in settings.given:
         raise settings.missing(key)
     if generated is None:
         settings.notes.append(f"{key} is not set; its default, the {problems:,} of data.train_batch_size, is assumed")
         generated = problems
-    if BATCHES in logged:
-        return Prompts(
-            per_step=None,
-            reason_unknown=f"dynamic sampling logs it as {BATCHES}",
-            count=lambda metrics: int(metrics[BATCHES]) * generated if BATCHES in metrics else None,
-        )
-    if logged & set(EVICTED):
-        return Prompts(
-            per_step=None,
-            reason_unknown=f"groups are evicted and replaced, which is logged as {EVICTED[0]}",
-            count=lambda metrics: (
-                problems + int(sum(metrics.get(key, 0.0) for key in EVICTED))
-                if any(key.startswith(TRAINED) for key in metrics)
-                else None
-            ),
-        )
+    evicts = not logged.isdisjoint(EVICTED)
     reason_unknown = ""
-    if settings.required_switch("algorithm.filter_groups.enable"):
+    if BATCHES in logged:
+        reason_unknown = f"dynamic sampling logs it as {BATCHES}"
+    elif evicts:
+        reason_unknown = f"groups are evicted and replaced, which is logged as {EVICTED[0]}"
+    elif settings.required_switch("algorithm.filter_groups.enable"):
         reason_unknown = (
             f"groups were filtered and replaced (algorithm.filter_groups), and neither {BATCHES} nor {EVICTED[0]} is "
             "logged"
         )
-    elif any(key.startswith("fully_async/") for key in logged):
+    elif any(name.startswith("fully_async/") for name in logged):
         reason_unknown = "a fully asynchronous run generates at its own pace"
     elif generated != problems and settings.find("trainer.use_v1")[1] is not True:
         # The V1 trainer fetches a training batch in pieces of gen_batch_size; the former one trains on what it fetched.
         reason_unknown = (
             f"gen_batch_size is {generated} with a train_batch_size {problems}, and {BATCHES} is not logged"
         )
-    return Prompts(per_step=None if reason_unknown else problems, reason_unknown=reason_unknown, count=lambda _: None)
+
+    def own(step: int, metrics: Metrics) -> tuple[int | None, int]:
+        if BATCHES in logged:
+            return int(metrics[BATCHES]) * generated * responses if BATCHES in metrics else None, 0
+        if evicts and _trains(metrics):
+            return (problems + int(sum(metrics.get(name, 0.0) for name in EVICTED))) * responses, 0
+        return None, 0
+
+    per_step = settings.whole("rollouts_per_step") or (None if reason_unknown else problems * responses)
+    return Tally(where=log.name, per_step=per_step, reason_unknown=reason_unknown), own
 
 
 def is_v1(settings: Settings) -> bool:
@@ -264,7 +250,6 @@ def write(run: RunPlan) -> Configuration:
     if run.world_size % 2 == 0:
         notes.append("rollout.tensor_model_parallel_size is 2 unless it is set, and must divide the devices")
     return Configuration(
-        framework="verl",
         settings={
             **_parallel(run),
             "data.train_batch_size": a.problems_per_batch,
@@ -443,49 +428,38 @@ def _engine(settings: Settings, world: int | None) -> tuple[str, int | None]:
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run, of the variable that ``metric`` names: by default ``acc``, else ``reward``.
-
-    Raises:
-        BudgetError: A setting that is needed is missing, or a count in the log is impossible.
-    """
+    """The evaluations of a run, of the variable that ``metric`` names: by default ``acc``, else ``reward``."""
     kinds = _kinds(log, settings)
     scored = {step: scores for step, scores in ((s, _scores(metrics, kinds)) for s, metrics in log.rows) if scores}
     if not scored:
         return []
-    tally, rollouts, updates = counting(log, settings, batching)
-    evals: list[LoggedEvaluation] = []
-    for (step, metrics), length in zip(log.rows, _model_lengths(log, settings), strict=True):
-        if step > max(scored):
-            break
-        tally.advance(step, rollouts(step, metrics), length)
-        for source, scores in scored.get(step, {}).items():
-            if any(name.endswith("_biased") for name in scores):
-                settings.notes.append(BIASED)
-            samples = best_samples(scores)
-            if samples is not None:
-                evals.append(
-                    tally.evaluation(
-                        step=step * updates,
-                        problem_set=source,
-                        samples=samples,
-                        scores={name: score for name, score in scores.items() if not name.startswith("std")},
-                        metric=f"{source}/{kinds[source]}/mean@{samples}",
-                        spread=Spread(deviation=scores.get(f"std_at_{samples}"), size=samples),
-                    )
-                )
-    if evals and not any(LENGTH in metrics for _, metrics in log.rows):
-        settings.notes.append(f"{LENGTH} is not logged: tokens are 0 and cannot be the unit of a fit")
+    counting = _counting(log, settings, batching, _model_lengths(log, settings))
+    if any(name.endswith("_biased") for step in scored.values() for of in step.values() for name in of):
+        settings.notes.append(BIASED)
+    found = {
+        step: {source: _score(f"{source}/{kinds[source]}", of) for source, of in by_source.items() if best_samples(of)}
+        for step, by_source in scored.items()
+    }
+    evals = counting.evaluations(found)
+    if evals:
+        note_no_tokens(log, settings, evals, LENGTH)
     return evals
 
 
-def _kinds(log: Log, settings: Settings) -> dict[str, str]:
-    """The variable to read of each data source: one for all of its metrics, since each has a scale of its own.
+def _score(name: str, scores: Mapping[str, float]) -> Score:
+    samples = best_samples(scores) or 1
+    return Score(
+        samples=samples,
+        scores={column: score for column, score in scores.items() if not column.startswith("std")},
+        metric=f"{name}/mean@{samples}",
+        spread=Spread(deviation=scores.get(f"std_at_{samples}"), size=samples),
+    )
 
-    Raises:
-        BudgetError: The one named is not logged of a source.
-    """
+
+def _kinds(log: Log, settings: Settings) -> dict[str, str]:
+    """The variable to read of each data source: one for all of its metrics, since each has a scale of its own."""
     by_source: dict[str, set[str]] = {}
-    for name in {name for _, metrics in log.rows for name in metrics}:
+    for name in log.keys:
         if match := METRIC.match(name):
             by_source.setdefault(match["source"], set()).add(match["kind"])
     wanted = settings.text("metric")

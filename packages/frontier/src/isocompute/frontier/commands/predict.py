@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..answers.forecast import METHODS, Forecast, ForecastConfig, forecast, forecasts_over_cuts
-from ..data.reading import one_run, read_columns
+from ..answers.forecast import METHODS, Forecast, ForecastConfig, forecast, forecasts_over_cuts, leave_one_out
+from ..data.reading import one_run, read_columns, read_series
 from ..errors import FrontierError
 from ..fitting.point import FORMS
 from ..show.drawing import save
-from ..show.panels import forecast_panel
-from .arguments import assignment, compare_recipes, positive, write_json
+from ..show.panels import efficiency_panel, forecast_panel
+from .arguments import assignment, positive, write_json
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         FrontierError: An option needs another one, or the curve cannot be read, fitted or drawn.
     """
     if arguments.series:
-        yield from compare_recipes(arguments)
+        yield from _compare_recipes(arguments)
         return
     if arguments.efficiency or arguments.asymptote is not None or arguments.reward is not None:
         raise FrontierError("--efficiency, --asymptote and --reward compare recipes: name their column with --series")
@@ -112,3 +112,43 @@ def _entry(cut: float, result: Forecast | FrontierError) -> dict[str, Any]:
     if isinstance(result, FrontierError):
         return {"cut": cut, "reason": str(result)}
     return {"cut": cut, **result.as_dict()}
+
+
+def _compare_recipes(arguments: argparse.Namespace) -> Iterable[str]:
+    """Print the recipes by the compute that each needs for one reward, the least first.
+
+    Raises:
+        FrontierError: R0 is not given, or the curves cannot be read, compared or drawn.
+    """
+    if arguments.r0 is None:
+        raise FrontierError("--series compares recipes from one reward before training: give --r0")
+    series = read_series(
+        arguments.curve,
+        arguments.x,
+        arguments.y,
+        by=arguments.series,
+        where=dict(arguments.where),
+        least=arguments.fit_min,
+        most=arguments.fit_max,
+    )
+    for name in series:
+        one_run(arguments.curve, arguments.x, arguments.y, {**dict(arguments.where), arguments.series: name})
+    found = leave_one_out(series, r0=arguments.r0, asymptote=arguments.asymptote, target=arguments.reward)
+    held = found[0].parameters
+    yield (
+        f"A = {held.asymptote:.4f} and R0 = {held.start:g} held for all; {arguments.x} needed for {found[0].target:.3f}"
+    )
+    for e in found:
+        low, high = e.needed_interval
+        if high is None:
+            needed = f"more than {e.needed:,.5g}, four times its data"
+        else:
+            note = ", extrapolated" if e.standing == "extrapolated" else ""
+            times = f"{e.needed / found[0].needed:.2f} times the least"
+            needed = f"{e.needed:,.5g} (95 %: {low:,.5g} to {high:,.5g}{note}), {times}"
+        yield f"  {e.name:24} {needed}  B {e.parameters.shape:.3f}  C_mid {e.parameters.scale:,.5g}"
+    yield "one run each: the intervals leave out how seeds differ"
+    if arguments.efficiency:
+        save(efficiency_panel(found, arguments.x), arguments.efficiency)
+    document = {"asymptote": held.asymptote, "r0": held.start, "series": [e.as_dict() for e in found]}
+    write_json(document, arguments.json)

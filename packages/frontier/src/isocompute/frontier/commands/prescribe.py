@@ -1,4 +1,4 @@
-"""``prescribe``: split a budget."""
+"""``prescribe`` and ``next``: what a saved fit says of a budget, and what to run before deciding."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..answers.fitted import load_fitted, option_row
+from ..answers.next import plan, plan_lines
 from .arguments import positive, write_json
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command."""
+    """Add the commands."""
     parser = commands.add_parser("prescribe", help="split a budget")
     parser.add_argument("folder", type=Path, help="what `fit --out` wrote")
     parser.add_argument("--budget", type=positive, required=True, help="how much may be spent, in --unit")
@@ -22,10 +23,18 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="mean response tokens, for --unit tokens where the fit does not know them",
     )
     parser.add_argument("--json", type=Path, help="also write the allocation here")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=prescribe)
+    then = commands.add_parser("next", help="what to run next, by the expected fall of regret")
+    then.add_argument("folder", type=Path, help="what `fit --out` wrote")
+    then.add_argument("--budget", type=positive, help="of the decision; by default the largest that was measured")
+    then.add_argument("--most", type=int, default=5, help="actions printed (default: %(default)s)")
+    then.add_argument(
+        "--tell", type=int, nargs=2, metavar="N", help="how many seeds tell these two n apart (default: the first two)"
+    )
+    then.set_defaults(run=what_next)
 
 
-def run(arguments: argparse.Namespace) -> Iterable[str]:
+def prescribe(arguments: argparse.Namespace) -> Iterable[str]:
     """Print the answer at a budget.
 
     Raises:
@@ -50,3 +59,11 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         },
         arguments.json,
     )
+
+
+def what_next(arguments: argparse.Namespace) -> Iterable[str]:
+    """Print the actions, the most useful per unit of compute first."""
+    fitted = load_fitted(arguments.folder)
+    tell = (arguments.tell[0], arguments.tell[1]) if arguments.tell else None
+    found = plan(fitted, arguments.budget or fitted.largest, tell=tell)
+    yield from plan_lines(found, fitted.unit, most=arguments.most)

@@ -175,9 +175,6 @@ def _refuse(rows: pl.DataFrame, wrong: Mapping[str, pl.Expr], metric: str, colum
 
     Args:
         wrong: What is wrong, and in which rows.
-
-    Raises:
-        FrontierError: Says which value, and of which run.
     """
     for what, bad in wrong.items():
         found = rows.filter(bad)

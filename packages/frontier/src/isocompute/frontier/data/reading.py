@@ -6,7 +6,6 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -164,11 +163,7 @@ def _with_average(evals: pl.DataFrame, metric: str) -> pl.DataFrame:
 
 
 def _refuse_one_seed(evals: pl.DataFrame, group: str | None) -> None:
-    """Refuse two runs that have one seed: they would be one curve, whose points jump from run to run.
-
-    Raises:
-        FrontierError: A seed of one n, B_p, learning rate, problem set and split has two ``run_id``.
-    """
+    """Refuse two runs that have one seed: they would be one curve, whose points jump from run to run."""
     if "run_id" not in evals.columns:
         return
     keys = ["rollouts_per_problem", "problems_per_batch", "seed", "problem_set", "split"]
@@ -191,11 +186,7 @@ def _refuse_one_seed(evals: pl.DataFrame, group: str | None) -> None:
 
 
 def _refuse_mixed_units(evals: pl.DataFrame, unit: str) -> None:
-    """Refuse a table that counts rollouts in ones for some settings and in thousands or millions for others.
-
-    Raises:
-        FrontierError: Rollouts over steps times batch differ a hundredfold between settings.
-    """
+    """Refuse a table that counts rollouts in ones for some settings and in thousands or millions for others."""
     if unit != "rollouts" or "step" not in evals.columns or not evals["step"].dtype.is_numeric():
         return
     scale = pl.col("rollouts") / (pl.col("step") * pl.col("rollouts_per_problem") * pl.col("problems_per_batch"))
@@ -507,65 +498,6 @@ def with_gpu_hours(
         .with_columns(pl.col("gpu_hours").forward_fill().over("run_id").fill_null(0.0))
     )
     return evals.join(hours, on=["run_id", "step"], how="left").sort("run_id", "step")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversion:
-    """An amount of compute in another unit.
-
-    Attributes:
-        value: In the requested unit.
-        tokens_per_rollout: Mean response tokens per rollout, at the point converted.
-        measured: Whether it lies within what the runs measured; beyond, responses are taken to stay as long as
-            they last were.
-    """
-
-    value: float
-    tokens_per_rollout: float
-    measured: bool
-
-
-def convert(
-    evals: pl.DataFrame, amount: float, *, to: str, rollouts_per_problem: int, problems_per_batch: int | None = None
-) -> Conversion:
-    """Convert rollouts to tokens or tokens to rollouts along the runs of one setting.
-
-    Responses change in length while a model is trained, and differently for every n: the cumulative counts of the
-    runs are interpolated, never a mean length multiplied. Several runs are averaged at equal rollouts. Tokens are
-    response tokens, as in ``evals``; prompts, and the speed at which a GPU makes either, are not in them.
-
-    Args:
-        amount: What is converted, above 0.
-        to: ``tokens`` or ``rollouts``.
-        problems_per_batch: B_p of the runs; any by default.
-
-    Raises:
-        FrontierError: No run is of this setting, it logged no tokens, the amount is not a positive number, or
-            the unit is neither.
-    """
-    if to not in ("tokens", "rollouts"):
-        raise FrontierError(f"compute is converted to tokens or rollouts, not to {to!r}")
-    if not (np.isfinite(amount) and amount > 0):
-        raise FrontierError(f"the amount is {amount}; it must be above 0")
-    own = evals.filter(pl.col("rollouts_per_problem") == rollouts_per_problem)
-    if problems_per_batch is not None:
-        own = own.filter(pl.col("problems_per_batch") == problems_per_batch)
-    counted = own.filter(pl.col("rollouts") > 0).group_by("rollouts").agg(pl.col("tokens").mean()).sort("rollouts")
-    if counted.is_empty() or counted["tokens"].max() == 0:
-        raise FrontierError(f"no run of n = {rollouts_per_problem} has counted tokens to convert by")
-    rollouts = np.concatenate([[0.0], counted["rollouts"].to_numpy().astype(np.float64)])
-    tokens = np.maximum.accumulate(np.concatenate([[0.0], counted["tokens"].to_numpy()]))
-    given, wanted = (rollouts, tokens) if to == "tokens" else (tokens, rollouts)
-    last = max(len(rollouts) - 2, 0)
-    length = float((tokens[-1] - tokens[last]) / (rollouts[-1] - rollouts[last]))
-    if amount <= given[-1]:
-        value, measured = float(np.interp(amount, given, wanted)), True
-        k = int(np.clip(np.searchsorted(given, amount), 1, len(given) - 1))
-        length = float((tokens[k] - tokens[k - 1]) / (rollouts[k] - rollouts[k - 1]))
-    else:
-        more = (amount - given[-1]) * (length if to == "tokens" else 1 / max(length, 1e-300))
-        value, measured = float(wanted[-1] + more), False
-    return Conversion(value=value, tokens_per_rollout=length, measured=measured)
 
 
 def amount(compute: float) -> str:

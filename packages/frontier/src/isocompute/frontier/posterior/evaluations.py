@@ -196,11 +196,7 @@ def _name(values: dict[str, object], varying: Sequence[str]) -> str:
 
 
 def _run_id(own: pl.DataFrame, name: str) -> str | None:
-    """The id of the run.
-
-    Raises:
-        FrontierError: The rows are of two runs.
-    """
+    """The id of the run."""
     if "run_id" not in own.columns:
         return None
     ids = own["run_id"].drop_nulls().unique().sort().to_list()

@@ -12,7 +12,7 @@ from ..data.curves import Array
 from ..data.reading import short
 from ..posterior.decision import at_best_rates
 from ..posterior.runs import Setting
-from .drawing import ACCENT, compute_axis, line_styles, styled, subplots
+from .drawing import ACCENT, compute_axis, panels, styled, styles_by_key, subplots
 
 POINTS = 80
 MOST_PANELS = 24
@@ -22,14 +22,10 @@ MOST_PANELS = 24
 def curve_panels(fitted: Fitted) -> Any:
     """A panel per setting: its runs, one marker a run, and its mean curve with the 95 % interval (Figures 5, 15)."""
     cells = fitted.cells[:MOST_PANELS]
-    columns = min(3, len(cells))
-    rows = -(-len(cells) // columns)
-    figure, axes = subplots(
-        rows, columns, figsize=(3.2 * columns, 2.4 * rows + 0.4), sharex=True, sharey=True, squeeze=False
-    )
+    figure, axes = panels(len(cells), height=2.4, more=0.4)
     styles, runs = styles_of(fitted), fitted.prepared.runs
     several, rated = fitted.differing
-    for k, (cell, axis) in enumerate(zip(cells, axes.flat, strict=False)):
+    for k, (cell, axis) in enumerate(zip(cells, axes, strict=True)):
         look = styles[key(cell)]
         grid = _grid(fitted, k)
         drawn = fitted.posterior.reward(grid)[:, k]
@@ -42,8 +38,6 @@ def curve_panels(fitted: Fitted) -> Any:
             )
         axis.set_title(f"n = {name(cell, several, rated)}", fontsize=9)
         compute_axis(axis, "")
-    for axis in axes.flat[len(cells) :]:
-        axis.set_visible(False)
     figure.supxlabel(f"compute in {fitted.unit.replace('_', ' ')}")
     figure.supylabel(fitted.metric)
     return figure
@@ -87,7 +81,7 @@ def draw_frontier(fitted: Fitted, axes: Any) -> Any:
 
 def styles_of(fitted: Fitted) -> dict[object, dict[str, Any]]:
     """Colour, marker and line of each setting: by n, or by the grouping column where there is one."""
-    return line_styles(sorted({key(c) for c in fitted.cells}, key=lambda k: (isinstance(k, str), k)))
+    return styles_by_key(map(key, fitted.cells))
 
 
 def key(cell: Setting) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -42,6 +42,27 @@ def subplots(rows: int = 1, columns: int = 1, *, figsize: tuple[float, float], *
 
     figure = Figure(figsize=figsize, layout="constrained")
     return figure, figure.subplots(rows, columns, **settings)
+
+
+def panels(count: int, *, height: float, more: float = 0.0) -> tuple[Any, list[Any]]:
+    """A figure of as many panels of one scale, three in a row, and their axes.
+
+    Args:
+        height: Of a panel (inches).
+        more: Height of the figure beyond that of its panels.
+    """
+    columns = min(3, count)
+    rows = -(-count // columns)
+    size = (3.2 * columns, height * rows + more)
+    figure, axes = subplots(rows, columns, figsize=size, sharex=True, sharey=True, squeeze=False)
+    for axis in axes.flat[count:]:
+        axis.set_visible(False)
+    return figure, list(axes.flat[:count])
+
+
+def styles_by_key(keys: Iterable[Any]) -> dict[object, dict[str, Any]]:
+    """``line_styles`` of distinct keys, each an n or the name of a group: numbers first, then names."""
+    return line_styles(sorted(set(keys), key=lambda key: (isinstance(key, str), key)))
 
 
 def line_styles(values: Sequence[object]) -> dict[object, dict[str, Any]]:

@@ -10,7 +10,7 @@ import numpy as np
 from ..answers.paper import PaperCurve, PaperFits
 from ..data.curves import Array, isotonic, of_records
 from ..fitting.nstar import sigmoid
-from .drawing import ACCENT, compute_axis, line_styles, save, styled, subplots
+from .drawing import ACCENT, compute_axis, panels, save, styled, styles_by_key, subplots
 
 
 def paper_figures(fits: PaperFits, folder: str | Path) -> list[Path]:
@@ -35,7 +35,7 @@ def name(c: PaperCurve, fits: PaperFits) -> str:
 
 
 def _styles(fits: PaperFits) -> dict[object, dict[str, Any]]:
-    return line_styles(sorted({_key(c) for c in fits.curves}, key=lambda k: (isinstance(k, str), k)))
+    return styles_by_key(map(_key, fits.curves))
 
 
 def _key(c: PaperCurve) -> Any:
@@ -46,10 +46,8 @@ def _key(c: PaperCurve) -> Any:
 def curve_panels(fits: PaperFits) -> Any:
     """One panel per curve: evaluations, ringed records by bins of reward, an isotonic fit (grey steps), and the fit."""
     fitted, styles = fits.fitted, _styles(fits)
-    columns = min(3, len(fitted))
-    rows = -(-len(fitted) // columns)
-    figure, axes = subplots(rows, columns, figsize=(3.2 * columns, 2.6 * rows), sharex=True, sharey=True, squeeze=False)
-    for axis, c in zip(axes.flat, fitted, strict=False):
+    figure, axes = panels(len(fitted), height=2.6)
+    for axis, c in zip(axes, fitted, strict=True):
         own, look = c.curve, styles[_key(c)]
         assert c.parameters is not None
         grid = np.linspace(float(own.compute.min()), own.support[1], 200)
@@ -61,8 +59,6 @@ def curve_panels(fits: PaperFits) -> Any:
         record = kept.compute > 0
         axis.plot(kept.compute[record], kept.reward[record], "o", ms=6, fillstyle="none", color="black", mew=0.6)
         axis.set_title(f"{own.label}, B_p = {own.problems_per_batch}", fontsize=9)
-    for axis in axes.flat[len(fitted) :]:
-        axis.set_visible(False)
     figure.supxlabel(f"compute in {fits.config.unit.replace('_', ' ')}")
     figure.supylabel(fits.config.metric)
     return figure

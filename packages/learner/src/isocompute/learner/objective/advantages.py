@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ..config import STDS, BatchConfig
+from ..config import BatchConfig, Std
 from ..errors import LearnerError
 
 EPSILON = 1e-6
@@ -49,8 +49,8 @@ def response_advantages(
         LearnerError: A reward is not finite, every group has a single response and is the baseline, a name is unknown,
             or the scale is that of a group and the baseline is not.
     """
-    if std not in STDS:
-        raise LearnerError(f"std is {std!r}; it must be one of {', '.join(STDS)}")
+    if std not in get_args(Std):
+        raise LearnerError(f"std is {std!r}; it must be one of {', '.join(get_args(Std))}")
     for name, value, known in (("baseline", baseline, BASELINES), ("scale", scale, SCALES)):
         if value not in known:
             raise LearnerError(f"{name} is {value!r}; for advantages of responses it must be one of {', '.join(known)}")

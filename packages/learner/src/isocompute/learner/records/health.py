@@ -1,9 +1,10 @@
-"""Is a run healthy? Flags from its records: entropy, length, reward, and the sampler's agreement with the learner.
+"""Early signs that a run goes wrong: entropy, length, truncation, and the sampler's agreement with the learner.
 
 The IsoCompute Playbook (arXiv 2603.12151, section 3) names what an unhealthy run looks like: without an entropy bonus
-the entropy collapses on easy problems, and with one it explodes on hard ones, and response lengths with it (Factor 2);
-a learning rate that is too high for its batch ends in a fall of the reward (Factor 3). The section gives no numbers for
-a flag: those in ``Thresholds`` are this library's.
+the entropy collapses on easy problems, and with one it explodes on hard ones, and response lengths with it (Factor 2).
+The section gives no numbers for a flag: those in ``Thresholds`` are this library's. Whether a run failed, its reward
+having collapsed or never risen, shows in its evaluations beside those of other runs, and is for the one to say who fits
+them.
 """
 
 from __future__ import annotations
@@ -34,9 +35,6 @@ class Thresholds:
             last two windows).
         truncated: Share of truncated responses that is too high.
         truncated_rise: Least rise of that share since the start.
-        reward_errors: Standard errors by which the reward must be below its start, or below its best window.
-        reward_fall: Least fall of the mean reward that counts.
-        reward_lost: Share of the gain, from the start to the best window, that a fall from that window must exceed.
         weight: Largest distance of the mean truncated importance weight from 1.
         k3: Largest k3 estimate of KL(sampler ‖ learner) (nats per token).
         effective_sample_size: Smallest effective sample size, as a share of the tokens.
@@ -52,9 +50,6 @@ class Thresholds:
     reward_gain: float = 0.05
     truncated: float = 0.25
     truncated_rise: float = 0.1
-    reward_errors: float = 5.0
-    reward_fall: float = 0.05
-    reward_lost: float = 0.5
     weight: float = 0.1
     k3: float = 0.01
     effective_sample_size: float = 0.9
@@ -65,8 +60,7 @@ class Flag:
     """One thing that is wrong with a run, at the first step at which it was.
 
     Attributes:
-        name: ``entropy_collapse``, ``entropy_explosion``, ``length_explosion``, ``truncation``, ``reward_collapse`` or
-            ``mismatch``.
+        name: ``entropy_collapse``, ``entropy_explosion``, ``length_explosion``, ``truncation`` or ``mismatch``.
         step: The step.
         reason: One sentence with the numbers that say why.
         values: These numbers by name.
@@ -81,9 +75,8 @@ class Flag:
 def flags(records: Iterable[Record], thresholds: Thresholds | None = None) -> list[Flag]:
     """Return what is wrong with a run, each thing once, by the step at which it began.
 
-    Entropy, length and reward are compared with the run's own start, so twice ``window`` steps are needed; a step
-    whose responses all failed is left out. The reward is not compared beyond the first pass in which no-positive
-    resampling has dropped problems, since those that are left are harder.
+    Entropy and length are compared with the run's own start, so twice ``window`` steps are needed; a step whose
+    responses all failed is left out.
 
     Args:
         records: What ``watch`` was called with. Where a step was taken again, its last record counts.
@@ -167,83 +160,27 @@ def _entropy_collapse(records: Sequence[StepRecord], limits: Thresholds) -> Flag
     return None
 
 
-def _entropy_explosion(records: Sequence[StepRecord], limits: Thresholds) -> Flag | None:
-    for step, start, now in _series(records, "sampled_entropy").windows(limits.window):
-        if now > max(limits.entropy_high * start, start + limits.entropy_rise):
-            reason = (
-                f"the entropy rose from {start:.3g} to {now:.3g} nats per token, above {limits.entropy_high:g} times "
-                "its start"
-            )
-            return Flag(name="entropy_explosion", step=step, reason=reason, values={"start": start, "now": now})
-    return None
+Check = Callable[[Sequence[StepRecord], Thresholds], Flag | None]
 
 
-def _length_explosion(records: Sequence[StepRecord], limits: Thresholds) -> Flag | None:
-    gains = {step: now - start for step, start, now in _series(records, "reward").windows(limits.window)}
-    for step, start, now in _series(records, "response_length").windows(limits.window):
-        gain = gains.get(step, 0.0)
-        if now > max(limits.length_high * start, start + limits.length_rise) and gain < limits.reward_gain:
-            reason = (
-                f"the mean response length rose from {start:.3g} to {now:.3g} tokens, above {limits.length_high:g} "
-                f"times its start, and the mean reward by {gain:.3g}"
-            )
-            values = {"start": start, "now": now, "gain": gain}
-            return Flag(name="length_explosion", step=step, reason=reason, values=values)
-    return None
+def _rise(flag: str, number: str, most: Callable[[Thresholds, float], float], said: str) -> Check:
+    """The check of a number that rises beyond what it may be, given its start.
 
+    Args:
+        said: The reason, with ``start``, ``now`` and ``limits``; if it names the ``gain`` of the reward, that excuses.
+    """
 
-def _truncation(records: Sequence[StepRecord], limits: Thresholds) -> Flag | None:
-    for step, start, now in _series(records, "truncated_share").windows(limits.window):
-        if now > max(limits.truncated, start + limits.truncated_rise):
-            reason = (
-                f"the share of truncated responses rose from {start:.3g} to {now:.3g}, above {limits.truncated:g}: "
-                "their answers are lost"
-            )
-            return Flag(name="truncation", step=step, reason=reason, values={"start": start, "now": now})
-    return None
+    def check(records: Sequence[StepRecord], limits: Thresholds) -> Flag | None:
+        gains = {step: now - start for step, start, now in _series(records, "reward").windows(limits.window)}
+        for step, start, now in _series(records, number).windows(limits.window):
+            values = {"start": start, "now": now}
+            if "{gain" in said:
+                values["gain"] = gains.get(step, 0.0)
+            if now > most(limits, start) and values.get("gain", -math.inf) < limits.reward_gain:
+                return Flag(name=flag, step=step, reason=said.format(limits=limits, **values), values=values)
+        return None
 
-
-def _reward_collapse(records: Sequence[StepRecord], limits: Thresholds) -> Flag | None:
-    whole = [record for record in records if not record.dropped_problems]
-    rewards, window = _series(whole, "reward"), limits.window
-    means, noise = rewards.means(window), _Noise.of(rewards.values)
-    peak = 0
-    for end, (step, start, now) in enumerate(rewards.windows(window), start=2 * window):
-        # Of windows side by side, as luck has fewer tries there, and none shares a step with the last one.
-        if end % window == 0 and means[end - 2 * window] > means[peak]:
-            peak = end - 2 * window
-        best, gain, error = means[peak], means[peak] - start, noise.error(0, end, window)
-        # Rewards are noisier in the middle of their range than at its ends: the noise since the best counts, too.
-        since = max(error, noise.error(peak, end, window))
-        if start - now > max(limits.reward_errors * error, limits.reward_fall):
-            fall = f"{start:.3g} to {now:.3g}, by more than"
-        elif best - now > max(limits.reward_errors * since, limits.reward_fall, limits.reward_lost * gain):
-            error = since
-            lost = f"{limits.reward_lost:g} of its gain of {gain:.3g}"
-            fall = f"{best:.3g} at its best to {now:.3g}, by more than {lost} and"
-        else:
-            continue
-        values = {"start": start, "best": best, "now": now, "error": error}
-        reason = f"the mean reward fell from {fall} {limits.reward_errors:g} standard errors of {error:.2g}"
-        return Flag(name="reward_collapse", step=step, reason=reason, values=values)
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Noise:
-    """The noise of steps, whatever the trend: half the mean square of differences between neighbours."""
-
-    sums: np.ndarray
-
-    @classmethod
-    def of(cls, values: np.ndarray) -> _Noise:
-        """Take it from the values of the steps."""
-        return cls(np.concatenate([[0.0], np.cumsum(np.diff(values) ** 2)]) / 2)
-
-    def error(self, first: int, end: int, window: int) -> float:
-        """The standard error of a difference of two windows, by the noise of the steps ``first`` to ``end`` − 1."""
-        variance = (self.sums[end - 1] - self.sums[first]) / (end - 1 - first)
-        return math.sqrt(2 * variance / window)
+    return check
 
 
 def _mismatch(records: Sequence[StepRecord], limits: Thresholds) -> Flag | None:
@@ -265,11 +202,27 @@ def _mismatch(records: Sequence[StepRecord], limits: Thresholds) -> Flag | None:
     return None
 
 
-_CHECKS: tuple[Callable[[Sequence[StepRecord], Thresholds], Flag | None], ...] = (
+_CHECKS: tuple[Check, ...] = (
     _entropy_collapse,
-    _entropy_explosion,
-    _length_explosion,
-    _truncation,
-    _reward_collapse,
+    _rise(
+        "entropy_explosion",
+        "sampled_entropy",
+        lambda limits, start: max(limits.entropy_high * start, start + limits.entropy_rise),
+        "the entropy rose from {start:.3g} to {now:.3g} nats per token, above {limits.entropy_high:g} times its start",
+    ),
+    _rise(
+        "length_explosion",
+        "response_length",
+        lambda limits, start: max(limits.length_high * start, start + limits.length_rise),
+        "the mean response length rose from {start:.3g} to {now:.3g} tokens, above {limits.length_high:g} times its "
+        "start, and the mean reward by {gain:.3g}",
+    ),
+    _rise(
+        "truncation",
+        "truncated_share",
+        lambda limits, start: max(limits.truncated, start + limits.truncated_rise),
+        "the share of truncated responses rose from {start:.3g} to {now:.3g}, above {limits.truncated:g}: their "
+        "answers are lost",
+    ),
     _mismatch,
 )

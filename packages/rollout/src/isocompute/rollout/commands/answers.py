@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
 from ..errors import RolloutError
 from ..scoring.evaluation import LARGEST_LEFT_OUT_SHARE, successes, usual_samples
 from .output import faults
+
+CHOICE = ("run_id", "step", "phase")
+"""Columns that tell one run of a table from another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,22 +53,13 @@ class Answers:
         return ", ".join([*parts, *self.faults])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Selects one of several runs."""
-
-    run_id: str | None = None
-    step: int | None = None
-    phase: str | None = None
-
-
 def answers_of(
     rollouts: pl.DataFrame,
     problems: pl.DataFrame | None,
     *,
     where: str,
     k: Sequence[int] | None = None,
-    choice: Choice | None = None,
+    choice: Mapping[str, Any] | None = None,
 ) -> Answers:
     """Return the counted responses of one run to the questions.
 
@@ -73,13 +68,13 @@ def answers_of(
     Args:
         problems: The questions; None for all that were answered.
         k: Responses drawn; None for as many as most questions have.
-        choice: Selects the run; None where flags cannot.
+        choice: Selects one of several runs, by the columns of ``CHOICE``; None where flags cannot.
 
     Raises:
         RolloutError: The table holds several runs, steps or phases and none is chosen, or nothing as chosen;
             its responses chose the questions; or more than a tenth of the questions have too few.
     """
-    for name in ("run_id", "step", "phase"):
+    for name in CHOICE:
         rollouts = _picked(rollouts, name, choice, where=where)
     answered = rollouts["problem_id"].unique()
     if problems is not None:
@@ -115,9 +110,9 @@ def answers_of(
     )
 
 
-def _picked(rollouts: pl.DataFrame, name: str, choice: Choice | None, *, where: str) -> pl.DataFrame:
+def _picked(rollouts: pl.DataFrame, name: str, choice: Mapping[str, Any] | None, *, where: str) -> pl.DataFrame:
     """Return the rows of one run, step or phase."""
-    value = None if choice is None else getattr(choice, name)
+    value = None if choice is None else choice[name]
     values = rollouts[name].unique().sort().to_list()
     if value is None and len(values) == 1:
         return rollouts

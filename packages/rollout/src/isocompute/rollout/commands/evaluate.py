@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import polars as pl
 
 from ..errors import RolloutError
 from ..scoring.evaluation import Score, differences, evaluate, scores, usual_samples
-from .answers import Answers, Choice, answers_of
+from .answers import CHOICE, Answers, answers_of
 from .output import DOCUMENT_FILES, SOURCE, Output, Source, add_flags, deliver, read
 from .problems import add_set_flags, load_set
 from .run import begin
@@ -129,7 +129,7 @@ def _evaluate(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -> 
         given = read(arguments.rollouts, "rollouts")
         sources["rollouts"] = given
         table = None if problems is None else problems.table
-        choice = Choice(run_id=arguments.run_id, step=arguments.step, phase=arguments.phase)
+        choice = {name: getattr(arguments, name) for name in CHOICE}
         ours = answers_of(given.table, table, where=arguments.rollouts, k=arguments.k, choice=choice)
         if theirs is not None:
             others = _others(theirs, table, arguments, usual_samples(ours.counts))
@@ -162,7 +162,7 @@ def _among(theirs: Source, problems: Source, limited: pl.DataFrame) -> Source:
 
 def _others(theirs: Source, problems: pl.DataFrame | None, arguments: argparse.Namespace, samples: int) -> Answers:
     """Return the other run's answers, as many per question as ours where --k is not given."""
-    others = answers_of(theirs.table, problems, where=theirs.address, k=arguments.k, choice=None)
+    others = answers_of(theirs.table, problems, where=theirs.address, k=arguments.k)
     if arguments.k is None and usual_samples(others.counts) != samples:
         raise RolloutError(
             f"{theirs.address}: has {usual_samples(others.counts)} responses per question and the other run "
@@ -188,13 +188,13 @@ def _output(ours: Answers, paired: Sequence[Score] | None, arguments: argparse.N
         "run_id": ours.run_id,
         "step": ours.step,
         "phase": ours.phase,
-        "scores": [_plain(score) for score in found],
+        "scores": [asdict(score) for score in found],
         "against": None
         if paired is None
         else {
             "source": arguments.against,
             "questions": paired[0].questions,
-            "differences": [_plain(score) for score in paired],
+            "differences": [asdict(score) for score in paired],
         },
         "standard_errors": "standard_error: questions as drawn from a population; sampling_error: the part from "
         "sampling responses, the questions given; interval and sampling_interval: 95 %, where a value is 0 or 1",
@@ -211,15 +211,3 @@ def _error(error: float | None, interval: tuple[float, float] | None) -> str:
     if interval is not None:
         return f"{interval[0]:.3f} to {interval[1]:.3f}"
     return "-" if error is None else f"{error:.4f}"
-
-
-def _plain(score: Score) -> dict[str, Any]:
-    return {
-        "name": score.name,
-        "value": score.value,
-        "standard_error": score.standard_error,
-        "sampling_error": score.sampling_error,
-        "questions": score.questions,
-        "interval": score.interval,
-        "sampling_interval": score.sampling_interval,
-    }

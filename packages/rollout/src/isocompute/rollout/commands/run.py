@@ -219,7 +219,8 @@ def begin(
         raise already
     if complete is not None and len(lacking(wanted, complete, settings.samples)):
         complete = None
-    store = stack.enter_context(Groups(arguments.out, description))
+    store = Groups(arguments.out, description)
+    stack.enter_context(store)
     for name in BESIDES:
         path = getattr(arguments, name, None)
         # A process that was killed after its last group may have written it before --out.

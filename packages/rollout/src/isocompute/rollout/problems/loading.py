@@ -13,7 +13,7 @@ from ..scoring.evaluation import DROPPED
 from ..scoring.judges.runs import tests_fault
 from ..scoring.rules import own_response, rule
 from ..scoring.scorer import Scorer, verifier
-from . import hub, reasoning_gym, rows
+from . import reasoning_gym, rows
 from .named import SetSource
 from .sources import Candidate, HubSource, ReasoningGymSource, Source, problem_id
 
@@ -38,14 +38,7 @@ class Loaded:
 
 
 def load_problems(source: Source, *, scorer: Scorer | None = None) -> pl.DataFrame:
-    """Make the ``problems`` table, as ``load_checked`` does, and leave out what was dropped.
-
-    Returns:
-        A ``problems`` table.
-
-    Raises:
-        RolloutError: As ``load_checked``.
-    """
+    """Make the ``problems`` table, as ``load_checked`` does, and leave out what was dropped."""
     return load_checked(source, scorer=scorer).problems
 
 
@@ -58,9 +51,6 @@ def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
 
     Args:
         scorer: Scores the answers; by default the one of this process.
-
-    Returns:
-        The table, and what was dropped.
 
     Raises:
         RolloutError: The source cannot be read, has too few distinct problems, or more than 1 % of the problems
@@ -123,13 +113,10 @@ def candidates(source: Source, scorer: Scorer | None = None) -> Iterator[Candida
 
     Args:
         scorer: In whose sandbox generators execute programs; by default the one of this process.
-
-    Raises:
-        RolloutError: The source cannot be read, or the library that it needs is not installed.
     """
     if isinstance(source, ReasoningGymSource):
         return reasoning_gym.candidates(source, scorer)
-    found = hub.of_hub(source) if isinstance(source, HubSource) else rows.of_file(source)
+    found = rows.of_hub(source) if isinstance(source, HubSource) else rows.of_file(source)
     return (rows.candidate(row, source, where=f"{source.name}: row {number}") for number, row in found)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from ..contract.files import reason_of
 from ..errors import RolloutError
 from .sources import HubSource
 
@@ -144,10 +145,6 @@ def named_set(
         train=source.train if train is None else train,
         validation=source.validation if validation is None else validation,
     )
-    if min(source.train, source.validation) < 0 or source.train + source.validation < 1:
-        raise RolloutError(
-            f"{source.train} training and {source.validation} validation problems are asked for; at least 1 is needed"
-        )
     if folder is not None:
         if revision is not None:
             raise RolloutError("--folder and --revision contradict each other; a folder has no revisions")
@@ -168,8 +165,7 @@ def _commit(dataset: str, revision: str) -> str:
     try:
         return str(HfApi().dataset_info(dataset, revision=revision, timeout=10).sha)
     except Exception as error:
-        lines = str(error).strip().splitlines()
         raise RolloutError(
             f"the hub does not say which commit of {dataset} {revision} is "
-            f"({lines[0] if lines else type(error).__name__}); give a commit, or a copy with --folder"
+            f"({reason_of(error)}); give a commit, or a copy with --folder"
         ) from None

@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from ..contract.documents import DocumentError, parsed
@@ -35,11 +36,7 @@ SHOWN = 6
 
 
 def of_file(source: LocalSource) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each row of a file with its number, in shuffled order.
-
-    Raises:
-        RolloutError: The file is missing or unreadable, or it lacks a column.
-    """
+    """Yield each row of a file with its number, in shuffled order."""
     path = Path(source.path)
     if not path.is_file():
         raise RolloutError(f"{path}: no such file of problems")
@@ -55,6 +52,47 @@ def of_file(source: LocalSource) -> Iterator[tuple[int, dict[str, Any]]]:
     order = pl.int_range(len(rows), eager=True).sample(fraction=1.0, shuffle=True, seed=source.seed)
     # A row of JSON without a column has nothing in it.
     yield from ((number + 1, dict.fromkeys(used) | rows[number]) for number in order.to_list())
+
+
+def of_hub(source: HubSource) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each row with its number, in shuffled order.
+
+    Raises:
+        RolloutError: ``datasets`` is not installed, the revision is missing, the dataset cannot be loaded,
+            or it lacks a column.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise RolloutError('these problems need datasets: pip install "isocompute-rollout[hub]"') from None
+    local = Path(source.dataset).is_dir()
+    if not local and not source.revision:
+        raise RolloutError(
+            f"the dataset {source.dataset} has no revision: pin a commit, so that the problems stay the same"
+        )
+    try:
+        data: Any = datasets.load_dataset(
+            source.dataset,
+            revision=None if local else source.revision,
+            # By the split's name: a file that is given alone would become the split train.
+            data_files={source.split: source.files} if source.files else None,
+            split=source.split,
+        )
+    except Exception as error:
+        raise RolloutError(
+            f"the dataset {source.dataset} cannot be loaded ({reason_of(error)}){_help(source)}"
+        ) from None
+    used = used_columns(source, data.column_names, where=source.name)
+    order = np.random.default_rng(source.seed).permutation(len(data))
+    held = data.select(order).select_columns(used)
+    yield from ((int(number) + 1, row) for number, row in zip(order, held, strict=True))
+
+
+def _help(source: HubSource) -> str:
+    """Return advice for somebody without the hub."""
+    if not isinstance(source, SetSource) or source.origin:
+        return ""
+    return f": where the hub cannot be reached, give a copy with --folder (it needs {source.files})"
 
 
 def used_columns(source: HubSource | LocalSource, columns: Sequence[str], *, where: str) -> list[str]:
@@ -76,7 +114,7 @@ def _parquet(path: Path) -> pl.DataFrame:
     try:
         return pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise RolloutError(f"{path}: not readable as parquet ({str(error).strip().splitlines()[0]})") from None
+        raise RolloutError(f"{path}: not readable as parquet ({reason_of(error)})") from None
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -131,9 +169,6 @@ def reach(row: Mapping[str, Any], column: str, where: str) -> Any:
 
     Returns:
         What stands there; None also where what should hold it is null.
-
-    Raises:
-        RolloutError: There is no such column.
     """
     if column in row:
         return row[column]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal
 
+from ..contract.settings import made_of, settings
 from ..errors import RolloutError
+from ..scoring.rules import check_task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,25 +50,28 @@ def _normalised(prompt: str) -> str:
     return " ".join(prompt.lower().split())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(RolloutError)
 class ReasoningGymSource:
-    """A reasoning-gym task, through the library's own generator and scorer.
+    """A reasoning-gym task, through the library's own generator and scorer."""
 
-    Attributes:
-        task: Name of the task, such as ``chain_sum``.
-        settings: The task's own settings, such as ``min_terms``.
-        digits: For ``chain_sum``: the only digits kept; empty keeps all.
-        train: Training problems.
-        validation: Validation problems.
-        seed: The generator's seed.
-    """
-
+    kind: Literal["reasoning_gym"] = "reasoning_gym"
+    """A task of reasoning-gym."""
     task: str
+    """Name of the task, such as ``chain_sum``."""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    """The task's own settings, such as ``min_terms``."""
     digits: str = ""
+    """For ``chain_sum``: the only digits kept; empty keeps all."""
     train: int = 1000
+    """Training problems."""
     validation: int = 300
+    """Validation problems."""
     seed: int = 0
+    """The generator's seed."""
+
+    def __post_init__(self) -> None:
+        check_task(self.task)
+        _check_counts(self)
 
     @property
     def name(self) -> str:
@@ -74,35 +79,37 @@ class ReasoningGymSource:
         return f"reasoning_gym:{self.task}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(RolloutError)
 class HubSource:
-    """A Hugging Face dataset at a pinned revision, in the layout of Guru-Math or with named columns.
+    """A Hugging Face dataset at a pinned revision, in the layout of Guru-Math or with named columns."""
 
-    Attributes:
-        dataset: Name on the hub, or a folder.
-        revision: Commit of the dataset; required for a name on the hub.
-        files: Only files of this pattern, such as ``train/math*.parquet``; empty takes the dataset as it is.
-        split: Name of the split that is read.
-        prompt: Column of prompts: a text, or a chat of one user message, after a system message or without.
-        answer: Column of answers; dots reach into structs (``reward_model.ground_truth``).
-        verifier: Rule for the reward.
-        metadata: Column of metadata for a rule of your own: a struct, or the JSON text of a mapping; empty for none.
-        train: Training problems.
-        validation: Validation problems.
-        seed: Seed of the shuffle before the split.
-    """
-
+    kind: Literal["hub"] = "hub"
+    """A dataset of the hub, or a folder with one."""
     dataset: str
+    """Name on the hub, or a folder."""
     revision: str = ""
+    """Commit of the dataset; required for a name on the hub."""
     files: str = ""
+    """Only files of this pattern, such as ``train/math*.parquet``; empty takes the dataset as it is."""
     split: str = "train"
+    """Name of the split that is read."""
     prompt: str = "prompt"
+    """Column of prompts: a text, or a chat of one user message, after a system message or without."""
     answer: str = "reward_model.ground_truth"
+    """Column of answers; dots reach into structs (``reward_model.ground_truth``)."""
     verifier: str = "math"
+    """Rule for the reward."""
     metadata: str = ""
+    """Column of metadata for a rule of your own: a struct, or the JSON text of a mapping; empty for none."""
     train: int = 6000
+    """Training problems."""
     validation: int = 300
+    """Validation problems."""
     seed: int = 0
+    """Seed of the shuffle before the split."""
+
+    def __post_init__(self) -> None:
+        _check_counts(self)
 
     @property
     def name(self) -> str:
@@ -110,29 +117,31 @@ class HubSource:
         return f"hub:{self.dataset}@{self.revision}" if self.revision else f"hub:{self.dataset}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(RolloutError)
 class LocalSource:
-    """The user's own JSONL or Parquet file.
+    """The user's own JSONL or Parquet file."""
 
-    Attributes:
-        path: The file.
-        prompt: Column of prompts: a text, or a chat of one user message, after a system message or without.
-        answer: Column of answers; dots reach into structs.
-        verifier: Rule for the reward.
-        metadata: Column of metadata for a rule of your own: a struct, or the JSON text of a mapping; empty for none.
-        train: Training problems.
-        validation: Validation problems.
-        seed: Seed of the shuffle before the split.
-    """
-
+    kind: Literal["file"] = "file"
+    """A file of one's own."""
     path: str
+    """The file."""
     prompt: str = "prompt"
+    """Column of prompts: a text, or a chat of one user message, after a system message or without."""
     answer: str = "answer"
+    """Column of answers; dots reach into structs."""
     verifier: str = "exact"
+    """Rule for the reward."""
     metadata: str = ""
+    """Column of metadata for a rule of your own: a struct, or the JSON text of a mapping; empty for none."""
     train: int = 1000
+    """Training problems."""
     validation: int = 300
+    """Validation problems."""
     seed: int = 0
+    """Seed of the shuffle before the split."""
+
+    def __post_init__(self) -> None:
+        _check_counts(self)
 
     @property
     def name(self) -> str:
@@ -140,29 +149,30 @@ class LocalSource:
         return "file:" + self.path.replace("\\", "/").rpartition("/")[2]
 
 
+def _check_counts(source: Source) -> None:
+    # A source may give problems to one side only.
+    for side in ("train", "validation"):
+        if getattr(source, side) < 0:
+            raise RolloutError(f"{side} is {getattr(source, side)}; it must be at least 0")
+    if source.train + source.validation == 0:
+        raise RolloutError("train and validation are 0: no problems are asked for, and at least 1 is needed")
+
+
 Source = ReasoningGymSource | HubSource | LocalSource
 """Any of the three."""
 KINDS: dict[str, type[Source]] = {"reasoning_gym": ReasoningGymSource, "hub": HubSource, "file": LocalSource}
 
 
-def source_from(settings: Mapping[str, Any]) -> Source:
+def source_from(plain: Mapping[str, Any]) -> Source:
     """Make a source from plain settings such as ``{"kind": "file", "path": "p.jsonl"}``.
 
     Args:
-        settings: ``kind`` (``reasoning_gym``, ``hub`` or ``file``) and fields of that kind's class.
+        plain: ``kind`` (``reasoning_gym``, ``hub`` or ``file``) and fields of that kind's class.
 
     Raises:
         RolloutError: The kind or a key is unknown, or a required key is missing.
     """
-    rest = dict(settings)
-    kind = rest.pop("kind", None)
+    kind = plain.get("kind")
     if kind not in KINDS:
         raise RolloutError(f"kind of problems is {kind!r}; it must be one of {', '.join(KINDS)}")
-    known = {f.name for f in fields(KINDS[kind])}
-    unknown = sorted(set(rest) - known)
-    if unknown:
-        raise RolloutError(f"problems of kind {kind} have no setting {unknown[0]}; they have {sorted(known)}")
-    try:
-        return KINDS[kind](**rest)
-    except TypeError as error:
-        raise RolloutError(f"problems of kind {kind}: {str(error).rpartition(') ')[2]}") from None
+    return made_of(KINDS[kind], plain, RolloutError, "problems")

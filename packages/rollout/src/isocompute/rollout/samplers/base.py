@@ -266,9 +266,6 @@ class Sampler:
         Yields:
             The rows of the ``rollouts`` table of one problem, by sample; problems in the order in which they finish.
             Closing the iterator ends what is unfinished.
-
-        Raises:
-            RolloutError: As ``sample``.
         """
         draw = Draw(samples=samples, seed=seed, step=step, phase=phase, run_id=run_id, first_sample=first_sample)
         feed = Feed(samples)
@@ -326,21 +323,13 @@ class Sampler:
         self.end_sync(version)
 
     def begin_sync(self) -> None:
-        """Begin to take weights over in parts; nothing is sampled until ``end_sync``.
-
-        Raises:
-            RolloutError: A stream is open.
-        """
+        """Begin to take weights over in parts, unless a stream is open; nothing is sampled until ``end_sync``."""
         self._tear()
         with loading():
             self._begin_load()
 
     def take(self, payload: Payload) -> None:
-        """Take over one bucket of the weights, after ``begin_sync``; whoever calls has compared names and shapes.
-
-        Raises:
-            RolloutError: The engine does not take them.
-        """
+        """Take over one bucket of the weights, after ``begin_sync``; whoever calls has compared names and shapes."""
         with loading():
             self._load(payload)
 
@@ -379,11 +368,7 @@ class Sampler:
 
     @property
     def manifest(self) -> Manifest:
-        """The tensors that the model has, and so what a sync must bring.
-
-        Raises:
-            RolloutError: Its configuration cannot be read.
-        """
+        """The tensors that the model has, and so what a sync must bring."""
         raise NotImplementedError
 
     def lengths(self, problems: pl.DataFrame) -> list[int]:

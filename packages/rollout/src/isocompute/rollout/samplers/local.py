@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -280,77 +280,62 @@ def controlled(requests: Sequence[Request], sampling: Sampling, tokenizer: Any) 
     Raises:
         RolloutError: The phrase of an interruption has no token, or leaves no room for an answer.
     """
-    if sampling.interruption is None:
+    cut = sampling.interruption
+    if cut is None:
         return list(requests), as_it_is
-    interrupter = _Interrupter(requests, sampling.interruption, tokenizer)
-    return interrupter.first, interrupter.follow
+    phrase = list(tokenizer(cut.phrase, add_special_tokens=False)["input_ids"])
+    if not phrase:
+        raise RolloutError(f"interruption.phrase is {cut.phrase!r}, of which the tokenizer makes no token")
+    needed = cut.highest + len(phrase) + 1
+    if any(request.max_new_tokens < needed for request in requests):
+        raise RolloutError(
+            f"interruption comes at up to {cut.highest} tokens and inserts {len(phrase)}; max_new_tokens must be at "
+            f"least {needed}, which leaves one for the answer"
+        )
+    tag = re.search(r"</[^<>\s]+>$", cut.phrase.strip())
+    begun: dict[int, tuple[Response, list[int]]] = {}
 
-
-class _Interrupter:
-    """Interrupts the responses to some requests, each at most once."""
-
-    def __init__(self, requests: Sequence[Request], cut: Interruption, tokenizer: Any) -> None:
-        self._requests, self._tokenizer = requests, tokenizer
-        self._phrase = list(tokenizer(cut.phrase, add_special_tokens=False)["input_ids"])
-        tag = re.search(r"</[^<>\s]+>$", cut.phrase.strip())
-        self._closing = tag.group() if tag else None
-        if not self._phrase:
-            raise RolloutError(f"interruption.phrase is {cut.phrase!r}, of which the tokenizer makes no token")
-        needed = cut.highest + len(self._phrase) + 1
-        if any(request.max_new_tokens < needed for request in requests):
-            raise RolloutError(
-                f"interruption comes at up to {cut.highest} tokens and inserts {len(self._phrase)}; max_new_tokens "
-                f"must be at least {needed}, which leaves one for the answer"
-            )
-        self.first = [replace(r, max_new_tokens=drawn_length(r.seed, cut)) for r in requests]
-        self._begun: dict[int, tuple[Response, int]] = {}
-
-    def follow(self, index: int, response: Response) -> Request | Response:
-        """Return the request that follows a response, or the whole response to the request of this index."""
-        begun = self._begun.pop(index, None)
-        if begun is not None:
-            return response if response.finish_reason == "aborted" else self._joined(*begun, response)
+    def follow(index: int, response: Response) -> Request | Response:
+        if index in begun:
+            first, inserted = begun.pop(index)
+            return response if response.finish_reason == "aborted" else _joined(first, inserted, response, tokenizer)
         if response.finish_reason != "length":
             return response
-        inserted = [] if self._is_closed(response) else self._phrase
-        request = self._requests[index]
+        # A closing tag may be a special token.
+        closed = tag is not None and tag[0] in tokenizer.decode(response.ids, skip_special_tokens=False)
+        request, inserted = requests[index], [] if closed else phrase
         left = request.max_new_tokens - len(response.ids) - len(inserted)
         # A response whose tokens were made from a server's text may be longer than what was asked for.
         if left < 1:
             return response
-        self._begun[index] = (response, len(inserted))
+        begun[index] = response, inserted
         return Request(
             prompt_ids=[*request.prompt_ids, *response.ids.tolist(), *inserted],
             seed=_hash(request.seed, "continued") >> 1,
             max_new_tokens=left,
         )
 
-    def _is_closed(self, response: Response) -> bool:
-        # A closing tag may be a special token.
-        return self._closing is not None and self._closing in self._tokenizer.decode(
-            response.ids, skip_special_tokens=False
-        )
+    return [replace(r, max_new_tokens=drawn_length(r.seed, cut)) for r in requests], follow
 
-    def _joined(self, first: Response, inserted: int, last: Response) -> Response:
-        """One response of the part before, the first ``inserted`` tokens of the phrase, and the part after."""
-        phrase = np.array(self._phrase[:inserted], np.int32)
-        ids = np.concatenate([first.ids, phrase, last.ids])
-        scored = len(first.logprobs) == len(first.ids) and len(last.logprobs) == len(last.ids)
-        parts = [first.logprobs, np.zeros(inserted, np.float32), last.logprobs]
-        sampled = np.ones(len(ids), np.bool_)
-        sampled[len(first.ids) : len(first.ids) + inserted] = False
-        text = last.text
-        if text is not None:
-            # Only the engine knows where a stop text cut the second part.
-            text = self._tokenizer.decode(np.concatenate([first.ids, phrase]), skip_special_tokens=True) + text
-        return Response(
-            ids=ids,
-            logprobs=np.concatenate(parts) if scored else np.zeros(0, np.float32),
-            finish_reason=last.finish_reason,
-            text=text,
-            sampled=sampled if inserted else None,
-            retokenized=first.retokenized or last.retokenized,
-        )
+
+def _joined(first: Response, inserted: Sequence[int], last: Response, tokenizer: Any) -> Response:
+    """Return one response of the part before an interruption, what was inserted there, and the part after."""
+    before = np.concatenate([first.ids, np.array(inserted, np.int32)])
+    ids = np.concatenate([before, last.ids])
+    scored = len(first.logprobs) == len(first.ids) and len(last.logprobs) == len(last.ids)
+    parts = [first.logprobs, np.zeros(len(inserted), np.float32), last.logprobs]
+    sampled = np.ones(len(ids), np.bool_)
+    sampled[len(first.ids) : len(before)] = False
+    # Only the engine knows where a stop text cut the second part.
+    text = None if last.text is None else tokenizer.decode(before, skip_special_tokens=True) + last.text
+    return Response(
+        ids=ids,
+        logprobs=np.concatenate(parts) if scored else np.zeros(0, np.float32),
+        finish_reason=last.finish_reason,
+        text=text,
+        sampled=sampled if inserted else None,
+        retokenized=first.retokenized or last.retokenized,
+    )
 
 
 def drawn_length(seed: int, cut: Interruption) -> int:
@@ -360,35 +345,6 @@ def drawn_length(seed: int, cut: Interruption) -> int:
         seed: The response's own seed.
     """
     return cut.lowest + _hash(seed, "interrupted") % (cut.highest - cut.lowest + 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
-    """Shares of the completed responses of a ``rollouts`` table by how they ended.
-
-    Attributes:
-        truncated: Share that ended at its length limit, ``finish_reason`` ``length``.
-        interrupted: Share with a token that was not sampled.
-    """
-
-    truncated: float
-    interrupted: float
-
-
-def shares(rollouts: pl.DataFrame) -> Shares | None:
-    """Return how the completed responses of a ``rollouts`` table ended; None where none was completed.
-
-    Of four completed responses two were interrupted, and one of these was cut off at its limit after all: ``truncated``
-    is 0.25 and ``interrupted`` is 0.5.
-    """
-    completed = rollouts.filter(pl.col("finish_reason") != "aborted")
-    if not len(completed):
-        return None
-    marked = pl.col("sampled").list.all().fill_null(True) if "sampled" in completed.columns else pl.lit(True)
-    truncated, interrupted = completed.select(
-        truncated=(pl.col("finish_reason") == "length").mean(), interrupted=(~marked).mean()
-    ).row(0)
-    return Shares(truncated=float(truncated), interrupted=float(interrupted))
 
 
 def _hash(seed: int, purpose: str) -> int:

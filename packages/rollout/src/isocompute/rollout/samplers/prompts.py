@@ -8,17 +8,18 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from ..contract.files import reason_of
+from ..contract.settings import made_of, settings
 from ..errors import RolloutError
 from . import template_trial
-from .sampling import known_settings
 
 if TYPE_CHECKING:
     import polars as pl
@@ -31,7 +32,8 @@ CPU_SECONDS, MEMORY = 5, 2**30
 _MAY_GROW = re.compile(r"\brange\b|\bmacro\b|\bformat\b|\*")
 """Parts of a chat template without which it goes through its messages alone."""
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
-TEMPLATES = ("auto", "chat", "plain")
+Template = Literal["auto", "chat", "plain"]
+TEMPLATES: tuple[Template, ...] = get_args(Template)
 RESERVED = (
     "add_generation_prompt",
     "continue_final_message",
@@ -43,66 +45,50 @@ RESERVED = (
 """Arguments of a chat template's rendering that are not options of the template."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(RolloutError)
 class Prompting:
     """Settings of prompts.
-
-    Attributes:
-        template: ``chat`` renders the tokenizer's chat template, ``plain`` takes the text as it is, ``auto`` is
-            ``chat`` where the tokenizer has a template.
-        system: System prompt; in a plain prompt the text that it begins with.
-        examples: Few-shot examples, pairs of a prompt and its answer.
-        separator: For a plain prompt: what stands between the system prompt, the examples and the problem.
-        bos: Whether a prompt begins with the beginning-of-sequence token, which then stands there once. None leaves it
-            to the chat template, and for a plain prompt to what the tokenizer does by itself.
-        chat_options: Further arguments of the chat template, such as ``{"enable_thinking": False}``.
-        date: The date that a chat template writes for today's (``strftime_now``), as 2024-07-26, which is the one that
-            Llama 3's falls back on; today's would make other prompts from midnight on.
 
     Raises:
         RolloutError: A value is of the wrong type, or not one of the choices.
     """
 
-    template: str = "auto"
+    template: Template = "auto"
+    """``chat`` renders the tokenizer's chat template, ``plain`` takes the text as it is, ``auto`` is ``chat`` where the
+    tokenizer has a template."""
     system: str = ""
+    """System prompt; in a plain prompt the text that it begins with."""
     examples: tuple[tuple[str, str], ...] = ()
+    """Few-shot examples, pairs of a prompt and its answer."""
     separator: str = "\n\n"
+    """For a plain prompt: what stands between the system prompt, the examples and the problem."""
     bos: bool | None = None
+    """Whether a prompt begins with the beginning-of-sequence token, which then stands there once. None leaves it to the
+    chat template, and for a plain prompt to what the tokenizer does by itself."""
     chat_options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the chat template, such as ``{"enable_thinking": False}``."""
     date: str = "2024-07-26"
+    """The date that a chat template writes for today's (``strftime_now``), as 2024-07-26, which is the one that Llama
+    3's falls back on; today's would make other prompts from midnight on."""
 
     def __post_init__(self) -> None:
-        if self.template not in TEMPLATES:
-            raise RolloutError(f"template is {self.template!r}; it must be one of {', '.join(TEMPLATES)}")
-        for name in ("system", "separator"):
-            if not isinstance(getattr(self, name), str):
-                raise RolloutError(f"{name} is {getattr(self, name)!r}; it must be a text")
-        if not isinstance(self.examples, tuple) or not all(_is_pair(pair) for pair in self.examples):
-            raise RolloutError("examples must be a list of few-shot examples, each a pair of a prompt and its answer")
-        if self.bos is not None and not isinstance(self.bos, bool):
-            raise RolloutError(f"bos is {self.bos!r}; it must be true, false, or null for the tokenizer's default")
-        if not isinstance(self.chat_options, Mapping):
-            raise RolloutError(f"chat_options is {self.chat_options!r}; it must map names to values")
         if not _is_date(self.date):
             raise RolloutError(f"date is {self.date!r}; it must be a date such as 2024-07-26")
         for name in self.chat_options:
-            if not isinstance(name, str) or name in RESERVED:
+            if name in RESERVED:
                 raise RolloutError(f"chat_options holds {name!r}, which is not an option of a chat template")
 
 
-def prompting_from(settings: Mapping[str, Any]) -> Prompting:
+def prompting_from(plain: Mapping[str, Any]) -> Prompting:
     """Make prompting from plain values, as JSON, YAML and ``dataclasses.asdict`` hold them.
 
     Args:
-        settings: Fields of ``Prompting``; ``examples`` as a list of pairs.
+        plain: Fields of ``Prompting``; ``examples`` as a list of pairs.
 
     Raises:
         RolloutError: A key is unknown or a value cannot be used.
     """
-    values = known_settings("prompting", settings, Prompting)
-    if isinstance(values.get("examples"), list):
-        values["examples"] = tuple(tuple(pair) if isinstance(pair, list) else pair for pair in values["examples"])
-    return Prompting(**values)
+    return made_of(Prompting, plain, RolloutError, "prompting")
 
 
 class PromptMaker:
@@ -209,10 +195,9 @@ class PromptMaker:
             ) from None
         except Exception as error:
             # A template is a program of its model's author, and may raise anything.
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise RolloutError(
-                f"problem {problem_id}: the tokenizer's chat template cannot be rendered ({reason}); use another "
-                "prompting, such as template: plain"
+                f"problem {problem_id}: the tokenizer's chat template cannot be rendered ({reason_of(error)}); use "
+                "another prompting, such as template: plain"
             ) from None
         return rendered
 
@@ -243,18 +228,14 @@ def _ends(given: str) -> bool:
         return False
 
 
-def _is_date(value: object) -> bool:
-    if not (isinstance(value, str) and _DATE.fullmatch(value)):
+def _is_date(value: str) -> bool:
+    if not _DATE.fullmatch(value):
         return False
     try:
         datetime.fromisoformat(value)
     except ValueError:
         return False
     return True
-
-
-def _is_pair(pair: object) -> bool:
-    return isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
 
 
 def load_tokenizer(model: str) -> Any:
@@ -309,10 +290,10 @@ def not_loaded(model: str, error: BaseException) -> RolloutError:
     for name in COMPANIONS:
         if (misfit := _misfit(name)) is not None:
             return RolloutError(
-                f"{model} was not loaded, because the installed {name} does not fit this torch ({first_line(misfit)}); "
+                f"{model} was not loaded, because the installed {name} does not fit this torch ({reason_of(misfit)}); "
                 f"remove it, since nothing here needs it: pip uninstall --yes {' '.join(COMPANIONS)}"
             )
-    return RolloutError(f"the base model {model} cannot be loaded ({first_line(error)})")
+    return RolloutError(f"the base model {model} cannot be loaded ({reason_of(error)})")
 
 
 def _misfit(name: str) -> BaseException | None:
@@ -324,9 +305,3 @@ def _misfit(name: str) -> BaseException | None:
         # A library of another build raises errors of any class.
         return error
     return None
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what an error says, or its class."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

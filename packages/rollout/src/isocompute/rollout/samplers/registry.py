@@ -95,8 +95,10 @@ def open_sampler(
 
         return TransformersSampler(model, sampling, **options)
     if kind == "openai":
-        from .servers.openai import OpenAISampler
-
+        try:
+            from .servers.openai import OpenAISampler
+        except ImportError:
+            raise RolloutError('httpx2 is not installed: pip install "isocompute-rollout[openai]"') from None
         return OpenAISampler(model, sampling, **options)
     raise RolloutError(f"there is no sampler called {kind!r}; there are {', '.join(KINDS)}")
 

@@ -6,13 +6,13 @@ Tokens are sampled by temperature, min-p, top-k and top-p, in vLLM's order and w
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..contract.files import reason_of
 from ..errors import RolloutError
 from ..scoring.scorer import Scorer
 from .local import LocalSampler
@@ -56,8 +56,8 @@ class TransformersSampler(LocalSampler):
         prompting: Prompting | None = None,
         scorer: Scorer | None = None,
     ) -> None:
-        if dtype == "auto" or dtype not in DTYPES:
-            raise RolloutError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES[1:])}")
+        if dtype not in DTYPES:
+            raise RolloutError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
         if not isinstance(batch_size, int) or batch_size < 1:
             raise RolloutError(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
         check_folder(model)
@@ -74,8 +74,7 @@ class TransformersSampler(LocalSampler):
         try:
             self._policy: Any = loaded.to(device).eval()
         except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            raise RolloutError(f"device is {device!r}, where the model cannot be placed ({reason})") from None
+            raise RolloutError(f"device is {device!r}, where the model cannot be placed ({reason_of(error)})") from None
         self._device, self.dtype = device, dtype
         self._batch_size = batch_size
         # Of several lengths of prompts, each is to fill a batch.
@@ -293,21 +292,18 @@ def distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
         Float32, the same shape, −∞ for what is left out; each row's probabilities have a total of 1.
     """
     import torch
+    from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-    if sampling.temperature == 0:
-        return torch.log_softmax(logits.float(), -1)
-    scores = torch.log_softmax(logits.float() / sampling.temperature, -1)
-    left_out = False
-    if sampling.min_p > 0:
-        least = scores.amax(-1, keepdim=True) + math.log(sampling.min_p)
-        scores, left_out = scores.masked_fill(scores < least, -torch.inf), True
-    if 0 < sampling.top_k < scores.shape[-1]:
-        # Tokens as probable as the last one of the k stay, so that their order does not matter.
-        last = scores.topk(sampling.top_k, dim=-1).values[:, -1:]
-        scores, left_out = scores.masked_fill(scores < last, -torch.inf), True
-    if left_out:
-        scores = torch.log_softmax(scores, -1)
-    return _nucleus(scores, sampling.top_p) if sampling.top_p < 1 else scores
+    scores = logits.float()
+    if sampling.temperature > 0:
+        scores = scores / sampling.temperature
+        if sampling.min_p > 0:
+            scores = MinPLogitsWarper(sampling.min_p)(None, scores)
+        if sampling.top_k > 0:
+            scores = TopKLogitsWarper(sampling.top_k)(None, scores)
+        if sampling.top_p < 1:
+            scores = TopPLogitsWarper(sampling.top_p)(None, scores)
+    return torch.log_softmax(scores, -1)
 
 
 def draw(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
@@ -322,21 +318,6 @@ def draw(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     cumulative = scores.double().exp().cumsum(-1)
     places = (uniforms.to(scores.device) * cumulative[:, -1])[:, None]
     return torch.searchsorted(cumulative, places, right=True).squeeze(-1).clamp(max=scores.shape[-1] - 1)
-
-
-def _nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Keep the most probable tokens up to a total of ``top_p``, at least one: nucleus sampling (arXiv 1904.09751).
-
-    Args:
-        scores: Log-probabilities, [responses, vocabulary].
-    """
-    import torch
-
-    ordered, tokens = scores.sort(-1, descending=True)
-    before = ordered.exp().cumsum(-1) - ordered.exp()
-    nucleus = ordered.masked_fill(before >= top_p, -torch.inf)
-    nucleus[:, 0] = ordered[:, 0]
-    return torch.log_softmax(torch.empty_like(scores).scatter_(-1, tokens, nucleus), -1)
 
 
 class StopTexts:

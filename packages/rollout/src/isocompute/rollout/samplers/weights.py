@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..contract.files import reason_of
 from ..errors import EngineError, RolloutError
-from .prompts import first_line, not_loaded
+from .prompts import not_loaded
 
 if TYPE_CHECKING:
     import torch
@@ -200,7 +201,7 @@ def loading() -> Iterator[None]:
         raise
     except Exception as error:
         raise RolloutError(
-            f"the engine did not take over the weights ({type(error).__name__}: {first_line(error)}); "
+            f"the engine did not take over the weights ({type(error).__name__}: {reason_of(error)}); "
             "sync again before sampling"
         ) from error
 
@@ -446,7 +447,7 @@ class Underway:
         except TimeoutError:
             why = f"it was not over in {self._seconds:g} s"
         except Exception as error:
-            why = first_line(error)
+            why = reason_of(error)
         else:
             return
         raise EngineError(f"a broadcast of weights was cut off ({why}); sync again before sampling")
@@ -500,7 +501,7 @@ class BroadcastGroup:
         try:
             self._group = making.result()
         except Exception as error:
-            raise AbsentError([], first_line(error)) from None
+            raise AbsentError([], reason_of(error)) from None
 
     def broadcast(self, tensor: Any) -> Underway:
         """Send a tensor from rank 0 to all others."""
@@ -616,7 +617,7 @@ def join(rendezvous: Rendezvous, rank: int) -> None:
         # Also where the sender, and with it the store, has gone.
         raise EngineError(
             f"rank {rank} of {rendezvous.world} could not join the group that weights are broadcast to "
-            f"({first_line(error)}); sync again before sampling"
+            f"({reason_of(error)}); sync again before sampling"
         ) from None
 
 

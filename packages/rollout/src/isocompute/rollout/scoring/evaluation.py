@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
+from ..contract.settings import Count, Share, settings
 from ..errors import ProblemError, RolloutError
 from .rules import decode_metadata, metadata_of, own_response, rule
 from .scorer import Item, Scorer, Verdict
@@ -79,9 +80,6 @@ def evaluate(
         at: Cumulative rollouts trained on. The sampling seeds depend on it: at one point of the grid, runs of one
             seed share them, whatever their n.
         phase: Purpose of the responses; their seeds depend on it, too.
-
-    Returns:
-        Metrics, responses and pass rates.
 
     Raises:
         RolloutError: More than a tenth of the problems lack responses.
@@ -198,37 +196,23 @@ def scores(counts: pl.DataFrame, ks: Sequence[int]) -> list[Score]:
     Args:
         counts: ``problem_id``, ``successes`` and ``samples``, each with at least the largest k samples.
         ks: Responses drawn.
-
-    Raises:
-        RolloutError: There are no questions, or a question has too few responses.
     """
     if counts.is_empty():
         raise RolloutError("there are no questions to score")
     responses = int(counts["samples"].sum())
     found = []
     for metric, k, values in _estimates(counts, ks):
-        name, value, questions = f"{metric}_at_{k}", float(values.mean()), len(values)
-        if value in (0.0, 1.0):
-            trials = responses if metric == "avg" else questions
-            found.append(
-                Score(
-                    name=name,
-                    value=value,
-                    standard_error=None,
-                    sampling_error=None,
-                    questions=questions,
-                    interval=wilson_interval(value, questions),
-                    sampling_interval=wilson_interval(value, trials),
-                )
-            )
-            continue
+        value, questions = float(values.mean()), len(values)
+        certain, trials = value in (0.0, 1.0), responses if metric == "avg" else questions
         found.append(
             Score(
-                name=name,
+                name=f"{metric}_at_{k}",
                 value=value,
-                standard_error=_standard_error(values),
-                sampling_error=_sampling_error(metric, counts, k),
+                standard_error=None if certain else _standard_error(values),
+                sampling_error=None if certain else _sampling_error(metric, counts, k),
                 questions=questions,
+                interval=wilson_interval(value, questions) if certain else None,
+                sampling_interval=wilson_interval(value, trials) if certain else None,
             )
         )
     return found
@@ -325,27 +309,13 @@ def avg_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.flo
 
 
 def best_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
-    """Probability that at least one of k responses is right: 1 − C(m−c, k) / C(m, k) (pass@k).
-
-    Returns:
-        One value per problem.
-
-    Raises:
-        RolloutError: k is below 1 or above a problem's samples, or successes lie outside 0..samples.
-    """
+    """Probability that at least one of k responses is right: 1 − C(m−c, k) / C(m, k) (pass@k); see ``avg_at_k``."""
     c, m = _checked(successes, samples, k)
     return 1.0 - _all_of(m - c, m, k)
 
 
 def worst_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
-    """Probability that all of k responses are right: C(c, k) / C(m, k) (pass^k).
-
-    Returns:
-        One value per problem.
-
-    Raises:
-        RolloutError: k is below 1 or above a problem's samples, or successes lie outside 0..samples.
-    """
+    """Probability that all of k responses are right: C(c, k) / C(m, k) (pass^k); see ``avg_at_k``."""
     c, m = _checked(successes, samples, k)
     return _all_of(c, m, k)
 
@@ -492,14 +462,8 @@ def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bo
     """
     wrong = "difficulty" if fresh else "baseline"
     if "phase" in rollouts.columns and (rollouts["phase"] == wrong).any():
-        raise RolloutError(
-            f"the rollouts are of phase {wrong}; "
-            + (
-                "they selected problems, and fresh ones are needed"
-                if fresh
-                else "they measure problems already selected"
-            )
-        )
+        why = "selected problems, and fresh ones are needed" if fresh else "measure problems already selected"
+        raise RolloutError(f"the rollouts are of phase {wrong}; they {why}")
     name = "fresh_pass_rate" if fresh else "pass_rate"
     rates = successes(rollouts).select(
         "problem_id", (pl.col("successes") / pl.col("samples")).alias(name), pl.col("samples").alias(f"{name}_samples")
@@ -507,35 +471,26 @@ def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bo
     return problems.drop(name, f"{name}_samples", strict=False).join(rates, on="problem_id").sort("problem_id")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(RolloutError)
 class DifficultySplit:
-    """A problem set by pass rate.
+    """A problem set by pass rate."""
 
-    Attributes:
-        name: Name of the set, such as ``easy``.
-        lowest: Smallest pass rate in it.
-        highest: Largest pass rate in it.
-        train: Training problems.
-        validation: Validation problems.
-
-    Raises:
-        RolloutError: The interval is empty or not within 0 to 1, or a side has no problems.
-    """
-
-    name: str
-    lowest: float
-    highest: float
-    train: int
-    validation: int = 300
+    name: str = ""
+    """Name of the set, such as ``easy``; in settings it is its key."""
+    lowest: Share
+    """Smallest pass rate in it."""
+    highest: Share
+    """Largest pass rate in it."""
+    train: Count
+    """Training problems."""
+    validation: Count = 300
+    """Validation problems."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.lowest <= self.highest <= 1:
+        if self.lowest > self.highest:
             raise RolloutError(
-                f"the set {self.name} takes pass rates from {self.lowest} to {self.highest}; "
-                "an interval within 0 to 1 is needed"
+                f"lowest is {self.lowest}, and highest is {self.highest}: an interval within 0 to 1 is needed"
             )
-        if min(self.train, self.validation) < 1:
-            raise RolloutError(f"the set {self.name} needs at least one training and one validation problem")
 
 
 def split(problems: pl.DataFrame, wanted: DifficultySplit, *, min_samples: int = 1) -> pl.DataFrame:
@@ -547,9 +502,6 @@ def split(problems: pl.DataFrame, wanted: DifficultySplit, *, min_samples: int =
     Args:
         problems: A ``problems`` table with ``pass_rate``.
         min_samples: Responses that a problem must have been measured with.
-
-    Returns:
-        A ``problems`` table of ``train`` + ``validation`` rows, sorted by ``problem_id``.
 
     Raises:
         RolloutError: A side cannot be filled; the message says how many problems there are and what would help.

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +22,8 @@ from .sandbox.process import WorkerPool
 
 Problem = tuple[str, str, str]
 """Verifier, answer and metadata: what a score depends on besides the response."""
+Buffered = tuple[Rule, Problem, list[str], "Future[list[Reply]]"]
+"""Responses of a batch to one problem, and what takes the replies to them."""
 ENOUGH = 512
 """Most responses that are buffered."""
 BUFFER_SECONDS = 0.25
@@ -70,7 +72,7 @@ class Scorer:
     def __init__(self, config: ScoringConfig | None = None) -> None:
         self.config = config or ScoringConfig()
         self._pools: dict[str, WorkerPool] = {}
-        self._buffered: list[tuple[Buffered, Pending]] = []
+        self._buffered: list[Buffered] = []
         self._own()
         self._verdicts: dict[Problem, dict[str, Reply]] = {}
         self._cached = 0
@@ -109,25 +111,38 @@ class Scorer:
         batch: Future[list[Verdict]] = Future()
         try:
             rules = [rule(item.verifier) for item in items]
-            replies: list[Reply | None] = [self._known(*pair) for pair in zip(rules, items, strict=True)]
+            replies = [self._known(*pair) for pair in zip(rules, items, strict=True)]
         except Exception as error:
             batch.set_exception(error)
             return batch
-        missing: dict[Problem, Buffered] = {}
+        missing: dict[Problem, list[int]] = {}
         for i, reply in enumerate(replies):
             if reply is None:
-                problem = items[i].problem
-                if problem not in missing:
-                    missing[problem] = Buffered(rule=rules[i], problem=problem, responses=[], indices=[])
-                missing[problem].responses.append(items[i].response)
-                missing[problem].indices.append(i)
-        pending = Pending(batch, rules, replies, partial=self.config.partial, parts=len(missing))
-        if not missing:
-            pending.finish()
+                missing.setdefault(items[i].problem, []).append(i)
+        futures: list[Future[list[Reply]]] = [Future() for _ in missing]
+
+        def finish() -> None:
+            try:
+                for indices, future in zip(missing.values(), futures, strict=True):
+                    for i, reply in zip(indices, future.result(), strict=True):
+                        replies[i] = reply
+                partial = self.config.partial
+                found = [verdict_of(r, partial=partial or w.partial) for r, w in zip(replies, rules, strict=True)]
+            except Exception as error:
+                # Raised in the pool's thread it would be lost, and the batch waited for without end.
+                batch.set_exception(error)
+            else:
+                batch.set_result(found)
+
+        when_all(futures, finish)
+        parts = [
+            (rules[indices[0]], problem, [items[i].response for i in indices], future)
+            for (problem, indices), future in zip(missing.items(), futures, strict=True)
+        ]
         with self._lock:
-            self._buffered += [(part, pending) for part in missing.values()]
-            self._responses += sum(len(part.indices) for part in missing.values())
-        if not hold or self._due():
+            self._buffered += parts
+            self._responses += sum(map(len, missing.values()))
+        if not hold or self._responses >= ENOUGH or time.monotonic() - self._sent > BUFFER_SECONDS:
             self.flush()
         return batch
 
@@ -136,9 +151,9 @@ class Scorer:
         with self._lock:
             buffered, self._buffered = self._buffered, []
             self._responses, self._sent = 0, time.monotonic()
-        pools: dict[str, dict[Problem, list[tuple[Buffered, Pending]]]] = {}
-        for part, pending in buffered:
-            pools.setdefault(part.rule.pool, {}).setdefault(part.problem, []).append((part, pending))
+        pools: dict[str, dict[Problem, list[Buffered]]] = {}
+        for part in buffered:
+            pools.setdefault(part[0].pool, {}).setdefault(part[1], []).append(part)
         for pool, problems in pools.items():
             self._send(pool, problems)
 
@@ -151,9 +166,6 @@ class Scorer:
 
         Returns:
             The problems that the generator gave; one that it did not finish in time is left out.
-
-        Raises:
-            RolloutError: The generator cannot be used.
         """
         replies = self._pool(rule(verifier).pool).each("draws", list(draws)).result()
         faults = [reply["fault"] for reply in replies if "fault" in reply]
@@ -202,17 +214,13 @@ class Scorer:
         of_problem = self._verdicts.get(item.problem)
         return None if of_problem is None else of_problem.get(item.response)
 
-    def _due(self) -> bool:
-        """Return whether the buffer is full, or was last sent long enough ago."""
-        return self._responses >= ENOUGH or time.monotonic() - self._sent > BUFFER_SECONDS
-
-    def _send(self, pool: str, problems: Mapping[Problem, list[tuple[Buffered, Pending]]]) -> None:
+    def _send(self, pool: str, problems: Mapping[Problem, Sequence[Buffered]]) -> None:
         """Send buffered responses in one message, with each problem and each response to it once."""
         groups: list[Group] = []
         for (_, answer, metadata), parts in problems.items():
             # A policy gives the same short response many times; it is scored once.
-            responses = list(dict.fromkeys(response for part, _ in parts for response in part.responses))
-            wanted = parts[0][0].rule
+            responses = list(dict.fromkeys(response for _, _, responses, _ in parts for response in responses))
+            wanted = parts[0][0]
             groups.append((wanted.base, list(wanted.words), answer, metadata, responses))
 
         def arrived(done: Future[list[Reply]]) -> None:
@@ -221,11 +229,11 @@ class Scorer:
             for (problem, parts), group in zip(problems.items(), groups, strict=True):
                 verdicts = dict(zip(group[4], replies, strict=False))
                 self._keep(problem, verdicts)
-                for part, pending in parts:
+                for _, _, responses, future in parts:
                     if error is not None:
-                        pending.fail(error)
+                        future.set_exception(error)
                     else:
-                        pending.arrived({i: verdicts[r] for i, r in zip(part.indices, part.responses, strict=True)})
+                        future.set_result([verdicts[response] for response in responses])
 
         self._pool(pool).score(groups).add_done_callback(arrived)
 
@@ -312,66 +320,22 @@ def _may_be_cached(response: str, reply: Reply) -> bool:
     return not ("fault" in reply or error.startswith("the verifier's process ended") or error.endswith("by the clock"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Buffered:
-    """Responses of a batch to one problem that are not scored yet, each with its index in the batch."""
+def when_all(futures: Collection[Future[Any]], do: Callable[[], None]) -> None:
+    """Do something once all futures are done, in the thread of the last one."""
+    left, lock = len(futures), threading.Lock()
 
-    rule: Rule
-    problem: Problem
-    responses: list[str]
-    indices: list[int]
+    def one_more(_: object) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            last = left == 0
+        if last:
+            do()
 
-
-class Pending:
-    """A batch that waits for the replies to its parts, one for each problem.
-
-    Args:
-        replies: The reply for each item, None where it is missing.
-        partial: Whether fractions count for every rule.
-        parts: Number of parts that are not answered.
-    """
-
-    def __init__(
-        self,
-        batch: Future[list[Verdict]],
-        rules: Sequence[Rule],
-        replies: list[Reply | None],
-        *,
-        partial: bool,
-        parts: int,
-    ) -> None:
-        self._batch, self._rules, self._partial = batch, rules, partial
-        self._replies = replies
-        self._parts, self._lock = parts, threading.Lock()
-
-    def arrived(self, replies: Mapping[int, Reply]) -> None:
-        """Take the replies to a part, by index in the batch, and finish with the last one."""
-        with self._lock:
-            for index, reply in replies.items():
-                self._replies[index] = reply
-            self._parts -= 1
-            last = self._parts == 0
-        if last and not self._batch.done():
-            self.finish()
-
-    def fail(self, error: BaseException) -> None:
-        """Give up."""
-        with self._lock:
-            if not self._batch.done():
-                self._batch.set_exception(error)
-
-    def finish(self) -> None:
-        """Make verdicts of the replies."""
-        try:
-            verdicts = [
-                verdict_of(reply, partial=self._partial or wanted.partial)
-                for reply, wanted in zip(self._replies, self._rules, strict=True)
-            ]
-        except Exception as error:
-            # Raised in the pool's thread it would be lost, and the batch waited for without end.
-            self._batch.set_exception(error)
-        else:
-            self._batch.set_result(verdicts)
+    for future in futures:
+        future.add_done_callback(one_more)
+    if not futures:
+        do()
 
 
 def verdict_of(reply: Reply, *, partial: bool) -> Verdict:

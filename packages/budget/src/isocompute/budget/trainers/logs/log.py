@@ -63,6 +63,11 @@ class Log:
     also: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
+    @property
+    def keys(self) -> set[str]:
+        """Names of all its metrics."""
+        return {key for _, metrics in self.rows for key in metrics}
+
 
 def join(name: str, starts: Sequence[Iterable[Row]], layout: LogLayout, config: Mapping[str, Any] | None = None) -> Log:
     """Join the entries of a run, in the order in which they were logged.
@@ -248,6 +253,9 @@ def step_of(entry: Mapping[str, Any], columns: tuple[str, ...], where: str) -> i
     return None
 
 
+LONGEST_KEY = 1_000
+
+
 def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one, with dotted keys, and lists of mappings by index; W&B's ``{"value": …}`` is its value.
 
@@ -256,14 +264,16 @@ def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """
     out: dict[str, Any] = {}
     for key, value in document.items():
+        # One long key above many others would take more memory than there is.
+        name = (prefix + (key if isinstance(key, str) else shorten(key)))[:LONGEST_KEY]
         if isinstance(value, Mapping) and set(value) <= {"value", "desc"} and "value" in value:
             value = value["value"]
         if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
             value = dict(enumerate(value))
         if isinstance(value, Mapping):
-            out |= flat(value, f"{prefix}{key}.")
+            out |= flat(value, f"{name}.")
         else:
-            out[f"{prefix}{key}"] = value
+            out[name] = value
     return out
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import threading
-import time
-from collections.abc import Callable, Generator, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,12 +17,10 @@ from ...scoring.scorer import Scorer
 from ..local import LocalSampler
 from ..prompts import Prompting
 from ..sampling import Continue, Finished, Request, Response, Sampling, aborted
-from .client import Client, Failed, Refused, Server, Servers
-from .protocols import CHAT, PROTOCOLS, WRONG_REQUEST, Protocol, Reader, ask
+from .client import Client, Failed, Refused, Server, Servers, background, run
+from .protocols import PROTOCOLS, WRONG_REQUEST, Reader, ask, body, read
 
 TOO_LARGE = 413
-JOIN_SECONDS = 2.0
-"""Longest wait for threads at the end; one that is still connecting ends by itself."""
 
 Result = TypeVar("Result")
 
@@ -83,16 +79,15 @@ class OpenAISampler(LocalSampler):
             raise RolloutError(f"concurrency is {concurrency}; it must be at least 1")
         if not timeout_seconds > 0:
             raise RolloutError(f"timeout_seconds is {timeout_seconds}; it must be above 0")
-        _check_protocol(PROTOCOLS[protocol], sampling)
+        _check_protocol(protocol, sampling)
         addresses = [base_url] if base_url is not None else list(base_urls)
-        clients = [Client(a, api_key=api_key, timeout_seconds=timeout_seconds) for a in addresses]
-        self._servers = Servers(clients)
+        self._servers = Servers([Client(a, api_key=api_key, timeout_seconds=timeout_seconds) for a in addresses])
         super().__init__(model, sampling, prompting=prompting, scorer=scorer)
-        self._protocol = PROTOCOLS[protocol]
+        self._protocol = protocol
         self._chat_options = dict((prompting or Prompting()).chat_options)
-        self._threads = concurrency * len(clients)
+        self._at_a_time = concurrency * len(addresses)
         self._vocabulary = vocabulary(self.model, self.tokenizer)
-        self.served_model = served_name(self._servers, self.model, served_model)
+        self.served_model = run(served_name(self._servers, self.model, served_model))
 
     def use(self, sampling: Sampling) -> None:
         """Sample differently from now on; see ``Sampler.use``.
@@ -116,17 +111,40 @@ class OpenAISampler(LocalSampler):
 
     def close(self) -> None:
         """Close the connections; the servers stay as they are."""
-        self._servers.close()
+        run(self._servers.close())
 
     def _no_rows(self) -> pa.RecordBatch:
         return pa.RecordBatch.from_pylist([], self._columns().schema)
 
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:
-        batch = _Batch(self._servers, self._response, requests, control)
+        reached = False
+
+        async def finish(index: int) -> Response:
+            """Return the finished response to one request, or one that was aborted."""
+            nonlocal reached
+            request = requests[index]
+            while True:
+                try:
+                    response = await self._servers.answered(partial(self._response, request=request))
+                except Failed as error:
+                    if error.unreachable and not reached:
+                        raise RolloutError(str(error)) from None
+                    reached = reached or not error.unreachable
+                    return aborted(str(error))
+                except Refused as error:
+                    if error.status not in {*WRONG_REQUEST, TOO_LARGE}:
+                        raise RolloutError(str(error)) from None
+                    reached = True
+                    return aborted(str(error))
+                reached = True
+                taken = control(index, response)
+                if isinstance(taken, Response):
+                    return taken
+                request = taken
+
         failed: list[tuple[int, Response]] = []
         succeeded = False
-        finished = in_parallel(len(requests), batch.finish, threads=self._threads)
-        try:
+        with closing(in_parallel(len(requests), finish, at_a_time=self._at_a_time)) as finished:
             for index, response in finished:
                 if not succeeded and response.failure is not None:
                     failed.append((index, response))
@@ -135,82 +153,43 @@ class OpenAISampler(LocalSampler):
                     succeeded = True
                     yield from failed
                 yield index, response
-        finally:
-            finished.close()
         if failed and not succeeded:
             raise RolloutError(f"all {len(failed)} requests failed: {failed[0][1].failure}")
 
-    def _response(self, server: Server, request: Request, halt: threading.Event) -> Response:
+    async def _response(self, server: Server, request: Request) -> Response:
         """Ask one server for one response."""
-        if self._protocol is CHAT and not request.messages:
+        if self._protocol == "chat" and not request.messages:
             # Without a chat template here, the whole text is the user's.
             text = self.tokenizer.decode(request.prompt_ids)
             request = replace(request, messages=({"role": "user", "content": text},))
-        body = self._protocol.body(
+        wanted = body(
             self.sampling,
             request,
+            protocol=self._protocol,
             served_model=self.served_model,
             stop_token_ids=self.stop_token_ids,
             chat_options=self._chat_options,
         )
-        reader = Reader(
-            self.tokenizer, vocabulary=self._vocabulary, ends=self.stop_token_ids, stops=bool(self.sampling.stop)
-        )
         try:
-            answer = ask(server, self._protocol.route, body, halt=halt)
+            answer = await ask(server, PROTOCOLS[self._protocol], wanted)
         except Refused as error:
             where = f"the server at {server.client.base_url}"
             raise Refused(f"{where} refuses ({error})", status=error.status) from None
-        return reader.response(self._protocol.read(answer, request), request)
+        reader = Reader(
+            self.tokenizer, vocabulary=self._vocabulary, ends=self.stop_token_ids, stops=bool(self.sampling.stop)
+        )
+        return reader.response(read(answer, request, protocol=self._protocol), request)
 
 
-class _Batch:
-    """The requests of one call.
-
-    Args:
-        response: Asks one server for one response.
-    """
-
-    def __init__(self, servers: Servers, response: Any, requests: Sequence[Request], control: Continue) -> None:
-        self._servers, self._response, self._requests, self._control = servers, response, requests, control
-        self._reached = False
-
-    def finish(self, index: int, halt: threading.Event) -> Response:
-        """Return the finished response to one request, or one that was aborted.
-
-        Raises:
-            RolloutError: No server could be reached for any request so far, or one refuses all requests.
-        """
-        request = self._requests[index]
-        while True:
-            try:
-                response = self._servers.answered(partial(self._response, request=request, halt=halt), halt)
-            except Failed as error:
-                if error.unreachable and not self._reached:
-                    raise RolloutError(str(error)) from None
-                self._reached = self._reached or not error.unreachable
-                return aborted(str(error))
-            except Refused as error:
-                if error.status not in {*WRONG_REQUEST, TOO_LARGE}:
-                    raise RolloutError(str(error)) from None
-                self._reached = True
-                return aborted(str(error))
-            self._reached = True
-            taken = self._control(index, response)
-            if isinstance(taken, Response):
-                return taken
-            request = taken
-
-
-def _check_protocol(protocol: Protocol, sampling: Sampling) -> None:
+def _check_protocol(protocol: str, sampling: Sampling) -> None:
     """Refuse what a protocol cannot do."""
-    if protocol is CHAT and sampling.interruption is not None:
+    if protocol == "chat" and sampling.interruption is not None:
         raise RolloutError(
             "interruption goes on from the middle of a response, which the protocol chat cannot: use completions"
         )
 
 
-def served_name(servers: Servers, model: str, wanted: str | None) -> str:
+async def served_name(servers: Servers, model: str, wanted: str | None) -> str:
     """Return a model's name at servers, checked against their lists.
 
     Args:
@@ -223,7 +202,7 @@ def served_name(servers: Servers, model: str, wanted: str | None) -> str:
     for server in servers.all:
         url = server.client.base_url
         try:
-            listed = _listed(server)
+            listed = await _listed(server)
         except Failed as error:
             silent.append(str(error))
             continue
@@ -236,11 +215,11 @@ def served_name(servers: Servers, model: str, wanted: str | None) -> str:
     return name or model
 
 
-def _listed(server: Server) -> list[str]:
+async def _listed(server: Server) -> list[str]:
     """Return the models that a server lists; none where it has no such list."""
     url = server.client.base_url
     try:
-        answer = Servers([server.client]).answered(lambda s: s.client.ask("models", None), threading.Event())
+        answer = await Servers([server.client]).answered(lambda s: s.client.ask("models", None))
         return [str(entry["id"]) for entry in answer["data"]]
     except Refused as error:
         if error.status == 404:
@@ -266,56 +245,41 @@ def vocabulary(model: str, tokenizer: Any) -> int:
 
 
 def in_parallel(
-    count: int, work: Callable[[int, threading.Event], Result], *, threads: int
+    count: int, work: Callable[[int], Awaitable[Result]], *, at_a_time: int
 ) -> Generator[tuple[int, Result], None, None]:
     """Do ``work(0)`` to ``work(count - 1)``, begun in that order.
 
-    At most twice as many results as threads wait to be taken: who takes them slowly is not overrun. Closing the
+    At most twice as many results as are worked on wait to be taken: who takes them slowly is not overrun. Closing the
     iterator ends the work.
-
-    Args:
-        count: How much there is to do.
-        work: Called with an index, and with an event that is set when it must end.
 
     Yields:
         Indices and results, as they are done.
 
     Raises:
-        BaseException: What a call of ``work`` raised, which ends the others.
+        Exception: What a call of ``work`` raised, which ends the others.
     """
-    halt = threading.Event()
-    done: queue.Queue[tuple[int, Result | None, BaseException | None]] = queue.Queue(2 * threads)
-    indices = iter(range(count))
-    lock = threading.Lock()
 
-    def put(*result: object) -> None:
-        while not halt.is_set():
-            with contextlib.suppress(queue.Full):
-                done.put(result, timeout=0.1)  # type: ignore[arg-type]
-                return
+    async def begin() -> tuple[asyncio.Queue[Any], list[asyncio.Task[None]]]:
+        done: asyncio.Queue[Any] = asyncio.Queue(2 * at_a_time)
+        indices = iter(range(count))
 
-    def run() -> None:
-        while not halt.is_set():
-            with lock:
-                index = next(indices, None)
-            if index is None:
-                return
-            try:
-                put(index, work(index, halt), None)
-            except BaseException as error:
-                put(index, None, error)
+        async def go_on() -> None:
+            for index in indices:
+                try:
+                    await done.put((index, await work(index), None))
+                except Exception as error:
+                    await done.put((index, None, error))
 
-    workers = [threading.Thread(target=run, name=f"server-{i}", daemon=True) for i in range(min(threads, count))]
-    for worker in workers:
-        worker.start()
+        return done, [asyncio.create_task(go_on()) for _ in range(min(at_a_time, count))]
+
+    done, workers = run(begin())
     try:
         for _ in range(count):
-            index, result, error = done.get()
+            index, result, error = run(done.get())
             if error is not None:
                 raise error
-            yield index, result  # type: ignore[misc]
+            yield index, result
     finally:
-        halt.set()
-        deadline = time.monotonic() + JOIN_SECONDS
+        # Nobody waits for their end: this may be the end of the process.
         for worker in workers:
-            worker.join(max(0.0, deadline - time.monotonic()))
+            background().call_soon_threadsafe(worker.cancel)

@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ...contract.files import reason_of
 from ...errors import RolloutError
 from ...scoring.scorer import Scorer
 from .. import weights
@@ -331,13 +332,13 @@ class EngineLoop:
         try:
             self._engine.add_request(str(index), prompt, own)
         except ValueError as error:
-            raise RolloutError(f"{self._name} refuses a request ({_line(error)})") from error
+            raise RolloutError(f"{self._name} refuses a request ({reason_of(error)})") from error
 
     def _step(self) -> Iterator[tuple[int, Response]]:
         try:
             outputs = self._engine.step()
         except Exception as error:
-            self._failure = _line(error)
+            self._failure = f"{type(error).__name__}: {reason_of(error)}"
             raise RolloutError(f"{self._name} failed while sampling ({self._failure})") from error
         for output in outputs:
             yield int(output.request_id), _response(output.outputs[0])
@@ -377,11 +378,6 @@ def _response(output: Any) -> Response:
     )
 
 
-def _line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
 State = Literal["awake", "asleep", "loading"]
 Event = Literal["sleep", "sample", "load", "loaded"]
 """A training batch is answered; something is to be sampled; a sync begins; it has ended."""
@@ -406,33 +402,12 @@ WRONG: Mapping[tuple[State, Event], str] = {
 }
 
 
-def step(state: State, event: Event, *, level: int, name: str) -> tuple[State, tuple[str, ...]]:
-    """Return the next state of an engine, and what must return to the GPU.
-
-    Args:
-        level: 1 where the weights are in the host's memory while it sleeps, 2 where they are nowhere.
-
-    Raises:
-        RolloutError: The event cannot happen in this state.
-    """
-    wrong = WRONG.get((state, event))
-    if (state, event) == ("asleep", "sample") and level == 2:
-        wrong = (
-            "was asked for responses before a sync, and its weights were discarded when it went to sleep; engine sleep "
-            "must be 1"
-        )
-    if wrong is not None:
-        raise RolloutError(f"{name} {wrong}")
-    return STEPS[state, event]
-
-
 class Sleep:
     """Lets an engine sleep and wakes it.
 
     Args:
         llm: vLLM's ``LLM``.
-        level: 0 where it never sleeps, else as for ``step``.
-
+        level: 0 where it never sleeps, 1 where its weights are in the host's memory meanwhile, 2 where nowhere.
     """
 
     def __init__(self, llm: Any, *, level: int, name: str) -> None:
@@ -447,7 +422,14 @@ class Sleep:
         """
         if not self.level:
             return
-        after, tags = step(self.state, event, level=self.level, name=self._name)
+        if (self.state, event, self.level) == ("asleep", "sample", 2):
+            raise RolloutError(
+                f"{self._name} was asked for responses before a sync, and its weights were discarded when it went to "
+                "sleep; engine sleep must be 1"
+            )
+        if (self.state, event) in WRONG:
+            raise RolloutError(f"{self._name} {WRONG[self.state, event]}")
+        after, tags = STEPS[self.state, event]
         if tags and self._llm.wake_up(tags=list(tags)) != (after == "awake"):
             raise RolloutError(f"{self._name} did not wake ({', '.join(tags)}); open another sampler")
         if after == "asleep" and self.state == "awake":

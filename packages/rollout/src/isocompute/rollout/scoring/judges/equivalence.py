@@ -34,11 +34,7 @@ _DECIMAL = re.compile(r"(?:.*=)?\s*-?(\d+(?:\.(\d+))?)\s*(?:\\(?:times|cdot)\s*1
 
 
 class MathJudge(NoGenerator):
-    """Scores with math-verify, which parses texts itself and executes nothing.
-
-    Raises:
-        RolloutError: math-verify cannot be imported.
-    """
+    """Scores with math-verify, which parses texts itself and executes nothing."""
 
     def __init__(self) -> None:
         try:

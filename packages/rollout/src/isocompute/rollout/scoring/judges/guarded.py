@@ -57,9 +57,6 @@ def checked(text: str, names: frozenset[str] = FUNCTIONS, *, letters: bool = Tru
     Args:
         text: Numbers, operators, parentheses, single letters and names.
         letters: Single letters are allowed.
-
-    Raises:
-        ValueError: It holds anything else, or is too long.
     """
     if len(text) > LONGEST:
         raise ValueError(f"the expression has more than {LONGEST} characters")

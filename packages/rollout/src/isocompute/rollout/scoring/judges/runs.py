@@ -83,9 +83,6 @@ class RunsJudge(NoGenerator):
 
     Args:
         apart: Keeps a program apart from this process.
-
-    Raises:
-        RolloutError: No program can be run so.
     """
 
     def __init__(self, apart: Apart | None = None) -> None:
@@ -137,11 +134,7 @@ def _limit(ran: Ran, *, slow: bool) -> Exception | None:
 
 
 def tests_of(answer: str) -> tuple[tuple[Test, ...], float | None]:
-    """Read the tests of a problem, and the processor time of each in s, if there is a limit.
-
-    Raises:
-        ProblemError: They are no JSON of this form.
-    """
+    """Read the tests of a problem, and the processor time of each in s, if there is a limit."""
     try:
         value = json.loads(answer)
     except (ValueError, RecursionError):

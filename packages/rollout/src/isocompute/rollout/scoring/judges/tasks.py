@@ -22,11 +22,7 @@ _WORD = re.compile(r"[A-Za-z]{2}")
 
 
 class TaskJudge:
-    """Scores with reasoning-gym.
-
-    Raises:
-        RolloutError: reasoning-gym cannot be imported.
-    """
+    """Scores with reasoning-gym."""
 
     def __init__(self) -> None:
         try:

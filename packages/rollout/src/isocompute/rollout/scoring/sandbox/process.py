@@ -551,19 +551,6 @@ def readable(path: Sequence[str], more: Sequence[str] = ()) -> list[str]:
     return list(dict.fromkeys(place for place in found if Path(place).exists()))
 
 
-def sandbox_layers(config: ScoringConfig | None = None) -> Report:
-    """Start a sandbox and return the state of its layers; an empty text where the kernel has none.
-
-    Raises:
-        RolloutError: The sandbox does not start.
-    """
-    process = ScoringProcess("exact", config or ScoringConfig())
-    try:
-        return process.started()
-    finally:
-        process.close()
-
-
 def report(config: ScoringConfig | None = None) -> list[str]:
     """Try in a sandbox all that a response must not do; return lines on layers, limits, and the rules that this allows.
 

@@ -1,11 +1,13 @@
-"""``score``: verify rollouts again."""
+"""``generate`` and ``score``: answer problems with a model, and verify rollouts again."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -17,8 +19,11 @@ from ..scoring.evaluation import without_unusable
 from ..scoring.rules import metadata_of
 from ..scoring.scorer import Item, Scorer, Verdict
 from .output import ROLLOUT_FILES, SOURCE, Output, add_flags, deliver, read, rewarded
+from .run import begin, place_shard
+from .settings import add_sampling
 from .values import add_scoring, pairs, scorer_of
 
+PHASES = ("difficulty", "baseline", "eval")
 BATCH = 1024
 """Responses handed to the scorer at a time."""
 WAITING = 4
@@ -41,7 +46,24 @@ class _SandboxReport(argparse.Action):
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command."""
+    """Add the commands."""
+    generate = commands.add_parser(
+        "generate",
+        help="answer problems with a model",
+        description="Answer problems with a model. Killed and started again with the same arguments, it asks only for "
+        "the groups that it had not finished.",
+    )
+    generate.add_argument("--problems", required=True, help=SOURCE)
+    generate.add_argument(
+        "--phase",
+        default="difficulty",
+        choices=PHASES,
+        help="what the responses are for: to select problems (difficulty, the default), to measure those selected "
+        "(baseline) or to evaluate; each has seeds of its own",
+    )
+    add_sampling(generate, required=True, samples=16, shards=True)
+    add_flags(generate, out="the .parquet file to write")
+    generate.set_defaults(run=run_generate, files=ROLLOUT_FILES)
     score = commands.add_parser(
         "score",
         help="verify rollouts again",
@@ -60,10 +82,30 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     add_scoring(score)
     add_flags(score, out="the .parquet file to write")
-    score.set_defaults(run=run, files=ROLLOUT_FILES)
+    score.set_defaults(run=run_score, files=ROLLOUT_FILES)
 
 
-def run(arguments: argparse.Namespace) -> Iterable[str]:
+def run_generate(arguments: argparse.Namespace) -> Iterable[str]:
+    """Make the rollouts and say how many there are and their mean reward."""
+    place_shard(arguments, "rollouts")
+    with contextlib.ExitStack() as stack:
+        yield from deliver(arguments, partial(_generate, stack=stack))
+
+
+def _generate(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -> Output:
+    problems = read(arguments.problems, "problems")
+    sampling = begin(arguments, stack, problems=problems, phase=arguments.phase, reusable=True)
+    rollouts = sampling.rollouts()
+    return rewarded(
+        rollouts,
+        sources={"problems": problems},
+        params=sampling.params,
+        store=sampling.finished(rollouts),
+        dropped=sampling.dropped,
+    )
+
+
+def run_score(arguments: argparse.Namespace) -> Iterable[str]:
     """Score the rollouts and say their mean reward."""
     return deliver(arguments, _score)
 

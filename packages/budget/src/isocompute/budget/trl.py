@@ -1,63 +1,121 @@
-"""The budget of one trainer: it counts what is generated, charges it, and decides whether the next step is taken.
+"""Stop a run of TRL's ``GRPOTrainer`` at its budget, and keep its ledger.
 
-An optimizer step is several passes (forward and backward over a micro-batch). The trainer generates before a pass whose
-number, counted from the start of its process, is a multiple of ``steps_per_generation × num_iterations``, and before
-the first pass of a process that has no rollouts yet (``GRPOTrainer._prepare_inputs``). So a run that is resumed
-generates at once and then at other steps than before. The last optimizer step of an epoch has fewer passes where the
-epoch's do not divide evenly (``Trainer._run_epoch``).
+TRL is imported when ``attach`` is called. What was read of it is that of TRL 1.16 with transformers 5.19: an optimizer
+step is several passes (forward and backward over a micro-batch). The trainer generates before a pass whose number,
+counted from the start of its process, is a multiple of ``steps_per_generation × num_iterations``, and before the first
+pass of a process that has no rollouts yet (``GRPOTrainer._prepare_inputs``). So a run that is resumed generates at once
+and then at other steps than before. The last optimizer step of an epoch has fewer passes where the epoch's do not
+divide evenly (``Trainer._run_epoch``).
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..checks import whole
-from ..contract.files import atomic_write
-from ..errors import BudgetError, LedgerError
-from ..ledger.counts import Counts, split
-from ..ledger.ledger import History, Ledger
-from ..ledger.limits import Limits, admission
-from ..ledger.meter import Standing
+from .checks import shorten
+from .errors import BudgetError
+from .ledger.counts import Counts, split
+from .ledger.hook import Hook
+from .ledger.ledger import Ledger
+from .ledger.limits import Counted, Limits, Standing
+
+__all__ = ["Attachment", "attach"]
 
 LOGGER = logging.getLogger(__name__)
 MARK = "_isocompute_budget"
 
 
-class Attachment:
+def attach(
+    trainer: Any,
+    path: str | Path,
+    *,
+    rollouts: float | None = None,
+    response_tokens: float | None = None,
+    device_hours: float | None = None,
+    money: float | None = None,
+    price_per_device_hour: float | None = None,
+    counted: Counted = "paid",
+    run_id: str | None = None,
+    devices: int | None = None,
+) -> Attachment:
+    """End a trainer's run before it goes over its budget, and charge what it generates to a ledger.
+
+    Call it before ``trainer.train()``, in every process. The step that would exceed a limit is not taken: the one
+    before it is logged, evaluated and saved, as far as the trainer's strategies ask for evaluations and checkpoints at
+    all. ``train(resume_from_checkpoint=...)`` goes on with the ledger at the checkpoint's step. Where not even the
+    first step fits, ``train`` raises ``BudgetError``, and the ledger stays as it was.
+
+    Args:
+        trainer: A ``GRPOTrainer``, or a subclass that generates as it does.
+        path: The ledger's file, which rank 0 writes.
+        rollouts: At most so many are generated for training.
+        response_tokens: The step that reaches it is the last that generates.
+        device_hours: The step that reaches it is the last: hours since ``train`` began, times devices.
+        money: The step that reaches it is the last; needs the price.
+        price_per_device_hour: What an hour of a device costs, in the same currency.
+        counted: What the limits on rollouts and response tokens count, see ``Limits``. With ``"used"``, a batch that
+            several steps use counts step by step, so that a run ends after the same step however often it was killed.
+        run_id: The run; that of the ledger, or folder/name of a new one's path, if none is given.
+        devices: Devices held; as many as processes if it is not given. Count those of a vLLM server too.
+
+    Returns:
+        What was spent, and why the run was ended.
+
+    Raises:
+        BudgetError: TRL is not installed, it is another trainer, one that trains already or has a budget, or there is
+            no limit or one that makes no sense.
+        LedgerError: The file is not a ledger, or is of another run.
+    """
+    _check_trainer(trainer)
+    limits = Limits.given(
+        rollouts=rollouts,
+        response_tokens=response_tokens,
+        device_hours=device_hours,
+        money=money,
+        price_per_device_hour=price_per_device_hour,
+        counted=counted,
+    )
+    return Attachment(trainer, Path(path), run_id=run_id, limits=limits, devices=devices)
+
+
+def _check_trainer(trainer: Any) -> None:
+    try:
+        from trl import GRPOTrainer
+    except ImportError as error:
+        raise BudgetError(f"TRL cannot be imported ({error}); install it with 'pip install trl'") from None
+    if not isinstance(trainer, GRPOTrainer):
+        raise BudgetError(f"a budget is attached to TRL's GRPOTrainer, not to {shorten(trainer)}")
+    if trainer.is_in_train:
+        raise BudgetError("the trainer trains already; attach the budget before trainer.train()")
+
+
+class Attachment(Hook):
     """A budget that was attached to a trainer with ``attach``.
 
     Rank 0 writes the ledger and decides; the others send it their counts and are told. A batch that several optimizer
-    steps use is charged to all of them (``Ledger.charge``). While one is generated for training, a file beside it,
-    ``run.ledger.generating``, holds its number of rollouts, so that what a killed process had not charged is charged as
-    lost by the next one.
-
-    Attributes:
-        path: The ledger's file.
-        reason: Why the run was ended; empty before, and where it ended for another reason.
+    steps use is charged to all of them (``Ledger.charge``).
     """
 
-    def __init__(self, trainer: Any, path: Path, *, run_id: str, limits: Limits, devices: int | None) -> None:
+    closed = "was closed while the trainer trains"
+
+    def __init__(self, trainer: Any, path: Path, *, run_id: str | None, limits: Limits, devices: int | None) -> None:
         if hasattr(trainer, MARK):
             raise BudgetError(
                 f"the trainer has a budget already, with the ledger {getattr(trainer, MARK).path}; attach one budget, "
                 "which may have several limits"
             )
-        self.limits, self.path, self.run_id, self.reason = limits, path, run_id, ""
-        self._note = path.with_name(f"{path.name}.generating")
         self._trainer, self._accelerator = trainer, trainer.accelerator
-        self._devices = self._accelerator.num_processes if devices is None else whole(devices, "devices", least=1)
-        self._ledger: Ledger | None = None
+        devices = self._accelerator.num_processes if devices is None else devices
+        super().__init__(path, limits, run_id=run_id, devices=devices)
         self._passes: Passes
         self._position = self._done_before_step = 0
         # Of what this attempt charged, the parts of steps that were not taken yet.
         self._ahead: dict[int, Counts] = {}
-        self._clock: float | None = None
         self._counted = False
         self._generate, trainer._generate = trainer._generate, self._counting
         self._log, trainer.log = trainer.log, self._logging
@@ -74,21 +132,9 @@ class Attachment:
         """
         if not self._accelerator.is_main_process:
             raise BudgetError("rank 0 alone has the ledger; ask there what was spent")
-        if self._ledger is None:
-            return self._standing_after(None)
-        ahead = sum(self._ahead.values(), Counts())
-        used = self._ledger.used
-        return Standing(
-            limits=self.limits,
-            used=Counts(
-                rollouts=used.rollouts - ahead.rollouts,
-                prompt_tokens=used.prompt_tokens - ahead.prompt_tokens,
-                response_tokens=used.response_tokens - ahead.response_tokens,
-            ),
-            ahead=ahead,
-            lost=self._ledger.lost,
-            device_seconds=self._ledger.device_seconds,
-        )
+        ahead = sum(self._ahead.values(), Counts()) if self._ledger is not None else Counts()
+        charged = super().standing
+        return replace(charged, used=charged.used - ahead, ahead=ahead)
 
     def begin(self, args: Any, state: Any, dataloader: Any) -> None:
         """Open the ledger at the step that the trainer goes on after, unless the next one does not fit.
@@ -145,67 +191,32 @@ class Attachment:
     def end(self, state: Any) -> None:
         """Training ended: what was generated for later steps is lost work."""
         if self._ledger is not None:
-            self._ledger.charge(state.global_step, {}, device_seconds=self._seconds())
+            self.charge(state.global_step, {})
             self._ledger.end(state.global_step)
         self.close()
 
-    def close(self) -> None:
-        """Let another writer in."""
-        ledger, self._ledger, self._clock = self._ledger, None, None
-        if ledger is not None:
-            ledger.close()
-
     def _open_if_admitted(self, step: int, more: bool) -> str:
         """Open the ledger after a step; if the next one does not fit, leave it untouched and return why."""
-        refused = self._refusal(step + 1, self._standing_after(step)) if more else ""
+        refused = self._refusal(step + 1, self.standing_after(step)) if more else ""
         if not refused:
-            self._charge_what_was_lost(self._open(step), step)
+            self.open(step)
+            self.charge_lost(step)
         return refused
 
-    def _standing_after(self, step: int | None) -> Standing:
-        """Read what was spent, or will have been when an attempt has begun after a step; nothing is written."""
-        if not self.path.exists():
-            return Standing(limits=self.limits)
-        history = History.read(self.path)
-        totals = history.totals(resumed_from=step)
-        lost = totals.lost_training
-        return Standing(
-            limits=self.limits,
-            used=totals.used,
-            lost=lost + self._uncharged(totals.used + lost),
-            device_seconds=history.device_seconds,
-        )
+    def open(self, resumed_from: Any) -> Ledger:
+        """Begin an attempt, which takes device time."""
+        if self._clock is None:
+            self.start_clock()
+        return super().open(resumed_from)
 
-    def _open(self, resumed_from: Any) -> Ledger:
-        self._ledger = ledger = Ledger.open(self.path, run_id=self.run_id, resumed_from=resumed_from)
-        ledger.note_limits(self.limits)
-        self._clock = self._clock or time.monotonic()
-        return ledger
-
-    def _uncharged(self, paid: Counts) -> Counts:
-        """The batch that a killed process was generating, or had generated and not charged; its tokens are unknown."""
-        try:
-            rollouts, before = map(int, self._note.read_text().split())
-        except FileNotFoundError:
-            return Counts()
-        except (OSError, ValueError) as error:
-            raise LedgerError(f"{self._note}: is not the number of rollouts that were generated ({error})") from None
-        return Counts(rollouts=rollouts) if paid.rollouts == before else Counts()
-
-    def _charge_what_was_lost(self, ledger: Ledger, step: int) -> None:
-        lost = self._uncharged(ledger.used + ledger.lost)
-        if lost.rollouts:
-            LOGGER.warning("%s: %d rollouts that a killed process generated count as lost", self.path, lost.rollouts)
-            ledger.charge(step + 1, {"failed": lost})
-            ledger.end(step)
-        self._note.unlink(missing_ok=True)
+    def close(self) -> None:
+        """Let another writer in."""
+        self._clock = None
+        super().close()
 
     def _settle_step(self, step: int) -> str:
         """Charge the rest of a step, and return why the next one may not be taken; empty if it may."""
-        ledger = self._ledger
-        if ledger is None:
-            raise BudgetError(f"{self.path}: was closed while the trainer trains")
-        ledger.charge(step, {}, device_seconds=self._seconds())
+        self.charge(step, {})
         self._ahead = {later: part for later, part in self._ahead.items() if later > step}
         return self._refusal(step + 1, self.standing)
 
@@ -215,29 +226,18 @@ class Attachment:
         batch = trainer._train_batch_size * trainer.args.steps_per_generation * self._accelerator.num_processes
         made = self._passes.generations(self._position, done=trainer._step, filled=trainer._buffered_inputs is not None)
         rollouts = batch * len(made)
-        used = standing.used + standing.ahead
         if self.limits.counted == "used":
-            used = standing.used
+            standing = replace(standing, ahead=Counts())
             rollouts = sum(split(Counts(rollouts=batch), shares)[0].rollouts for shares in made)
             rollouts += self._ahead.get(step, Counts()).rollouts
-        return admission(
-            self.limits,
-            step,
-            rollouts,
-            used=used,
-            lost=standing.lost,
-            reserved=0,
-            device_seconds=standing.device_seconds,
-        ).reason
+        return standing.admission(step, rollouts).reason
 
     def _counting(self, prompts: Any) -> Any:
         """Generate as the trainer does, and charge it before it is scored: a reward that raises was paid for too."""
-        self._clock = self._clock or time.monotonic()
-        ledger = self._ledger
-        if ledger is not None and self._trainer.model.training:
-            rollouts = len(prompts) * self._accelerator.num_processes
-            with atomic_write(self._note, error=LedgerError) as stream:
-                stream.write(f"{rollouts} {(ledger.used + ledger.lost).rollouts}\n".encode())
+        if self._clock is None:
+            self.start_clock()
+        if self._ledger is not None and self._trainer.model.training:
+            self.reserve(len(prompts) * self._accelerator.num_processes)
         generated = self._generate(prompts)
         prompt_ids, completion_ids, tool_mask = generated[:3]
         responses = sum(map(len, completion_ids))
@@ -251,32 +251,24 @@ class Attachment:
         self._counted = True
         if self._accelerator.is_main_process:
             rollouts, prompt_tokens, response_tokens = counts
-            self._charge(
-                Counts(rollouts=rollouts, prompt_tokens=prompt_tokens, response_tokens=response_tokens),
-                training=self._trainer.model.training,
-            )
-            self._note.unlink(missing_ok=True)
+            self._charge(Counts(rollouts=rollouts, prompt_tokens=prompt_tokens, response_tokens=response_tokens))
         return generated
 
-    def _charge(self, counts: Counts, *, training: bool) -> None:
+    def _charge(self, counts: Counts) -> None:
         """Charge a batch to the step in progress, or an evaluation's to the step it follows."""
         trainer = self._trainer
-        # An evaluation outside train() goes on with the ledger as it is.
-        ledger = self._ledger or self._open("last")
+        if self._ledger is None:
+            # An evaluation outside train() goes on with the ledger as it is.
+            self.open("last")
         step = trainer.state.global_step
-        if not training:
-            ledger.charge(step, {"eval": counts}, device_seconds=self._seconds())
+        if not trainer.model.training:
+            self.charge(step, {"eval": counts})
             return
         left = trainer.current_gradient_accumulation_steps - (trainer._step - self._done_before_step)
         shares = self._passes.shares(self._position, left=left, lasts=self._passes.lasts(trainer._step))
-        ledger.charge(step + 1, {"trained": counts}, shares=shares, device_seconds=self._seconds())
+        self.charge(step + 1, {"trained": counts}, shares=shares)
         for k, part in enumerate(split(counts, shares)):
             self._ahead[step + 1 + k] = self._ahead.get(step + 1 + k, Counts()) + part
-
-    def _seconds(self) -> float:
-        """Device-seconds since they were last taken."""
-        before, self._clock = self._clock, time.monotonic()
-        return 0.0 if before is None else (self._clock - before) * self._devices
 
     def _logging(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
         """Log as the trainer does, and what was spent beside what training logs."""

@@ -1,97 +1,191 @@
-"""The budget of one trainer of veRL's: it reserves, charges, and decides which step is the last."""
+"""Stop a run of veRL at its budget and keep its ledger, by configuration alone.
+
+veRL's TaskRunner, one Ray actor, holds the trainer, its replay buffer and its agent loop manager: what it names in its
+configuration lives there, and that process alone writes the ledger. The agent loops and engines, which are other
+processes, know nothing of it. veRL is imported when these classes are made; read was 0.9.1, with ``trainer.use_v1``.
+"""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakSet
 
-from ..checks import shorten, whole
-from ..contract.files import atomic_write
-from ..errors import BudgetError, LedgerError
-from ..ledger.counts import Counts
-from ..ledger.ledger import Ledger, run_id_of
-from ..ledger.limits import Limits, admission
-from ..ledger.meter import Standing
+from .checks import shorten, whole
+from .errors import BudgetError
+from .ledger.counts import Counts
+from .ledger.hook import Hook
+from .ledger.limits import LIMITS, Limits, Standing
 
-Tag = TypeVar("Tag")
-
+__all__ = ["AgentLoopManager", "ReplayBuffer"]
 
 LOGGER = logging.getLogger(__name__)
+Tag = TypeVar("Tag")
+
+KEYS = "trainer.v1.sampler.sampler_kwargs"
+MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class=isocompute.budget.verl.AgentLoopManager"
+SAMPLER = (
+    "trainer.v1.sampler.custom_sampler.path=pkg://isocompute.budget.verl "
+    "trainer.v1.sampler.custom_sampler.name=ReplayBuffer"
+)
+OTHERS = ("ledger", "run_id", "devices")
+READ = "0.9."
+SINGLE_TURN = "single_turn_agent"
+"""The one agent loop of veRL's in which everything in a response was sampled."""
+_BUDGETS: WeakSet[Budget] = WeakSet()
 
 
-class Budget:
+class ReplayBuffer:
+    """The replay buffer that veRL would make without it, which also charges what is sampled from it and evicted.
+
+    Named in ``trainer.v1.sampler.custom_sampler``; ``sampler_kwargs`` there is the budget (``read_settings``).
+
+    Raises:
+        BudgetError: The budget makes no sense, or it is not veRL's trainer that makes the buffer.
+        LedgerError: The file is not a ledger.
+    """
+
+    def __new__(cls, **options: Any) -> Any:
+        """Make it, with what veRL hands to a custom sampler."""
+        trainer: Any = getattr(options.get("refill_fn"), "__self__", None)
+        if not hasattr(trainer, "_build_replay_buffer"):
+            raise BudgetError(
+                "this replay buffer is made by the trainer of veRL 0.9 (trainer.use_v1=True), whose method its "
+                f"refill_fn is, and refill_fn is {options.get('refill_fn')!r}"
+            )
+        budget = Budget(trainer, **read_settings(trainer.config))
+        # To a custom sampler veRL passes none of its settings of filters; its own buffer gets them all.
+        custom = trainer.config.trainer.v1.sampler.custom_sampler
+        path, custom.path = custom.path, None
+        try:
+            buffer = trainer._build_replay_buffer()
+        finally:
+            custom.path = path
+        buffer.__class__ = type(f"Charging{type(buffer).__name__}", (_Charging, type(buffer)), {})
+        buffer.budget, buffer.refill_fn = budget, budget.refill
+        _BUDGETS.add(budget)
+        return buffer
+
+
+class AgentLoopManager:
+    """veRL's agent loop manager, which also reserves what it dispatches: training, warm-up, refills, re-issue.
+
+    Named in ``actor_rollout_ref.rollout.agent.agent_loop_manager_class``.
+    """
+
+    def __init__(self, manager: Any, budget: Budget) -> None:
+        self._manager, self._budget = manager, budget
+
+    @classmethod
+    def create(cls, *args: Any, config: Any, **options: Any) -> AgentLoopManager:
+        """Make veRL's manager, and open the ledger after the step of the checkpoint that was loaded.
+
+        Raises:
+            BudgetError: The trainer has no budget, or not even the next step fits.
+            LedgerError: The ledger never reached that step, or cannot be written.
+        """
+        budget = next((budget for budget in _BUDGETS if budget.trainer.config is config), None)
+        if budget is None:
+            raise BudgetError(
+                "the trainer's replay buffer is not that of a budget, so nothing would be charged; with "
+                f"trainer.use_v1=True, set {SAMPLER}"
+            )
+        budget.begin()
+        from verl.trainer.ppo.v1 import AgentLoopManagerTQ
+
+        return cls(AgentLoopManagerTQ.create(*args, config=config, **options), budget)
+
+    def generate_sequences(self, prompts: Any) -> None:
+        """Reserve a batch, and dispatch it.
+
+        Raises:
+            BudgetError: It does not fit.
+        """
+        self._budget.dispatch(prompts)
+        self._manager.generate_sequences(prompts)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+
+class _Charging:
+    """The part of a replay buffer that a budget adds to veRL's: groups are charged before they leave it."""
+
+    budget: Budget
+    partitions: Any
+
+    def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: Any) -> Any:
+        stale, filtered, failed, _ = eviction_reasons
+        cohorts = {"stale": stale, "filtered": filtered - stale, "failed": failed - filtered - stale}
+        self.budget.charge_groups(partition_id, cohorts, self.partitions[partition_id])
+        return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)  # type: ignore[misc]
+
+    def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
+        # Those that were evicted are charged: the others are more than the step trains on.
+        self.budget.charge_groups(partition_id, {"filtered": uids}, self.partitions[partition_id])
+        super()._clear_groups(partition_id, uids)  # type: ignore[misc]
+
+    def _materialize_batch(self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: Any) -> Any:
+        cohort = "eval" if partition_id == "val" else "trained"
+        self.budget.charge_groups(partition_id, {cohort: selected_prompt_uids}, partition_snapshot)
+        return super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)  # type: ignore[misc]
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> Any:
+        batch, metrics = super().sample(  # type: ignore[misc]
+            global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
+        )
+        if partition_id == "train":
+            metrics.update(self.budget.settle(self.partitions[partition_id]))
+        return batch, metrics
+
+
+class Budget(Hook):
     """The budget of a trainer, in its process.
 
     A group is reserved when it is dispatched, and charged when it leaves the replay buffer, to the step in progress.
-    Between the two it is in no ledger: a file beside it, ``run.ledger.dispatched``, holds the number of rollouts
-    dispatched by all attempts, so that what a killed process had dispatched is charged as lost by the next one.
-
-    Attributes:
-        reason: Why the run is ended; empty before, and where it ends for another reason.
     """
 
-    def __init__(self, trainer: Any, settings: BudgetSettings) -> None:
-        self.trainer, self.settings, self.reason = trainer, settings, ""
-        self._ledger: Ledger | None = None
+    closed = f"is not open, because veRL's agent loop manager is not that of the budget; set +{MANAGER}"
+
+    def __init__(self, trainer: Any, path: Path, limits: Limits, run_id: str | None, devices: int | None) -> None:
+        super().__init__(path, limits, run_id=run_id, devices=devices or 1)
+        # None for those of veRL's throughput, which it knows only later.
+        self.trainer, self._devices = trainer, devices
         self._groups = {"train": Groups(), "val": Groups()}
-        self._count = Path(f"{settings.ledger}.dispatched")
         self._refilling = self._tools = False
-        # Rollouts dispatched by all attempts, those refilled in a step, and the most that a step refilled.
-        self._dispatched = 0
+        # Rollouts refilled in a step, and the most that a step refilled.
         self._refilled = (0, 0)
         self._most_refilled = 0
-        self._clock, self._devices = 0.0, 1
 
     @property
     def standing(self) -> Standing:
-        """Spending so far.
+        """Spending so far; what is dispatched is ahead."""
+        return replace(super().standing, ahead=Counts(rollouts=self._groups["train"].rollouts))
 
-        Raises:
-            BudgetError: The ledger is not open.
-        """
-        ledger = self._opened()
-        return Standing(
-            limits=self.settings.limits,
-            used=ledger.used,
-            ahead=Counts(rollouts=self._groups["train"].rollouts),
-            lost=ledger.lost,
-            device_seconds=ledger.device_seconds,
-        )
-
-    def open(self) -> None:
+    def begin(self) -> None:
         """Open the ledger after the step that the trainer goes on after.
 
         Raises:
             BudgetError: The next step does not fit.
             LedgerError: The ledger never reached that step, or cannot be written.
         """
-        trainer, settings = self.trainer, self.settings
+        trainer = self.trainer
         step, only = trainer.global_steps, trainer.config.trainer.get("val_only", False)
-        self._ledger = ledger = Ledger.open(
-            settings.ledger, run_id=settings.run_id, resumed_from="last" if only else step
-        )
-        ledger.note_limits(settings.limits)
-        self._devices = settings.devices or trainer._get_n_gpus_for_throughput()
-        self._clock = time.monotonic()
+        self.open("last" if only else step)
+        self.devices = self._devices or trainer._get_n_gpus_for_throughput()
+        self.start_clock()
         if not only:
             restored = self._restore(trainer.replay_buffer)
-            self._charge_what_was_lost(ledger, step)
+            self.charge_lost(step, restored=self._groups["train"].rollouts)
             more = step < self._last_step
             refused = self._refusal(step + 1, self._batch, before=self._ahead(restored)) if more else ""
             if refused:
                 self.close()
-                raise BudgetError(f"{settings.ledger}: not even the next step fits, so nothing is trained: {refused}")
-
-    def close(self) -> None:
-        """Let another writer in."""
-        ledger, self._ledger = self._ledger, None
-        if ledger is not None:
-            ledger.close()
+                raise BudgetError(f"{self.path}: not even the next step fits, so nothing is trained: {refused}")
 
     def dispatch(self, prompts: Any) -> None:
         """Reserve a batch before it is generated.
@@ -99,7 +193,6 @@ class Budget:
         Raises:
             BudgetError: It does not fit. A refill would be waited for for ever.
         """
-        self._opened()
         rollout = self.trainer.config.actor_rollout_ref.rollout
         names = prompts["agent_name"] if "agent_name" in prompts.keys() else [rollout.agent.default_agent_loop]  # noqa: SIM118
         self._tools |= any(str(name) != SINGLE_TURN for name in ([names] if isinstance(names, str) else names))
@@ -110,7 +203,7 @@ class Budget:
         groups = dispatched(prompts, rollout.n)
         rollouts = sum(n for _, n in groups)
         self._admit(rollouts)
-        self._note_dispatched(self._dispatched + rollouts)
+        self.reserve(self._groups["train"].rollouts + rollouts)
         for uid, n in groups:
             self._groups["train"].add(uid, n)
         if self._refilling:
@@ -127,7 +220,7 @@ class Budget:
         finally:
             self._refilling = False
 
-    def charge(
+    def charge_groups(
         self, partition: str, cohorts: Mapping[str, Iterable[str]], tags: Mapping[str, Mapping[str, Any]]
     ) -> None:
         """Charge groups that leave the replay buffer to the step in progress, or an evaluation's to the step before.
@@ -137,7 +230,9 @@ class Budget:
             cohorts: Groups by what becomes of them; those that were charged already are left out.
             tags: veRL's tags by trajectory.
         """
-        ledger, groups, counts = self._opened(), self._groups[partition], dict[str, Counts]()
+        # Raises where the manager is veRL's own, of which no group is known.
+        _ = self.ledger
+        groups, counts = self._groups[partition], dict[str, Counts]()
         for cohort, uids in cohorts.items():
             leaving = {uid for uid in uids if uid in groups}
             if leaving:
@@ -146,7 +241,7 @@ class Budget:
                 lost = "eval" if partition == "val" else "failed"
                 counts[lost] = counts.get(lost, Counts()) + Counts(rollouts=failed)
         if counts:
-            ledger.charge(self.trainer.global_steps, counts, device_seconds=self._seconds())
+            self.charge(self.trainer.global_steps, counts)
 
     def settle(self, tags: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
         """All responses of a step were sampled: decide which step is the last.
@@ -157,9 +252,9 @@ class Budget:
         Returns:
             What is logged.
         """
-        trainer, ledger = self.trainer, self._opened()
+        trainer = self.trainer
         step = trainer.global_steps
-        ledger.charge(step, {}, device_seconds=self._seconds())
+        self.charge(step, {})
         if trainer.local_trigger_step + 1 < trainer.parameter_sync_step:
             return {}
         for more in (1, 2):
@@ -170,7 +265,7 @@ class Budget:
                 break
         metrics = self.standing.metrics()
         if step >= self._last_step:
-            self._lose_what_is_left(ledger, step, tags)
+            self._lose_what_is_left(step, tags)
         return metrics
 
     def _end_after(self, step: int, reason: str) -> None:
@@ -179,7 +274,7 @@ class Budget:
         if step >= self._last_step:
             return
         self.reason, trainer.total_training_steps = reason, step
-        LOGGER.warning("%s: training ends after step %d: %s", self.settings.ledger, step, reason)
+        LOGGER.warning("%s: training ends after step %d: %s", self.path, step, reason)
         if step == trainer.global_steps:
             # veRL decided before this step that it is not the last, so that its checkpoint and its evaluation are not
             # due; where they are asked for at all, they are due every so many steps.
@@ -188,15 +283,15 @@ class Budget:
                 if of_trainer[name] > 0:
                     of_trainer[name] = step
 
-    def _lose_what_is_left(self, ledger: Ledger, step: int, tags: Mapping[str, Mapping[str, Any]]) -> None:
+    def _lose_what_is_left(self, step: int, tags: Mapping[str, Mapping[str, Any]]) -> None:
         """Charge what was dispatched for later steps as lost. Of what is not finished yet, tokens are unknown."""
         groups = self._groups["train"]
         # veRL lists a trajectory before it has written its lengths.
         tags = {key: tag for key, tag in tags.items() if "prompt_len" in tag}
         made, unfinished = groups.take(list(groups), tags, self._written("train", set(groups), tags))
         if made or unfinished:
-            ledger.charge(step + 1, {"trained": made + Counts(rollouts=unfinished)})
-            ledger.end(step)
+            self.ledger.charge(step + 1, {"trained": made + Counts(rollouts=unfinished)})
+            self.ledger.end(step)
 
     def _restore(self, buffer: Any) -> int:
         """Take over the finished groups that a checkpoint brought back, and return how many groups it did."""
@@ -205,50 +300,24 @@ class Budget:
             self._groups["train"].add(uid, len(set(map(session_of, of_prompts({uid}, buffer.partitions["train"])))))
         return len(buffer.prompt_global_steps["train"])
 
-    def _charge_what_was_lost(self, ledger: Ledger, step: int) -> None:
-        """Charge rollouts in flight when a process died, except those restored from the checkpoint."""
-        try:
-            before = int(self._count.read_text()) if self._count.exists() else 0
-        except (OSError, ValueError) as error:
-            raise LedgerError(f"{self._count}: is not the number of rollouts that were dispatched ({error})") from None
-        there = self._groups["train"].rollouts
-        lost = before - ledger.used.rollouts - ledger.lost.rollouts - there
-        if lost > 0:
-            ledger.charge(step + 1, {"failed": Counts(rollouts=lost)})
-            ledger.end(step)
-        self._note_dispatched(ledger.used.rollouts + ledger.lost.rollouts + there)
-
-    def _note_dispatched(self, rollouts: int) -> None:
-        with atomic_write(self._count, error=LedgerError) as stream:
-            stream.write(f"{rollouts}\n".encode())
-        self._dispatched = rollouts
-
     def _admit(self, rollouts: int) -> None:
         """Refuse what does not fit; tokens and time are asked about where the last step is decided."""
-        step, limits = self.trainer.global_steps, self.settings.limits
-        refused = self._refusal(step, rollouts, replace(limits, response_tokens=None, device_seconds=None, money=None))
+        step, standing = self.trainer.global_steps, self.standing
+        limits = replace(self.limits, response_tokens=None, device_seconds=None, money=None)
+        refused = replace(standing, limits=limits).admission(step, rollouts).reason
         if not refused:
             return
-        taken = limits.held_against(self._opened().used, self._opened().lost).rollouts
-        least = taken + self._groups["train"].rollouts + rollouts
         why = "in place of evicted groups, and would wait for them for ever" if self._refilling else "to begin"
         raise BudgetError(
-            f"{self.settings.ledger}: step {step} needs {rollouts:,} more rollouts {why}: {refused}; go on from the "
-            f"last checkpoint with {KEYS}.rollouts of at least {least:,}"
+            f"{self.path}: step {step} needs {rollouts:,} more rollouts {why}: {refused}; go on from the "
+            f"last checkpoint with {KEYS}.rollouts of at least {standing.held.rollouts + rollouts:,}"
         )
 
-    def _refusal(self, step: int, rollouts: int, limits: Limits | None = None, before: int = 0) -> str:
+    def _refusal(self, step: int, rollouts: int, *, before: int = 0) -> str:
         """Why a step may not dispatch so many rollouts, after so many that are still to come; empty if it may."""
-        ledger = self._opened()
-        return admission(
-            limits or self.settings.limits,
-            step,
-            rollouts,
-            used=ledger.used,
-            lost=ledger.lost,
-            reserved=self._groups["train"].rollouts + before,
-            device_seconds=ledger.device_seconds,
-        ).reason
+        standing = self.standing
+        ahead = standing.ahead + Counts(rollouts=before)
+        return replace(standing, ahead=ahead).admission(step, rollouts).reason
 
     def _ahead(self, restored: int) -> int:
         """Rollouts that are dispatched before the first step: the warm-up, and what a checkpoint had in flight."""
@@ -278,81 +347,43 @@ class Budget:
         data = transfer_queue.kv_batch_get(keys=keys, partition_id=partition, select_fields=["response_mask"])
         return {key: mask.numel() - int(mask.sum()) for key, mask in zip(keys, data["response_mask"], strict=True)}
 
-    def _opened(self) -> Ledger:
-        if self._ledger is None:
-            raise BudgetError(
-                f"{self.settings.ledger}: is not open, because veRL's agent loop manager is not that of the budget; "
-                f"set +{MANAGER}"
-            )
-        return self._ledger
 
-    def _seconds(self) -> float:
-        """Device-seconds since they were last taken."""
-        before, self._clock = self._clock, time.monotonic()
-        return (self._clock - before) * self._devices
+def read_settings(config: Any) -> dict[str, Any]:
+    """The ledger, limits, run and devices of ``trainer.v1.sampler.sampler_kwargs``, as ``Budget`` takes them.
 
+    A relative path is one from the folder in which the trainer's process runs.
 
-KEYS = "trainer.v1.sampler.sampler_kwargs"
-MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class=isocompute.budget.verl.AgentLoopManager"
-SAMPLER = (
-    "trainer.v1.sampler.custom_sampler.path=pkg://isocompute.budget.verl "
-    "trainer.v1.sampler.custom_sampler.name=ReplayBuffer"
-)
-LIMITS = ("rollouts", "response_tokens", "device_hours", "money", "price_per_device_hour", "counted")
-OTHERS = ("ledger", "run_id", "devices")
-READ = "0.9."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetSettings:
-    """A run's ledger and limits, as ``trainer.v1.sampler.sampler_kwargs`` says them.
-
-    Attributes:
-        ledger: The ledger's file; a relative path is one from the folder in which the trainer's process runs.
-        devices: Devices held; None for those of veRL's throughput.
+    Raises:
+        BudgetError: Another version of veRL is installed, rollouts are replayed, a key is unknown, there is no
+            ledger, or no limit or one that makes no sense.
     """
-
-    ledger: Path
-    run_id: str
-    limits: Limits
-    devices: int | None
-
-    @classmethod
-    def read(cls, config: Any) -> BudgetSettings:
-        """The settings of a run.
-
-        Raises:
-            BudgetError: Another version of veRL is installed, rollouts are replayed, a key is unknown, there is no
-                ledger, or no limit or one that makes no sense.
-        """
-        _check_version()
-        if config.skip.rollout_tq.enable:
-            raise BudgetError(
-                "skip.rollout_tq.enable=True trains on rollouts of an earlier run, so there is nothing to count; set "
-                "it to False, or leave out trainer.v1.sampler.custom_sampler"
-            )
-        given: Mapping[str, Any] = dict(config.trainer.v1.sampler.sampler_kwargs or {})
-        known = (*OTHERS, *LIMITS)
-        for name in given:
-            if name not in known:
-                raise BudgetError(f"{KEYS}.{shorten(name)} is unknown; the budget's keys are {', '.join(known)}")
-        ledger = given.get("ledger")
-        if not isinstance(ledger, str) or not ledger:
-            raise BudgetError(
-                f"{KEYS}.ledger is {shorten(ledger)}; give the ledger's file, as in +{KEYS}.ledger=/path/run.ledger"
-            )
-        path = Path(ledger)
-        try:
-            limits = Limits.given(**{name: given[name] for name in LIMITS if name in given})
-        except BudgetError as error:
-            raise BudgetError(f"{KEYS}: {error}") from None
-        devices = given.get("devices")
-        return cls(
-            ledger=path,
-            run_id=given.get("run_id") or run_id_of(path),
-            limits=limits,
-            devices=None if devices is None else whole(devices, f"{KEYS}.devices", least=1),
+    _check_version()
+    if config.skip.rollout_tq.enable:
+        raise BudgetError(
+            "skip.rollout_tq.enable=True trains on rollouts of an earlier run, so there is nothing to count; set "
+            "it to False, or leave out trainer.v1.sampler.custom_sampler"
         )
+    given: Mapping[str, Any] = dict(config.trainer.v1.sampler.sampler_kwargs or {})
+    known = (*OTHERS, *LIMITS)
+    for name in given:
+        if name not in known:
+            raise BudgetError(f"{KEYS}.{shorten(name)} is unknown; the budget's keys are {', '.join(known)}")
+    ledger = given.get("ledger")
+    if not isinstance(ledger, str) or not ledger:
+        raise BudgetError(
+            f"{KEYS}.ledger is {shorten(ledger)}; give the ledger's file, as in +{KEYS}.ledger=/path/run.ledger"
+        )
+    try:
+        limits = Limits.given(**{name: given[name] for name in LIMITS if name in given})
+    except BudgetError as error:
+        raise BudgetError(f"{KEYS}: {error}") from None
+    devices = given.get("devices")
+    return {
+        "path": Path(ledger),
+        "limits": limits,
+        "run_id": given.get("run_id"),
+        "devices": None if devices is None else whole(devices, f"{KEYS}.devices", least=1),
+    }
 
 
 def _check_version() -> None:
@@ -365,10 +396,6 @@ def _check_version() -> None:
             f"veRL {installed} is installed, and this budget was written against 0.9, whose trainer may differ; "
             'install "verl==0.9.*"'
         )
-
-
-SINGLE_TURN = "single_turn_agent"
-"""The one agent loop of veRL's in which everything in a response was sampled."""
 
 
 class Groups:

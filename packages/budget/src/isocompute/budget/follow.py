@@ -1,40 +1,35 @@
 """A command followed by its log, and ended in an orderly way before it goes over its budget.
 
-``follow`` runs a ``Command`` in a session of its own; ``LiveLog`` reads its log while it is written; ``Charging``
-charges a ledger with what the log says that it generated; ``Ending`` ends it with all that it started.
+``follow`` runs a ``Command`` in a session of its own; ``Charging`` charges a ledger with what its log says that it
+generated (``LiveLog``); ``Ending`` ends it with all that it started.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from ..checks import reason, whole
-from ..contract.errors import TrackingError
-from ..contract.tracking import DEFAULT_URI, STORES, is_of_mlflow
-from ..errors import BudgetError
-from ..ledger.counts import Counts
-from ..ledger.ledger import MOST_SHARES, History, Ledger
-from ..ledger.limits import Limits, admission
-from ..ledger.store import Lock
-from ..trainers.counting import StepCounts
-from ..trainers.evals import join_restarts, joined, progress_of, reader_of, settings_of
-from ..trainers.logs.log import Log, TwoRunsError
-from ..trainers.logs.sources import EVENTS, STATE, read_logs
-from ..trainers.logs.tensorboard import read_events
-from ..trainers.registry import TRAINERS
-from ..trainers.search import LOGS, SKIPPED, log_sources, once, read_source
-from ..trainers.trainer import LogReader, Trainer
+from .checks import reason
+from .errors import BudgetError
+from .ledger.counts import Counts
+from .ledger.hook import Hook
+from .ledger.ledger import MOST_SHARES, History, Ledger
+from .ledger.limits import Limits, Standing
+from .ledger.store import Lock
+from .trainers.counting import StepCounts
+from .trainers.evals import joined, progress_of, reader_of, settings_of
+from .trainers.live import LiveLog
+from .trainers.logs.log import Log
+from .trainers.trainer import LogReader
 
 AT_BUDGET = 3
 """Exit status where the command was ended at its budget."""
@@ -280,160 +275,16 @@ def _exit(number: int) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-Stamp = tuple[tuple[str, int, int], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """The content of a log when it was looked at.
-
-    Attributes:
-        logs: Its runs.
-        problem: Why what is there cannot be read, or an empty text.
-        settled: Whether nothing was written since the look before, so that the last entry is whole.
-    """
-
-    logs: tuple[Log, ...] = ()
-    problem: str = ""
-    settled: bool = False
-
-
-class LiveLog:
-    """A log that a trainer's logger still writes, and which may not be there yet.
-
-    Attributes:
-        source: A folder, a file, ``mlflow:EXPERIMENT``, ``runs:/ID`` or a tracking URI.
-        trainer: That writes it, once it is known.
-    """
-
-    def __init__(self, source: str, trainer: Trainer | None = None, *, step_column: str | None = None) -> None:
-        if trainer is not None:
-            reader_of(trainer)
-        self.source, self.trainer = source, trainer
-        self._step_column = step_column
-        self._stamp: Stamp | None = None
-        self._last = Look()
-
-    @property
-    def remote(self) -> bool:
-        """True where it is no file or folder."""
-        return is_of_mlflow(self.source)
-
-    @property
-    def problem(self) -> str:
-        """Why what was there at the last look could not be read, or an empty text."""
-        return self._last.problem
-
-    def look(self) -> Look:
-        """Return what it holds now; files that have not changed are not read again.
-
-        Raises:
-            TwoRunsError: One log has the entries of two runs.
-        """
-        path = _database(self.source) if self.remote else Path(self.source)
-        if self.remote and path is not None and not _has_metrics(path):
-            # Whoever reads a store while it is being made makes both fail.
-            return self._last
-        stamp = None if path is None else tuple(_stamps(path))
-        if stamp is not None and stamp == self._stamp:
-            self._last = replace(self._last, settled=True)
-            return self._last
-        logs, problem = self._read()
-        # A server has no times of files.
-        settled = stamp is None and logs == self._last.logs
-        self._stamp, self._last = stamp, Look(logs=logs, problem=problem, settled=settled)
-        return self._last
-
-    def _read(self) -> tuple[tuple[Log, ...], str]:
-        logs: list[Log] = []
-        problem = ""
-        try:
-            below = log_sources(self.source)[0] if self.remote or Path(self.source).exists() else []
-        except OSError as error:
-            return (), f"{self.source}: cannot be read ({error})"
-        # A checkpoint's state lags behind every logger's log.
-        states = [source for source in below if Path(source).name == STATE]
-        for source in [source for source in below if source not in states] or states:
-            try:
-                logs += self._read_source(source)
-            except TwoRunsError:
-                raise
-            except (BudgetError, TrackingError, OSError) as error:
-                problem = problem or str(error)
-        if self.trainer is None or not logs:
-            return (), problem
-        reader = reader_of(self.trainer)
-        return tuple(join_restarts(once(logs, reader), reader)), problem
-
-    def _read_source(self, source: str) -> list[Log]:
-        """Read the runs of one source, and whose they are if that is not known yet."""
-        if self.trainer is None:
-            found, unread = read_source(source)
-            self.trainer = TRAINERS[next(iter(found))] if found else None
-            if unread and self.trainer is None:
-                raise BudgetError(f"{unread[0].source}: {unread[0].reason}")
-        if self.trainer is None:
-            return []
-        reader = reader_of(self.trainer)
-        path = Path(source)
-        if path.name.startswith(EVENTS):
-            logs = read_events([p for p in path.parent.iterdir() if p.name.startswith(EVENTS)], reader.layout)
-        else:
-            logs = read_logs(source, reader.layout, step_column=self._step_column)
-        if path.name == STATE:
-            run = path.parent.parent if path.parent.name.startswith("checkpoint-") else path.parent
-            logs = [replace(log, name=str(run)) for log in logs]
-        return [log for log in logs if any(reader.marks.match(key) for _, metrics in log.rows for key in metrics)]
-
-
-def _stamps(path: Path) -> Iterator[tuple[str, int, int]]:
-    """Sizes and times of the files that may be logs."""
-    if not path.is_dir():
-        yield from _stamp(path)
-        yield from _stamp(path.with_name(f"{path.name}-wal"))
-        return
-    for folder, below, files in os.walk(path):
-        below[:] = sorted(d for d in below if d not in SKIPPED)
-        for name in sorted(files):
-            # A database in use has files beside it.
-            if name.startswith((EVENTS, STATE)) or name.endswith(LOGS) or ".db-" in name:
-                yield from _stamp(Path(folder, name))
-
-
-def _stamp(path: Path) -> Iterator[tuple[str, int, int]]:
-    try:
-        status = path.stat()
-    except OSError:
-        return
-    yield str(path), status.st_size, status.st_mtime_ns
-
-
-def _database(source: str) -> Path | None:
-    """The file of a local MLflow store, or None where a server has it."""
-    uri = source if source.startswith(STORES) else os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
-    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
-
-
-def _has_metrics(path: Path) -> bool:
-    """Return whether something was logged to an MLflow store, so that it is no longer being made."""
-    try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            return database.execute("SELECT 1 FROM metrics LIMIT 1").fetchone() is not None
-    except sqlite3.Error:
-        return False
-
-
 LONGEST_CHARGED = 60.0
 """Seconds for which device time is not charged."""
 
 
-class Charging:
+class Charging(Hook):
     """Charges of what a command generated, from its log to its ledger.
 
     A log says only with its first entry after which step a command went on. The attempt begins in the ledger then.
 
     Attributes:
-        path: The ledger's file.
         last: Last step charged, or None before the log shows after which step the command went on.
         interval: Steps from one entry of the log to the next, by the trainer's own count; 1 before two are charged.
     """
@@ -443,26 +294,23 @@ class Charging:
         live: LiveLog,
         path: Path,
         *,
-        run_id: str,
+        run_id: str | None,
         limits: Limits,
         shared: Mapping[str, Any] | None = None,
         given: Mapping[str, str] | None = None,
         devices: int = 1,
         say: Callable[[str], None] = print,
     ) -> None:
-        self.path, self.limits = path, limits
+        super().__init__(path, limits, run_id=run_id, devices=devices)
         self.last: int | None = None
         self.interval = 1
-        self._live, self._run_id, self._say = live, run_id, say
+        self._live, self._say = live, say
         self._shared, self._given = dict(shared or {}), dict(given or {})
-        self._devices = whole(devices, "devices", least=1)
-        self._ledger: Ledger | None = None
         self._lock: Lock | None = None
         self._history = History.read(path) if path.exists() else History(where=str(path))
         self._new = not (self._history.last_step or self._history.device_seconds or self._history.totals().paid)
         self._before: dict[str, Log] = {}
         self._following = 1
-        self._clock: float | None = None
         self._done = False
         self._starts: object = None
 
@@ -470,15 +318,9 @@ class Charging:
         """Before the command starts: make sure that it can be counted, and that its next step may fit.
 
         Raises:
-            BudgetError: There is no limit, no step fits, or the log is not understood. The ledger is as it was.
+            BudgetError: No step fits, or the log is not understood. The ledger is as it was.
             LedgerError: The ledger is damaged, of another run or held by another writer.
         """
-        limits = self.limits
-        if all(x is None for x in (limits.rollouts, limits.response_tokens, limits.device_seconds, limits.money)):
-            raise BudgetError(
-                "there is no limit to hold the command to: give --rollouts, --response-tokens, --device-hours or "
-                "--money"
-            )
         seen = self._live.look()
         # What lies in the folder of a run that has not begun need not be a log.
         if seen.problem and not seen.logs and (not self._new or Path(self._live.source).is_file()):
@@ -490,19 +332,15 @@ class Charging:
             progressed = self._progress(seen.logs[0])
             self._following = progressed.following or self._following
         # Where it will go on is not known yet, and with it what of the work up to here is used.
-        refused = self.refusal() if limits.counted == "paid" or self._new else ""
+        refused = self.refusal() if self.limits.counted == "paid" or self._new else ""
         if refused:
             raise BudgetError(f"{self.path}: not even the next step fits, so nothing is started: {refused}")
         if self._new:
-            self._open(0)
+            self.open(0)
             return
         if progressed is not None and progressed.points and progressed.points[-1].step > self._history.last_step:
             self._catch_up(progressed)
         self._lock = Lock(self.path)
-
-    def start_clock(self) -> None:
-        """The command starts."""
-        self._clock = time.monotonic()
 
     def look(self, *, ended: bool = False) -> bool:
         """Charge what the log shows by now.
@@ -517,8 +355,8 @@ class Charging:
             BudgetError: The log cannot be counted, or two runs write to it.
             LedgerError: The ledger cannot be written.
         """
-        if self._ledger is not None and self._seconds() > LONGEST_CHARGED * self._devices:
-            self._charge_time(self._ledger)
+        if self._ledger is not None and self._seconds() > LONGEST_CHARGED * self.devices:
+            self._charge_time()
         seen = self._live.look()
         settled = seen.settled or ended
         if seen.settled and self._done:
@@ -548,31 +386,26 @@ class Charging:
 
     def refusal(self) -> str:
         """Why the next step may not be taken; empty if it may."""
-        sums: Ledger | History = self._ledger or self._history
-        totals = sums.totals if isinstance(sums, Ledger) else sums.totals()
         after = self.last if self.last is not None else self._history.last_step
-        return admission(
-            self.limits,
-            after + 1,
-            self._following,
-            used=totals.used,
-            lost=totals.lost_training,
-            reserved=0,
-            device_seconds=sums.device_seconds + self._seconds(),
-        ).reason
+        return self.standing.admission(after + 1, self._following).reason
+
+    @property
+    def standing(self) -> Standing:
+        """Spending so far, before the log shows after which step the command went on as the ledger was."""
+        if self._ledger is not None:
+            return super().standing
+        return Standing.of(self.limits, self._history.totals(), self._history.device_seconds + self._seconds())
 
     def close(self) -> None:
         """Charge the rest of the time, and close the ledger."""
         if self._lock is not None and self._clock is not None:
-            self._open("last")
+            self.open("last")
         self._unlock()
-        ledger, self._ledger = self._ledger, None
-        if ledger is None:
-            return
         try:
-            self._charge_time(ledger)
+            if self._ledger is not None:
+                self._charge_time()
         finally:
-            ledger.close()
+            super().close()
 
     def standstill(self) -> str:
         """Why nothing is charged, in words."""
@@ -600,26 +433,26 @@ class Charging:
                 )
             self.last = resumed
             if self._ledger is None:
-                self._open(self.last)
+                self.open(self.last)
         elif starts != self._starts and resumed < self.last:
             self.close()
             self.last = resumed
-            self._open(resumed)
+            self.open(resumed)
         self._starts = starts
         self._following = progressed.following or 0
         return self._charge(progressed)
 
     def _charge(self, progressed: StepCounts) -> bool:
         """Charge the steps after those that were charged, and return whether there was one."""
-        ledger, before = self._ledger, self.last
-        if ledger is None or before is None:
+        before = self.last
+        if self._ledger is None or before is None:
             return False
         logged = 0
         for point in progressed.points:
             if point.step <= before:
                 logged = point.logged
                 continue
-            used = ledger.used
+            used = self.ledger.used
             # A log may make more certain, later on, how little was generated before.
             new = Counts(
                 rollouts=max(point.rollouts - used.rollouts, 0),
@@ -628,7 +461,7 @@ class Charging:
             steps = point.step - before
             shares = (1,) * steps if steps <= MOST_SHARES else (1,)
             first = before + 1 if steps <= MOST_SHARES else point.step
-            ledger.charge(first, {"trained": new}, shares=shares, device_seconds=self._take_seconds())
+            self.charge(first, {"trained": new}, shares=shares)
             self.interval, logged, before = point.logged - logged, point.logged, point.step
         charged, self.last = before != self.last, before
         return charged
@@ -636,7 +469,7 @@ class Charging:
     def _catch_up(self, progressed: StepCounts) -> None:
         """Charge what is in the log and in no charge."""
         self.last = self._history.last_step
-        self._open("last")
+        self.open("last")
         self._charge(progressed)
         self._say(
             f"{self.path}: steps {self._history.last_step + 1} to {self.last} are in the log and in no charge, as when "
@@ -645,10 +478,10 @@ class Charging:
         self.close()
         self.last, self._history = None, History.read(self.path)
 
-    def _open(self, resumed_from: int | Literal["last"]) -> None:
+    def open(self, resumed_from: int | Literal["last"]) -> Ledger:
+        """Begin an attempt after a step, in place of the lock that keeps other writers out until it is known."""
         self._unlock()
-        self._ledger = Ledger.open(self.path, run_id=self._run_id, resumed_from=resumed_from)
-        self._ledger.note_limits(self.limits)
+        return super().open(resumed_from)
 
     def _unlock(self) -> None:
         lock, self._lock = self._lock, None
@@ -694,17 +527,8 @@ class Charging:
         settings = settings_of(Log(name="the settings", rows=[]), self._shared, self._given)
         return self._live.trainer.parse(settings).batch_rollouts or 1
 
-    def _seconds(self) -> float:
-        """Device time that is not charged yet."""
-        return 0.0 if self._clock is None else (time.monotonic() - self._clock) * self._devices
-
-    def _charge_time(self, ledger: Ledger) -> None:
-        ledger.charge(self.last or ledger.last_step, {}, device_seconds=self._take_seconds())
-
-    def _take_seconds(self) -> float:
-        seconds, now = self._seconds(), time.monotonic()
-        self._clock = None if self._clock is None else now
-        return seconds
+    def _charge_time(self) -> None:
+        self.charge(self.last or self.ledger.last_step, {})
 
 
 def _mark(log: Log | None) -> tuple[object, ...]:

@@ -1,1 +1,0 @@
-"""A command that trains, held to a budget by the log that its trainer writes."""

@@ -1,0 +1,163 @@
+"""A log that a trainer's logger still writes, read again where it has changed."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..contract.errors import TrackingError
+from ..contract.tracking import DEFAULT_URI, STORES, is_of_mlflow
+from ..errors import BudgetError
+from .evals import join_restarts, reader_of
+from .logs.log import Log, TwoRunsError
+from .logs.sources import EVENTS, STATE, read_logs
+from .logs.tensorboard import read_events
+from .registry import TRAINERS
+from .search import LOGS, SKIPPED, log_sources, once, read_source
+from .trainer import Trainer
+
+Stamp = tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The content of a log when it was looked at.
+
+    Attributes:
+        logs: Its runs.
+        problem: Why what is there cannot be read, or an empty text.
+        settled: Whether nothing was written since the look before, so that the last entry is whole.
+    """
+
+    logs: tuple[Log, ...] = ()
+    problem: str = ""
+    settled: bool = False
+
+
+class LiveLog:
+    """A log that a trainer's logger still writes, and which may not be there yet.
+
+    Attributes:
+        source: A folder, a file, ``mlflow:EXPERIMENT``, ``runs:/ID`` or a tracking URI.
+        trainer: That writes it, once it is known.
+    """
+
+    def __init__(self, source: str, trainer: Trainer | None = None, *, step_column: str | None = None) -> None:
+        if trainer is not None:
+            reader_of(trainer)
+        self.source, self.trainer = source, trainer
+        self._step_column = step_column
+        self._stamp: Stamp | None = None
+        self._last = Look()
+
+    @property
+    def remote(self) -> bool:
+        """True where it is no file or folder."""
+        return is_of_mlflow(self.source)
+
+    @property
+    def problem(self) -> str:
+        """Why what was there at the last look could not be read, or an empty text."""
+        return self._last.problem
+
+    def look(self) -> Look:
+        """Return what it holds now; files that have not changed are not read again.
+
+        Raises:
+            TwoRunsError: One log has the entries of two runs.
+        """
+        path = _database(self.source) if self.remote else Path(self.source)
+        if self.remote and path is not None and not _has_metrics(path):
+            # Whoever reads a store while it is being made makes both fail.
+            return self._last
+        stamp = None if path is None else tuple(_stamps(path))
+        if stamp is not None and stamp == self._stamp:
+            self._last = replace(self._last, settled=True)
+            return self._last
+        logs, problem = self._read()
+        # A server has no times of files.
+        settled = stamp is None and logs == self._last.logs
+        self._stamp, self._last = stamp, Look(logs=logs, problem=problem, settled=settled)
+        return self._last
+
+    def _read(self) -> tuple[tuple[Log, ...], str]:
+        logs: list[Log] = []
+        problem = ""
+        try:
+            below = log_sources(self.source)[0] if self.remote or Path(self.source).exists() else []
+        except OSError as error:
+            return (), f"{self.source}: cannot be read ({error})"
+        # A checkpoint's state lags behind every logger's log.
+        states = [source for source in below if Path(source).name == STATE]
+        for source in [source for source in below if source not in states] or states:
+            try:
+                logs += self._read_source(source)
+            except TwoRunsError:
+                raise
+            except (BudgetError, TrackingError, OSError) as error:
+                problem = problem or str(error)
+        if self.trainer is None or not logs:
+            return (), problem
+        reader = reader_of(self.trainer)
+        return tuple(join_restarts(once(logs, reader), reader)), problem
+
+    def _read_source(self, source: str) -> list[Log]:
+        """Read the runs of one source, and whose they are if that is not known yet."""
+        if self.trainer is None:
+            found, unread = read_source(source)
+            self.trainer = TRAINERS[next(iter(found))] if found else None
+            if unread and self.trainer is None:
+                raise BudgetError(f"{unread[0].source}: {unread[0].reason}")
+        if self.trainer is None:
+            return []
+        reader = reader_of(self.trainer)
+        path = Path(source)
+        if path.name.startswith(EVENTS):
+            logs = read_events([p for p in path.parent.iterdir() if p.name.startswith(EVENTS)], reader.layout)
+        else:
+            logs = read_logs(source, reader.layout, step_column=self._step_column)
+        if path.name == STATE:
+            run = path.parent.parent if path.parent.name.startswith("checkpoint-") else path.parent
+            logs = [replace(log, name=str(run)) for log in logs]
+        return [log for log in logs if any(map(reader.marks.match, log.keys))]
+
+
+def _stamps(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Sizes and times of the files that may be logs."""
+    if not path.is_dir():
+        yield from _stamp(path)
+        yield from _stamp(path.with_name(f"{path.name}-wal"))
+        return
+    for folder, below, files in os.walk(path):
+        below[:] = sorted(d for d in below if d not in SKIPPED)
+        for name in sorted(files):
+            # A database in use has files beside it.
+            if name.startswith((EVENTS, STATE)) or name.endswith(LOGS) or ".db-" in name:
+                yield from _stamp(Path(folder, name))
+
+
+def _stamp(path: Path) -> Iterator[tuple[str, int, int]]:
+    try:
+        status = path.stat()
+    except OSError:
+        return
+    yield str(path), status.st_size, status.st_mtime_ns
+
+
+def _database(source: str) -> Path | None:
+    """The file of a local MLflow store, or None where a server has it."""
+    uri = source if source.startswith(STORES) else os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
+    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+
+
+def _has_metrics(path: Path) -> bool:
+    """Return whether something was logged to an MLflow store, so that it is no longer being made."""
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            return database.execute("SELECT 1 FROM metrics LIMIT 1").fetchone() is not None
+    except sqlite3.Error:
+        return False
