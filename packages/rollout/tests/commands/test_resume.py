@@ -42,8 +42,9 @@ def asked(tiny: Any, problems: Path, out: Path, *, command: str = "generate") ->
 
 def stopped(arguments: list[str], out: Path, *, after: int, by: signal.Signals) -> tuple[int, str]:
     """Start a command, send it a signal once it has kept groups, and return its exit code and stderr."""
-    log = out.with_name(f"{out.name}.partial")
-    left = log.stat().st_mtime_ns if log.exists() else 0
+    kept = out.with_name(f"{out.name}.partial")
+    # More than an earlier process has left.
+    least = max(after, kept.stat().st_size + 1) if kept.exists() else after
     process = subprocess.Popen(
         [sys.executable, "-m", "isocompute.rollout.cli", *arguments],
         stdout=subprocess.PIPE,
@@ -53,7 +54,7 @@ def stopped(arguments: list[str], out: Path, *, after: int, by: signal.Signals) 
         # A shell's job in the background ignores it, and so do its children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    while not log.exists() or log.stat().st_size < after or log.stat().st_mtime_ns == left:
+    while not kept.exists() or kept.stat().st_size < least:
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.01)
     process.send_signal(by)
