@@ -16,7 +16,7 @@ import polars as pl
 from isocompute.rollout.contract import tables
 
 from experiments.running.cell_folder import PREPARED, model_of
-from experiments.running.cells import Origin, Surroundings, problems_hash
+from experiments.running.cells import Generation, Origin, Surroundings, problems_hash
 from experiments.running.measure import measure
 from experiments.running.schedule import workers
 from experiments.settings import load
@@ -41,7 +41,7 @@ def main() -> int:
                         base_model="",
                         base=base,
                         problems=problems_hash(table),
-                        generation=preset.generation,
+                        generation=Generation.of(preset),
                         surroundings=Surroundings.of(preset.resources),
                     )
                     title, asked = f"{base_model}, {name}", {"samples": arguments.samples, "seed": arguments.seed}

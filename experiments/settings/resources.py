@@ -114,7 +114,7 @@ class ResourcesConfig(Settings):
             )
         return self
 
-    def resolved_dtype(self) -> str:
+    def resolved_dtype(self) -> Literal["float32", "bfloat16", "float16"]:
         """The type of the sampler's weights."""
         if self.dtype != "auto":
             return self.dtype
