@@ -330,7 +330,7 @@ def test_a_command_that_fails_is_listed_and_the_other_cells_are_finished_and_sen
 
     base = cell_folder.content_hash(Path("model"))
     made = [replace(cell, origin=replace(cell.origin, base=base)) for cell in cells(of)[:2]]
-    made.append(replace(made[0], seed=2))
+    made.append(replace(made[0], run=replace(made[0].run, seed=2)))
     said = run(made, pool)
     assert "3 cells: 0 finished, 0 continued, 3 from the base model" in said
     assert "1 of 3 cells failed; the others are finished, and the same command tries these again" in said

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.learner.config import (
     ALGORITHMS,
-    LEVELS,
     CriticConfig,
     EntropyConfig,
     ImportanceConfig,
     KLConfig,
     LearnerConfig,
+    Level,
     ObjectiveConfig,
 )
 from isocompute.learner.errors import LearnerError
@@ -59,7 +59,7 @@ CONFIGS = [
         entropy=EntropyConfig(coefficient=0.01),
     )
     for algorithm in ALGORITHMS
-    for level, estimator in zip(LEVELS, KL_ESTIMATORS, strict=True)
+    for level, estimator in zip(get_args(Level), KL_ESTIMATORS, strict=True)
 ]
 
 

@@ -37,7 +37,7 @@ def test_dropped_problems_are_counted_and_named(tmp_path: Path, capsys: pytest.C
     refused = next(iter(REFUSED))
     config.write_text(f"kind: reasoning_gym\ntask: {refused}\n")
     assert main(["problems", str(config), "--out", str(made / "other.parquet")]) == 2
-    assert f"error: reasoning-gym's task {refused} is refused: " in capsys.readouterr().err
+    assert f"error: problems: reasoning-gym's task {refused} is refused: " in capsys.readouterr().err
 
 
 def test_several_sources_make_one_table_in_which_every_problem_is_once(tmp_path: Path) -> None:
