@@ -474,7 +474,9 @@ def _bound(node: ast.AST) -> Iterator[str]:
         yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
     elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
         yield node.id
-    elif not isinstance(node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+    elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+        yield from (name for each in ast.walk(node) if isinstance(each, ast.NamedExpr) for name in _bound(each.target))
+    elif not isinstance(node, ast.Lambda):
         for child in ast.iter_child_nodes(node):
             yield from _bound(child)
 

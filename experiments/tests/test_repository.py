@@ -62,7 +62,8 @@ def test_the_commands_and_files_that_the_documents_name_are_there() -> None:
                 f"{document}: {module}"
             )
     contributing = (ROOT / "CONTRIBUTING.md").read_text()
-    for place in re.findall(r"`((?:packages|experiments|contract|docs)/[\w./-]+)`", contributing):
+    named = contributing + (ROOT / "docs" / "architecture.md").read_text()
+    for place in re.findall(r"`((?:packages|experiments|contract|docs)/[\w./-]+)`", named):
         assert (ROOT / place).exists(), place
     for module, look_for in re.findall(r"^\| `([^`]+/[^`]+)` \| `([^`]+)` \|$", contributing, re.MULTILINE):
         assert look_for in (ROOT / module).read_text(), f"{module}: {look_for}"
