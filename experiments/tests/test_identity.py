@@ -60,6 +60,7 @@ def unload() -> None:
     importlib.invalidate_caches()
 
 
+F = "from .b import f\n\n\ndef run():\n    return f()\n"
 B = "X = 1\nY = 2\n\n\ndef f():\n    return X\n\n\ndef g():\n    return Y\n"
 
 
@@ -89,8 +90,9 @@ def test_a_name_is_followed_to_what_it_needs_and_to_nothing_beside_it(toy: Calla
         ("from . import b\n\n\ndef run():\n    return getattr(b, 'g' + '')()\n", B),
         ("from .b import *\n\n\ndef run():\n    return g()\n", B),
         ("from . import b\n\n\ndef run():\n    return vars(b)['g']()\n", B),
-        ("from .b import f\n\n\ndef run():\n    return f()\n", B.replace("return X", "return globals()['Y']")),
-        ("from .b import f\n\n\ndef run():\n    return f()\n", B.replace("return X", "return eval('Y')")),
+        (F, B.replace("return X", "return globals()[chr(89)]")),
+        (F, B.replace("return X", "return eval(chr(89))")),
+        (F, f"import sys\n\n{B.replace('return X', 'return getattr(sys.modules[__name__], ' + repr('Y') + ')')}"),
         ("from importlib import import_module\n\n\ndef run():\n    return import_module('toy.b').g()\n", B),
         ("from importlib import import_module\n\n\ndef run(of='b'):\n    return import_module(f'toy.{of}').g()\n", B),
         ("import sys\nfrom . import b\n\n\ndef run():\n    return sys.modules[b.__name__].g()\n", B),
