@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from isocompute.frontier import Frontier
+from isocompute.rollout.scoring.code import digest
 
 from .report.page import base_scores, choice_text, spent
-from .running.cells import digest
 from .settings import PreparedConfig, Preset
 
 

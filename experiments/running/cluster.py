@@ -26,20 +26,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from isocompute.rollout.scoring.code import digest
+
 from ..errors import ExperimentError, is_for_the_user, listed
-from . import cell_folder, cells
-from .cells import (
-    LOOP,
-    NAMESPACE,
-    Cell,
-    Surroundings,
-    WorkerConfig,
-    check_problems,
-    digest,
-    modules_of,
-    source_hash,
-    versions,
-)
+from . import cell_folder
+from .cells import NAMESPACE, Cell, Surroundings, WorkerConfig, check_problems
+from .identity import CARRIES_NO_RESULT, LOOP, module_of, modules_of, reached, versions
 
 if TYPE_CHECKING:
     import polars as pl
@@ -255,9 +247,8 @@ class CodeGuard(MetaPathFinder):
     """
 
     def __init__(self) -> None:
-        # Of the same texts, since those that were read are remembered.
         self.hashes = modules_of(LOOP)
-        self._texts = {module: cells.text_of(module) for module in self.hashes}
+        self._names = reached(LOOP, without=CARRIES_NO_RESULT).names
 
     @classmethod
     def install(cls) -> CodeGuard:
@@ -288,11 +279,14 @@ class CodeGuard(MetaPathFinder):
             raise ExperimentError(_edited(changed))
 
     def _changed(self, module: str) -> bool:
-        path = cells.source_of(module)
-        if path is None or not path.is_file():
+        # As it was when the guard began, since modules that were read are remembered.
+        before = module_of(module)
+        try:
+            # Only a file that was edited is parsed, to see whether what a cell needs of it was.
+            now = before.now() if before else None
+        except (OSError, SyntaxError):
             return True
-        # Only a file that was edited is parsed, to see whether more than a comment was.
-        return path.read_bytes() != self._texts[module] and source_hash(path) != self.hashes[module]
+        return now is None or (now is not before and now.hash_of(self._names[module]) != self.hashes[module])
 
 
 def check(loaded: Loaded, *, bases: Collection[str], surroundings: Surroundings) -> None:

@@ -12,12 +12,13 @@ import polars as pl
 from isocompute.rollout import successes
 from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import atomic_write
+from isocompute.rollout.scoring.code import digest
 
 from ..errors import ExperimentError
 from ..settings import Preset
 from . import cell_folder
 from .cell_folder import WORK, write_json
-from .cells import Origin, digest
+from .cells import Origin
 from .schedule import Dispatch, Job, Line, Pool
 
 PART = 256

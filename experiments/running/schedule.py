@@ -22,13 +22,14 @@ import polars as pl
 from filelock import FileLock, Timeout
 from isocompute.rollout.contract.deaths import death
 from isocompute.rollout.contract.files import write_text
+from isocompute.rollout.scoring.code import digest
 
 from ..errors import ExperimentError, amounts
 from ..settings import Preset, ResourcesConfig
 from . import cell_folder, cluster
 from .cell_folder import CHECKPOINTS, LEDGER, SAID, WORK, Spool, finished, folder_of
 from .cell_folder import done as read_done
-from .cells import NAMESPACE, Cell, CommandCell, Surroundings, WorkerConfig, check_problems, digest
+from .cells import NAMESPACE, Cell, CommandCell, Surroundings, WorkerConfig, check_problems
 from .cluster import (
     LOCAL,
     SESSION,

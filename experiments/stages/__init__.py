@@ -1,6 +1,6 @@
 """The stages of the pipeline: each reads files, does its part, writes files, and logs them to MLflow.
 
-A stage is a module with a function ``run``; what a stage depends on is what its module imports.
+A stage is a module with a function ``run``; what a stage depends on is what its ``run`` reaches.
 """
 
 STAGES = ("inputs", "prepare", "plan")

@@ -19,9 +19,11 @@ from isocompute.rollout.contract.errors import FileError
 from isocompute.rollout.contract.files import write_text
 from isocompute.rollout.samplers.sampling import Engine
 from isocompute.rollout.samplers.vllm.memory import MemoryPlan, ModelSize, estimate, size_of
+from isocompute.rollout.scoring.code import digest
 from pydantic import TypeAdapter, ValidationError
 
-from ..running.cells import Cell, code_of, digest, versions
+from ..running.cells import Cell
+from ..running.identity import code_of, versions
 from ..settings import Preset
 
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -60,7 +62,8 @@ def traced(model: dict[str, Any], config: LearnerConfig, load: Load, *, ranks: i
     It is kept in the user's cache, ``$XDG_CACHE_HOME/isocompute/traces``, where that can be written.
     """
     of: dict[str, Any] = {"model": model, "config": asdict(config), "load": asdict(load), "ranks": ranks}
-    key = digest({**of, "code": code_of(update_memory.__module__), "versions": versions()})
+    code = code_of(f"{update_memory.__module__}:{update_memory.__name__}")
+    key = digest({**of, "code": code, "versions": versions()})
     file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "isocompute" / "traces" / f"{key}.json"
     with suppress(OSError, ValidationError):
         return KEPT.validate_json(file.read_bytes(), strict=True)

@@ -1,42 +1,100 @@
-"""Write down what results depend on and DVC sees neither in params.yaml nor in the code: every ``dvc repro`` looks."""
+"""Write down what each stage depends on and DVC does not see: its code, libraries, device and data, on every repro."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
+from typing import Any
 
 from isocompute.rollout import HubSource, LocalSource
+from isocompute.rollout.scoring.code import code_of_rules
 
 from ..errors import ExperimentError, listed
 from ..running import cell_folder
 from ..running.cell_folder import OUT, write_json
-from ..running.cells import code_of_rules, computing, files_of, versions, versions_of
+from ..running.cells import computing, files_of, versions_of
+from ..running.identity import code_by_module, reached, versions
 from ..settings import ModelConfig, PreparedConfig, Preset
 
-FILE = OUT / "inputs.json"
+FOLDER = OUT / "inputs"
 CONSTRAINTS = Path("constraints.txt")
 TOOLS = "# Tools"
 """The heading of the tests' tools in the constraints, on which no result depends."""
 
 
 def run(preset: Preset) -> None:
-    """Hash the data, the model and the verifiers, and note the libraries, the device and the sampler."""
+    """Write a document for each stage where it is another one than before, and print what differs."""
     pinned = pins(CONSTRAINTS)
-    libraries = dict.fromkeys(pinned) | versions(pinned)
+    installed = versions(pinned)
     sources = [source for source in preset.problems if isinstance(source, HubSource | LocalSource)]
-    document = {
+    computed = {
         "computing": computing(preset.resolved_resources()),
-        "data": {f"problems[{i}]": found for i, source in enumerate(preset.problems) if (found := _content(source))},
-        "libraries": libraries,
-        "model": _model(preset.base),
-        "trainer": _trainer(preset),
         "verifiers": code_of_rules(source.verifier for source in sources),
     }
-    write_json(FILE, document)
-    others = [name for name, there in libraries.items() if there and there.partition("+")[0] != pinned[name]]
+    trained = {**computed, "trainer": _trainer(preset)}
+    data = {f"problems[{i}]": found for i, source in enumerate(preset.problems) if (found := _content(source))}
+    read: dict[str, dict[str, Any]] = {
+        "prepare": {**computed, "data": data, "model": _model(preset.base)},
+        "sweep": trained,
+        "frontier": {},
+        "prescribe": trained,
+    }
+    for stage, own in read.items():
+        entries = entries_of(stage)
+        libraries = {name: installed[name] for name in libraries_of(*entries) if name in installed}
+        _write(stage, {"code": code_by_module(*entries), "libraries": libraries, **own})
+    others = [name for name, there in installed.items() if there.partition("+")[0] != pinned[name]]
     if others:
-        said = listed([f"{name} {libraries[name]} for {pinned[name]}" for name in others])
+        said = listed([f"{name} {installed[name]} for {pinned[name]}" for name in others])
         print(f"inputs: libraries that are not those of {CONSTRAINTS}: {said}")
+
+
+def entries_of(stage: str) -> tuple[str, str]:
+    """The entry points of a stage."""
+    return f"experiments.stages.{stage}:run", "experiments.settings:load"
+
+
+def libraries_of(*entries: str) -> list[str]:
+    """Names of the installed libraries that some entry points import, with all that these require themselves."""
+    waiting = [name for top in reached(*entries).libraries for name in _distributions().get(top, ())]
+    found: set[str] = set()
+    while waiting:
+        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        if name not in found:
+            found.add(name)
+            with suppress(PackageNotFoundError):
+                needed = [each for each in requires(name) or () if "extra ==" not in each]
+                waiting += [word[0] for each in needed if (word := re.match(r"[\w.-]+", each))]
+    return sorted(found)
+
+
+_distributions = cache(packages_distributions)
+
+
+def _write(stage: str, document: dict[str, Any]) -> None:
+    path = FOLDER / f"{stage}.json"
+    before = None
+    with suppress(OSError, ValueError):
+        before = json.loads(path.read_text())
+    if document != before:
+        write_json(path, document)
+        if before:
+            print(f"inputs: {stage} has other {listed(sorted({*_differences(before, document)}))}")
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """What differs between two documents: a part, and what in it."""
+    for part in {*before, *now}:
+        one, other = before.get(part), now.get(part)
+        if isinstance(one, dict) and isinstance(other, dict):
+            yield from (f"{part} of {name}" for name in {*one, *other} if one.get(name) != other.get(name))
+        elif one != other:
+            yield part
 
 
 def pins(path: Path) -> dict[str, str]:

@@ -14,10 +14,13 @@ import pytest
 import yaml
 from isocompute.budget.contract import files
 from isocompute.learner.config import ObjectiveConfig, OptimizerConfig
+from isocompute.rollout import RolloutError
+from isocompute.rollout.scoring.code import source_hash
 
 from experiments.errors import ExperimentError
-from experiments.running import cell_folder, cells
+from experiments.running import cell_folder, cells, identity
 from experiments.running.cells import problems_hash
+from experiments.running.identity import CARRIES_NO_RESULT, LOOP
 from experiments.settings import ResourcesConfig, load
 from experiments.stages import inputs
 
@@ -68,7 +71,7 @@ def test_a_flipped_sign_is_other_code_and_a_comment_or_a_docstring_is_not(tmp_pa
     hashes = []
     for each in (text, said, flipped):
         (tmp_path / "module.py").write_text(each)
-        hashes.append(cells.source_hash(tmp_path / "module.py"))
+        hashes.append(source_hash(tmp_path / "module.py"))
     assert hashes[0] == hashes[1] != hashes[2]
 
 
@@ -77,7 +80,7 @@ def test_the_text_of_an_error_is_no_code_and_what_is_computed_for_it_is(tmp_path
 
     def hashed(text: str) -> str:
         path.write_text(text)
-        return cells.source_hash(path)
+        return source_hash(path)
 
     refusals = (ROOT / "packages/learner/src/isocompute/learner/updates/learner.py").read_text()
     texts = re.findall(r'raise \w+\(\s*f?"([^"{]+)', refusals)
@@ -90,18 +93,18 @@ def test_the_text_of_an_error_is_no_code_and_what_is_computed_for_it_is(tmp_path
 
 
 def test_the_code_of_a_cell_is_the_loop_and_what_it_needs() -> None:
-    found = cells.closure(cells.LOOP, without=cells.CARRIES_NO_RESULT)
+    found = {name for name, names in identity.reached(LOOP, without=CARRIES_NO_RESULT).names.items() if names}
     needed = """
         isocompute.learner.objective.loss isocompute.learner.objective.prepare isocompute.learner.training.loop
         isocompute.learner.ranks.group isocompute.rollout.samplers.vllm.sampler isocompute.rollout.scoring.judges.tasks
         isocompute.rollout.scoring.sandbox.child isocompute.rollout.scoring.evaluation isocompute.budget.ledger.meter
-        experiments.running.worker"""
+        isocompute.rollout.scoring.sandbox.boot experiments.running.worker"""
     free = """
         experiments.report.page experiments.settings.preset isocompute.learner.saving.export
-        isocompute.rollout.problems.hub isocompute.budget.contract.tracking experiments.running.tracker
-        experiments.running.design"""
-    assert {*needed.split()} <= {*found}
-    assert not {*free.split()} & {*found}
+        isocompute.rollout.problems.loading isocompute.rollout.problems.named isocompute.budget.contract.tracking
+        experiments.running.tracker experiments.running.design experiments.running.schedule"""
+    assert {*needed.split()} <= found
+    assert not {*free.split()} & found
 
 
 def test_a_model_retrained_in_place_is_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,9 +154,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def written() -> str:
+def written() -> dict[str, Any]:
+    """What each stage depends on."""
     inputs.run(load(preset="smoke"))
-    return inputs.FILE.read_text()
+    return {path.stem: json.loads(path.read_text()) for path in inputs.FOLDER.iterdir()}
 
 
 def edit(path: str, old: str, new: str) -> Callable[[], None]:
@@ -174,56 +178,59 @@ def resources(**changes: Any) -> Callable[[], None]:
     return change
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        edit("data.jsonl", "1+1", "1+ 1"),
-        edit("judging/helper.py", "one == other", "one != other"),
-        edit("model/config.json", "{}", '{"a": 1}'),
-        resources(device="cuda"),
-        resources(sampler="transformers"),
-        resources(learner_ranks=2),
-        resources(placement="separate", replicas=2),
-        resources(engine={"max_concurrent": 8}),
-    ],
-)
-def test_a_change_that_results_depend_on_changes_the_file(change: Callable[[], None]) -> None:
-    before = written()
-    assert written() == before
-    change()
-    assert written() != before
+COMPUTE = {"prepare", "sweep", "prescribe"}
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "stages"),
     [
-        edit("judging/helper.py", '"""Say."""', '"""Say it."""'),
-        resources(workers=2, reverse=True, stall_seconds=60.0, keep_policies="all"),
+        (edit("data.jsonl", "1+1", "1+ 1"), {"prepare"}),
+        (edit("judging/helper.py", "one == other", "one != other"), COMPUTE),
+        (edit("model/config.json", "{}", '{"a": 1}'), {"prepare"}),
+        (resources(device="cuda"), COMPUTE),
+        (resources(sampler="transformers"), COMPUTE),
+        (resources(learner_ranks=2), COMPUTE),
+        (resources(placement="separate", replicas=2), COMPUTE),
+        (resources(engine={"max_concurrent": 8}), COMPUTE),
+        (edit("judging/helper.py", '"""Say."""', '"""Say it."""'), set()),
+        (resources(workers=2, reverse=True, stall_seconds=60.0, keep_policies="all"), set()),
     ],
 )
-def test_a_change_that_no_result_depends_on_does_not(change: Callable[[], None]) -> None:
+def test_a_change_is_written_down_for_the_stages_that_depend_on_it(
+    change: Callable[[], None], stages: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     before = written()
+    times = {path.stem: path.stat().st_mtime_ns for path in inputs.FOLDER.iterdir()}
     change()
-    assert written() == before
+    capsys.readouterr()
+    now = written()
+    assert {stage for stage in now if now[stage] != before[stage]} == stages
+    assert {path.stem for path in inputs.FOLDER.iterdir() if path.stat().st_mtime_ns != times[path.stem]} == stages
+    assert {*re.findall(r"^inputs: (\w+) has other", capsys.readouterr().out, re.MULTILINE)} == stages
 
 
-def test_it_names_no_machine_and_no_folder(here: Path) -> None:
-    text = written()
-    assert str(here) not in text
-    libraries = json.loads(text)["libraries"]
-    assert f'"{socket.gethostname()}"' not in text
-    assert "/" not in "".join(f"{name}{there}" for name, there in libraries.items())
+def test_they_name_no_machine_and_no_folder(here: Path) -> None:
+    written()
+    for path in inputs.FOLDER.iterdir():
+        text = path.read_text()
+        assert str(here) not in text
+        assert f'"{socket.gethostname()}"' not in text
+        assert "/" not in "".join(f"{name}{there}" for name, there in json.loads(text)["libraries"].items())
 
 
-def test_another_version_of_a_library_is_noted_and_said(
+def test_another_version_of_a_library_is_noted_where_it_is_used_and_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = written()
-    assert "polars" in json.loads(before)["libraries"]
-    monkeypatch.setattr(cells, "version", lambda name: "0.0.1" if name == "polars" else version(name))
-    capsys.readouterr()
-    assert written() != before
-    assert "polars 0.0.1 for" in capsys.readouterr().out
+    for name, stages in (("torch", COMPUTE), ("polars", {*COMPUTE, "frontier"})):
+        assert {stage for stage in before if name in before[stage]["libraries"]} == stages
+        with monkeypatch.context() as patch:
+            patch.setattr(identity, "version", lambda asked, name=name: "0.0.1" if asked == name else version(asked))
+            capsys.readouterr()
+            now = written()
+        assert {stage for stage in now if now[stage] != before[stage]} == stages
+        assert f"{name} 0.0.1 for" in capsys.readouterr().out
+        before = written()
 
 
 def test_the_code_of_a_verifier_is_part_of_every_run_id() -> None:
@@ -236,7 +243,7 @@ def test_the_code_of_a_verifier_is_part_of_every_run_id() -> None:
 
 def test_a_verifier_or_a_data_set_that_is_not_there_is_named(here: Path) -> None:
     edit("params.yaml", "judging.mine", "judged.mine")()
-    with pytest.raises(ExperimentError, match=r"python:judged.mine:judge .*cannot be found"):
+    with pytest.raises(RolloutError, match=r"python:judged.mine:judge .*cannot be found"):
         written()
     edit("params.yaml", "judged.mine", "judging.mine")()
     (here / "data.jsonl").unlink()

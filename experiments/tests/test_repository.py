@@ -1,21 +1,17 @@
 """What keeps the packages apart, and the documents and stages true to the code."""
 
-import ast
 import json
 import re
 from typing import Any
 
-import pytest
 import yaml
 
-from experiments.running import cells
 from experiments.settings import load
 from experiments.stages import SET_STAGES, STAGES
 
 from .made import ROOT
 
 PACKAGES = ("budget", "rollout", "learner", "frontier")
-RUN_BY_DVC = [stage for stage in (*STAGES, *SET_STAGES) if stage != "plan"]
 HIDDEN = {".nox", "outputs", "work", "CHANGELOG.md"}
 DOCUMENTS = [p for p in ROOT.glob("**/*.md") if not HIDDEN & set(p.relative_to(ROOT).parts)]
 SESSIONS = set(re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
@@ -37,23 +33,15 @@ def test_no_fixture_holds_a_path_of_the_machine_that_made_it() -> None:
             assert f"/{place}/".encode() not in path.read_bytes(), path
 
 
-@pytest.mark.parametrize("stage", RUN_BY_DVC)
-def test_a_stage_depends_on_what_it_imports_and_on_nothing_else(stage: str) -> None:
-    named = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"][stage]["deps"]
-    listed = [ROOT / path for path in named if not path.startswith(("outputs", "constraints"))]
-    # Files without a statement, such as an empty __init__.py, change nothing. DVC does not follow links to contract/.
-    files = {path.resolve() for path in cells.closure(f"experiments.stages.{stage}").values()}
-    code = [path for path in files if ast.parse(path.read_text()).body]
-    assert [path for path in code if not any(path == each or each in path.parents for each in listed)] == []
-    rest = [each for each in listed if not any(path == each or each in path.parents for path in code)]
-    assert [each for each in rest if each.name != "__init__.py"] == []
-
-
-def test_every_stage_looks_for_changed_inputs_which_are_always_hashed() -> None:
+def test_every_stage_depends_on_what_is_written_for_it_each_time() -> None:
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-    (made,) = stages["inputs"]["outs"]
-    assert stages["inputs"]["always_changed"]
-    assert all(made in stages[name]["deps"] for name in RUN_BY_DVC if name != "inputs")
+    made = {path for out in stages.pop("inputs")["outs"] for path in out}
+    assert stages.keys() == {*STAGES, *SET_STAGES} - {"inputs", "plan"}
+    assert made == {f"outputs/inputs/{stage}.json" for stage in stages}
+    for name, stage in stages.items():
+        assert made & {*stage["deps"]} == {f"outputs/inputs/{name}.json"}
+        # All else is what other stages make: what is no output, its own document names.
+        assert all(path.startswith("outputs/") for path in stage["deps"])
 
 
 def test_links_lead_somewhere() -> None:
@@ -74,7 +62,8 @@ def test_the_commands_and_files_that_the_documents_name_are_there() -> None:
                 f"{document}: {module}"
             )
     contributing = (ROOT / "CONTRIBUTING.md").read_text()
-    for place in re.findall(r"`((?:packages|experiments|contract|docs)/[\w./-]+)`", contributing):
+    named = contributing + (ROOT / "docs" / "architecture.md").read_text()
+    for place in re.findall(r"`((?:packages|experiments|contract|docs)/[\w./-]+)`", named):
         assert (ROOT / place).exists(), place
     for module, look_for in re.findall(r"^\| `([^`]+/[^`]+)` \| `([^`]+)` \|$", contributing, re.MULTILINE):
         assert look_for in (ROOT / module).read_text(), f"{module}: {look_for}"

@@ -7,22 +7,25 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 from isocompute.budget.cli import main as budget
 from isocompute.frontier.cli import main as frontier
+from isocompute.learner import Checkpoints, Learner, LearnerConfig, RunConfig, restore, train
 from isocompute.rollout import Sampling, open_sampler, scoring_from
 from isocompute.rollout.contract import tables
 from transformers import LlamaForCausalLM
 
+from experiments.running.identity import LOOP, module_of, reached
 from experiments.stages import sweep
 from experiments.stages.prepare import record
 
 from .made import BASE, ROOT, smoke, sums
 
 pytestmark = pytest.mark.slow("a model, a fit")
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
 
 
 @cache
@@ -43,23 +46,42 @@ def is_aside(frame: FrameType | None) -> bool:
 
 
 @contextmanager
-def walked(most: int) -> Iterator[None]:
-    """Count the files of which a function is called meanwhile, in any thread."""
-    files: set[str] = set()
+def walked(most: int, *entries: str) -> Iterator[list[str]]:
+    """Note the files of which a function is called meanwhile, in any thread, in their order.
+
+    Every function that is called must be one that is reached from some entry points, of which identities are made.
+    """
+    called: set[tuple[str, str]] = set()
+    files: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and (file := ours(frame.f_code.co_filename)) and file not in files and not is_aside(frame):
-            files.add(file)
+        if event == "call" and (file := ours(frame.f_code.co_filename)):
+            name = frame.f_code.co_qualname.partition(".")[0]
+            if (file, name) not in called and not is_aside(frame):
+                called.add((file, name))
+                files.extend({file} - {*files})
 
     threading.setprofile(note)
     sys.setprofile(note)
     try:
-        yield
+        yield files
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-        print(f"{len(files)} files:", *sorted(files), sep="\n  ")
+    print(f"{len(files)} files:", *files, sep="\n  ")
     assert len(files) <= most
+    # A lambda has no name.
+    defined = {(file, name) for file, name in called if not name.startswith("<")}
+    found = [(module_of(module), names) for module, names in reached(*entries).names.items()]
+    assert defined <= {(ours(str(module.path)), name) for module, names in found if module for name in names}
+
+
+def assert_described(title: str, files: list[str]) -> None:
+    """The page of the architecture names files of a walk, in their order."""
+    section = ARCHITECTURE.read_text().partition(f"## {title}\n")[2].partition("\n## ")[0]
+    named = re.findall(r"^\d+\. `([^`]+)`", section, re.MULTILINE)
+    assert len(named) > 4
+    assert [file for file in files if file in named] == named
 
 
 class Inline:
@@ -75,7 +97,7 @@ class Inline:
         return Inline(getattr(self.of, name))
 
 
-def test_a_cell_reaches_the_engine_through_24_files(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_reaches_the_engine_through_26_files(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Ray, without its processes.
     fakes = {"remote": Inline, "get": lambda task: task.of, "wait": lambda tasks, **_: (list(tasks), [])}
     fakes |= {"is_initialized": lambda: True, "cluster_resources": lambda: {"CPU": 8.0}, "kill": lambda actor: None}
@@ -93,15 +115,17 @@ def test_a_cell_reaches_the_engine_through_24_files(store: Path, monkeypatch: py
 
     # Where the engine is called for the first time.
     monkeypatch.setattr(LlamaForCausalLM, "forward", lambda *_, **__: sys.exit())
-    with walked(24), pytest.raises(SystemExit):
+    with walked(26, "experiments.stages.sweep:run") as files, pytest.raises(SystemExit):
         sweep.run(preset, "easy")
+    assert_described("The way of n", files)
 
 
 @pytest.mark.usefixtures("short_chains")
 def test_a_log_becomes_an_answer_through_40_files(tmp_path: Path) -> None:
-    with walked(40):
+    with walked(40, "isocompute.budget.cli:main", "isocompute.frontier.cli:main") as files:
         assert budget(["doctor", str(ROOT / "packages/budget/docs/trl"), "--out", str(tmp_path / "tables")]) == 0
         assert frontier(["fit", str(tmp_path / "tables"), "--out", str(tmp_path / "fitted")]) == 0
+    assert_described("The way of a log line", files)
 
 
 def test_sixteen_responses_are_sampled_and_scored_through_14_files() -> None:
@@ -109,6 +133,29 @@ def test_sixteen_responses_are_sampled_and_scored_through_14_files() -> None:
     scoring, problems = scoring_from({"seconds": 4.0}), sums(1, 1).head(1)
     with (
         closing(open_sampler("transformers", str(BASE), Sampling(max_new_tokens=8), scoring=scoring)) as sampler,
-        walked(14),
+        walked(14, "isocompute.rollout.samplers.registry:open_sampler") as files,
     ):
         assert sampler.sample(problems, samples=16, seed=0, step=0)["reward"].len() == 16
+    assert_described("The way of a reward", files)
+
+
+def test_a_checkpoint_is_saved_and_read_again_through_11_files(tmp_path: Path) -> None:
+    problems, config = sums(2, 0), LearnerConfig(learning_rate=1e-3)
+    run = RunConfig(run_id="run", rollouts_per_problem=2, problems_per_batch=2, seed=0, evaluate_every=4)
+    learners = [Learner(str(BASE), config) for _ in range(2)]
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    progress = restore(learner=learners[0], checkpoints=checkpoints, run=run, problems=problems)
+    # What a worker calls; a learner is given to the loop.
+    with walked(11, LOOP) as files:
+        train(
+            run=run,
+            problems=problems,
+            sampler=None,
+            learner=learners[0],
+            evaluator=lambda **_: SimpleNamespace(row={}, scores={}, rollouts_table=None),
+            meter=SimpleNamespace(admit=lambda **_: False, charge=lambda *_: None),
+            checkpoints=checkpoints,
+            progress=progress,
+        )
+        assert restore(learner=learners[1], checkpoints=checkpoints, run=run, problems=problems).evals == [{}]
+    assert_described("The way of a checkpoint", files)

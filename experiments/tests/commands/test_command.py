@@ -116,7 +116,7 @@ def test_a_change_of_what_a_run_depends_on_makes_other_runs(tmp_path: Path, monk
     differs()
     script.write_text(script.read_text().replace("skill + drawn.random() / 20", "skill + drawn.random() / 30"))
     differs()
-    monkeypatch.setattr("experiments.running.cells.version", lambda name: "9.9")
+    monkeypatch.setattr("experiments.running.identity.version", lambda name: "9.9")
     differs()
 
 
@@ -143,7 +143,7 @@ def test_a_preset_with_a_command_is_written_whole_by_init(tmp_path: Path) -> Non
 def test_the_inputs_of_the_pipeline_name_what_a_command_depends_on(tmp_path: Path) -> None:
     (tmp_path / "constraints.txt").write_text("polars==1.0\n")
     inputs.run(preset(tmp_path))
-    found = json.loads(inputs.FILE.read_text())["trainer"]
+    found = json.loads((inputs.FOLDER / "sweep.json").read_text())["trainer"]
     assert list(found["files"]) == [SCRIPT]
     assert list(found["libraries"]) == ["polars"]
     assert found["command"] == trainer()["command"]

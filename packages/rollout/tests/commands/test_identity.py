@@ -78,6 +78,8 @@ def test_the_code_of_a_users_verifier_is_part_of_it_and_is_not_executed(
             file.write_text(f"raise SystemExit('imported')\ndef judge(*given): {code}\n")
             seen.add(of(problems=problems))
         assert len(seen) == 2
+        file.write_text(f"# Said otherwise.\n{file.read_text()}")
+        assert of(problems=problems) in seen
 
 
 def test_the_version_of_a_library_is_part_of_it_where_a_rule_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:

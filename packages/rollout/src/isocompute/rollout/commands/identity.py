@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from ..scoring.code import code_of_rules
 from ..scoring.config import scoring_from
 from ..scoring.rules import rule
 from .settings import RunSettings
@@ -76,19 +75,14 @@ def run_id(description: Mapping[str, Any]) -> str:
 
 
 def verifiers_of(names: Iterable[str]) -> dict[str, str]:
-    """Return versions of the libraries that rules use, and a hash of the file of each module of the user's own.
+    """Return versions of the libraries that rules use, and a hash of the code of each function of the user's own.
 
     Raises:
         RolloutError: A rule is unknown or refused, or lacks its library.
     """
-    found: dict[str, str] = {}
-    for base in sorted({rule(name).base for name in names}):
-        kind, _, rest = base.partition(":")
-        if kind in LIBRARIES:
-            found[LIBRARIES[kind]] = _version(LIBRARIES[kind])
-        elif kind == "python":
-            found[base] = _hash_of_module(rest.partition(":")[0])
-    return found
+    known = {*names}
+    kinds = {rule(name).base.partition(":")[0] for name in known}
+    return {LIBRARIES[kind]: _version(LIBRARIES[kind]) for kind in kinds & {*LIBRARIES}} | code_of_rules(known)
 
 
 def content_of(model: str) -> str:
@@ -119,18 +113,6 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
-
-
-def _hash_of_module(module: str) -> str:
-    """Hash the file of a module without importing it or its packages: user code runs in the sandbox only."""
-    path, name, file = [*sys.path, ""], "", ""
-    for part in module.split("."):
-        name = f"{name}.{part}" if name else part
-        spec = PathFinder.find_spec(name, path)
-        if spec is None:
-            return ""
-        path, file = list(spec.submodule_search_locations or ()), spec.origin or ""
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if Path(file).is_file() else ""
 
 
 def _hash_of(folder: Path) -> str:

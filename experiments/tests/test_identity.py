@@ -1,0 +1,398 @@
+"""Which code an entry point reaches: what changes its result changes its hash, and little else does."""
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import grimp
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from experiments.running import identity
+from experiments.running.identity import COMMAND_LOOP, LOOP, ROOTS, Module, code_by_module, module_of, reached
+from experiments.stages import inputs
+
+from .made import ROOT
+
+ENTRIES = {stage: inputs.entries_of(stage) for stage in ("prepare", "sweep", "frontier", "prescribe")}
+
+
+def forget(*, files: bool = True) -> None:
+    for remembered in (identity.reached, identity.code_by_module):
+        remembered.cache_clear()
+    for remembered in (identity._folders, identity.source_of, identity.module_of) if files else ():
+        remembered.cache_clear()
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., dict[str, str]]]:
+    """Writes a package ``toy`` and hashes what ``toy.a:run`` reaches of it."""
+    monkeypatch.setattr(identity, "ROOTS", ("toy",))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(**texts: str) -> dict[str, str]:
+        (tmp_path / "toy").mkdir(exist_ok=True)
+        for name, text in {"__init__": "", **texts}.items():
+            (tmp_path / "toy" / (f"{name}.py" if "." not in name else name)).write_text(text)
+        unload()
+        forget()
+        return code_by_module("toy.a:run")
+
+    yield write
+    unload()
+    forget()
+
+
+def run() -> object:
+    """What the package's entry point returns."""
+    unload()
+    return importlib.import_module("toy.a").run()
+
+
+def unload() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "toy"]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+F = "from .b import f\n\n\ndef run():\n    return f()\n"
+B = "X = 1\nY = 2\n\n\ndef f():\n    return X\n\n\ndef g():\n    return Y\n"
+
+
+@pytest.mark.parametrize(
+    "a",
+    [
+        "from .b import f\n\n\ndef run():\n    return f()\n",
+        "from . import b\n\n\ndef run():\n    return b.f()\n",
+        "import toy.b\n\n\ndef run():\n    return toy.b.f()\n",
+        "def run():\n    from toy import b as it\n    return it.f()\n",
+        "from toy import b\n\n\ndef run(f=b.f):\n    return f()\n",
+        "from . import b\n\n\nclass Runs:\n    it = b.f\n\n\ndef run():\n    return Runs.it()\n",
+        "try:\n    from .b import f\nexcept ImportError:\n    f = None\n\n\ndef run():\n    return f()\n",
+    ],
+)
+def test_a_name_is_followed_to_what_it_needs_and_to_nothing_beside_it(toy: Callable[..., object], a: str) -> None:
+    before = toy(a=a, b=B)
+    assert run() == 1
+    assert toy(a=a, b=B.replace("X = 1", "X = 3")) != before
+    assert toy(a=a, b=B.replace("Y = 2", "Y = 3").replace("return Y", "return -Y")) == before
+    assert toy(a=a + "\n\nZ = 4\n", b="# Said.\n" + B) == before
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("from . import b\n\n\ndef run():\n    return getattr(b, 'g' + '')()\n", B),
+        ("from .b import *\n\n\ndef run():\n    return g()\n", B),
+        ("from . import b\n\n\ndef run():\n    return vars(b)['g']()\n", B),
+        (F, B.replace("return X", "return globals()[chr(89)]")),
+        (F, B.replace("return X", "return eval(chr(89))")),
+        (F, f"import sys\n\n{B.replace('return X', 'return getattr(sys.modules[__name__], ' + repr('Y') + ')')}"),
+        ("from importlib import import_module\n\n\ndef run():\n    return import_module('toy.b').g()\n", B),
+        ("from importlib import import_module\n\n\ndef run(of='b'):\n    return import_module(f'toy.{of}').g()\n", B),
+        ("import sys\nfrom . import b\n\n\ndef run():\n    return sys.modules[b.__name__].g()\n", B),
+    ],
+)
+def test_where_names_do_not_tell_a_whole_module_is_reached(toy: Callable[..., object], a: str, b: str) -> None:
+    before = toy(a=a, b=b)
+    assert run() == 2
+    changed = toy(a=a, b=b.replace("Y = 2", "Y = 3"))
+    assert run() == 3
+    assert changed != before
+
+
+TABLE = "TABLE = {}\n\n\ndef register(f):\n    TABLE[f.__name__] = f\n    return f\n\n\ndef call(it):\n    return it\n"
+REGISTERED = "from .c import TABLE\nfrom . import b\n\n\ndef run():\n    return TABLE['g']()\n"
+
+
+@pytest.mark.parametrize(
+    "registers",
+    [
+        "from .c import register\n\nY = 2\n\n\n@register\ndef g():\n    return Y\n",
+        "from .c import register\n\nY = 2\n\n\ndef g():\n    return Y\n\n\nOTHER = register(g)\n",
+        "from . import c\n\nY = 2\n\n\ndef g():\n    return Y\n\n\nc.TABLE['g'] = g\n",
+        "from . import c\n\nY = 2\n\n\ndef g():\n    return Y\n\n\nfor each in (g,):\n    c.TABLE['g'] = each\n",
+        "from .c import TABLE\n\nY = 2\n\n\ndef g():\n    return Y\n\n\nOTHER = TABLE.setdefault('g', g)\n",
+        "from .c import register\n\nY = 2\n\n\nclass G:\n    @register\n    def g(self=None):\n        return Y\n",
+    ],
+)
+def test_what_is_registered_when_a_module_is_loaded_is_reached(toy: Callable[..., object], registers: str) -> None:
+    before = toy(a=REGISTERED, b=registers, c=TABLE)
+    assert run() == 2
+    assert toy(a=REGISTERED, b=registers.replace("Y = 2", "Y = 3"), c=TABLE) != before
+    # And a decorator that registers nothing is no reason to be reached.
+    plain = "from .c import call\n\nY = 2\n\n\n@call\ndef g():\n    return Y\n\n\nOTHER = call(Y)\n"
+    before = toy(a=REGISTERED, b=plain, c=TABLE)
+    assert toy(a=REGISTERED, b=plain.replace("Y = 2", "Y = 3"), c=TABLE) == before
+
+
+def test_a_name_that_is_loaded_lazily_a_script_and_a_file_beside_are_reached(toy: Callable[..., object]) -> None:
+    lazy = (
+        "from importlib import import_module\nfrom typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n"
+        "    from .b import g\n\n_MODULES = {'g': 'b', 'other': 'c'}\n\n\ndef __getattr__(name):\n"
+        "    return getattr(import_module(f'.{_MODULES[name]}', __name__), name)\n"
+    )
+    a, c = "def run():\n    from toy import g\n    return g()\n", "def other():\n    return 1\n"
+    before = toy(__init__=lazy, a=a, b=B, c=c)
+    assert run() == 2
+    assert toy(__init__=lazy, a=a, b=B.replace("Y = 2", "Y = 3"), c=c) != before
+    assert toy(__init__=lazy, a=a, b=B.replace("X = 1", "X = 3"), c=c.replace("1", "2")) == before
+
+    script = "Y = 2\n\nif __name__ == '__main__':\n    print(Y)\n"
+    a = "import sys\nfrom . import b\n\n\ndef run():\n    return [sys.executable, b.__file__]\n"
+    before = toy(a=a, b=script)
+    assert toy(a=a, b=script.replace("Y = 2", "Y = 3")) != before
+    a = "def run():\n    return ['python', '-m', 'toy.b']\n"
+    before = toy(a=a, b=script)
+    assert toy(a=a, b=script.replace("Y = 2", "Y = 3")) != before
+
+    a = "from pathlib import Path\n\n\ndef run():\n    return Path(__file__).with_name('data.json').read_text()\n"
+    before = toy(a=a, **{"data.json": "1"})
+    assert toy(a=a, **{"data.json": "2"}) != before
+
+
+def test_the_order_of_statements_counts_and_a_variable_hides_a_name(toy: Callable[..., object]) -> None:
+    one, other = "X = 1\nY = X\nX = 2\n", "X = 1\nX = 2\nY = X\n"
+    a = "from .b import Y\n\n\ndef run():\n    return Y\n"
+    assert toy(a=a, b=one) != toy(a=a, b=other)
+    hidden = "from .b import f, g\n\n\ndef run(g=1):\n    X = g\n    return f() + X\n"
+    before = toy(a=hidden, b=B)
+    assert toy(a=hidden, b=B.replace("Y = 2", "Y = 3")) == before
+    shown = "from .b import f, g\n\n\ndef run(it=1):\n    def inner(g):\n        return g\n\n    return inner(g())\n"
+    before = toy(a=shown, b=B)
+    assert toy(a=shown, b=B.replace("Y = 2", "Y = 3")) != before
+
+
+def test_an_import_that_is_exchanged_for_another_is_seen(toy: Callable[..., object]) -> None:
+    a = "from .b import f as one, g as two\n\n\ndef run():\n    return one() - two()\n"
+    assert toy(a=a, b=B) != toy(a=a.replace("f as one, g as two", "g as one, f as two"), b=B)
+    a = "from math import floor as it\n\n\ndef run():\n    return it(1.5)\n"
+    assert toy(a=a) != toy(a=a.replace("floor", "ceil"))
+
+
+KINDS = [
+    *("own", "before", "from", "attribute", "absolute", "inside", "getattr"),
+    *("globals", "star", "computed", "default", "class", "table", "patched"),
+]
+
+
+def program(functions: list[list[tuple[str, int, int]]]) -> dict[str, str]:
+    """Modules a, b and c, of which a earlier one uses the later, with two functions each that add up what they name."""
+    texts = {}
+    for place, module in enumerate("abc"):
+        later = "abc"[place + 1 :]
+        head, body = [f"{module}_C{i} = {10 ** (2 * place + i)}" for i in range(2)], []
+        imports = {"from importlib import import_module"}
+        imports |= {f"from .{other} import {other}_C0, {other}_C1, {other}_f0" for other in later}
+        imports |= {f"import toy.{other}" for other in later} | {f"from . import {other}" for other in later}
+        if module == "c":
+            head += ["TABLE = []", "def register(f):", "    TABLE.append(f)", "    return f"]
+        for number, terms in enumerate(functions[2 * place : 2 * place + 2]):
+            name, inside, default, said, above = f"{module}_f{number}", [], "", ["0"], []
+            for kind, which, i in terms:
+                other = later[which % len(later)] if later else module
+                if kind == "own" or (not later and kind not in ("before", "globals", "default", "class")):
+                    said.append(f"{module}_C{i}")
+                elif kind == "before":
+                    said.append(f"{module}_f0()" if number else "1")
+                elif kind == "from":
+                    said.append(f"{other}_C{i}")
+                elif kind == "attribute":
+                    said.append(f"{other}.{other}_C{i}")
+                elif kind == "absolute":
+                    said.append(f"toy.{other}.{other}_f1()")
+                elif kind == "inside":
+                    inside.append(f"    from .{other} import {other}_f{i} as own")
+                    said.append("own()")
+                elif kind == "getattr":
+                    said.append(f"getattr({other}, '{other}_' + 'C{i}')")
+                elif kind == "globals":
+                    said.append(f"globals()['{module}_' + 'C{i}']")
+                elif kind == "star":
+                    imports.add(f"from .{other} import *")
+                    said.append(f"{other}_C{i}")
+                elif kind == "computed":
+                    said.append(f"import_module('toy.' + {other!r}).{other}_C{i}")
+                elif kind == "default":
+                    default = f"given={module}_C{i}"
+                    said.append("given")
+                elif kind == "class":
+                    above += [f"class K{name}:", f"    value = {module}_C{i}"]
+                    said.append(f"K{name}().value")
+                elif kind == "table":
+                    imports.add("from .c import TABLE, register")
+                    above += ["@register", f"def r_{name}():", f"    return {module}_C{i}"]
+                    said.append("sum(each() for each in TABLE)")
+                elif kind == "patched":
+                    above.append(f"{other}.{other}_C{i} = {module}_C{i} + {other}.{other}_C{i}")
+            body += [*above, f"def {name}({default}):", *inside, f"    return {' + '.join(said)}"]
+        texts[module] = "\n".join([*sorted(imports), *head, *body]) + "\n"
+    texts["a"] += "\n\ndef run():\n    return a_f0() + a_f1()\n"
+    return texts
+
+
+TERMS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 1), st.integers(0, 1)), max_size=3)
+
+
+@given(
+    functions=st.lists(TERMS, min_size=6, max_size=6),
+    changed=st.tuples(st.sampled_from("abc"), st.integers(0, 1)),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_changes_the_value_of_a_program_changes_its_hash(
+    toy: Callable[..., object], functions: list[list[tuple[str, int, int]]], changed: tuple[str, int]
+) -> None:
+    texts = program(functions)
+    before, value = toy(**texts), run()
+    assert toy(**{name: f'"""Said."""\n# Said.\n{text}' for name, text in texts.items()}) == before
+    module, number = changed
+    place = f"{module}_C{number} = "
+    assert texts[module].count(f"\n{place}") == 1
+    after = toy(**{**texts, module: texts[module].replace(f"\n{place}", f"\n{place}7 * ")})
+    if run() != value:
+        assert after != before
+
+
+@cache
+def importers() -> grimp.ImportGraph:
+    return grimp.build_graph("experiments", *(f"isocompute.{p}" for p in ("budget", "rollout", "learner", "frontier")))
+
+
+@cache
+def imported_by(entry: str) -> frozenset[str]:
+    """Every module that one imports, however deep, with those that are loaded with them."""
+    found = importers().find_upstream_modules(entry) | {entry}
+    return frozenset(".".join(name.split(".")[:length]) for name in found for length in range(1, name.count(".") + 2))
+
+
+ALL = "hashes of the whole project"
+
+
+@pytest.mark.slow(ALL)
+def test_no_stage_reaches_what_it_does_not_import() -> None:
+    for entries in (*ENTRIES.values(), (LOOP,), (COMMAND_LOOP,)):
+        allowed = frozenset[str]().union(*(imported_by(entry.partition(":")[0]) for entry in entries))
+        assert {name for name, names in reached(*entries).names.items() if names} <= allowed
+
+
+def altered(name: str, text: str) -> dict[str, str]:
+    """The hashes of all stages where a module has another text."""
+    found = module_of(name)
+    assert found is not None
+    other = Module(name, found.path, text.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(identity, "module_of", lambda asked: other if asked == name else module_of(asked))
+        forget(files=False)
+        hashes = {stage: identity.digest(code_by_module(*entries)) for stage, entries in ENTRIES.items()}
+    forget(files=False)
+    return hashes
+
+
+def changed_by(name: str, text: str) -> set[str]:
+    """The stages that run again where a module has another text."""
+    before = as_they_are()
+    return {stage for stage, now in altered(name, text).items() if now != before[stage]}
+
+
+@cache
+def as_they_are() -> dict[str, str]:
+    return {stage: identity.digest(code_by_module(*entries)) for stage, entries in ENTRIES.items()}
+
+
+TRAINING = {"prepare", "sweep", "prescribe"}
+
+
+@pytest.mark.slow(ALL)
+@pytest.mark.parametrize(
+    ("module", "name", "stages"),
+    [
+        ("isocompute.learner.objective.loss", "LOG_RATIO_BOUND", TRAINING),
+        ("isocompute.budget.ledger.meter", "Meter", TRAINING),
+        ("isocompute.budget.ledger.ledger", "Ledger", TRAINING),
+        ("isocompute.rollout.scoring.rules", "QUICK", TRAINING),
+        ("isocompute.frontier.posterior.posterior", "CHAINS", {"frontier", "prescribe"}),
+        ("isocompute.frontier.show.report", "write_report", {"frontier", "prescribe"}),
+        ("isocompute.rollout.contract.tables", "TABLE_KEY", {*TRAINING, "frontier"}),
+        ("experiments.report.page", "WORDS", {"frontier"}),
+        ("experiments.stages.difficulty", "score", {"prepare"}),
+        ("experiments.settings.reading", "EXPONENT", {*TRAINING, "frontier"}),
+        ("isocompute.budget.trainers.doctor", "EVALUATION", set()),
+        ("isocompute.rollout.problems.named", "NAMED", set()),
+        ("isocompute.rollout.commands.identity", "WHOLE", set()),
+        ("isocompute.learner.cli", "main", set()),
+    ],
+)
+def test_a_change_runs_the_stages_that_reach_it_and_no_others(module: str, name: str, stages: set[str]) -> None:
+    found = module_of(module)
+    assert found is not None
+    text = found.text.decode()
+    assert name in found.bindings
+    assert changed_by(module, f"{text}\n\n{name} = {name}\n") == stages
+    assert changed_by(module, f"{text}\n\nANOTHER_NAME = 1\n") == set()
+
+
+def respelled(text: str) -> str:
+    """A text with other docstrings, and a comment on every one of its top-level statements."""
+    lines = text.splitlines()
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False):
+            place = node.body[0].lineno - 1
+            lines[place] = lines[place].replace('"""', '"""Otherwise said: ', 1)
+    for statement in reversed(tree.body):
+        lines.insert(statement.lineno - 1 - len(getattr(statement, "decorator_list", [])), "# Otherwise said.")
+    return "\n".join(lines) + "\n"
+
+
+def project() -> list[str]:
+    """Every module of the packages and of the pipeline."""
+    return sorted(name for name in importers().modules if not {"tests", "studies"} & {*name.split(".")})
+
+
+@pytest.mark.slow(ALL)
+def test_a_comment_or_a_docstring_changes_no_module() -> None:
+    found = [each for name in project() if (each := module_of(name)) is not None and each.text]
+    assert len(found) > 200
+    for each in found:
+        everything = frozenset(each.bindings)
+        text = respelled(each.text.decode())
+        assert text.encode() != each.text
+        assert Module(each.name, each.path, text.encode()).hash_of(everything) == each.hash_of(everything), each.name
+
+
+@pytest.mark.slow(ALL)
+@given(data=st.data())
+@settings(max_examples=40)
+def test_a_change_of_anything_runs_what_reaches_it_and_nothing_that_does_not_import_it(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(project()))
+    found = module_of(name)
+    plain = (ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)
+    last = {bound: found.body[places[-1]] for bound, places in found.bindings.items()} if found else {}
+    names = sorted(bound for bound, statement in last.items() if isinstance(statement, plain))
+    if not found or not names:
+        return
+    bound = data.draw(st.sampled_from(names))
+    lines = found.text.decode().splitlines()
+    lines.insert(last[bound].end_lineno or 0, f"{bound} = ({bound}, 7)")
+    changed = changed_by(name, "\n".join(lines) + "\n")
+    assert changed == {stage for stage, of in ENTRIES.items() if bound in reached(*of).names.get(name, ())}
+    for stage in changed:
+        assert any(name in imported_by(entry.partition(":")[0]) for entry in ENTRIES[stage])
+
+
+def test_no_code_finds_its_subclasses_which_is_not_followed() -> None:
+    texts = {path: path.read_text() for root in ROOTS for path in sources(root)}
+    asking = [path.name for path, text in texts.items() if "__subclasses__" in text or "__init_subclass__" in text]
+    # That one asks for the built-in errors, and the other says so.
+    assert sorted(asking) == ["child.py", "identity.py"]
+
+
+def sources(root: str) -> Iterator[Path]:
+    folders = [ROOT / "contract", *ROOT.glob("packages/*/src")] if root == "isocompute" else [ROOT / root]
+    for folder in folders:
+        yield from (p for p in folder.rglob("*.py") if not {"tests", "studies"} & {*p.relative_to(ROOT).parts})
