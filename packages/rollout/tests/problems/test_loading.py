@@ -34,7 +34,7 @@ def test_what_a_source_lacks_is_named(jsonl: Path) -> None:
     for message, settings in (
         ("has 9 distinct problems", {"kind": "file", "path": str(jsonl), "train": 8, "validation": 2}),
         ("no such file", {"kind": "file", "path": str(jsonl.with_name("nope.jsonl"))}),
-        ("no setting paht", {"kind": "file", "paht": "x"}),
+        ("no setting 'paht'", {"kind": "file", "paht": "x"}),
         ("no revision", {"kind": "hub", "dataset": "somebody/something"}),
     ):
         with pytest.raises(RolloutError, match=message):
