@@ -33,13 +33,13 @@ def run(preset: Preset) -> None:
     pinned = pins(CONSTRAINTS)
     installed = versions(pinned)
     sources = [source for source in preset.problems if isinstance(source, HubSource | LocalSource)]
-    computed = {
+    computed: dict[str, Any] = {
         "computing": computing(preset.resolved_resources()),
         "verifiers": code_of_rules(source.verifier for source in sources),
     }
     trained = {**computed, "trainer": _trainer(preset)}
     data = {f"problems[{i}]": found for i, source in enumerate(preset.problems) if (found := _content(source))}
-    read = {
+    read: dict[str, dict[str, Any]] = {
         "prepare": {**computed, "data": data, "model": _model(preset.base)},
         "sweep": trained,
         "frontier": {},
