@@ -32,7 +32,7 @@ def run(preset: Preset) -> None:
     pinned = pins(CONSTRAINTS)
     installed = versions(pinned)
     sources = [source for source in preset.problems if isinstance(source, HubSource | LocalSource)]
-    computed = {
+    computed: dict[str, Any] = {
         "computing": computing(preset.resolved_resources()),
         "verifiers": code_of_rules(source.verifier for source in sources),
     }
