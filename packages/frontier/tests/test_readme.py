@@ -1,5 +1,6 @@
 """The README and the notebook in docs/, as they stand."""
 
+import argparse
 import json
 import re
 import shlex
@@ -26,11 +27,13 @@ def test_every_command_and_example_of_the_readme_runs(
     problems = pl.DataFrame({"problem_id": ["p", "q"], "successes": [1, 3], "samples": 4})
     table.select("run_id", "step").join(problems, how="cross").write_parquet("pass_rates.parquet")
     commands = re.findall(r"^    (isocompute-frontier .*)$", README.read_text(), re.MULTILINE)
-    names = {command.__name__.rpartition(".")[2] for command in COMMANDS}
-    assert {shlex.split(c)[1] for c in commands} == names
-    for command in commands:
-        few = ["--bootstrap", "20"] if " predict " in command else []
-        assert main([*shlex.split(command)[1:], *few]) == 0, command
+    parsers = argparse.ArgumentParser().add_subparsers()
+    for command in COMMANDS:
+        command.add(parsers)
+    assert {shlex.split(c)[1] for c in commands} == {*parsers.choices}
+    for line in commands:
+        few = ["--bootstrap", "20"] if " predict " in line else []
+        assert main([*shlex.split(line)[1:], *few]) == 0, line
     (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     exec(compile(example, str(README), "exec"), {})
 
