@@ -6,7 +6,6 @@ import json
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 from isocompute.rollout import successes
@@ -50,7 +49,7 @@ def check_agreement(pool: Pool, preset: Preset, problems: pl.DataFrame) -> None:
         return
     configs = [preset.learner(sweep) for sweep in preset.sweep.values()]
     few = problems.head(4)
-    job = Job(key="check", name="that of the base model", begin=lambda actor: actor.check.remote(configs, few))
+    job = Job(key="check", name="that of the base model", method="check", arguments=(configs, few))
     for why in Dispatch(pool, "sync check").run([job]).values():
         raise ExperimentError(f"the sync check of the base model failed, before anything else was sampled: {why}")
 
@@ -91,11 +90,14 @@ def _answer(pool: Pool, parts: dict[Path, pl.DataFrame], settings: dict[str, obj
         kept.append(path)
         line.show(len(parts) - len(waiting) + len(kept))
 
-    def ask(path: Path, actor: Any) -> Any:
-        return actor.sample.remote(parts[path], settings)
-
     jobs = [
-        Job(key=path.stem, name=f"part {path.stem}", begin=partial(ask, path), end=partial(keep, path))
+        Job(
+            key=path.stem,
+            name=f"part {path.stem}",
+            method="sample",
+            arguments=(parts[path], settings),
+            end=partial(keep, path),
+        )
         for path in waiting
     ]
     failed = Dispatch(pool, title).run(jobs)

@@ -1,7 +1,7 @@
 """Schedules cells on workers: finished ones are skipped, interrupted ones continue, dead workers are replaced.
 
 ``Schedule`` makes jobs of cells; ``Dispatch`` begins them where a worker of the ``Pool`` is free, and again where one
-died.
+died. The pool's workers are a ``Crew``, as replicas of an engine are.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -20,8 +19,8 @@ from uuid import uuid4
 
 import polars as pl
 from filelock import FileLock, Timeout
-from isocompute.rollout.contract.deaths import death
 from isocompute.rollout.contract.files import write_text
+from isocompute.rollout.samplers.replicas.crew import Crew, Event, Member
 from isocompute.rollout.scoring.code import digest
 
 from ..errors import ExperimentError, amounts
@@ -120,18 +119,14 @@ class Schedule:
             Job(
                 key=key,
                 name=f"the first evaluation of {cell.origin.base_model}, seed {cell.run.seed}",
-                begin=partial(self._begin_baseline, cell),
+                method="evaluate_baseline",
+                arguments=(cell, self._problems[cell.origin.problems], str(cell_folder.baseline_of(cell).resolve())),
                 end=partial(self._end_baseline, cell),
             )
             for key, cell in missing.items()
         ]
         why = {key: f"the first evaluation of its seed failed: {reason}" for key, reason in dispatch.run(jobs).items()}
         return {cell.run_id: why[cell.baseline_id] for cell in self._cells if cell.baseline_id in why}
-
-    def _begin_baseline(self, cell: Cell, actor: Any) -> Any:
-        return actor.evaluate_baseline.remote(
-            cell, self._problems[cell.origin.problems], str(cell_folder.baseline_of(cell).resolve())
-        )
 
     def _end_baseline(self, cell: Cell, _: object) -> None:
         """Say how the base model's log-probabilities agree with vLLM's, where they were compared."""
@@ -143,11 +138,13 @@ class Schedule:
             )
 
     def _job(self, cell: Cell) -> Job:
-        folder = cell_folder.folder_of(cell)
+        folder, start = cell_folder.folder_of(cell), cell_folder.baseline_of(cell)
+        cell_folder.clear_stop(folder)
         return Job(
             key=cell.run_id,
             name=cell.name,
-            begin=partial(self._begin, cell),
+            method="train",
+            arguments=(cell, self._problems[cell.origin.problems], str(folder.resolve()), str(start.resolve())),
             end=partial(self._end, cell),
             position=partial(self._position, cell),
             kept=partial(kept, cell, folder),
@@ -157,11 +154,6 @@ class Schedule:
     def _position(self, cell: Cell) -> object:
         """A value that moves while a cell does: its records, and the ledger and the output of a command."""
         return self._display.position(cell), written(cell_folder.folder_of(cell))
-
-    def _begin(self, cell: Cell, actor: Any) -> Any:
-        folder, start = cell_folder.folder_of(cell).resolve(), cell_folder.baseline_of(cell).resolve()
-        cell_folder.clear_stop(folder)
-        return actor.train.remote(cell, self._problems[cell.origin.problems], str(folder), str(start))
 
     def _end(self, cell: Cell, _: object) -> None:
         """Send a cell that has ended; one that was stopped is not finished."""
@@ -232,7 +224,7 @@ class Job:
 
     Attributes:
         key: Its own, among jobs that run together.
-        begin: Calls a worker; returns the reference of the result.
+        method: Of ``WorkerActor``, called with ``arguments``.
         end: Takes the result. A ``ValueError`` or ``OSError`` is the job's failure.
         position: A value that changes while the job gets on.
         kept: A value that changes when it has come further than where it would begin again.
@@ -241,7 +233,8 @@ class Job:
 
     key: str
     name: str
-    begin: Callable[[Any], Any]
+    method: str
+    arguments: Sequence[Any]
     end: Callable[[Any], object] = lambda result: None
     position: Callable[[], object] = lambda: None
     kept: Callable[[], object] = lambda: None
@@ -249,13 +242,12 @@ class Job:
 
 
 @dataclass(kw_only=True, eq=False)
-class _Attempt:
+class Attempt:
     """A job, and how often it was begun in vain."""
 
     job: Job
     deaths: int = 0
     not_before: float = 0.0
-    actor: Any = None
     kept: object = None
     position: object = None
     moved: float = 0.0
@@ -266,9 +258,7 @@ class Dispatch:
 
     def __init__(self, pool: Pool, title: str) -> None:
         self._pool, self._title = pool, title
-        self._waiting: deque[_Attempt] = deque()
-        self._later: list[_Attempt] = []
-        self._running: dict[Any, _Attempt] = {}
+        self._waiting: list[Attempt] = []
         self._failed: dict[str, str] = {}
         self._stopping = False
 
@@ -283,95 +273,83 @@ class Dispatch:
         """
         import ray
 
-        self._waiting.extend(_Attempt(job=job) for job in jobs)
-        self._failed = {}
+        self._waiting, self._failed = [Attempt(job=job) for job in jobs], {}
         polled = time.monotonic()
         try:
             with cluster.deferred() as signalled:
-                while self._waiting or self._later or self._running:
+                while self._waiting or self._pool.running:
                     if signalled():
                         self._stop()
-                    self._pool.tend()
                     self._begin()
-                    for task in self._wait():
-                        if task in self._running:
-                            self._ended(task, self._running.pop(task))
+                    for event in self._pool.wait(self._patience()):
+                        self._ended(event)
                     if time.monotonic() - polled >= POLL_SECONDS:
-                        poll([each.job for each in self._running.values()])
-                        self._kill_stalled()
+                        poll([attempt.job for attempt in self._pool.running.values()])
+                        self._end_stalled()
                         polled = time.monotonic()
         except ray.exceptions.RayError as error:
             raise ExperimentError(f"{self._title}: the Ray cluster does not answer ({cause(error)})") from None
         return self._failed
 
-    def _wait(self) -> list[Any]:
-        """Wait for a worker to answer, not beyond the time when something else is due."""
-        import ray
-
-        due = [each.not_before - time.monotonic() for each in self._later]
-        seconds = max(0.05, min([WAIT_SECONDS, *due]))
-        watched = [*self._running, *self._pool.opening]
-        if watched:
-            done: list[Any] = ray.wait(watched, timeout=seconds)[0]
-            return done
-        time.sleep(seconds)
-        return []
+    def _patience(self) -> float:
+        """Seconds for which nothing else is due."""
+        due = [attempt.not_before - time.monotonic() for attempt in self._waiting if attempt.not_before]
+        return max(0.05, min([WAIT_SECONDS, *due]))
 
     def _begin(self) -> None:
         now = time.monotonic()
-        due = [each for each in self._later if each.not_before <= now]
-        self._waiting.extendleft(due)
-        self._later = [each for each in self._later if each.not_before > now]
-        while self._waiting and (actor := self._pool.take()) is not None:
-            each = self._waiting.popleft()
-            each.actor, each.kept = actor, each.job.kept()
-            each.position, each.moved = each.job.position(), now
-            self._running[each.job.begin(actor)] = each
+        for attempt in [each for each in self._waiting if each.not_before <= now]:
+            slot = self._pool.idle()
+            if slot is None:
+                return
+            self._waiting.remove(attempt)
+            attempt.kept, attempt.position, attempt.moved = attempt.job.kept(), attempt.job.position(), now
+            self._pool.begin(slot, attempt)
 
-    def _ended(self, task: Any, each: _Attempt) -> None:
+    def _ended(self, event: Event[Slot]) -> None:
         import ray
 
+        slot = event.member
+        attempt, slot.attempt = slot.attempt, None
+        assert attempt is not None
+        if event.lost:
+            self._begin_again(attempt, event.lost)
+            return
+        slot.deaths = 0
         try:
-            each.job.end(ray.get(task))
+            if event.error is not None:
+                raise event.error
+            attempt.job.end(event.value)
         except (ray.exceptions.RayError, ValueError, OSError) as error:
-            why = death(error)
-            if why is not None:
-                self._pool.lost(each.actor)
-                self._begin_again(each, why)
-                return
-            self._fail(each, cause(error))
-        self._pool.give_back(each.actor)
+            self._fail(attempt, cause(error))
 
-    def _begin_again(self, each: _Attempt, why: str) -> None:
+    def _begin_again(self, attempt: Attempt, why: str) -> None:
         if self._stopping:
             return
-        each.deaths = each.deaths + 1 if each.job.kept() == each.kept else 1
-        if each.deaths >= ATTEMPTS:
-            self._fail(each, f"its worker died {each.deaths} times, the last time because: {why}")
+        job = attempt.job
+        attempt.deaths = attempt.deaths + 1 if job.kept() == attempt.kept else 1
+        if attempt.deaths >= ATTEMPTS:
+            self._fail(attempt, f"its worker died {attempt.deaths} times, the last time because: {why}")
             return
-        seconds = backoff(each.deaths)
+        seconds = backoff(attempt.deaths)
         again = f"it continues on another one in {seconds:g} s"
-        print(f"{self._title}: the worker of {each.job.name} died ({why}); {again}", flush=True)
-        each.not_before = time.monotonic() + seconds
-        self._later.append(each)
+        print(f"{self._title}: the worker of {job.name} died ({why}); {again}", flush=True)
+        attempt.not_before = time.monotonic() + seconds
+        self._waiting.insert(0, attempt)
 
-    def _fail(self, each: _Attempt, why: str) -> None:
-        self._failed[each.job.key] = why
-        print(f"{self._title}: {each.job.name} failed, and the others go on ({why})", flush=True)
+    def _fail(self, attempt: Attempt, why: str) -> None:
+        self._failed[attempt.job.key] = why
+        print(f"{self._title}: {attempt.job.name} failed, and the others go on ({why})", flush=True)
 
-    def _kill_stalled(self) -> None:
-        """Kill workers whose job has not got on for too long; they are then found dead."""
-        import ray
-
+    def _end_stalled(self) -> None:
+        """End workers whose job has not got on for too long."""
         now, patience = time.monotonic(), self._pool.resources.stall_seconds
-        for each in self._running.values():
-            position = each.job.position()
-            if position != each.position:
-                each.position, each.moved = position, now
-            elif now - each.moved > patience:
-                print(f"{self._title}: {each.job.name} showed no progress in {patience:g} s", flush=True)
-                ray.kill(each.actor)
-                each.moved = now
+        for slot, attempt in self._pool.running.items():
+            position = attempt.job.position()
+            if position != attempt.position:
+                attempt.position, attempt.moved = position, now
+            elif now - attempt.moved > patience:
+                self._ended(self._pool.lose(slot, f"it showed no progress in {patience:g} s and was ended"))
 
     def _stop(self) -> None:
         """Begin nothing more, and ask what runs to save its state, once."""
@@ -380,15 +358,13 @@ class Dispatch:
             print(
                 f"{self._title}: stopping; what runs saves its state, and a second signal ends it at once", flush=True
             )
-            for each in self._running.values():
+            for attempt in self._pool.running.values():
                 # On a full disk it is not asked; a second signal ends it.
                 with suppress(OSError):
-                    each.job.stop()
+                    attempt.job.stop()
         self._waiting.clear()
-        self._later.clear()
 
 
-TEND_SECONDS = 1.0
 HOPELESS = 3
 """Failures in a row to load the model that end the stage while there is no other worker."""
 ANSWER_SECONDS = 60.0
@@ -512,23 +488,57 @@ class CommandActor(WorkerActor):
         self._worker(cell, problems, Path(home))
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Slot(Member):
+    """The place of one worker.
+
+    Attributes:
+        placed: Whether the cluster has found room for it.
+        ready: Whether it has loaded the model, and what it loaded was checked.
+        attempt: What it runs.
+    """
+
+    placed: bool = False
+    ready: bool = False
+    attempt: Attempt | None = None
+
+
 class Pool:
-    """Workers of one stage: those that are ready, and others that start meanwhile."""
+    """Workers of one stage: those that are ready, and others that start meanwhile.
+
+    Attributes:
+        crew: All of them.
+    """
 
     def __init__(
         self, roster: Callable[..., Any], actors: Sequence[Any], config: WorkerConfig, check: Callable[[Loaded], None]
     ) -> None:
+        import ray
+
         self._roster, self._config, self._check, self.resources = roster, config, check, config.resources
         self._seen = ((WORK / ".seen-by-all").resolve(), uuid4().hex)
-        self._slots = [_Slot(index=i, actor=actor) for i, actor in enumerate(actors)]
-        self._idle: deque[_Slot] = deque()
-        self._busy: dict[Any, _Slot] = {}
+        slots = [Slot(index=i, actor=actor) for i, actor in enumerate(actors)]
+        self.crew = Crew(ray, slots, self._start, backoff=backoff)
         self._was_ready, self._last_ready, self._problem = False, time.monotonic(), ""
 
     @property
-    def opening(self) -> list[Any]:
-        """Pending requests to workers that start; ``tend`` takes the answers."""
-        return [slot.waits_for for slot in self._slots if slot.waits_for is not None]
+    def running(self) -> dict[Slot, Attempt]:
+        """What each worker runs."""
+        return {slot: slot.attempt for slot in self.crew.members if slot.attempt is not None}
+
+    def idle(self) -> Slot | None:
+        """A worker that is ready and has nothing to do."""
+        return next((slot for slot in self.crew.members if slot.ready and slot.call is None), None)
+
+    def begin(self, slot: Slot, attempt: Attempt) -> None:
+        """Have an idle worker run a job; ``wait`` returns its end."""
+        job, slot.attempt = attempt.job, attempt
+        self.crew.ask(slot, job.method, *job.arguments, task=f"end {job.name}")
+
+    def lose(self, slot: Slot, why: str) -> Event[Slot]:
+        """End a worker; another is started in its place, the later the more often that was so."""
+        slot.ready = False
+        return self.crew.lose(slot, why)
 
     def open(self) -> None:
         """Wait until one worker is ready; the others are taken as they come.
@@ -537,108 +547,84 @@ class Pool:
             ExperimentError: None was in time, because the cluster has no room, or the model cannot be loaded; or a
                 worker does not see the work folder, or loaded something else than this process has.
         """
-        import ray
-
         path, text = self._seen
         write_text(path, text)
-        for slot in self._slots:
+        for slot in self.crew.members:
             self._ask_place(slot)
         self._last_ready = time.monotonic()
-        while not self._idle:
-            if self.opening:
-                ray.wait(self.opening, timeout=TEND_SECONDS)
-            else:
-                time.sleep(TEND_SECONDS)
-            self.tend()
+        while self.idle() is None:
+            self.wait(WAIT_SECONDS)
 
-    def tend(self) -> None:
-        """Take workers that have become ready, and start others in place of those that died; waits for nothing."""
+    def wait(self, seconds: float) -> list[Event[Slot]]:
+        """Wait for workers, no longer than some seconds: take those that are ready, replace those that died.
+
+        Returns:
+            The ends of jobs.
+        """
         import ray
 
+        self.crew.fill()
+        if not self.crew.busy:
+            time.sleep(seconds)
+        ended = []
+        for event in self.crew.wait(seconds):
+            if event.member.ready:
+                event.member.ready = not event.lost
+                ended.append(event)
+            else:
+                self._advance(event)
         now = time.monotonic()
-        asked = {slot.waits_for: slot for slot in self._slots if slot.waits_for is not None}
-        for task in ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else []:
-            self._advance(asked[task], task)
-        for slot in self._slots:
-            if slot.actor is None and slot.again_at <= now:
-                slot.actor = self._roster("replace", slot.index)
-                self._ask_place(slot)
-            elif slot.waits_for is not None and slot.placed and now - slot.since > self.resources.start_seconds:
-                self._remove(slot, f"it did not load the model in {self.resources.start_seconds:g} s")
-        if self._idle or self._busy:
+        if ended or any(slot.ready for slot in self.crew.members):
             self._last_ready = now
         elif now - self._last_ready > self.resources.start_seconds:
             free, there = ray.available_resources(), ray.cluster_resources()
             last = f"; the last problem: {self._problem}" if self._problem else ""
             raise ExperimentError(
-                f"none of {len(self._slots)} workers started and loaded the model in "
+                f"none of {len(self.crew.members)} workers started and loaded the model in "
                 f"{self.resources.start_seconds:g} s; {amounts([free])} free of {amounts([there])}{last}"
             )
+        return ended
 
-    def take(self) -> Any:
-        """A worker that is ready, or None."""
-        if not self._idle:
-            return None
-        slot = self._idle.popleft()
-        self._busy[slot.actor] = slot
-        return slot.actor
+    def _start(self, slot: Slot) -> None:
+        slot.actor = self._roster("replace", slot.index)
+        self._ask_place(slot)
 
-    def give_back(self, actor: Any) -> None:
-        """Take back a worker that has answered."""
-        slot = self._busy.pop(actor)
-        slot.failures = 0
-        self._idle.append(slot)
-
-    def lost(self, actor: Any) -> None:
-        """Have another worker started in place of one that died, at once or, the more of them die, the later."""
-        self._remove(self._busy.pop(actor), "")
-
-    def _ask_place(self, slot: _Slot) -> None:
+    def _ask_place(self, slot: Slot) -> None:
         path, text = self._seen
-        slot.placed, slot.since = False, time.monotonic()
-        slot.waits_for = slot.actor.place.remote(str(path), text)
+        slot.placed = False
+        # It may wait for room as long as there is another worker.
+        self.crew.ask(slot, "place", str(path), text, task="start")
 
-    def _advance(self, slot: _Slot, task: Any) -> None:
+    def _advance(self, event: Event[Slot]) -> None:
         """Take an answer of a worker that starts."""
-        import ray
-
-        slot.waits_for = None
-        try:
-            answer = ray.get(task)
-            if not slot.placed:
-                self._check_folder(*answer)
-                slot.placed, slot.since = True, time.monotonic()
-                slot.waits_for = slot.actor.open.remote(self._config)
+        slot, error = event.member, event.error
+        if not event.lost and error is None:
+            try:
+                if not slot.placed:
+                    self._check_folder(*event.value)
+                    slot.placed, seconds = True, self.resources.start_seconds
+                    self.crew.ask(slot, "open", self._config, task="load the model", seconds=seconds)
+                    return
+                self._check(event.value)
+            except ExperimentError as refused:
+                error = refused
+            else:
+                slot.ready = self._was_ready = True
                 return
-            self._check(answer)
-        except (ray.exceptions.RayError, ExperimentError) as error:
-            why = death(error)
-            if why is None and (not self._was_ready or self._is_hopeless(slot, error)):
+        if error is not None:
+            if not self._was_ready or self._is_hopeless(slot, error):
                 raise ExperimentError(cause(error)) from None
-            self._remove(slot, why or cause(error))
-            return
-        self._was_ready = True
-        self._idle.append(slot)
+            event = self.lose(slot, cause(error))
+        self._problem = event.lost
+        print(f"a worker did not start ({event.lost}); another is started in {backoff(slot.deaths):g} s", flush=True)
 
-    def _is_hopeless(self, slot: _Slot, error: Exception) -> bool:
+    def _is_hopeless(self, slot: Slot, error: Exception) -> bool:
         """Return whether no other worker is left, and this one was refused or failed to load the model again and again.
 
         A GPU may be free a moment later.
         """
         refused = isinstance(error, ExperimentError)
-        return not self._idle and not self._busy and (refused or slot.failures >= HOPELESS)
-
-    def _remove(self, slot: _Slot, why: str) -> None:
-        """End a worker, and note when another is started in its place."""
-        import ray
-
-        ray.kill(slot.actor)
-        slot.failures += 1
-        seconds = backoff(slot.failures)
-        slot.actor, slot.waits_for, slot.again_at = None, None, time.monotonic() + seconds
-        if why:
-            self._problem = why
-            print(f"a worker did not start ({why}); another is started in {seconds:g} s", flush=True)
+        return not any(each.ready for each in self.crew.members) and (refused or slot.deaths >= HOPELESS)
 
     @staticmethod
     def _check_folder(host: str, sees: bool) -> None:
@@ -647,28 +633,6 @@ class Pool:
                 f"the worker on {host} does not see {WORK.resolve()}: cells on several machines need a file system "
                 "that all of them see; start from a folder on one"
             )
-
-
-@dataclass(kw_only=True, eq=False)
-class _Slot:
-    """The place of one worker.
-
-    Attributes:
-        actor: Its handle; None from its death until another is started.
-        waits_for: What it was asked while it starts: where it is, then to load the model; None once it is ready.
-        placed: Whether the cluster has found room for it.
-        since: When that was asked.
-        failures: How often in a row a worker died here.
-        again_at: When another is started, where there is none.
-    """
-
-    index: int
-    actor: Any = None
-    waits_for: Any = None
-    placed: bool = False
-    since: float = 0.0
-    failures: int = 0
-    again_at: float = 0.0
 
 
 class Line:

@@ -6,10 +6,13 @@ A plain class, which ``cluster.WorkerActor`` imports in the actor's process only
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -30,17 +33,17 @@ from isocompute.learner import (
     timings_table,
     train,
 )
+from isocompute.learner.records.steps import Agreement
 from isocompute.learner.saving.export import save_policy
-from isocompute.rollout import evaluate, open_sampler
+from isocompute.rollout import EngineConfig, evaluate, open_sampler
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.actor import connected_ray
 from isocompute.rollout.samplers.prompts import PromptMaker, load_tokenizer
 
 from ..errors import ExperimentError, amounts
 from . import cell_folder
-from .beside import compare_with_vllm
 from .cell_folder import Spool, local_path
-from .cells import NAMESPACE, Cell, WorkerConfig
+from .cells import NAMESPACE, Cell, Generation, WorkerConfig
 
 MICRO_BATCH = "compute.micro_batch_tokens"
 
@@ -430,3 +433,56 @@ def _remove_orphans() -> None:
             with suppress(ValueError):
                 # Another worker may be removing it.
                 remove_placement_group(get_placement_group(name))
+
+
+VLLM_TOLERANCE = 1e-4
+"""Nats that two programs' log-probabilities of a token may differ by in float32; by rounding they differ by 3e-6."""
+COMPARED_PROBLEMS, COMPARED_SAMPLES = 4, 2
+
+
+def compare_with_vllm(model: str, generation: Generation, problems: pl.DataFrame) -> Agreement:
+    """Compare a model's log-probabilities in vLLM with those in transformers, of tokens that vLLM has sampled.
+
+    vLLM runs in a process of its own, which ends: what it loads and sets must reach no result of this one.
+
+    Args:
+        model: Folder of the model.
+        problems: Of which the first few are answered.
+
+    Raises:
+        ExperimentError: They differ by more than ``VLLM_TOLERANCE``, or vLLM's process ended.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
+        try:
+            found = apart.submit(_compared, model, generation, problems.head(COMPARED_PROBLEMS)).result()
+        except BrokenProcessPool:
+            raise ExperimentError(f"{model}: the process that was to answer with vLLM ended before it had") from None
+    check_beside(found, model)
+    return found
+
+
+def check_beside(found: Agreement, model: str) -> None:
+    """Refuse a model that the two programs do not agree on."""
+    # Not «above»: a NaN is no agreement.
+    if not found.maximum <= VLLM_TOLERANCE:
+        raise ExperimentError(
+            f"{model}: vLLM's log-probabilities of tokens differ from those of transformers by up to "
+            f"{found.maximum:.2g} nats, which must be at most {VLLM_TOLERANCE:g}: one of the two does not compute this "
+            "model; name the right one in resources.sampler"
+        )
+
+
+def _compared(model: str, generation: Generation, problems: pl.DataFrame) -> Agreement:
+    import torch
+
+    torch.set_num_threads(1)
+    options: dict[str, Any] = {
+        "prompting": generation.prompting,
+        "scoring": generation.scoring,
+        "engine": EngineConfig(profile="cpu"),
+        "responses": COMPARED_PROBLEMS * COMPARED_SAMPLES,
+    }
+    with closing(open_sampler("vllm", model, generation.sampling, **options)) as sampler:
+        rollouts = sampler.sample(problems, samples=COMPARED_SAMPLES, seed=0, step=0, phase="canary")
+    learner = Learner(model, LearnerConfig(learning_rate=1.0, temperature=generation.sampling.temperature))
+    return learner.agreement(rollouts)

@@ -11,7 +11,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from isocompute.learner import Flag
-from isocompute.learner.records.steps import Average, StepRecord, UpdateReport
+from isocompute.learner.records.steps import Mean, StepRecord, UpdateReport
 from isocompute.rollout.contract import tables
 from safetensors.torch import load_file, save_file
 
@@ -184,11 +184,11 @@ def test_a_cell_is_not_continued_with_other_prompts() -> None:
 def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     update = UpdateReport(
-        objective={"loss": Average(total=1 / 3, count=1.0)},
+        objective={"loss": Mean(total=1 / 3, count=1.0)},
         gradient_norm=2.0,
         learning_rate=1e-3,
         sync_error=1e-7,
-        skipped=Average(total=3.0, count=8.0),
+        skipped=Mean(total=3.0, count=8.0),
     )
     whole = StepRecord(step=2, rollouts=16, sample_seconds=0.1, update_seconds=0.2, update=update, gradient_retries=1)
     written = [evaluation_record(0, 0.25), step_record(1), whole]

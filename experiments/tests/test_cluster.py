@@ -19,6 +19,7 @@ from ray.util import get_current_placement_group, placement_group_table
 from ray.util.placement_group import remove_placement_group
 
 from experiments.errors import ExperimentError
+from experiments.running import worker
 from experiments.running.cells import Generation, WorkerConfig
 from experiments.running.cluster import WorkerActor, environment
 from experiments.running.schedule import Pool, workers
@@ -29,6 +30,16 @@ from .made import BASE, PARAMS, ROOT, learnt_from, params, sums
 from .made import environment as variables
 
 pytestmark = pytest.mark.slow("Ray, ranks and engines")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def by_value() -> Iterator[None]:
+    """Let actors have what they need of two modules without these, whose imports take each of them seconds."""
+    for module in (sys.modules[__name__], worker):
+        ray.cloudpickle.register_pickle_by_value(module)
+    yield
+    for module in (sys.modules[__name__], worker):
+        ray.cloudpickle.unregister_pickle_by_value(module)
 
 
 def test_a_cluster_that_is_too_small_is_said_at_once(cluster: None) -> None:
@@ -118,7 +129,6 @@ def test_a_work_folder_that_a_machine_does_not_see_is_said(cluster: None, tmp_pa
 SURROGATES = "packages/learner/src/isocompute/learner/objective/loss.py"
 DRIVER = """
 import sys
-import time
 from pathlib import Path
 import yaml
 import ray
@@ -136,16 +146,15 @@ preset = load(Path("params.yaml"), "smoke")
 model = str(Path(preset.base.model).resolve())
 try:
     with open_cluster(1), workers(preset, {content_hash(Path(model)): model}) as pool:
-        loaded = ray.get(pool._slots[0].actor.open.remote(pool._config))
+        loaded = ray.get(pool.crew.members[0].actor.open.remote(pool._config))
         try:
             check(loaded, bases=["0123456789abcdef"], surroundings=Surroundings.of(preset.resolved_resources()))
         except ExperimentError as error:
             print(error)
         edited.write_text(edited.read_text().replace("loss=-advantages", change))
-        pool.lost(pool.take())
-        while pool.take() is None:
-            pool.tend()
-            time.sleep(0.1)
+        pool.lose(pool.idle(), "it is to load the code again")
+        while pool.idle() is None:
+            pool.wait(0.1)
 except ExperimentError as error:
     print(error)
 """
@@ -210,13 +219,13 @@ def test_separate_engines_have_bundles_of_their_own_and_colocated_ones_are_on_th
 # Where they are separate, a cell of test_cell.py trains.
 @pytest.fixture
 def placed(cluster: None) -> Iterator[tuple[Any, LearnerGroup, Any]]:
-    """A placement group, and in it two ranks that share a policy and two engines, which end with their places."""
+    """A placement group, and in it two ranks that share a policy and an engine, which end with their places."""
     layout = Bundles.of(asked(sampler="transformers", device="cpu", learner_ranks=2, replicas=2, placement="colocated"))
     group = reserve(layout, seconds=60)
     ranks = LearnerGroup(
         BASE, CONFIG, world_size=2, placement=group, bundles=layout.ranks, gpu_share=layout.share, grace=1
     )
-    options = {"replicas": 2, "placement": group, "bundles": layout.engines, "transport": "ipc", "bucket_bytes": 20_000}
+    options = {"replicas": 1, "placement": group, "bundles": [1], "transport": "ipc", "bucket_bytes": 20_000}
     sampler = open_sampler("transformers", str(BASE), Sampling(max_new_tokens=8, max_prompt_tokens=8), replicas=options)
     yield group, ranks, sampler
     # Both end with their places, though not at once.
@@ -231,16 +240,9 @@ def placed(cluster: None) -> Iterator[tuple[Any, LearnerGroup, Any]]:
 
 
 def actors_of(ranks: LearnerGroup, sampler: Any) -> list[Any]:
-    return [*ranks._ranks, *(member.actor for member in sampler.driver.members)]
+    return [*ranks._ranks, *(member.actor for member in sampler.crew.members)]
 
 
-def by_value(made: Any) -> Any:
-    """Let actors have something of this file without the file, whose imports take each of them seconds."""
-    made.__module__ = "__main__"
-    return made
-
-
-@by_value
 def place(actor: Any) -> str:
     return str(get_current_placement_group().id.hex())
 
@@ -253,7 +255,7 @@ def answers(actor: Any) -> bool:
         return False
 
 
-def test_weights_go_from_ranks_that_share_a_policy_to_engines_in_their_placement_group_which_ends_them(
+def test_weights_go_from_ranks_that_share_a_policy_to_an_engine_in_their_placement_group_which_ends_them(
     placed: tuple[Any, LearnerGroup, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group, ranks, sampler = placed
@@ -275,7 +277,6 @@ def test_weights_go_from_ranks_that_share_a_policy_to_engines_in_their_placement
     assert placement_group_table(group)["state"] == "CREATED"
 
 
-@by_value
 class Holder:
     """Reserves places as a worker does."""
 

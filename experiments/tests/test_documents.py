@@ -25,7 +25,7 @@ from isocompute.learner import (
 )
 from isocompute.learner.objective.loss import loss_metrics
 from isocompute.learner.recipes import RECIPES
-from isocompute.learner.records.steps import AdvantageStatistics, Average
+from isocompute.learner.records.steps import AdvantageStatistics, Mean
 from isocompute.rollout import evaluate
 from isocompute.rollout.cli import main
 from isocompute.rollout.commands.output import rewarded
@@ -150,11 +150,11 @@ CONFIG = LearnerConfig(
 )
 UPDATE = UpdateReport(
     # Returns that differ, so that there is a variance to be explained.
-    objective={name: Average(total=1.0 + (name == "return_square"), count=1.0) for name in loss_metrics(CONFIG)},
+    objective={name: Mean(total=1.0 + (name == "return_square"), count=1.0) for name in loss_metrics(CONFIG)},
     gradient_norm=0.0,
     learning_rate=0.0,
     trained_tokens=1,
-    skipped=Average(total=0.0, count=1.0),
+    skipped=Mean(total=0.0, count=1.0),
     operations=1.0,
     machine_rate=1.0,
 )

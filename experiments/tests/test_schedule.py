@@ -149,13 +149,15 @@ def test_a_cell_that_diverges_is_a_result_and_the_others_go_on(make: Any, proble
 def test_a_cell_whose_worker_was_killed_goes_on_on_another(make: Any, problems: pl.DataFrame, pool: Pool) -> None:
     one = make(seed=41)
     spool = Spool(cell_folder.folder_of(one))
-    processes = [loaded.process for loaded in ray.get([slot.actor.open.remote(pool._config) for slot in pool._slots])]
+    processes = [
+        loaded.process for loaded in ray.get([slot.actor.open.remote(pool._config) for slot in pool.crew.members])
+    ]
 
     def kill() -> None:
         """Kill the process of the worker that has the cell once that is under way."""
         while len(spool.records()) < 4:
             time.sleep(0.02)
-        for slot in pool._busy.values():
+        for slot in pool.running:
             os.kill(processes[slot.index], signal.SIGKILL)
 
     thread = threading.Thread(target=kill)
@@ -210,17 +212,22 @@ def test_engine_and_learner_that_do_not_agree_are_found_before_anything_is_measu
         check_agreement(pool, preset.model_copy(update={"sweep": {**preset.sweep, "easy": strict}}), problems)
 
 
-def test_a_measurement_whose_worker_died_goes_on_on_others(
+def test_a_measurement_keeps_the_parts_that_were_answered(
     make: Any, problems: pl.DataFrame, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("experiments.running.measure.PART", 4)
-    os.kill(ray.get(pool._slots[0].actor.open.remote(pool._config)).process, signal.SIGKILL)
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        found = measure(pool, problems, make().origin, samples=2, seed=1, phase="difficulty", title="measured")
-    assert "died" in said.getvalue()
+    asked: dict[str, Any] = {"samples": 2, "seed": 1, "phase": "difficulty", "title": "measured"}
+    found = measure(pool, problems, make().origin, **asked)
     assert len(found.rates) == len(problems)
     assert found.ledger["rollouts"].sum() == 2 * len(problems)
+    parts = sorted(Path("work/measurements").glob("*/*.json"))
+    assert len(parts) == len(problems) / 4
+    before = [part.stat().st_mtime_ns for part in parts[1:]]
+    parts[0].unlink()
+    again = measure(pool, problems, make().origin, **asked)
+    assert again.rates.equals(found.rates)
+    assert again.ledger.equals(found.ledger)
+    assert [part.stat().st_mtime_ns for part in parts[1:]] == before
 
 
 def test_a_cell_is_extended_and_its_mlflow_run_goes_on(make: Any, problems: pl.DataFrame, pool: Pool) -> None:

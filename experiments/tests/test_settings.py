@@ -21,9 +21,9 @@ from isocompute.rollout import Sampling
 
 from experiments.__main__ import main
 from experiments.errors import ExperimentError
-from experiments.running import beside
 from experiments.running.cells import WorkerConfig
 from experiments.running.schedule import workers
+from experiments.running.worker import check_beside
 from experiments.settings import DeclaredRate, leaves, load, reading
 from experiments.settings import preset as settings_preset
 from experiments.settings.preset import learner_config
@@ -389,9 +389,9 @@ def test_what_a_rule_chose_in_place_of_vllm_is_compared_with_it_and_what_is_name
 @pytest.mark.parametrize("apart", [1.1e-4, float("nan"), float("inf")])
 def test_a_model_on_which_vllm_and_transformers_differ_is_refused(apart: float) -> None:
     rest = {"mean": 1e-6, "k3": 1e-9, "quantile": 1e-6}
-    beside.check(Agreement(maximum=1e-4, **rest), "model")
+    check_beside(Agreement(maximum=1e-4, **rest), "model")
     with pytest.raises(ExperimentError, match=r"model: vLLM's log-probabilities .* at most 0\.0001"):
-        beside.check(Agreement(maximum=apart, **rest), "model")
+        check_beside(Agreement(maximum=apart, **rest), "model")
 
 
 def test_an_adapter_is_a_group_that_may_be_left_out(tmp_path: Path) -> None:

@@ -163,7 +163,10 @@ def cluster() -> Iterator[Any]:
     pytest.importorskip("torch")
     import hashed
 
-    ray.init(num_cpus=12, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False)
+    with pytest.MonkeyPatch.context() as patch:
+        # A worker for each processor, of which most would never be used.
+        patch.setenv("RAY_prestart_worker_first_driver", "0")
+        ray.init(num_cpus=12, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False)
     ray.cloudpickle.register_pickle_by_value(hashed)
     yield ray
     ray.shutdown()

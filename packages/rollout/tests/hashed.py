@@ -17,7 +17,7 @@ import polars as pl
 import pyarrow as pa
 from isocompute.rollout import Sampling, response_seed
 from isocompute.rollout.samplers.base import Columns, Group, Sampler
-from isocompute.rollout.samplers.replicas.driver import GATHER_SECONDS
+from isocompute.rollout.samplers.replicas.replica import GATHER_SECONDS
 from isocompute.rollout.samplers.sampling import Draw, Response
 from isocompute.rollout.samplers.weights import Manifest, Payload, Rendezvous
 from isocompute.rollout.scoring.scorer import Verdict
@@ -55,16 +55,16 @@ HANGING_SECONDS = 15.0
 """Longer than a replica takes to come up again, torch included: till then the only other one may be kept waiting."""
 
 
-def replicas(folder: Path, count: int, *, dtype: str = "float32", **options: Any) -> Any:
+def replicas(folder: Path, count: int, **options: Any) -> Any:
     """Replicas whose processes come up in seconds, and which take weights in six buckets.
 
     Args:
-        folder: As for ``HashedSampler``, as is ``dtype``.
+        folder: As for ``HashedSampler``.
     """
     from isocompute.rollout.samplers.replicas.pool import Replicas
 
     settings = {"bucket_bytes": 300, "answer_seconds": HANGING_SECONDS} | options
-    opener = partial(HashedSampler, SAMPLING, folder, dtype)
+    opener = partial(HashedSampler, SAMPLING, folder)
     opened = Replicas(opener, "hashed", SAMPLING, replicas=count, **settings)
     opened.alone, opened.folder = HashedSampler(SAMPLING, folder), folder
     return opened
@@ -76,16 +76,15 @@ class HashedSampler(Sampler):
     Args:
         folder: Where a file named ``wait-PROCESS`` makes the process of that id wait before each group,
             ``fall-PROCESS`` die and ``stay-PROCESS`` wait before it joins a broadcast, ``pace-PROCESS`` take longer
-            over a group than groups are gathered, ``mangle-PROCESS`` take one weight for another, ``round-PROCESS``
-            give probes that are 0.1 off, and ``deadly-PROBLEM`` kills any process that begins with that problem.
-        dtype: The type that it says its weights have.
+            over a group than groups are gathered, ``mangle-PROCESS`` take one weight for another, and
+            ``deadly-PROBLEM`` kills any process that begins with that problem.
     """
 
     holds = 6
+    dtype = "float32"
 
-    def __init__(self, sampling: Sampling, folder: Path, dtype: str = "float32") -> None:
+    def __init__(self, sampling: Sampling, folder: Path) -> None:
         super().__init__("hashed", sampling)
-        self.dtype = dtype
         # Payloads need it: not within the timeout of the first one.
         import_module("torch")
         self._folder = folder
@@ -101,7 +100,7 @@ class HashedSampler(Sampler):
         return [len(prompt) for prompt in problems["prompt"]]
 
     def probe(self) -> list[float]:
-        return [self._hash(number) / 2**64 + 0.1 * self._told("round") for number in range(4)]
+        return [self._hash(number) / 2**64 for number in range(4)]
 
     def join(self, rendezvous: Rendezvous, rank: int) -> None:
         if self._told("fall"):

@@ -18,7 +18,7 @@ import polars as pl
 import pyarrow as pa
 from isocompute.rollout import Sampling, response_seed
 from isocompute.rollout.samplers.base import Feed, Sampler
-from isocompute.rollout.samplers.replicas import driver, pool
+from isocompute.rollout.samplers.replicas import crew, pool, replica
 from isocompute.rollout.samplers.sampling import Draw
 
 LONGEST = 8192
@@ -174,21 +174,35 @@ class _Handle:
 
 
 @contextmanager
-def replicas(count: int, *, deaths: Mapping[int, float] | None = None, **engine: Any) -> Iterator[Any]:
+def replicas(
+    count: int,
+    *,
+    deaths: Mapping[int, float] | None = None,
+    kind: type[LatencyEngine] = LatencyEngine,
+    tolerance: float | None = None,
+    **engine: Any,
+) -> Iterator[Any]:
     """Open replicas of an engine of latency in virtual time.
 
     Args:
         deaths: As for ``VirtualRay``.
+        tolerance: As for ``Replicas``.
         engine: As for ``LatencyEngine``.
     """
     ray = VirtualRay(deaths or {})
     with ExitStack() as patched:
-        patched.enter_context(patch.object(driver, "monotonic", lambda: ray.now))
+        for module in (crew, replica):
+            patched.enter_context(patch.object(module, "monotonic", lambda: ray.now))
         patched.enter_context(patch.object(pool, "connected_ray", lambda: ray))
         patched.enter_context(patch.object(pool, "_strategies", lambda *_: [None] * count))
         sampling = Sampling(max_new_tokens=LONGEST)
         opened = pool.Replicas(
-            partial(LatencyEngine, ray, **engine), "latency", sampling, replicas=count, placement=object()
+            partial(kind, ray, **engine),
+            "latency",
+            sampling,
+            replicas=count,
+            placement=object(),
+            tolerance=tolerance,
         )
         opened.ray = ray  # type: ignore[attr-defined]
         yield opened

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from isocompute.learner.records.health import Flag, Thresholds, flags, judged
-from isocompute.learner.records.steps import Average, EvaluationRecord, ResponseStatistics, StepRecord, UpdateReport
+from isocompute.learner.records.steps import EvaluationRecord, Mean, ResponseStatistics, StepRecord, UpdateReport
 
 STEPS = 120
 
@@ -15,7 +15,7 @@ NOISE = 0.04
 
 def update(*, weight: float = 1.0, k3: float = 1e-4, square: float = 1.0) -> UpdateReport:
     names = {"importance_weight": weight, "mismatch_k3": k3, "token_ratio": 1.0, "token_ratio_square": square}
-    objective = {name: Average(total=100 * value, count=100) for name, value in names.items()}
+    objective = {name: Mean(total=100 * value, count=100) for name, value in names.items()}
     return UpdateReport(objective=objective, gradient_norm=1.0, learning_rate=1e-4)
 
 

@@ -16,7 +16,6 @@ from isocompute.learner.contract.tables import TableError
 from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.records.steps import (
     AdvantageStatistics,
-    Average,
     EvaluationRecord,
     Mean,
     ResponseStatistics,
@@ -35,13 +34,13 @@ from isocompute.learner.records.steps import (
 )
 
 UPDATE = UpdateReport(
-    objective={"loss": Average(total=0.1, count=1), "entropy": Average(total=6.0, count=20)},
+    objective={"loss": Mean(total=0.1, count=1), "entropy": Mean(total=6.0, count=20)},
     gradient_norm=0.4,
     learning_rate=0.5,
     sync_error=1e-5,
     trained_tokens=200,
     passed_tokens=150,
-    skipped=Average(total=3, count=12),
+    skipped=Mean(total=3, count=12),
     operations=3e9,
     machine_rate=5e10,
 )
@@ -64,7 +63,7 @@ def step(**parts: Any) -> StepRecord:
 
 
 def report(total: float, count: float, norm: float = 1.0, steps: int = 1) -> UpdateReport:
-    objective = {"entropy": Average(total=total, count=count)}
+    objective = {"entropy": Mean(total=total, count=count)}
     return UpdateReport(objective=objective, gradient_norm=norm, learning_rate=0.5, optimizer_steps=steps)
 
 
@@ -126,23 +125,23 @@ def test_the_mean_over_updates_is_that_over_all_their_tokens(parts: list[tuple[f
 
 def test_the_updates_of_a_batch_are_one_report() -> None:
     first = UpdateReport(
-        objective={"loss": Average(total=2.0, count=1)},
+        objective={"loss": Mean(total=2.0, count=1)},
         gradient_norm=1.0,
         learning_rate=0.1,
         sync_error=1e-5,
         sync_mean=1e-6,
         trained_tokens=10,
         operations=2.0,
-        skipped=Average(total=1, count=4),
+        skipped=Mean(total=1, count=4),
     )
     last = UpdateReport(
-        objective={"loss": Average(total=4.0, count=1)},
+        objective={"loss": Mean(total=4.0, count=1)},
         gradient_norm=3.0,
         learning_rate=0.2,
         sync_error=0.5,
         trained_tokens=20,
         operations=3.0,
-        skipped=Average(total=0, count=4),
+        skipped=Mean(total=0, count=4),
     )
     found = of_batch([first, last])
     assert (found.metrics()["loss"], found.gradient_norm, found.learning_rate) == (3.0, 2.0, 0.2)

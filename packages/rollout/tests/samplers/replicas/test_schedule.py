@@ -51,7 +51,7 @@ def test_no_replica_has_an_eighth_of_its_places_free_while_a_group_that_has_not_
         answered(replicas, count, samples, batch["step"])
         begun = [moment for engine in engines(replicas) for moment in engine.begun.values()]
         assert len(begun) == count
-        for engine, member in zip(engines(replicas), replicas.driver.members, strict=True):
+        for engine, member in zip(engines(replicas), replicas.crew.members, strict=True):
             waiting = [alive for moment, alive in engine.alive if moment < max(begun) - CALL]
             assert waiting or max(begun) < CALL
             assert all(limit - alive <= limit / 8 for alive in waiting)
@@ -106,6 +106,29 @@ def test_a_replica_that_dies_costs_its_unfinished_groups_and_no_others(
                 assert times[problem_id] == 1
 
 
+class Apart(latency.LatencyEngine):
+    """An engine whose probe is 0.1 nats off for each replica before it."""
+
+    def __init__(self, clock: Any, *, dtype: str) -> None:
+        super().__init__(clock)
+        self.dtype = dtype
+
+    def probe(self) -> list[float]:
+        return [0.1 * len(self.clock.actors)]
+
+
+def test_how_far_probes_may_lie_apart_follows_the_type_of_the_weights_or_is_given() -> None:
+    for dtype, tolerance in (("float32", 0.3), ("bfloat16", None)):
+        with latency.replicas(2, kind=Apart, dtype=dtype, tolerance=tolerance) as replicas:
+            assert len(replicas.able()) == 2
+    for tolerance, message in ((None, "lie 0.1 nats apart, and may by 0.001"), (0.0, "it must be a positive number")):
+        with (
+            pytest.raises(RolloutError, match=message),
+            latency.replicas(2, kind=Apart, dtype="float32", tolerance=tolerance),
+        ):
+            pass
+
+
 def works(*costs: float) -> list[QueuedGroup]:
     return [QueuedGroup(problem_id=f"p{i}", cost=cost) for i, cost in enumerate(costs)]
 
@@ -148,11 +171,8 @@ def test_a_group_is_expected_to_be_as_long_as_the_problems_last_one() -> None:
 def test_the_transport_follows_the_replicas_devices_and_an_impossible_one_is_refused() -> None:
     chosen = [transport_of("auto", num_gpus=gpus) for gpus in (0.0, 0.5, 1.0, 4.0)]
     assert chosen == ["object_store", "ipc", "nccl", "nccl"]
-    assert transport_of("auto", num_gpus=1.0, keep=True) == "object_store"
     assert transport_of("gloo", num_gpus=1.0) == "gloo"
     with pytest.raises(RolloutError, match="one of object_store, gloo"):
         transport_of("mpi", num_gpus=0.0)
     with pytest.raises(RolloutError, match="it must be object_store"):
         transport_of("nccl", num_gpus=0.0)
-    with pytest.raises(RolloutError, match="keep_weights keeps what"):
-        transport_of("ipc", num_gpus=0.5, keep=True)

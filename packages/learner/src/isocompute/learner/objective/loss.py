@@ -366,20 +366,6 @@ LOG_RATIO_BOUND = 20.0
 """Largest |log ratio| of a response in the mismatch metrics (nats): the square of a larger ratio says no more."""
 
 
-def importance_weights(learner: torch.Tensor, sampler: torch.Tensor, *, cap: float) -> torch.Tensor:
-    """Truncated importance weights per token, min(π_learner / π_sampler, cap), without gradient.
-
-    Args:
-        learner: Log-probabilities under the learner (nats), shape ``(tokens,)``.
-        sampler: Log-probabilities of the same tokens under the sampler (nats), shape ``(tokens,)``.
-        cap: Largest weight (the TIS cap).
-
-    Returns:
-        One weight per token, shape ``(tokens,)``.
-    """
-    return (learner.detach() - sampler).exp().clamp(max=cap)
-
-
 def sequence_weights(
     learner: torch.Tensor, sampler: torch.Tensor, response: torch.Tensor, responses: int, *, cap: float
 ) -> torch.Tensor:
@@ -391,6 +377,7 @@ def sequence_weights(
         learner: Log-probabilities under the learner (nats), shape ``(tokens,)``.
         sampler: Log-probabilities of the same tokens under the sampler (nats), shape ``(tokens,)``.
         response: Index of each token's response, shape ``(tokens,)``.
+        cap: Largest weight (the TIS cap).
 
     Returns:
         The weight of each token's response, shape ``(tokens,)``.
@@ -410,9 +397,9 @@ def no_weights(
 def token_weights(
     learner: torch.Tensor, sampler: torch.Tensor, response: torch.Tensor, responses: int, *, cap: float
 ) -> torch.Tensor:
-    """``importance_weights``, as one of ``TIS``."""
+    """Truncated importance weights per token, min(π_learner / π_sampler, cap), without gradient."""
     del response, responses
-    return importance_weights(learner, sampler, cap=cap)
+    return (learner.detach() - sampler).exp().clamp(max=cap)
 
 
 TIS: dict[str, Callable[..., torch.Tensor]] = {"none": no_weights, "token": token_weights, "sequence": sequence_weights}

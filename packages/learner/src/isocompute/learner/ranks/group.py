@@ -9,7 +9,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -316,24 +315,48 @@ class LearnerGroup:
         return self._ranks
 
     def _wait(self, calls: Sequence[Any], task: str, patience: float | None = None) -> list[Any]:
-        """Results of the calls.
+        """Results of the calls, one of each rank.
 
-        The ranks stay in use when every rank refused with an error of the learner, before which it made no
-        change. After any other error, or where some time out, what they hold is unknown.
+        Once one has failed the others have their grace, as they may be waiting for it in a collective. The ranks stay
+        in use when every rank refused with an error of the learner, before which it made no change. After any other
+        error, or where some time out, what they hold is unknown.
         """
+        import ray
+
         patience = self._update_patience if patience is None else patience
+        values: list[Any] = [None] * len(calls)
+        failures: dict[int, Exception] = {}
+        ranks = {call: rank for rank, call in enumerate(calls)}
+        pending, end = list(calls), monotonic() + patience
         try:
-            found = outcomes(calls, patience=patience, grace=self._grace)
-            error = found.error(task, patience)
+            while pending:
+                done, pending = ray.wait(pending, timeout=max(0.0, end - monotonic()))
+                if not done:
+                    break
+                rank = ranks[done[0]]
+                try:
+                    values[rank] = ray.get(done[0])
+                except ray.exceptions.RayError as error:
+                    if not failures:
+                        end = min(end, monotonic() + self._grace)
+                    failures[rank] = error
         except BaseException:
             # Interrupted while the ranks are at work.
             self.close()
             raise
-        if error is None:
-            return found.values
-        if not found.all_refused:
+        if not failures and not pending:
+            return values
+        if not all(rank in failures and isinstance(_cause(failures[rank]), LearnerError) for rank in range(len(calls))):
             self.close()
-        raise error from None
+        for rank, failure in failures.items():
+            if why := death(failure):
+                raise RankError(f"rank {rank} of {len(calls)} died before it could {task} ({why})")
+        if failures:
+            raise _cause(next(iter(failures.values()))) from None
+        raise RankError(
+            f"{len(pending)} of {len(calls)} ranks did not {task} in {patience:g} s: "
+            "see raylet.err in the logs of the Ray session"
+        )
 
 
 class RankWeights(Iterable[tuple[str, torch.Tensor]]):
@@ -586,78 +609,6 @@ class RankActor:
     def continue_at(self, version: int) -> None:
         """Go on from a state that was taken."""
         self._learner.version = version
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcomes:
-    """The end of a wait.
-
-    Attributes:
-        values: Result of each call, None where there is none.
-        failures: Error of each call that failed, by its rank.
-        late: Ranks whose call had not ended.
-    """
-
-    values: list[Any]
-    failures: dict[int, Exception]
-    late: list[int]
-
-    @property
-    def all_refused(self) -> bool:
-        """Return whether every call failed with an error of the learner, which leaves a rank as it was."""
-        refusals = [error for error in self.failures.values() if isinstance(_cause(error), LearnerError)]
-        return len(refusals) == len(self.values)
-
-    def error(self, task: str, patience: float) -> Exception | None:
-        """The error to raise, or None: that of a rank that died, and otherwise of the rank that failed first.
-
-        Args:
-            task: The request to the ranks, as a verb for the message.
-            patience: The timeout of the wait, s.
-        """
-        if not self.failures and not self.late:
-            return None
-        world = len(self.values)
-        for rank, failure in self.failures.items():
-            if why := death(failure):
-                return RankError(f"rank {rank} of {world} died before it could {task} ({why})")
-        if self.failures:
-            return _cause(next(iter(self.failures.values())))
-        return RankError(
-            f"{len(self.late)} of {world} ranks did not {task} in {patience:g} s: "
-            "see raylet.err in the logs of the Ray session"
-        )
-
-
-def outcomes(calls: Sequence[Any], *, patience: float, grace: float) -> Outcomes:
-    """Wait for calls to Ray actors.
-
-    Args:
-        calls: One call per rank.
-        patience: Timeout for all of them, s.
-        grace: Timeout for the others once one has failed, s, since they may be waiting for it in a collective.
-
-    Returns:
-        The results and failures, by rank.
-    """
-    import ray
-
-    values: list[Any] = [None] * len(calls)
-    failures: dict[int, Exception] = {}
-    ranks = {call: rank for rank, call in enumerate(calls)}
-    pending, end = list(calls), monotonic() + patience
-    while pending:
-        done, pending = ray.wait(pending, timeout=max(0.0, end - monotonic()))
-        if not done:
-            break
-        rank = ranks[done[0]]
-        try:
-            values[rank] = ray.get(done[0])
-        except ray.exceptions.RayError as error:
-            if not failures:
-                end = min(end, monotonic() + grace)
-            failures[rank] = error
-    return Outcomes(values=values, failures=failures, late=[ranks[call] for call in pending])
 
 
 def _cause(error: Exception) -> Exception:

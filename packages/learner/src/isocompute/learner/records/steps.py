@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -22,15 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """A mean that is not yet taken.
+    """A mean that is not yet taken: of float64 scalars without gradient, or of plain numbers, which JSON can express.
 
     Attributes:
-        total: The sum, a float64 scalar without gradient.
-        count: How many were summed, a float64 scalar.
+        total: The sum.
+        count: How many were summed.
     """
 
-    total: torch.Tensor
-    count: torch.Tensor
+    total: Any
+    count: Any
 
     def __add__(self, other: Mean) -> Mean:
         """The mean over both."""
@@ -41,6 +43,10 @@ class Mean:
         """The mean; NaN where nothing was counted."""
         return float(self.total) / float(self.count) if float(self.count) else math.nan
 
+    def plain(self) -> Mean:
+        """The same as plain numbers."""
+        return Mean(total=float(self.total), count=float(self.count))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share(Mean):
@@ -50,6 +56,10 @@ class Share(Mean):
     def value(self) -> float:
         """The sum of the shares."""
         return float(self.total)
+
+    def plain(self) -> Mean:
+        """All shares, which are complete, as one plain value."""
+        return Mean(total=float(self.total), count=1.0)
 
 
 def added(one: Mapping[str, Mean], other: Mapping[str, Mean]) -> dict[str, Mean]:
@@ -87,15 +97,7 @@ def reduced(metrics: Mapping[str, Mean], all_reduce: Callable[[torch.Tensor], No
     }
 
 
-class Measured(Protocol):
-    """Whatever becomes a number: a ``Mean``, or what is made of one to be written down."""
-
-    @property
-    def value(self) -> float:
-        """The number."""
-
-
-def numbers(metrics: Mapping[str, Measured]) -> dict[str, float]:
+def numbers(metrics: Mapping[str, Mean]) -> dict[str, float]:
     """The plain numbers of metrics by their logged names.
 
     Every mean under its own name, except those of squares, which become: ``advantage_std``; the effective sample size
@@ -129,36 +131,6 @@ def _variance(values: Mapping[str, float], name: str) -> float:
     # A variance of rounding errors may come out below 0.
     spread = values[f"{name}_square"] - values[name] ** 2
     return spread if math.isnan(spread) else max(0.0, spread)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Average:
-    """A ``Mean`` of all ranks as plain numbers: it travels between processes and is written as JSON.
-
-    Attributes:
-        total: Sum of the values.
-        count: Number of values, or sum of their weights.
-    """
-
-    total: float
-    count: float
-
-    @classmethod
-    def of(cls, mean: Mean) -> Average:
-        """Return a mean of tensors as plain numbers; the shares of a loss, which are complete, as one value.
-
-        Args:
-            mean: From the objective, summed over micro-batches and ranks.
-        """
-        return cls(total=float(mean.total), count=1.0 if isinstance(mean, Share) else float(mean.count))
-
-    def __add__(self, other: Average) -> Average:
-        return Average(total=self.total + other.total, count=self.count + other.count)
-
-    @property
-    def value(self) -> float:
-        """The mean; NaN where nothing was counted."""
-        return self.total / self.count if self.count else math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +176,7 @@ class UpdateReport:
             known. Two reports that differ in it alone are equal.
     """
 
-    objective: Mapping[str, Average]
+    objective: Mapping[str, Mean]
     gradient_norm: float
     learning_rate: float
     sync_error: float = 0.0
@@ -214,7 +186,7 @@ class UpdateReport:
     optimizer_steps: int = 1
     trained_tokens: int = 0
     passed_tokens: int = 0
-    skipped: Average = field(default_factory=lambda: Average(total=0.0, count=0.0))
+    skipped: Mean = field(default_factory=lambda: Mean(total=0.0, count=0.0))
     operations: float = 0.0
     machine_rate: float = field(default=0.0, compare=False)
 
@@ -240,7 +212,7 @@ def of_batch(reports: Sequence[UpdateReport]) -> UpdateReport:
         return first
     names = first.objective
     return UpdateReport(
-        objective={name: _sum([report.objective[name] for report in reports]) for name in names},
+        objective={name: reduce(add, (report.objective[name] for report in reports)) for name in names},
         gradient_norm=sum(report.gradient_norm for report in reports) / len(reports),
         learning_rate=last.learning_rate,
         sync_error=first.sync_error,
@@ -250,23 +222,15 @@ def of_batch(reports: Sequence[UpdateReport]) -> UpdateReport:
         optimizer_steps=sum(report.optimizer_steps for report in reports),
         trained_tokens=sum(report.trained_tokens for report in reports),
         passed_tokens=sum(report.passed_tokens for report in reports),
-        skipped=_sum([report.skipped for report in reports]),
+        skipped=reduce(add, (report.skipped for report in reports)),
         operations=sum(report.operations for report in reports),
         machine_rate=last.machine_rate,
     )
 
 
-def _sum(averages: Sequence[Average]) -> Average:
-    total = Average(total=0.0, count=0.0)
-    for average in averages:
-        total += average
-    return total
-
-
 __all__ = [
     "AdvantageStatistics",
     "Agreement",
-    "Average",
     "EvaluationRecord",
     "Record",
     "ResponseStatistics",
@@ -472,8 +436,8 @@ def from_plain(plain: Mapping[str, Any]) -> Record:
         found[name] = None if found.get(name) is None else kind(**found[name])
     if found.get("update") is not None:
         update = dict(found["update"])
-        update["objective"] = {name: Average(**average) for name, average in update["objective"].items()}
-        found["update"] = UpdateReport(**update | {"skipped": Average(**update["skipped"])})
+        update["objective"] = {name: Mean(**mean) for name, mean in update["objective"].items()}
+        found["update"] = UpdateReport(**update | {"skipped": Mean(**update["skipped"])})
     return StepRecord(**found)
 
 

@@ -30,7 +30,7 @@ from ..objective.prepare import sampled_counts
 from ..policy.forward import Forward
 from ..policy.loading import ValueHead, WholeTensors, base_hash, learnt, load_policy, probe, vocabulary, weights
 from ..policy.sharding import Sharding, copy_into, is_sharded
-from ..records.steps import Agreement, Average, Mean, UpdateReport, added, reduced, with_zeros
+from ..records.steps import Agreement, Mean, UpdateReport, added, reduced, with_zeros
 from .adam import CRITIC, POLICY, Optimizer
 from .sync import BROKEN, agreement, check_finite, check_sync, compare
 
@@ -190,7 +190,7 @@ class Learner:
         self._optimizer.forget_gradients()
         self.version += advance and steps
         return UpdateReport(
-            objective={name: Average.of(mean) for name, mean in means.items()},
+            objective={name: mean.plain() for name, mean in means.items()},
             gradient_norm=norm,
             learning_rate=rate,
             sync_error=found.maximum,
@@ -200,7 +200,7 @@ class Learner:
             optimizer_steps=steps,
             trained_tokens=tokens,
             passed_tokens=passed,
-            skipped=Average(total=counted[0], count=counted[1]),
+            skipped=Mean(total=counted[0], count=counted[1]),
             operations=self._together.total(operations),
             machine_rate=self._together.total(self._rate),
         )
@@ -286,7 +286,7 @@ class Learner:
         With an adapter it is the policy's only part here, since the model beneath it is the base model, which is named
         by the hash of its weights.
         """
-        return tensors_of(self.policy, self.critic, self._optimizer), values_of(self)
+        return WholeTensors(self._weights() | self._optimizer.state()), values_of(self)
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
         """Continue from what ``state`` returned, which is copied.
@@ -304,20 +304,42 @@ class Learner:
         self.version = int(values["version"])
 
     def expect(self, names: Collection[str]) -> None:
-        """Make ready to ``take`` a state in parts, of which these are all names.
+        """Make ready to ``take`` a state in parts, of which these are all names, and drop the moments that there are.
 
         Raises:
-            LearnerError: It is the state of another model.
+            LearnerError: It is the state of another model, or of a learner with a critic where there is none.
         """
-        make_ready(names, self.policy, self.critic, self._optimizer, model=self.model)
+        if {name for name in names if not name.startswith("optimizer.")} != self._weights().keys():
+            raise LearnerError(
+                f"the state to continue from is not one of the model {self.model} with this adapter or none"
+            )
+        self._optimizer.check(names)
+        self._optimizer.forget()
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over a part of a state, which is copied.
+        """Take over a part of a state, which is copied one tensor at a time.
 
         Raises:
-            LearnerError: It is the state of another model.
+            LearnerError: One has another shape; those before it were taken over.
         """
-        take_over(tensors, self.policy, self.critic, self._optimizer, model=self.model)
+        mine = self._weights()
+        for name in tensors:
+            if name in mine:
+                given = tensors[name]
+                if given.shape != mine[name].shape:
+                    raise LearnerError(
+                        f"the state to continue from is not one of the model {self.model}: {name} has the shape "
+                        f"{tuple(given.shape)}, and must have {tuple(mine[name].shape)}"
+                    )
+                copy_into(mine[name], given)
+        self._optimizer.take(tensors)
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        """The tensors of the policy and the critic, the live ones and not copies, by their names in a state."""
+        found = {f"{POLICY}.{name}": tensor for name, tensor in learnt(self.policy).items()}
+        if self.critic is not None:
+            found |= {f"{CRITIC}.{name}": tensor for name, tensor in self.critic.state_dict().items()}
+        return found
 
 
 def _alone(tensor: torch.Tensor) -> None:
@@ -657,66 +679,3 @@ def skipped(advantage: np.ndarray, zero_variance: np.ndarray, config: LearnerCon
         if active:
             left_out = left_out & zero_variance.astype(bool) if masked else np.zeros(len(advantage), dtype=bool)
     return left_out
-
-
-def tensors_of(policy: Any, critic: torch.nn.Module | None, optimizer: Optimizer) -> WholeTensors:
-    """The tensors of a learner, the live ones and not copies where they are not gathered.
-
-    Args:
-        critic: The critic; None without one.
-    """
-    return WholeTensors(_weights(policy, critic) | optimizer.state())
-
-
-def make_ready(
-    names: Collection[str], policy: Any, critic: torch.nn.Module | None, optimizer: Optimizer, *, model: str
-) -> None:
-    """Make ready to ``take_over`` the tensors of these names, and drop the moments that there are.
-
-    Args:
-        names: All names of a state.
-        critic: The critic; None without one.
-
-    Raises:
-        LearnerError: They are of another model, or of a learner with a critic where there is none.
-    """
-    if {name for name in names if not name.startswith("optimizer.")} != _weights(policy, critic).keys():
-        raise LearnerError(f"the state to continue from is not one of the model {model} with this adapter or none")
-    optimizer.check(names)
-    optimizer.forget()
-
-
-def take_over(
-    tensors: Mapping[str, torch.Tensor],
-    policy: Any,
-    critic: torch.nn.Module | None,
-    optimizer: Optimizer,
-    *,
-    model: str,
-) -> None:
-    """Continue from tensors of ``tensors_of``, all of them or some, which are copied one at a time.
-
-    Args:
-        critic: The critic; None without one.
-
-    Raises:
-        LearnerError: One has another shape; those before it were taken over.
-    """
-    mine = _weights(policy, critic)
-    for name in tensors:
-        if name in mine:
-            given = tensors[name]
-            if given.shape != mine[name].shape:
-                raise LearnerError(
-                    f"the state to continue from is not one of the model {model}: {name} has the shape "
-                    f"{tuple(given.shape)}, and must have {tuple(mine[name].shape)}"
-                )
-            copy_into(mine[name], given)
-    optimizer.take(tensors)
-
-
-def _weights(policy: Any, critic: torch.nn.Module | None) -> dict[str, torch.Tensor]:
-    found = {f"{POLICY}.{name}": tensor for name, tensor in learnt(policy).items()}
-    if critic is not None:
-        found |= {f"{CRITIC}.{name}": tensor for name, tensor in critic.state_dict().items()}
-    return found

@@ -18,8 +18,9 @@ from ..actor import Verifiers, connected_ray, resources
 from ..base import Sampler, pairs
 from ..sampling import Draw, Sampling
 from ..weights import BUCKET_BYTES, Manifest
-from .driver import Answered, Driver, Event, Member, Opened, Opener, Timeouts
-from .transfer import Receiver, Sent, Transfer
+from .crew import Event
+from .replica import Answered, Crew, Member, Opened, Opener, Replica
+from .transfer import Transfer
 
 TRANSPORTS = ("object_store", "gloo", "nccl", "ipc")
 SHOWN = 5
@@ -38,8 +39,7 @@ class Replicas(Sampler):
     The responses to a problem are sampled by one replica. Groups wait here, those that are expected to take longest
     first, and a replica is given them while it answers others, as many as it has room for. Of a replica
     that dies or hangs, the groups that it was given are answered by another, once; a new process takes its place, and
-    answers only once it has the current weights: at once where these are the model's own or are kept, else from the
-    next sync on.
+    answers only once it has the current weights: at once where these are the model's own, else from the next sync on.
 
     Seeds belong to responses, so tokens do not depend on the number of replicas.
 
@@ -51,8 +51,6 @@ class Replicas(Sampler):
         bundles: The bundle of each replica in it; by default the first ones.
         transport: The way in which weights travel; see ``transport_of``.
         bucket_bytes: Most bytes of weights that are sent at a time.
-        keep_weights: Whether Ray's object store keeps the weights of the latest sync, a whole model, for replicas that
-            are started again before the next.
         tolerance: How far the replicas' log-probabilities after the same prompts may lie apart after a sync (nats);
             None follows the type of their weights (``PROBE_TOLERANCES``).
         restarts: How often in a row a replica may end, without a sync or a group between, and is started again.
@@ -61,7 +59,7 @@ class Replicas(Sampler):
             that ranks that send it are not taken for dead first.
 
     Attributes:
-        driver: The replicas' processes.
+        crew: The replicas' processes.
         sync_number: Number of the sync whose weights answer; 0 where the model's own do.
 
     Raises:
@@ -82,7 +80,6 @@ class Replicas(Sampler):
         num_cpus: float = 1.0,
         transport: str = "auto",
         bucket_bytes: int = BUCKET_BYTES,
-        keep_weights: bool = False,
         tolerance: float | None = None,
         restarts: int = 3,
         start_seconds: float = 600.0,
@@ -93,7 +90,7 @@ class Replicas(Sampler):
             raise RolloutError(f"replicas is {replicas!r}; it must be a whole number of at least 1")
         if tolerance is not None and not tolerance > 0:
             raise RolloutError(f"tolerance is {tolerance!r}; it must be a positive number of nats, or None")
-        self.transport = transport_of(transport, num_gpus=num_gpus, keep=keep_weights)
+        self.transport = transport_of(transport, num_gpus=num_gpus)
         self._ray = connected_ray()
         self._own_placement: Any = None
         self._tolerance = tolerance or 0.0
@@ -101,17 +98,12 @@ class Replicas(Sampler):
         devices = {"num_cpus": num_cpus, "num_gpus": num_gpus}
         if placement is None:
             placement = self._own_placement = self._reserved(devices, replicas, start_seconds)
-        places = [{**devices, "scheduling_strategy": s} for s in _strategies(placement, bundles, replicas)]
-        timeouts = Timeouts(start=start_seconds, answer=answer_seconds)
-        self.driver = Driver(self._ray, opener, places, timeouts, restarts=restarts)
-        self._sender = Sender(
-            self._ray,
-            self.driver,
-            transport=self.transport,
-            size=bucket_bytes,
-            seconds=answer_seconds / 2,
-            keep=keep_weights,
-        )
+        self._places = [{**devices, "scheduling_strategy": s} for s in _strategies(placement, bundles, replicas)]
+        self._opener, self._start_seconds = opener, start_seconds
+        # Half of an answer's, so that ranks that send a bucket are not taken for dead first.
+        self._bucket_bytes, self._bucket_seconds = bucket_bytes, answer_seconds / 2
+        members = [Member(index=index) for index in range(replicas)]
+        self.crew = Crew(self._ray, members, self._start, seconds=answer_seconds, restarts=restarts)
         try:
             self._open()
         except BaseException:
@@ -120,14 +112,20 @@ class Replicas(Sampler):
 
     def _open(self) -> None:
         """Start all replicas, and wait for them."""
-        for member in self.driver.members:
-            self.driver.start(member, self.sampling)
-        opened: dict[int, Opened] = self.driver.gather(self.driver.members)
-        if len(opened) < len(self.driver.members):
-            raise self.driver.nobody("start")
+        self.crew.fill()
+        opened: dict[int, Opened] = self.crew.gather(self.crew.members)
+        if len(opened) < len(self.crew.members):
+            raise self.crew.nobody("start")
         self.plan, self.sleeps, self.dtype = opened[0].plan, opened[0].sleeps, opened[0].dtype
         self._tolerance = self._tolerance or PROBE_TOLERANCES.get(self.dtype or "", max(PROBE_TOLERANCES.values()))
         self._agree({index: one.probe for index, one in opened.items()})
+
+    def _start(self, member: Member) -> None:
+        """Start a replica's process and let it load the model, without waiting for it."""
+        actor: Any = self._ray.remote(Replica)
+        member.actor = actor.options(**self._places[member.index]).remote(self._opener)
+        task = "find a place and load the model"
+        self.crew.ask(member, "open", self.sampling, task=task, seconds=self._start_seconds)
 
     def use(self, sampling: Sampling) -> None:
         """Sample differently from now on; see ``Sampler.use``."""
@@ -135,20 +133,22 @@ class Replicas(Sampler):
             raise RolloutError("a stream is still open, whose responses would be sampled differently; close it first")
         super().use(sampling)
         self._look()
-        self._all("use", sampling, task="take other sampling options")
+        self._ask(self._idle(), "use", sampling, task="take other sampling options")
 
     def sleep(self) -> None:
         """Let all replicas sleep; see ``Sampler.sleep``."""
         # One that is starting would take its part of a GPU from whoever that is left to.
         self.settle()
-        self._all("sleep", task="sleep")
+        self._ask(self._idle(), "sleep", task="sleep")
 
-    def _all(self, method: str, *arguments: Any, task: str) -> None:
-        """Ask all replicas that are up, and wait for them."""
-        members = [member for member in self.driver.members if member.idle]
+    def _idle(self) -> list[Member]:
+        return [member for member in self.crew.members if member.idle]
+
+    def _ask(self, members: Sequence[Member], method: str, *arguments: Any, task: str) -> dict[int, Any]:
+        """Ask some replicas, and wait for them; returns the answers by index, without those that died or hung."""
         for member in members:
-            self.driver.ask(member, method, *arguments, task=task)
-        self.driver.gather(members)
+            self.crew.ask(member, method, *arguments, task=task)
+        return self.crew.gather(members)
 
     @property
     def manifest(self) -> Manifest:
@@ -158,24 +158,70 @@ class Replicas(Sampler):
         return tensors
 
     def sync(self, weights: Any, version: int) -> None:
-        """Take over weights with all replicas; see ``Sampler.sync`` and ``Sender.send``."""
+        """Take over weights with all replicas, of which those that die or hang meanwhile are ended.
+
+        Args:
+            weights: As for ``Sampler.sync``. Where it has a method ``on_ranks``, as the weights of learner ranks do,
+                they are sent from these, and none passes through this process.
+
+        Raises:
+            RolloutError: The weights are not those of the model, a replica refuses them, or not all have the same now.
+            EngineError: No replica is left, or one was lost that others receive a broadcast with.
+        """
         self._tear()
-        wanted = self.manifest
+        wanted, task = self.manifest, f"take over the weights of version {version}"
         self.sync_number += 1
-        self._agree(self._sender.send(Sync(number=self.sync_number, version=version), pairs(weights), wanted))
+        members = self._idle()
+        for member in members:
+            member.sync = None
+        began = self._ask(members, "begin_sync", self.sync_number, task=task)
+        transfer = Transfer(
+            transport=self.transport,
+            receivers=[replace(member) for member in members if member.index in began],
+            number=self.sync_number,
+            task=task,
+            wanted=wanted,
+            size=self._bucket_bytes,
+            seconds=self._bucket_seconds,
+        )
+        reached, count = self._sent(transfer, weights) if began else ([], 0)
+        ended = self._ask(reached, "end_sync", version, self.sync_number, count, task=task)
+        if not ended:
+            raise self.crew.nobody(task)
+        self._agree({index: one.probe for index, one in ended.items()})
         self._stamp(version)
         self._whole = True
+
+    def _sent(self, transfer: Transfer, weights: Any) -> tuple[list[Member], int]:
+        """Send weights, and end the replicas that were lost; returns the others and the number of buckets."""
+        on_ranks = getattr(weights, "on_ranks", None)
+        sent = [transfer.send(0, pairs(weights))] if on_ranks is None else on_ranks(transfer)
+        lost = {index: why for one in sent for index, why in one.lost.items()}
+        for index, why in lost.items():
+            self.crew.lose(self.crew.members[index], why)
+        for one in sent:
+            if one.failure is not None:
+                raise one.failure
+        reached = {index for one in sent for index in one.reached}
+        for receiver in transfer.receivers:
+            if receiver.index not in reached and receiver.opened is not None:
+                raise RolloutError(
+                    f"no rank that has the weights is on the {receiver.opened.place} of replica {receiver.index}; the "
+                    "transport must be nccl or object_store"
+                )
+        left = [self.crew.members[index] for index in sorted(reached - lost.keys())]
+        return left, max(one.buckets for one in sent)
 
     def settle(self) -> None:
         """Wait until the replicas that were started again have loaded the model, or are left out."""
         self._look()
-        while any(member.call is not None for member in self.driver.members):
-            self.driver.gather(self.driver.members)
+        while self.crew.busy:
+            self.crew.gather([])
             self._look()
 
     def close(self) -> None:
         """End the replicas; a cluster stays as it is."""
-        self.driver.close()
+        self.crew.close()
         # Where the weights were this process's own, it was the sender.
         weights.leave()
         if self._own_placement is not None and self._ray.is_initialized():
@@ -186,26 +232,22 @@ class Replicas(Sampler):
 
     def able(self) -> list[int]:
         """Indices of the replicas that hold the current weights, or will hold them as soon as they are up."""
-        later = self.sync_number == 0 or self._sender.keeps(self.sync_number)
-        return [m.index for m in self.driver.members if m.actor is not None and (later or m.sync == self.sync_number)]
+        current = self.sync_number
+        return [m.index for m in self.crew.members if m.actor is not None and (not current or m.sync == current)]
 
     def make_current(self) -> None:
-        """Let replicas that have come up answer, or send them the weights that were kept.
+        """Let replicas that have come up with the current weights answer.
 
         Raises:
             RolloutError: One says that it has the current weights, and does not sample from them.
         """
-        for member in self.driver.members:
-            if not member.idle or member.sync is not None or member.said is None:
-                continue
-            if member.said.sync != self.sync_number:
-                if self._sender.keeps(self.sync_number):
-                    self._sender.send_again(member)
+        for member in self._idle():
+            if member.sync is not None or member.said is None or member.said.sync != self.sync_number:
                 continue
             try:
                 agreed({-1: self._reference, member.index: member.said.probe}, tolerance=self._tolerance)
             except RolloutError:
-                self.driver.end(member)
+                self.crew.end(member)
                 raise
             member.sync = self.sync_number
 
@@ -224,28 +266,23 @@ class Replicas(Sampler):
         """Let replicas answer, if they sample from the same weights."""
         self._reference = agreed(probes, tolerance=self._tolerance)
         for index in probes:
-            self.driver.members[index].sync, self.driver.members[index].deaths = self.sync_number, 0
+            self.crew.members[index].sync, self.crew.members[index].deaths = self.sync_number, 0
 
     def _one(self, method: str, *arguments: Any, task: str) -> Any:
         """Ask one replica, whichever is up, and another one where it dies."""
-        while any(member.actor is not None for member in self.driver.members):
-            idle = [member for member in self.driver.members if member.idle]
-            if idle:
-                self.driver.ask(idle[0], method, *arguments, task=task)
-                answers = self.driver.gather(idle[:1])
-                if answers:
+        while any(member.actor is not None for member in self.crew.members):
+            if idle := self._idle():
+                if answers := self._ask(idle[:1], method, *arguments, task=task):
                     return answers[idle[0].index]
             else:
-                self.driver.next()
+                self.crew.wait()
             self._look()
-        raise self.driver.nobody(task)
+        raise self.crew.nobody(task)
 
     def _look(self) -> None:
         """Take note of the replicas that have come up meanwhile, and start those that are missing."""
-        self.driver.poll()
-        for member in self.driver.members:
-            if member.actor is None:
-                self.driver.start(member, self.sampling)
+        self.crew.wait(0.0)
+        self.crew.fill()
 
     def _reserved(self, devices: dict[str, float], replicas: int, seconds: float) -> Any:
         """Reserve a placement group with a bundle for each replica."""
@@ -282,7 +319,7 @@ class Dispatch:
     """
 
     def __init__(self, pool: Replicas, problems: pl.DataFrame, works: list[QueuedGroup], draw: Draw) -> None:
-        self._pool, self._driver = pool, pool.driver
+        self._pool, self._crew = pool, pool.crew
         self._problems, self._draw, self._verifiers = problems, draw, Verifiers.here()
         self._rows = {problem_id: row for row, problem_id in enumerate(problems["problem_id"])}
         self._queue = Queue(works)
@@ -302,29 +339,33 @@ class Dispatch:
         self._hand_out()
         while self._missing:
             if not any(self._given.values()) and not self._queue.reachable(self._pool.able()):
-                raise self._driver.nobody(f"answer {_named(self._missing)}")
-            event = self._driver.next()
-            groups = self._lost(event) if event.lost else self._answered(event)
+                raise self._crew.nobody(f"answer {_named(self._missing)}")
+            groups: list[pa.RecordBatch] = []
+            for event in self._crew.wait():
+                if event.lost:
+                    self._lost(event)
+                else:
+                    groups += self._answered(event)
             # Before the groups are handed out: the replicas go on meanwhile.
             self._hand_out()
             yield from groups
 
     def close(self) -> None:
         """Take what is unfinished out of the replicas."""
-        begun = [self._driver.members[index] for index in self._given]
+        begun = [self._crew.members[index] for index in self._given]
         self._given = {}
         with suppress(RolloutError):
-            self._driver.gather(begun)
+            self._crew.gather([])
         idle = [member for member in begun if member.idle]
         for member in idle:
-            self._driver.ask(member, "end", task="end a batch")
+            self._crew.ask(member, "end", task="end a batch")
         with suppress(RolloutError):
-            self._driver.gather(idle)
+            self._crew.gather(idle)
 
     def _hand_out(self) -> None:
         """Give the replicas that have come back what they have room for, and let them go on."""
         self._pool.make_current()
-        current = [m for m in self._driver.members if m.idle and m.sync == self._pool.sync_number]
+        current = [m for m in self._crew.members if m.idle and m.sync == self._pool.sync_number]
         taken: dict[int, list[QueuedGroup]] = {member.index: [] for member in current}
         load = {index: sum(work.cost for work in self._given.get(index, {}).values()) for index in taken}
         room = {m.index: self._room.get(m.index, m.opened.holds) for m in current if m.opened is not None}
@@ -347,11 +388,11 @@ class Dispatch:
         more, task = self._queue.reachable([member.index]), f"answer {_named(given)}"
         if begins:
             told = (self._draw, self._verifiers, self._pool.sync_number)
-            self._driver.ask(member, "begin", problems, *told, more, task=task)
+            self._crew.ask(member, "begin", problems, *told, more, task=task)
         else:
-            self._driver.ask(member, "go_on", problems, more, task=task)
+            self._crew.ask(member, "go_on", problems, more, task=task)
 
-    def _answered(self, event: Event) -> list[pa.RecordBatch]:
+    def _answered(self, event: Event[Member]) -> list[pa.RecordBatch]:
         """Take the groups of an answer."""
         member = event.member
         if not isinstance(event.value, Answered):
@@ -380,7 +421,7 @@ class Dispatch:
         self._missing.remove(problem_id)
         self._pool.expected.learn(problem_id, group["response_ids"].value_lengths().to_pylist())
 
-    def _lost(self, event: Event) -> list[pa.RecordBatch]:
+    def _lost(self, event: Event[Member]) -> None:
         """Let other replicas answer what a lost one was given; a new process takes its place."""
         member = event.member
         given = self._given.pop(member.index, {})
@@ -388,8 +429,7 @@ class Dispatch:
         twice = self._queue.put_back(given.values(), member.index)
         if twice:
             raise EngineError(f"{_named([work.problem_id for work in twice])} lost with two replicas: {event.lost}")
-        self._driver.start(member, self._pool.sampling)
-        return []
+        self._crew.fill()
 
 
 def _named(problems: object) -> str:
@@ -472,21 +512,12 @@ def _longest_first(work: QueuedGroup) -> tuple[float, str]:
     return -work.cost, work.problem_id
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sync:
-    """One sync; its number, from 1, never repeats, as versions may."""
-
-    number: int
-    version: int
-
-
-def transport_of(wanted: str, *, num_gpus: float, keep: bool = False) -> str:
+def transport_of(wanted: str, *, num_gpus: float) -> str:
     """Return the way in which weights travel: of ``auto``, what the replicas' devices suggest.
 
     Args:
         wanted: ``auto`` or one of ``TRANSPORTS``. ``auto`` is ``object_store`` for replicas without a GPU, ``nccl`` for
             those with GPUs of their own, and ``ipc`` for those that have a share of one, which they share with a rank.
-        keep: Whether the weights are kept in the object store.
 
     Raises:
         RolloutError: There is no such transport, or the replicas cannot use it.
@@ -495,127 +526,11 @@ def transport_of(wanted: str, *, num_gpus: float, keep: bool = False) -> str:
         raise RolloutError(f"transport is {wanted!r}; it must be auto or one of {', '.join(TRANSPORTS)}")
     if wanted == "nccl" and not num_gpus:
         raise RolloutError("transport is 'nccl', and the replicas have no GPU; it must be object_store or gloo")
-    if keep and wanted not in ("auto", "object_store"):
-        raise RolloutError(
-            f"transport is {wanted!r}, and keep_weights keeps what Ray's object store holds; it must be object_store"
-        )
     if wanted != "auto":
         return wanted
-    if keep or not num_gpus:
+    if not num_gpus:
         return "object_store"
     return "nccl" if num_gpus >= 1 else "ipc"
-
-
-class Sender:
-    """Sends weights to replicas.
-
-    Args:
-        size: Most bytes in a bucket.
-        seconds: How long a replica may take over a bucket.
-        keep: Whether the buckets stay in the object store until the next sync, for replicas that come later.
-    """
-
-    def __init__(self, ray: Any, driver: Driver, *, transport: str, size: int, seconds: float, keep: bool) -> None:
-        self._ray, self._driver, self._size, self._keep = ray, driver, size, keep
-        self._transport, self._seconds = transport, seconds
-        self._kept: list[Any] = []
-        self._kept_of: Sync | None = None
-
-    def send(self, sync: Sync, weights: Iterable[tuple[str, Any]], wanted: Manifest) -> dict[int, list[float]]:
-        """Send weights to every replica that is up; those that die or hang meanwhile are ended.
-
-        Args:
-            weights: Pairs of a Hugging Face name and a tensor, read once. Where it has a method ``on_ranks``, as the
-                weights of learner ranks do, they are sent from these, and none passes through this process.
-
-        Returns:
-            The probe of each replica that has taken all of them over, by its index.
-
-        Raises:
-            RolloutError: The weights are not those of the model, or a replica refuses them.
-            EngineError: No replica is left, or one was lost that others receive a broadcast with.
-        """
-        self._kept, self._kept_of = [], None
-        task = f"take over the weights of version {sync.version}"
-        members = [member for member in self._driver.members if member.idle]
-        for member in members:
-            member.sync = None
-            self._driver.ask(member, "begin_sync", sync.number, task=task)
-        answered = self._driver.gather(members)
-        members = [member for member in members if member.index in answered]
-        if not members:
-            raise self._driver.nobody(task)
-        transfer = Transfer(
-            transport=self._transport,
-            receivers=[_receiver(member) for member in members],
-            number=sync.number,
-            task=task,
-            wanted=wanted,
-            size=self._size,
-            seconds=self._seconds,
-            keep=self._keep,
-        )
-        # What a rank puts into the object store would end with it.
-        on_ranks = None if self._keep else getattr(weights, "on_ranks", None)
-        sent = [transfer.send(0, weights)] if on_ranks is None else on_ranks(transfer)
-        members = self._taken(sent, members)
-        if not members:
-            raise self._driver.nobody(task)
-        count = max(one.buckets for one in sent)
-        for member in members:
-            self._driver.ask(member, "end_sync", sync.version, sync.number, count, task=task)
-        probes = {index: answer.probe for index, answer in self._driver.gather(members).items()}
-        if not probes:
-            raise self._driver.nobody(task)
-        if self._keep:
-            self._kept, self._kept_of = list(sent[0].kept), sync
-        return probes
-
-    def keeps(self, number: int) -> bool:
-        """Return whether the weights of a sync are still there."""
-        return self._kept_of is not None and self._kept_of.number == number
-
-    def send_again(self, member: Member) -> None:
-        """Send the weights that were kept to one replica, without waiting for it; it answers with ``Synced``."""
-        assert self._kept_of is not None
-        sync = self._kept_of
-        member.sync = None
-        member.actor.begin_sync.remote(sync.number)
-        for reference in self._kept:
-            member.actor.take.remote(reference, sync.number)
-        task = f"take over the weights of version {sync.version}"
-        self._driver.ask(member, "end_sync", sync.version, sync.number, len(self._kept), task=task)
-
-    def _taken(self, sent: Sequence[Sent], members: Sequence[Member]) -> list[Member]:
-        """End the replicas that were lost; return those that were sent all weights."""
-        lost = {index: why for one in sent for index, why in one.lost.items()}
-        for member in members:
-            if member.index in lost:
-                self._driver.lose(member, lost[member.index])
-        for one in sent:
-            if one.failure is not None:
-                raise one.failure
-        reached = {index for one in sent for index in one.reached}
-        for member in members:
-            if member.index not in reached and member.opened is not None:
-                raise RolloutError(
-                    f"no rank that has the weights is on the {member.opened.place} of replica {member.index}; the "
-                    "transport must be nccl or object_store"
-                )
-        return [member for member in members if member.index not in lost]
-
-
-def _receiver(member: Member) -> Receiver:
-    opened = member.opened
-    assert opened is not None
-    return Receiver(
-        index=member.index,
-        actor=member.actor,
-        process=f"{opened.host}:{opened.process}",
-        place=opened.place,
-        dtype=opened.dtype,
-        workers=opened.workers,
-    )
 
 
 def agreed(probes: dict[int, list[float]], *, tolerance: float) -> list[float]:
