@@ -39,6 +39,10 @@ IMPORTERS = frozenset({"import_module", "__import__"})
 """Functions that take the name of a module as a text."""
 READING = frozenset({"get", "items", "keys", "values", "join", "split", "lower", "upper", "replace", "copy"})
 """Methods of texts and dictionaries that change nothing."""
+MAKE_CONSTANTS = frozenset(
+    {"compile", "frozenset", "tuple", "getLogger", "Path", "TypeVar", "ConfigDict", "MappingProxyType", "join"}
+)
+"""Functions whose results nobody changes."""
 LOOP = "experiments.running.worker:Worker"
 """The entry point of a cell."""
 COMMAND_LOOP = "experiments.running.command:train"
@@ -384,7 +388,7 @@ def _is_changeable(statement: ast.stmt) -> bool:
     """Return whether a statement binds a list, a dictionary, a set or an object that may be changed."""
     value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
     if isinstance(value, ast.Call):
-        return not {"compile", "frozenset", "tuple", "getLogger", "Path", "TypeVar", "join"} & {*_chain(value.func)[0]}
+        return not MAKE_CONSTANTS & {*_chain(value.func)[0]}
     return isinstance(value, ast.Dict | ast.DictComp | ast.List | ast.ListComp | ast.Set | ast.SetComp)
 
 

@@ -320,7 +320,7 @@ TRAINING = {"prepare", "sweep", "prescribe"}
         ("isocompute.rollout.contract.tables", "TABLE_KEY", {*TRAINING, "frontier"}),
         ("experiments.report.page", "WORDS", {"frontier"}),
         ("experiments.stages.difficulty", "score", {"prepare"}),
-        ("experiments.settings.reading", "EXPONENT", {*TRAINING, "frontier"}),
+        ("experiments.settings.reading", "LISTS", {*TRAINING, "frontier"}),
         ("isocompute.budget.trainers.doctor", "EVALUATION", set()),
         ("isocompute.rollout.problems.named", "NAMED", set()),
         ("isocompute.rollout.commands.identity", "WHOLE", set()),

@@ -97,7 +97,7 @@ class Inline:
         return Inline(getattr(self.of, name))
 
 
-def test_a_cell_reaches_the_engine_through_26_files(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_reaches_the_engine_through_31_files(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Ray, without its processes.
     fakes = {"remote": Inline, "get": lambda task: task.of, "wait": lambda tasks, **_: (list(tasks), [])}
     fakes |= {"is_initialized": lambda: True, "cluster_resources": lambda: {"CPU": 8.0}, "kill": lambda actor: None}
@@ -115,7 +115,7 @@ def test_a_cell_reaches_the_engine_through_26_files(store: Path, monkeypatch: py
 
     # Where the engine is called for the first time.
     monkeypatch.setattr(LlamaForCausalLM, "forward", lambda *_, **__: sys.exit())
-    with walked(26, "experiments.stages.sweep:run") as files, pytest.raises(SystemExit):
+    with walked(31, "experiments.stages.sweep:run") as files, pytest.raises(SystemExit):
         sweep.run(preset, "easy")
     assert_described("The way of n", files)
 

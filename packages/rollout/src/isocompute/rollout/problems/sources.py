@@ -149,7 +149,7 @@ class LocalSource:
         return "file:" + self.path.replace("\\", "/").rpartition("/")[2]
 
 
-def _check_counts(source: Source) -> None:
+def _check_counts(source: ReasoningGymSource | HubSource | LocalSource) -> None:
     # A source may give problems to one side only.
     for side in ("train", "validation"):
         if getattr(source, side) < 0:
