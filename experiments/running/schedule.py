@@ -19,6 +19,7 @@ from uuid import uuid4
 
 import polars as pl
 from filelock import FileLock, Timeout
+from isocompute.rollout import RolloutError
 from isocompute.rollout.contract.files import write_text
 from isocompute.rollout.samplers.replicas.crew import Crew, Event, Member
 from isocompute.rollout.scoring.code import digest
@@ -165,8 +166,12 @@ class Schedule:
     def _poll(self, running: Sequence[Job]) -> None:
         for job in running:
             cell = self._by_id[job.key]
-            self._tracker.send(cell)
-            self._display.read(cell)
+            try:
+                self._tracker.send(cell)
+                self._display.read(cell)
+            except RolloutError as error:
+                # Locked, or not to be read now: the next look may.
+                print(f"{self._title}: {job.name} cannot be looked at ({cause(error)})", flush=True)
         self._display.show()
         if time.monotonic() - self._pruned > PRUNE_SECONDS:
             self._prune()
@@ -293,7 +298,9 @@ class Dispatch:
 
     def _patience(self) -> float:
         """Seconds for which nothing else is due."""
-        due = [attempt.not_before - time.monotonic() for attempt in self._waiting if attempt.not_before]
+        now = time.monotonic()
+        # One whose pause is over waits for a worker.
+        due = [attempt.not_before - now for attempt in self._waiting if attempt.not_before > now]
         return max(0.05, min([WAIT_SECONDS, *due]))
 
     def _begin(self) -> None:

@@ -25,7 +25,7 @@ from isocompute.rollout import (
 from isocompute.rollout.contract.settings import Count, made_of
 from isocompute.rollout.samplers.registry import Choice, cheaper
 from isocompute.rollout.samplers.weights import stored_parameters
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from ..errors import ExperimentError
 from .command import CommandTrainer
@@ -231,6 +231,13 @@ class Preset(Settings):
     resources: ResourcesConfig = ResourcesConfig()
     """Workers, engines, devices and time limits."""
 
+    @field_validator("trainer", mode="before")
+    @classmethod
+    def _our_learner_is_not_named(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and value.get("kind") == "learner":
+            raise ValueError("leave trainer out: our learner trains where no command does")
+        return value
+
     @model_validator(mode="after")
     def _problems_are_given_once(self) -> Self:
         prepared = isinstance(self.base, PreparedConfig)
@@ -312,7 +319,11 @@ class Preset(Settings):
             least = min(n for n, _ in [*sweep.grid(), *sweep.searched()])
             RunConfig(rollouts_per_problem=least, problems_per_batch=1).check(learner)
         except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
+            said = str(error)
+            if said.startswith("rollouts_per_problem"):
+                where = where.removesuffix(".learner")
+            between = "." if re.match(r"[a-z_.]+ (is|has|lacks) ", said) else ": "
+            raise ValueError(f"{where}{between}{said}") from None
         if learner.batch.drop_above is not None and self.sampling.length_penalty is not None:
             raise ValueError(
                 f"{where}.batch.drop_above is {learner.batch.drop_above}, and sampling.length_penalty gives long right "

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, Self, get_args
 
 from isocompute.learner import RunConfig
+from isocompute.learner.recipes import with_recipe
 from isocompute.rollout.contract.settings import Count, Positive, Whole
 from pydantic import Discriminator, Tag, model_validator
 
@@ -203,7 +204,7 @@ class SweepConfig(Trained):
 
     @model_validator(mode="after")
     def _warm_up_is_given_once(self) -> Self:
-        optimizer = self.learner.get("optimizer")
+        optimizer = with_recipe(self.learner).get("optimizer")
         if self.warmup_rollouts is not None and isinstance(optimizer, Mapping) and "warmup_steps" in optimizer:
             raise ValueError(
                 f"warmup_rollouts is {self.warmup_rollouts}, and learner.optimizer.warmup_steps is given: leave one out"

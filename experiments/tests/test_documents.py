@@ -26,10 +26,9 @@ from isocompute.learner import (
 from isocompute.learner.objective.loss import loss_metrics
 from isocompute.learner.recipes import RECIPES
 from isocompute.learner.records.steps import AdvantageStatistics, Mean
-from isocompute.rollout import evaluate
+from isocompute.rollout import evaluate, tracking
 from isocompute.rollout.cli import main
 from isocompute.rollout.commands.output import rewarded
-from isocompute.rollout.contract import tracking
 
 from .made import ROOT
 

@@ -9,8 +9,7 @@ import polars as pl
 import pytest
 from isocompute.rollout import Interruption, RolloutError, Sampling, open_sampler
 from isocompute.rollout.samplers.local import controlled, drawn_length
-from isocompute.rollout.samplers.sampling import Request, Response, aborted, response_seed
-from isocompute.rollout.scoring.length_penalty import LengthPenalty
+from isocompute.rollout.samplers.sampling import LengthPenalty, Request, Response, aborted, response_seed
 
 torch = pytest.importorskip("torch")
 

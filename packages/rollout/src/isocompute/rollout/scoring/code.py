@@ -9,6 +9,7 @@ import sysconfig
 from collections.abc import Iterable
 from hashlib import sha256
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any, TypeVar
@@ -84,6 +85,9 @@ def _hash_of_rule(base: str) -> str:
     top = module.partition(".")[0]
     # The sandbox looks in this folder, too.
     spec = PathFinder.find_spec(top, [*(place for place in sys.path if place), str(Path.cwd())])
+    if spec is None and top not in sys.modules:
+        # An editable installation may have a finder of its own.
+        spec = find_spec(top)
     if spec is None:
         raise RolloutError(f"the verifier {base} is of a module that cannot be found: {top}")
     if spec.submodule_search_locations:
