@@ -196,7 +196,8 @@ def learner_config(
         del own["sync"]
     objective = own.get("objective", {})
     if isinstance(objective, Mapping):
-        own["objective"] = {"constant_length": sampling.max_new_tokens, **objective}
+        length = objective.get("constant_length")
+        own["objective"] = {**objective, "constant_length": sampling.max_new_tokens if length is None else length}
     own |= {"learning_rate": learning_rate, "temperature": sampling.temperature, "sampler_dtype": sampler_dtype}
     return made_of(LearnerConfig, own, ExperimentError)
 

@@ -211,12 +211,14 @@ def _lines(own: Any, parts: Mapping[str, Any], *, indent: int, without: str = ""
     """
     space = " " * indent
     for name, shown in parts[type(own).__name__]["properties"].items():
-        # The longest response that is sampled is the default of constant_length.
-        if name in ("recipe", "constant_length", without):
+        if name in ("recipe", without):
             continue
         value = getattr(own, name)
         if name == "sync" and not value.given:
             value = AUTO
+        if name == "constant_length":
+            # The longest response that is sampled, when the file is read.
+            value = None
         if name == "warmup_rollouts" and value is not None:
             without = "warmup_steps"
         described = shown.get("description") or parts.get(type(value).__name__, {}).get("description", "")
