@@ -72,7 +72,7 @@ def read(
         problems: D, problems in the training set, where steps follow from epochs.
 
     Raises:
-        BudgetError: There is no such trainer, a value is not a number of the right kind, or the settings are without end.
+        BudgetError: There is no such trainer, a value is no number of the right kind, or the settings are endless.
     """
     if world_size is not None:
         whole(world_size, "world_size", least=1)
