@@ -266,3 +266,11 @@ def test_a_metric_that_verl_printed_is_refused_where_it_is_no_number():
     text = console_of(ROWS).replace(f"{LENGTH}:12.0", f"{LENGTH}:12.0.1")
     with pytest.raises(DamagedLogError, match=f"line 3 has the {LENGTH} '12.0.1'"):
         read("run.log", text)
+
+
+def test_a_line_without_end_is_refused_and_never_left_out():
+    whole, key = json.dumps({"step": 1, LENGTH: 2.0}), "x" * 1_001
+    deep = '{"a": ' * 200 + "1" + "}" * 200
+    for line, said in ((json.dumps({"step": 2, key: 1}), "1,000 characters"), (deep, "100 deep")):
+        with pytest.raises(BudgetError, match=rf"run\.jsonl: line 2: .*{said}"):
+            read("run.jsonl", f"{whole}\n{line}")

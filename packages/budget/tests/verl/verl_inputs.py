@@ -12,7 +12,11 @@ TEMPLATE = (
 )
 
 
-REWARD = "def compute_score(solution_str, **_):\n    return float(len(solution_str.split()) % 2)\n"
+# Nobody solves the first problem, so that an epoch has a group without a spread of rewards, whatever is sampled.
+REWARD = """
+def compute_score(solution_str, ground_truth, **_):
+    return float(ground_truth != "0" and len(solution_str.split()) % 2)
+"""
 
 
 TOOLS = """
@@ -151,7 +155,7 @@ def prepare(folder):
         table = {
             "prompt": [[{"role": "user", "content": f"{k}+{k * k}="}] for k in range(count)],
             "data_source": ["sums"] * count,
-            "reward_model": [{"style": "rule", "ground_truth": "0"}] * count,
+            "reward_model": [{"style": "rule", "ground_truth": str(k + k * k)} for k in range(count)],
             "extra_info": [{"index": k} for k in range(count)],
         }
         pandas.DataFrame(table).to_parquet(folder / f"{name}.parquet")

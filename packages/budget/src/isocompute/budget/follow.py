@@ -391,7 +391,7 @@ class Charging(Hook):
 
     @property
     def standing(self) -> Standing:
-        """Spending so far, before the log shows after which step the command went on as the ledger was."""
+        """Spending so far; until the log shows where the command resumed, the ledger's own sums."""
         if self._ledger is not None:
             return super().standing
         return Standing.of(self.limits, self._history.totals(), self._history.device_seconds + self._seconds())

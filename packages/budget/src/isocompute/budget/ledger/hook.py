@@ -29,12 +29,16 @@ class Hook:
         path: The ledger's file.
         devices: Devices held, for which device time is charged.
         reason: Why the run was ended; empty before, and where it ended for another reason.
+
+    Raises:
+        BudgetError: There is no limit, or the devices are not at least 1.
     """
 
     closed = "the ledger is not open"
-    """Why nothing can be charged where it is not."""
+    """What the error says when the ledger is not open."""
 
     def __init__(self, path: Path, limits: Limits, *, run_id: str | None = None, devices: int = 1) -> None:
+        limits.require_one()
         self.path, self.limits, self.run_id = path, limits, run_id or run_id_of(path)
         self.devices, self.reason = whole(devices, "devices", least=1), ""
         self._dispatched = path.with_name(f"{path.name}.dispatched")

@@ -75,11 +75,7 @@ class Limits:
         Raises:
             BudgetError: There is no limit, or one that makes no sense.
         """
-        if all(limit is None for limit in (rollouts, response_tokens, device_hours, money)):
-            raise BudgetError(
-                "there is no limit to hold the run to; give rollouts, response_tokens, device_hours or money"
-            )
-        return cls(
+        limits = cls(
             rollouts=_as_count(rollouts),
             response_tokens=_as_count(response_tokens),
             device_seconds=None if device_hours is None else finite(device_hours, "the limit on device_hours") * 3600,
@@ -87,6 +83,19 @@ class Limits:
             price_per_device_hour=price_per_device_hour,
             counted=counted,
         )
+        limits.require_one()
+        return limits
+
+    def require_one(self) -> None:
+        """Refuse to hold a run to nothing.
+
+        Raises:
+            BudgetError: There is no limit.
+        """
+        if all(limit is None for limit in (self.rollouts, self.response_tokens, self.device_seconds, self.money)):
+            raise BudgetError(
+                "there is no limit to hold the run to; give rollouts, response_tokens, device_hours or money"
+            )
 
     def cost(self, device_seconds: float) -> float:
         """Money for device time at the price; 0 without one."""

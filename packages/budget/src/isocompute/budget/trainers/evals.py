@@ -206,7 +206,7 @@ def settings_of(log: Log, shared: Mapping[str, Any], given: Mapping[str, str]) -
     Raises:
         BudgetError: Log and file contradict each other where the user says nothing.
     """
-    logged = plain(log.config)
+    logged = plain(log.config, log.name)
     said = {key: parse_value(value) for key, value in given.items()}
     for key in logged.keys() & shared.keys() - said.keys():
         if None not in (logged[key], shared[key]) and str(logged[key]) != str(shared[key]):
@@ -363,9 +363,9 @@ def _rate(settings: Settings, reader: LogReader) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+def plain(config: Mapping[str, Any], where: str = "the settings") -> dict[str, Any]:
     """Dotted keys, and the values of what MLflow keeps as text."""
-    nested = flat(config)
+    nested = flat(config, where)
     return {
         key.replace("/", "."): parse_value(value) if isinstance(value, str) else value for key, value in nested.items()
     }

@@ -72,10 +72,12 @@ def read(
         problems: D, problems in the training set, where steps follow from epochs.
 
     Raises:
-        BudgetError: There is no such trainer, or a value is not a number of the right kind.
+        BudgetError: There is no such trainer, a value is no number of the right kind, or the settings are endless.
     """
     if world_size is not None:
         whole(world_size, "world_size", least=1)
     if problems is not None:
         whole(problems, "problems", least=1)
-    return trainer(name).parse(Settings(values=flat(settings), where=where, world_size=world_size, problems=problems))
+    return trainer(name).parse(
+        Settings(values=flat(settings, where), where=where, world_size=world_size, problems=problems)
+    )

@@ -403,7 +403,7 @@ def with_settings_beside(log: Log, source: str, known: Trainer, shared: Mapping[
             continue
         if not said.keys() & _names(known.name):
             continue
-        own = {key: value for key, value in plain(log.config).items() if value is not None}
+        own = {key: value for key, value in plain(log.config, log.name).items() if value is not None}
         read = _names(known.name) | {*reader_names(known)}
         new = {key: value for key, value in said.items() if key not in own and key not in shared}
         other = sorted(k for k in read & said.keys() & own.keys() if str(own[k]) != str(said[k]))
@@ -442,7 +442,7 @@ def once(logs: Sequence[Log], reader: LogReader) -> list[Log]:
 
 def _same(one: Log, other: Log, reader: LogReader) -> bool:
     """Return whether two logs are of one run: all that both logged is alike, and so are seed and learning rate."""
-    configs = plain(one.config), plain(other.config)
+    configs = plain(one.config, one.name), plain(other.config, other.name)
     for name in (*reader.seeds, *reader.learning_rates):
         values = {config[name] for config in configs if isinstance(config.get(name), int | float)}
         if len(values) > 1:

@@ -308,7 +308,7 @@ def load(source: Path) -> dict[str, Value]:
         ) from None
     if not isinstance(document, Mapping):
         raise BudgetError(f"{source}: holds no settings (its top level must be keys with values)")
-    return _resolve_references(flat(document))
+    return _resolve_references(flat(document, source))
 
 
 def flags(words: Iterable[str]) -> dict[str, Value]:

@@ -123,7 +123,7 @@ def _updates(settings: Settings, batch: int | None) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counting:
+class RolloutCounting:
     """How a run's rollouts are counted.
 
     Attributes:
@@ -158,7 +158,7 @@ def _is_rollout(metrics: Mapping[str, float]) -> bool:
     return any(key.startswith(TRAINED) for key in metrics)
 
 
-def _counting(log: Log, settings: Settings) -> Counting:
+def _counting(log: Log, settings: Settings) -> RolloutCounting:
     """The run's count."""
     n = settings.required("n_samples_per_prompt", default=1)
     problems = settings.required("rollout_batch_size")
@@ -180,7 +180,7 @@ def _counting(log: Log, settings: Settings) -> Counting:
         per_step=per_step or (None if filters else problems * n),
         reason_unknown="groups that were dropped are logged with a rollout, and that one is not",
     )
-    return Counting(
+    return RolloutCounting(
         tally=tally,
         updates=updates,
         clock=updates if settings.is_on("wandb_always_use_train_step") else 1,

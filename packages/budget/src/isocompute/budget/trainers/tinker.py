@@ -171,7 +171,7 @@ def _with_a_spread(of: Sequence[Trajectory]) -> list[Trajectory]:
 
 
 @dataclass(slots=True, kw_only=True)
-class Counting:
+class IterationCounting:
     """The count of a run while its lines are read.
 
     Attributes:
@@ -195,7 +195,7 @@ class Counting:
     failed: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, log: Log, settings: Settings) -> Counting:
+    def of(cls, log: Log, settings: Settings) -> IterationCounting:
         """The count before the first iteration.
 
         Raises:
@@ -300,7 +300,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     scores = _training_scores(log, settings) if training else _scores(log, settings)
     if not scores:
         return []
-    counting, substeps = Counting.of(log, settings), settings.whole("num_substeps") or 1
+    counting, substeps = IterationCounting.of(log, settings), settings.whole("num_substeps") or 1
     evals: list[LoggedEvaluation] = []
     for step, metrics in log.rows:
         counting.until(step)
@@ -321,7 +321,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
 
 def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     """Count what each iteration of a run generated."""
-    counting, points = Counting.of(log, settings), []
+    counting, points = IterationCounting.of(log, settings), []
     substeps = settings.whole("num_substeps") or 1
     for step, metrics in log.rows:
         if _is_iteration(metrics):

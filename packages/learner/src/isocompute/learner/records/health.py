@@ -3,8 +3,8 @@
 The IsoCompute Playbook (arXiv 2603.12151, section 3) names what an unhealthy run looks like: without an entropy bonus
 the entropy collapses on easy problems, and with one it explodes on hard ones, and response lengths with it (Factor 2).
 The section gives no numbers for a flag: those in ``Thresholds`` are this library's. Whether a run failed, its reward
-having collapsed or never risen, shows in its evaluations beside those of other runs, and is for the one to say who fits
-them.
+having collapsed or never risen, shows in its evaluations beside those of other runs, and is judged where the runs are
+fitted.
 """
 
 from __future__ import annotations

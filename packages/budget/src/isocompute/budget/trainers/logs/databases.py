@@ -97,13 +97,13 @@ def read_database(path: Path, layout: LogLayout) -> list[Log]:
 def _projects(path: Path, database: sqlite3.Connection, layout: LogLayout) -> list[Log]:
     """The runs of a project of Trackio's."""
     configured = database.execute("SELECT run_id, config FROM configs").fetchall()
-    configs = {run: flat(_object(path, f"the configuration of {run}", text)) for run, text in configured}
+    configs = {run: flat(_object(path, f"the configuration of {run}", text), path) for run, text in configured}
     names: dict[str, str] = {}
     rows: dict[str, list[Row]] = {}
     logged = database.execute("SELECT id, run_id, run_name, metrics FROM metrics ORDER BY id").fetchall()
     for number, run, name, document in logged:
         where = f"{path}: entry {number} ({name})"
-        entry = fields_of(_object(path, f"entry {number} ({name})", document), layout)
+        entry = fields_of(_object(path, f"entry {number} ({name})", document), layout, where)
         names[run] = name
         metrics = metrics_of(entry, layout, where)
         step = step_of(entry, step_columns(entry, layout, None, str(path)), where)

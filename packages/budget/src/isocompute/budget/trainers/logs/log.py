@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 from ...checks import shorten
+from ...contract.documents import DEEPEST
 from ...errors import BudgetError, DamagedLogError
 
 Row = tuple[int, Mapping[str, float]]
@@ -254,32 +256,48 @@ def step_of(entry: Mapping[str, Any], columns: tuple[str, ...], where: str) -> i
 
 
 LONGEST_KEY = 1_000
+MOST_KEYS = 100_000
 
 
-def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(document: Mapping[Any, Any], where: Path | str) -> dict[str, Any]:
     """Nested mappings as one, with dotted keys, and lists of mappings by index; W&B's ``{"value": …}`` is its value.
 
     Args:
-        prefix: What every key begins with.
+        where: What holds the document, for error messages.
+
+    Raises:
+        BudgetError: It is nested too deeply, contains itself, or holds a key that is too long, or too many of them.
     """
     out: dict[str, Any] = {}
-    for key, value in document.items():
-        # One long key above many others would take more memory than there is.
-        name = (prefix + (key if isinstance(key, str) else shorten(key)))[:LONGEST_KEY]
-        if isinstance(value, Mapping) and set(value) <= {"value", "desc"} and "value" in value:
-            value = value["value"]
-        if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
-            value = dict(enumerate(value))
-        if isinstance(value, Mapping):
-            out |= flat(value, f"{name}.")
-        else:
+    visited = 0
+    left = [("", iter(document.items()))]
+    while left:
+        prefix, items = left[-1]
+        for key, value in items:
+            name = prefix + (key if isinstance(key, str) else shorten(key))
+            visited += 1
+            if visited > MOST_KEYS:
+                raise BudgetError(f"{where}: holds more than {MOST_KEYS:,} keys")
+            if len(name) > LONGEST_KEY:
+                raise BudgetError(f"{where}: holds a key of more than {LONGEST_KEY:,} characters")
+            if isinstance(value, Mapping) and "value" in value and set(value) <= {"value", "desc"}:
+                value = value["value"]
+            if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+                value = dict(enumerate(value))
+            if isinstance(value, Mapping):
+                left.append((f"{name}.", iter(value.items())))
+                break
             out[name] = value
+        else:
+            left.pop()
+        if len(left) > DEEPEST:
+            raise BudgetError(f"{where}: is nested more than {DEEPEST} deep, or contains itself")
     return out
 
 
-def fields_of(document: Mapping[str, Any], layout: LogLayout) -> dict[str, Any]:
+def fields_of(document: Mapping[str, Any], layout: LogLayout, where: Path | str) -> dict[str, Any]:
     """The fields of a logged object, flat; what stands where a metric is read stays whole, to be refused."""
     whole = {
         k: v for k, v in document.items() if isinstance(v, Mapping) and layout.needed.match(k) and "_type" not in v
     }
-    return {**flat(document), **whole}
+    return {**flat(document, where), **whole}

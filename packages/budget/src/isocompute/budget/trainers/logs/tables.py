@@ -248,8 +248,8 @@ def _objects(path: Path, text: str, layout: LogLayout, left_out: list[str]) -> I
             if not isinstance(entry, dict):
                 raise DamagedLogError(f"{path}: line {number} is not an object")
             inner = entry.pop("data") if isinstance(entry.get("data"), dict) else {}
-            fields = fields_of({**inner, **entry}, layout)
-        except DamagedLogError:
+            fields = fields_of({**inner, **entry}, layout, f"{path}: line {number}")
+        except BudgetError:
             raise
         except (ValueError, RecursionError):
             # A run that was killed leaves its last line incomplete, and a crash leaves zeros.
@@ -300,7 +300,7 @@ def read_console(path: Path, data: bytes, layout: LogLayout, named: str | None) 
                     yield where, {**_metrics(metrics, where, left_out), "step": found[1]}, (named or "step",)
 
     logs = _runs(path, entries(), layout)
-    config, changed = _configuration(lines)
+    config, changed = _configuration(path, lines)
     return [replace(log, config=config, changed=changed, left_out=tuple(left_out)) for log in logs]
 
 
@@ -318,7 +318,7 @@ def _metrics(text: str, where: str, left_out: list[str]) -> dict[str, str]:
     return metrics
 
 
-def _configuration(lines: Sequence[str]) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
+def _configuration(path: Path, lines: Sequence[str]) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
     """The configuration that veRL printed at its last start, and what that changed."""
     config: dict[str, Any] = {}
     changed: dict[str, tuple[Any, Any]] = {}
@@ -338,7 +338,7 @@ def _configuration(lines: Sequence[str]) -> tuple[dict[str, Any], dict[str, tupl
         if document or len(open_by[process]) >= MOST_LINES:
             del open_by[process]
         if {"actor_rollout_ref", "data"} <= document.keys():
-            one = flat(document)
+            one = flat(document, path)
             changed |= {key: (config[key], v) for key, v in one.items() if config.get(key, v) != v}
             config |= one
     return config, changed

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...checks import reason
-from ...errors import DamagedLogError
+from ...errors import BudgetError, DamagedLogError
 from .files import content
 from .log import Log, LogLayout, Row, flat, join, metrics_of, step_of
 
@@ -147,8 +147,10 @@ def _read(path: Path, layout: LogLayout, config: dict[str, Any], left_out: list[
             values = [Message(value) for summary in event.parts(5) for value in Message(summary).parts(1)]
             tagged = [(value.text(1), value) for value in values]
             for tag, value in tagged:
-                config |= _arguments(value) if tag == ARGUMENTS else {}
+                config |= _arguments(value, path) if tag == ARGUMENTS else {}
             scalars = [(tag, n) for tag, value in tagged if tag != ARGUMENTS and (n := _scalar(value)) is not None]
+        except BudgetError:
+            raise
         except ValueError as error:
             raise DamagedLogError(
                 f"{path}: is damaged, or no file of TensorBoard events: the record at byte {position:,} is no event "
@@ -239,10 +241,10 @@ def _scalar(value: Message) -> float | None:
     return None
 
 
-def _arguments(value: Message) -> dict[str, Any]:
+def _arguments(value: Message, path: Path) -> dict[str, Any]:
     """The arguments of a transformers Trainer, none where they are no JSON."""
     try:
         document = json.loads(Message(value.part(8)).part(8))
-        return flat(document) if isinstance(document, dict) else {}
     except (ValueError, RecursionError):
         return {}
+    return flat(document, path) if isinstance(document, dict) else {}

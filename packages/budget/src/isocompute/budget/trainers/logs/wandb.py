@@ -50,7 +50,9 @@ def read_wandb(path: Path, layout: LogLayout, named: str | None = None) -> Log |
             histories = [_history(message) for message in record.parts(HISTORY)]
             configs = [*record.parts(CONFIG), *(c for run in record.parts(RUN) for c in Message(run).parts(4))]
             for message in configs:
-                config |= flat(_items(Message(message).parts(1)))
+                config |= flat(_items(Message(message).parts(1)), where)
+        except BudgetError:
+            raise
         except (ValueError, RecursionError) as error:
             raise DamagedLogError(f"{where} is damaged, or not W&B's ({reason(error)})") from None
         for entry in histories:
