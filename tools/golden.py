@@ -31,7 +31,7 @@ SCALERL = Path(os.environ.get("ISOCOMPUTE_SCALERL", ROOT.parent / "shared" / "da
 """A series of ScaleRL's, which is not in the repository; where it is not found, it is said to be skipped."""
 SETTINGS = {
     "verl": "actor_rollout_ref.rollout.n=4 actor_rollout_ref.actor.ppo_mini_batch_size=8 data.train_batch_size=16 "
-    "actor_rollout_ref.actor.ppo_epochs=1 data.gen_batch_size=16 questions=16 data.seed=5 "
+    "actor_rollout_ref.actor.ppo_epochs=1 data.gen_batch_size=16 questions=25 data.seed=5 "
     "algorithm.filter_groups.enable=false",
     "openrlhf": "rollout.n_samples_per_prompt=8 rollout.batch_size=16 train.batch_size=64 train.max_epochs=1 "
     "eval.n_samples_per_prompt=4 algo.dynamic_filtering_enable=true questions=16",
