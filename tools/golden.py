@@ -35,7 +35,7 @@ SETTINGS = {
     "algorithm.filter_groups.enable=false",
     "openrlhf": "rollout.n_samples_per_prompt=8 rollout.batch_size=16 train.batch_size=64 train.max_epochs=1 "
     "eval.n_samples_per_prompt=4 algo.dynamic_filtering_enable=true questions=16",
-    "prime-rl": "orchestrator.group_size=4 orchestrator.batch_size=32 questions=16",
+    "prime-rl": "orchestrator.group_size=4 orchestrator.batch_size=32 questions=16 scale=rate",
 }
 """Settings that the logs of some trainers lack."""
 
