@@ -2,8 +2,8 @@
 
 Workers append to the file of their run; only the driver writes to MLflow, in a thread of its own. What is to be sent
 waits in the outbox until it has been: when the server goes away, training goes on, and this command or the next sends
-the rest. What has arrived MLflow itself says, in the tags of a run; what may have, after a request that failed, is sent
-again, since MLflow stores points once that are the same to the time.
+the rest. MLflow's tags record what has arrived. After a failed request everything since is resent; MLflow drops exact
+duplicates.
 
 MLflow's asynchronous logging is of no use here: it drops a batch that fails, and a process waits for it at its end.
 """
@@ -51,7 +51,7 @@ STATUS_TAG = "isocompute.status"
 HEALTH_TAG = "isocompute.health"
 BUDGET_TAG = "isocompute.budget_rollouts"
 REACHED_TAG = "isocompute.reached"
-"""Up to which of its records a run was sent: their place (``Spooled.place``)."""
+"""Cursor of the last record sent (``Spooled.cursor``)."""
 TOO_SHORT = "too short to judge"
 RETRY_SECONDS, PATIENCE_SECONDS = 15.0, 300.0
 """Until the next try, and for the turn of another process that sends."""
@@ -226,7 +226,7 @@ class Sender:
             if parcel.ended is not None:
                 self._deliveries.pop(parcel.id, None)
             with self._changing:
-                # Unless there is a newer one; one that goes on stays on disk.
+                # Delete the row, unless a newer parcel replaced it; the row of a running cell stays.
                 if self._waiting.get(parcel.id) is parcel:
                     del self._waiting[parcel.id]
                     if parcel.ended is not None or not parcel.folder:
@@ -387,9 +387,9 @@ class Delivery:
         for each in spooled:
             changed = self._changes.of(each)
             # A step that was taken again after a kill has another time, by which MLflow would keep both.
-            if each.place > self._reached:
+            if each.cursor > self._reached:
                 points += changed
-                self._reached = each.place
+                self._reached = each.cursor
         tags = {REACHED_TAG: json.dumps(self._reached)}
         if has_ended:
             points += [metric(name, value, parcel.begun, 0) for name, value in parcel.metrics.items()]
@@ -466,20 +466,20 @@ def _supersede(experiment: str, *, owner: str, keep: Collection[str]) -> None:
 class Changes:
     """The points of one run that are worth keeping, from its records in their order.
 
-    A number that never changes has none. Of one that changes later the first point and the last one before that are
-    kept, so that straight lines between the points show what was measured.
+    A metric that never changes is not logged. For one that changes later, its first point and the last before the
+    change are, so that straight lines between the points show what was measured.
     """
 
     def __init__(self) -> None:
         self._same: dict[str, tuple[Metric, Metric]] = {}
         self._logged: set[str] = set()
-        self._place: tuple[int, bool] = (-1, False)
+        self._cursor: tuple[int, bool] = (-1, False)
 
     def of(self, spooled: Spooled) -> list[Metric]:
         """The points that a record adds; none where the same step was taken before."""
-        if spooled.place <= self._place:
+        if spooled.cursor <= self._cursor:
             return []
-        self._place, record = spooled.place, spooled.record
+        self._cursor, record = spooled.cursor, spooled.record
         values = {name: value for name, value in record.metrics().items() if math.isfinite(value)}
         points = [metric(name, value, spooled.time, record.rollouts) for name, value in values.items()]
         return [each for point in points for each in self._add(point)]
