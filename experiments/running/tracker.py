@@ -378,10 +378,13 @@ class Delivery:
             run = _opened(client, parcel, spooled[0].time if spooled else parcel.begun)
             if has_ended and _is_sent(run, parcel):
                 return
+            reached = tuple(json.loads(run.data.tags.get(REACHED_TAG, "[]")))
             if not has_ended and run.info.status != "RUNNING":
+                if all(each.cursor <= reached for each in spooled):
+                    return
                 # A longer run begins as the shorter one: its MLflow run goes on.
                 client.update_run(run.info.run_id, status="RUNNING")
-            self._run, self._reached = run.info.run_id, tuple(json.loads(run.data.tags.get(REACHED_TAG, "[]")))
+            self._run, self._reached = run.info.run_id, reached
             _log(client, self._run, params=parcel.params if REACHED_TAG not in run.data.tags else {})
         points: list[Metric] = []
         for each in spooled:

@@ -176,6 +176,18 @@ def test_what_does_not_change_is_not_logged_and_what_does_is_logged_where_it_doe
     assert history(run, "train/reward") == [(8 * step, 0) for step in range(1, 7)]
 
 
+def test_a_run_that_has_ended_runs_again_once_there_is_more_of_it(store: Path) -> None:
+    folder = trained(cell())
+    send("sweep", cell())
+    for step, status in ((0, "FINISHED"), (3, "RUNNING")):
+        if step:
+            Spool(folder).write(step_record(step))
+        tracker = Tracker("sweep")
+        tracker.send(cell())
+        assert not tracker.drain()
+        assert [run.info.status for run in runs("sweep")] == [status]
+
+
 def test_the_report_and_figures_are_artifacts_and_the_newest_run_is_meant(store: Path) -> None:
     preset = load(PARAMS, "smoke")
     report, figure, ledger = Path("report.html"), Path("curves.svg"), Path("ledger.parquet")
