@@ -54,7 +54,7 @@ REACHED_TAG = "isocompute.reached"
 """Cursor of the last record sent (``Spooled.cursor``)."""
 TOO_SHORT = "too short to judge"
 RETRY_SECONDS, PATIENCE_SECONDS = 15.0, 300.0
-"""Until the next try, and for the turn of another process that sends."""
+"""Until the next try; for the turn of another process that sends, or the next of what waits at the end of a stage."""
 SEND = "python -m experiments send"
 METRICS, OTHERS = 1000, 100
 """Most metrics, and most parameters or tags, that MLflow takes in one request."""
@@ -147,9 +147,11 @@ class Sender:
         self.outbox, self.reason = Outbox(), ""
         self._waiting: dict[str, Parcel] = {parcel.id: parcel for parcel in self.outbox.parcels()}
         self._deliveries: dict[str, Delivery] = {}
-        self._changing, self._turn, self._wake = threading.Lock(), threading.Lock(), threading.Event()
+        self._changed = threading.Condition()
+        # Tries that began and that are done, and the one that ``drain`` waits for.
+        self._begun = self._done = self._awaited = 0
         self._ready = self._closed = False
-        self._wake.set()
+        self._new = True
         threading.Thread(target=self._run, name="mlflow", daemon=True).start()
 
     def put(self, parcel: Parcel, *, keep: bool = True) -> None:
@@ -158,21 +160,32 @@ class Sender:
         Args:
             keep: Whether it is put into the outbox, too, for later commands.
         """
-        with self._changing:
+        with self._changed:
             if keep:
                 self.outbox.put(parcel)
             self._waiting[parcel.id] = parcel
-        self._wake.set()
+            self._new = True
+            self._changed.notify_all()
 
     def drain(self) -> Sequence[Parcel]:
-        """Send what waits; returns what MLflow does not take."""
-        self._send_all()
-        return list(self._waiting.values())
+        """Have what waits sent now; returns what MLflow does not take, or takes too long for."""
+        with self._changed:
+            # One that is under way may have begun without the newest.
+            awaited = self._awaited = self._begun + 1
+            self._changed.notify_all()
+            while (left := len(self._waiting)) and self._done < awaited:
+                if not self._changed.wait_for(
+                    lambda: len(self._waiting) < left or self._done >= awaited, PATIENCE_SECONDS
+                ):
+                    self.reason = "it does not answer"
+                    break
+            return list(self._waiting.values())
 
     def close(self) -> None:
         """Stop trying; what was not sent stays in the outbox, if it was put there."""
-        self._closed = True
-        self._wake.set()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     def report(self) -> bool:
         """Send what waits, and say in one line what was not sent; returns whether there is such a thing."""
@@ -188,28 +201,38 @@ class Sender:
         return bool(left)
 
     def _run(self) -> None:
-        while self._wake.wait() and not self._closed:
-            self._wake.clear()
-            if not self._send_all():
-                time.sleep(RETRY_SECONDS)
-                self._wake.set()
+        def now() -> bool:
+            return self._closed or self._awaited > self._begun
 
-    def _send_all(self) -> bool:
-        """Send what waits, until something cannot be sent that is no fault of one run; returns whether all was."""
-        sent = True
-        with self._turn:
-            with self._changing:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._new or now())
+                if self._closed:
+                    return
+                self._new = False
+                self._begun += 1
                 parcels = sorted(self._waiting.values(), key=lambda parcel: not parcel.folder)
-            for parcel in parcels:
-                try:
-                    self._send(parcel)
-                except Exception as error:
-                    # Nobody knows what has arrived: the next try reads again what there is.
-                    self._deliveries.pop(parcel.id, None)
-                    self.reason, sent = reason_of(error), False
-                    files_are_gone = isinstance(error, FileNotFoundError)
-                    if not files_are_gone and getattr(error, "error_code", None) != "INVALID_PARAMETER_VALUE":
-                        break
+            sent = self._send_all(parcels)
+            with self._changed:
+                self._done = self._begun
+                self._changed.notify_all()
+                if not sent:
+                    self._new = True
+                    self._changed.wait_for(now, RETRY_SECONDS)
+
+    def _send_all(self, parcels: Sequence[Parcel]) -> bool:
+        """Send parcels, until something cannot be sent that is no fault of one run; returns whether all was."""
+        sent = True
+        for parcel in parcels:
+            try:
+                self._send(parcel)
+            except Exception as error:
+                # Nobody knows what has arrived: the next try reads again what there is.
+                self._deliveries.pop(parcel.id, None)
+                self.reason, sent = reason_of(error), False
+                files_are_gone = isinstance(error, FileNotFoundError)
+                if not files_are_gone and getattr(error, "error_code", None) != "INVALID_PARAMETER_VALUE":
+                    break
         return sent
 
     def _send(self, parcel: Parcel) -> None:
@@ -225,12 +248,13 @@ class Sender:
                     _supersede(parcel.experiment, owner=parcel.tags[OWNER_TAG], keep=parcel.means)
             if parcel.ended is not None:
                 self._deliveries.pop(parcel.id, None)
-            with self._changing:
+            with self._changed:
                 # Delete the row, unless a newer parcel replaced it; the row of a running cell stays.
                 if self._waiting.get(parcel.id) is parcel:
                     del self._waiting[parcel.id]
                     if parcel.ended is not None or not parcel.folder:
                         self.outbox.remove(parcel)
+                    self._changed.notify_all()
 
 
 class Tracker(Sender):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget.trainers.evals import ingest
 from isocompute.learner import ResponseStatistics, StepRecord
+from isocompute.rollout import tracking as rollout_tracking
 from isocompute.rollout.contract import tables, tracking
 from mlflow import MlflowClient
 from mlflow.entities import Metric, ViewType
 
-from experiments.running import cell_folder
+from experiments.running import cell_folder, tracker
 from experiments.running.cell_folder import Spool, Spooled
 from experiments.running.cells import Cell
-from experiments.running.tracker import TABLES, Changes, Sender, Tracker
+from experiments.running.tracker import TABLES, Changes, Parcel, Sender, Tracker
 from experiments.settings import load
 from experiments.stages.shared import log
 
@@ -229,6 +231,29 @@ def test_a_server_that_never_answers_holds_nobody_up(store: Path) -> None:
     assert polled.returncode == 0
     assert not Sender().drain()
     assert [run.info.status for run in runs("sweep")] == ["FINISHED"]
+
+
+def test_a_request_that_hangs_does_not_hold_the_end_of_a_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answered, sent = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        # So long that the test ends where it would be waited for, too.
+        answered.wait(10)
+        sent.set()
+
+    monkeypatch.setattr(tracker, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(rollout_tracking, "ensure_store", lambda: None)
+    monkeypatch.setattr(tracker.Delivery, "send", hang)
+    sender = Sender()
+    sender.put(Parcel(experiment="e", key="k", name="uploaded", folder=str(tmp_path), ended=1))
+    assert sender.report()
+    assert not sent.is_set()
+    assert "uploaded" in capsys.readouterr().out
+    answered.set()
+    assert sent.wait(10)
 
 
 @pytest.fixture(scope="module")
