@@ -109,7 +109,13 @@ class Outbox:
         self.folder = (WORK / "outbox").resolve()
 
     def parcels(self) -> list[Parcel]:
-        """The parcels."""
+        """The parcels; those of an earlier version are named."""
+        if former := sorted(path.name for path in self.folder.glob("*.json")):
+            print(
+                f"MLflow: {listed(former, most=5)} in {os.path.relpath(self.folder)} are of an earlier version and are "
+                "not sent; remove them",
+                flush=True,
+            )
         return [Parcel(**json.loads(text)) for (text,) in self._run("SELECT parcel FROM parcels ORDER BY rowid")]
 
     def put(self, parcel: Parcel, *, copy: bool = False) -> None:

@@ -24,7 +24,7 @@ from mlflow.entities import Metric, ViewType
 from experiments.running import cell_folder, tracker
 from experiments.running.cell_folder import Spool, Spooled
 from experiments.running.cells import Cell
-from experiments.running.tracker import TABLES, Changes, Parcel, Sender, Tracker
+from experiments.running.tracker import TABLES, Changes, Outbox, Parcel, Sender, Tracker
 from experiments.settings import load
 from experiments.stages.shared import log
 
@@ -231,6 +231,18 @@ def test_a_server_that_never_answers_holds_nobody_up(store: Path) -> None:
     assert polled.returncode == 0
     assert not Sender().drain()
     assert [run.info.status for run in runs("sweep")] == ["FINISHED"]
+
+
+def test_parcels_of_an_earlier_version_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert not Outbox().parcels()
+    assert not capsys.readouterr().out
+    for name in ("0123", "4567"):
+        (Outbox().folder / f"{name}.json").write_text("{}")
+    assert not Outbox().parcels()
+    assert "0123.json, 4567.json in work/outbox" in capsys.readouterr().out
 
 
 def test_a_request_that_hangs_does_not_hold_the_end_of_a_stage(
