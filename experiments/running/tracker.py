@@ -55,6 +55,8 @@ REACHED_TAG = "isocompute.reached"
 TOO_SHORT = "too short to judge"
 RETRY_SECONDS, PATIENCE_SECONDS = 15.0, 300.0
 """Until the next try; for the turn of another process that sends, or the next of what waits at the end of a stage."""
+COPY_SECONDS = 60.0
+"""After which a copy in the outbox that no parcel names was left by a process that was killed."""
 SEND = "python -m experiments send"
 METRICS, OTHERS = 1000, 100
 """Most metrics, and most parameters or tags, that MLflow takes in one request."""
@@ -112,8 +114,8 @@ class Outbox:
         """The parcels; those of an earlier version are named."""
         if former := sorted(path.name for path in self.folder.glob("*.json")):
             print(
-                f"MLflow: {listed(former, most=5)} in {os.path.relpath(self.folder)} are of an earlier version and are "
-                "not sent; remove them",
+                f"MLflow: {os.path.relpath(self.folder)} holds parcels of an earlier version, which are not sent; "
+                f"remove them: {listed(former, most=5)}",
                 flush=True,
             )
         return [Parcel(**json.loads(text)) for (text,) in self._run("SELECT parcel FROM parcels ORDER BY rowid")]
@@ -136,6 +138,16 @@ class Outbox:
         """Forget a parcel that was sent, and the copies of its files."""
         self._run("DELETE FROM parcels WHERE id = ?", parcel.id)
         shutil.rmtree(self.folder / parcel.id, ignore_errors=True)
+
+    def tidy(self) -> None:
+        """Remove copies of files that no parcel names; for who has the lock of sending."""
+        old = time.time() - COPY_SECONDS
+        folders = [path for path in self.folder.iterdir() if path.is_dir() and path.stat().st_mtime < old]
+        # Read after them, so that one that was just named stays; of an earlier version each is named by a file.
+        named = {id for (id,) in self._run("SELECT id FROM parcels")} | {p.stem for p in self.folder.glob("*.json")}
+        for path in folders:
+            if path.name not in named:
+                shutil.rmtree(path, ignore_errors=True)
 
     def sending(self) -> FileLock:
         """The lock of sending: one process at a time sends."""
@@ -244,6 +256,7 @@ class Sender:
     def _send(self, parcel: Parcel) -> None:
         with self.outbox.sending():
             if not self._ready:
+                self.outbox.tidy()
                 tracking.ensure_store()
                 self._ready = True
             # Not where another process has sent it meanwhile, or its cell was thrown away.

@@ -1,6 +1,7 @@
 """Runs in MLflow: whose they are, what is in them, and servers that go away, refuse or never answer."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -242,7 +243,26 @@ def test_parcels_of_an_earlier_version_are_named(
     for name in ("0123", "4567"):
         (Outbox().folder / f"{name}.json").write_text("{}")
     assert not Outbox().parcels()
-    assert "0123.json, 4567.json in work/outbox" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert all(part in said for part in ("work/outbox", "0123.json", "4567.json"))
+
+
+def test_copies_that_a_killed_process_left_are_removed_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rollout_tracking, "ensure_store", lambda: None)
+    monkeypatch.setattr(tracker.Delivery, "send", lambda *_: None)
+    outbox, waiting = Outbox(), Parcel(experiment="e", key="waiting", name="w")
+    outbox.put(waiting, copy=True)
+    (outbox.folder / "former.json").write_text("{}")
+    for name in (waiting.id, "killed", "former", "begun"):
+        (outbox.folder / name).mkdir(exist_ok=True)
+        if name != "begun":
+            os.utime(outbox.folder / name, (0, 0))
+    # A run that goes on stays.
+    assert not Sender().drain()
+    assert {path.name for path in outbox.folder.iterdir() if path.is_dir()} == {waiting.id, "former", "begun"}
 
 
 def test_a_request_that_hangs_does_not_hold_the_end_of_a_stage(
