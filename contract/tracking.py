@@ -34,9 +34,6 @@ RUN_ID = re.compile(r"[\w-]+", re.ASCII)
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("DO_NOT_TRACK", "true")
-# By MLflow's own settings a server that hangs takes 20 minutes.
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 
 
 def is_of_mlflow(source: str) -> bool:
@@ -51,16 +48,20 @@ def content_hash(path: Path) -> str:
 
 
 def mlflow_module() -> Any:
-    """MLflow, imported now.
+    """MLflow, imported now; where the user set no limits, it gives up a server that hangs after half a minute.
 
     Raises:
         TrackingError: It is not installed.
     """
     try:
         import mlflow
+        from mlflow import environment_variables as defaults
     except ImportError:
         package = "isocompute-" + (__package__ or "").split(".")[1]
         raise TrackingError(f'MLflow is not installed: pip install "{package}[mlflow]"') from None
+    # By MLflow's own it takes 20 minutes. Not in the environment, which the trainers that we start inherit.
+    defaults.MLFLOW_HTTP_REQUEST_TIMEOUT.default = 15
+    defaults.MLFLOW_HTTP_REQUEST_MAX_RETRIES.default = 1
     return mlflow
 
 

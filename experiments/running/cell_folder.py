@@ -334,7 +334,7 @@ class Spooled:
     time: int
 
     @property
-    def place(self) -> tuple[int, bool]:
+    def cursor(self) -> tuple[int, bool]:
         """Where it is in the run: a step and the evaluation after it share their rollouts."""
         return self.record.rollouts, isinstance(self.record, EvaluationRecord)
 

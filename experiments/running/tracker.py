@@ -2,8 +2,8 @@
 
 Workers append to the file of their run; only the driver writes to MLflow, in a thread of its own. What is to be sent
 waits in the outbox until it has been: when the server goes away, training goes on, and this command or the next sends
-the rest. What has arrived MLflow itself says, in the tags of a run; what may have, after a request that failed, is sent
-again, since MLflow stores points once that are the same to the time.
+the rest. MLflow's tags record what has arrived. After a failed request everything since is resent; MLflow drops exact
+duplicates.
 
 MLflow's asynchronous logging is of no use here: it drops a batch that fails, and a process waits for it at its end.
 """
@@ -51,10 +51,12 @@ STATUS_TAG = "isocompute.status"
 HEALTH_TAG = "isocompute.health"
 BUDGET_TAG = "isocompute.budget_rollouts"
 REACHED_TAG = "isocompute.reached"
-"""Up to which of its records a run was sent: their place (``Spooled.place``)."""
+"""Cursor of the last record sent (``Spooled.cursor``)."""
 TOO_SHORT = "too short to judge"
 RETRY_SECONDS, PATIENCE_SECONDS = 15.0, 300.0
-"""Until the next try, and for the turn of another process that sends."""
+"""Until the next try; for the turn of another process that sends, or the next of what waits at the end of a stage."""
+COPY_SECONDS = 60.0
+"""After which a copy in the outbox that no parcel names was left by a process that was killed."""
 SEND = "python -m experiments send"
 METRICS, OTHERS = 1000, 100
 """Most metrics, and most parameters or tags, that MLflow takes in one request."""
@@ -109,7 +111,13 @@ class Outbox:
         self.folder = (WORK / "outbox").resolve()
 
     def parcels(self) -> list[Parcel]:
-        """The parcels."""
+        """The parcels; those of an earlier version are named."""
+        if former := sorted(path.name for path in self.folder.glob("*.json")):
+            print(
+                f"MLflow: {os.path.relpath(self.folder)} holds parcels of an earlier version, which are not sent; "
+                f"remove them: {listed(former, most=5)}",
+                flush=True,
+            )
         return [Parcel(**json.loads(text)) for (text,) in self._run("SELECT parcel FROM parcels ORDER BY rowid")]
 
     def put(self, parcel: Parcel, *, copy: bool = False) -> None:
@@ -131,6 +139,16 @@ class Outbox:
         self._run("DELETE FROM parcels WHERE id = ?", parcel.id)
         shutil.rmtree(self.folder / parcel.id, ignore_errors=True)
 
+    def tidy(self) -> None:
+        """Remove copies of files that no parcel names; for who has the lock of sending."""
+        old = time.time() - COPY_SECONDS
+        folders = [path for path in self.folder.iterdir() if path.is_dir() and path.stat().st_mtime < old]
+        # Read after them, so that one that was just named stays; of an earlier version each is named by a file.
+        named = {id for (id,) in self._run("SELECT id FROM parcels")} | {p.stem for p in self.folder.glob("*.json")}
+        for path in folders:
+            if path.name not in named:
+                shutil.rmtree(path, ignore_errors=True)
+
     def sending(self) -> FileLock:
         """The lock of sending: one process at a time sends."""
         return FileLock(self.folder / "lock", timeout=PATIENCE_SECONDS)
@@ -147,9 +165,11 @@ class Sender:
         self.outbox, self.reason = Outbox(), ""
         self._waiting: dict[str, Parcel] = {parcel.id: parcel for parcel in self.outbox.parcels()}
         self._deliveries: dict[str, Delivery] = {}
-        self._changing, self._turn, self._wake = threading.Lock(), threading.Lock(), threading.Event()
+        self._changed = threading.Condition()
+        # Tries that began and that are done, and the one that ``drain`` waits for.
+        self._begun = self._done = self._awaited = 0
         self._ready = self._closed = False
-        self._wake.set()
+        self._new = True
         threading.Thread(target=self._run, name="mlflow", daemon=True).start()
 
     def put(self, parcel: Parcel, *, keep: bool = True) -> None:
@@ -158,21 +178,32 @@ class Sender:
         Args:
             keep: Whether it is put into the outbox, too, for later commands.
         """
-        with self._changing:
+        with self._changed:
             if keep:
                 self.outbox.put(parcel)
             self._waiting[parcel.id] = parcel
-        self._wake.set()
+            self._new = True
+            self._changed.notify_all()
 
     def drain(self) -> Sequence[Parcel]:
-        """Send what waits; returns what MLflow does not take."""
-        self._send_all()
-        return list(self._waiting.values())
+        """Have what waits sent now; returns what MLflow does not take, or takes too long for."""
+        with self._changed:
+            # One that is under way may have begun without the newest.
+            awaited = self._awaited = self._begun + 1
+            self._changed.notify_all()
+            while (left := len(self._waiting)) and self._done < awaited:
+                if not self._changed.wait_for(
+                    lambda: len(self._waiting) < left or self._done >= awaited, PATIENCE_SECONDS
+                ):
+                    self.reason = "it does not answer"
+                    break
+            return list(self._waiting.values())
 
     def close(self) -> None:
         """Stop trying; what was not sent stays in the outbox, if it was put there."""
-        self._closed = True
-        self._wake.set()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     def report(self) -> bool:
         """Send what waits, and say in one line what was not sent; returns whether there is such a thing."""
@@ -188,33 +219,44 @@ class Sender:
         return bool(left)
 
     def _run(self) -> None:
-        while self._wake.wait() and not self._closed:
-            self._wake.clear()
-            if not self._send_all():
-                time.sleep(RETRY_SECONDS)
-                self._wake.set()
+        def now() -> bool:
+            return self._closed or self._awaited > self._begun
 
-    def _send_all(self) -> bool:
-        """Send what waits, until something cannot be sent that is no fault of one run; returns whether all was."""
-        sent = True
-        with self._turn:
-            with self._changing:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._new or now())
+                if self._closed:
+                    return
+                self._new = False
+                self._begun += 1
                 parcels = sorted(self._waiting.values(), key=lambda parcel: not parcel.folder)
-            for parcel in parcels:
-                try:
-                    self._send(parcel)
-                except Exception as error:
-                    # Nobody knows what has arrived: the next try reads again what there is.
-                    self._deliveries.pop(parcel.id, None)
-                    self.reason, sent = reason_of(error), False
-                    files_are_gone = isinstance(error, FileNotFoundError)
-                    if not files_are_gone and getattr(error, "error_code", None) != "INVALID_PARAMETER_VALUE":
-                        break
+            sent = self._send_all(parcels)
+            with self._changed:
+                self._done = self._begun
+                self._changed.notify_all()
+                if not sent:
+                    self._new = True
+                    self._changed.wait_for(now, RETRY_SECONDS)
+
+    def _send_all(self, parcels: Sequence[Parcel]) -> bool:
+        """Send parcels, until something cannot be sent that is no fault of one run; returns whether all was."""
+        sent = True
+        for parcel in parcels:
+            try:
+                self._send(parcel)
+            except Exception as error:
+                # Nobody knows what has arrived: the next try reads again what there is.
+                self._deliveries.pop(parcel.id, None)
+                self.reason, sent = reason_of(error), False
+                files_are_gone = isinstance(error, FileNotFoundError)
+                if not files_are_gone and getattr(error, "error_code", None) != "INVALID_PARAMETER_VALUE":
+                    break
         return sent
 
     def _send(self, parcel: Parcel) -> None:
         with self.outbox.sending():
             if not self._ready:
+                self.outbox.tidy()
                 tracking.ensure_store()
                 self._ready = True
             # Not where another process has sent it meanwhile, or its cell was thrown away.
@@ -225,12 +267,13 @@ class Sender:
                     _supersede(parcel.experiment, owner=parcel.tags[OWNER_TAG], keep=parcel.means)
             if parcel.ended is not None:
                 self._deliveries.pop(parcel.id, None)
-            with self._changing:
-                # Unless there is a newer one; one that goes on stays on disk.
+            with self._changed:
+                # Delete the row, unless a newer parcel replaced it; the row of a running cell stays.
                 if self._waiting.get(parcel.id) is parcel:
                     del self._waiting[parcel.id]
                     if parcel.ended is not None or not parcel.folder:
                         self.outbox.remove(parcel)
+                    self._changed.notify_all()
 
 
 class Tracker(Sender):
@@ -378,18 +421,21 @@ class Delivery:
             run = _opened(client, parcel, spooled[0].time if spooled else parcel.begun)
             if has_ended and _is_sent(run, parcel):
                 return
+            reached = tuple(json.loads(run.data.tags.get(REACHED_TAG, "[]")))
             if not has_ended and run.info.status != "RUNNING":
+                if all(each.cursor <= reached for each in spooled):
+                    return
                 # A longer run begins as the shorter one: its MLflow run goes on.
                 client.update_run(run.info.run_id, status="RUNNING")
-            self._run, self._reached = run.info.run_id, tuple(json.loads(run.data.tags.get(REACHED_TAG, "[]")))
+            self._run, self._reached = run.info.run_id, reached
             _log(client, self._run, params=parcel.params if REACHED_TAG not in run.data.tags else {})
         points: list[Metric] = []
         for each in spooled:
             changed = self._changes.of(each)
             # A step that was taken again after a kill has another time, by which MLflow would keep both.
-            if each.place > self._reached:
+            if each.cursor > self._reached:
                 points += changed
-                self._reached = each.place
+                self._reached = each.cursor
         tags = {REACHED_TAG: json.dumps(self._reached)}
         if has_ended:
             points += [metric(name, value, parcel.begun, 0) for name, value in parcel.metrics.items()]
@@ -466,20 +512,20 @@ def _supersede(experiment: str, *, owner: str, keep: Collection[str]) -> None:
 class Changes:
     """The points of one run that are worth keeping, from its records in their order.
 
-    A number that never changes has none. Of one that changes later the first point and the last one before that are
-    kept, so that straight lines between the points show what was measured.
+    A metric that never changes is not logged. For one that changes later, its first point and the last before the
+    change are, so that straight lines between the points show what was measured.
     """
 
     def __init__(self) -> None:
         self._same: dict[str, tuple[Metric, Metric]] = {}
         self._logged: set[str] = set()
-        self._place: tuple[int, bool] = (-1, False)
+        self._cursor: tuple[int, bool] = (-1, False)
 
     def of(self, spooled: Spooled) -> list[Metric]:
         """The points that a record adds; none where the same step was taken before."""
-        if spooled.place <= self._place:
+        if spooled.cursor <= self._cursor:
             return []
-        self._place, record = spooled.place, spooled.record
+        self._cursor, record = spooled.cursor, spooled.record
         values = {name: value for name, value in record.metrics().items() if math.isfinite(value)}
         points = [metric(name, value, spooled.time, record.rollouts) for name, value in values.items()]
         return [each for point in points for each in self._add(point)]

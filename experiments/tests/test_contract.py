@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import pickle
+import subprocess
 import sys
 import tempfile
 from contextlib import suppress
@@ -77,6 +78,25 @@ def test_what_is_missing_for_mlflow_is_named_after_the_package(monkeypatch: pyte
         tracking = import_module(f"isocompute.{package}.contract.tracking")
         with pytest.raises(ValueError, match=rf'pip install "isocompute-{package}\[mlflow\]"'):
             tracking.connect("sqlite:///nowhere.db")
+
+
+LIMITS = """
+import os
+from isocompute.budget.contract import tracking
+tracking.mlflow_module()
+from mlflow import environment_variables as read
+print(read.MLFLOW_HTTP_REQUEST_TIMEOUT.get(), read.MLFLOW_HTTP_REQUEST_MAX_RETRIES.get())
+print([name for name in os.environ if name.startswith("MLFLOW_HTTP")])
+"""
+
+
+@pytest.mark.slow("another process")
+def test_our_limits_on_mlflow_are_not_those_of_the_trainers_that_we_start() -> None:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_HTTP")}
+    own["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "7"
+    command = [sys.executable, "-c", LIMITS]
+    found = subprocess.run(command, env=own, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["15", "7", "['MLFLOW_HTTP_REQUEST_MAX_RETRIES']"]
 
 
 @pytest.mark.slow

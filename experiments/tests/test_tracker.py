@@ -1,8 +1,10 @@
 """Runs in MLflow: whose they are, what is in them, and servers that go away, refuse or never answer."""
 
 import json
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget.trainers.evals import ingest
 from isocompute.learner import ResponseStatistics, StepRecord
+from isocompute.rollout import tracking as rollout_tracking
 from isocompute.rollout.contract import tables, tracking
 from mlflow import MlflowClient
 from mlflow.entities import Metric, ViewType
 
-from experiments.running import cell_folder
+from experiments.running import cell_folder, tracker
 from experiments.running.cell_folder import Spool, Spooled
 from experiments.running.cells import Cell
-from experiments.running.tracker import TABLES, Changes, Sender, Tracker
+from experiments.running.tracker import TABLES, Changes, Outbox, Parcel, Sender, Tracker
 from experiments.settings import load
 from experiments.stages.shared import log
 
@@ -176,6 +179,18 @@ def test_what_does_not_change_is_not_logged_and_what_does_is_logged_where_it_doe
     assert history(run, "train/reward") == [(8 * step, 0) for step in range(1, 7)]
 
 
+def test_a_run_that_has_ended_runs_again_once_there_is_more_of_it(store: Path) -> None:
+    folder = trained(cell())
+    send("sweep", cell())
+    for step, status in ((0, "FINISHED"), (3, "RUNNING")):
+        if step:
+            Spool(folder).write(step_record(step))
+        tracker = Tracker("sweep")
+        tracker.send(cell())
+        assert not tracker.drain()
+        assert [run.info.status for run in runs("sweep")] == [status]
+
+
 def test_the_report_and_figures_are_artifacts_and_the_newest_run_is_meant(store: Path) -> None:
     preset = load(PARAMS, "smoke")
     report, figure, ledger = Path("report.html"), Path("curves.svg"), Path("ledger.parquet")
@@ -217,6 +232,60 @@ def test_a_server_that_never_answers_holds_nobody_up(store: Path) -> None:
     assert polled.returncode == 0
     assert not Sender().drain()
     assert [run.info.status for run in runs("sweep")] == ["FINISHED"]
+
+
+def test_parcels_of_an_earlier_version_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert not Outbox().parcels()
+    assert not capsys.readouterr().out
+    for name in ("0123", "4567"):
+        (Outbox().folder / f"{name}.json").write_text("{}")
+    assert not Outbox().parcels()
+    said = capsys.readouterr().out
+    assert all(part in said for part in ("work/outbox", "0123.json", "4567.json"))
+
+
+def test_copies_that_a_killed_process_left_are_removed_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rollout_tracking, "ensure_store", lambda: None)
+    monkeypatch.setattr(tracker.Delivery, "send", lambda *_: None)
+    outbox, waiting = Outbox(), Parcel(experiment="e", key="waiting", name="w")
+    outbox.put(waiting, copy=True)
+    (outbox.folder / "former.json").write_text("{}")
+    for name in (waiting.id, "killed", "former", "begun"):
+        (outbox.folder / name).mkdir(exist_ok=True)
+        if name != "begun":
+            os.utime(outbox.folder / name, (0, 0))
+    # A run that goes on stays.
+    assert not Sender().drain()
+    assert {path.name for path in outbox.folder.iterdir() if path.is_dir()} == {waiting.id, "former", "begun"}
+
+
+def test_a_request_that_hangs_does_not_hold_the_end_of_a_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answered, sent = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        # So long that the test ends where it would be waited for, too.
+        answered.wait(10)
+        sent.set()
+
+    monkeypatch.setattr(tracker, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(rollout_tracking, "ensure_store", lambda: None)
+    monkeypatch.setattr(tracker.Delivery, "send", hang)
+    sender = Sender()
+    sender.put(Parcel(experiment="e", key="k", name="uploaded", folder=str(tmp_path), ended=1))
+    assert sender.report()
+    assert not sent.is_set()
+    assert "uploaded" in capsys.readouterr().out
+    answered.set()
+    assert sent.wait(10)
 
 
 @pytest.fixture(scope="module")

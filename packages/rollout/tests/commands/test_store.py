@@ -1,6 +1,8 @@
 """Groups that are kept on disk while a run is unfinished."""
 
+import contextlib
 import random
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ import pyarrow as pa
 import pytest
 from isocompute.rollout import RolloutError
 from isocompute.rollout.commands.store import Groups
+from isocompute.rollout.store import Store
 
 SAMPLES = 3
 SETTINGS = {"seed": 1, "model": "m"}
@@ -68,6 +71,28 @@ def test_other_settings_are_refused_and_what_is_kept_stays(tmp_path: Path) -> No
     with pytest.raises(RolloutError, match="top_p"):
         Groups(out, {**SETTINGS, "top_p": 0.5})
     assert kept(out) == ["p"]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("former", ["", "wal", "delete"])
+def test_the_journal_is_truncated_and_that_of_an_older_file_is_converted(
+    tmp_path: Path, alone: bool, former: str
+) -> None:
+    path = tmp_path / "store"
+    if former:
+        with contextlib.closing(sqlite3.connect(path)) as older:
+            older.execute(f"PRAGMA journal_mode = {former}")
+            older.execute("CREATE TABLE t (x)")
+            older.execute("INSERT INTO t VALUES (1)")
+            older.commit()
+    with Store(path, "CREATE TABLE IF NOT EXISTS t (x)", alone=alone) as store:
+        store.run("INSERT INTO t VALUES (2)")
+        assert store.run("PRAGMA journal_mode") == [("truncate",)]
+        if alone:
+            with pytest.raises(RolloutError, match="another process"):
+                Store(path, "", alone=True)
+    with Store(path, "", alone=alone) as store:
+        assert store.run("SELECT x FROM t") == ([(1,)] if former else []) + [(2,)]
 
 
 def test_a_run_that_finished_nothing_leaves_nothing(tmp_path: Path) -> None:

@@ -18,25 +18,30 @@ WAIT = 60.0
 class Store(contextlib.AbstractContextManager["Store"]):
     """An SQLite file that is open.
 
-    Its journal is not a write-ahead log, which network file systems do not have, and each transaction is synced. Those
-    who read and write it wait for each other.
+    Its journal is truncated, not a write-ahead log, which network file systems do not have, and each transaction is
+    synced. Those who read and write it wait for each other.
 
     Args:
         schema: Statements that make its tables where they are not there.
         alone: Whether others are refused until this is closed or its process ends, however it ends.
 
     Raises:
-        RolloutError: It cannot be opened or made, is damaged, or another has it.
+        RolloutError: It cannot be opened or made, is damaged, keeps another journal, or another has it.
     """
 
     def __init__(self, path: Path, schema: str, *, alone: bool = False) -> None:
         self.path, self._alone = path, alone
-        mode = "PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; COMMIT;" if alone else ""
         with self._sentences():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._sql = sqlite3.connect(path, timeout=0 if alone else WAIT, isolation_level=None)
             try:
-                self._sql.executescript(f"{mode} PRAGMA synchronous = FULL; {schema}")
+                if alone:
+                    self._sql.executescript("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; COMMIT;")
+                # A file of an earlier version, which has a write-ahead log, is converted.
+                (mode,) = self._sql.execute("PRAGMA journal_mode = TRUNCATE").fetchone()
+                if mode != "truncate":
+                    raise RolloutError(f"{path}: stays in SQLite's journal mode {mode}, and truncate is needed")
+                self._sql.executescript(f"PRAGMA synchronous = FULL; {schema}")
             except BaseException:
                 self._sql.close()
                 raise
@@ -52,6 +57,10 @@ class Store(contextlib.AbstractContextManager["Store"]):
 
     def close(self) -> None:
         """Let others in."""
+        if self._alone:
+            # Its journal is removed with this. Damaged, or closed already.
+            with contextlib.suppress(sqlite3.Error):
+                self._sql.execute("PRAGMA journal_mode = DELETE")
         self._sql.close()
 
     def __enter__(self) -> Self:

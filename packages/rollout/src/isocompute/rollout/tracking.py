@@ -39,7 +39,7 @@ def _alone(uri: str) -> Iterator[None]:
     database = Path(uri.removeprefix(SQLITE))
     try:
         database.parent.mkdir(parents=True, exist_ok=True)
-        # Of another, empty database SQLite holds the lock, on every system, until the process ends.
+        # Lock a separate empty SQLite file; the OS releases it when the process ends.
         lock = sqlite3.connect(f"{database}.lock", timeout=600, isolation_level=None)
         with contextlib.closing(lock):
             lock.execute("BEGIN EXCLUSIVE")

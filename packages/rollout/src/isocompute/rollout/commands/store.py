@@ -41,7 +41,7 @@ class Groups(Store):
         try:
             self._agree(json.loads(json.dumps(settings, default=str)))
         except BaseException:
-            self._sql.close()
+            super().close()
             raise
 
     def __len__(self) -> int:
