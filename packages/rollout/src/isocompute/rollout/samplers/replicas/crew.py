@@ -88,7 +88,7 @@ class Crew(Generic[M]):
         return [member for member in self.members if member.call is not None]
 
     def fill(self) -> None:
-        """Start actors in the places that have none, where they may."""
+        """Start an actor in every empty place whose backoff has passed."""
         for member in self.members:
             if member.actor is None and member.deaths <= self._restarts and member.again_at <= monotonic():
                 self._start(member)

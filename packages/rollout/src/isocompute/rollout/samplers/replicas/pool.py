@@ -19,7 +19,7 @@ from ..base import Sampler, pairs
 from ..sampling import Draw, Sampling
 from ..weights import BUCKET_BYTES, Manifest
 from .crew import Event
-from .replica import Answered, Crew, Member, Opened, Opener, Replica
+from .replica import Answered, Opened, Opener, Replica, ReplicaActors, ReplicaMember
 from .transfer import Transfer
 
 TRANSPORTS = ("object_store", "gloo", "nccl", "ipc")
@@ -102,8 +102,8 @@ class Replicas(Sampler):
         self._opener, self._start_seconds = opener, start_seconds
         # Half of an answer's, so that ranks that send a bucket are not taken for dead first.
         self._bucket_bytes, self._bucket_seconds = bucket_bytes, answer_seconds / 2
-        members = [Member(index=index) for index in range(replicas)]
-        self.crew = Crew(self._ray, members, self._start, seconds=answer_seconds, restarts=restarts)
+        members = [ReplicaMember(index=index) for index in range(replicas)]
+        self.crew = ReplicaActors(self._ray, members, self._start, seconds=answer_seconds, restarts=restarts)
         try:
             self._open()
         except BaseException:
@@ -120,7 +120,7 @@ class Replicas(Sampler):
         self._tolerance = self._tolerance or PROBE_TOLERANCES.get(self.dtype or "", max(PROBE_TOLERANCES.values()))
         self._agree({index: one.probe for index, one in opened.items()})
 
-    def _start(self, member: Member) -> None:
+    def _start(self, member: ReplicaMember) -> None:
         """Start a replica's process and let it load the model, without waiting for it."""
         actor: Any = self._ray.remote(Replica)
         member.actor = actor.options(**self._places[member.index]).remote(self._opener)
@@ -141,10 +141,10 @@ class Replicas(Sampler):
         self.settle()
         self._ask(self._idle(), "sleep", task="sleep")
 
-    def _idle(self) -> list[Member]:
+    def _idle(self) -> list[ReplicaMember]:
         return [member for member in self.crew.members if member.idle]
 
-    def _ask(self, members: Sequence[Member], method: str, *arguments: Any, task: str) -> dict[int, Any]:
+    def _ask(self, members: Sequence[ReplicaMember], method: str, *arguments: Any, task: str) -> dict[int, Any]:
         """Ask some replicas, and wait for them; returns the answers by index, without those that died or hung."""
         for member in members:
             self.crew.ask(member, method, *arguments, task=task)
@@ -192,7 +192,7 @@ class Replicas(Sampler):
         self._stamp(version)
         self._whole = True
 
-    def _sent(self, transfer: Transfer, weights: Any) -> tuple[list[Member], int]:
+    def _sent(self, transfer: Transfer, weights: Any) -> tuple[list[ReplicaMember], int]:
         """Send weights, and end the replicas that were lost; returns the others and the number of buckets."""
         on_ranks = getattr(weights, "on_ranks", None)
         sent = [transfer.send(0, pairs(weights))] if on_ranks is None else on_ranks(transfer)
@@ -379,7 +379,7 @@ class Dispatch:
             if taken[member.index] or self._given.get(member.index):
                 self._go_on(member, taken[member.index])
 
-    def _go_on(self, member: Member, works: list[QueuedGroup]) -> None:
+    def _go_on(self, member: ReplicaMember, works: list[QueuedGroup]) -> None:
         """Let a replica answer some groups besides those that it has."""
         begins = member.index not in self._given
         given = self._given.setdefault(member.index, {})
@@ -392,7 +392,7 @@ class Dispatch:
         else:
             self._crew.ask(member, "go_on", problems, more, task=task)
 
-    def _answered(self, event: Event[Member]) -> list[pa.RecordBatch]:
+    def _answered(self, event: Event[ReplicaMember]) -> list[pa.RecordBatch]:
         """Take the groups of an answer."""
         member = event.member
         if not isinstance(event.value, Answered):
@@ -421,7 +421,7 @@ class Dispatch:
         self._missing.remove(problem_id)
         self._pool.expected.learn(problem_id, group["response_ids"].value_lengths().to_pylist())
 
-    def _lost(self, event: Event[Member]) -> None:
+    def _lost(self, event: Event[ReplicaMember]) -> None:
         """Let other replicas answer what a lost one was given; a new process takes its place."""
         member = event.member
         given = self._given.pop(member.index, {})

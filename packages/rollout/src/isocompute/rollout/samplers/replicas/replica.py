@@ -18,7 +18,7 @@ from ..actor import Verifiers
 from ..base import Faults, Feed
 from ..sampling import Draw, Sampling
 from ..weights import Manifest, Payload, Rendezvous
-from . import crew
+from .crew import LONGEST_WAIT, Crew, Event, Member
 
 if TYPE_CHECKING:
     from ..base import Sampler
@@ -242,7 +242,7 @@ class Replica:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Member(crew.Member):
+class ReplicaMember(Member):
     """The place of one replica.
 
     Attributes:
@@ -263,7 +263,7 @@ class Member(crew.Member):
         return self.opened is not None and self.call is None
 
 
-class Crew(crew.Crew[Member]):
+class ReplicaActors(Crew[ReplicaMember]):
     """The replicas; a call that is refused raises its error where it is waited for.
 
     Attributes:
@@ -272,7 +272,7 @@ class Crew(crew.Crew[Member]):
 
     last_lost = ""
 
-    def wait(self, seconds: float = crew.LONGEST_WAIT) -> list[crew.Event[Member]]:
+    def wait(self, seconds: float = LONGEST_WAIT) -> list[Event[ReplicaMember]]:
         """Wait for the end of some calls, and note what replicas say of themselves."""
         events = super().wait(seconds)
         for event in events:
@@ -289,7 +289,7 @@ class Crew(crew.Crew[Member]):
                 raise event.error
         return events
 
-    def gather(self, members: Sequence[Member]) -> dict[int, Any]:
+    def gather(self, members: Sequence[ReplicaMember]) -> dict[int, Any]:
         """Wait until no call is left.
 
         Returns:
@@ -309,13 +309,13 @@ class Crew(crew.Crew[Member]):
             raise refused
         return {member.index: answers[member.index] for member in members if member.index in answers}
 
-    def lose(self, member: Member, why: str) -> crew.Event[Member]:
+    def lose(self, member: ReplicaMember, why: str) -> Event[ReplicaMember]:
         """End a replica that died or hangs."""
         self.last_lost = f"replica {member.index}: {why}"
         _log.warning("%s", self.last_lost)
         return super().lose(member, self.last_lost)
 
-    def end(self, member: Member) -> None:
+    def end(self, member: ReplicaMember) -> None:
         """End a replica, whatever it is doing."""
         super().end(member)
         member.opened = member.said = member.sync = None

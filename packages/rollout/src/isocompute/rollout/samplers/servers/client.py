@@ -62,7 +62,7 @@ _starting = threading.Lock()
 
 
 def background() -> asyncio.AbstractEventLoop:
-    """Return the event loop in which all servers are asked: in a thread, so that no one waits who does not want to."""
+    """Return the event loop in which all servers are asked: in a thread of its own, so that callers need not wait."""
     with _starting:
         if os.getpid() not in _loops:
             loop = _loops[os.getpid()] = asyncio.new_event_loop()
@@ -159,7 +159,7 @@ class Client:
 
 
 def _cause(error: BaseException) -> str:
-    """Return what an error came from, of which the libraries between say less."""
+    """Return the root cause of an error; the libraries' own errors say less."""
     while cause := error.__cause__ or error.__context__:
         error = cause
     if isinstance(error, BaseExceptionGroup):
