@@ -18,7 +18,7 @@ from ..actor import Verifiers, connected_ray, resources
 from ..base import Sampler, pairs
 from ..sampling import Draw, Sampling
 from ..weights import BUCKET_BYTES, Manifest
-from .crew import Event
+from .crew import LONGEST_WAIT, Event
 from .replica import Answered, Opened, Opener, Replica, ReplicaActors, ReplicaMember
 from .transfer import Transfer
 
@@ -133,6 +133,9 @@ class Replicas(Sampler):
             raise RolloutError("a stream is still open, whose responses would be sampled differently; close it first")
         super().use(sampling)
         self._look()
+        for member in self.crew.busy:
+            # One that is still loading the model does so before this: an actor keeps the order of its calls.
+            member.actor.use.remote(sampling)
         self._ask(self._idle(), "use", sampling, task="take other sampling options")
 
     def sleep(self) -> None:
@@ -152,9 +155,11 @@ class Replicas(Sampler):
 
     @property
     def manifest(self) -> Manifest:
-        """The tensors that the model has; at least one replica is up then. See ``Sampler.manifest``."""
+        """The tensors that the model has; all replicas that are not left out are up then. See ``Sampler.manifest``."""
         self._look()
         tensors: Manifest = self._one("manifest", task="list the model's tensors")
+        # One that was started again takes part in the sync that follows.
+        self.crew.gather(self.crew.members)
         return tensors
 
     def sync(self, weights: Any, version: int) -> None:
@@ -216,7 +221,7 @@ class Replicas(Sampler):
         """Wait until the replicas that were started again have loaded the model, or are left out."""
         self._look()
         while self.crew.busy:
-            self.crew.gather([])
+            self.crew.gather(self.crew.members)
             self._look()
 
     def close(self) -> None:
@@ -271,17 +276,17 @@ class Replicas(Sampler):
     def _one(self, method: str, *arguments: Any, task: str) -> Any:
         """Ask one replica, whichever is up, and another one where it dies."""
         while any(member.actor is not None for member in self.crew.members):
-            if idle := self._idle():
-                if answers := self._ask(idle[:1], method, *arguments, task=task):
-                    return answers[idle[0].index]
-            else:
-                self.crew.wait()
-            self._look()
+            idle = self._idle()
+            if idle and (answers := self._ask(idle[:1], method, *arguments, task=task)):
+                return answers[idle[0].index]
+            self._look(0.0 if idle else LONGEST_WAIT)
         raise self.crew.nobody(task)
 
-    def _look(self) -> None:
-        """Take note of the replicas that have come up meanwhile, and start those that are missing."""
-        self.crew.wait(0.0)
+    def _look(self, seconds: float = 0.0) -> None:
+        """Take note of the replicas that have come up within some seconds, and start those that are missing."""
+        for event in self.crew.wait(seconds):
+            if event.error is not None:
+                raise event.error
         self.crew.fill()
 
     def _reserved(self, devices: dict[str, float], replicas: int, seconds: float) -> Any:
@@ -341,21 +346,30 @@ class Dispatch:
             if not any(self._given.values()) and not self._queue.reachable(self._pool.able()):
                 raise self._crew.nobody(f"answer {_named(self._missing)}")
             groups: list[pa.RecordBatch] = []
-            for event in self._crew.wait():
-                if event.lost:
-                    self._lost(event)
-                else:
-                    groups += self._answered(event)
-            # Before the groups are handed out: the replicas go on meanwhile.
-            self._hand_out()
+            failure: Exception | None = None
+            try:
+                # Answers first: a failure costs only the groups that were not answered.
+                for event in sorted(self._crew.wait(), key=lambda event: bool(event.lost or event.error)):
+                    if event.error is not None:
+                        raise event.error
+                    if event.lost:
+                        self._lost(event)
+                    else:
+                        self._answered(event, groups)
+                # Before the groups are handed out: the replicas go on meanwhile.
+                self._hand_out()
+            except Exception as error:
+                failure = error
             yield from groups
+            if failure is not None:
+                raise failure
 
     def close(self) -> None:
         """Take what is unfinished out of the replicas."""
         begun = [self._crew.members[index] for index in self._given]
         self._given = {}
         with suppress(RolloutError):
-            self._crew.gather([])
+            self._crew.gather(begun)
         idle = [member for member in begun if member.idle]
         for member in idle:
             self._crew.ask(member, "end", task="end a batch")
@@ -392,14 +406,15 @@ class Dispatch:
         else:
             self._crew.ask(member, "go_on", problems, more, task=task)
 
-    def _answered(self, event: Event[ReplicaMember]) -> list[pa.RecordBatch]:
-        """Take the groups of an answer."""
+    def _answered(self, event: Event[ReplicaMember], groups: list[pa.RecordBatch]) -> None:
+        """Add the groups of an answer to those that are there."""
         member = event.member
         if not isinstance(event.value, Answered):
-            return []
+            return
         given = self._given[member.index]
         for group in event.value.groups:
             self._take(group, given)
+            groups.append(group)
         self._pool.faults.add(event.value.unscored, scored=event.value.scored)
         self._room[member.index] = event.value.room
         member.answered += len(event.value.groups)
@@ -407,7 +422,6 @@ class Dispatch:
             member.deaths = 0
         if event.value.ended and given:
             raise RolloutError(f"replica {member.index} has ended without an answer to {_named(given)}")
-        return event.value.groups
 
     def _take(self, group: pa.RecordBatch, given: dict[str, QueuedGroup]) -> None:
         """Note that a group is there; refuse one of other weights or that was not requested."""

@@ -264,7 +264,7 @@ class ReplicaMember(Member):
 
 
 class ReplicaActors(Crew[ReplicaMember]):
-    """The replicas; a call that is refused raises its error where it is waited for.
+    """The replicas.
 
     Attributes:
         last_lost: The last replica that died or hung, and why.
@@ -284,27 +284,24 @@ class ReplicaActors(Crew[ReplicaMember]):
             if event.error is not None and member.opened is None:
                 # It has no model.
                 self.lose(member, f"it could not {member.task}")
-        for event in events:
-            if event.error is not None:
-                raise event.error
         return events
 
     def gather(self, members: Sequence[ReplicaMember]) -> dict[int, Any]:
-        """Wait until no call is left.
+        """Wait until some replicas have no call left; others may still be loading the model.
 
         Returns:
-            The answers of some replicas by index, without those that died or hung.
+            Their answers by index, without those that died or hung.
 
         Raises:
-            RolloutError: A call was refused; the others are waited for first.
+            RolloutError: A call was refused; the others of these replicas are waited for first.
         """
         answers: dict[int, Any] = {}
         refused: Exception | None = None
-        while self.busy:
-            try:
-                answers |= {event.member.index: event.value for event in self.wait() if not event.lost}
-            except Exception as error:
-                refused = refused or error
+        while any(member.call is not None for member in members):
+            for event in self.wait():
+                refused = refused or event.error
+                if not event.lost:
+                    answers[event.member.index] = event.value
         if refused is not None:
             raise refused
         return {member.index: answers[member.index] for member in members if member.index in answers}
