@@ -136,6 +136,12 @@ def test_only_a_sync_waits_for_a_replica_that_is_loading_again_which_then_sample
         assert all(member.idle for member in replicas.crew.members)
 
 
+def test_a_replica_that_never_came_up_is_lost_with_what_the_cluster_has() -> None:
+    lost = pytest.raises(EngineError, match=r"replica 0: .* the model within 0\.0001 s .* has 3 CPUs and 0 GPUs")
+    with lost, latency.replicas(1, start_seconds=1e-4):
+        pass
+
+
 class Refusing(latency.LatencyEngine):
     """An engine of which the second refuses what it is to answer."""
 

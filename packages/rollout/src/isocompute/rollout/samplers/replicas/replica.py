@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 
 from ...errors import EngineError, RolloutError
-from ..actor import Verifiers
+from ..actor import Verifiers, resources
 from ..base import Faults, Feed
 from ..sampling import Draw, Sampling
 from ..weights import Manifest, Payload, Rendezvous
@@ -305,6 +305,11 @@ class ReplicaActors(Crew[ReplicaMember]):
         if refused is not None:
             raise refused
         return {member.index: answers[member.index] for member in members if member.index in answers}
+
+    def late(self, member: ReplicaMember) -> str:
+        """Say that a replica has not answered in time, and what the cluster has where it may have found no place."""
+        room = f"; the cluster may have no room for it (it has {resources(self._ray)})"
+        return super().late(member) + (room if member.opened is None else "")
 
     def lose(self, member: ReplicaMember, why: str) -> Event[ReplicaMember]:
         """End a replica that died or hangs."""
