@@ -250,8 +250,9 @@ def in_parallel(
         Indices and results, as they are done.
 
     Raises:
-        Exception: What a call of ``work`` raised, which ends the others.
+        BaseException: What a call of ``work`` raised, which ends the others.
     """
+    closed = False
 
     async def begin() -> tuple[asyncio.Queue[Any], list[asyncio.Task[None]]]:
         done: asyncio.Queue[Any] = asyncio.Queue(2 * at_a_time)
@@ -261,8 +262,13 @@ def in_parallel(
             for index in indices:
                 try:
                     await done.put((index, await work(index), None))
-                except Exception as error:
+                except BaseException as error:
+                    # Not only exceptions: a panic in Rust or a stray cancellation would be waited for without end.
+                    if closed:
+                        raise
                     await done.put((index, None, error))
+                    if isinstance(error, asyncio.CancelledError):
+                        raise
 
         return done, [asyncio.create_task(go_on()) for _ in range(min(at_a_time, count))]
 
@@ -274,6 +280,7 @@ def in_parallel(
                 raise error
             yield index, result
     finally:
+        closed = True
         # Nobody waits for their end: this may be the end of the process.
         for worker in workers:
             background().call_soon_threadsafe(worker.cancel)
