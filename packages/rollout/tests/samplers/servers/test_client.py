@@ -48,6 +48,16 @@ def test_one_connection_serves_many_requests_and_the_key_goes_along() -> None:
         run(client.close())
 
 
+@pytest.mark.parametrize("key", ["clé", "se\ncret", "se\x7fcret"])
+def test_a_key_is_sent_without_blanks_around_it_and_one_that_is_none_is_refused_unseen(key: str) -> None:
+    with server(lambda handler: handler.give(200, b"1")) as (url, seen):
+        run(Client(url, api_key=" secret\r\n").ask("models", None))
+        assert [sent for _, sent, _, _ in seen] == ["Bearer secret"]
+        with pytest.raises(RolloutError, match="api_key") as refused:
+            Client(url, api_key=key)
+        assert key not in str(refused.value)
+
+
 def test_a_connection_that_the_server_closed_while_idle_is_opened_again() -> None:
     def reply(handler: Any) -> None:
         handler.give(200, b"1")

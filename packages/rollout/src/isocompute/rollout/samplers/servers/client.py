@@ -106,19 +106,21 @@ class Client:
 
     Args:
         base_url: The server's address, such as ``http://localhost:8000/v1``; without a path ``/v1`` is added.
-        api_key: Sent as a bearer token, to this address only: redirects are not followed.
+        api_key: Sent as a bearer token, without blanks around it and to this address only: redirects are not followed.
         timeout_seconds: Deadline of one answer, from the request to its last byte.
 
     Raises:
-        RolloutError: The address, or the proxy that the environment names, is not valid.
+        RolloutError: The address, the key, or the proxy that the environment names, is not valid.
     """
 
     def __init__(self, base_url: str, *, api_key: str | None = None, timeout_seconds: float = 600.0) -> None:
         self.base_url = _address(base_url)
         self._seconds = timeout_seconds
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        if api_key:
-            headers["Authorization"] = f"Bearer {api_key}"
+        if key := (api_key or "").strip():
+            if not (key.isascii() and key.isprintable()):
+                raise RolloutError("api_key has characters that no key has; it must be printable ASCII")
+            headers["Authorization"] = f"Bearer {key}"
         try:
             self._http = httpx2.AsyncClient(
                 headers=headers,
