@@ -58,6 +58,16 @@ def test_a_key_is_sent_without_blanks_around_it_and_one_that_is_none_is_refused_
         assert key not in str(refused.value)
 
 
+def test_a_key_goes_before_credentials_in_the_address() -> None:
+    with server(lambda handler: handler.give(200, b"1")) as (url, seen):
+        address = url.replace("//", "//user:password@")
+        keyed = Client(address, api_key="secret")
+        run(keyed.ask("models", None))
+        run(Client(address).ask("models", None))
+        assert [sent.split()[0] for _, sent, _, _ in seen] == ["Bearer", "Basic"]
+        assert keyed.base_url == f"{url}/v1"
+
+
 def test_a_connection_that_the_server_closed_while_idle_is_opened_again() -> None:
     def reply(handler: Any) -> None:
         handler.give(200, b"1")

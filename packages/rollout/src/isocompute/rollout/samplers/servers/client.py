@@ -105,7 +105,8 @@ class Client:
     """Asks one server, any number of requests at a time, through a proxy where the environment names one.
 
     Args:
-        base_url: The server's address, such as ``http://localhost:8000/v1``; without a path ``/v1`` is added.
+        base_url: The server's address, such as ``http://localhost:8000/v1``; without a path ``/v1`` is added. A user
+            and password in it are sent as basic authentication where there is no key, and dropped where there is one.
         api_key: Sent as a bearer token, without blanks around it and to this address only: redirects are not followed.
         timeout_seconds: Deadline of one answer, from the request to its last byte.
 
@@ -114,10 +115,11 @@ class Client:
     """
 
     def __init__(self, base_url: str, *, api_key: str | None = None, timeout_seconds: float = 600.0) -> None:
-        self.base_url = _address(base_url)
+        key = (api_key or "").strip()
+        self.base_url = _address(base_url, keyed=bool(key))
         self._seconds = timeout_seconds
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        if key := (api_key or "").strip():
+        if key:
             if not (key.isascii() and key.isprintable()):
                 raise RolloutError("api_key has characters that no key has; it must be printable ASCII")
             headers["Authorization"] = f"Bearer {key}"
@@ -224,14 +226,16 @@ def _seconds(retry_after: str) -> float:
         return 0.0
 
 
-def _address(base_url: str) -> str:
-    """Check an address and complete it."""
+def _address(base_url: str, *, keyed: bool) -> str:
+    """Check an address and complete it; credentials in it would take the place of a key."""
     try:
         url = httpx2.URL(base_url)
     except httpx2.InvalidURL:
         url = httpx2.URL()
     if url.scheme not in {"http", "https"} or not url.host or url.port == 0:
         raise RolloutError(f"base_url is {base_url!r}; it must be like http://localhost:8000/v1")
+    if keyed:
+        url = url.copy_with(userinfo=b"")
     return str(url.copy_with(path=url.path.rstrip("/") or "/v1", query=None, fragment=None))
 
 
