@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -66,6 +68,19 @@ def test_a_key_goes_before_credentials_in_the_address() -> None:
         run(Client(address).ask("models", None))
         assert [sent.split()[0] for _, sent, _, _ in seen] == ["Bearer", "Basic"]
         assert keyed.base_url == f"{url}/v1"
+
+
+def test_a_fork_has_connections_of_its_own() -> None:
+    with server(lambda handler: handler.give(200, b"1")) as (url, seen):
+        client = Client(url)
+        run(client.ask("models", None))
+        forked = os.fork()
+        if forked == 0:
+            signal.alarm(20)
+            os._exit(run(client.ask("models", None)) - 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == 0
+        run(client.ask("models", None))
+        assert [address == seen[0][2] for _, _, address, _ in seen] == [True, False, True]
 
 
 def test_a_connection_that_the_server_closed_while_idle_is_opened_again() -> None:

@@ -118,19 +118,27 @@ class Client:
         key = (api_key or "").strip()
         self.base_url = _address(base_url, keyed=bool(key))
         self._seconds = timeout_seconds
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if key:
             if not (key.isascii() and key.isprintable()):
                 raise RolloutError("api_key has characters that no key has; it must be printable ASCII")
-            headers["Authorization"] = f"Bearer {key}"
-        try:
-            self._http = httpx2.AsyncClient(
-                headers=headers,
-                timeout=httpx2.Timeout(None, connect=MAX_CONNECT_SECONDS),
-                limits=httpx2.Limits(keepalive_expiry=MAX_IDLE_SECONDS),
-            )
-        except (ImportError, ValueError, httpx2.InvalidURL) as error:
-            raise RolloutError(f"a proxy that the environment names cannot be used ({error})") from None
+            self._headers["Authorization"] = f"Bearer {key}"
+        self._clients: dict[int, httpx2.AsyncClient] = {}
+        """By process: a fork must not share its parent's connections."""
+        self._http()
+
+    def _http(self) -> httpx2.AsyncClient:
+        """Return the connections of this process."""
+        if os.getpid() not in self._clients:
+            try:
+                self._clients[os.getpid()] = httpx2.AsyncClient(
+                    headers=self._headers,
+                    timeout=httpx2.Timeout(None, connect=MAX_CONNECT_SECONDS),
+                    limits=httpx2.Limits(keepalive_expiry=MAX_IDLE_SECONDS),
+                )
+            except (ImportError, ValueError, httpx2.InvalidURL) as error:
+                raise RolloutError(f"a proxy that the environment names cannot be used ({error})") from None
+        return self._clients[os.getpid()]
 
     async def ask(self, route: str, body: Mapping[str, Any] | None) -> Any:
         """Ask the server and return its JSON.
@@ -147,7 +155,7 @@ class Client:
         try:
             async with (
                 asyncio.timeout(self._seconds),
-                self._http.stream(method, f"{self.base_url}/{route}", content=content) as response,
+                self._http().stream(method, f"{self.base_url}/{route}", content=content) as response,
             ):
                 return _judged(response, await _whole(response))
         except UNREACHABLE as error:
@@ -159,7 +167,7 @@ class Client:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        await self._http().aclose()
 
 
 def _cause(error: BaseException) -> str:
