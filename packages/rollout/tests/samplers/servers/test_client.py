@@ -11,13 +11,15 @@ from email.utils import format_datetime
 from typing import Any
 
 import pytest
-from isocompute.rollout import RolloutError
+from isocompute.rollout import RolloutError, Sampling
 from serving import Handler, Loopback, free_port
 
 pytest.importorskip("httpx2")
 
+from isocompute.rollout.samplers.local import LocalSampler
 from isocompute.rollout.samplers.servers import client as client_module
 from isocompute.rollout.samplers.servers.client import Client, Failed, Refused, Server, Servers, run
+from isocompute.rollout.samplers.servers.openai import OpenAISampler
 
 
 class Replies(Handler):
@@ -81,6 +83,22 @@ def test_a_fork_has_connections_of_its_own() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == 0
         run(client.ask("models", None))
         assert [address == seen[0][2] for _, _, address, _ in seen] == [True, False, True]
+
+
+def test_a_sampler_that_cannot_be_opened_closes_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RolloutError("nowhere")
+
+    async def close(client: Client) -> None:
+        closed.append(client.base_url)
+
+    monkeypatch.setattr(Client, "close", close)
+    monkeypatch.setattr(LocalSampler, "__init__", refuse)
+    with pytest.raises(RolloutError, match="nowhere"):
+        OpenAISampler("nowhere", Sampling(), base_urls=["http://a/v1", "http://b/v1"])
+    assert closed == ["http://a/v1", "http://b/v1"]
 
 
 def test_a_connection_that_the_server_closed_while_idle_is_opened_again() -> None:

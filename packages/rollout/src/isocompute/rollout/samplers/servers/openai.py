@@ -82,12 +82,16 @@ class OpenAISampler(LocalSampler):
         _check_protocol(protocol, sampling)
         addresses = [base_url] if base_url is not None else list(base_urls)
         self._servers = Servers([Client(a, api_key=api_key, timeout_seconds=timeout_seconds) for a in addresses])
-        super().__init__(model, sampling, prompting=prompting, scorer=scorer)
-        self._protocol = protocol
-        self._chat_options = dict((prompting or Prompting()).chat_options)
-        self._at_a_time = concurrency * len(addresses)
-        self._vocabulary = vocabulary(self.model, self.tokenizer)
-        self.served_model = run(served_name(self._servers, self.model, served_model))
+        try:
+            super().__init__(model, sampling, prompting=prompting, scorer=scorer)
+            self._protocol = protocol
+            self._chat_options = dict((prompting or Prompting()).chat_options)
+            self._at_a_time = concurrency * len(addresses)
+            self._vocabulary = vocabulary(self.model, self.tokenizer)
+            self.served_model = run(served_name(self._servers, self.model, served_model))
+        except BaseException:
+            self.close()
+            raise
 
     def use(self, sampling: Sampling) -> None:
         """Sample differently from now on; see ``Sampler.use``.
