@@ -127,6 +127,9 @@ class VirtualRay:
         self.actors.append(_Handle(self, kind(opener), self.deaths.get(len(self.actors), inf)))
         return self.actors[-1]
 
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 3.0}
+
     def is_initialized(self) -> bool:
         return True
 
@@ -180,13 +183,14 @@ def replicas(
     deaths: Mapping[int, float] | None = None,
     kind: type[LatencyEngine] = LatencyEngine,
     tolerance: float | None = None,
+    start_seconds: float = 600.0,
     **engine: Any,
 ) -> Iterator[Any]:
     """Open replicas of an engine of latency in virtual time.
 
     Args:
         deaths: As for ``VirtualRay``.
-        tolerance: As for ``Replicas``.
+        tolerance, start_seconds: As for ``Replicas``.
         engine: As for ``LatencyEngine``.
     """
     ray = VirtualRay(deaths or {})
@@ -203,6 +207,7 @@ def replicas(
             replicas=count,
             placement=object(),
             tolerance=tolerance,
+            start_seconds=start_seconds,
         )
         opened.ray = ray  # type: ignore[attr-defined]
         yield opened

@@ -1,17 +1,22 @@
 """The groups that replicas are given, in virtual time, and the way in which weights travel to them."""
 
 from collections import Counter
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import latency
 import polars as pl
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.rollout import RolloutError
+from isocompute.rollout import RolloutError, Sampling
 from isocompute.rollout.errors import EngineError
+from isocompute.rollout.samplers.base import Feed
 from isocompute.rollout.samplers.replicas.pool import Expected, Queue, QueuedGroup, transport_of
+from isocompute.rollout.samplers.sampling import Draw
+from isocompute.rollout.samplers.weights import Manifest
 
 BATCHES = st.fixed_dictionaries(
     {
@@ -104,6 +109,54 @@ def test_a_replica_that_dies_costs_its_unfinished_groups_and_no_others(
             holders = [actor for actor in dead if problem_id in actor.inner._sampler.asked]
             if not holders or moment <= min(actor.dies for actor in holders):
                 assert times[problem_id] == 1
+
+
+class Reloading(latency.LatencyEngine):
+    """An engine of which the third takes 300 seconds to load."""
+
+    def __init__(self, clock: Any) -> None:
+        super().__init__(clock)
+        clock.now += 300.0 if len(clock.actors) == 3 else 0.0
+
+    @property
+    def manifest(self) -> Manifest:
+        return Manifest(shapes={}, tied={})
+
+
+def test_only_a_sync_waits_for_a_replica_that_is_loading_again_which_then_samples_as_the_others_do() -> None:
+    other = Sampling(max_new_tokens=latency.LONGEST, temperature=0.5)
+    with latency.replicas(2, kind=Reloading, deaths={0: 0.1}) as replicas:
+        answered(replicas, 4, 2, 0)
+        replicas.use(other)
+        answered(replicas, 4, 2, 1)
+        assert replicas.ray.now < 300
+        assert [member.opened is None for member in replicas.crew.members] == [True, False]
+        assert replicas.manifest.shapes == {}
+        assert [engine.sampling for engine in engines(replicas)[1:]] == [other, other]
+        assert all(member.idle for member in replicas.crew.members)
+
+
+def test_a_replica_that_never_came_up_is_lost_with_what_the_cluster_has() -> None:
+    lost = pytest.raises(EngineError, match=r"replica 0: .* the model within 0\.0001 s .* has 3 CPUs and 0 GPUs")
+    with lost, latency.replicas(1, start_seconds=1e-4):
+        pass
+
+
+class Refusing(latency.LatencyEngine):
+    """An engine of which the second refuses what it is to answer."""
+
+    def _answers(self, feed: Feed, draw: Draw) -> Iterator[pa.RecordBatch | None]:
+        if self is engines(SimpleNamespace(ray=self.clock))[1]:
+            raise RolloutError("refused")
+        yield from super()._answers(feed, draw)
+
+
+def test_groups_that_are_answered_when_another_replica_fails_are_yielded_first() -> None:
+    with latency.replicas(2, kind=Refusing, step=0.0, each=0.0) as replicas:
+        stream = replicas.stream(latency.problems(2), samples=1, seed=1, step=0)
+        assert len(next(stream)) == 1
+        with pytest.raises(RolloutError, match="refused"):
+            next(stream)
 
 
 class Apart(latency.LatencyEngine):

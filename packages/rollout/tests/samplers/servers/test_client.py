@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -9,13 +11,15 @@ from email.utils import format_datetime
 from typing import Any
 
 import pytest
-from isocompute.rollout import RolloutError
+from isocompute.rollout import RolloutError, Sampling
 from serving import Handler, Loopback, free_port
 
 pytest.importorskip("httpx2")
 
+from isocompute.rollout.samplers.local import LocalSampler
 from isocompute.rollout.samplers.servers import client as client_module
 from isocompute.rollout.samplers.servers.client import Client, Failed, Refused, Server, Servers, run
+from isocompute.rollout.samplers.servers.openai import OpenAISampler
 
 
 class Replies(Handler):
@@ -46,6 +50,55 @@ def test_one_connection_serves_many_requests_and_the_key_goes_along() -> None:
         assert [body for *_, body in seen] == [*({"n": n} for n in range(5)), None]
         assert len({address for _, _, address, _ in seen}) == 1
         run(client.close())
+
+
+@pytest.mark.parametrize("key", ["clé", "se\ncret", "se\x7fcret"])
+def test_a_key_is_sent_without_blanks_around_it_and_one_that_is_none_is_refused_unseen(key: str) -> None:
+    with server(lambda handler: handler.give(200, b"1")) as (url, seen):
+        run(Client(url, api_key=" secret\r\n").ask("models", None))
+        assert [sent for _, sent, _, _ in seen] == ["Bearer secret"]
+        with pytest.raises(RolloutError, match="api_key") as refused:
+            Client(url, api_key=key)
+        assert key not in str(refused.value)
+
+
+def test_a_key_goes_before_credentials_in_the_address() -> None:
+    with server(lambda handler: handler.give(200, b"1")) as (url, seen):
+        address = url.replace("//", "//user:password@")
+        keyed = Client(address, api_key="secret")
+        run(keyed.ask("models", None))
+        run(Client(address).ask("models", None))
+        assert [sent.split()[0] for _, sent, _, _ in seen] == ["Bearer", "Basic"]
+        assert keyed.base_url == f"{url}/v1"
+
+
+def test_a_fork_has_connections_of_its_own() -> None:
+    with server(lambda handler: handler.give(200, b"1")) as (url, seen):
+        client = Client(url)
+        run(client.ask("models", None))
+        forked = os.fork()
+        if forked == 0:
+            signal.alarm(20)
+            os._exit(run(client.ask("models", None)) - 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == 0
+        run(client.ask("models", None))
+        assert [address == seen[0][2] for _, _, address, _ in seen] == [True, False, True]
+
+
+def test_a_sampler_that_cannot_be_opened_closes_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RolloutError("nowhere")
+
+    async def close(client: Client) -> None:
+        closed.append(client.base_url)
+
+    monkeypatch.setattr(Client, "close", close)
+    monkeypatch.setattr(LocalSampler, "__init__", refuse)
+    with pytest.raises(RolloutError, match="nowhere"):
+        OpenAISampler("nowhere", Sampling(), base_urls=["http://a/v1", "http://b/v1"])
+    assert closed == ["http://a/v1", "http://b/v1"]
 
 
 def test_a_connection_that_the_server_closed_while_idle_is_opened_again() -> None:

@@ -141,6 +141,30 @@ def test_an_error_ends_the_work_and_is_raised() -> None:
         list(in_parallel(10**6, work, at_a_time=4))
 
 
+class Panic(BaseException):
+    """As errors in Rust are."""
+
+
+@pytest.mark.parametrize("kind", [Panic, asyncio.CancelledError])
+def test_what_is_no_exception_ends_the_work_too(kind: type[BaseException]) -> None:
+    async def work(index: int) -> None:
+        raise kind
+
+    raised: list[BaseException] = []
+
+    def take() -> None:
+        try:
+            list(in_parallel(1, work, at_a_time=1))
+        except BaseException as error:
+            raised.append(error)
+
+    # A thread, so that waiting without end fails.
+    taking = threading.Thread(target=take, daemon=True)
+    taking.start()
+    taking.join(timeout=10)
+    assert [type(error) for error in raised] == [kind]
+
+
 def test_closing_early_ends_what_is_under_way() -> None:
     under_way, ended = threading.Semaphore(0), threading.Semaphore(0)
 

@@ -88,7 +88,7 @@ class Crew(Generic[M]):
         return [member for member in self.members if member.call is not None]
 
     def fill(self) -> None:
-        """Start actors in the places that have none, where they may."""
+        """Start an actor in every empty place whose backoff has passed."""
         for member in self.members:
             if member.actor is None and member.deaths <= self._restarts and member.again_at <= monotonic():
                 self._start(member)
@@ -118,8 +118,12 @@ class Crew(Generic[M]):
         late = [m for m in busy if m.call not in done and m.asked_at + m.seconds <= now]
         return [
             *map(self._ended, ended),
-            *(self.lose(m, f"it did not {m.task} within {m.seconds:g} s and was ended") for m in late),
+            *(self.lose(m, self.late(m)) for m in late),
         ]
+
+    def late(self, member: M) -> str:
+        """Say that an actor has not answered in time; begins with "it"."""
+        return f"it did not {member.task} within {member.seconds:g} s and was ended"
 
     def _ended(self, member: M) -> Event[M]:
         call, member.call = member.call, None

@@ -18,8 +18,8 @@ from ..actor import Verifiers, connected_ray, resources
 from ..base import Sampler, pairs
 from ..sampling import Draw, Sampling
 from ..weights import BUCKET_BYTES, Manifest
-from .crew import Event
-from .replica import Answered, Crew, Member, Opened, Opener, Replica
+from .crew import LONGEST_WAIT, Event
+from .replica import Answered, Opened, Opener, Replica, ReplicaActors, ReplicaMember
 from .transfer import Transfer
 
 TRANSPORTS = ("object_store", "gloo", "nccl", "ipc")
@@ -102,8 +102,8 @@ class Replicas(Sampler):
         self._opener, self._start_seconds = opener, start_seconds
         # Half of an answer's, so that ranks that send a bucket are not taken for dead first.
         self._bucket_bytes, self._bucket_seconds = bucket_bytes, answer_seconds / 2
-        members = [Member(index=index) for index in range(replicas)]
-        self.crew = Crew(self._ray, members, self._start, seconds=answer_seconds, restarts=restarts)
+        members = [ReplicaMember(index=index) for index in range(replicas)]
+        self.crew = ReplicaActors(self._ray, members, self._start, seconds=answer_seconds, restarts=restarts)
         try:
             self._open()
         except BaseException:
@@ -120,7 +120,7 @@ class Replicas(Sampler):
         self._tolerance = self._tolerance or PROBE_TOLERANCES.get(self.dtype or "", max(PROBE_TOLERANCES.values()))
         self._agree({index: one.probe for index, one in opened.items()})
 
-    def _start(self, member: Member) -> None:
+    def _start(self, member: ReplicaMember) -> None:
         """Start a replica's process and let it load the model, without waiting for it."""
         actor: Any = self._ray.remote(Replica)
         member.actor = actor.options(**self._places[member.index]).remote(self._opener)
@@ -133,6 +133,9 @@ class Replicas(Sampler):
             raise RolloutError("a stream is still open, whose responses would be sampled differently; close it first")
         super().use(sampling)
         self._look()
+        for member in self.crew.busy:
+            # One that is still loading the model does so before this: an actor keeps the order of its calls.
+            member.actor.use.remote(sampling)
         self._ask(self._idle(), "use", sampling, task="take other sampling options")
 
     def sleep(self) -> None:
@@ -141,10 +144,10 @@ class Replicas(Sampler):
         self.settle()
         self._ask(self._idle(), "sleep", task="sleep")
 
-    def _idle(self) -> list[Member]:
+    def _idle(self) -> list[ReplicaMember]:
         return [member for member in self.crew.members if member.idle]
 
-    def _ask(self, members: Sequence[Member], method: str, *arguments: Any, task: str) -> dict[int, Any]:
+    def _ask(self, members: Sequence[ReplicaMember], method: str, *arguments: Any, task: str) -> dict[int, Any]:
         """Ask some replicas, and wait for them; returns the answers by index, without those that died or hung."""
         for member in members:
             self.crew.ask(member, method, *arguments, task=task)
@@ -152,9 +155,11 @@ class Replicas(Sampler):
 
     @property
     def manifest(self) -> Manifest:
-        """The tensors that the model has; at least one replica is up then. See ``Sampler.manifest``."""
+        """The tensors that the model has; all replicas that are not left out are up then. See ``Sampler.manifest``."""
         self._look()
         tensors: Manifest = self._one("manifest", task="list the model's tensors")
+        # One that was started again takes part in the sync that follows.
+        self.crew.gather(self.crew.members)
         return tensors
 
     def sync(self, weights: Any, version: int) -> None:
@@ -192,7 +197,7 @@ class Replicas(Sampler):
         self._stamp(version)
         self._whole = True
 
-    def _sent(self, transfer: Transfer, weights: Any) -> tuple[list[Member], int]:
+    def _sent(self, transfer: Transfer, weights: Any) -> tuple[list[ReplicaMember], int]:
         """Send weights, and end the replicas that were lost; returns the others and the number of buckets."""
         on_ranks = getattr(weights, "on_ranks", None)
         sent = [transfer.send(0, pairs(weights))] if on_ranks is None else on_ranks(transfer)
@@ -216,7 +221,7 @@ class Replicas(Sampler):
         """Wait until the replicas that were started again have loaded the model, or are left out."""
         self._look()
         while self.crew.busy:
-            self.crew.gather([])
+            self.crew.gather(self.crew.members)
             self._look()
 
     def close(self) -> None:
@@ -271,17 +276,17 @@ class Replicas(Sampler):
     def _one(self, method: str, *arguments: Any, task: str) -> Any:
         """Ask one replica, whichever is up, and another one where it dies."""
         while any(member.actor is not None for member in self.crew.members):
-            if idle := self._idle():
-                if answers := self._ask(idle[:1], method, *arguments, task=task):
-                    return answers[idle[0].index]
-            else:
-                self.crew.wait()
-            self._look()
+            idle = self._idle()
+            if idle and (answers := self._ask(idle[:1], method, *arguments, task=task)):
+                return answers[idle[0].index]
+            self._look(0.0 if idle else LONGEST_WAIT)
         raise self.crew.nobody(task)
 
-    def _look(self) -> None:
-        """Take note of the replicas that have come up meanwhile, and start those that are missing."""
-        self.crew.wait(0.0)
+    def _look(self, seconds: float = 0.0) -> None:
+        """Take note of the replicas that have come up within some seconds, and start those that are missing."""
+        for event in self.crew.wait(seconds):
+            if event.error is not None:
+                raise event.error
         self.crew.fill()
 
     def _reserved(self, devices: dict[str, float], replicas: int, seconds: float) -> Any:
@@ -341,21 +346,30 @@ class Dispatch:
             if not any(self._given.values()) and not self._queue.reachable(self._pool.able()):
                 raise self._crew.nobody(f"answer {_named(self._missing)}")
             groups: list[pa.RecordBatch] = []
-            for event in self._crew.wait():
-                if event.lost:
-                    self._lost(event)
-                else:
-                    groups += self._answered(event)
-            # Before the groups are handed out: the replicas go on meanwhile.
-            self._hand_out()
+            failure: Exception | None = None
+            try:
+                # Answers first: a failure costs only the groups that were not answered.
+                for event in sorted(self._crew.wait(), key=lambda event: bool(event.lost or event.error)):
+                    if event.error is not None:
+                        raise event.error
+                    if event.lost:
+                        self._lost(event)
+                    else:
+                        self._answered(event, groups)
+                # Before the groups are handed out: the replicas go on meanwhile.
+                self._hand_out()
+            except Exception as error:
+                failure = error
             yield from groups
+            if failure is not None:
+                raise failure
 
     def close(self) -> None:
         """Take what is unfinished out of the replicas."""
         begun = [self._crew.members[index] for index in self._given]
         self._given = {}
         with suppress(RolloutError):
-            self._crew.gather([])
+            self._crew.gather(begun)
         idle = [member for member in begun if member.idle]
         for member in idle:
             self._crew.ask(member, "end", task="end a batch")
@@ -379,7 +393,7 @@ class Dispatch:
             if taken[member.index] or self._given.get(member.index):
                 self._go_on(member, taken[member.index])
 
-    def _go_on(self, member: Member, works: list[QueuedGroup]) -> None:
+    def _go_on(self, member: ReplicaMember, works: list[QueuedGroup]) -> None:
         """Let a replica answer some groups besides those that it has."""
         begins = member.index not in self._given
         given = self._given.setdefault(member.index, {})
@@ -392,14 +406,15 @@ class Dispatch:
         else:
             self._crew.ask(member, "go_on", problems, more, task=task)
 
-    def _answered(self, event: Event[Member]) -> list[pa.RecordBatch]:
-        """Take the groups of an answer."""
+    def _answered(self, event: Event[ReplicaMember], groups: list[pa.RecordBatch]) -> None:
+        """Add the groups of an answer to those that are there."""
         member = event.member
         if not isinstance(event.value, Answered):
-            return []
+            return
         given = self._given[member.index]
         for group in event.value.groups:
             self._take(group, given)
+            groups.append(group)
         self._pool.faults.add(event.value.unscored, scored=event.value.scored)
         self._room[member.index] = event.value.room
         member.answered += len(event.value.groups)
@@ -407,7 +422,6 @@ class Dispatch:
             member.deaths = 0
         if event.value.ended and given:
             raise RolloutError(f"replica {member.index} has ended without an answer to {_named(given)}")
-        return event.value.groups
 
     def _take(self, group: pa.RecordBatch, given: dict[str, QueuedGroup]) -> None:
         """Note that a group is there; refuse one of other weights or that was not requested."""
@@ -421,7 +435,7 @@ class Dispatch:
         self._missing.remove(problem_id)
         self._pool.expected.learn(problem_id, group["response_ids"].value_lengths().to_pylist())
 
-    def _lost(self, event: Event[Member]) -> None:
+    def _lost(self, event: Event[ReplicaMember]) -> None:
         """Let other replicas answer what a lost one was given; a new process takes its place."""
         member = event.member
         given = self._given.pop(member.index, {})

@@ -14,11 +14,11 @@ import polars as pl
 import pyarrow as pa
 
 from ...errors import EngineError, RolloutError
-from ..actor import Verifiers
+from ..actor import Verifiers, resources
 from ..base import Faults, Feed
 from ..sampling import Draw, Sampling
 from ..weights import Manifest, Payload, Rendezvous
-from . import crew
+from .crew import LONGEST_WAIT, Crew, Event, Member
 
 if TYPE_CHECKING:
     from ..base import Sampler
@@ -242,7 +242,7 @@ class Replica:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Member(crew.Member):
+class ReplicaMember(Member):
     """The place of one replica.
 
     Attributes:
@@ -263,8 +263,8 @@ class Member(crew.Member):
         return self.opened is not None and self.call is None
 
 
-class Crew(crew.Crew[Member]):
-    """The replicas; a call that is refused raises its error where it is waited for.
+class ReplicaActors(Crew[ReplicaMember]):
+    """The replicas.
 
     Attributes:
         last_lost: The last replica that died or hung, and why.
@@ -272,7 +272,7 @@ class Crew(crew.Crew[Member]):
 
     last_lost = ""
 
-    def wait(self, seconds: float = crew.LONGEST_WAIT) -> list[crew.Event[Member]]:
+    def wait(self, seconds: float = LONGEST_WAIT) -> list[Event[ReplicaMember]]:
         """Wait for the end of some calls, and note what replicas say of themselves."""
         events = super().wait(seconds)
         for event in events:
@@ -284,38 +284,40 @@ class Crew(crew.Crew[Member]):
             if event.error is not None and member.opened is None:
                 # It has no model.
                 self.lose(member, f"it could not {member.task}")
-        for event in events:
-            if event.error is not None:
-                raise event.error
         return events
 
-    def gather(self, members: Sequence[Member]) -> dict[int, Any]:
-        """Wait until no call is left.
+    def gather(self, members: Sequence[ReplicaMember]) -> dict[int, Any]:
+        """Wait until some replicas have no call left; others may still be loading the model.
 
         Returns:
-            The answers of some replicas by index, without those that died or hung.
+            Their answers by index, without those that died or hung.
 
         Raises:
-            RolloutError: A call was refused; the others are waited for first.
+            RolloutError: A call was refused; the others of these replicas are waited for first.
         """
         answers: dict[int, Any] = {}
         refused: Exception | None = None
-        while self.busy:
-            try:
-                answers |= {event.member.index: event.value for event in self.wait() if not event.lost}
-            except Exception as error:
-                refused = refused or error
+        while any(member.call is not None for member in members):
+            for event in self.wait():
+                refused = refused or event.error
+                if not event.lost:
+                    answers[event.member.index] = event.value
         if refused is not None:
             raise refused
         return {member.index: answers[member.index] for member in members if member.index in answers}
 
-    def lose(self, member: Member, why: str) -> crew.Event[Member]:
+    def late(self, member: ReplicaMember) -> str:
+        """Say that a replica has not answered in time, and what the cluster has where it may have found no place."""
+        room = f"; the cluster may have no room for it (it has {resources(self._ray)})"
+        return super().late(member) + (room if member.opened is None else "")
+
+    def lose(self, member: ReplicaMember, why: str) -> Event[ReplicaMember]:
         """End a replica that died or hangs."""
         self.last_lost = f"replica {member.index}: {why}"
         _log.warning("%s", self.last_lost)
         return super().lose(member, self.last_lost)
 
-    def end(self, member: Member) -> None:
+    def end(self, member: ReplicaMember) -> None:
         """End a replica, whatever it is doing."""
         super().end(member)
         member.opened = member.said = member.sync = None

@@ -28,7 +28,7 @@ from ..weights import (
     share,
 )
 from .crew import Crew, Event
-from .replica import Member, Opened
+from .replica import Opened, ReplicaMember
 
 GROUP = "the group that weights are broadcast to"
 
@@ -66,7 +66,7 @@ class Transfer:
     """
 
     transport: str
-    receivers: Sequence[Member]
+    receivers: Sequence[ReplicaMember]
     number: int
     task: str
     wanted: Manifest
@@ -116,7 +116,7 @@ class Transfer:
             )
         return "cuda"
 
-    def _own(self, rank: int) -> list[Member]:
+    def _own(self, rank: int) -> list[ReplicaMember]:
         """Return the replicas that a rank sends to."""
         if self.transport != "ipc":
             return list(self.receivers) if rank == 0 else []
@@ -124,7 +124,7 @@ class Transfer:
         return [one for one in self.receivers if said(one).place == here and (rank == 0 or here.startswith("GPU"))]
 
 
-def said(member: Member) -> Opened:
+def said(member: ReplicaMember) -> Opened:
     """Return what a replica that is up has said of itself."""
     assert member.opened is not None
     return member.opened
@@ -133,7 +133,7 @@ def said(member: Member) -> Opened:
 class _Sending:
     """One call of a transfer."""
 
-    def __init__(self, transfer: Transfer, receivers: Sequence[Member]) -> None:
+    def __init__(self, transfer: Transfer, receivers: Sequence[ReplicaMember]) -> None:
         import ray
 
         self._transfer, self._ray = transfer, ray
@@ -146,7 +146,7 @@ class _Sending:
         """A broadcast that goes on."""
 
     @property
-    def _left(self) -> list[Member]:
+    def _left(self) -> list[ReplicaMember]:
         return [member for member in self._crew.members if member.actor is not None]
 
     def go(self, weights: Iterable[tuple[str, Any]]) -> None:
@@ -237,7 +237,7 @@ class _Sending:
             self._underway.wait()
         self._in_flight = self._underway = None
 
-    def _note(self, events: Sequence[Event[Member]]) -> None:
+    def _note(self, events: Sequence[Event[ReplicaMember]]) -> None:
         for event in events:
             if event.error is not None:
                 raise event.error

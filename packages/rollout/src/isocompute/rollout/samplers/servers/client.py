@@ -62,7 +62,7 @@ _starting = threading.Lock()
 
 
 def background() -> asyncio.AbstractEventLoop:
-    """Return the event loop in which all servers are asked: in a thread, so that no one waits who does not want to."""
+    """Return the event loop in which all servers are asked: in a thread of its own, so that callers need not wait."""
     with _starting:
         if os.getpid() not in _loops:
             loop = _loops[os.getpid()] = asyncio.new_event_loop()
@@ -105,28 +105,40 @@ class Client:
     """Asks one server, any number of requests at a time, through a proxy where the environment names one.
 
     Args:
-        base_url: The server's address, such as ``http://localhost:8000/v1``; without a path ``/v1`` is added.
-        api_key: Sent as a bearer token, to this address only: redirects are not followed.
+        base_url: The server's address, such as ``http://localhost:8000/v1``; without a path ``/v1`` is added. A user
+            and password in it are sent as basic authentication where there is no key, and dropped where there is one.
+        api_key: Sent as a bearer token, without blanks around it and to this address only: redirects are not followed.
         timeout_seconds: Deadline of one answer, from the request to its last byte.
 
     Raises:
-        RolloutError: The address, or the proxy that the environment names, is not valid.
+        RolloutError: The address, the key, or the proxy that the environment names, is not valid.
     """
 
     def __init__(self, base_url: str, *, api_key: str | None = None, timeout_seconds: float = 600.0) -> None:
-        self.base_url = _address(base_url)
+        key = (api_key or "").strip()
+        self.base_url = _address(base_url, keyed=bool(key))
         self._seconds = timeout_seconds
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        if api_key:
-            headers["Authorization"] = f"Bearer {api_key}"
-        try:
-            self._http = httpx2.AsyncClient(
-                headers=headers,
-                timeout=httpx2.Timeout(None, connect=MAX_CONNECT_SECONDS),
-                limits=httpx2.Limits(keepalive_expiry=MAX_IDLE_SECONDS),
-            )
-        except (ImportError, ValueError, httpx2.InvalidURL) as error:
-            raise RolloutError(f"a proxy that the environment names cannot be used ({error})") from None
+        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if key:
+            if not (key.isascii() and key.isprintable()):
+                raise RolloutError("api_key has characters that no key has; it must be printable ASCII")
+            self._headers["Authorization"] = f"Bearer {key}"
+        self._clients: dict[int, httpx2.AsyncClient] = {}
+        """By process: a fork must not share its parent's connections."""
+        self._http()
+
+    def _http(self) -> httpx2.AsyncClient:
+        """Return the connections of this process."""
+        if os.getpid() not in self._clients:
+            try:
+                self._clients[os.getpid()] = httpx2.AsyncClient(
+                    headers=self._headers,
+                    timeout=httpx2.Timeout(None, connect=MAX_CONNECT_SECONDS),
+                    limits=httpx2.Limits(keepalive_expiry=MAX_IDLE_SECONDS),
+                )
+            except (ImportError, ValueError, httpx2.InvalidURL) as error:
+                raise RolloutError(f"a proxy that the environment names cannot be used ({error})") from None
+        return self._clients[os.getpid()]
 
     async def ask(self, route: str, body: Mapping[str, Any] | None) -> Any:
         """Ask the server and return its JSON.
@@ -143,7 +155,7 @@ class Client:
         try:
             async with (
                 asyncio.timeout(self._seconds),
-                self._http.stream(method, f"{self.base_url}/{route}", content=content) as response,
+                self._http().stream(method, f"{self.base_url}/{route}", content=content) as response,
             ):
                 return _judged(response, await _whole(response))
         except UNREACHABLE as error:
@@ -155,11 +167,11 @@ class Client:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        await self._http().aclose()
 
 
 def _cause(error: BaseException) -> str:
-    """Return what an error came from, of which the libraries between say less."""
+    """Return the root cause of an error; the libraries' own errors say less."""
     while cause := error.__cause__ or error.__context__:
         error = cause
     if isinstance(error, BaseExceptionGroup):
@@ -222,14 +234,16 @@ def _seconds(retry_after: str) -> float:
         return 0.0
 
 
-def _address(base_url: str) -> str:
-    """Check an address and complete it."""
+def _address(base_url: str, *, keyed: bool) -> str:
+    """Check an address and complete it; credentials in it would take the place of a key."""
     try:
         url = httpx2.URL(base_url)
     except httpx2.InvalidURL:
         url = httpx2.URL()
     if url.scheme not in {"http", "https"} or not url.host or url.port == 0:
         raise RolloutError(f"base_url is {base_url!r}; it must be like http://localhost:8000/v1")
+    if keyed:
+        url = url.copy_with(userinfo=b"")
     return str(url.copy_with(path=url.path.rstrip("/") or "/v1", query=None, fragment=None))
 
 

@@ -82,12 +82,16 @@ class OpenAISampler(LocalSampler):
         _check_protocol(protocol, sampling)
         addresses = [base_url] if base_url is not None else list(base_urls)
         self._servers = Servers([Client(a, api_key=api_key, timeout_seconds=timeout_seconds) for a in addresses])
-        super().__init__(model, sampling, prompting=prompting, scorer=scorer)
-        self._protocol = protocol
-        self._chat_options = dict((prompting or Prompting()).chat_options)
-        self._at_a_time = concurrency * len(addresses)
-        self._vocabulary = vocabulary(self.model, self.tokenizer)
-        self.served_model = run(served_name(self._servers, self.model, served_model))
+        try:
+            super().__init__(model, sampling, prompting=prompting, scorer=scorer)
+            self._protocol = protocol
+            self._chat_options = dict((prompting or Prompting()).chat_options)
+            self._at_a_time = concurrency * len(addresses)
+            self._vocabulary = vocabulary(self.model, self.tokenizer)
+            self.served_model = run(served_name(self._servers, self.model, served_model))
+        except BaseException:
+            self.close()
+            raise
 
     def use(self, sampling: Sampling) -> None:
         """Sample differently from now on; see ``Sampler.use``.
@@ -250,8 +254,9 @@ def in_parallel(
         Indices and results, as they are done.
 
     Raises:
-        Exception: What a call of ``work`` raised, which ends the others.
+        BaseException: What a call of ``work`` raised, which ends the others.
     """
+    closed = False
 
     async def begin() -> tuple[asyncio.Queue[Any], list[asyncio.Task[None]]]:
         done: asyncio.Queue[Any] = asyncio.Queue(2 * at_a_time)
@@ -261,8 +266,13 @@ def in_parallel(
             for index in indices:
                 try:
                     await done.put((index, await work(index), None))
-                except Exception as error:
+                except BaseException as error:
+                    # Not only exceptions: a panic in Rust or a stray cancellation would be waited for without end.
+                    if closed:
+                        raise
                     await done.put((index, None, error))
+                    if isinstance(error, asyncio.CancelledError):
+                        raise
 
         return done, [asyncio.create_task(go_on()) for _ in range(min(at_a_time, count))]
 
@@ -274,6 +284,7 @@ def in_parallel(
                 raise error
             yield index, result
     finally:
+        closed = True
         # Nobody waits for their end: this may be the end of the process.
         for worker in workers:
             background().call_soon_threadsafe(worker.cancel)
