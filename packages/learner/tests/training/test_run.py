@@ -36,7 +36,7 @@ def walk(
     for _ in range(batches):
         batch = order.batch(cursor)
         met.append((cursor, batch["problem_id"].to_list()))
-        cursor = order.after(cursor, answered(batch, right))
+        cursor = order.after(order.learnt(cursor, answered(batch, right)))
     return met
 
 
@@ -85,7 +85,9 @@ def test_solved_problems_are_left_out_of_later_passes_and_the_others_keep_their_
 def test_a_solved_problem_that_is_failed_later_stays_out_and_one_below_the_threshold_stays_in() -> None:
     order = ProblemOrder(PROBLEMS, problems_per_batch=4, seed=3, drop_above=1.0)
     met = walk(order, 3, lambda name: 1.0 if name < "p04" else 0.75)
-    after = order.after(met[-1][0], answered(order.batch(met[-1][0]), lambda name: 0.75 if name >= "p04" else 1.0))
+    after = order.after(
+        order.learnt(met[-1][0], answered(order.batch(met[-1][0]), lambda name: 0.75 if name >= "p04" else 1.0))
+    )
     assert after.dropped == ("p00", "p01", "p02", "p03")
     assert walk(order, 2, cursor=after)[1][0].dropped == after.dropped
 
@@ -112,7 +114,7 @@ def test_failed_responses_do_not_count_as_wrong_and_partial_rewards_are_not_righ
     order = ProblemOrder(PROBLEMS[:2], problems_per_batch=1, seed=0, drop_above=0.9)
     rows = [("p00", 1.0, "stop"), ("p00", 0.0, "aborted"), ("p01", 0.99, "stop")]
     rollouts = pl.DataFrame(rows, schema=["problem_id", "reward", "finish_reason"], orient="row")
-    assert order.after(Cursor(), rollouts).rates == {"p00": 1.0, "p01": 0.0}
+    assert order.learnt(Cursor(), rollouts).rates == {"p00": 1.0, "p01": 0.0}
 
 
 @pytest.mark.slow

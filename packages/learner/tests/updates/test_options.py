@@ -372,7 +372,7 @@ def following(rows: pl.DataFrame, config: LearnerConfig) -> list[str]:
     """The problems of the next pass, of which these were the last."""
     problems = rows[["problem_id"]].unique()
     order = ProblemOrder(problems, problems_per_batch=1, seed=3, drop_above=config.batch.drop_above)
-    cursor = order.after(Cursor(taken=len(problems) - 1), rows)
+    cursor = order.after(order.learnt(Cursor(taken=len(problems) - 1), rows))
     left = len(problems) - len(cursor.dropped)
     return [order.batch(replace(cursor, taken=taken))["problem_id"].item() for taken in range(left)]
 

@@ -337,6 +337,28 @@ class OptimizerConfig:
         return 1.0 - done if self.decay == "linear" else (1.0 + math.cos(math.pi * done)) / 2.0
 
 
+@settings(LearnerError)
+class PipelineConfig:
+    """Sampling beside updates, with a bound on how old what is learnt from may be (PipelineRL, arXiv 2509.19128).
+
+    ScaleRL's PipelineRL-k (arXiv 2510.13786, section 3.1). Groups are learnt from in the order in which they were
+    admitted: the next ones to finish would favour short responses. A group is admitted once no token of it can be more
+    than ``lag`` versions older than the weights that it will update.
+    """
+
+    lag: Whole = 0
+    """k: most versions by which a token may be older than the weights that it updates; 0 alternates sampling and
+    updates."""
+    mode: Literal["in_flight", "virtual", "constant"] = "in_flight"
+    """``in_flight``: engines generate without pause, new weights enter between two steps of decoding, and responses go
+    on with their KV cache; no two runs are the same. ``virtual``: the same in one process on a virtual clock,
+    reproducible. ``constant``: batch t is sampled as a whole with version t − 1 − k (off-policy-k)."""
+    update_time: Positive | None = None
+    """For ``virtual``: the time of an update, in steps of decoding; None: half of the longest response."""
+    jitter: Weight = 0.0
+    """For ``virtual``: standard deviation of the logarithm of an update's time, which is drawn from the run's seed."""
+
+
 CHECKS = ("tolerance", "mean", "k3", "quantile")
 
 
@@ -489,6 +511,8 @@ class LearnerConfig:
     """A low-rank adapter (LoRA) that is learnt in place of the model's weights; None: the weights are."""
     batch: BatchConfig = BatchConfig()
     """Which responses are learnt from."""
+    pipeline: PipelineConfig = PipelineConfig()
+    """Whether engines sample while an update is computed, and how far ahead."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """AdamW and its schedule."""
     compute: ComputeConfig = ComputeConfig()
@@ -539,6 +563,14 @@ class LearnerConfig:
     def learning_rate_at(self, step: int) -> float:
         """Learning rate of update ``step``, counted from 1; see ``OptimizerConfig.factor_at``."""
         return self.learning_rate * self.optimizer.factor_at(step)
+
+    @property
+    def behaviour_is_old(self) -> bool:
+        """Return whether the π_old of a ratio is the policy under which the sampler drew each token.
+
+        So it is where responses are older than the weights that they update: no forward pass gives that policy again.
+        """
+        return self.pipeline.lag > 0 and self.objective.resolved.surrogate != "policy_gradient"
 
     @property
     def measures_first(self) -> bool:

@@ -123,6 +123,47 @@ class Sampler(Protocol):
         ...
 
 
+class Pipe(Protocol):
+    """Generates while updates are taken: batches are begun, and taken complete in the same order."""
+
+    def begin(self, problems: pl.DataFrame, *, samples: int, seed: int, step: int, run_id: str) -> None:
+        """Admit the groups of a step's batch, without waiting for them.
+
+        Args:
+            problems: The batch, sorted by ``problem_id``.
+            samples: Responses per problem.
+        """
+        ...
+
+    def take(self, step: int) -> pl.DataFrame:
+        """Wait until all groups of a step's batch are complete; returns their ``rollouts`` table.
+
+        Its column ``weights_version`` is the version that drew a response's first token. Where later tokens may be of
+        later ones, the list columns ``version_starts`` and ``versions`` say from which token on each has drawn.
+        """
+        ...
+
+    def push(self, weights: Iterable[tuple[str, torch.Tensor]], version: int, /) -> None:
+        """Let weights enter all engines; what is in flight goes on with them."""
+        ...
+
+    def abandon(self) -> pl.DataFrame | None:
+        """Take out all that was begun and not taken; returns what was generated of it, as a ``rollouts`` table."""
+        ...
+
+    def idle(self) -> Mapping[str, float]:
+        """Return the shares of time since the last call in which ``engines`` and ``trainer`` had to wait."""
+        ...
+
+    def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
+        """Return what is in the pipe: tensors, and plain values that JSON can express."""
+        ...
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
+        """Continue from what ``state`` returned, once the engines hold the weights of that time."""
+        ...
+
+
 class Evaluator(Protocol):
     """Measures the policy on problems that it does not train on."""
 
@@ -177,6 +218,7 @@ class Meter(Protocol):
 
         Args:
             rollouts: A ``rollouts`` table with a column ``cohort``: ``trained``, ``filtered`` or ``failed`` for
-                responses to training problems, ``eval`` for those of an evaluation.
+                responses to training problems, with a lag ``stale`` or ``unused``, too, and ``eval`` for those of an
+                evaluation.
         """
         ...

@@ -116,6 +116,14 @@ def check_sampled(rollouts: object, problems: pl.DataFrame, *, source: str) -> N
         )
 
 
+def last_version(rollouts: pl.DataFrame) -> pl.Expr:
+    """Return the version of the weights that drew a response's last token, for each row of a table."""
+    oldest = pl.col("weights_version")
+    if "versions" not in rollouts.columns:
+        return oldest
+    return pl.coalesce(pl.col("versions").list.last(), oldest)
+
+
 OF_TOKENS = ("old_logprobs", "reference_logprobs", "old_values", "advantages", "returns")
 """List columns with a number for each sampled token, of ``measure`` and ``objective.prepare``."""
 

@@ -79,10 +79,12 @@ def objective(inputs: ObjectiveInputs, config: LearnerConfig) -> tuple[torch.Ten
     chosen = config.objective.resolved
     learner = inputs.logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
     place = (inputs.response, inputs.responses)
-    correction = TIS[config.importance.level](learner, inputs.sampler_logprobs, *place, cap=config.importance.cap)
-    policies = Policies(
-        logprobs=inputs.logprobs, old_logprobs=inputs.old_logprobs, response=place[0], responses=place[1]
-    )
+    old_logprobs, level = inputs.old_logprobs, config.importance.level
+    if config.behaviour_is_old:
+        # One ratio from the sampler to the policy, as in the papers: a second correction would count it twice.
+        old_logprobs, level = inputs.sampler_logprobs, "none"
+    correction = TIS[level](learner, inputs.sampler_logprobs, *place, cap=config.importance.cap)
+    policies = Policies(logprobs=inputs.logprobs, old_logprobs=old_logprobs, response=place[0], responses=place[1])
     surrogate = SURROGATES[str(chosen.surrogate)](
         policies, inputs.advantages, clip_low=chosen.clip_low, clip_high=chosen.clip_high
     )

@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from ..contract import tables
+from .lag import LagStatistics
 
 if TYPE_CHECKING:
     import torch
@@ -260,6 +261,13 @@ HEALTH = frozenset(
         "sync_mean",
         "sync_k3",
         "sync_quantile",
+        "lag_mean",
+        "lag_max",
+        "mixed_share",
+        "stale_groups",
+        "stale_length",
+        "engines_idle_share",
+        "trainer_idle_share",
     }
 )
 """Numbers of a step that say whether the run is sound."""
@@ -335,6 +343,7 @@ class StepRecord:
         advantages: The advantages of those that were learnt from; None when there is none.
         update: What the update did; None when every group was filtered, or the policy diverged.
         gradient_retries: How often an optimizer step was tried again because its gradient was not finite.
+        lag: How old what was learnt from is; None where sampling and updates alternate.
         sampled_tokens: Response tokens generated in this step.
         dropped_problems: Problems that no-positive resampling has left out of this pass.
         rounding_changes: How often the run was continued with settings that round otherwise (``Progress.changes``).
@@ -349,6 +358,7 @@ class StepRecord:
     responses: ResponseStatistics | None = None
     advantages: AdvantageStatistics | None = None
     update: UpdateReport | None = None
+    lag: LagStatistics | None = None
     gradient_retries: int = 0
     sampled_tokens: int = 0
     dropped_problems: int = 0
@@ -368,6 +378,7 @@ class StepRecord:
         found = _named(self.seconds()) | self._rates()
         found |= {} if self.responses is None else self.responses.metrics()
         found |= {} if self.update is None else self.update.metrics()
+        found |= {} if self.lag is None else self.lag.metrics()
         # In place of the objective's, which are of the tokens that passed through the model: what is skipped counts.
         found |= {} if self.advantages is None else asdict(self.advantages)
         for name in ("gradient_retries", "dropped_problems", "rounding_changes"):
@@ -432,7 +443,8 @@ def from_plain(plain: Mapping[str, Any]) -> Record:
     found = {name: value for name, value in plain.items() if name != "kind"}
     if plain["kind"] == "evaluation":
         return EvaluationRecord(**found)
-    for name, kind in (("responses", ResponseStatistics), ("advantages", AdvantageStatistics)):
+    parts = {"responses": ResponseStatistics, "advantages": AdvantageStatistics, "lag": LagStatistics}
+    for name, kind in parts.items():
         found[name] = None if found.get(name) is None else kind(**found[name])
     if found.get("update") is not None:
         update = dict(found["update"])
@@ -463,7 +475,7 @@ def response_statistics(batch: pl.DataFrame) -> ResponseStatistics | None:
     Returns:
         The statistics, or None where every response failed.
     """
-    completed = batch.filter(pl.col("cohort") != "failed")
+    completed = batch.filter(~pl.col("cohort").is_in(["failed", "stale"]))
     if not len(completed):
         return None
     deviations = completed.group_by("problem_id", maintain_order=True).agg(pl.col("reward").cast(pl.Float64).std())

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 CHECKSUMS = "checksums.json"
 
 
-STATE, TENSORS = "state.json", "tensors-{:05d}.safetensors"
+STATE, TENSORS, PIPE = "state.json", "tensors-{:05d}.safetensors", "pipe.safetensors"
 
 
 ROWS = "rows"
@@ -62,6 +62,7 @@ class Checkpoint:
         values: Plain values of the learner.
         progress: Plain values of the run: cumulative counts, the evaluations so far and the cursor in the problems.
         settings: Plain values that the run depends on, by their names; see ``training.run.settings_of``.
+        pipe: Tensors of what was begun and not learnt from, in a file of their own.
     """
 
     step: int
@@ -69,6 +70,7 @@ class Checkpoint:
     values: dict[str, Any]
     progress: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    pipe: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -87,6 +89,9 @@ class Checkpoints:
         may_change: Settings in which a run that continues may differ from its checkpoint, of those that change rounding
             only (``config.ROUNDING``), such as ``compute.micro_batch_tokens`` where an update ran out of memory. It is
             then the same run to rounding and no longer bit for bit, which its progress and its records say.
+
+    Attributes:
+        keep: How many of the newest are kept.
 
     Raises:
         CheckpointError: A number is below 1, there is no interval, or a setting changes more than rounding.
@@ -115,7 +120,7 @@ class Checkpoints:
                 f"may_change holds {', '.join(more)}; the settings that change rounding only are {', '.join(ROUNDING)}"
             )
         self.folder = Path(folder)
-        self._every_evaluations, self._every_steps, self._keep = every_evaluations, every_steps, keep
+        self._every_evaluations, self._every_steps, self.keep = every_evaluations, every_steps, keep
         self._keep_steps, self.may_change = frozenset(keep_steps), frozenset(may_change)
         self._saving: Future[Path] | None = None
 
@@ -221,6 +226,8 @@ class Checkpoints:
         final = self._folder_of(checkpoint.step)
         with whole_folder(final, what="the checkpoint", error=CheckpointError) as aside:
             checksums = write(aside)
+            if checkpoint.pipe:
+                save_file(dict(checkpoint.pipe), aside / PIPE)
             state = {name: getattr(checkpoint, name) for name in ("step", "values", "progress", "settings")}
             (aside / STATE).write_text(json.dumps(state))
             write_checksums(aside, known=checksums)
@@ -241,7 +248,7 @@ class Checkpoints:
             forever = {self._folder_of(step) for step in self._keep_steps}
             # One that another of its step has replaced is like any other.
             forever |= {_before(folder) for folder in forever if not folder.exists()}
-            for old in [folder for folder in self._complete() if folder not in forever][: -self._keep]:
+            for old in [folder for folder in self._complete() if folder not in forever][: -self.keep]:
                 remove_folder(old)
             for left in self.folder.glob(".step-*"):
                 shutil.rmtree(left, ignore_errors=True)
@@ -361,7 +368,8 @@ def _read(folder: Path) -> Checkpoint:
     state = json.loads((folder / STATE).read_text())
     if state["step"] != _step_of(folder):
         raise CheckpointError(f"{STATE} is that of step {state['step']}")
-    return Checkpoint(**state, tensors=TensorFiles([folder / name for name in tensors]))
+    pipe = TensorFiles([folder / PIPE]) if PIPE in tensors else {}
+    return Checkpoint(**state, tensors=TensorFiles([folder / name for name in tensors if name != PIPE]), pipe=pipe)
 
 
 def _step_of(folder: Path) -> int:

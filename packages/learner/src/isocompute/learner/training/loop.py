@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,8 @@ from ..config import ROUNDING, LearnerConfig, RunConfig
 from ..errors import CheckpointError, DivergenceError, LearnerError, RankError, SyncError
 from ..objective.advantages import with_cohorts
 from ..objective.prepare import estimated, minibatches, prepare
-from ..protocols import Evaluator, Meter, Sampler, Updater, Watch
+from ..protocols import Evaluator, Meter, Pipe, Sampler, Updater, Watch
+from ..records.lag import lag_statistics
 from ..records.steps import (
     AdvantageStatistics,
     EvaluationRecord,
@@ -36,6 +37,7 @@ from ..records.steps import (
 )
 from ..saving.checkpoint import Checkpoint, Checkpoints
 from ..updates.sync import check_sync
+from .pipe import Ahead, without_stale
 from .run import ProblemOrder, Progress, settings_of
 
 logger = logging.getLogger(__name__)
@@ -72,9 +74,13 @@ def train(
     meter: Meter | None = None,
     checkpoints: Checkpoints | None = None,
     progress: Progress | None = None,
+    pipe: Pipe | None = None,
     watch: Watch = print_record,
 ) -> Progress:
     """Train until the meter admits no further step or the policy has diverged, and return the progress then.
+
+    Batches are begun as far ahead as ``pipeline.lag`` allows. Once the meter admits none, what was begun is learnt
+    from, without any after it.
 
     Args:
         sampler: Answers problems; where ``progress`` is given it holds the learner's weights (``sync_and_check``).
@@ -82,6 +88,8 @@ def train(
         meter: The budget, which alone knows where the run ends; None for one pass over the problems, unrecorded.
         checkpoints: Where to save, and when, and at the end unless the policy has diverged; None to save nothing.
         progress: From ``restore`` or ``branch``; None to continue from the newest one, after a ``sync_and_check``.
+        pipe: Generates while updates are taken, with the same engines as the sampler. None where sampling and updates
+            alternate, and for ``pipeline.mode`` ``constant``, which need none but the sampler.
         watch: Called with a ``StepRecord`` after each step and an ``EvaluationRecord`` after each evaluation.
 
     Raises:
@@ -90,11 +98,20 @@ def train(
         CheckpointError: Another run saves its checkpoints in the same folder.
     """
     run.check(learner.config)
+    pipeline = learner.config.pipeline
     if evaluator is not None and run.evaluate_every is None:
         raise LearnerError("an evaluator was given and evaluate_every is None: it must be a multiple of the batch")
+    if pipe is None and pipeline.lag and pipeline.mode != "constant":
+        raise LearnerError(f"pipeline.mode is {pipeline.mode!r}, and no pipe was given: it must be one of that mode")
+    if pipeline.lag and checkpoints is not None and checkpoints.keep < 2:
+        raise LearnerError(
+            f"checkpoints.keep is {checkpoints.keep}; with a lag it must be 2 or more: a run that ends keeps the "
+            "checkpoint before its last batches, from which a longer one goes on"
+        )
     drop_above = learner.config.batch.drop_above
     order = ProblemOrder(problems, problems_per_batch=run.problems_per_batch, seed=run.seed, drop_above=drop_above)
     meter = meter or one_pass(len(problems), run.problems_per_batch)
+    pipe = pipe or Ahead(sampler)
     with nullcontext() if checkpoints is None else checkpoints.held():
         if progress is None:
             progress = Progress(step=0, rollouts=0, tokens=0, evals=[])
@@ -102,10 +119,14 @@ def train(
                 progress = restore(learner=learner, checkpoints=checkpoints, run=run, problems=problems)
             answered = sync_and_check(learner=learner, sampler=sampler, problems=problems, run_id=run.run_id)
             meter.charge(progress.step, answered.with_columns(cohort=pl.lit("eval")))
+        if progress.begun:
+            pipe.load_state(*progress.pipe)
+            progress.pipe = ({}, {})
         loop = _Loop(
             run=run,
             order=order,
             sampler=sampler,
+            pipe=pipe,
             learner=learner,
             evaluator=evaluator,
             meter=meter,
@@ -114,21 +135,14 @@ def train(
             watch=watch,
             settings=settings_of(run, learner.config, problems),
         )
-        saved_at = progress.step
-        if progress.step == 0 and not progress.evals:
-            loop.evaluate()
-            saved_at = loop.save_if_due(saved_at, evaluated=True)
-        while meter.admit(step=progress.step + 1, rollouts=run.batch_rollouts):
-            if not loop.step(progress.step + 1):
-                return progress
-            # On steps, not on what was counted: a failed rollout shifts no evaluation.
-            evaluated = run.evaluated_at(progress.step * run.batch_rollouts)
-            if evaluated:
-                loop.evaluate()
-            # After the evaluation: a run that continues from here would not make it.
-            saved_at = loop.save_if_due(saved_at, evaluated=evaluated)
-        if saved_at != progress.step:
-            loop.save()
+        try:
+            loop.run_on()
+        except BaseException:
+            # What went wrong is said, and not what follows from it.
+            with suppress(Exception):
+                loop.abandon()
+            raise
+        loop.abandon()
         # A kill may have come between the last checkpoint and the deletion of those before.
         if checkpoints is not None:
             checkpoints.prune()
@@ -146,6 +160,7 @@ class _Loop:
     run: RunConfig
     order: ProblemOrder
     sampler: Sampler
+    pipe: Pipe
     learner: Updater
     evaluator: Evaluator | None
     meter: Meter
@@ -154,22 +169,80 @@ class _Loop:
     watch: Watch
     settings: dict[str, Any]
 
-    def step(self, step: int) -> bool:
-        """Step: sample, charge, learn, sync. False when the policy has diverged, which ends the run."""
-        progress, version = self.progress, self.learner.version
+    def run_on(self) -> None:
+        """Take steps until none is admitted or the policy has diverged."""
+        progress, lag = self.progress, self.learner.config.pipeline.lag
+        saved_at = progress.step
+        if progress.step == 0 and not progress.evals:
+            self.evaluate()
+            saved_at = self.save_if_due(saved_at, evaluated=True)
+        while True:
+            sampling = self.begin()
+            if len(progress.begun) <= lag and progress.drained is None:
+                # The meter admits no further batch; a longer run would begin one here.
+                if saved_at != progress.step or progress.begun:
+                    self.save()
+                saved_at = progress.step
+                progress.drained = progress.step
+            # Of batches that were begun, the meter may have had enough, as of tokens.
+            if not progress.begun or (lag and not self.admitted(ahead=0)):
+                break
+            if not self.step(progress.step + 1, sampling=sampling):
+                return
+            # On steps, not on what was counted: a failed rollout shifts no evaluation.
+            evaluated = self.run.evaluated_at(progress.step * self.run.batch_rollouts)
+            if evaluated:
+                self.evaluate()
+            # After the evaluation: a run that continues from here would not make it.
+            if progress.drained is None:
+                saved_at = self.save_if_due(saved_at, evaluated=evaluated)
+        if saved_at != progress.step:
+            self.save()
+
+    def admitted(self, *, ahead: int) -> bool:
+        """Return whether the meter admits the batch after so many that were begun, with which it is charged then."""
+        step = self.progress.step + ahead + 1
+        return bool(self.meter.admit(step=step, rollouts=(ahead + 1) * self.run.batch_rollouts))
+
+    def begin(self) -> float:
+        """Begin the batches that may be begun by now, whose tokens cannot be over the bound; returns the seconds."""
+        progress, began = self.progress, perf_counter()
+        while (
+            progress.drained is None
+            and len(progress.begun) <= self.learner.config.pipeline.lag
+            and self.admitted(ahead=len(progress.begun))
+        ):
+            if progress.begun:
+                progress.cursor = self.order.after(progress.cursor)
+            problems = self.order.batch(progress.cursor)
+            progress.begun.append(problems["problem_id"].to_list())
+            self.pipe.begin(
+                problems,
+                samples=self.run.rollouts_per_problem,
+                seed=self.run.seed,
+                step=progress.step + len(progress.begun),
+                run_id=self.run.run_id,
+            )
+        return perf_counter() - began
+
+    def step(self, step: int, *, sampling: float) -> bool:
+        """Step: take what was sampled, charge, learn, push. False when the policy has diverged, which ends the run.
+
+        Args:
+            sampling: Seconds that were spent on sampling before.
+        """
+        progress, version, config = self.progress, self.learner.version, self.learner.config
+        lag = config.pipeline.lag
+        problems = self.order.problems.filter(pl.col("problem_id").is_in(progress.begun[0]))
         began = perf_counter()
-        rollouts = self.sample(step)
-        sampled = perf_counter()
-        config = self.learner.config
+        taken = self.pipe.take(step)
+        check_sampled(taken, problems, source=_answer_of(self.sampler))
+        sampling += perf_counter() - began
+        rollouts, stale = without_stale(taken, version=version, lag=lag) if lag else (taken, taken.clear())
         rollouts = with_cohorts(rollouts, config.batch, baseline=config.objective.resolved.baseline)
         # Charged before the rollouts are checked: they were paid for, whatever is wrong with them.
-        tokens = self.charge(step, rollouts)
-        check_answers(
-            rollouts,
-            self.order.batch(progress.cursor),
-            samples=self.run.rollouts_per_problem,
-            source=_answer_of(self.sampler),
-        )
+        tokens = self.charge(step, rollouts, stale)
+        check_answers(taken, problems, samples=self.run.rollouts_per_problem, source=_answer_of(self.sampler))
         ready = perf_counter()
         learnt = learn(learner=self.learner, run=self.run, step=step, rollouts=rollouts)
         learned, sync_seconds = perf_counter(), None
@@ -178,21 +251,28 @@ class _Loop:
             progress.diverged_at = step
         else:
             if self.learner.version != version:
-                self.sampler.sync(self.learner.weights(), self.learner.version)
+                self.pipe.push(self.learner.weights(), self.learner.version)
+                if lag:
+                    self.verify(step)
                 sync_seconds = perf_counter() - learned
-            progress.cursor = self.order.after(progress.cursor, rollouts)
+            del progress.begun[0]
+            progress.cursor = self.order.learnt(progress.cursor, taken)
+            if not progress.begun:
+                progress.cursor = self.order.after(progress.cursor)
             progress.step = step
+        used = rollouts.filter(pl.col("cohort") != "failed")
         self.watch(
             StepRecord(
                 step=step,
                 rollouts=progress.rollouts,
-                sample_seconds=sampled - began,
+                sample_seconds=sampling,
                 update_seconds=learned - ready,
                 measure_seconds=learnt.measure_seconds,
                 sync_seconds=sync_seconds,
                 responses=response_statistics(rollouts),
                 advantages=learnt.advantages,
                 update=learnt.update,
+                lag=lag_statistics(used, stale, version=version, idle=self.pipe.idle()) if lag else None,
                 gradient_retries=learnt.retries,
                 sampled_tokens=tokens,
                 dropped_problems=dropped,
@@ -201,22 +281,25 @@ class _Loop:
         )
         return not learnt.diverged
 
-    def sample(self, step: int) -> pl.DataFrame:
-        """Sample n responses to each problem of a step's batch."""
-        problems = self.order.batch(self.progress.cursor)
-        rollouts = self.sampler.sample(
-            problems,
-            samples=self.run.rollouts_per_problem,
-            seed=self.run.seed,
-            step=step,
-            phase="train",
-            run_id=self.run.run_id,
+    def verify(self, step: int) -> None:
+        """Probe the weights that were pushed, before anything that they sample is learnt from, and charge the probe."""
+        few = self.order.problems.head(PROBED)
+        answered = check_weights(
+            learner=self.learner, sampler=self.sampler, problems=few, samples=1, run_id=self.run.run_id
         )
-        check_sampled(rollouts, problems, source=_answer_of(self.sampler))
-        return rollouts
+        self.meter.charge(step, answered.with_columns(cohort=pl.lit("eval")))
 
-    def charge(self, step: int, rollouts: pl.DataFrame) -> int:
-        """Charge what a step generated, by cohort, and count it; returns its response tokens."""
+    def abandon(self) -> None:
+        """Charge what was generated and is learnt from no more, as of the step that would have come next."""
+        unused = self.pipe.abandon()
+        if unused is not None and len(unused):
+            self.meter.charge(self.progress.step + 1, unused.with_columns(cohort=pl.lit("unused")))
+
+    def charge(self, step: int, rollouts: pl.DataFrame, stale: pl.DataFrame) -> int:
+        """Charge what was generated for a step, by cohort, and count it; returns its response tokens."""
+        if len(stale):
+            dropped = stale.with_columns(cohort=pl.lit("stale"), zero_variance=pl.lit(value=False))
+            rollouts = pl.concat([rollouts, dropped], how="diagonal_relaxed")
         self.meter.charge(step, rollouts)
         tokens = int(rollouts["response_ids"].list.len().sum())
         self.progress.rollouts += len(rollouts)
@@ -237,7 +320,10 @@ class _Loop:
         seconds = perf_counter() - began
         if result.rollouts_table is not None:
             self.meter.charge(progress.step, result.rollouts_table.with_columns(cohort=pl.lit("eval")))
-        progress.evals.append(dict(result.row))
+        row = dict(result.row)
+        if self.learner.config.pipeline.lag:
+            row["begun_rollouts"] = progress.rollouts + len(progress.begun) * self.run.batch_rollouts
+        progress.evals.append(row)
         self.watch(
             EvaluationRecord(
                 step=progress.step, rollouts=progress.rollouts, scores=dict(result.scores), evaluate_seconds=seconds
@@ -259,13 +345,15 @@ class _Loop:
         if self.checkpoints is None:
             return
         tensors, values = self.learner.state()
+        pipe, of_pipe = self.pipe.state()
         self.checkpoints.save(
             Checkpoint(
                 step=self.progress.step,
                 tensors=tensors,
                 values=values,
-                progress=self.progress.saved(),
+                progress={**self.progress.saved(), "pipe": of_pipe},
                 settings=self.settings,
+                pipe=pipe,
             )
         )
 
@@ -291,16 +379,35 @@ def sync_and_check(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame
     if dtype not in (None, told) and not learner.config.sync.given:
         raise LearnerError(f"sampler_dtype is {told!r}, and the sampler's weights are in {dtype}: it must be {dtype!r}")
     sampler.sync(learner.weights(), learner.version)
-    few = problems.head(4)
-    rollouts = sampler.sample(few, samples=2, seed=0, step=learner.version, phase="canary", run_id=run_id)
-    check_sampled(rollouts, few, source=_answer_of(sampler))
-    check_answers(rollouts, few, samples=2, source=_answer_of(sampler))
+    return check_weights(learner=learner, sampler=sampler, problems=problems.head(PROBED), samples=2, run_id=run_id)
+
+
+def check_weights(
+    *, learner: Updater, sampler: Sampler, problems: pl.DataFrame, samples: int, run_id: str
+) -> pl.DataFrame:
+    """Answer problems with the sampler's weights, and compare its log-probabilities with the learner's.
+
+    Returns:
+        The responses, which were paid for, as a ``rollouts`` table.
+
+    Raises:
+        SyncError: The sampler does not hold the learner's weights.
+        DivergenceError: The log-probabilities of the base model itself are not finite.
+    """
+    rollouts = sampler.sample(problems, samples=samples, seed=0, step=learner.version, phase="canary", run_id=run_id)
+    check_sampled(rollouts, problems, source=_answer_of(sampler))
+    check_answers(rollouts, problems, samples=samples, source=_answer_of(sampler))
     try:
         with _broken_logprobs_named(rollouts):
             check_sync(learner.agreement(rollouts), learner.config, step=learner.version + 1)
     except DivergenceError:
         if learner.version == 0:
             raise
+    stamped = set(rollouts["weights_version"])
+    if stamped != {learner.version}:
+        raise SyncError(
+            f"the sampler answered with weights of version {sorted(stamped)}, and the learner is at {learner.version}"
+        )
     return rollouts
 
 
@@ -406,17 +513,25 @@ class _Tries:
         return None
 
 
+PROBED = 4
+"""Problems that a probe of the sampler's weights answers."""
 OF_A_BRANCH = ("run_id", "optimizer.decay", "optimizer.decay_after", "optimizer.decay_steps")
 """Settings in which a branch may differ from its trunk."""
 
 
-def restore(*, learner: Updater, checkpoints: Checkpoints, run: RunConfig, problems: pl.DataFrame) -> Progress:
+def restore(
+    *, learner: Updater, checkpoints: Checkpoints, run: RunConfig, problems: pl.DataFrame, ended: bool = False
+) -> Progress:
     """Continue from the newest checkpoint that is whole, or start at step 0.
+
+    A run with a lag that has ended goes on from before its last batches, which no others followed: a longer one does
+    not begin with these.
 
     Args:
         learner: Takes over the state of the checkpoint; left as it is where there is none.
         run: The cell, as ``train`` is given it.
         problems: Training problems, as ``train`` is given them.
+        ended: Whether to take over the policy at the end of such a run, with which it cannot go on.
 
     Raises:
         CheckpointError: All checkpoints are damaged, or the newest is one of another version, another base model,
@@ -425,6 +540,9 @@ def restore(*, learner: Updater, checkpoints: Checkpoints, run: RunConfig, probl
     saved = checkpoints.newest()
     if saved is None:
         return Progress(step=0, rollouts=0, tokens=0, evals=[])
+    drained = saved.progress.get("drained")
+    if drained is not None and not ended:
+        saved = checkpoints.read(drained)
     changed = _changed(saved, run, learner.config, problems)
     if refused := changed.keys() - checkpoints.may_change:
         hint = ""
@@ -508,7 +626,7 @@ def _said(changed: Mapping[str, list[Any]]) -> str:
 def _continued(learner: Updater, saved: Checkpoint, folder: Path) -> Progress:
     """Let the learner take over a checkpoint, and return how far its run was."""
     try:
-        progress = Progress.restored(saved.step, saved.progress)
+        progress = Progress.restored(saved.step, saved.progress, pipe=saved.pipe)
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{folder}: the progress in the checkpoint of step {saved.step} cannot be read "

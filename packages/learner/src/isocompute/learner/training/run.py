@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
 from typing import Any
 
@@ -22,7 +22,7 @@ class Cursor:
         number: The pass, counted from 0.
         taken: Batches of it that were taken.
         dropped: Problems that are in this pass no more, nor in any later one.
-        rates: Pass rate of each problem that was met in this pass, where problems may be dropped.
+        rates: Pass rate of each problem when it was met last, where problems may be dropped.
     """
 
     number: int = 0
@@ -38,7 +38,7 @@ class ProblemOrder:
     same problems in the same order. Where the batch size does not divide it, each pass leaves out the problems
     (others each time) that do not fill a batch.
 
-    With ``drop_above`` a problem whose pass rate in its last batch is this or more is left out of all later passes
+    With ``drop_above`` a problem whose pass rate when it was met last is this or more is left out of all later passes
     (no-positive resampling, ScaleRL, arXiv 2510.13786); those that are left keep their order within the shuffle.
     There are always enough problems for a batch: where fewer than B_p would be left, the B_p with the lowest pass
     rates stay (of equal ones those whose ``problem_id`` comes first; one that was not met counts as 0), and no more
@@ -79,20 +79,28 @@ class ProblemOrder:
         first = cursor.taken * self._problems_per_batch
         return self._problems[np.sort(shuffled[first : first + self._problems_per_batch])]
 
-    def after(self, cursor: Cursor, rollouts: pl.DataFrame) -> Cursor:
-        """Return the cursor after a batch.
+    @property
+    def problems(self) -> pl.DataFrame:
+        """All problems, sorted by ``problem_id``."""
+        return self._problems
+
+    def learnt(self, cursor: Cursor, rollouts: pl.DataFrame) -> Cursor:
+        """Return a cursor that knows how a batch was answered.
 
         Args:
-            rollouts: What it was answered with: ``problem_id``, ``reward`` and ``finish_reason`` are read. A response
-                is right when its reward is 1 or more; failed ones do not count.
+            rollouts: The answers: ``problem_id``, ``reward`` and ``finish_reason`` are read. A response is right when
+                its reward is 1 or more; failed ones do not count.
         """
-        rates = dict(cursor.rates)
-        if self._drop_above is not None:
-            rates |= _pass_rates(rollouts)
+        if self._drop_above is None:
+            return cursor
+        return replace(cursor, rates={**cursor.rates, **_pass_rates(rollouts)})
+
+    def after(self, cursor: Cursor) -> Cursor:
+        """Return the cursor of the next batch. What a new pass leaves out follows from the answers known by now."""
         left = len(self._problems) - len(cursor.dropped)
         if cursor.taken + 1 < left // self._problems_per_batch:
-            return replace(cursor, taken=cursor.taken + 1, rates=rates)
-        return Cursor(number=cursor.number + 1, dropped=self._dropped(cursor, rates))
+            return replace(cursor, taken=cursor.taken + 1)
+        return Cursor(number=cursor.number + 1, dropped=self._dropped(cursor, cursor.rates), rates=cursor.rates)
 
     def _dropped(self, cursor: Cursor, rates: Mapping[str, float]) -> tuple[str, ...]:
         """Problems that are left out of the next pass."""
@@ -143,7 +151,11 @@ class Progress:
         rollouts: Rollouts generated for training so far, whatever became of them.
         tokens: Their response tokens.
         evals: Rows of the ``evals`` table so far.
-        cursor: The position in the problems of the next batch.
+        cursor: The position in the problems of the next batch, or of the last one that was begun, where there are such.
+        begun: The problems (``problem_id``) of each batch that was begun and not learnt from, in order.
+        drained: The step at which the budget admitted no further batch, where what was begun by then is learnt from
+            without any after it; a longer run goes on from the checkpoint of that step. None before.
+        pipe: What a checkpoint held of the pipe: its tensors, and plain values.
         changes: Settings that changed where the run was continued, each as ``[before, after]``, with the ``step``:
             from there on it is the same to rounding only.
         diverged_at: The step whose gradient was not finite twice, which ended the run; None otherwise. Its
@@ -155,19 +167,25 @@ class Progress:
     tokens: int
     evals: list[dict[str, Any]]
     cursor: Cursor = field(default_factory=Cursor)
+    begun: list[list[str]] = field(default_factory=list)
+    drained: int | None = None
+    pipe: tuple[Mapping[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
     changes: list[dict[str, Any]] = field(default_factory=list)
     diverged_at: int | None = None
 
     def saved(self) -> dict[str, Any]:
         """Return what a checkpoint holds beside its step, as plain values."""
-        return {name: value for name, value in asdict(self).items() if name not in ("step", "diverged_at")}
+        names = [each.name for each in fields(self) if each.name not in ("step", "pipe", "diverged_at")]
+        return {name: getattr(self, name) for name in names} | {"cursor": asdict(self.cursor)}
 
     @classmethod
-    def restored(cls, step: int, saved: Mapping[str, Any]) -> Progress:
+    def restored(cls, step: int, saved: Mapping[str, Any], *, pipe: Mapping[str, Any] | None = None) -> Progress:
         """Return the progress that ``saved`` made this of.
 
         Args:
-            saved: From ``saved``, through JSON.
+            saved: From ``saved``, through JSON, with the plain values of the pipe as ``pipe``.
+            pipe: Its tensors.
         """
         cursor = saved["cursor"]
-        return cls(**{**saved, "step": step, "cursor": Cursor(**cursor | {"dropped": tuple(cursor["dropped"])})})
+        cursor = Cursor(**cursor | {"dropped": tuple(cursor["dropped"])})
+        return cls(**{**saved, "step": step, "cursor": cursor, "pipe": (pipe or {}, saved.get("pipe", {}))})

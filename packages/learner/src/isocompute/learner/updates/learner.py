@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ..batch.packing import MicroBatch, Piece
-from ..batch.responses import Responses, check_columns, read
+from ..batch.responses import Responses, check_columns, last_version, read
 from ..config import AdapterConfig, EntropyConfig, LearnerConfig
 from ..cost.rate import Shape, forward_operations, matmul_rate, shape_of, training_operations
 from ..errors import DivergenceError, LearnerError, SyncError
@@ -133,7 +133,7 @@ class Learner:
             DivergenceError: A log-probability of the learner's own is not finite.
             LearnerError: The rollouts do not fit the model.
         """
-        check_versions(rollouts, self.version, self._together.total)
+        check_versions(rollouts, self.version, self._together.total, lag=self.config.pipeline.lag)
         responses = self._read(rollouts)
         used = ~self._left_out(responses) if "advantage" in rollouts.columns else np.ones(len(responses), dtype=bool)
         names = ["old_logprobs", *(["reference_logprobs"] if self._models.reference is not None else [])]
@@ -171,7 +171,7 @@ class Learner:
             LearnerError: No rank has a response token, the batch was not prepared, or it does not fit the model. The
                 policy is as it was.
         """
-        check_versions(batch, self.version, self._together.total)
+        check_versions(batch, self.version, self._together.total, lag=self.config.pipeline.lag)
         check_prepared(batch, step=self.version + 1)
         responses = self._read(batch)
         left_out = self._left_out(responses)
@@ -270,10 +270,14 @@ class Learner:
         return skipped(responses.of_rows["advantage"], responses.of_rows["zero_variance"], self.config)
 
     def _verify(self, compared: torch.Tensor) -> Agreement:
-        """Compare with the sampler before any backward; all ranks fail together or none does."""
+        """Compare with the sampler before any backward; all ranks fail together or none does.
+
+        With a lag older weights have sampled by right: then each push of weights is verified by a probe.
+        """
         step = self.version + 1
         found = agreement(compared, step=step, largest=self._together.largest, total=self._together.sum)
-        check_sync(found, self.config, step=step)
+        if not self.config.pipeline.lag:
+            check_sync(found, self.config, step=step)
         return found
 
     def _nothing(self, *shape: int) -> torch.Tensor:
@@ -572,24 +576,27 @@ def check_prepared(batch: pl.DataFrame, *, step: int) -> None:
     raise LearnerError(f"the batch of step {step} has no column {missing}: prepare(rollouts, config) adds it")
 
 
-def check_versions(rollouts: pl.DataFrame, version: int, total: Callable[[float], float]) -> None:
-    """Refuse responses of other weights than the learner's; all ranks refuse or none does.
+def check_versions(rollouts: pl.DataFrame, version: int, total: Callable[[float], float], *, lag: int = 0) -> None:
+    """Refuse responses of other weights than the learner's, or of older ones; all ranks refuse or none does.
 
     Args:
         rollouts: This rank's share.
         total: Adds a number up over the ranks.
+        lag: Versions by which a response's first token may be older than the learner.
 
     Raises:
         SyncError: A response on some rank was sampled with another version.
         LearnerError: A column is missing.
     """
     check_columns(rollouts, ("prompt_ids", "response_ids", "logprobs", "weights_version"))
-    stale = rollouts.filter(pl.col("weights_version").ne_missing(version))
+    newest = last_version(rollouts)
+    fits = pl.col("weights_version").ge(version - lag) & newest.le(version)
+    stale = rollouts.filter(~fits.fill_null(value=False))
     if total(len(stale)):
         versions = stale["weights_version"].unique().sort().to_list() or "others (on another rank)"
         raise SyncError(
-            f"a batch for step {version + 1} was sampled with weights version {versions}, "
-            f"and the learner is at {version}: a sync was skipped"
+            f"a batch for step {version + 1} was sampled with weights version {versions}, and the learner is at "
+            f"{version}: " + (f"more than {lag} versions apart" if lag else "a sync was skipped")
         )
 
 
