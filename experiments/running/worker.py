@@ -158,7 +158,12 @@ class Worker:
         spool.rewind(progress.rollouts)
         validation = problems.filter(pl.col("split") == "validation")
         self._try_sync(cell, home, learner, validation, resumed_from=progress.step)
-        with Ledger.open(home / cell_folder.LEDGER, run_id=cell.run_id, resumed_from=progress.step) as ledger:
+        with (
+            Ledger.open(home / cell_folder.LEDGER, run_id=cell.run_id, resumed_from=progress.step) as ledger,
+            self._opened_pipe(cell) as pipe,
+        ):
+            if cell.learner.pipeline.lag:
+                ledger.charge_lost(progress.step, restored=len(progress.begun) * cell.run.batch_rollouts)
             # Not what is paid: a cell must end with the same steps however often it was killed.
             meter = UntilStopped(Meter(ledger, Limits(rollouts=cell.rollouts, counted="used")), home)
             ended = train(
@@ -170,6 +175,7 @@ class Worker:
                 meter=meter,
                 checkpoints=checkpoints,
                 progress=progress,
+                pipe=pipe,
                 watch=spool.write,
             )
             if not meter.stopped:
@@ -240,7 +246,9 @@ class Worker:
         learner = self._fresh_learner(self._settings_of(cell), cell.origin.base)
         checkpoints = self._checkpoints_of(home)
         trained = problems.filter(pl.col("split") == "train")
-        progress = restore(learner=learner, checkpoints=checkpoints, run=cell.named_run, problems=trained)
+        progress = restore(
+            learner=learner, checkpoints=checkpoints, run=cell.named_run, problems=trained, ended=True
+        )
         ended = cell_folder.done(home)
         if ended is not None and progress.step != ended.step:
             raise CheckpointError(
@@ -343,7 +351,7 @@ class UntilStopped:
 
     def __init__(self, meter: Meter, home: Path) -> None:
         self._meter, self._home, self.stopped = meter, home, False
-        self.charge = meter.charge
+        self.charge, self.reserve = meter.charge, meter.reserve
 
     def admit(self, *, step: int, rollouts: int) -> bool:
         """Return whether a step may be taken."""

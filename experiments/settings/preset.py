@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 import polars as pl
 from isocompute.learner import LearnerConfig, RunConfig
+from isocompute.learner.config import PipelineConfig
 from isocompute.learner.recipes import with_recipe
 from isocompute.rollout import (
     DifficultySplit,
@@ -330,12 +331,34 @@ class Preset(Settings):
                 f"{where}.batch.drop_above is {learner.batch.drop_above}, and sampling.length_penalty gives long right "
                 "answers less than the full reward, so that solved problems would not be seen: leave one of the two out"
             )
+        self._check_pipeline(learner.pipeline, f"{where}.pipeline")
         engine = self.resources.resolved_engine()
         rounds = self.sampler.kind == "vllm" and engine.dtype != "float32" and not engine.float32_head
         if learner.compute.float32_head and rounds:
             raise ValueError(
                 f"{where}.compute.float32_head is true, and the sampler's head is in {engine.dtype}: set "
                 "resources.engine.float32_head to true, too"
+            )
+
+    def _check_pipeline(self, pipeline: PipelineConfig, where: str) -> None:
+        """Refuse to sample ahead where the engines cannot."""
+        resources = self.resources
+        if not pipeline.lag:
+            return
+        if resources.checkpoints.keep < 2:
+            raise ValueError(
+                f"{where}.lag is {pipeline.lag}, and resources.checkpoints.keep {resources.checkpoints.keep}: it must "
+                "be 2 or more, since a run is extended from the checkpoint before its last batches"
+            )
+        if pipeline.mode == "in_flight" and (resources.placement != "separate" or resources.engine.sleep):
+            raise ValueError(
+                f"{where}.mode is 'in_flight', and engines wait for the learner where they share its devices: set "
+                f"resources.placement to separate, or {where}.mode to virtual or constant"
+            )
+        if pipeline.mode == "virtual" and (self.sampler.kind != "transformers" or resources.engine_actors):
+            raise ValueError(
+                f"{where}.mode is 'virtual', a clock in one process, and the sampler is {self.sampler}: set "
+                "resources.sampler to transformers, placement to colocated and replicas to 1"
             )
 
     @model_validator(mode="after")

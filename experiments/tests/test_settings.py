@@ -335,7 +335,7 @@ def test_the_engine_follows_the_resources_and_is_part_of_every_runs_identity(tmp
 
 
 def test_a_head_in_float32_is_asked_of_the_sampler_too_where_it_rounds_more(tmp_path: Path) -> None:
-    recipe = {LEARNER: {"recipe": "scalerl"}}
+    recipe = {LEARNER: {"recipe": "scalerl", "pipeline": {"mode": "constant"}}}
     with pytest.raises(ExperimentError, match=r"resources\.engine\.float32_head"):
         smoke(tmp_path, {**recipe, "resources": CUDA})
     for resources in ({}, {**CUDA, "dtype": "float32"}, {**CUDA, "engine": {"float32_head": True}}):

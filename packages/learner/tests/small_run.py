@@ -67,9 +67,13 @@ class Steps:
 
     limit: int
     charged: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    reserved: int = 0
 
     def admit(self, *, step: int, rollouts: int) -> bool:
         return step <= self.limit
+
+    def reserve(self, rollouts: int) -> None:
+        self.reserved = rollouts
 
     def charge(self, step: int, rollouts: pl.DataFrame) -> None:
         self.charged.append((step, dict(rollouts["cohort"].value_counts().sort("count", descending=True).iter_rows())))

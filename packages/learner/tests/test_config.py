@@ -252,12 +252,13 @@ def test_scalerl_is_truncated_reinforce_over_prompts_with_advantages_scaled_over
     assert (resolved.surrogate, resolved.baseline, resolved.scale) == ("cispo", "group", "batch")
     assert resolved.aggregation == "prompt"
     assert resolved.clip_low is None
-    # One ratio of the paper is two here, of which one is always 1 on-policy: both are cut at the same value.
+    # Without a lag the ratio to the sampler is that of the correction: both are cut at the same value.
     assert resolved.clip_high is not None
     assert 1 + resolved.clip_high == config.importance.cap
     assert config.batch.filter_zero_variance
     assert config.batch.drop_above == 0.9
     assert config.compute.float32_head
+    assert (config.pipeline.lag, config.pipeline.mode) == (8, "in_flight")
 
 
 def test_what_is_given_wins_over_the_recipe_setting_by_setting() -> None:

@@ -31,8 +31,9 @@ ROUNDING = 1e-6
 ALWAYS = {"learning_rate", "temperature", "objective.epochs", "objective.updates_per_batch"}
 """Options that change what is measured or what it costs in every batch; in one case they change no gradient."""
 
-ELSEWHERE = {"compute.sharding", "sampler_dtype"}
-"""An option of several ranks (``test_sharding.py``), and one that only tolerances follow (``test_sync.py``)."""
+ELSEWHERE = {"compute.sharding", "sampler_dtype", "pipeline.mode", "pipeline.update_time", "pipeline.jitter"}
+"""An option of several ranks (``test_sharding.py``), one that only tolerances follow (``test_sync.py``), and those of
+engines that sample ahead (``test_lag.py``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +203,11 @@ CASES: dict[str, tuple[Case, ...]] = {
         acts(GRPO, "none", CORRECTED),
         idle(GRPO, "none", kind="agreeing", **ROUNDED),
         idle(GRPO, "sequence", kind="agreeing", **ROUNDED),
+    ),
+    "pipeline.lag": (
+        # One ratio from the sampler to the policy, and no correction before it.
+        acts(GRPO, 2, f"{CORRECTED} {LOW} {HIGH} ratio"),
+        idle(GRPO, 2, kind="agreeing", **ROUNDED),
     ),
     "importance.cap": (acts(GRPO, 1.01, CORRECTED), idle(GRPO, 1.01, kind="agreeing")),
     "critic.coefficient": (acts(THROUGH, 1.0, GRADIENT), idle(PPO, 1.0)),

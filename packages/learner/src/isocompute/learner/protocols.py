@@ -213,6 +213,13 @@ class Meter(Protocol):
         """
         ...
 
+    def reserve(self, rollouts: int, /) -> None:
+        """Note how many rollouts for training are under way, before those of them that are new are generated.
+
+        Called where batches are sampled ahead only.
+        """
+        ...
+
     def charge(self, step: int, rollouts: pl.DataFrame, /) -> None:
         """Record what was generated; when this returns, a checkpoint that follows from it may be saved.
 

@@ -29,6 +29,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "batch": {"filter_zero_variance": True, "drop_above": 0.9},
         "optimizer": {"epsilon": 1e-15, "weight_decay": 0.01, "warmup_steps": 100, "decay": "constant"},
         "compute": {"float32_head": True},
+        "pipeline": {"lag": 8},
     },
 }
 """Settings by the name of their recipe, in the groups of ``LearnerConfig``. They hold neither the learning rate, which

@@ -14,7 +14,7 @@ from ..errors import BudgetError
 if TYPE_CHECKING:
     import polars as pl
 
-TRAINING_COHORTS = ("trained", "filtered", "stale", "failed")
+TRAINING_COHORTS = ("trained", "filtered", "stale", "unused", "failed")
 """A partition of the rollouts generated for training, by what became of them; the budget is charged with its sum."""
 
 COHORTS = (*TRAINING_COHORTS, "eval", "pilot")

@@ -5,9 +5,8 @@
 
 * An attempt takes over the steps up to the one it resumes from. What the attempts before it charged to later steps is
   lost at that moment and stays lost, whatever later attempts do.
-* A training charge (``trained``, ``filtered``, ``stale``, ``failed``) adds to its step, also to a step that was taken
-  over: the update of such a step is not done again, so the charge is a late one (rollouts that failed, say) and not a
-  repetition.
+* A training charge (``TRAINING_COHORTS``) adds to its step, also to a step that was taken over: the update of such a
+  step is not done again, so the charge is a late one (rollouts that failed, say) and not a repetition.
 * An ``eval`` or ``pilot`` charge to a step that was taken over is a repetition (of the evaluation before the first
   update, say, when a run starts again from nothing). When an attempt makes the first one, what the attempts before it
   charged to that cohort of the step is lost; its further ones add.

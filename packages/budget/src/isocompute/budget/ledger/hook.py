@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,20 +9,14 @@ from pathlib import Path
 from typing import Literal
 
 from ..checks import whole
-from ..contract.files import atomic_write
-from ..errors import BudgetError, LedgerError
+from ..errors import BudgetError
 from .counts import Counts
-from .ledger import History, Ledger, run_id_of
+from .ledger import History, Ledger, run_id_of, under_way
 from .limits import Limits, Standing
-
-LOGGER = logging.getLogger(__name__)
 
 
 class Hook:
     """The budget of one run, in the one process that writes its ledger.
-
-    What is under way is in no ledger: a file beside it, ``run.ledger.dispatched``, holds how many rollouts all attempts
-    have dispatched for training, so that the next process charges as lost what a killed one had not charged.
 
     Attributes:
         path: The ledger's file.
@@ -41,7 +34,6 @@ class Hook:
         limits.require_one()
         self.path, self.limits, self.run_id = path, limits, run_id or run_id_of(path)
         self.devices, self.reason = whole(devices, "devices", least=1), ""
-        self._dispatched = path.with_name(f"{path.name}.dispatched")
         self._ledger: Ledger | None = None
         self._clock: float | None = None
 
@@ -73,7 +65,7 @@ class Hook:
             return Standing(limits=self.limits)
         history = History.read(self.path)
         standing = Standing.of(self.limits, history.totals(resumed_from=step), history.device_seconds)
-        return replace(standing, lost=standing.lost + self._under_way(standing.paid))
+        return replace(standing, lost=standing.lost + under_way(self.path, standing.paid))
 
     def open(self, resumed_from: int | Literal["last"]) -> Ledger:
         """Begin an attempt after a step.
@@ -81,9 +73,6 @@ class Hook:
         Raises:
             LedgerError: The ledger never reached that step, or cannot be written.
         """
-        if not self.path.exists():
-            # Left of a ledger that was removed.
-            self._dispatched.unlink(missing_ok=True)
         self._ledger = Ledger.open(self.path, run_id=self.run_id, resumed_from=resumed_from)
         self._ledger.note_limits(self.limits)
         return self._ledger
@@ -95,14 +84,8 @@ class Hook:
             ledger.close()
 
     def reserve(self, rollouts: int) -> None:
-        """Note that so many rollouts for training are under way, before those of them that are new are dispatched.
-
-        Raises:
-            LedgerError: The note cannot be written.
-        """
-        dispatched = self.ledger.totals.paid_training.rollouts + rollouts
-        with atomic_write(self._dispatched, error=LedgerError) as stream:
-            stream.write(f"{dispatched}\n".encode())
+        """Note how many rollouts for training are under way; see ``Ledger.reserve``."""
+        self.ledger.reserve(rollouts)
 
     def charge(self, step: int, charged: Mapping[str, Counts], *, shares: Sequence[int] = (1,)) -> None:
         """Charge what was generated, as ``Ledger.charge`` does, and the device time since the last charge."""
@@ -111,32 +94,12 @@ class Hook:
         self._clock = None if self._clock is None else now
 
     def charge_lost(self, step: int, *, restored: int = 0) -> None:
-        """Charge, after a step, rollouts under way when a process died.
-
-        Args:
-            restored: Rollouts that its checkpoint brought back.
-        """
-        lost = self._under_way(self.ledger.totals.paid_training, restored=restored)
-        if lost:
-            LOGGER.warning("%s: %d rollouts that a killed process dispatched count as lost", self.path, lost.rollouts)
-            self.ledger.charge(step + 1, {"failed": lost})
-            self.ledger.end(step)
+        """Charge rollouts under way when a process died; see ``Ledger.charge_lost``."""
+        self.ledger.charge_lost(step, restored=restored)
 
     def start_clock(self) -> None:
         """Device time counts from now on."""
         self._clock = time.monotonic()
-
-    def _under_way(self, paid: Counts, *, restored: int = 0) -> Counts:
-        """Rollouts that were dispatched and not charged; their tokens are unknown."""
-        try:
-            dispatched = int(self._dispatched.read_text())
-        except FileNotFoundError:
-            return Counts()
-        except (OSError, ValueError) as error:
-            raise LedgerError(
-                f"{self._dispatched}: is not the number of rollouts that were dispatched ({error})"
-            ) from None
-        return Counts(rollouts=max(0, dispatched - paid.rollouts - restored))
 
     def _seconds(self) -> float:
         """Device time that is not charged yet."""

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ..checks import finite, whole
+from ..contract.files import atomic_write
 from ..errors import BudgetError, LedgerError
 from . import fold, store
 from .counts import TRAINING_COHORTS, Counts, charged_counts, split
@@ -53,6 +54,9 @@ class Ledger:
     Open one with ``Ledger.open``; it may be charged from several threads of the process that opened it. A charge that
     raised ``LedgerError`` was not made. One that was interrupted (by Ctrl-C, say) was made if it is in the file, and
     the sums are always those of the file.
+
+    What is under way is in no charge: a file beside it, ``run.ledger.dispatched``, holds how many rollouts all attempts
+    have dispatched for training, so that the next process charges as lost what a killed one had not charged.
     """
 
     def __init__(self, opened: Store, run_id: str, attempt: int) -> None:
@@ -81,6 +85,9 @@ class Ledger:
         _check_run_id(path, run_id)
         if resumed_from not in (None, "last"):
             resumed_from = whole(resumed_from, "resumed_from", least=0)
+        if not path.exists():
+            # Left of a ledger that was removed.
+            _dispatched(path).unlink(missing_ok=True)
         opened = Store.open(path)
         try:
             attempt, step, before, after = opened.write("the attempt", partial(_begin, path, run_id, resumed_from))
@@ -149,9 +156,8 @@ class Ledger:
 
         Args:
             step: Update step, from 1; an evaluation is charged to the step it follows (0 before the first).
-            charged: Counts by cohort (``trained``, ``filtered``, ``stale``, ``failed``, ``eval``, ``pilot``), or a
-                ``rollouts`` table whose column ``cohort`` says what became of each response. A table without rows
-                charges nothing, as no counts do.
+            charged: Counts by cohort (``COHORTS``), or a ``rollouts`` table whose column ``cohort`` says what became of
+                each response. A table without rows charges nothing, as no counts do.
             shares: How much of it is used in ``step`` and each of the steps after it, all of which are reached with it.
             device_seconds: Seconds times devices held. Kept beside the counts, and never in the ``ledger`` table,
                 which is the same on every machine.
@@ -181,6 +187,28 @@ class Ledger:
         """
         step = whole(step, "step", least=0)
         self._store.write("the end of the attempt", partial(fold.end, step=step))
+
+    def reserve(self, rollouts: int) -> None:
+        """Note that so many rollouts for training are under way, before those of them that are new are dispatched.
+
+        Raises:
+            LedgerError: The note cannot be written.
+        """
+        dispatched = self.totals.paid_training.rollouts + rollouts
+        with atomic_write(_dispatched(self.path), error=LedgerError) as stream:
+            stream.write(f"{dispatched}\n".encode())
+
+    def charge_lost(self, step: int, *, restored: int = 0) -> None:
+        """Charge, after a step, rollouts under way when a process died.
+
+        Args:
+            restored: Rollouts that its checkpoint brought back.
+        """
+        lost = under_way(self.path, self.totals.paid_training, restored=restored)
+        if lost:
+            LOGGER.warning("%s: %d rollouts that a killed process dispatched count as lost", self.path, lost.rollouts)
+            self.charge(step + 1, {"failed": lost})
+            self.end(step)
 
     def note_limits(self, limits: Limits) -> None:
         """Record the limits in force from here on; ``Meter`` does this."""
@@ -221,6 +249,31 @@ class Ledger:
     def _sums(self) -> tuple[Totals, float, int]:
         """Totals, device time and last step in the file, or as they were when it was closed."""
         return self._closed or self._store.read(lambda sql: (fold.totals(sql), *_progress(sql)))
+
+
+def under_way(path: Path, paid: Counts, *, restored: int = 0) -> Counts:
+    """Return the rollouts that were dispatched and not charged; their tokens are unknown.
+
+    Args:
+        path: The ledger's file.
+        paid: Generated for training by all attempts.
+        restored: As for ``Ledger.charge_lost``.
+
+    Raises:
+        LedgerError: The note of ``Ledger.reserve`` cannot be read.
+    """
+    note = _dispatched(path)
+    try:
+        dispatched = int(note.read_text())
+    except FileNotFoundError:
+        return Counts()
+    except (OSError, ValueError) as error:
+        raise LedgerError(f"{note}: is not the number of rollouts that were dispatched ({error})") from None
+    return Counts(rollouts=max(0, dispatched - paid.rollouts - restored))
+
+
+def _dispatched(path: Path) -> Path:
+    return path.with_name(f"{path.name}.dispatched")
 
 
 def _check_run_id(path: Path, run_id: str) -> None:

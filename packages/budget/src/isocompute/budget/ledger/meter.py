@@ -73,9 +73,13 @@ class Meter:
         """
         self._ledger.charge(step, charged, shares=shares, device_seconds=device_seconds)
 
+    def reserve(self, rollouts: int) -> None:
+        """Note how many rollouts for training are under way; see ``Ledger.reserve``."""
+        self._ledger.reserve(rollouts)
+
     @property
     def used(self) -> Counts:
-        """C_used: generated for training (trained, filtered, stale and failed), in the canonical ledger."""
+        """C_used: generated for training (trained, filtered, stale, unused and failed), in the canonical ledger."""
         return self._ledger.used
 
     @property

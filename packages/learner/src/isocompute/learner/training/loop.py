@@ -216,6 +216,8 @@ class _Loop:
                 progress.cursor = self.order.after(progress.cursor)
             problems = self.order.batch(progress.cursor)
             progress.begun.append(problems["problem_id"].to_list())
+            if self.learner.config.pipeline.lag:
+                self.meter.reserve(len(progress.begun) * self.run.batch_rollouts)
             self.pipe.begin(
                 problems,
                 samples=self.run.rollouts_per_problem,
@@ -689,6 +691,9 @@ class UpdateSteps:
     def admit(self, *, step: int, rollouts: int) -> bool:
         """Return whether a step, counted from 1, may be taken."""
         return step <= self.limit
+
+    def reserve(self, rollouts: int, /) -> None:
+        """Keep no record."""
 
     def charge(self, step: int, rollouts: pl.DataFrame, /) -> None:
         """Keep no record."""
