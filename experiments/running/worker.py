@@ -5,10 +5,10 @@ A plain class, which ``cluster.WorkerActor`` imports in the actor's process only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -35,7 +35,7 @@ from isocompute.learner import (
 )
 from isocompute.learner.records.steps import Agreement
 from isocompute.learner.saving.export import save_policy
-from isocompute.rollout import EngineConfig, evaluate, open_sampler
+from isocompute.rollout import EngineConfig, evaluate, open_pipe, open_sampler
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.actor import connected_ray
 from isocompute.rollout.samplers.prompts import PromptMaker, load_tokenizer
@@ -246,9 +246,7 @@ class Worker:
         learner = self._fresh_learner(self._settings_of(cell), cell.origin.base)
         checkpoints = self._checkpoints_of(home)
         trained = problems.filter(pl.col("split") == "train")
-        progress = restore(
-            learner=learner, checkpoints=checkpoints, run=cell.named_run, problems=trained, ended=True
-        )
+        progress = restore(learner=learner, checkpoints=checkpoints, run=cell.named_run, problems=trained, ended=True)
         ended = cell_folder.done(home)
         if ended is not None and progress.step != ended.step:
             raise CheckpointError(
@@ -291,6 +289,25 @@ class Worker:
                 "answer_seconds": resources.stall_seconds,
             }
         return open_sampler(resources.sampler, self._models[self._base], self.config.generation.sampling, **options)
+
+    @contextmanager
+    def _opened_pipe(self, cell: Cell) -> Iterator[Any]:
+        """Open what generates beside a cell's updates; None where whole batches are sampled with the sampler alone."""
+        pipeline = cell.learner.pipeline
+        if not pipeline.lag or pipeline.mode == "constant":
+            yield None
+            return
+        options: dict[str, Any] = {}
+        if pipeline.mode == "virtual":
+            options = {
+                # As many as there are where sampling and updates alternate.
+                "slots": cell.run.batch_rollouts,
+                "update_time": pipeline.update_time or self.config.generation.sampling.max_new_tokens / 2,
+                "jitter": pipeline.jitter,
+                "seed": cell.run.seed,
+            }
+        with closing(open_pipe(self._sampler, pipeline.mode, **options)) as pipe:
+            yield pipe
 
     def _check(self, config: LearnerConfig, base: str, problems: pl.DataFrame) -> None:
         """Give the engine a base model's weights and check them; the few responses are in no ledger."""

@@ -152,7 +152,10 @@ class Pipe(Protocol):
         ...
 
     def idle(self) -> Mapping[str, float]:
-        """Return the shares of time since the last call in which ``engines`` and ``trainer`` had to wait."""
+        """Return the shares of time since the last call in which ``engines`` and ``trainer`` had to wait.
+
+        With a virtual clock also the time on it, ``clock``.
+        """
         ...
 
     def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:

@@ -23,6 +23,7 @@ class LagStatistics:
         engines_idle_share: Share of the time since the step before in which engines had nothing to do; None where the
             pipe does not say.
         trainer_idle_share: Share in which the trainer waited for groups.
+        virtual_time: Time since the run began on a virtual clock (steps of decoding); None without one.
     """
 
     lag_mean: float
@@ -32,6 +33,7 @@ class LagStatistics:
     stale_length: float | None = None
     engines_idle_share: float | None = None
     trainer_idle_share: float | None = None
+    virtual_time: float | None = None
 
     def metrics(self) -> dict[str, float]:
         """The numbers by name; those that do not exist are left out."""
@@ -74,4 +76,5 @@ def lag_statistics(
         stale_length=float(stale["response_ids"].list.len().to_numpy().mean()) if len(stale) else None,
         engines_idle_share=idle.get("engines"),
         trainer_idle_share=idle.get("trainer"),
+        virtual_time=idle.get("clock"),
     )

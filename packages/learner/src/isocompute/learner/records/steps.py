@@ -273,7 +273,7 @@ HEALTH = frozenset(
 """Numbers of a step that say whether the run is sound."""
 
 
-PERFORMANCE = ("_seconds", "_per_second", "model_flops_utilisation")
+PERFORMANCE = ("_seconds", "virtual_time", "_per_second", "model_flops_utilisation")
 """Endings of the names of numbers that say what it costs."""
 
 
