@@ -115,15 +115,19 @@ class TransformersSampler(LocalSampler):
                 together += waiting[length][:free]
                 waiting[length] = waiting[length][free:]
             waiting = {length: left for length, left in waiting.items() if left}
-            for index, response in self._batch(together):
+            for one in self._batch(together):
+                if one is None:
+                    yield None
+                    continue
+                index, response = one
                 following = control(index, response)
                 if isinstance(following, Response):
                     yield index, following
                 else:
                     waiting.setdefault(len(following.prompt_ids), []).append((index, following))
 
-    def _batch(self, batch: Sequence[tuple[int, Request]]) -> Iterator[tuple[int, Response]]:
-        """Answer requests together; a response leaves the batch when it is finished."""
+    def _batch(self, batch: Sequence[tuple[int, Request]]) -> Iterator[tuple[int, Response] | None]:
+        """Answer requests together; a response leaves the batch when it is finished, and None is a step without one."""
         import torch
 
         ends = frozenset(self.stop_token_ids)
@@ -151,7 +155,9 @@ class TransformersSampler(LocalSampler):
                     yield rows[place].index, response
             if not left:
                 return
-            if len(left) < len(rows):
+            if len(left) == len(rows):
+                yield None
+            else:
                 chosen = torch.tensor(left, device=self._device)
                 tokens, mask = tokens[chosen], mask if mask is None else mask[chosen]
                 cache.reorder_cache(chosen)

@@ -102,7 +102,7 @@ class OpenAISampler(LocalSampler):
         _check_protocol(self._protocol, sampling)
         super().use(sampling)
 
-    def sync(self, weights: Any, version: int) -> None:
+    def sync(self, weights: Any, version: int, *, in_flight: bool = False) -> None:
         """Refuse: a server's weights cannot be replaced.
 
         Raises:
