@@ -117,7 +117,7 @@ class Tiny:
     def largest_difference(self, policy: Any, rollouts: pl.DataFrame, sampling: Sampling | None = None) -> float:
         """Compare a table's log-probabilities with those that a model gives its tokens under ``sampling``."""
         import torch
-        from isocompute.rollout.samplers.transformers import distribution
+        from isocompute.rollout.samplers.decoding import distribution
 
         worst = 0.0
         for row in rollouts.iter_rows(named=True):
