@@ -93,7 +93,7 @@ class LocalSampler(Sampler):
 
     def lengths(self, problems: pl.DataFrame) -> list[int]:
         """Return the length of each problem's prompt (tokens); see ``Sampler.lengths``."""
-        return [len(prompt) for prompt in self._checked(problems)]
+        return [len(prompt) for prompt in self.checked(problems)]
 
     def probe(self) -> list[float]:
         """Return the log-probabilities of the most probable tokens after fixed prompts; see ``Sampler.probe``."""
@@ -107,8 +107,12 @@ class LocalSampler(Sampler):
             self.sampling = sampling
         return [float(answered[index].logprobs[0]) for index in range(PROBES)]
 
-    def _checked(self, problems: pl.DataFrame) -> list[list[int]]:
-        """Return the prompts of problems; refuse what cannot be answered or scored."""
+    def checked(self, problems: pl.DataFrame) -> list[list[int]]:
+        """Return the prompts of problems; refuse what cannot be answered or scored.
+
+        Raises:
+            RolloutError: As ``sample``, before anything is sampled.
+        """
         self.faults.check()
         self.scorer.check(problems["verifier"].to_list())
         named = zip(problems["problem_id"].to_list(), problems["prompt"].to_list(), strict=True)
@@ -116,19 +120,19 @@ class LocalSampler(Sampler):
 
     def _answers(self, feed: Feed) -> Iterator[pa.RecordBatch | None]:
         requests: list[Request] = []
-        parts: list[_Part] = []
+        parts: list[Part] = []
         """That of each request."""
 
         def take() -> None:
             for problems, draw in feed.take():
-                part = _Part(self, problems, self._checked(problems), draw, first=len(requests))
+                part = Part(self, problems, self.checked(problems), draw, first=len(requests))
                 requests.extend(part.requests)
                 parts.extend([part] * len(part.requests))
 
         take()
         finished = self._generate(requests, lambda index, response: parts[index].control(index, response))
-        columns = self._columns()
-        scoring = _Scoring(self.scorer, self.faults)
+        columns = self.columns()
+        scoring = Scoring(self.scorer, self.faults)
         failure: RolloutError | None = None
         # Closed here and not when it is collected: an engine answers one stream at a time.
         with closing(finished):
@@ -152,11 +156,17 @@ class LocalSampler(Sampler):
         if failure is not None:
             raise failure
 
-    def _columns(self) -> Columns:
+    def columns(self, *, versions: bool = False) -> Columns:
+        """Return the columns of tables.
+
+        Args:
+            versions: Whether they say which weights have drawn which tokens.
+        """
         return Columns(
             keep_text=self.sampling.keep_text,
             sampled=self.sampling.interruption is not None,
             retokenized=self.retokenizes,
+            versions=versions,
         )
 
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:
@@ -169,7 +179,7 @@ class LocalSampler(Sampler):
         raise NotImplementedError
 
 
-class _Part:
+class Part:
     """Problems that were taken from a feed together: the requests for them, and the groups that responses make.
 
     Args:
@@ -246,7 +256,7 @@ class _Part:
         return [next(decoded) if r.text is None else r.text for r in responses]
 
 
-class _Scoring:
+class Scoring:
     """Groups that are being scored."""
 
     def __init__(self, scorer: Scorer, faults: Faults) -> None:

@@ -118,7 +118,7 @@ class OpenAISampler(LocalSampler):
         run(self._servers.close())
 
     def _no_rows(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pylist([], self._columns().schema)
+        return pa.RecordBatch.from_pylist([], self.columns().schema)
 
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:
         reached = False
