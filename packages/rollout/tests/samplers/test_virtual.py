@@ -240,9 +240,11 @@ def actions(tiny: Any, policies: Policies) -> list[Callable[[Any], pl.DataFrame 
         begun(4),
         pushed(4),
         pushed(5),
+        pushed(6),
+        pushed(7),
         taken(2),
         taken(3),
-        pushed(6),
+        pushed(8),
         taken(4),
     ]
 
