@@ -103,21 +103,21 @@ class Tiny:
 
     def sample_fed(self, sampler: Any, samples: int = 4) -> pl.DataFrame:
         """Return the same table, for which the sampler is given another problem whenever a response has finished."""
-        feed, parts = Feed(samples), [self.problems[row : row + 1] for row in range(len(self.problems))]
-        feed.add(parts.pop())
-        groups = []
+        feed, parts = Feed(), [self.problems[row : row + 1] for row in range(len(self.problems))]
         draw = Draw(samples=samples, seed=3, step=1, phase="train", run_id="r", first_sample=0)
-        for group in sampler.answer(feed, draw):
+        feed.add(parts.pop(), draw)
+        groups = []
+        for group in sampler.answer(feed):
             groups += [] if group is None else [pl.DataFrame(pl.from_arrow(group))]
             if parts:
-                feed.add(parts.pop())
+                feed.add(parts.pop(), draw)
         assert not feed.unfinished
         return pl.concat(groups).sort("problem_id", "sample")
 
     def largest_difference(self, policy: Any, rollouts: pl.DataFrame, sampling: Sampling | None = None) -> float:
         """Compare a table's log-probabilities with those that a model gives its tokens under ``sampling``."""
         import torch
-        from isocompute.rollout.samplers.transformers import distribution
+        from isocompute.rollout.samplers.decoding import distribution
 
         worst = 0.0
         for row in rollouts.iter_rows(named=True):

@@ -61,16 +61,16 @@ class LatencyEngine(Sampler):
     def probe(self) -> list[float]:
         return [0.0]
 
-    def _answers(self, feed: Feed, draw: Draw) -> Iterator[pa.RecordBatch | None]:
+    def _answers(self, feed: Feed) -> Iterator[pa.RecordBatch | None]:
         waiting: deque[tuple[str, int]] = deque()
         alive: list[tuple[int, str, int]] = []
         ended: dict[str, dict[int, int]] = {}
         steps = 0
         while feed or waiting or alive:
-            problems = feed.take()
-            for problem_id in [] if problems is None else problems["problem_id"]:
-                self.asked.append(problem_id)
-                waiting.extend((problem_id, draw.first_sample + sample) for sample in range(draw.samples))
+            for problems, draw in feed.take():
+                self.asked.extend(problems["problem_id"])
+                for problem_id in problems["problem_id"]:
+                    waiting.extend((problem_id, draw.first_sample + sample) for sample in range(draw.samples))
             self.most = max(self.most, feed.unfinished)
             while waiting and len(alive) < self.holds:
                 problem_id, sample = waiting.popleft()

@@ -151,7 +151,8 @@ class Stub(Loopback):
             for sampling in {sampling for sampling, _, _ in batch}:
                 together = [entry for entry in batch if entry[0] == sampling]
                 self._sampler.sampling = sampling
-                for index, response in self._sampler._generate([request for _, request, _ in together], as_it_is):
+                asked = [request for _, request, _ in together]
+                for index, response in filter(None, self._sampler._generate(asked, as_it_is)):
                     together[index][2].set_result(response)
 
     def answer(self, asked: dict[str, Any]) -> tuple[int, dict[str, Any]]:

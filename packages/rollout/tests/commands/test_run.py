@@ -40,7 +40,7 @@ class Unsteady:
 
     def _generate(self, requests: Any, control: Any) -> Any:
         self.calls.append(len(requests))
-        for done, (i, response) in enumerate(self.generate(requests, control)):
+        for done, (i, response) in enumerate(filter(None, self.generate(requests, control))):
             if done == self.breaks_after:
                 raise RolloutError("the engine broke down")
             yield i, aborted("the engine failed") if i in self.lost else response

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from isocompute.rollout import RolloutError, open_sampler
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.base import Columns, Faults, Group
-from isocompute.rollout.samplers.local import _Scoring
+from isocompute.rollout.samplers.local import Scoring
 from isocompute.rollout.samplers.sampling import Draw, Response, aborted
 from isocompute.rollout.scoring.config import ScoringConfig
 from isocompute.rollout.scoring.scorer import Item, Scorer, Verdict
@@ -76,7 +76,7 @@ def test_a_group_with_a_response_that_hangs_holds_up_no_other() -> None:
     # The pattern takes for ever; a comparison of texts is done at once.
     names = [r"exact|regex:^(a+)+$", "exact", "exact"]
     scorer = Scorer(ScoringConfig(seconds=0.5, wall_factor=1000))
-    scoring = _Scoring(scorer, Faults())
+    scoring = Scoring(scorer, Faults())
     empty = Response(ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), finish_reason="stop")
     for row, text in enumerate(("a" * 60 + "!", "a", "b")):
         group = Group(row=row, problem_id=str(row), prompt_ids=[], responses=[empty], texts=[text])

@@ -12,8 +12,9 @@ from every_sampler import *  # noqa: F403
 from every_sync import *  # noqa: F403
 from isocompute.rollout import Interruption, RolloutError, open_sampler
 from isocompute.rollout.cli import main
+from isocompute.rollout.samplers.decoding import Uniforms
 from isocompute.rollout.samplers.sampling import Request, Response, as_it_is
-from isocompute.rollout.samplers.transformers import TransformersSampler, Uniforms
+from isocompute.rollout.samplers.transformers import TransformersSampler
 
 pytestmark = pytest.mark.slow("every test of a sampler")
 
@@ -43,7 +44,8 @@ def requests(tiny: Any, *, count: int = 12, length: int = 8, prompt: str = "1+1=
 
 
 def test_a_response_leaves_the_batch_when_it_is_finished(sampler: Any, tiny: Any, calls: list[Any]) -> None:
-    whole = [(len(calls), len(response.ids)) for _, response in sampler._generate(requests(tiny, count=64), as_it_is)]
+    finished = filter(None, sampler._generate(requests(tiny, count=64), as_it_is))
+    whole = [(len(calls), len(response.ids)) for _, response in finished]
     lengths = np.array([length for _, length in whole])
     assert [made for made, _ in whole] == lengths.tolist() == sorted(lengths)
     assert len(set(lengths)) > 3
@@ -65,7 +67,7 @@ def test_a_request_that_follows_goes_on_from_the_response_and_waits_for_others_o
         begun[index] = response
         return Request(prompt_ids=[*asked[index].prompt_ids, *response.ids.tolist()], seed=index, max_new_tokens=2)
 
-    ended = dict(sampler._generate(asked, twice))
+    ended = dict(filter(None, sampler._generate(asked, twice)))
     assert sorted(ended) == list(range(20))
     assert 5 < len(begun) < 20
     # All follow-ups have one length here, and go together: those of three tokens, then what is left for a second one.
@@ -74,7 +76,7 @@ def test_a_request_that_follows_goes_on_from_the_response_and_waits_for_others_o
     for index, first in begun.items():
         prompt = [*asked[index].prompt_ids, *first.ids.tolist()]
         alone = Request(prompt_ids=prompt, seed=index, max_new_tokens=2)
-        ((_, again),) = sampler._generate([alone], as_it_is)
+        ((_, again),) = filter(None, sampler._generate([alone], as_it_is))
         assert ended[index].ids.tolist() == again.ids.tolist()
 
 
@@ -85,7 +87,7 @@ def mixture(tiny: Any, *prompts: str) -> list[Request]:
 
 def test_a_prompt_is_read_once_for_all_responses_to_it(sampler: Any, tiny: Any, calls: list[Any]) -> None:
     asked = mixture(tiny, "1+1=", "2+1=", "3+1=", "4+1=")
-    assert len(dict(sampler._generate(asked, as_it_is))) == 10
+    assert len(dict(filter(None, sampler._generate(asked, as_it_is)))) == 10
     assert calls[0][0] == 4
 
 
@@ -94,13 +96,13 @@ def test_prompts_of_several_lengths_are_answered_together_as_they_are_alone(
 ) -> None:
     prompts = ("1+1=", "2+1+1=", "-3+12-1=", "4=", "4+1=")
     asked = mixture(tiny, *prompts)
-    together = dict(sampler._generate(asked, as_it_is))
+    together = dict(filter(None, sampler._generate(asked, as_it_is)))
     # Of 2 to 4 tokens, and then those of 6 and 8, since little is to be computed for padding.
     lengths = [max(len(together[index].ids) for index in part) for part in ([0, *range(6, 15)], range(1, 6))]
     assert [rows for rows, _, _ in calls][:: lengths[0]][:2] == [3, 2]
     assert len(calls) == sum(lengths)
     for index, request in enumerate(asked):
-        ((_, alone),) = sampler._generate([request], as_it_is)
+        ((_, alone),) = filter(None, sampler._generate([request], as_it_is))
         assert together[index].ids.tolist() == alone.ids.tolist()
         assert np.abs(together[index].logprobs - alone.logprobs).max() < 1e-5
 
@@ -200,7 +202,7 @@ def test_responses_leave_the_caches_of_sliding_windows_and_of_linear_attention_t
         opened = open_sampler("transformers", str(tmp_path / name), tiny.sampling)
         prompts = [tiny.ids(prompt) for prompt in ("1+1=", "11+1=", "1+1+1=")]
         asked = [Request(prompt_ids=prompts[seed % 3], seed=seed, max_new_tokens=1 + seed % 8) for seed in range(24)]
-        for index, response in opened._generate(asked, as_it_is):
+        for index, response in filter(None, opened._generate(asked, as_it_is)):
             prompt = prompts[index % 3]
             with torch.no_grad():
                 whole = policy(torch.tensor([[*prompt, *response.ids.tolist()]])).logits[0]

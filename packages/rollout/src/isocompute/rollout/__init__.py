@@ -4,7 +4,7 @@ from .errors import RolloutError
 from .problems.loading import Loaded, load_checked, load_problems
 from .problems.sources import HubSource, LocalSource, ReasoningGymSource, Source, source_from
 from .samplers.prompts import Prompting, prompting_from
-from .samplers.registry import open_sampler
+from .samplers.registry import open_pipe, open_sampler
 from .samplers.sampling import EngineConfig, Interruption, Sampling, engine_from, response_seed, sampling_from
 from .scoring.config import ScoringConfig, scoring_from
 from .scoring.evaluation import (
@@ -39,6 +39,7 @@ __all__ = [
     "histogram",
     "load_checked",
     "load_problems",
+    "open_pipe",
     "open_sampler",
     "prompting_from",
     "register",

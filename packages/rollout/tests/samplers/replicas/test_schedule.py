@@ -15,7 +15,6 @@ from isocompute.rollout import RolloutError, Sampling
 from isocompute.rollout.errors import EngineError
 from isocompute.rollout.samplers.base import Feed
 from isocompute.rollout.samplers.replicas.pool import Expected, Queue, QueuedGroup, transport_of
-from isocompute.rollout.samplers.sampling import Draw
 from isocompute.rollout.samplers.weights import Manifest
 
 BATCHES = st.fixed_dictionaries(
@@ -145,10 +144,10 @@ def test_a_replica_that_never_came_up_is_lost_with_what_the_cluster_has() -> Non
 class Refusing(latency.LatencyEngine):
     """An engine of which the second refuses what it is to answer."""
 
-    def _answers(self, feed: Feed, draw: Draw) -> Iterator[pa.RecordBatch | None]:
+    def _answers(self, feed: Feed) -> Iterator[pa.RecordBatch | None]:
         if self is engines(SimpleNamespace(ray=self.clock))[1]:
             raise RolloutError("refused")
-        yield from super()._answers(feed, draw)
+        yield from super()._answers(feed)
 
 
 def test_groups_that_are_answered_when_another_replica_fails_are_yielded_first() -> None:

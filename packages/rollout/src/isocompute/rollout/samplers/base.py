@@ -32,9 +32,11 @@ class Group:
 
     Attributes:
         row: Index of the problem.
+        first: Index of the first of its requests.
     """
 
     row: int
+    first: int = 0
     problem_id: str
     prompt_ids: list[int]
     responses: Sequence[Response]
@@ -42,10 +44,13 @@ class Group:
 
 
 class Columns:
-    """The columns of a sampler's batches, three of which are optional; no Python object is made per token."""
+    """The columns of a sampler's batches, some of which are optional; no Python object is made per token."""
 
-    def __init__(self, *, keep_text: bool = False, sampled: bool = False, retokenized: bool = False) -> None:
+    def __init__(
+        self, *, keep_text: bool = False, sampled: bool = False, retokenized: bool = False, versions: bool = False
+    ) -> None:
         self._optional = {"text": keep_text, "sampled": sampled, "retokenized": retokenized}
+        self._optional |= dict.fromkeys(("versions", "version_starts"), versions)
         types: dict[str, Any] = {
             "run_id": pa.large_string(),
             "step": pa.int64(),
@@ -63,12 +68,19 @@ class Columns:
             "text": pa.large_string(),
             "sampled": pa.large_list(pa.bool_()),
             "retokenized": pa.bool_(),
+            "versions": pa.large_list(pa.int64()),
+            "version_starts": pa.large_list(pa.int32()),
         }
         self.schema = pa.schema([(name, kind) for name, kind in types.items() if self._optional.get(name, True)])
 
     def batch(self, group: Group, verdicts: Sequence[Verdict], *, draw: Draw, version: int) -> pa.RecordBatch:
-        """Return the rows of one group."""
+        """Return the rows of one group.
+
+        Args:
+            version: That of the weights which sampled the responses that do not say it themselves.
+        """
         responses, rows = group.responses, len(group.responses)
+        spans = [r.versions or ((0, version),) for r in responses]
         values: dict[str, Any] = {
             "run_id": [draw.run_id] * rows,
             "step": [draw.step] * rows,
@@ -80,7 +92,7 @@ class Columns:
             "logprobs": _lists([r.logprobs for r in responses], np.float32),
             "reward": [v.reward for v in verdicts],
             "finish_reason": [r.finish_reason for r in responses],
-            "weights_version": [version] * rows,
+            "weights_version": [each[0][1] for each in spans],
             "score_error": [v.error for v in verdicts],
             "failure": [r.failure for r in responses],
             "text": list(group.texts),
@@ -88,6 +100,8 @@ class Columns:
                 [np.ones(len(r.ids), np.bool_) if r.sampled is None else r.sampled for r in responses], np.bool_
             ),
             "retokenized": [r.retokenized for r in responses],
+            "versions": _lists([[of for _, of in each] for each in spans], np.int64),
+            "version_starts": _lists([[start for start, _ in each] for each in spans], np.int32),
         }
         arrays = [
             values[field.name] if isinstance(values[field.name], pa.Array) else pa.array(values[field.name], field.type)
@@ -157,28 +171,27 @@ class Faults:
 class Feed:
     """Problems for a sampler to answer; more may be added while it does.
 
-    Args:
-        samples: Responses per problem.
-
     Attributes:
         unfinished: Responses to them that are not finished.
+        trains: Whether some are for training.
     """
 
-    def __init__(self, samples: int) -> None:
-        self._samples = samples
-        self._waiting: list[pl.DataFrame] = []
+    def __init__(self) -> None:
+        self._waiting: list[tuple[pl.DataFrame, Draw]] = []
         self.unfinished = 0
+        self.trains = False
 
-    def add(self, problems: pl.DataFrame) -> None:
-        """Add rows of the ``problems`` table."""
+    def add(self, problems: pl.DataFrame, draw: Draw) -> None:
+        """Add rows of the ``problems`` table, and how they are to be answered."""
         if len(problems):
-            self._waiting.append(problems)
-            self.unfinished += len(problems) * self._samples
+            self._waiting.append((problems, draw))
+            self.unfinished += len(problems) * draw.samples
+            self.trains |= draw.phase == "train"
 
-    def take(self) -> pl.DataFrame | None:
-        """Return the problems that were added and not taken so far, if there are any."""
+    def take(self) -> list[tuple[pl.DataFrame, Draw]]:
+        """Return what was added and not taken so far."""
         waiting, self._waiting = self._waiting, []
-        return pl.concat(waiting) if waiting else None
+        return waiting
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -268,28 +281,36 @@ class Sampler:
             Closing the iterator ends what is unfinished.
         """
         draw = Draw(samples=samples, seed=seed, step=step, phase=phase, run_id=run_id, first_sample=first_sample)
-        feed = Feed(samples)
-        feed.add(problems.sort("problem_id"))
-        with closing(self.answer(feed, draw)) as answered:
+        feed = Feed()
+        feed.add(problems.sort("problem_id"), draw)
+        with closing(self.answer(feed)) as answered:
             yield from (batch for batch in answered if batch is not None)
 
-    def answer(self, feed: Feed, draw: Draw) -> Generator[pa.RecordBatch | None]:
+    def answer(self, feed: Feed) -> Generator[pa.RecordBatch | None]:
         """Answer the problems of a feed as ``stream`` does, in the order in which they were added.
 
-        More may be added whenever this yields, for which it yields None where responses have finished and no group has.
+        More may be added whenever this yields, for which it yields None between steps where no group has finished.
+        """
+        self.check_whole()
+        self._streams += 1
+        try:
+            while feed:
+                yield from self._answers(feed)
+        finally:
+            self._streams -= 1
+        if self.sleeps and feed.trains:
+            self.sleep()
+
+    def check_whole(self) -> None:
+        """Refuse to sample from weights of which a sync has left only a part.
+
+        Raises:
+            RolloutError: The latest sync failed.
         """
         if not self._whole:
             raise RolloutError(
                 "the last sync failed, so the engine's weights may be incomplete; sync again before sampling"
             )
-        self._streams += 1
-        try:
-            while feed:
-                yield from self._answers(feed, draw)
-        finally:
-            self._streams -= 1
-        if self.sleeps and draw.phase == "train":
-            self.sleep()
 
     def use(self, sampling: Sampling) -> None:
         """Sample differently from now on, with the same engine and weights.
@@ -306,25 +327,31 @@ class Sampler:
                 )
         self.sampling = sampling
 
-    def sync(self, weights: Any, version: int) -> None:
+    def sync(self, weights: Any, version: int, *, in_flight: bool = False) -> None:
         """Take over weights by their Hugging Face names, and stamp what is sampled with ``version``.
 
         Args:
             weights: A mapping or an iterable of (name, tensor).
+            in_flight: Whether streams may be open; their responses go on with these weights and the KV cache that
+                those before have made.
 
         Raises:
             RolloutError: A stream is open; or a tensor is missing, unknown or of another shape, two tied ones differ,
                 or the engine did not take them over, after which nothing is sampled until a sync succeeds.
         """
         wanted = self.manifest
-        self.begin_sync()
+        self.begin_sync(in_flight=in_flight)
         for bucket in buckets(checked(pairs(weights), wanted), size=BUCKET_BYTES):
             self.take(InProcess(bucket))
         self.end_sync(version)
 
-    def begin_sync(self) -> None:
-        """Begin to take weights over in parts, unless a stream is open; nothing is sampled until ``end_sync``."""
-        self._tear()
+    def begin_sync(self, *, in_flight: bool = False) -> None:
+        """Begin to take weights over in parts; nothing is sampled until ``end_sync``.
+
+        Args:
+            in_flight: Whether streams may be open, as for ``sync``.
+        """
+        self._tear(in_flight=in_flight)
         with loading():
             self._begin_load()
 
@@ -358,9 +385,9 @@ class Sampler:
         """
         weights.join(rendezvous, rank)
 
-    def _tear(self) -> None:
-        """Sample nothing until weights are whole again; refused while a stream is open."""
-        if self._streams:
+    def _tear(self, *, in_flight: bool = False) -> None:
+        """Sample nothing until weights are whole again; refused while a stream is open that must not go on."""
+        if self._streams and not in_flight:
             raise RolloutError(
                 "a stream is still open, whose responses would be of two policies; close it before a sync"
             )
@@ -389,10 +416,9 @@ class Sampler:
     def close(self) -> None:
         """Free the engine."""
 
-    def _answers(self, feed: Feed, draw: Draw) -> Iterator[pa.RecordBatch | None]:
+    def _answers(self, feed: Feed) -> Iterator[pa.RecordBatch | None]:
         """Answer what is in a feed; see ``answer``."""
-        problems = feed.take()
-        if problems is not None:
+        for problems, draw in feed.take():
             for batch in self._batches(problems, draw):
                 feed.unfinished -= len(batch)
                 yield batch

@@ -30,7 +30,18 @@ from ..scoring.rules import metadata_of
 from ..scoring.scorer import Item, Scorer, Verdict, default_scorer
 from .base import Columns, Faults, Feed, Group, Sampler
 from .prompts import Prompting, PromptMaker, load_tokenizer, stop_tokens
-from .sampling import Continue, Draw, Finished, Interruption, Request, Response, Sampling, as_it_is, response_seed
+from .sampling import (
+    Continue,
+    Draw,
+    Finished,
+    Interruption,
+    Request,
+    Response,
+    Sampling,
+    as_it_is,
+    joined_versions,
+    response_seed,
+)
 from .weights import Manifest, manifest
 
 PROBES = 4
@@ -82,7 +93,7 @@ class LocalSampler(Sampler):
 
     def lengths(self, problems: pl.DataFrame) -> list[int]:
         """Return the length of each problem's prompt (tokens); see ``Sampler.lengths``."""
-        return [len(prompt) for prompt in self._checked(problems)]
+        return [len(prompt) for prompt in self.checked(problems)]
 
     def probe(self) -> list[float]:
         """Return the log-probabilities of the most probable tokens after fixed prompts; see ``Sampler.probe``."""
@@ -91,82 +102,84 @@ class LocalSampler(Sampler):
         requests = [Request(prompt_ids=prompt, seed=0, max_new_tokens=1) for prompt in tokens.tolist()]
         self.sampling = Sampling(temperature=0.0, max_new_tokens=1, max_prompt_tokens=length)
         try:
-            answered = dict(self._generate(requests, as_it_is))
+            answered = dict(filter(None, self._generate(requests, as_it_is)))
         finally:
             self.sampling = sampling
         return [float(answered[index].logprobs[0]) for index in range(PROBES)]
 
-    def _checked(self, problems: pl.DataFrame) -> list[list[int]]:
-        """Return the prompts of problems; refuse what cannot be answered or scored."""
+    def checked(self, problems: pl.DataFrame) -> list[list[int]]:
+        """Return the prompts of problems; refuse what cannot be answered or scored.
+
+        Raises:
+            RolloutError: As ``sample``, before anything is sampled.
+        """
         self.faults.check()
         self.scorer.check(problems["verifier"].to_list())
         named = zip(problems["problem_id"].to_list(), problems["prompt"].to_list(), strict=True)
         return [self.prompts.ids(problem_id, text) for problem_id, text in named]
 
-    def _answers(self, feed: Feed, draw: Draw) -> Iterator[pa.RecordBatch | None]:
+    def _answers(self, feed: Feed) -> Iterator[pa.RecordBatch | None]:
         requests: list[Request] = []
-        parts: list[_Part] = []
+        parts: list[Part] = []
         """That of each request."""
 
         def take() -> None:
-            problems = feed.take()
-            if problems is not None:
-                part = _Part(self, problems, self._checked(problems), draw, first=len(requests))
+            for problems, draw in feed.take():
+                part = Part(self, problems, self.checked(problems), draw, first=len(requests))
                 requests.extend(part.requests)
                 parts.extend([part] * len(part.requests))
 
         take()
         finished = self._generate(requests, lambda index, response: parts[index].control(index, response))
-        columns = self._columns()
-        scoring = _Scoring(self.scorer, self.faults)
+        columns = self.columns()
+        scoring = Scoring(self.scorer, self.faults)
         failure: RolloutError | None = None
         # Closed here and not when it is collected: an engine answers one stream at a time.
         with closing(finished):
             try:
-                for index, response in finished:
-                    feed.unfinished -= 1
-                    group = parts[index].finished(index, response)
-                    if group is not None:
-                        scoring.submit(group, parts[index].items(group))
-                        for done, verdicts in scoring.ready():
-                            yield self._rows(columns, done, verdicts, draw)
+                for one in finished:
+                    if one is not None:
+                        index, response = one
+                        feed.unfinished -= 1
+                        group = parts[index].finished(index, response)
+                        if group is not None:
+                            scoring.submit(group, parts[index].items(group))
+                            for done, verdicts in scoring.ready():
+                                yield parts[done.first].rows(columns, done, verdicts)
                     yield None
                     take()
             except RolloutError as error:
                 # Of an engine that fails, the groups that are whole are still handed out.
                 failure = error
         for done, verdicts in scoring.rest():
-            yield self._rows(columns, done, verdicts, draw)
+            yield parts[done.first].rows(columns, done, verdicts)
         if failure is not None:
             raise failure
 
-    def _rows(self, columns: Columns, group: Group, verdicts: Sequence[Verdict], draw: Draw) -> pa.RecordBatch:
-        """Return the rows of a group; a penalty on length is taken off the rewards of right responses."""
-        penalty = self.sampling.length_penalty
-        if penalty is not None:
-            verdicts = [
-                replace(verdict, reward=penalty.reward(verdict.reward, tokens=len(response.ids), phase=draw.phase))
-                for verdict, response in zip(verdicts, group.responses, strict=True)
-            ]
-        return columns.batch(group, verdicts, draw=draw, version=self._version)
+    def columns(self, *, versions: bool = False) -> Columns:
+        """Return the columns of tables.
 
-    def _columns(self) -> Columns:
+        Args:
+            versions: Whether they say which weights have drawn which tokens.
+        """
         return Columns(
             keep_text=self.sampling.keep_text,
             sampled=self.sampling.interruption is not None,
             retokenized=self.retokenizes,
+            versions=versions,
         )
 
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:
         """Yield the responses to requests as they finish, each once ``control`` takes it as finished.
 
-        Of a sampler of which there may be replicas, there may be more requests whenever this goes on after a response.
+        An engine that decodes here yields None after each step in which none has. Of a sampler of which there may be
+        replicas, there may be more requests whenever this goes on.
         Closing the iterator early must free what the unfinished requests hold.
         """
         raise NotImplementedError
 
 
-class _Part:
+class Part:
     """Problems that were taken from a feed together: the requests for them, and the groups that responses make.
 
     Args:
@@ -179,7 +192,7 @@ class _Part:
     ) -> None:
         self._sampler, self._problems, self._prompts = sampler, problems, prompts
         self._metadata = metadata_of(problems)
-        self._first, self._samples = first, draw.samples
+        self._first, self._draw, self._sampling = first, draw, sampler.sampling
         requests = [
             Request(
                 prompt_ids=prompt,
@@ -199,15 +212,17 @@ class _Part:
 
     def finished(self, index: int, response: Response) -> Group | None:
         """Take a response; returns its group where that is complete."""
-        row, sample = divmod(index - self._first, self._samples)
+        samples = self._draw.samples
+        row, sample = divmod(index - self._first, samples)
         group = self._buffered.setdefault(row, {})
         group[sample] = response
-        if len(group) < self._samples:
+        if len(group) < samples:
             return None
         del self._buffered[row]
-        responses = [group[sample] for sample in range(self._samples)]
+        responses = [group[sample] for sample in range(samples)]
         return Group(
             row=row,
+            first=self._first + row * samples,
             problem_id=self._problems["problem_id"][row],
             prompt_ids=self._prompts[row],
             responses=responses,
@@ -223,6 +238,16 @@ class _Part:
             if response.finish_reason != "aborted"
         ]
 
+    def rows(self, columns: Columns, group: Group, verdicts: Sequence[Verdict]) -> pa.RecordBatch:
+        """Return the rows of a group; a penalty on length is taken off the rewards of right responses."""
+        penalty, phase = self._sampling.length_penalty, self._draw.phase
+        if penalty is not None:
+            verdicts = [
+                replace(verdict, reward=penalty.reward(verdict.reward, tokens=len(response.ids), phase=phase))
+                for verdict, response in zip(verdicts, group.responses, strict=True)
+            ]
+        return columns.batch(group, verdicts, draw=self._draw, version=self._sampler.weights_version)
+
     def _texts(self, responses: Sequence[Response]) -> list[str]:
         # Batch decoding is several times cheaper than one call per response.
         decoded = iter(
@@ -231,7 +256,7 @@ class _Part:
         return [next(decoded) if r.text is None else r.text for r in responses]
 
 
-class _Scoring:
+class Scoring:
     """Groups that are being scored."""
 
     def __init__(self, scorer: Scorer, faults: Faults) -> None:
@@ -298,7 +323,8 @@ def controlled(requests: Sequence[Request], sampling: Sampling, tokenizer: Any) 
     def follow(index: int, response: Response) -> Request | Response:
         if index in begun:
             first, inserted = begun.pop(index)
-            return response if response.finish_reason == "aborted" else _joined(first, inserted, response, tokenizer)
+            lost = response.finish_reason == "aborted" and not len(response.ids)
+            return response if lost else _joined(first, inserted, response, tokenizer)
         if response.finish_reason != "length":
             return response
         # A closing tag may be a special token.
@@ -335,6 +361,8 @@ def _joined(first: Response, inserted: Sequence[int], last: Response, tokenizer:
         text=text,
         sampled=sampled if inserted else None,
         retokenized=first.retokenized or last.retokenized,
+        failure=last.failure,
+        versions=joined_versions(first.versions, last.versions, at=len(before)),
     )
 
 

@@ -169,6 +169,10 @@ class Request:
     messages: Sequence[Mapping[str, str]] = ()
 
 
+Versions = tuple[tuple[int, int], ...]
+"""From which token of a response on which version of the weights has drawn: pairs of both, the first from token 0."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
     """One response.
@@ -181,6 +185,7 @@ class Response:
         sampled: For each token whether the policy sampled it; None when it sampled all.
         retokenized: Whether the tokens were made from a server's text.
         failure: Why an aborted one has no tokens.
+        versions: The weights that drew its tokens, where the engine says it.
     """
 
     ids: NDArray[np.int32]
@@ -190,6 +195,19 @@ class Response:
     sampled: NDArray[np.bool_] | None = None
     retokenized: bool = False
     failure: str | None = None
+    versions: Versions = ()
+
+
+def joined_versions(first: Versions, last: Versions, *, at: int) -> Versions:
+    """Return the versions of two responses that follow one another.
+
+    Args:
+        at: Token of the whole from which on it is the second one.
+    """
+    later = [(at + start, version) for start, version in last]
+    if first and later and later[0][1] == first[-1][1]:
+        del later[0]
+    return (*first, *later)
 
 
 def aborted(failure: str) -> Response:
@@ -203,8 +221,9 @@ Continue = Callable[[int, Response], Request | Response]
 """Called with a request's index and the response to it: either the next request for the same index (as after a forced
 interruption) or the finished response."""
 
-Finished = Generator[tuple[int, Response], None, None]
-"""The indices of requests and their finished responses, in the order in which they finish; closing it ends the rest."""
+Finished = Generator[tuple[int, Response] | None, None, None]
+"""The indices of requests and their finished responses, in the order in which they finish; None after a step of
+decoding in which none has. Closing it ends the rest."""
 
 
 def as_it_is(index: int, response: Response) -> Request | Response:

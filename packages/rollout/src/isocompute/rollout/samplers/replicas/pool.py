@@ -162,17 +162,19 @@ class Replicas(Sampler):
         self.crew.gather(self.crew.members)
         return tensors
 
-    def sync(self, weights: Any, version: int) -> None:
+    def sync(self, weights: Any, version: int, *, in_flight: bool = False) -> None:
         """Take over weights with all replicas, of which those that die or hang meanwhile are ended.
 
         Args:
             weights: As for ``Sampler.sync``. Where it has a method ``on_ranks``, as the weights of learner ranks do,
                 they are sent from these, and none passes through this process.
+            in_flight: As for ``Sampler.sync``; a stream of replicas does not go on, so that it is refused as without.
 
         Raises:
             RolloutError: The weights are not those of the model, a replica refuses them, or not all have the same now.
             EngineError: No replica is left, or one was lost that others receive a broadcast with.
         """
+        del in_flight
         self._tear()
         wanted, task = self.manifest, f"take over the weights of version {version}"
         self.sync_number += 1

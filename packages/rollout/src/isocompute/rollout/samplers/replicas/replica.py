@@ -158,7 +158,7 @@ class Replica:
             )
         self.end()
         verifiers.adopt()
-        self._feed, self._draw = Feed(draw.samples), draw
+        self._feed, self._draw = Feed(), draw
         return self.go_on(problems, more)
 
     def go_on(self, problems: pl.DataFrame, more: bool) -> Answered:
@@ -168,11 +168,12 @@ class Replica:
             problems: What is to be answered besides what is being answered.
             more: Whether others wait that could be answered here.
         """
-        feed, sampler = self._feed, self._sampler
+        feed, draw, sampler = self._feed, self._draw, self._sampler
         assert feed is not None
-        feed.add(problems)
+        assert draw is not None
+        feed.add(problems, draw)
         if self._answers is None:
-            self._answers = sampler.answer(feed, self._draw)
+            self._answers = sampler.answer(feed)
         groups: list[pa.RecordBatch] = []
         began, room = monotonic(), sampler.holds - feed.unfinished
         for group in self._answers:

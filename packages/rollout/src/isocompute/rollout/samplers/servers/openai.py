@@ -102,7 +102,7 @@ class OpenAISampler(LocalSampler):
         _check_protocol(self._protocol, sampling)
         super().use(sampling)
 
-    def sync(self, weights: Any, version: int) -> None:
+    def sync(self, weights: Any, version: int, *, in_flight: bool = False) -> None:
         """Refuse: a server's weights cannot be replaced.
 
         Raises:
@@ -118,7 +118,7 @@ class OpenAISampler(LocalSampler):
         run(self._servers.close())
 
     def _no_rows(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pylist([], self._columns().schema)
+        return pa.RecordBatch.from_pylist([], self.columns().schema)
 
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:
         reached = False

@@ -264,7 +264,7 @@ class EngineLoop:
     def run(
         self, requests: Sequence[Request], control: Continue, *, sampling: Sampling, stop_token_ids: list[int]
     ) -> Finished:
-        """Yield the indices of requests and their responses in the order in which they finish.
+        """Yield the indices of requests and their responses in the order in which they finish; see ``Finished``.
 
         Closing the iterator takes what is unfinished out of the engine.
 
@@ -293,13 +293,17 @@ class EngineLoop:
                     self._add(added, requests[added], params)
                     active.add(added)
                     added += 1
+                ended = False
                 for index, response in self._step():
                     decided = control(index, response)
                     if isinstance(decided, Request):
                         self._add(index, decided, params)
                     else:
                         active.discard(index)
+                        ended = True
                         yield index, decided
+                if not ended:
+                    yield None
         finally:
             self._streaming = False
             if active and self._engine is not None and not self._failure:

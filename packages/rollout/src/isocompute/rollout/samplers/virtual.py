@@ -1,0 +1,348 @@
+"""Sampling that goes on while updates are taken, on a virtual clock in one process: reproducible to the bit.
+
+A step of decoding takes 1 unit of time, however many responses are alive; an update takes ``update_time``. Each token
+is drawn from the weights that are there at its step, after the keys and values that earlier weights have left in the
+cache. After a forced interruption a response is read anew, with the weights of then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from io import BytesIO
+from itertools import chain
+from math import exp
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from ..errors import RolloutError
+from .local import Part, Scoring
+from .sampling import Draw, Request, Response
+from .transformers import TransformersSampler
+
+if TYPE_CHECKING:
+    import torch
+
+LEFT = "the pipe was closed before it was finished"
+"""Why a response was aborted that ``abandon`` took out of the engine."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Admitted:
+    """A group that is not scored yet.
+
+    Attributes:
+        problem: Its row of the ``problems`` table.
+        first: Index of its first request.
+        heard: What the engine has answered, by index, from which follows how far the group is.
+    """
+
+    part: Part
+    problem: pl.DataFrame
+    draw: Draw
+    first: int
+    heard: list[tuple[int, Response]] = field(default_factory=list)
+
+
+class VirtualPipe:
+    """Generates while updates are taken: batches go in, and come out complete, in the same order.
+
+    Groups start in the order in which they were admitted, each once all its responses have a slot. Time passes in
+    ``take``, until a batch is complete, and in ``push``, for an update.
+
+    Args:
+        slots: Most responses alive.
+        update_time: Time of an update (steps of decoding).
+        jitter: Standard deviation of the logarithm of a factor of ``update_time``, drawn for each version.
+        seed: Seed of these factors.
+
+    Attributes:
+        clock: Time since the pipe was opened (steps of decoding).
+
+    Raises:
+        RolloutError: The sampler is not a ``TransformersSampler``, its model does not allow responses to begin beside
+            others, or an argument is out of its range.
+    """
+
+    def __init__(
+        self, sampler: Any, *, slots: int, update_time: float = 0.0, jitter: float = 0.0, seed: int = 0
+    ) -> None:
+        if not isinstance(sampler, TransformersSampler):
+            raise RolloutError(
+                f"a virtual pipe was asked for with {type(sampler).__name__}; it must be a sampler transformers, "
+                "without replicas"
+            )
+        for name, value, least in (("slots", slots, 1), ("update_time", update_time, 0), ("jitter", jitter, 0)):
+            if not value >= least:
+                raise RolloutError(f"{name} is {value}; it must be at least {least}")
+        sampler.check_joins()
+        self.sampler, self.slots = sampler, slots
+        self.update_time, self.jitter, self.seed = update_time, jitter, seed
+        self._columns = sampler.columns(versions=True)
+        self.clock = self._time = self._free = self._waited = 0.0
+        self._clear()
+
+    def _clear(self) -> None:
+        """Forget everything that was admitted."""
+        self._decoding = self.sampler.decoding()
+        self._scoring = Scoring(self.sampler.scorer, self.sampler.faults)
+        self._groups: dict[int, Admitted] = {}
+        """Those that are not scored, in the order of their admission, by the index of their first request."""
+        self._waiting: deque[Admitted] = deque()
+        self._alive: dict[int, Admitted] = {}
+        """The group of each request that has begun and is not finished."""
+        self._following: list[tuple[int, Request]] = []
+        """Requests by which interrupted responses go on at the next step."""
+        self._scored: dict[int, list[pl.DataFrame]] = {}
+        """Groups that are scored and not taken, by step; there is an entry for every step that was begun."""
+        self._next = 0
+
+    def begin(self, problems: pl.DataFrame, *, samples: int, seed: int, step: int, run_id: str) -> None:
+        """Admit the groups of a step's batch, by problem; nothing is waited for.
+
+        Raises:
+            RolloutError: The step was begun before, a group needs more than all slots, or as ``Sampler.sample``.
+        """
+        if step in self._scored:
+            raise RolloutError(f"step {step} was begun before and not taken since; each step must be begun once")
+        if samples > self.slots:
+            raise RolloutError(f"slots is {self.slots}; it must be at least {samples}, the responses to a problem")
+        draw = Draw(samples=samples, seed=seed, step=step, phase="train", run_id=run_id, first_sample=0)
+        end = self._next + len(problems) * samples
+        self._admit(problems.sort("problem_id"), [draw] * len(problems), range(self._next, end, samples))
+        self._next, self._scored[step] = end, []
+
+    def _admit(self, problems: pl.DataFrame, draws: Sequence[Draw], firsts: Sequence[int]) -> None:
+        prompts = self.sampler.checked(problems)
+        for row, (prompt, draw, first) in enumerate(zip(prompts, draws, firsts, strict=True)):
+            problem = problems[row : row + 1]
+            part = Part(self.sampler, problem, [prompt], draw, first=first)
+            self._groups[first] = Admitted(part=part, problem=problem, draw=draw, first=first)
+            self._waiting.append(self._groups[first])
+
+    def take(self, step: int) -> pl.DataFrame:
+        """Let time pass until every group of a step is complete, and return them.
+
+        Returns:
+            The ``rollouts`` table with its columns ``versions`` and ``version_starts``, by problem and sample.
+
+        Raises:
+            RolloutError: The step was not begun, the latest push failed, or a response cannot be scored.
+        """
+        if step not in self._scored:
+            raise RolloutError(f"step {step} was not begun or was taken before; each must be begun and taken once")
+        began = self.clock
+        while any(group.draw.step == step for group in chain(self._waiting, self._alive.values())):
+            self._step()
+        self._waited += self.clock - began
+        self._collect()
+        return self._table(self._scored.pop(step))
+
+    def push(self, weights: Any, version: int) -> None:
+        """Let the time of an update pass, then let weights take the place of those before.
+
+        They enter between two steps of decoding: at the end of the one in which the update ends.
+
+        Args:
+            weights: As for ``Sampler.sync``.
+        """
+        luck = np.random.default_rng((self.seed, version)).standard_normal()
+        end = self.clock + self.update_time * exp(self.jitter * luck)
+        while self.clock < end and (self._waiting or self._alive):
+            self._step()
+        if self.clock < end:
+            self._pass(end - self.clock)
+        self.sampler.sync(weights, version, in_flight=True)
+
+    def _step(self) -> None:
+        """Draw a token of every response, those included for which there is room from now on."""
+        self.sampler.check_whole()
+        begun, self._following = [*self._following, *self._started()], []
+        self._pass(1.0)
+        for index, response in self._decoding.step(begun):
+            following = self._hear(index, response)
+            if following is not None:
+                self._following.append((index, following))
+
+    def _started(self) -> Iterator[tuple[int, Request]]:
+        """Start the groups that have waited longest, as far as there is room; yields their requests."""
+        while self._waiting and len(self._alive) + self._waiting[0].draw.samples <= self.slots:
+            yield from self._start(self._waiting.popleft())
+
+    def _start(self, group: Admitted) -> list[tuple[int, Request]]:
+        requests = list(enumerate(group.part.requests, group.first))
+        self._alive |= {index: group for index, _ in requests}
+        return requests
+
+    def _hear(self, index: int, response: Response) -> Request | None:
+        """Take what the engine answers to a request; returns the next one where the response goes on."""
+        group = self._alive[index]
+        group.heard.append((index, response))
+        following = group.part.control(index, response)
+        if isinstance(following, Request):
+            return following
+        self._end(index, following)
+        return None
+
+    def _end(self, index: int, response: Response) -> None:
+        """Take a finished response, and score its group where that is complete."""
+        part = self._alive.pop(index).part
+        whole = part.finished(index, response)
+        if whole is not None:
+            self._scoring.submit(whole, part.items(whole))
+
+    def _pass(self, time: float) -> None:
+        """Let time pass, and count the free slots of it for which no group waited."""
+        self.clock += time
+        self._time += time
+        if not self._waiting:
+            self._free += time * (1 - len(self._alive) / self.slots)
+
+    def _collect(self) -> None:
+        """Wait for the verdicts on all groups that are complete."""
+        for group, verdicts in self._scoring.rest():
+            admitted = self._groups.pop(group.first)
+            rows = admitted.part.rows(self._columns, group, verdicts)
+            self._scored[admitted.draw.step].append(_frame([rows]))
+
+    def _table(self, groups: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        none = _frame([pa.RecordBatch.from_pylist([], self._columns.schema)])
+        return pl.concat([none, *groups]).sort("step", "problem_id", "sample")
+
+    def abandon(self) -> pl.DataFrame:
+        """Take everything out of the engine that was begun and not taken.
+
+        Returns:
+            What was generated of it, as ``take`` does: unfinished responses are ``aborted`` with their tokens so far,
+            and count as wrong.
+        """
+        for index, _ in self._following:
+            so_far = dict(self._alive[index].heard)[index]
+            self._end(index, replace(so_far, finish_reason="aborted", failure=LEFT))
+        for index, response in self._decoding.unfinished(LEFT):
+            self._hear(index, response)
+        self._collect()
+        groups = list(chain.from_iterable(self._scored.values()))
+        self._clear()
+        return self._table(groups)
+
+    def idle(self) -> dict[str, float]:
+        """Return shares of the time since the last call.
+
+        Returns:
+            ``engines``: free slots of all slots, while no group waited; ``trainer``: time in ``take``.
+        """
+        time, free, waited = self._time, self._free, self._waited
+        self._time = self._free = self._waited = 0.0
+        return {"engines": free / time if time else 0.0, "trainer": waited / time if time else 0.0}
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return what a checkpoint must hold to go on from here to the bit: tensors, and values for JSON."""
+        self._collect()
+        groups = list(self._groups.values())
+        heard = [each for group in groups for each in group.heard]
+        tensors = self._decoding.state()
+        tables = {"heard": _responses(heard), "unfinished": _responses(self._decoding.unfinished())}
+        tables["scored"] = self._table(list(chain.from_iterable(self._scored.values())))
+        if groups:
+            tables["problems"] = pl.concat([group.problem for group in groups])
+        values = {
+            "clock": self.clock,
+            "idle": [self._time, self._free, self._waited],
+            "begun": sorted(self._scored),
+            "draws": [asdict(group.draw) for group in groups],
+            "firsts": list(self._groups),
+            "next": self._next,
+            "waiting": len(self._waiting),
+            "following": [index for index, _ in self._following],
+        }
+        return tensors | {name: _packed(table) for name, table in tables.items()}, values
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
+        """Go on from a state, with a sampler of the same settings that holds the weights of then."""
+        self._clear()
+        self.clock = values["clock"]
+        self._time, self._free, self._waited = values["idle"]
+        tables = {name: _unpacked(tensors[name]) for name in ("heard", "unfinished", "scored")}
+        self._scored = {step: [] for step in values["begun"]}
+        for (step,), rows in tables["scored"].group_by("step", maintain_order=True):
+            self._scored[step].append(rows)
+        if values["draws"]:
+            draws = [Draw(**draw) for draw in values["draws"]]
+            self._admit(_unpacked(tensors["problems"]), draws, values["firsts"])
+        self._next = values["next"]
+        asked: dict[int, Request] = {}
+        while len(self._waiting) > values["waiting"]:
+            asked |= dict(self._start(self._waiting.popleft()))
+        for index, response in _read(tables["heard"]):
+            following = self._hear(index, response)
+            if following is not None:
+                asked[index] = following
+        self._following = [(index, asked[index]) for index in values["following"]]
+        unfinished = [(index, asked[index], response) for index, response in _read(tables["unfinished"])]
+        self._decoding.load_state(tensors, unfinished)
+
+    def close(self) -> None:
+        """Forget everything; the sampler stays open."""
+        self._clear()
+
+
+def _frame(batches: Sequence[pa.RecordBatch]) -> pl.DataFrame:
+    return pl.DataFrame(pl.from_arrow(pa.Table.from_batches(batches)))
+
+
+def _responses(responses: Sequence[tuple[int, Response]]) -> pl.DataFrame:
+    """Return responses as a table, with the indices of their requests."""
+    return pl.DataFrame(
+        {
+            "index": [index for index, _ in responses],
+            "ids": [r.ids.tolist() for _, r in responses],
+            "logprobs": [r.logprobs.tolist() for _, r in responses],
+            "finish_reason": [r.finish_reason for _, r in responses],
+            "text": [r.text for _, r in responses],
+            "starts": [[start for start, _ in r.versions] for _, r in responses],
+            "versions": [[version for _, version in r.versions] for _, r in responses],
+        },
+        schema={
+            "index": pl.Int64,
+            "ids": pl.List(pl.Int32),
+            "logprobs": pl.List(pl.Float32),
+            "finish_reason": pl.String,
+            "text": pl.String,
+            "starts": pl.List(pl.Int64),
+            "versions": pl.List(pl.Int64),
+        },
+    )
+
+
+def _read(table: pl.DataFrame) -> Iterator[tuple[int, Response]]:
+    """Yield the responses of a table of ``_responses``."""
+    for row in table.iter_rows(named=True):
+        yield (
+            row["index"],
+            Response(
+                ids=np.array(row["ids"], np.int32),
+                logprobs=np.array(row["logprobs"], np.float32),
+                finish_reason=row["finish_reason"],
+                text=row["text"],
+                versions=tuple(zip(row["starts"], row["versions"], strict=True)),
+            ),
+        )
+
+
+def _packed(table: pl.DataFrame) -> torch.Tensor:
+    """Return a table as the bytes of Arrow's format."""
+    import torch
+
+    buffer = BytesIO()
+    table.write_ipc(buffer)
+    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+
+
+def _unpacked(tensor: torch.Tensor) -> pl.DataFrame:
+    """Return the table of some bytes."""
+    return pl.read_ipc(BytesIO(tensor.cpu().numpy().tobytes()))

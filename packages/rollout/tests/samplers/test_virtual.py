@@ -1,0 +1,468 @@
+"""Sampling on a virtual clock while weights change, against a loop over single tokens with a KV cache."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from copy import deepcopy
+from math import exp
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from isocompute.rollout import Interruption, RolloutError, Sampling, open_pipe, open_sampler
+from isocompute.rollout.contract import tables
+from isocompute.rollout.samplers.base import Feed
+from isocompute.rollout.samplers.decoding import distribution
+from isocompute.rollout.samplers.sampling import Draw, joined_versions
+from isocompute.rollout.samplers.transformers import TransformersSampler
+from isocompute.rollout.samplers.virtual import VirtualPipe
+
+pytestmark = pytest.mark.slow("a sampler in every test")
+
+PLAIN = Sampling(max_new_tokens=12, max_prompt_tokens=8)
+CUT = dataclasses.replace(PLAIN, interruption=Interruption(lowest=2, highest=5, phrase="-1"))
+STOPPED = dataclasses.replace(PLAIN, stop=("-", "12"), keep_text=True)
+SAMPLES = 2
+
+
+class Policies:
+    """Weights by version, of four models in turn, whose scores rounding changes by little."""
+
+    def __init__(self, tiny: Any, folder: Path) -> None:
+        self._models = [tiny.save(folder, seed=seed) for seed in range(4)]
+        for model in self._models:
+            model.load_state_dict({name: tensor * 0.5 for name, tensor in model.state_dict().items()})
+        self._exact = [deepcopy(model).double() for model in self._models]
+
+    def __getitem__(self, version: int) -> Any:
+        """The model of a version in double precision."""
+        return self._exact[version % 4]
+
+    def weights(self, version: int) -> dict[str, Any]:
+        return dict(self._models[version % 4].state_dict())
+
+
+@pytest.fixture(scope="module")
+def policies(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Policies:
+    return Policies(tiny, tmp_path_factory.mktemp("policies"))
+
+
+@pytest.fixture(scope="module")
+def opened(tiny: Any, policies: Policies) -> Any:
+    return open_sampler("transformers", str(tiny.folder), PLAIN)
+
+
+@pytest.fixture
+def sampler(opened: Any, policies: Policies) -> Any:
+    return renewed(opened, policies)
+
+
+def renewed(sampler: Any, policies: Policies, sampling: Sampling = PLAIN) -> Any:
+    """The sampler with the weights of version 0."""
+    sampler.use(sampling)
+    sampler.sync(policies.weights(0), 0)
+    return sampler
+
+
+class Watched(VirtualPipe):
+    """A pipe that remembers which groups have started, and the most responses alive."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.started: list[tuple[int, str]] = []
+        self.most = 0
+        super().__init__(*arguments, **options)
+
+    def _start(self, group: Any) -> Any:
+        self.started.append((group.draw.step, group.problem["problem_id"].item()))
+        return super()._start(group)
+
+    def _pass(self, time: float) -> None:
+        self.most = max(self.most, len(self._alive))
+        super()._pass(time)
+
+
+def begin(pipe: Any, tiny: Any, step: int, *, problems: int = 2, samples: int = SAMPLES) -> None:
+    first = 2 * step % 4
+    batch = tiny.problems[first : first + problems].reverse()
+    pipe.begin(batch, samples=samples, seed=3, step=step, run_id="r")
+
+
+def replayed(row: dict[str, Any], policies: Policies, sampling: Sampling) -> list[float]:
+    """Log-probabilities of a response, token by token, each after the cache that the weights of then have left."""
+    import torch
+
+    ids, starts = row["response_ids"], dict(zip(row["version_starts"], row["versions"], strict=True))
+    sampled = row.get("sampled") or [True] * len(ids)
+    found: list[float] = []
+    cache: Any = None
+    new, version = list(row["prompt_ids"]), -1
+    for at, token in enumerate(ids):
+        version = starts.get(at, version)
+        if not sampled[at]:
+            # What follows an interruption is read anew, prompt and all.
+            found.append(0.0)
+            cache, new = None, [*row["prompt_ids"], *ids[: at + 1]]
+            continue
+        with torch.no_grad():
+            out = policies[version](input_ids=torch.tensor([new]), past_key_values=cache, use_cache=True)
+        cache, new = out.past_key_values, [token]
+        found.append(float(distribution(out.logits[:, -1], sampling)[0, token]))
+    return found
+
+
+def check(rollouts: pl.DataFrame, policies: Policies, sampling: Sampling, *, newest: int) -> None:
+    """Check what holds of every table that a pipe returns."""
+    rollouts = tables.check(rollouts, "rollouts", where="taken")
+    for row in rollouts.iter_rows(named=True):
+        versions, starts = row["versions"], row["version_starts"]
+        assert versions == sorted(set(versions))
+        assert row["weights_version"] == versions[0] >= 0
+        assert versions[-1] <= newest
+        assert starts == sorted(set(starts))
+        assert starts[0] == 0
+        assert starts[-1] < len(row["response_ids"])
+        assert np.abs(np.array(replayed(row, policies, sampling)) - row["logprobs"]).max() < 1e-5
+
+
+SCHEDULES = st.lists(st.sampled_from(["begin", "push", "take"]), min_size=6, max_size=14)
+
+
+@settings(max_examples=12)
+@given(
+    schedule=SCHEDULES,
+    slots=st.sampled_from([2, 3, 4, 64]),
+    update_time=st.sampled_from([0.0, 1.0, 2.5, 4.0]),
+    sampling=st.sampled_from([PLAIN, CUT, STOPPED]),
+)
+def test_tables_are_whole_and_in_order_and_every_token_is_of_the_weights_of_its_version(
+    schedule: list[str], slots: int, update_time: float, sampling: Sampling, opened: Any, tiny: Any, policies: Policies
+) -> None:
+    pipe = Watched(renewed(opened, policies, sampling), slots=slots, update_time=update_time)
+    begun = taken = version = 0
+    for action in [*schedule, *["take"] * len(schedule)]:
+        if action == "begin":
+            begun += 1
+            begin(pipe, tiny, begun)
+        elif action == "push":
+            version += 1
+            pipe.push(policies.weights(version), version)
+        elif taken < begun:
+            taken += 1
+            rollouts = pipe.take(taken)
+            names = sorted(tiny.problems[2 * taken % 4 : 2 * taken % 4 + 2]["problem_id"])
+            keys = [(taken, name, sample) for name in names for sample in range(SAMPLES)]
+            assert rollouts.select("step", "problem_id", "sample").rows() == keys
+            assert "aborted" not in rollouts["finish_reason"]
+            check(rollouts, policies, sampling, newest=version)
+    assert taken == begun
+    assert pipe.started == sorted(pipe.started)
+    assert len(pipe.started) == 2 * begun
+    assert pipe.most <= slots
+
+
+def test_a_response_is_of_every_version_whose_weights_have_drawn_a_token_of_it(
+    sampler: Any, tiny: Any, policies: Policies
+) -> None:
+    pipe = open_pipe(sampler, "virtual", slots=27, update_time=2)
+    pipe.begin(tiny.problems, samples=5, seed=3, step=1, run_id="r")
+    for version in (1, 2, 3):
+        pipe.push(policies.weights(version), version)
+    rollouts = pipe.take(1)
+    check(rollouts, policies, PLAIN, newest=3)
+    for row in rollouts.iter_rows(named=True):
+        # Two tokens of each, and the rest of the last one.
+        spans = min(4, (len(row["response_ids"]) + 1) // 2)
+        if row["problem_id"] != "p5":
+            assert row["versions"] == list(range(spans))
+            assert row["version_starts"] == list(range(0, 2 * spans, 2))
+    # The last group has waited for places.
+    assert set(rollouts.filter(problem_id="p5")["weights_version"]) - {0}
+
+
+def with_lag(pipe: Any, tiny: Any, policies: Policies, *, lag: int, steps: int) -> Iterator[tuple[int, pl.DataFrame]]:
+    """Learn as a learner does: a step begins when it will be at most ``lag`` versions behind."""
+    for step in range(1, 1 + lag):
+        begin(pipe, tiny, step)
+    for step in range(1, 1 + steps):
+        begin(pipe, tiny, step + lag)
+        yield step, pipe.take(step)
+        pipe.push(policies.weights(step), step)
+
+
+@pytest.mark.parametrize("lag", [1, 3])
+def test_no_token_is_more_versions_old_than_batches_were_begun_ahead(
+    lag: int, sampler: Any, tiny: Any, policies: Policies
+) -> None:
+    pipe = VirtualPipe(sampler, slots=4, update_time=2)
+    mixed, oldest = 0, []
+    for step, rollouts in with_lag(pipe, tiny, policies, lag=lag, steps=8):
+        check(rollouts, policies, PLAIN, newest=step - 1)
+        oldest.append(step - 1 - rollouts["weights_version"].min())
+        mixed += (rollouts["versions"].list.len() > 1).sum()
+    assert max(oldest) <= lag
+    assert mixed > 0
+
+
+def test_without_lag_it_samples_as_its_sampler_does(sampler: Any, tiny: Any, policies: Policies) -> None:
+    pipe = VirtualPipe(sampler, slots=4, update_time=2)
+    for step, rollouts in with_lag(pipe, tiny, policies, lag=0, steps=4):
+        problems = tiny.problems[2 * step % 4 : 2 * step % 4 + 2]
+        alone = sampler.sample(problems, samples=SAMPLES, seed=3, step=step, run_id="r")
+        assert rollouts.select(alone.columns).drop("logprobs").equals(alone.drop("logprobs"))
+        assert set(rollouts["weights_version"]) == {step - 1}
+
+
+def actions(tiny: Any, policies: Policies) -> list[Callable[[Any], pl.DataFrame | None]]:
+    """A schedule in which groups wait, are alive and are complete before they are taken."""
+
+    def begun(step: int) -> Any:
+        return lambda pipe: begin(pipe, tiny, step, samples=3)
+
+    def pushed(version: int) -> Any:
+        return lambda pipe: pipe.push(policies.weights(version), version)
+
+    def taken(step: int) -> Any:
+        return lambda pipe: pipe.take(step)
+
+    return [
+        begun(1),
+        begun(2),
+        pushed(1),
+        pushed(2),
+        begun(3),
+        taken(1),
+        pushed(3),
+        begun(4),
+        pushed(4),
+        pushed(5),
+        pushed(6),
+        pushed(7),
+        taken(2),
+        taken(3),
+        pushed(8),
+        taken(4),
+    ]
+
+
+def done(pipe: Any, schedule: list[Any]) -> list[Any]:
+    """What a pipe returns in a part of a schedule, and what its clock and its counts say then."""
+    returned = [table for action in schedule if (table := action(pipe)) is not None]
+    return [*(table.to_dicts() for table in returned), pipe.clock, pipe.idle()]
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, CUT, STOPPED], ids=["plain", "interrupted", "stopped"])
+def test_what_goes_on_from_a_state_is_to_the_bit_what_was_never_interrupted(
+    sampling: Sampling, opened: Any, tiny: Any, policies: Policies
+) -> None:
+    schedule = actions(tiny, policies)
+    options: dict[str, Any] = {"slots": 7, "update_time": 2.5, "jitter": 0.3, "seed": 4}
+    whole = done(VirtualPipe(renewed(opened, policies, sampling), **options), schedule)
+    assert whole == done(VirtualPipe(renewed(opened, policies, sampling), **options), schedule)
+    other = open_sampler("transformers", str(tiny.folder), sampling)
+    seen = dict.fromkeys(("waiting", "unfinished", "following", "scored", "older"), 0)
+    for cut in range(len(schedule)):
+        first = VirtualPipe(renewed(opened, policies, sampling), **options)
+        before = [table.to_dicts() for action in schedule[:cut] if (table := action(first)) is not None]
+        tensors, values = first.state()
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        seen["waiting"] += values["waiting"]
+        seen["unfinished"] += len(first._decoding)
+        seen["following"] += len(values["following"])
+        seen["scored"] += sum(map(len, first._scored.values()))
+        now = opened.weights_version
+        seen["older"] += sum(r.versions[0][1] < now for _, r in first._decoding.unfinished())
+        # The state takes nothing from the pipe.
+        assert [*before, *done(first, schedule[cut:])] == whole
+        version = sum("pushed" in action.__qualname__ for action in schedule[:cut])
+        other.sync(policies.weights(version), version)
+        second = VirtualPipe(other, **options)
+        second.load_state(tensors, json.loads(json.dumps(values)))
+        assert [*before, *done(second, schedule[cut:])] == whole
+    assert min(count for name, count in seen.items() if name != "following") > 0
+    assert (seen["following"] > 0) == (sampling is CUT)
+
+
+def test_evaluations_and_probes_beside_it_are_of_the_current_weights_and_change_nothing(
+    sampler: Any, tiny: Any, policies: Policies
+) -> None:
+    alone = list(with_lag(VirtualPipe(sampler, slots=4, update_time=2), tiny, policies, lag=2, steps=4))
+    renewed(sampler, policies)
+    evaluated: dict[int, Any] = {}
+    beside = []
+    for step, rollouts in with_lag(VirtualPipe(sampler, slots=4, update_time=2), tiny, policies, lag=2, steps=4):
+        beside.append((step, rollouts))
+        version = sampler.weights_version
+        evaluated[version] = sampler.probe(), tiny.sample(sampler, phase="eval")
+        assert set(evaluated[version][1]["weights_version"]) == {version}
+    assert all(a.equals(b) for (_, a), (_, b) in zip(alone, beside, strict=True))
+    for version, (probe, rollouts) in evaluated.items():
+        sampler.sync(policies.weights(version), version)
+        assert sampler.probe() == probe
+        assert tiny.sample(sampler, phase="eval").equals(rollouts)
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, CUT], ids=["plain", "interrupted"])
+def test_what_is_abandoned_is_all_that_was_generated_and_not_taken(
+    sampling: Sampling, opened: Any, tiny: Any, policies: Policies
+) -> None:
+    kinds = set()
+    for cut in range(1, len(actions(tiny, policies))):
+        first = VirtualPipe(renewed(opened, policies, sampling), slots=7, update_time=2)
+        for action in actions(tiny, policies)[:cut]:
+            action(first)
+        tensors, values = first.state()
+        left = first.abandon()
+        assert first.abandon().is_empty()
+        assert first.state()[1]["begun"] == []
+        begin(first, tiny, 9)
+        assert len(first.take(9)) == 2 * SAMPLES
+        second = VirtualPipe(opened, slots=7, update_time=2)
+        second.load_state(tensors, values)
+        waiting = {(group.draw.step, group.problem["problem_id"].item()) for group in second._waiting}
+        parts = [second.take(step) for step in values["begun"]]
+        whole = {(row["step"], row["problem_id"], row["sample"]): row for part in parts for row in part.to_dicts()}
+        assert len(left) == sum(key[:2] not in waiting for key in whole)
+        for row in left.iter_rows(named=True):
+            later = whole[row["step"], row["problem_id"], row["sample"]]
+            kinds.add(row["finish_reason"])
+            if row["finish_reason"] != "aborted":
+                assert row == later
+                continue
+            length = len(row["response_ids"])
+            assert 0 < length < len(later["response_ids"])
+            assert row["response_ids"] == later["response_ids"][:length]
+            assert row["logprobs"] == later["logprobs"][:length]
+            assert row["versions"] == later["versions"][: len(row["versions"])]
+            assert (row["reward"], bool(row["failure"])) == (0, True)
+    assert kinds >= {"stop", "aborted"}
+
+
+def test_the_clock_counts_steps_and_updates_and_who_was_idle_meanwhile(
+    sampler: Any, tiny: Any, policies: Policies
+) -> None:
+    sampler.use(dataclasses.replace(PLAIN, max_new_tokens=1))
+    pipe = VirtualPipe(sampler, slots=4, update_time=3)
+    assert pipe.idle() == {"engines": 0, "trainer": 0}
+    begin(pipe, tiny, 1)
+    pipe.take(1)
+    # All four places were taken, and there is nothing to do for an update.
+    assert (pipe.clock, pipe.idle()) == (1, {"engines": 0, "trainer": 1})
+    pipe.push(policies.weights(1), 1)
+    assert (pipe.clock, pipe.idle()) == (4, {"engines": 1, "trainer": 0})
+    # A group of three, then one of two that waits for it: free is one place that nobody could take, then are two.
+    pipe.begin(tiny.problems[:1], samples=3, seed=3, step=2, run_id="r")
+    pipe.begin(tiny.problems[:1], samples=2, seed=3, step=3, run_id="r")
+    pipe.take(3)
+    assert pipe.clock == 6
+    assert pipe.idle() == {"engines": pytest.approx(0.5 / 2), "trainer": 1}
+    pipe.begin(tiny.problems[:1], samples=2, seed=3, step=4, run_id="r")
+    pipe.push(policies.weights(2), 2)
+    assert pipe.idle() == {"engines": pytest.approx((0.5 + 2) / 3), "trainer": 0}
+    pipe.take(4)
+    assert pipe.clock == 9
+
+
+def test_the_time_of_an_update_is_drawn_by_seed_and_version(sampler: Any, policies: Policies) -> None:
+    for seed in (0, 7):
+        pipe = VirtualPipe(sampler, slots=1, update_time=10, jitter=0.5, seed=seed)
+        expected = 0.0
+        for version in (1, 2):
+            pipe.push(policies.weights(version), version)
+            expected += 10 * exp(0.5 * np.random.default_rng((seed, version)).standard_normal())
+            assert pipe.clock == pytest.approx(expected)
+
+
+def test_after_a_push_that_failed_nothing_is_sampled_until_a_sync_succeeds(
+    sampler: Any, tiny: Any, policies: Policies
+) -> None:
+    pipe = VirtualPipe(sampler, slots=4, update_time=1)
+    begin(pipe, tiny, 1)
+    whole = policies.weights(1)
+    torn = {name: tensor for name, tensor in whole.items() if name != "model.norm.weight"}
+    with pytest.raises(RolloutError, match="lacks the tensor"):
+        pipe.push(torn, 1)
+    with pytest.raises(RolloutError, match="the last sync failed"):
+        pipe.take(1)
+    sampler.sync(whole, 1, in_flight=True)
+    rollouts = pipe.take(1)
+    check(rollouts, policies, PLAIN, newest=1)
+    assert rollouts["versions"].list.max().max() == 1
+
+
+def test_an_open_stream_goes_on_with_weights_that_enter_in_flight(sampler: Any, tiny: Any, policies: Policies) -> None:
+    feed = Feed()
+    for step in (1, 2):
+        draw = Draw(samples=8, seed=3, step=step, phase="train", run_id="r", first_sample=0)
+        feed.add(tiny.problems[:2], draw)
+    groups: list[dict[str, Any]] = []
+    calls: list[Any] = []
+    hook = sampler._policy.register_forward_hook(lambda *_: calls.append(None))
+    drawn = 0
+    with closing(sampler.answer(feed)) as answers:
+        for group in answers:
+            groups += [] if group is None else group.to_pylist()
+            if len(calls) > 3 and not drawn:
+                with pytest.raises(RolloutError, match="a stream is still open"):
+                    sampler.sync(policies.weights(1), 1)
+                sampler.sync(policies.weights(1), 1, in_flight=True)
+                drawn = len(calls)
+    hook.remove()
+    assert len(groups) == 32
+    longer = 0
+    for row in groups:
+        assert row["weights_version"] == 0
+        spans = 1 + (len(row["response_ids"]) > drawn)
+        longer += spans - 1
+        row |= {"versions": [0, 1][:spans], "version_starts": [0, drawn][:spans]}
+        assert np.abs(np.array(replayed(row, policies, PLAIN)) - row["logprobs"]).max() < 1e-5
+    assert longer > 0
+
+
+@given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=6))
+def test_versions_of_two_parts_are_those_of_their_tokens(first: list[int], last: list[int]) -> None:
+    def spans(drawn: list[int]) -> tuple[tuple[int, int], ...]:
+        changes = [at for at in range(len(drawn)) if at == 0 or drawn[at] != drawn[at - 1]]
+        return tuple((at, drawn[at]) for at in changes)
+
+    assert joined_versions(spans(first), spans(last), at=len(first)) == spans(first + last)
+
+
+def test_what_a_pipe_cannot_do_is_refused(
+    sampler: Any, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    pipe = open_pipe(sampler, "virtual", slots=4)
+    begin(pipe, tiny, 1)
+    for message, refused in (
+        ("step 1 was begun before", lambda: begin(pipe, tiny, 1)),
+        ("slots is 4; it must be at least 5", lambda: begin(pipe, tiny, 2, samples=5)),
+        ("step 2 was not begun", lambda: pipe.take(2)),
+        ("slots is 0; it must be at least 1", lambda: open_pipe(sampler, "virtual", slots=0)),
+        ("jitter is -1; it must be", lambda: open_pipe(sampler, "virtual", slots=4, jitter=-1)),
+        ("no mode of a pipe called 'slow'", lambda: open_pipe(sampler, "slow")),
+        ("it must be a sampler transformers", lambda: open_pipe(object(), "virtual", slots=4)),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(RolloutError, match=message):
+            refused()
+    assert len(pipe.take(1)) == 2 * SAMPLES
+    shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 16}
+    shape |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": len(tiny.tokenizer), "eos_token_id": 1}
+    config = Gemma3TextConfig(**shape, sliding_window=3, layer_types=["sliding_attention"] * 2, pad_token_id=0)
+    tiny.tokenizer.save_pretrained(tmp_path)
+    Gemma3ForCausalLM(config).save_pretrained(tmp_path)
+    sliding = open_sampler("transformers", str(tmp_path), PLAIN)
+    with pytest.raises(RolloutError, match="cache has a layer DynamicSlidingWindowLayer"):
+        open_pipe(sliding, "virtual", slots=4)
+    forward = TransformersSampler._forward
+    monkeypatch.setattr(
+        TransformersSampler, "_forward", lambda self, given, mask, cache: forward(self, given, None, cache)
+    )
+    deaf = open_sampler("transformers", str(tiny.folder), PLAIN)
+    with pytest.raises(RolloutError, match="other scores beside padding"):
+        open_pipe(deaf, "virtual", slots=4)
