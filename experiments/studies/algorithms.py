@@ -107,9 +107,11 @@ def cells_of(design: Design, settings: dict[str, Any], arguments: argparse.Names
     ]
 
 
-def setup_of(unit: Unit) -> Setup:
-    """Inputs of the cells of a unit of the panel, from the committed files."""
-    preset, inputs = preset_of(unit), INPUTS / f"{unit.task}-{unit.base_seed}"
+def setup_of(unit: Unit, *, resources: Mapping[str, Any] | None = None) -> Setup:
+    """Inputs of the cells of a unit of the panel, from the committed files, with other resources where they are given."""
+    preset = preset_of(unit)
+    preset = preset.model_copy(update={"resources": preset.resources.model_copy(update=dict(resources or {}))})
+    inputs = INPUTS / f"{unit.task}-{unit.base_seed}"
     problems, base = tables.read(inputs / f"{unit.problem_set}.parquet", "problems"), content(inputs / "base")
     origin = Origin(
         problem_set=unit.problem_set,

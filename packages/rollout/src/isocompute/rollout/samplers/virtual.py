@@ -234,11 +234,12 @@ class VirtualPipe:
         """Return shares of the time since the last call.
 
         Returns:
-            ``engines``: free slots of all slots, while no group waited; ``trainer``: time in ``take``.
+            ``engines``: free slots of all slots, while no group waited; ``trainer``: time in ``take``; and ``clock``.
         """
         time, free, waited = self._time, self._free, self._waited
         self._time = self._free = self._waited = 0.0
-        return {"engines": free / time if time else 0.0, "trainer": waited / time if time else 0.0}
+        shares = {"engines": free / time if time else 0.0, "trainer": waited / time if time else 0.0}
+        return shares | {"clock": self.clock}
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Return what a checkpoint must hold to go on from here to the bit: tensors, and values for JSON."""
