@@ -1,6 +1,7 @@
 """Time the dispatch of groups to replicas in virtual time, beside the one before it and the best with known lengths.
 
     python -m benchmarks.dispatch [--limits 0 512] [--problems 32 256] [--samples 8 16 64] [--replicas 1 2 4 8]
+    python -m benchmarks.dispatch --pipeline
     python -m benchmarks.dispatch --vllm
 
 The package's own ``Replicas`` runs over the engines of latency of its tests: a decoding step takes 9 ms and 0.02 ms for
@@ -16,6 +17,10 @@ replicas:
 It ends with an error where a ratio is above 1.10 and all responses fit into the replicas. Where they do not, what is
 above it is what not knowing lengths costs: a response of 8,192 tokens may begin last, and no dispatch can tell.
 
+A second table is of the pipe in flight beside updates that take as long as sampling a batch: steps per hour of sampling
+and updating in turn, and with updates beside sampling, where the batch of a step is begun once that of ``k`` + 1 steps
+before is learnt from. It ends with an error where k = 8 has less than 1.7 times the steps of alternation.
+
 With ``--vllm`` two replicas of vLLM on CPU and one engine in this process answer the same problems, also while a
 replica is killed, and their tables are compared.
 """
@@ -29,7 +34,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -37,12 +42,20 @@ from typing import Any
 import pyarrow as pa
 from isocompute.budget.planning.latency import dispatched
 from isocompute.rollout import EngineConfig, Sampling, open_sampler, response_seed
+from isocompute.rollout.samplers.replicas.pool import Dispatch
+from isocompute.rollout.samplers.sampling import Draw
 
 MOST = 1.10
 """Wall time, as a multiple of that with known lengths."""
 STEP, EACH = 9e-3, 2e-5
 """Seconds of a decoding step, and for each response alive."""
 DRAW = {"seed": 1, "step": 1}
+LAGS = (0, 1, 8)
+LEAST_PIPELINED = 1.7
+"""Steps of the pipe with the largest lag, as a multiple of those of alternation."""
+PIPELINED_STEPS = 40
+TICK = 0.5
+"""Seconds of decoding after which weights may enter."""
 
 
 def latency() -> Any:
@@ -86,6 +99,62 @@ def timed(problems: int, samples: int, replicas: int, limit: int) -> Timed:
         new, busy = opened.ray.now, sum(actor.inner._sampler.busy for actor in opened.ray.actors)
     known = longest_first([length for group in groups for length in group], replicas, limit)
     return Timed(old=in_chunks(groups, replicas, limit), new=new, busy=busy, known=known)
+
+
+def alternated(problems: int, samples: int, replicas: int, limit: int) -> float:
+    """Return the mean time (s) of sampling a batch, with nothing beside."""
+    engines = latency()
+    with engines.replicas(replicas, step=STEP, each=EACH, limit=limit) as opened:
+        for step in range(1, PIPELINED_STEPS + 1):
+            for _ in opened.stream(engines.problems(problems), samples=samples, seed=1, step=step):
+                pass
+        return float(opened.ray.now) / PIPELINED_STEPS
+
+
+def pipelined(problems: int, samples: int, replicas: int, limit: int, *, lag: int, update: float) -> float:
+    """Return the mean time (s) of a step whose update is computed while the engines sample ahead.
+
+    Args:
+        lag: k.
+        update: Time of an update (s).
+    """
+    engines, begun, batches = latency(), 0, {}
+    with engines.replicas(replicas, step=STEP, each=EACH, limit=limit, tick=TICK) as opened:
+        dispatch, table = Dispatch(opened, in_flight=True), engines.problems(problems)
+        for step in range(1, PIPELINED_STEPS + 1):
+            while begun < min(PIPELINED_STEPS, step + lag):
+                begun += 1
+                draw = Draw(samples=samples, seed=1, step=begun, phase="train", run_id="", first_sample=0)
+                works = opened.expected.work(dict.fromkeys(table["problem_id"], 0), samples)
+                batches[begun] = dispatch.add([replace(work, place=begun) for work in works], table, draw)
+            while any(batch is batches[step] for batch, _ in dispatch.missing):
+                dispatch.turn()
+            learnt = opened.ray.now + update
+            while opened.ray.now < learnt:
+                if dispatch.missing:
+                    dispatch.turn(learnt - opened.ray.now)
+                else:
+                    opened.ray.now = learnt
+            dispatch.pause()
+            opened.sync({}, step, in_flight=True)
+            dispatch.entered()
+        return float(opened.ray.now) / PIPELINED_STEPS
+
+
+def pipeline_table(limit: int, sizes: Sequence[tuple[int, int, int]]) -> float:
+    """Print the steps per hour of several batches and replicas; returns the least gain of the largest lag."""
+    lags = "".join(f"{f'k = {lag}':>14}" for lag in LAGS)
+    print(f"{f'at most {limit} responses alive in an engine' if limit else 'no limit to the responses alive'}:")
+    print(f"problems samples replicas  alternation{lags}   steps per hour, and as a multiple of alternation")
+    gains = []
+    for size in sizes:
+        update = alternated(*size, limit or 2**31)
+        before = 1800 / update
+        rates = [3600 / pipelined(*size, limit or 2**31, lag=lag, update=update) for lag in LAGS]
+        gains.append(rates[-1] / before)
+        shown = "".join(f"{rate:>8.1f} {rate / before:>5.2f}" for rate in rates)
+        print(f"{size[0]:>8} {size[1]:>7} {size[2]:>8} {before:>12.1f}{shown}", flush=True)
+    return min(gains)
 
 
 def decoded(lengths: Iterable[int], replicas: int, limit: int) -> float:
@@ -178,9 +247,18 @@ def main() -> None:
     ):
         parser.add_argument(f"--{name}", type=int, nargs="+", default=default)
     parser.add_argument("--vllm", action="store_true")
+    parser.add_argument("--pipeline", action="store_true", help="only the table of the pipe in flight")
     arguments = parser.parse_args()
     if arguments.vllm:
         on_vllm()
+        return
+    sizes = [(64, 16, 1), (64, 16, 4), (256, 16, 4)]
+    least = min(pipeline_table(limit, sizes) for limit in arguments.limits)
+    if least < LEAST_PIPELINED:
+        raise SystemExit(
+            f"a lag of {LAGS[-1]} has {least:.2f} times the steps of alternation; {LEAST_PIPELINED:g} at least"
+        )
+    if arguments.pipeline:
         return
     grid = (arguments.problems, arguments.samples, arguments.replicas)
     most = max(table(limit, *grid) for limit in arguments.limits)

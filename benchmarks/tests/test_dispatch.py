@@ -39,3 +39,16 @@ def test_the_longest_go_first_where_lengths_are_known() -> None:
     each = [dispatch.STEP + dispatch.EACH * alive for alive in (0, 1, 2)]
     assert dispatch.longest_first([100, 300, 200], 2, 1) == pytest.approx(300 * each[1])
     assert dispatch.longest_first([100, 300], 1, 2) == pytest.approx(100 * each[2] + 200 * each[1])
+
+
+def test_updates_beside_sampling_cost_a_step_the_longer_of_both_and_in_turn_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "PIPELINED_STEPS", 12)
+    batch = (16, 4, 2, 16)
+    update = dispatch.alternated(*batch)
+    assert dispatch.pipelined(*batch, lag=0, update=update) == pytest.approx(2 * update, rel=0.02)
+    assert dispatch.pipelined(*batch, lag=4, update=update) < 2 * update / dispatch.LEAST_PIPELINED
+    # A learner that is slower waits for the first batch alone.
+    slow = dispatch.pipelined(*batch, lag=4, update=4 * update)
+    assert slow == pytest.approx(4 * update, rel=0.1)

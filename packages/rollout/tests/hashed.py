@@ -131,7 +131,7 @@ class HashedSampler(Sampler):
 
     def _batches(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
         self.lengths(problems)
-        columns = Columns()
+        columns = Columns(versions=self.in_flight)
         for row, (problem_id, prompt) in enumerate(problems.select("problem_id", "prompt").iter_rows()):
             while self._told("wait"):
                 sleep(0.01)

@@ -20,6 +20,7 @@ from isocompute.rollout import Sampling, response_seed
 from isocompute.rollout.samplers.base import Feed, Sampler
 from isocompute.rollout.samplers.replicas import crew, pool, replica
 from isocompute.rollout.samplers.sampling import Draw
+from isocompute.rollout.samplers.weights import Manifest
 
 LONGEST = 8192
 
@@ -41,19 +42,32 @@ class LatencyEngine(Sampler):
     Args:
         clock: Its attribute ``now`` is moved on.
         limit: Most responses alive.
+        tick: Seconds after which it says that it goes on, where no response has ended.
     """
 
     def __init__(
-        self, clock: Any, *, step: float = 9e-3, each: float = 2e-5, limit: int = 2**31, shared: float = 0.0
+        self,
+        clock: Any,
+        *,
+        step: float = 9e-3,
+        each: float = 2e-5,
+        limit: int = 2**31,
+        shared: float = 0.0,
+        tick: float = inf,
     ) -> None:
         super().__init__("latency", Sampling(max_new_tokens=LONGEST))
         self.clock, self.step, self.each, self.holds, self.shared = clock, step, each, limit, shared
+        self.tick = tick
         self.busy, self.most, self.asked = 0.0, 0, list[str]()
         """Seconds in which it decoded, most responses that it held, and the problems that it was given."""
         self.begun: dict[str, float] = {}
         """When it began with each problem."""
         self.alive: list[tuple[float, int]] = []
         """From when on how many responses were alive."""
+
+    @property
+    def manifest(self) -> Manifest:
+        return Manifest(shapes={}, tied={})
 
     def lengths(self, problems: pl.DataFrame) -> list[int]:
         return [1] * len(problems)
@@ -62,40 +76,52 @@ class LatencyEngine(Sampler):
         return [0.0]
 
     def _answers(self, feed: Feed) -> Iterator[pa.RecordBatch | None]:
-        waiting: deque[tuple[str, int]] = deque()
-        alive: list[tuple[int, str, int]] = []
-        ended: dict[str, dict[int, int]] = {}
-        steps = 0
+        waiting: deque[tuple[Draw, str, int]] = deque()
+        alive: list[tuple[float, int, str, int, int, Draw]] = []
+        """By their ends: the number of their step, problem, sample and version."""
+        ended: dict[tuple[str, int], dict[int, int]] = {}
+        steps = 0.0
         while feed or waiting or alive:
             for problems, draw in feed.take():
                 self.asked.extend(problems["problem_id"])
                 for problem_id in problems["problem_id"]:
-                    waiting.extend((problem_id, draw.first_sample + sample) for sample in range(draw.samples))
+                    numbers = range(draw.first_sample, draw.first_sample + draw.samples)
+                    waiting.extend((draw, problem_id, sample) for sample in numbers)
             self.most = max(self.most, feed.unfinished)
             while waiting and len(alive) < self.holds:
-                problem_id, sample = waiting.popleft()
+                draw, problem_id, sample = waiting.popleft()
                 self.begun.setdefault(problem_id, self.clock.now)
-                heappush(alive, (steps + self._length(draw, problem_id, sample), problem_id, sample))
+                length = self._length(draw, problem_id, sample)
+                heappush(alive, (steps + length, draw.step, problem_id, sample, self._version, draw))
             self.alive.append((self.clock.now, len(alive)))
-            end, problem_id, sample = heappop(alive)
-            seconds = (end - steps) * (self.step + self.each * (len(alive) + 1))
-            self.clock.now, self.busy, steps = self.clock.now + seconds, self.busy + seconds, end
+            each = self.step + self.each * len(alive)
+            seconds = min(self.tick, (alive[0][0] - steps) * each)
+            self.clock.now, self.busy = self.clock.now + seconds, self.busy + seconds
+            if each and seconds < (alive[0][0] - steps) * each:
+                steps += seconds / each
+                yield None
+                continue
+            steps, _, problem_id, sample, version, draw = heappop(alive)
             feed.unfinished -= 1
-            group = ended.setdefault(problem_id, {})
-            group[sample] = self._length(draw, problem_id, sample)
-            yield self._rows(draw, problem_id, ended.pop(problem_id)) if len(group) == draw.samples else None
+            group = ended.setdefault((problem_id, draw.step), {})
+            group[sample] = version
+            if len(group) < draw.samples:
+                yield None
+            else:
+                yield self._rows(draw, problem_id, ended.pop((problem_id, draw.step)))
 
     def _length(self, draw: Draw, problem_id: str, sample: int) -> int:
         seed = response_seed(draw.seed, draw.phase, draw.step, problem_id, sample)
         return length_of(seed, problem_id, self.shared)
 
     def _rows(self, draw: Draw, problem_id: str, group: Mapping[int, int]) -> pa.RecordBatch:
-        lengths = [group[sample] for sample in sorted(group)]
-        offsets = np.cumsum([0, *lengths])
+        offsets = np.cumsum([0, *(self._length(draw, problem_id, sample) for sample in sorted(group))])
         columns = {
+            "step": [draw.step] * len(group),
+            "phase": [draw.phase] * len(group),
             "problem_id": [problem_id] * len(group),
             "sample": sorted(group),
-            "weights_version": [self._version] * len(group),
+            "weights_version": [group[sample] for sample in sorted(group)],
             "response_ids": pa.LargeListArray.from_arrays(offsets, np.zeros(offsets[-1], np.int32)),
         }
         return pa.RecordBatch.from_pydict(columns)

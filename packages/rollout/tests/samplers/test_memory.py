@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError, Sampling
+from isocompute.rollout.samplers.local import PROBES
 from isocompute.rollout.samplers.sampling import EngineConfig
 from isocompute.rollout.samplers.vllm.memory import GIB, MemoryPlan, estimate, free_bytes, size_of
 from isocompute.rollout.samplers.vllm.sampler import engine_arguments
@@ -45,7 +46,7 @@ def test_an_engine_on_cpu_has_room_for_what_can_be_alive_and_no_more(
     asked, config = Sampling(max_prompt_tokens=8, max_new_tokens=tokens), EngineConfig(max_concurrent=limit)
     alive = max(1, min(limit or 1024, responses))
     engine = config.resolved(longest=8 + tokens, cuda=False, responses=responses)
-    assert engine_arguments(engine, None)["max_num_seqs"] == alive
+    assert engine_arguments(engine, None)["max_num_seqs"] == alive + PROBES
     size = size_of(QWEN_HALF_B, parameters=PARAMETERS["Qwen2.5-0.5B"])
     found = estimate(size, engine, asked, model="m", available=2**50)
     assert (found.kv, found.concurrent) == (alive * found.kv_least, alive)

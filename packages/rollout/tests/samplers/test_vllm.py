@@ -111,15 +111,6 @@ def test_problems_may_come_while_others_are_answered(sampler: Any, tiny: Any) ->
     assert tiny.sample(sampler).drop("logprobs").equals(tiny.sample_fed(sampler).drop("logprobs"))
 
 
-def test_an_engine_answers_one_stream_at_a_time(sampler: Any, tiny: Any) -> None:
-    stream = sampler.stream(tiny.problems, samples=40, seed=3, step=1)
-    next(stream)
-    with pytest.raises(RolloutError, match=f"the vLLM engine of {tiny.folder} is still answering another stream"):
-        tiny.sample(sampler)
-    stream.close()
-    assert len(tiny.sample(sampler)) == 24
-
-
 def test_a_narrow_engine_gives_the_same_tokens_and_one_that_fails_is_named_after_the_groups_that_are_whole(
     sampler: Any, tiny: Any, tied_sampler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

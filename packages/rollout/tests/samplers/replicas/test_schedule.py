@@ -15,7 +15,6 @@ from isocompute.rollout import RolloutError, Sampling
 from isocompute.rollout.errors import EngineError
 from isocompute.rollout.samplers.base import Feed
 from isocompute.rollout.samplers.replicas.pool import Expected, Queue, QueuedGroup, transport_of
-from isocompute.rollout.samplers.weights import Manifest
 
 BATCHES = st.fixed_dictionaries(
     {
@@ -116,10 +115,6 @@ class Reloading(latency.LatencyEngine):
     def __init__(self, clock: Any) -> None:
         super().__init__(clock)
         clock.now += 300.0 if len(clock.actors) == 3 else 0.0
-
-    @property
-    def manifest(self) -> Manifest:
-        return Manifest(shapes={}, tied={})
 
 
 def test_only_a_sync_waits_for_a_replica_that_is_loading_again_which_then_samples_as_the_others_do() -> None:

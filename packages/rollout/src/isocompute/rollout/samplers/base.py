@@ -10,8 +10,9 @@ import logging
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -22,6 +23,9 @@ from ..scoring.scorer import Verdict
 from . import weights
 from .sampling import Draw, Response, Sampling
 from .weights import BUCKET_BYTES, InProcess, Manifest, Payload, Rendezvous, buckets, checked, loading, place_of
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -209,6 +213,7 @@ class Sampler:
         faults: Problems that could not be scored so far.
         sleeps: Whether it leaves its device to others after each training batch, until it is used again.
         holds: Most unfinished responses that it has a use for at a time: more would only wait in it.
+        in_flight: Whether weights may change while a stream is open; its table then says which have drawn a token.
     """
 
     plan = ""
@@ -219,7 +224,7 @@ class Sampler:
         self.model = str(model)
         self.sampling = self._opened = sampling
         self.faults = Faults()
-        self.sleeps = False
+        self.sleeps = self.in_flight = False
         self._version = 0
         self._whole = True
         self._streams = 0
@@ -413,6 +418,10 @@ class Sampler:
     def sleep(self) -> None:
         """Leave the device's memory to others; whatever is asked for next wakes it."""
 
+    def abandon(self) -> bool:
+        """End all responses where they are; returns whether open streams hand out how far they are, as aborted."""
+        return False
+
     def close(self) -> None:
         """Free the engine."""
 
@@ -450,3 +459,17 @@ def pairs(weights: Any) -> Iterable[tuple[str, Any]]:
     """Return names and tensors of a mapping or an iterable of them."""
     named: Iterable[tuple[str, Any]] = weights.items() if hasattr(weights, "items") else weights
     return named
+
+
+def packed(table: pl.DataFrame) -> torch.Tensor:
+    """Return a table as the bytes of Arrow's format, which a file of tensors can hold."""
+    import torch
+
+    buffer = BytesIO()
+    table.write_ipc(buffer)
+    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+
+
+def unpacked(tensor: torch.Tensor) -> pl.DataFrame:
+    """Return the table of some bytes (``packed``)."""
+    return pl.read_ipc(BytesIO(tensor.cpu().numpy().tobytes()))

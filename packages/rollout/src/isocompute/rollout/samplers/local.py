@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from ..errors import ProblemError, RolloutError
 from ..scoring.rules import metadata_of
-from ..scoring.scorer import Item, Scorer, Verdict, default_scorer
+from ..scoring.scorer import BUFFER_SECONDS, Item, Scorer, Verdict, default_scorer
 from .base import Columns, Faults, Feed, Group, Sampler
 from .prompts import Prompting, PromptMaker, load_tokenizer, stop_tokens
 from .sampling import (
@@ -119,8 +119,8 @@ class LocalSampler(Sampler):
         return [self.prompts.ids(problem_id, text) for problem_id, text in named]
 
     def _answers(self, feed: Feed) -> Iterator[pa.RecordBatch | None]:
-        requests: list[Request] = []
-        parts: list[Part] = []
+        requests: list[Any] = []
+        parts: list[Any] = []
         """That of each request."""
 
         def take() -> None:
@@ -129,12 +129,19 @@ class LocalSampler(Sampler):
                 requests.extend(part.requests)
                 parts.extend([part] * len(part.requests))
 
+        def rows(done: Group, verdicts: Sequence[Verdict]) -> pa.RecordBatch:
+            batch: pa.RecordBatch = parts[done.first].rows(columns, done, verdicts)
+            # A stream may last as long as a run.
+            for index in range(done.first, done.first + len(done.responses)):
+                requests[index] = parts[index] = None
+            return batch
+
         take()
         finished = self._generate(requests, lambda index, response: parts[index].control(index, response))
         columns = self.columns()
         scoring = Scoring(self.scorer, self.faults)
         failure: RolloutError | None = None
-        # Closed here and not when it is collected: an engine answers one stream at a time.
+        # Closed here and not when it is collected: till then its requests would go on.
         with closing(finished):
             try:
                 for one in finished:
@@ -144,15 +151,15 @@ class LocalSampler(Sampler):
                         group = parts[index].finished(index, response)
                         if group is not None:
                             scoring.submit(group, parts[index].items(group))
-                            for done, verdicts in scoring.ready():
-                                yield parts[done.first].rows(columns, done, verdicts)
+                    for done, verdicts in scoring.ready():
+                        yield rows(done, verdicts)
                     yield None
                     take()
             except RolloutError as error:
                 # Of an engine that fails, the groups that are whole are still handed out.
                 failure = error
         for done, verdicts in scoring.rest():
-            yield parts[done.first].rows(columns, done, verdicts)
+            yield rows(done, verdicts)
         if failure is not None:
             raise failure
 
@@ -166,7 +173,7 @@ class LocalSampler(Sampler):
             keep_text=self.sampling.keep_text,
             sampled=self.sampling.interruption is not None,
             retokenized=self.retokenizes,
-            versions=versions,
+            versions=versions or self.in_flight,
         )
 
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:
@@ -269,6 +276,8 @@ class Scoring:
 
     def ready(self) -> Iterator[tuple[Group, list[Verdict]]]:
         """Yield the groups that are scored by now: one with responses that hang holds up no other."""
+        if self._waiting:
+            self._scorer.flush(held=BUFFER_SECONDS)
         for future in [waiting for waiting in self._waiting if waiting.done()]:
             group = self._waiting.pop(future)
             try:

@@ -14,6 +14,7 @@ from .sampling import EngineConfig, Sampling
 
 if TYPE_CHECKING:
     from .base import Sampler
+    from .in_flight import InFlightPipe
     from .virtual import VirtualPipe
 
 KINDS = ("vllm", "transformers", "openai")
@@ -104,22 +105,27 @@ def open_sampler(
     raise RolloutError(f"there is no sampler called {kind!r}; there are {', '.join(KINDS)}")
 
 
-def open_pipe(sampler: Sampler, mode: str, **options: Any) -> VirtualPipe:
+def open_pipe(sampler: Sampler, mode: str, **options: Any) -> InFlightPipe | VirtualPipe:
     """Let a sampler generate while updates are taken.
 
     Args:
         sampler: It may be asked for samples and probes meanwhile, as for an evaluation.
-        mode: ``virtual``: on a virtual clock, with the sampler ``transformers`` in this process (``VirtualPipe``).
+        mode: ``in_flight``: by the wall clock, with replicas (``InFlightPipe``). ``virtual``: on a virtual clock,
+            with the sampler ``transformers`` in this process (``VirtualPipe``).
         **options: Passed to the pipe's constructor, such as ``slots``.
 
     Raises:
         RolloutError: There is no such mode, or it is not for this sampler.
     """
+    if mode == "in_flight":
+        from .in_flight import InFlightPipe
+
+        return InFlightPipe(sampler, **options)
     if mode == "virtual":
         from .virtual import VirtualPipe
 
         return VirtualPipe(sampler, **options)
-    raise RolloutError(f"there is no mode of a pipe called {mode!r}; there is virtual")
+    raise RolloutError(f"there is no mode of a pipe called {mode!r}; there are in_flight and virtual")
 
 
 def _replicated(kind: str, model: str, sampling: Sampling, replicas: Mapping[str, Any], **options: Any) -> Sampler:

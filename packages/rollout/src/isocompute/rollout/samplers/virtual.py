@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from io import BytesIO
 from itertools import chain
 from math import exp
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ import polars as pl
 import pyarrow as pa
 
 from ..errors import RolloutError
+from .base import packed, unpacked
 from .local import Part, Scoring
 from .sampling import Draw, Request, Response
 from .transformers import TransformersSampler
@@ -261,20 +261,20 @@ class VirtualPipe:
             "waiting": len(self._waiting),
             "following": [index for index, _ in self._following],
         }
-        return tensors | {name: _packed(table) for name, table in tables.items()}, values
+        return tensors | {name: packed(table) for name, table in tables.items()}, values
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
         """Go on from a state, with a sampler of the same settings that holds the weights of then."""
         self._clear()
         self.clock = values["clock"]
         self._time, self._free, self._waited = values["idle"]
-        tables = {name: _unpacked(tensors[name]) for name in ("heard", "unfinished", "scored")}
+        tables = {name: unpacked(tensors[name]) for name in ("heard", "unfinished", "scored")}
         self._scored = {step: [] for step in values["begun"]}
         for (step,), rows in tables["scored"].group_by("step", maintain_order=True):
             self._scored[step].append(rows)
         if values["draws"]:
             draws = [Draw(**draw) for draw in values["draws"]]
-            self._admit(_unpacked(tensors["problems"]), draws, values["firsts"])
+            self._admit(unpacked(tensors["problems"]), draws, values["firsts"])
         self._next = values["next"]
         asked: dict[int, Request] = {}
         while len(self._waiting) > values["waiting"]:
@@ -333,17 +333,3 @@ def _read(table: pl.DataFrame) -> Iterator[tuple[int, Response]]:
                 versions=tuple(zip(row["starts"], row["versions"], strict=True)),
             ),
         )
-
-
-def _packed(table: pl.DataFrame) -> torch.Tensor:
-    """Return a table as the bytes of Arrow's format."""
-    import torch
-
-    buffer = BytesIO()
-    table.write_ipc(buffer)
-    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-
-
-def _unpacked(tensor: torch.Tensor) -> pl.DataFrame:
-    """Return the table of some bytes."""
-    return pl.read_ipc(BytesIO(tensor.cpu().numpy().tobytes()))

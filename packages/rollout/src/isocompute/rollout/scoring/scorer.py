@@ -73,6 +73,7 @@ class Scorer:
         self.config = config or ScoringConfig()
         self._pools: dict[str, WorkerPool] = {}
         self._buffered: list[Buffered] = []
+        self._sent = 0.0
         self._own()
         self._verdicts: dict[Problem, dict[str, Reply]] = {}
         self._cached = 0
@@ -142,12 +143,19 @@ class Scorer:
         with self._lock:
             self._buffered += parts
             self._responses += sum(map(len, missing.values()))
-        if not hold or self._responses >= ENOUGH or time.monotonic() - self._sent > BUFFER_SECONDS:
+        if not hold or self._responses >= ENOUGH:
             self.flush()
+        self.flush(held=BUFFER_SECONDS)
         return batch
 
-    def flush(self) -> None:
-        """Send buffered responses, without waiting for more."""
+    def flush(self, *, held: float = 0.0) -> None:
+        """Send buffered responses, without waiting for more.
+
+        Args:
+            held: Only where nothing was sent for so long (s).
+        """
+        if not self._buffered or time.monotonic() - self._sent < held:
+            return
         with self._lock:
             buffered, self._buffered = self._buffered, []
             self._responses, self._sent = 0, time.monotonic()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -19,12 +20,17 @@ from ..base import Sampler, pairs
 from ..sampling import Draw, Sampling
 from ..weights import BUCKET_BYTES, Manifest
 from .crew import LONGEST_WAIT, Event
-from .replica import Answered, Opened, Opener, Replica, ReplicaActors, ReplicaMember
+from .replica import Answered, Opened, Opener, Part, Replica, ReplicaActors, ReplicaMember
 from .transfer import Transfer
+
+if TYPE_CHECKING:
+    from ..in_flight import InFlightPipe
 
 TRANSPORTS = ("object_store", "gloo", "nccl", "ipc")
 SHOWN = 5
 """Groups that an error names."""
+NOBODY = -1
+"""In place of a replica that a group has failed on, and whose process has ended."""
 PROBE_TOLERANCES = {"float32": 1e-3, "float16": 0.025, "bfloat16": 0.2}
 """How far the probes of replicas with the same weights may lie apart (nats), by the type of the weights.
 
@@ -61,6 +67,7 @@ class Replicas(Sampler):
     Attributes:
         crew: The replicas' processes.
         sync_number: Number of the sync whose weights answer; 0 where the model's own do.
+        pipe: The pipe that uses these replicas, if one does: they answer everything through it.
 
     Raises:
         RolloutError: Ray is not installed, the cluster has no room, or the model cannot be loaded.
@@ -93,6 +100,7 @@ class Replicas(Sampler):
         self.transport = transport_of(transport, num_gpus=num_gpus)
         self._ray = connected_ray()
         self._own_placement: Any = None
+        self.pipe: InFlightPipe | None = None
         self._tolerance = tolerance or 0.0
         self.expected, self.sync_number = Expected(sampling.max_new_tokens), 0
         devices = {"num_cpus": num_cpus, "num_gpus": num_gpus}
@@ -156,10 +164,14 @@ class Replicas(Sampler):
     @property
     def manifest(self) -> Manifest:
         """The tensors that the model has; all replicas that are not left out are up then. See ``Sampler.manifest``."""
-        self._look()
-        tensors: Manifest = self._one("manifest", task="list the model's tensors")
+        tensors = self._tensors()
         # One that was started again takes part in the sync that follows.
         self.crew.gather(self.crew.members)
+        return tensors
+
+    def _tensors(self) -> Manifest:
+        self._look()
+        tensors: Manifest = self._one("manifest", task="list the model's tensors")
         return tensors
 
     def sync(self, weights: Any, version: int, *, in_flight: bool = False) -> None:
@@ -168,20 +180,21 @@ class Replicas(Sampler):
         Args:
             weights: As for ``Sampler.sync``. Where it has a method ``on_ranks``, as the weights of learner ranks do,
                 they are sent from these, and none passes through this process.
-            in_flight: As for ``Sampler.sync``; a stream of replicas does not go on, so that it is refused as without.
+            in_flight: As for ``Sampler.sync``, for what a pipe has in the replicas; no other stream goes on.
 
         Raises:
             RolloutError: The weights are not those of the model, a replica refuses them, or not all have the same now.
             EngineError: No replica is left, or one was lost that others receive a broadcast with.
         """
-        del in_flight
-        self._tear()
-        wanted, task = self.manifest, f"take over the weights of version {version}"
+        self._tear(in_flight=in_flight and self.pipe is not None)
+        task = f"take over the weights of version {version}"
+        # Replicas that go on do not wait for one that is started again.
+        wanted = self._tensors() if in_flight else self.manifest
         self.sync_number += 1
         members = self._idle()
         for member in members:
             member.sync = None
-        began = self._ask(members, "begin_sync", self.sync_number, task=task)
+        began = self._ask(members, "begin_sync", self.sync_number, in_flight, task=task)
         transfer = Transfer(
             transport=self.transport,
             receivers=[replace(member) for member in members if member.index in began],
@@ -228,6 +241,8 @@ class Replicas(Sampler):
 
     def close(self) -> None:
         """End the replicas; a cluster stays as it is."""
+        if self.pipe is not None:
+            self.pipe.close()
         self.crew.close()
         # Where the weights were this process's own, it was the sender.
         weights.leave()
@@ -259,15 +274,29 @@ class Replicas(Sampler):
             member.sync = self.sync_number
 
     def _batches(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
+        if self.pipe is not None:
+            yield from self.pipe.answer(problems, draw)
+            return
         self._look()
-        self.faults.check()
-        lengths = self._one("lengths", problems, Verifiers.here(), task="check the problems")
-        prompts = dict(zip(problems["problem_id"].to_list(), lengths, strict=True))
-        dispatch = Dispatch(self, problems, self.expected.work(prompts, draw.samples), draw)
+        dispatch = Dispatch(self)
+        dispatch.add(self.work(problems, draw), problems, draw)
         try:
-            yield from dispatch.groups()
+            while dispatch.missing:
+                for _, group in dispatch.turn():
+                    yield group
         finally:
             dispatch.close()
+
+    def carry(self, pipe: InFlightPipe | None) -> None:
+        """Answer everything through a pipe from now on, or through none."""
+        self._streams += 1 if pipe is not None else -1
+        self.pipe = pipe
+
+    def work(self, problems: pl.DataFrame, draw: Draw) -> list[QueuedGroup]:
+        """Return the groups that problems make, after the checks that one replica makes of them beforehand."""
+        self.faults.check()
+        lengths = self._one("lengths", problems, Verifiers.here(), task="check the problems")
+        return self.expected.work(dict(zip(problems["problem_id"].to_list(), lengths, strict=True)), draw.samples)
 
     def _agree(self, probes: dict[int, list[float]]) -> None:
         """Let replicas answer, if they sample from the same weights."""
@@ -319,52 +348,122 @@ def _strategies(placement: Any, bundles: Sequence[int] | None, replicas: int) ->
     ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """Problems that were added together, and the row of each."""
+
+    problems: pl.DataFrame
+    draw: Draw
+    rows: Mapping[str, int]
+
+
 class Dispatch:
     """Answers problems with all replicas that hold the current weights; groups of a lost one go to another, once.
 
     Groups wait in one queue here, so that none that has not begun waits where it was given while a replica is idle.
+
+    Args:
+        in_flight: Whether new weights enter meanwhile (``pause``), for which replicas must answer often.
+
+    Attributes:
+        missing: Groups that were added and are not there, by batch and problem.
+        lost: Groups that were lost with a replica, and why; whoever counts them takes them out.
     """
 
-    def __init__(self, pool: Replicas, problems: pl.DataFrame, works: list[QueuedGroup], draw: Draw) -> None:
-        self._pool, self._crew = pool, pool.crew
-        self._problems, self._draw, self._verifiers = problems, draw, Verifiers.here()
-        self._rows = {problem_id: row for row, problem_id in enumerate(problems["problem_id"])}
-        self._queue = Queue(works)
-        self._missing = {work.problem_id for work in works}
-        self._given: dict[int, dict[str, QueuedGroup]] = {}
-        """Groups that each replica was given and has not answered, by its index and by problem."""
+    def __init__(self, pool: Replicas, *, in_flight: bool = False) -> None:
+        self._pool, self._crew, self._verifiers = pool, pool.crew, Verifiers.here()
+        self._in_flight = in_flight
+        self._queue = Queue([])
+        self.missing: dict[tuple[Batch, str], QueuedGroup] = {}
+        self.lost: list[tuple[QueuedGroup, str]] = []
+        self._given: dict[int, dict[tuple[str, int, str], QueuedGroup]] = {}
+        """Groups that each replica was given and has not answered, by its index and by phase, step and problem."""
+        self._actors: dict[int, Any] = {}
+        """The process of each that was given some."""
         self._room: dict[int, int] = {}
         """Responses that each replica has room for, by its index."""
+        self._arrived: list[tuple[Batch, pa.RecordBatch]] = []
+        self._failure: Exception | None = None
 
-    def groups(self) -> Iterator[pa.RecordBatch]:
-        """Yield every group once, in the order in which they finish.
+    def add(self, works: Iterable[QueuedGroup], problems: pl.DataFrame, draw: Draw) -> Batch:
+        """Add the groups of some problems, no two of one phase, step and problem at a time."""
+        rows = {problem_id: row for row, problem_id in enumerate(problems["problem_id"])}
+        batch = Batch(problems=problems, draw=draw, rows=rows)
+        added = [replace(work, batch=batch) for work in works]
+        self._queue.add(added)
+        self.missing |= {(batch, work.problem_id): work for work in added}
+        return batch
+
+    @property
+    def works(self) -> bool:
+        """Whether replicas answer groups, or will."""
+        return any(self._given.values()) or self._queue.reachable(self._pool.able())
+
+    @property
+    def unused(self) -> float:
+        """The share of the replicas that have no group."""
+        return 1 - sum(map(bool, self._given.values())) / len(self._crew.members)
+
+    def turn(self, seconds: float = LONGEST_WAIT) -> list[tuple[Batch, pa.RecordBatch]]:
+        """Hand out groups, and wait for answers no longer than some seconds.
+
+        Returns:
+            The groups that are there, and the batch of each.
 
         Raises:
             EngineError: A group was lost with two replicas, or no replica is left for one.
-            RolloutError: A replica refuses the problems.
+            RolloutError: A replica refuses the problems. Groups that were answered before are returned first.
         """
-        self._hand_out()
-        while self._missing:
-            if not any(self._given.values()) and not self._queue.reachable(self._pool.able()):
-                raise self._crew.nobody(f"answer {_named(self._missing)}")
-            groups: list[pa.RecordBatch] = []
-            failure: Exception | None = None
+        if self._failure is None:
             try:
-                # Answers first: a failure costs only the groups that were not answered.
-                for event in sorted(self._crew.wait(), key=lambda event: bool(event.lost or event.error)):
-                    if event.error is not None:
-                        raise event.error
-                    if event.lost:
-                        self._lost(event)
-                    else:
-                        self._answered(event, groups)
+                self._hand_out()
+                if self.missing and not self.works:
+                    raise self._crew.nobody(f"answer {_named(p for _, p in self.missing)}")
+                self._gather(seconds)
                 # Before the groups are handed out: the replicas go on meanwhile.
                 self._hand_out()
             except Exception as error:
-                failure = error
-            yield from groups
-            if failure is not None:
-                raise failure
+                self._failure = error
+        if self._failure is not None and not self._arrived:
+            raise self._failure
+        return self.arrived()
+
+    def arrived(self) -> list[tuple[Batch, pa.RecordBatch]]:
+        """Return the groups that have come meanwhile."""
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def pause(self) -> None:
+        """Wait until no replica that was given groups is at work; the next turn lets them go on."""
+        while any(self._crew.members[index].call is not None for index in self._given):
+            self._gather(LONGEST_WAIT)
+        self._miss()
+
+    def entered(self) -> None:
+        """Take note that weights have entered: processes that were started again may try what others have died over."""
+        self._miss()
+        self._queue.forgive()
+
+    def abandon(self) -> tuple[list[pa.RecordBatch], list[QueuedGroup]]:
+        """Take everything out, and begin empty.
+
+        Returns:
+            What replicas have generated of their unfinished groups, and the groups of which none says it.
+        """
+        with suppress(RolloutError):
+            self.pause()
+        begun = [member for index in self._given if (member := self._crew.members[index]).idle]
+        for member in begun:
+            self._crew.ask(member, "abandon", task="end its groups")
+        answers: dict[int, Answered] = {}
+        with suppress(RolloutError):
+            answers = self._crew.gather(begun)
+        unfinished = {key: work for given in self._given.values() for key, work in given.items()}
+        groups = [group for answer in answers.values() for group in answer.groups]
+        for group in groups:
+            unfinished.pop(_key(group), None)
+        self._queue, self.missing, self._given, self._room = Queue([]), {}, {}, {}
+        return groups, list(unfinished.values())
 
     def close(self) -> None:
         """Take what is unfinished out of the replicas."""
@@ -378,8 +477,25 @@ class Dispatch:
         with suppress(RolloutError):
             self._crew.gather(idle)
 
+    def _miss(self) -> None:
+        """Take note of replicas that were lost while they did something else."""
+        for index in list(self._given):
+            if self._crew.members[index].actor is not self._actors[index]:
+                self._lost(index, self._crew.last_lost)
+
+    def _gather(self, seconds: float) -> None:
+        """Wait for answers; those of replicas that are there are taken before what others fail with."""
+        for event in sorted(self._crew.wait(seconds), key=lambda event: bool(event.lost or event.error)):
+            if event.error is not None:
+                raise event.error
+            if event.lost:
+                self._lost(event.member.index, event.lost)
+            else:
+                self._answered(event)
+
     def _hand_out(self) -> None:
         """Give the replicas that have come back what they have room for, and let them go on."""
+        self._miss()
         self._pool.make_current()
         current = [m for m in self._crew.members if m.idle and m.sync == self._pool.sync_number]
         taken: dict[int, list[QueuedGroup]] = {member.index: [] for member in current}
@@ -390,7 +506,7 @@ class Dispatch:
             work = self._queue.take(index)
             taken[index].append(work)
             load[index] += work.cost
-            room[index] -= self._draw.samples
+            room[index] -= batch_of(work).draw.samples
         for member in current:
             if taken[member.index] or self._given.get(member.index):
                 self._go_on(member, taken[member.index])
@@ -398,17 +514,20 @@ class Dispatch:
     def _go_on(self, member: ReplicaMember, works: list[QueuedGroup]) -> None:
         """Let a replica answer some groups besides those that it has."""
         begins = member.index not in self._given
-        given = self._given.setdefault(member.index, {})
-        given.update({work.problem_id: work for work in works})
-        problems = self._problems[[self._rows[work.problem_id] for work in works]]
-        more, task = self._queue.reachable([member.index]), f"answer {_named(given)}"
+        given, self._actors[member.index] = self._given.setdefault(member.index, {}), member.actor
+        parts: list[Part] = []
+        for batch, of_batch in groupby(works, key=batch_of):
+            these = list(of_batch)
+            given.update({(batch.draw.phase, batch.draw.step, work.problem_id): work for work in these})
+            parts.append((batch.problems[[batch.rows[work.problem_id] for work in these]], batch.draw))
+        more, task = self._queue.reachable([member.index]), f"answer {_named(p for *_, p in given)}"
         if begins:
-            told = (self._draw, self._verifiers, self._pool.sync_number)
-            self._crew.ask(member, "begin", problems, *told, more, task=task)
+            told = (self._verifiers, self._pool.sync_number, self._in_flight)
+            self._crew.ask(member, "begin", parts, *told, more, task=task)
         else:
-            self._crew.ask(member, "go_on", problems, more, task=task)
+            self._crew.ask(member, "go_on", parts, more, task=task)
 
-    def _answered(self, event: Event[ReplicaMember], groups: list[pa.RecordBatch]) -> None:
+    def _answered(self, event: Event[ReplicaMember]) -> None:
         """Add the groups of an answer to those that are there."""
         member = event.member
         if not isinstance(event.value, Answered):
@@ -416,36 +535,45 @@ class Dispatch:
         given = self._given[member.index]
         for group in event.value.groups:
             self._take(group, given)
-            groups.append(group)
         self._pool.faults.add(event.value.unscored, scored=event.value.scored)
         self._room[member.index] = event.value.room
         member.answered += len(event.value.groups)
         if event.value.groups:
             member.deaths = 0
         if event.value.ended and given:
-            raise RolloutError(f"replica {member.index} has ended without an answer to {_named(given)}")
+            raise RolloutError(f"replica {member.index} has ended without an answer to {_named(p for *_, p in given)}")
 
-    def _take(self, group: pa.RecordBatch, given: dict[str, QueuedGroup]) -> None:
+    def _take(self, group: pa.RecordBatch, given: dict[tuple[str, int, str], QueuedGroup]) -> None:
         """Note that a group is there; refuse one of other weights or that was not requested."""
-        problem_id = group["problem_id"][0].as_py()
-        versions = set(group["weights_version"].to_pylist())
-        if versions != {self._pool.weights_version} or given.pop(problem_id, None) is None:
+        key = _key(group)
+        phase, _, problem_id = key
+        versions, current = set(group["weights_version"].to_pylist()), self._pool.weights_version
+        work = given.pop(key, None)
+        goes_on = self._in_flight and phase == "train"
+        if work is None or (max(versions) > current if goes_on else versions != {current}):
             raise RolloutError(
                 f"a replica has answered problem {problem_id} with weights of version {sorted(versions)}; asked was "
-                f"for {_named(self._missing)} with version {self._pool.weights_version}"
+                f"for {_named(p for _, p in self.missing)} with version {current}"
             )
-        self._missing.remove(problem_id)
+        del self.missing[batch_of(work), problem_id]
         self._pool.expected.learn(problem_id, group["response_ids"].value_lengths().to_pylist())
+        self._arrived.append((batch_of(work), group))
 
-    def _lost(self, event: Event[ReplicaMember]) -> None:
+    def _lost(self, index: int, why: str) -> None:
         """Let other replicas answer what a lost one was given; a new process takes its place."""
-        member = event.member
-        given = self._given.pop(member.index, {})
-        self._room.pop(member.index, None)
-        twice = self._queue.put_back(given.values(), member.index)
+        given = self._given.pop(index, {})
+        self._room.pop(index, None)
+        self.lost += [(work, why) for work in given.values()]
+        twice = self._queue.put_back(given.values(), index)
         if twice:
-            raise EngineError(f"{_named([work.problem_id for work in twice])} lost with two replicas: {event.lost}")
+            raise EngineError(f"{_named([work.problem_id for work in twice])} lost with two replicas: {why}")
         self._crew.fill()
+
+
+def _key(group: pa.RecordBatch) -> tuple[str, int, str]:
+    """Phase, step and problem of a group."""
+    phase, step, problem_id = (group[name][0].as_py() for name in ("phase", "step", "problem_id"))
+    return phase, step, problem_id
 
 
 def _named(problems: object) -> str:
@@ -461,12 +589,22 @@ class QueuedGroup:
 
     Attributes:
         cost: Tokens that it is expected to take, prompts included.
+        place: Its place among those that wait; of those with the same one the longest goes first.
+        batch: What it was added with to a ``Dispatch``.
         failed_on: The replica that died or hung over it, if one did; another one tries it once more.
     """
 
     problem_id: str
     cost: float
+    place: int = 0
+    batch: Batch | None = None
     failed_on: int | None = None
+
+
+def batch_of(work: QueuedGroup) -> Batch:
+    """Return the batch of a group that was added to a dispatch."""
+    assert work.batch is not None
+    return work.batch
 
 
 class Expected:
@@ -495,16 +633,21 @@ class Expected:
 
 
 class Queue:
-    """Groups that no replica has been given: longest first; the order changes no token."""
+    """Groups that no replica has been given, by place and longest first; the order changes no token."""
 
     def __init__(self, works: Iterable[QueuedGroup]) -> None:
-        self._waiting = sorted(works, key=_longest_first)
+        self._waiting: list[QueuedGroup] = []
+        self.add(works)
+
+    def add(self, works: Iterable[QueuedGroup]) -> None:
+        """Let further groups wait."""
+        self._waiting = sorted([*self._waiting, *works], key=_longest_first)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def take(self, replica: int) -> QueuedGroup:
-        """Take the longest group that a replica may answer: what failed on it is left to others."""
+        """Take the first group that a replica may answer: what failed on it is left to others."""
         at = next(i for i, work in enumerate(self._waiting) if work.failed_on != replica)
         return self._waiting.pop(at)
 
@@ -516,16 +659,20 @@ class Queue:
         """
         again = list(works)
         first = [replace(work, failed_on=replica) for work in again if work.failed_on is None]
-        self._waiting = sorted([*self._waiting, *first], key=_longest_first)
+        self.add(first)
         return [work for work in again if work.failed_on is not None]
+
+    def forgive(self) -> None:
+        """Let every replica try what one has failed over; where another one does, too, it does not wait again."""
+        self._waiting = [work if work.failed_on is None else replace(work, failed_on=NOBODY) for work in self._waiting]
 
     def reachable(self, replicas: Iterable[int]) -> bool:
         """Return whether one of some replicas may take a group that waits."""
         return any(work.failed_on != replica for replica in replicas for work in self._waiting)
 
 
-def _longest_first(work: QueuedGroup) -> tuple[float, str]:
-    return -work.cost, work.problem_id
+def _longest_first(work: QueuedGroup) -> tuple[int, float, str]:
+    return work.place, -work.cost, work.problem_id
 
 
 def transport_of(wanted: str, *, num_gpus: float) -> str:

@@ -32,6 +32,8 @@ EMPTY = 1 / 8
 SILENT_SECONDS = 1.0
 """Time after which one that has none says that it goes on, so that it can be given what another was lost over."""
 
+Part = tuple[pl.DataFrame, Draw]
+"""Problems, and how they are to be answered."""
 Opener = Callable[[], "Sampler"]
 """Opens a replica's sampler, in the replica's process; it is pickled."""
 
@@ -95,7 +97,7 @@ class Replica:
         self._sampler: Any = None
         self._feed: Feed | None = None
         self._answers: Generator[pa.RecordBatch | None] | None = None
-        self._draw: Draw | None = None
+        self._silent = SILENT_SECONDS
         self._sync = 0
         self._buckets = 0
         self._whole = True
@@ -141,11 +143,12 @@ class Replica:
         lengths: list[int] = self._sampler.lengths(problems)
         return lengths
 
-    def begin(self, problems: pl.DataFrame, draw: Draw, verifiers: Verifiers, sync: int, more: bool) -> Answered:
+    def begin(self, parts: Sequence[Part], verifiers: Verifiers, sync: int, in_flight: bool, more: bool) -> Answered:
         """Begin to answer problems; see ``go_on``.
 
         Args:
             sync: Number of the sync whose weights must answer; 0 is the model's own.
+            in_flight: Whether new weights may enter meanwhile, for which no call may last long.
 
         Raises:
             RolloutError: The weights here are of another sync, or not whole.
@@ -158,20 +161,21 @@ class Replica:
             )
         self.end()
         verifiers.adopt()
-        self._feed, self._draw = Feed(), draw
-        return self.go_on(problems, more)
+        self._feed, self._silent = Feed(), GATHER_SECONDS if in_flight else SILENT_SECONDS
+        self._sampler.in_flight = in_flight
+        return self.go_on(parts, more)
 
-    def go_on(self, problems: pl.DataFrame, more: bool) -> Answered:
+    def go_on(self, parts: Sequence[Part], more: bool) -> Answered:
         """Go on until a group is complete, or there is room for another, and with what follows soon.
 
         Args:
-            problems: What is to be answered besides what is being answered.
+            parts: What is to be answered besides what is being answered.
             more: Whether others wait that could be answered here.
         """
-        feed, draw, sampler = self._feed, self._draw, self._sampler
+        feed, sampler = self._feed, self._sampler
         assert feed is not None
-        assert draw is not None
-        feed.add(problems, draw)
+        for problems, draw in parts:
+            feed.add(problems, draw)
         if self._answers is None:
             self._answers = sampler.answer(feed)
         groups: list[pa.RecordBatch] = []
@@ -181,12 +185,23 @@ class Replica:
                 groups.append(group)
             room = sampler.holds - feed.unfinished
             empty = room if more else 0
-            seconds = GATHER_SECONDS if groups or empty > 0 else SILENT_SECONDS
+            seconds = GATHER_SECONDS if groups or empty > 0 else self._silent
             if empty > EMPTY * sampler.holds or monotonic() - began > seconds:
                 break
         else:
             self._answers = None
-        faults: Faults = sampler.faults
+        return self._answered(groups, room)
+
+    def abandon(self) -> Answered:
+        """Take what is unfinished out of the sampler; returns what was generated of it, as far as the sampler says."""
+        groups = []
+        if self._answers is not None and self._sampler.abandon():
+            groups = [group for group in self._answers if group is not None]
+        self.end()
+        return self._answered(groups, self._sampler.holds)
+
+    def _answered(self, groups: list[pa.RecordBatch], room: int) -> Answered:
+        faults: Faults = self._sampler.faults
         # All replicas' are judged together, where all are known.
         unscored, scored = faults.hand_over()
         return Answered(groups=groups, ended=self._answers is None, room=room, unscored=unscored, scored=scored)
@@ -197,15 +212,17 @@ class Replica:
         if answers is not None:
             answers.close()
 
-    def begin_sync(self, sync: int) -> None:
+    def begin_sync(self, sync: int, in_flight: bool) -> None:
         """Begin to take over the weights of a sync; until its end nothing is answered.
 
         Args:
             sync: Its number, from 1.
+            in_flight: Whether what is being answered goes on with them.
         """
-        self.end()
+        if not in_flight:
+            self.end()
         self._sync, self._buckets, self._whole = sync, 0, False
-        self._sampler.begin_sync()
+        self._sampler.begin_sync(in_flight=in_flight)
 
     def join(self, rendezvous: Rendezvous, rank: int) -> None:
         """Join the group over which weights are broadcast; see ``Sampler.join``."""

@@ -16,6 +16,7 @@ import gc
 import logging
 import os
 import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -28,7 +29,7 @@ from ...contract.files import reason_of
 from ...errors import RolloutError
 from ...scoring.scorer import Scorer
 from .. import weights
-from ..local import LocalSampler
+from ..local import PROBES, LocalSampler
 from ..prompts import Prompting, check_folder, not_loaded
 from ..sampling import Continue, Engine, EngineConfig, Finished, Request, Response, Sampling, aborted
 from ..weights import InProcess, Payload, Rendezvous, place_of
@@ -51,6 +52,8 @@ _UNCOMPILED = "TORCHDYNAMO_DISABLE"
 """Read by torch where a function is to be compiled."""
 UNKNOWN_KV_GIB = 4.0
 """KV cache on CPU of a model whose memory cannot be estimated (GiB)."""
+ABANDONED = "it was abandoned before its end"
+"""Why a response was not finished whose pipe was emptied."""
 NAME = f"{__name__}.WeightWorker"
 """Under which vLLM imports the class, in whichever process its workers run (``worker_extension_cls``)."""
 
@@ -125,8 +128,8 @@ class VllmSampler(LocalSampler):
         name = f"the vLLM engine of {self.model}"
         self._sleep = Sleep(self._llm, level=self.engine.sleep, name=name)
         self.sleeps, self.holds = self.engine.sleep > 0, self.engine.max_concurrent
-        # Twice as many as are generated together: a step never waits for requests, and the rest stay out of its lists.
-        self._loop = EngineLoop(self._llm.llm_engine, name=name, ahead=2 * self.engine.max_concurrent)
+        self._loop = EngineLoop(self._llm.llm_engine, name=name, most=self.engine.max_concurrent)
+        self._stamp(self._version)
 
     def _planned(self) -> MemoryPlan | None:
         available = available_to(self.engine)
@@ -169,6 +172,7 @@ class VllmSampler(LocalSampler):
 
     def _begin_load(self) -> None:
         self._sleep.on("load")
+        self._loop.end_step()
         self._worker("begin_weights", {})
 
     def _load(self, payload: Payload) -> None:
@@ -183,7 +187,11 @@ class VllmSampler(LocalSampler):
     def _end_load(self) -> None:
         self._worker("end_weights", {})
         self._sleep.on("loaded")
-        self._loop.reset_prefix_cache()
+        self._loop.forget_prompts()
+
+    def _stamp(self, version: int) -> None:
+        super()._stamp(version)
+        self._llm.llm_engine.set_weight_version(str(version))
 
     def _worker(self, method: str, arguments: dict[str, Any]) -> None:
         """Call a method of each of vLLM's workers (``WeightWorker``)."""
@@ -192,6 +200,11 @@ class VllmSampler(LocalSampler):
     def sleep(self) -> None:
         """Leave the GPU to others; see ``EngineConfig.sleep``."""
         self._sleep.on("sleep")
+
+    def abandon(self) -> bool:
+        """End all responses where they are; see ``Sampler.abandon``."""
+        self._loop.abandon()
+        return True
 
     def close(self) -> None:
         """Free the engine."""
@@ -222,10 +235,12 @@ def _compiling(engine: Engine) -> Iterator[None]:
 
 def engine_arguments(engine: Engine, plan: MemoryPlan | None) -> dict[str, Any]:
     """Return an engine's settings by vLLM's names; ``plan`` is None where its memory is not known."""
+    # A probe of new weights does not wait for responses that go on with them.
+    most = engine.max_concurrent + PROBES
     arguments: dict[str, Any] = {
         "dtype": engine.dtype,
-        "max_num_seqs": engine.max_concurrent,
-        "max_num_batched_tokens": engine.max_batched_tokens,
+        "max_num_seqs": most,
+        "max_num_batched_tokens": max(most, engine.max_batched_tokens),
         "enable_chunked_prefill": engine.chunked_prefill,
         "enable_prefix_caching": engine.prefix_caching,
         "enforce_eager": not engine.cuda_graphs,
@@ -249,16 +264,23 @@ def engine_arguments(engine: Engine, plan: MemoryPlan | None) -> dict[str, Any]:
 
 
 class EngineLoop:
-    """Feeds an engine, steps it and hands out what has finished.
+    """Feeds an engine, steps it and hands out what has finished; several streams may be open.
+
+    Whichever stream is read steps the engine for all of them. What finishes meanwhile waits for its own.
 
     Args:
         engine: vLLM's ``LLMEngine``.
-        ahead: Most requests given to the engine at a time: as many as it generates together and some that wait.
+        most: Requests of a stream that the engine has at a time: as many as it generates together. A place that gets
+            free is taken before the next step.
     """
 
-    def __init__(self, engine: Any, *, name: str, ahead: int) -> None:
-        self._engine, self._name, self._ahead = engine, name, ahead
-        self._streaming = False
+    def __init__(self, engine: Any, *, name: str, most: int) -> None:
+        self._engine, self._name, self._most = engine, name, most
+        self._finished: dict[int, deque[tuple[int, Response]]] = {}
+        """What has finished of each open stream, by its number."""
+        self._abandoned: set[int] = set()
+        """Streams of which nothing is generated any more."""
+        self._streams = self._weights = 0
         self._failure = ""
 
     def run(
@@ -273,31 +295,29 @@ class EngineLoop:
             control: Takes a response as finished or asks for more.
 
         Raises:
-            RolloutError: The engine fails, has failed before, or still answers another stream.
+            RolloutError: The engine fails, or has failed before.
         """
         if self._engine is None:
             raise RolloutError("the sampler is closed")
-        if self._failure:
-            raise RolloutError(f"{self._name} failed before ({self._failure}); open another sampler")
-        if self._streaming:
-            raise RolloutError(
-                f"{self._name} is still answering another stream, which must be read to its end or closed first"
-            )
-        self._streaming = True
+        stream, self._streams = self._streams, self._streams + 1
+        finished = self._finished[stream] = deque()
         params = _params(sampling, stop_token_ids)
         active: set[int] = set()
         try:
             added = 0
             while added < len(requests) or active:
-                while added < len(requests) and len(active) < self._ahead:
-                    self._add(added, requests[added], params)
+                while added < len(requests) and len(active) < self._most:
+                    self._add(stream, added, requests[added], params)
                     active.add(added)
                     added += 1
+                if not finished:
+                    self._step()
                 ended = False
-                for index, response in self._step():
+                while finished:
+                    index, response = finished.popleft()
                     decided = control(index, response)
                     if isinstance(decided, Request):
-                        self._add(index, decided, params)
+                        self._add(stream, index, decided, params)
                     else:
                         active.discard(index)
                         ended = True
@@ -305,20 +325,47 @@ class EngineLoop:
                 if not ended:
                     yield None
         finally:
-            self._streaming = False
-            if active and self._engine is not None and not self._failure:
-                self._engine.abort_request([str(index) for index in active])
+            self._abandoned.discard(stream)
+            left = active - {index for index, _ in self._finished.pop(stream)}
+            if left and self._engine is not None and not self._failure:
+                self._engine.abort_request([f"{stream}-{index}" for index in left])
 
     def close(self) -> None:
         """Let go of the engine."""
         self._engine = None
 
-    def reset_prefix_cache(self) -> None:
-        """Forget the KV cache of prompts, as after a sync.
+    def abandon(self) -> None:
+        """Generate no further; each stream hands out how far its responses are, as aborted ones."""
+        from vllm.v1.engine import FinishReason
+
+        self.end_step()
+        self._abandoned |= self._finished.keys()
+        states = list(self._engine.output_processor.request_states.values())
+        self._take([state.make_request_output([], None, FinishReason.ABORT, None) for state in states])
+        self._engine.abort_request([state.request_id for state in states], internal=True)
+
+    def end_step(self) -> None:
+        """Wait for a step that is computed ahead, which belongs to the weights before a sync."""
+        core = getattr(self._engine.engine_core, "engine_core", None)
+        if core is None and self._finished:
+            raise RolloutError(f"{self._name} is in another process, where weights cannot enter between two steps")
+        if core is None or not core.batch_queue:
+            return
+        core.pause_scheduler("keep", clear_cache=False)
+        while core.batch_queue:
+            self._step()
+        core.resume_scheduler()
+
+    def forget_prompts(self) -> None:
+        """Use no KV cache of prompts from before a sync.
 
         Raises:
             RolloutError: The engine does not let go of it, so that the old weights would go on answering.
         """
+        if self._finished:
+            # Requests that go on hold theirs. New ones look for prompts of their own weights only.
+            self._weights += 1
+            return
         # A request that was taken out may still hold its blocks until the step in flight has ended.
         for _ in range(3):
             if self._engine.reset_prefix_cache():
@@ -328,24 +375,33 @@ class EngineLoop:
             f"{self._name} still holds the KV cache of the weights before the sync; open another sampler"
         )
 
-    def _add(self, index: int, request: Request, params: Any) -> None:
+    def _add(self, stream: int, index: int, request: Request, params: Any) -> None:
+        if stream in self._abandoned:
+            self._finished[stream].append((index, aborted(ABANDONED)))
+            return
         # A shallow copy: what differs between requests are two numbers.
         own = copy.copy(params)
         own.seed, own.max_tokens = request.seed, request.max_new_tokens
-        prompt = {"type": "token", "prompt_token_ids": request.prompt_ids}
+        prompt = {"type": "token", "prompt_token_ids": request.prompt_ids, "cache_salt": str(self._weights)}
         try:
-            self._engine.add_request(str(index), prompt, own)
+            self._engine.add_request(f"{stream}-{index}", prompt, own)
         except ValueError as error:
             raise RolloutError(f"{self._name} refuses a request ({reason_of(error)})") from error
 
-    def _step(self) -> Iterator[tuple[int, Response]]:
+    def _step(self) -> None:
+        if self._failure:
+            raise RolloutError(f"{self._name} failed before ({self._failure}); open another sampler")
         try:
             outputs = self._engine.step()
         except Exception as error:
             self._failure = f"{type(error).__name__}: {reason_of(error)}"
             raise RolloutError(f"{self._name} failed while sampling ({self._failure})") from error
+        self._take(outputs)
+
+    def _take(self, outputs: Sequence[Any]) -> None:
         for output in outputs:
-            yield int(output.request_id), _response(output.outputs[0])
+            stream, _, index = output.request_id.partition("-")
+            self._finished[int(stream)].append((int(index), _response(output.outputs[0])))
 
 
 def _params(sampling: Sampling, stop_token_ids: list[int]) -> Any:
@@ -371,14 +427,17 @@ def _params(sampling: Sampling, stop_token_ids: list[int]) -> Any:
 
 
 def _response(output: Any) -> Response:
-    if output.finish_reason not in ("stop", "length"):
+    abandoned = output.finish_reason == "abort"
+    if not abandoned and output.finish_reason not in ("stop", "length"):
         return aborted(f"vLLM ended it: {output.finish_reason}")
     return Response(
         ids=np.array(output.token_ids, np.int32),
         logprobs=np.array(output.logprobs.logprobs, np.float32),
-        finish_reason=output.finish_reason,
+        finish_reason="aborted" if abandoned else output.finish_reason,
+        failure=ABANDONED if abandoned else None,
         # vLLM's text is used for a stop text only, which may end within a token.
         text=output.text if isinstance(output.stop_reason, str) else None,
+        versions=tuple((span.start, int(span.version)) for span in output.weight_versions or ()),
     )
 
 

@@ -1,0 +1,350 @@
+"""A pipe of training groups through replicas that generate without pause, while a learner takes updates.
+
+A thread owns the replicas while the pipe is open. It hands out groups in the order of their admission, gathers answers,
+and in between does what the learner's thread asks for. For a push it waits until every replica is between two steps of
+decoding (``GATHER_SECONDS`` at most), lets the weights enter, and lets responses go on with their KV cache. What is
+sampled beside, as evaluations, passes through here, too, before training groups that wait.
+
+No two runs are the same: which version draws a token depends on time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from queue import Empty, SimpleQueue
+from threading import Thread
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pyarrow as pa
+
+from ..errors import RolloutError
+from ..scoring.scorer import Verdict
+from .base import Columns, Group, Sampler, packed, unpacked
+from .replicas.pool import Batch, Dispatch, QueuedGroup, Replicas, batch_of
+from .replicas.replica import GATHER_SECONDS
+from .sampling import Draw, aborted
+
+if TYPE_CHECKING:
+    import torch
+
+FIRST = -1
+"""Place of what is sampled beside, before every training group."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Step:
+    """A step's batch in the pipe.
+
+    Attributes:
+        groups: Those that are complete, by problem.
+        lost: Rows of the tries that were lost with a replica.
+        taken: What waits for the batch.
+    """
+
+    problems: pl.DataFrame
+    draw: Draw
+    groups: dict[str, pl.DataFrame] = field(default_factory=dict)
+    lost: list[pl.DataFrame] = field(default_factory=list)
+    taken: Future[pl.DataFrame] | None = None
+
+    def rows(self) -> list[pl.DataFrame]:
+        """The rows that there are; those of tries that were lost are numbered on."""
+        tries: dict[str, int] = {}
+        rows = list(self.groups.values())
+        for group in self.lost:
+            problem_id = group["problem_id"][0]
+            tries[problem_id] = tries.get(problem_id, 0) + self.draw.samples
+            rows.append(group.with_columns(sample=pl.col("sample") + tries[problem_id]))
+        return rows
+
+
+class InFlightPipe:
+    """Generates while updates are taken: batches go in, and come out complete, in the same order.
+
+    A replica that dies loses what it has generated of unfinished groups. Others begin these again, with the weights
+    that there are then. In a step's table each try that was lost has ``samples`` rows besides those of its group,
+    aborted and without tokens: nobody knows how many there were. A replica that was started again takes part from the
+    next push on.
+
+    Args:
+        sampler: Replicas. Until ``close`` all that they are asked for passes through the pipe, and a sync that is no
+            ``push`` is refused.
+
+    Raises:
+        RolloutError: The sampler has no replicas, its engines sleep, or another pipe uses them.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        if not isinstance(sampler, Replicas):
+            raise RolloutError(
+                "a pipe in flight needs engines in processes of their own; the sampler must be opened with "
+                'replicas={"replicas": 1} or more'
+            )
+        if sampler.sleeps:
+            raise RolloutError("engines in flight generate without pause; engine sleep must be 0")
+        if sampler.pipe is not None:
+            raise RolloutError("another pipe uses the replicas; it must be closed first")
+        self._pool, self._dispatch = sampler, Dispatch(sampler, in_flight=True)
+        self._steps: dict[int, _Step] = {}
+        self._beside: dict[Batch, SimpleQueue[pa.RecordBatch | BaseException]] = {}
+        self._admitted = 0
+        self._failure: BaseException | None = None
+        self._open = True
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._began = perf_counter()
+        self._clock = (0.0, self._began, 1.0)
+        """Seconds in which engines had nothing to do, up to when, and the share of them that has nothing since."""
+        self._counted = self._waited = 0.0
+        sampler.carry(self)
+        Thread(target=self._run, name="pipe", daemon=True).start()
+
+    def begin(self, problems: pl.DataFrame, *, samples: int, seed: int, step: int, run_id: str) -> None:
+        """Admit the groups of a step's batch; nothing is waited for. They begin in the order of their admission.
+
+        What replicas refuse of them, ``take`` raises.
+
+        Raises:
+            RolloutError: The step's batch is in the pipe already.
+        """
+        if step in self._steps:
+            raise RolloutError(f"the batch of step {step} is in the pipe already; it must be taken first")
+        draw = Draw(samples=samples, seed=seed, step=step, phase="train", run_id=run_id, first_sample=0)
+        entry = self._steps[step] = _Step(problems=problems.sort("problem_id"), draw=draw)
+        self._do(self._guarded, self._admit, entry)
+
+    def take(self, step: int) -> pl.DataFrame:
+        """Wait until every group of a step's batch is complete and scored; returns its ``rollouts`` table.
+
+        Raises:
+            RolloutError: The batch was not begun, or a replica refuses it or a push.
+            EngineError: A group was lost with two replicas, or none is left for it.
+        """
+        began, taken = perf_counter(), Future[pl.DataFrame]()
+        self._do(self._await, step, taken)
+        try:
+            return taken.result()
+        finally:
+            self._waited += perf_counter() - began
+
+    def push(self, weights: Any, version: int) -> None:
+        """Let weights enter the replicas, which go on with them once the probes of all agree.
+
+        Raises:
+            RolloutError: As of ``Replicas.sync``; nothing is sampled any more.
+        """
+        self._do(self._guarded, self._push, weights, version).result()
+
+    def answer(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
+        """Answer other problems with the current weights, for ``Replicas``; what waits for training goes after them."""
+        arriving: SimpleQueue[pa.RecordBatch | BaseException] = SimpleQueue()
+        self._do(self._answer, problems, draw, arriving).result()
+        for _ in range(len(problems)):
+            group = arriving.get()
+            if isinstance(group, BaseException):
+                raise group
+            yield group
+
+    def abandon(self) -> pl.DataFrame:
+        """Take everything out of the pipe that was begun and not taken.
+
+        Returns:
+            What was generated of it, as ``take`` does: unfinished responses are ``aborted``, with their tokens so far
+            where the engine says them (vLLM).
+        """
+        table: pl.DataFrame = self._do(self._abandon).result()
+        return table
+
+    def idle(self) -> dict[str, float]:
+        """Return shares of the time since the last call.
+
+        Returns:
+            ``engines``: in which replicas had nothing to do, or weights entered; ``trainer``: of waiting in ``take``.
+        """
+        now = perf_counter()
+        seconds, until, share = self._clock
+        idle, past = seconds + (now - until) * share, now - self._began
+        shares = {"engines": (idle - self._counted) / past, "trainer": self._waited / past}
+        self._counted, self._waited, self._began = idle, 0.0, now
+        return shares
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return what is in the pipe: complete groups, and what else was begun, which begins again."""
+        tensors, values = self._do(self._state).result()
+        return tensors, values
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
+        """Continue from what ``state`` returned, in an empty pipe."""
+        for draw in values["draws"]:
+            step = draw["step"]
+            tables = {what: unpacked(tensors[f"{what}.{step}"]) for what in ("problems", "groups", "lost")}
+            entry = self._steps[step] = _Step(problems=tables["problems"], draw=Draw(**draw))
+            if len(tables["groups"]):
+                groups = tables["groups"].partition_by("problem_id", as_dict=True)
+                entry.groups = {str(problem_id): group for (problem_id,), group in groups.items()}
+            entry.lost = list(tables["lost"].iter_slices(draw["samples"])) if len(tables["lost"]) else []
+            self._do(self._guarded, self._admit, entry)
+
+    def close(self) -> None:
+        """End what is unfinished; the replicas stay open."""
+        if self._open:
+            self._do(self._close).result()
+
+    # What follows runs in the pipe's thread.
+
+    def _do(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Let the thread call a function between two turns.
+
+        Raises:
+            RolloutError: The pipe is closed.
+        """
+        if not self._open:
+            raise RolloutError("the pipe is closed")
+        done: Future[Any] = Future()
+
+        def call() -> None:
+            try:
+                done.set_result(function(*arguments))
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._calls.put(call)
+        return done
+
+    def _run(self) -> None:
+        while self._open:
+            # Where no replica is left, somebody who waits must hear of it.
+            works = self._failure is None and (self._dispatch.works or (self._waits and bool(self._dispatch.missing)))
+            self._count(self._dispatch.unused if works else 1.0)
+            try:
+                call = self._calls.get(block=not works)
+            except Empty:
+                with suppress(BaseException):
+                    self._guarded(self._turn)
+            else:
+                self._count(1.0)
+                call()
+
+    @property
+    def _waits(self) -> bool:
+        """Whether somebody waits for groups."""
+        return bool(self._beside) or any(entry.taken is not None for entry in self._steps.values())
+
+    def _count(self, share: float) -> None:
+        """Begin a stretch of time in which a share of the replicas has nothing to do."""
+        now, (seconds, until, before) = perf_counter(), self._clock
+        self._clock = (seconds + (now - until) * before, now, share)
+
+    def _guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call what may leave the pipe broken; whoever waits is told."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return function(*arguments)
+        except BaseException as error:
+            self._failure = error
+            for entry in self._steps.values():
+                if entry.taken is not None:
+                    entry.taken.set_exception(error)
+                    entry.taken = None
+            for arriving in self._beside.values():
+                arriving.put(error)
+            raise
+
+    def _turn(self) -> None:
+        self._sort(self._dispatch.turn(GATHER_SECONDS))
+
+    def _sort(self, arrived: Sequence[tuple[Batch, pa.RecordBatch]]) -> None:
+        """Put groups where they belong, and hand over the batches that are complete."""
+        for batch, group in arrived:
+            if batch in self._beside:
+                self._beside[batch].put(group)
+            else:
+                rows = pl.DataFrame(pl.from_arrow(group))
+                self._steps[batch.draw.step].groups[rows["problem_id"][0]] = rows
+        for work, why in self._dispatch.lost:
+            if batch_of(work) not in self._beside:
+                self._steps[batch_of(work).draw.step].lost.append(self._rows_of(work, why))
+        self._dispatch.lost.clear()
+        missing = {batch for batch, _ in self._dispatch.missing}
+        self._beside = {batch: arriving for batch, arriving in self._beside.items() if batch in missing}
+        for step, entry in list(self._steps.items()):
+            if entry.taken is not None and len(entry.groups) == len(entry.problems):
+                del self._steps[step]
+                entry.taken.set_result(_joined(entry.rows()).sort("problem_id", "sample"))
+
+    def _rows_of(self, work: QueuedGroup, why: str) -> pl.DataFrame:
+        """Rows of a try of which there is nothing."""
+        draw, sampling = batch_of(work).draw, self._pool.sampling
+        responses = [aborted(why)] * draw.samples
+        texts = [""] * draw.samples
+        group = Group(row=0, problem_id=work.problem_id, prompt_ids=[], responses=responses, texts=texts)
+        columns = Columns(keep_text=sampling.keep_text, sampled=sampling.interruption is not None, versions=True)
+        verdicts = [Verdict(reward=0.0)] * draw.samples
+        batch = columns.batch(group, verdicts, draw=draw, version=self._pool.weights_version)
+        return pl.DataFrame(pl.from_arrow(batch))
+
+    def _admit(self, entry: _Step) -> None:
+        self._pool.faults.check()
+        left = [problem_id for problem_id in entry.problems["problem_id"] if problem_id not in entry.groups]
+        works = self._pool.expected.work(dict.fromkeys(left, 0), entry.draw.samples)
+        places = range(self._admitted, self._admitted + len(works))
+        self._admitted += len(works)
+        self._dispatch.add(
+            [replace(work, place=place) for work, place in zip(works, places, strict=True)], entry.problems, entry.draw
+        )
+
+    def _await(self, step: int, taken: Future[pl.DataFrame]) -> None:
+        if self._failure is not None:
+            taken.set_exception(self._failure)
+        elif step not in self._steps:
+            taken.set_exception(RolloutError(f"the batch of step {step} was not begun; it must be begun before"))
+        else:
+            self._steps[step].taken = taken
+            self._sort(())
+
+    def _answer(self, problems: pl.DataFrame, draw: Draw, arriving: SimpleQueue[Any]) -> None:
+        self._guarded(self._dispatch.pause)
+        # What is refused of these problems breaks nothing else.
+        works = [replace(work, place=FIRST) for work in self._pool.work(problems, draw)]
+        self._beside[self._dispatch.add(works, problems, draw)] = arriving
+
+    def _push(self, weights: Any, version: int) -> None:
+        self._dispatch.pause()
+        self._pool.sync(weights, version, in_flight=True)
+        self._dispatch.entered()
+        self._sort(self._dispatch.arrived())
+
+    def _abandon(self) -> pl.DataFrame:
+        groups, unknown = self._dispatch.abandon()
+        self._sort(self._dispatch.arrived())
+        rows = [row for step in sorted(self._steps) for row in self._steps[step].rows()]
+        generated = (pl.col("response_ids").list.len() > 0) | (pl.col("finish_reason") != "aborted")
+        rows += [pl.DataFrame(pl.from_arrow(group)).filter(generated) for group in groups]
+        rows += [self._rows_of(work, "it was abandoned before its end") for work in unknown]
+        self._steps = {}
+        rows.append(pl.DataFrame(pl.from_arrow(pa.Table.from_batches([], Columns(versions=True).schema))))
+        return _joined(rows).sort("step", "problem_id", "sample")
+
+    def _state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        tensors: dict[str, torch.Tensor] = {}
+        for step, entry in self._steps.items():
+            tensors[f"problems.{step}"] = packed(entry.problems)
+            tensors[f"groups.{step}"] = packed(_joined(list(entry.groups.values())))
+            tensors[f"lost.{step}"] = packed(_joined(entry.lost))
+        return tensors, {"draws": [asdict(self._steps[step].draw) for step in sorted(self._steps)]}
+
+    def _close(self) -> None:
+        self._open = False
+        with suppress(Exception):
+            self._dispatch.close()
+        self._pool.carry(None)
+
+
+def _joined(groups: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """Return the rows of some groups, which may lack optional columns."""
+    return pl.concat(groups, how="diagonal_relaxed") if groups else pl.DataFrame()

@@ -1,0 +1,334 @@
+"""A pipe in flight through replicas: in virtual time whatever dies, and with processes that are killed."""
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import hashed
+import latency
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from isocompute.rollout import EngineConfig, RolloutError, Sampling, open_pipe, open_sampler
+from isocompute.rollout.errors import EngineError
+from isocompute.rollout.samplers.base import unpacked
+from isocompute.rollout.samplers.in_flight import FIRST, InFlightPipe
+from isocompute.rollout.samplers.replicas.pool import Dispatch
+from isocompute.rollout.samplers.replicas.replica import GATHER_SECONDS
+from isocompute.rollout.samplers.sampling import Draw
+
+RUNS = st.fixed_dictionaries(
+    {
+        "count": st.integers(1, 6),
+        "samples": st.integers(1, 4),
+        "replicas": st.integers(1, 3),
+        "limit": st.sampled_from([2, 8, 2**31]),
+        "lag": st.integers(0, 4),
+    }
+)
+STEPS = 4
+
+
+@contextmanager
+def piped(count: int, *, tick: float = GATHER_SECONDS, **options: Any) -> Iterator[tuple[Any, InFlightPipe]]:
+    """A pipe through replicas in virtual time."""
+    with latency.replicas(count, tick=tick, **options) as replicas:
+        pipe = InFlightPipe(replicas)
+        try:
+            yield replicas, pipe
+        finally:
+            pipe.close()
+
+
+def problems(step: int, count: int) -> pl.DataFrame:
+    return pl.DataFrame({"problem_id": [f"s{step}-{i}" for i in range(count)]})
+
+
+def begin(pipe: InFlightPipe, step: int, *, count: int = 4, samples: int = 2) -> None:
+    pipe.begin(problems(step, count), samples=samples, seed=1, step=step, run_id="r")
+
+
+def asked(replicas: Any) -> list[str]:
+    return [problem_id for actor in replicas.ray.actors for problem_id in actor.inner._sampler.asked]
+
+
+def check(table: pl.DataFrame, step: int, *, count: int, samples: int, lag: int) -> Counter[str]:
+    """Check a step's table; returns how often each of its groups was lost."""
+    assert set(table["problem_id"]) == set(problems(step, count)["problem_id"])
+    assert not table.select("problem_id", "sample").is_duplicated().any()
+    lost = table.filter(pl.col("finish_reason") == "aborted") if "finish_reason" in table.columns else table.clear()
+    whole = table.join(lost, on=("problem_id", "sample"), how="anti")
+    assert whole.group_by("problem_id").len()["len"].to_list() == [samples] * count
+    assert whole["sample"].max() == samples - 1
+    # Admitted with the weights of k steps before at the earliest.
+    assert whole["weights_version"].min() >= step - 1 - lag
+    assert whole["weights_version"].max() <= step - 1
+    assert len(lost) % samples == 0
+    return Counter({problem_id: rows // samples for problem_id, rows in lost.group_by("problem_id").len().iter_rows()})
+
+
+@settings(max_examples=50)
+@given(RUNS, st.dictionaries(st.integers(0, 6), st.floats(0.01, 150.0), max_size=3))
+def test_batches_come_out_whole_and_in_time_and_what_died_is_counted(run: dict[str, Any], deaths: Any) -> None:
+    count, samples, lag = run["count"], run["samples"], run["lag"]
+    with piped(run["replicas"], limit=run["limit"], deaths=deaths, tick=5.0) as (replicas, pipe):
+        begun, lost, failure = 0, Counter[str](), ""
+        try:
+            for step in range(1, STEPS + 1):
+                while begun < min(STEPS, step + lag):
+                    begun += 1
+                    begin(pipe, begun, count=count, samples=samples)
+                lost += check(pipe.take(step), step, count=count, samples=samples, lag=lag)
+                pipe.push({}, step)
+        except EngineError as error:
+            failure = str(error)
+        if failure:
+            # Only where groups were lost twice, or nobody is left.
+            assert "lost with two" in failure or "is left to" in failure
+            assert len(deaths) > 1 or run["replicas"] == 1
+            return
+        times = Counter(asked(replicas))
+        assert set(times) == {f"s{step}-{i}" for step in range(1, STEPS + 1) for i in range(count)}
+        assert times - Counter(set(times)) == lost
+        if not lost:
+            for actor in replicas.ray.actors:
+                assert actor.inner._sampler.asked == sorted(actor.inner._sampler.asked)
+
+
+def test_what_is_sampled_beside_goes_before_training_groups_that_wait_in_their_order() -> None:
+    with latency.replicas(1, limit=4, tick=GATHER_SECONDS) as replicas:
+        dispatch = Dispatch(replicas, in_flight=True)
+
+        def add(step: int, phase: str, place: int) -> None:
+            draw = Draw(samples=2, seed=1, step=step, phase=phase, run_id="", first_sample=0)
+            groups = problems(step, 3)
+            works = replicas.expected.work(dict.fromkeys(groups["problem_id"], 0), 2)
+            dispatch.add([replace(work, place=place) for work in works], groups, draw)
+
+        add(1, "train", 1)
+        add(2, "train", 2)
+        dispatch.turn(GATHER_SECONDS)
+        add(0, "eval", FIRST)
+        groups = []
+        while dispatch.missing:
+            groups += dispatch.turn()
+        assert len(groups) == 9
+        order = [name.partition("-")[0] for name in asked(replicas)]
+        assert order == ["s1"] * 2 + ["s0"] * 3 + ["s1"] + ["s2"] * 3
+
+
+def test_weights_bring_back_an_only_replica_that_died_and_without_them_it_is_named() -> None:
+    with piped(1, deaths={0: 5.0}) as (replicas, pipe):
+        begin(pipe, 1)
+        while not replicas.crew.last_lost:
+            sleep(0.01)
+        pipe.push({}, 1)
+        table = pipe.take(1)
+        assert set(table.filter(pl.col("finish_reason") == "aborted")["failure"].str.contains("it died")) == {True}
+        assert len(table) == 16
+    with piped(1, deaths={0: 5.0}) as (replicas, pipe):
+        begin(pipe, 1)
+        with pytest.raises(EngineError, match=r"is left to answer the groups of s1-0.* it died"):
+            pipe.take(1)
+        with pytest.raises(EngineError, match="is left to answer"):
+            pipe.push({}, 1)
+
+
+def test_a_pipe_goes_on_from_its_state_with_what_was_complete() -> None:
+    with piped(1) as (_, pipe):
+        for step in (1, 2, 3):
+            begin(pipe, step)
+        first = pipe.take(1)
+        tensors, values = pipe.state()
+        expected = [pipe.take(step) for step in (2, 3)]
+    with piped(2) as (_, pipe):
+        pipe.load_state(tensors, json.loads(json.dumps(values)))
+        found = [pipe.take(step) for step in (2, 3)]
+        assert len(first) == 8
+        assert [table.equals(other) for table, other in zip(found, expected, strict=True)] == [True, True]
+
+
+def test_tries_that_were_lost_before_a_checkpoint_are_counted_after_it() -> None:
+    with piped(2, deaths={0: 5.0, 2: 15.0}) as (_, pipe):
+        begin(pipe, 1, samples=3)
+        while True:
+            tensors, values = pipe.state()
+            if len(pl.DataFrame(unpacked(tensors["lost.1"]))):
+                break
+        expected = pipe.take(1)
+    with piped(1) as (_, pipe):
+        pipe.load_state(tensors, values)
+        found = pipe.take(1)
+    lost = pl.col("finish_reason") == "aborted"
+    assert not found.select("problem_id", "sample").is_duplicated().any()
+    assert len(found.filter(lost)) % 3 == 0
+    assert 0 < len(found.filter(lost)) <= len(expected.filter(lost))
+    assert len(found.filter(~lost.fill_null(value=False))) == 12
+
+
+def test_an_emptied_pipe_says_what_was_generated_and_begins_again() -> None:
+    with piped(2, limit=4) as (_, pipe):
+        assert len(pipe.abandon()) == 0
+        for step in (1, 2, 3):
+            begin(pipe, step)
+        pipe.take(1)
+        table = pipe.abandon()
+        assert set(table["step"]) <= {2, 3}
+        assert not table.select("problem_id", "sample").is_duplicated().any()
+        with pytest.raises(RolloutError, match="step 2 was not begun"):
+            pipe.take(2)
+        begin(pipe, 2)
+        assert len(pipe.take(2)) == 8
+
+
+def test_engines_without_a_group_are_idle() -> None:
+    with piped(2) as (_, pipe):
+        sleep(0.01)
+        shares = pipe.idle()
+        assert shares["engines"] == pytest.approx(1)
+        assert shares["trainer"] == 0
+
+
+def test_what_a_pipe_cannot_use_is_refused() -> None:
+    with pytest.raises(RolloutError, match=r'replicas=\{"replicas": 1\}'):
+        open_pipe(latency.LatencyEngine(None), mode="in_flight")
+    with piped(1) as (replicas, pipe):
+        with pytest.raises(RolloutError, match="another pipe"):
+            open_pipe(replicas, mode="in_flight")
+        with pytest.raises(RolloutError, match="a stream is still open"):
+            replicas.sync({}, 1)
+        begin(pipe, 1)
+        with pytest.raises(RolloutError, match="step 1 is in the pipe already"):
+            begin(pipe, 1)
+        pipe.close()
+        with pytest.raises(RolloutError, match="the pipe is closed"):
+            pipe.take(1)
+        replicas.sync({}, 1)
+        replicas.sleeps = True
+        with pytest.raises(RolloutError, match="engine sleep must be 0"):
+            open_pipe(replicas, mode="in_flight")
+
+
+PROBLEMS = 12
+
+
+@pytest.fixture
+def pool(pair: Any) -> Any:
+    """Two replicas, and the sampler in this process with the same weights."""
+    pair.settle()
+    for each in (pair, pair.alone):
+        each.sync(hashed.weights(0), 0)
+    return pair
+
+
+def expected(pool: Any, version: int, step: int, phase: str = "train") -> dict[tuple[str, int], list[int]]:
+    """The tokens that the sampler in this process answers with the weights of a version."""
+    pool.alone.sync(hashed.weights(version), version)
+    table = pool.alone.sample(hashed.problems(PROBLEMS), samples=3, seed=7, step=step, phase=phase)
+    return {(p, sample): ids for p, sample, ids in table.select("problem_id", "sample", "response_ids").iter_rows()}
+
+
+@pytest.mark.slow("Ray")
+@pytest.mark.xdist_group("ray")
+def test_pushes_evaluations_and_a_replica_that_is_killed_leave_every_response_with_the_tokens_of_its_version(
+    pool: Any,
+) -> None:
+    members = pool.crew.members
+    for member in members:
+        (pool.folder / f"pace-{member.opened.process}").touch()
+    pipe = open_pipe(pool, mode="in_flight")
+    for step in (1, 2, 3, 4):
+        pipe.begin(hashed.problems(PROBLEMS), samples=3, seed=7, step=step, run_id="r")
+    tables, beside, before = [], [], members[1].answered
+    for version in (1, 2, 3):
+        pipe.push(hashed.weights(version), version)
+        beside.append(pool.sample(hashed.problems(PROBLEMS), samples=3, seed=7, step=version, phase="eval"))
+        if version == 2:
+            assert members[1].answered > before
+            os.kill(members[1].opened.process, signal.SIGKILL)
+        tables.append(pipe.take(version))
+    tables.append(pipe.take(4))
+    # It answers again with the weights of the next push.
+    pool.crew.gather(members)
+    pipe.push(hashed.weights(4), 4)
+    assert [member.sync for member in members] == [pool.sync_number] * 2
+    pipe.close()
+    for version, table in enumerate(beside, start=1):
+        assert set(table["weights_version"]) == {version}
+        found = table.select("problem_id", "sample", "response_ids").iter_rows()
+        assert {(p, sample): ids for p, sample, ids in found} == expected(pool, version, version, "eval")
+    lost = 0
+    for step, table in enumerate(tables, start=1):
+        whole = table.filter(pl.col("finish_reason") != "aborted")
+        assert len(whole) == PROBLEMS * 3
+        lost += len(table) - len(whole)
+        for (version,), rows in whole.group_by("weights_version"):
+            known = expected(pool, int(str(version)), step)
+            for p, sample, ids in rows.select("problem_id", "sample", "response_ids").iter_rows():
+                assert ids == known[p, sample]
+    assert lost > 0
+    assert lost % 3 == 0
+    assert pl.concat(tables, how="diagonal_relaxed")["weights_version"].n_unique() > 2
+
+
+@pytest.mark.slow("Ray")
+@pytest.mark.xdist_group("ray")
+def test_a_push_that_one_replica_mangles_stops_the_pipe_and_a_sync_after_it_heals(pool: Any) -> None:
+    wrong = pool.folder / f"mangle-{pool.crew.members[1].opened.process}"
+    wrong.touch()
+    pipe = open_pipe(pool, mode="in_flight")
+    pipe.begin(hashed.problems(PROBLEMS), samples=3, seed=7, step=1, run_id="r")
+    pipe.take(1)
+    pipe.begin(hashed.problems(PROBLEMS), samples=3, seed=7, step=2, run_id="r")
+    with pytest.raises(RolloutError, match="replicas 0 and 1 do not sample from the same weights"):
+        pipe.push(hashed.weights(1), 1)
+    with pytest.raises(RolloutError, match="replicas 0 and 1 do not"):
+        pipe.take(2)
+    with pytest.raises(RolloutError, match="the last sync failed"):
+        pool.sample(hashed.problems(2), samples=1, seed=7, step=0, phase="eval")
+    wrong.unlink()
+    pipe.close()
+    pool.sync(hashed.weights(2), 2)
+    assert len(pool.sample(hashed.problems(2), samples=1, seed=7, step=3)) == 2
+
+
+@pytest.mark.slow("Ray")
+@pytest.mark.xdist_group("ray")
+@pytest.mark.skipif("ISOCOMPUTE_REPLICA_FAULTS" not in os.environ, reason="an engine more: python3 -m nox -s faults")
+def test_a_replica_of_vllm_mixes_versions_says_which_and_hands_out_what_is_abandoned(
+    cluster: Any, tiny: Any, tmp_path: Path
+) -> None:
+    # Long enough to be in flight when weights come.
+    sampling = Sampling(max_new_tokens=56, max_prompt_tokens=8)
+    engine = EngineConfig(max_concurrent=4)
+    opened = open_sampler("vllm", str(tiny.folder), sampling, engine=engine, replicas={"replicas": 1})
+    policies = [tiny.save(tmp_path / str(seed), seed=seed) for seed in (0, 5, 6)]
+    pipe = open_pipe(opened, "in_flight")
+    for step in (1, 2, 3):
+        pipe.begin(tiny.problems, samples=8, seed=3, step=step, run_id="r")
+    tables = []
+    for version in (1, 2):
+        pipe.push(policies[version].state_dict(), version)
+        beside = tiny.sample(opened, phase="eval")
+        assert set(beside["weights_version"]) == {version}
+        assert tiny.largest_difference(policies[version], beside) < 1e-4
+        tables.append(pipe.take(version))
+    left = pipe.abandon()
+    pipe.close()
+    whole = pl.concat(tables)
+    assert len(whole) == 96
+    assert whole["versions"].list.len().max() > 1
+    assert set(left["step"]) <= {3}
+    assert left.filter(pl.col("finish_reason") == "aborted")["response_ids"].list.len().min() > 0
+    # Nothing is left in the engine.
+    opened.sync(policies[0].state_dict(), 3)
+    assert tiny.largest_difference(policies[0], tiny.sample(opened)) < 1e-4
+    opened.close()

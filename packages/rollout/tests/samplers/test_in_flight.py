@@ -1,0 +1,240 @@
+"""New weights enter a vLLM engine between two steps of decoding: its tokens, versions, caches, probes and ends.
+
+One engine on CPU answers all questions. What replicas do with it is in ``replicas/test_pipe.py``.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from isocompute.rollout import Interruption, RolloutError, Sampling, open_sampler
+from isocompute.rollout.contract import tables
+from isocompute.rollout.samplers.local import controlled
+from isocompute.rollout.samplers.sampling import EngineConfig, Request, as_it_is
+
+pytestmark = [
+    pytest.mark.slow("vLLM"),
+    pytest.mark.xdist_group("vllm"),
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+
+LONG = 40
+"""Most tokens of a response, few of which end before."""
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """An engine for eight responses at a time, which caches prompts."""
+    folder = tmp_path_factory.mktemp("long")
+    tiny.save(folder, seed=0)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
+    opened = open_sampler(
+        "vllm",
+        str(folder),
+        Sampling(max_new_tokens=LONG, max_prompt_tokens=300),
+        engine=EngineConfig(prefix_caching=True, max_batched_tokens=340),
+        responses=8,
+    )
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(autouse=True)
+def in_flight(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tables say which weights have drawn a token, as in a replica of a pipe."""
+    monkeypatch.setattr(engine, "in_flight", True)
+
+
+@pytest.fixture
+def policies(engine: Any, tiny: Any, tmp_path: Path) -> Iterator[list[Any]]:
+    """Three policies; the engine holds the first one before and after."""
+    made = [tiny.save(tmp_path / str(seed), seed=seed) for seed in (0, 5, 6)]
+    yield made
+    # A test that fails may leave a stream open.
+    engine.sync(made[0].state_dict(), 0, in_flight=True)
+
+
+def requests(tiny: Any, count: int, *, length: int = LONG, prompt: str = "1+1=") -> list[Request]:
+    return [Request(prompt_ids=tiny.ids(prompt), seed=seed, max_new_tokens=length) for seed in range(count)]
+
+
+def scores(policies: list[Any], request: Request, response: Any) -> list[float]:
+    """Log-probabilities of a response's tokens, each under the weights of its version after the KV cache before it."""
+    import torch
+
+    ids, found = [*request.prompt_ids, *response.ids.tolist()], []
+    starts = [start for start, _ in response.versions] + [len(response.ids)]
+    cache, read = None, 0
+    for (start, version), end in zip(response.versions, starts[1:], strict=True):
+        for token in range(start, end):
+            upto = len(request.prompt_ids) + token
+            with torch.no_grad():
+                out = policies[version](torch.tensor([ids[read:upto]]), past_key_values=cache, use_cache=True)
+            cache, read = out.past_key_values, upto
+            found.append(float(out.logits[0, -1].log_softmax(-1)[ids[upto]]))
+    return found
+
+
+def test_responses_go_on_with_the_cache_of_old_weights_and_say_which_have_drawn_each_token(
+    engine: Any, tiny: Any, policies: list[Any]
+) -> None:
+    asked = requests(tiny, 6)
+    generation, finished = engine._generate(asked, as_it_is), {}
+    for version in range(3):
+        if version:
+            engine.sync(policies[version].state_dict(), version, in_flight=True)
+        for _ in range(7):
+            one = next(generation)
+            finished |= dict([one] if one else [])
+    finished |= dict(filter(None, generation))
+    assert len(finished) == 6
+    spans = {response.versions for response in finished.values()}
+    assert ((0, 0), (7, 1), (14, 2)) in spans
+    for index, response in finished.items():
+        expected = scores(policies, asked[index], response)
+        assert np.abs(response.logprobs - np.array(expected)).max() < 1e-4
+    # Other weights throughout, or a cache of the new ones, would be seen.
+    whole = next(i for i, r in finished.items() if len(r.versions) == 3)
+    alone = [scores([policies[i]] * 3, asked[whole], finished[whole]) for i in range(3)]
+    assert min(np.abs(finished[whole].logprobs - np.array(one)).max() for one in alone) > 0.1
+
+
+def test_another_stream_is_answered_with_the_current_weights_alone_while_the_first_goes_on(
+    engine: Any, tiny: Any, policies: list[Any]
+) -> None:
+    stream = engine.stream(tiny.problems, samples=4, seed=3, step=1)
+    # The first group comes while others are being answered.
+    rows = [next(stream)]
+    alone = []
+    for version in (1, 2):
+        with pytest.raises(RolloutError, match="a stream is still open"):
+            engine.sync(policies[version].state_dict(), version)
+        engine.sync(policies[version].state_dict(), version, in_flight=True)
+        alone.append(tiny.sample(engine, phase="eval", samples=3))
+        assert set(alone[-1]["weights_version"]) == {version}
+        assert alone[-1]["versions"].to_list() == [[version]] * 18
+        assert tiny.largest_difference(policies[version], alone[-1]) < 1e-4
+    rows += stream
+    table = pl.concat([pl.DataFrame(pl.from_arrow(group)) for group in rows]).sort("problem_id", "sample")
+    tables.check(table, "rollouts", where="sampled")
+    assert len(table) == 24
+    assert (table["weights_version"] == table["versions"].list.first()).all()
+    assert table["versions"].list.len().max() > 1
+    for row in table.iter_rows(named=True):
+        assert row["version_starts"][0] == 0
+        assert row["versions"] == sorted(set(row["versions"]))
+        assert row["version_starts"][-1] < len(row["response_ids"])
+    # Nothing of the stream that went on beside is left in what is sampled now.
+    assert tiny.sample(engine, phase="eval", samples=3)["response_ids"].equals(alone[-1]["response_ids"])
+
+
+def test_no_request_reads_a_prompt_of_weights_before_and_those_of_the_same_weights_share_it(
+    engine: Any, tiny: Any, policies: list[Any]
+) -> None:
+    # More than two blocks of the cache, which hold 128 tokens each.
+    long = tiny.problems.head(1).with_columns(prompt=pl.lit("1+" * 140 + "1="))
+    loop, read = engine._loop, []
+    add = loop._engine.output_processor.process_outputs
+
+    def noting(outputs: Any, *arguments: Any, **options: Any) -> Any:
+        read.extend(each.prefill_stats.num_cached_tokens for each in outputs if each.prefill_stats is not None)
+        return add(outputs, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop._engine.output_processor, "process_outputs", noting)
+        stream = engine.stream(tiny.problems, samples=4, seed=3, step=1)
+        next(stream)
+        assert tiny.largest_difference(policies[0], tiny.sample(engine, long, samples=2)) < 1e-4
+        engine.sync(policies[1].state_dict(), 1, in_flight=True)
+        read.clear()
+        assert tiny.largest_difference(policies[1], tiny.sample(engine, long, samples=2)) < 1e-4
+        stream.close()
+    assert max(read) == 256
+
+
+def test_a_probe_does_not_wait_for_the_responses_of_a_full_engine(
+    engine: Any, tiny: Any, policies: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = engine.probe()
+    generation, steps = engine._generate(requests(tiny, 30), as_it_is), []
+    begun = [next(generation) for _ in range(3)]
+    step = engine._loop._engine.step
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._loop._engine, "step", lambda: (steps.append(0), step())[1])
+        assert np.abs(np.array(engine.probe()) - alone).max() < 1e-5
+    assert len(steps) == 1
+    assert len(dict(filter(None, [*begun, *generation]))) == 30
+
+
+@pytest.mark.parametrize("fault", ["none", "corrupted", "lost", "reordered"])
+def test_a_push_that_did_not_arrive_as_it_is_shows_in_what_is_sampled_next_beside_a_stream(
+    engine: Any, tiny: Any, policies: list[Any], fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = engine.stream(tiny.problems, samples=8, seed=3, step=1)
+    next(stream)
+    with monkeypatch.context() as patch:
+        pushed = {name: tensor.clone() for name, tensor in policies[1].state_dict().items()}
+        if fault == "corrupted":
+            pushed["model.layers.1.mlp.up_proj.weight"][0] += 1.0
+        if fault == "lost":
+            patch.setattr(engine, "_load", lambda payload: None)
+        if fault == "reordered":
+            engine.sync(pushed, 1, in_flight=True)
+            pushed = policies[2].state_dict()
+        engine.sync(pushed, 1, in_flight=True)
+    found = tiny.largest_difference(policies[1], tiny.sample(engine, phase="canary", samples=2))
+    assert found < 1e-4 if fault == "none" else found > 1e-2
+    stream.close()
+
+
+def test_what_is_abandoned_is_handed_out_with_its_tokens_so_far_and_nothing_is_left_in_the_engine(
+    engine: Any, tiny: Any, policies: list[Any]
+) -> None:
+    whole = tiny.sample(engine, samples=3)
+    stream = engine.stream(tiny.problems, samples=3, seed=3, step=1, run_id="r")
+    groups = [next(stream)]
+    engine.sync(policies[1].state_dict(), 1, in_flight=True)
+    engine.sync(policies[0].state_dict(), 2, in_flight=True)
+    assert engine.abandon()
+    assert not engine._loop._engine.has_unfinished_requests()
+    groups += stream
+    table = pl.concat([pl.DataFrame(pl.from_arrow(group)) for group in groups]).sort("problem_id", "sample")
+    assert len(table) == 18
+    tokens = table["response_ids"].list.len()
+    cut = table["finish_reason"] == "aborted"
+    assert 0 < (cut & (tokens > 0)).sum() <= 8
+    assert (cut & (tokens == 0)).sum() > 0
+    for row, other in zip(table.iter_rows(named=True), whole["response_ids"].to_list(), strict=True):
+        assert row["response_ids"] == other[: len(row["response_ids"])]
+        assert len(row["logprobs"]) == len(row["response_ids"])
+        assert (row["failure"] is None) == (row["finish_reason"] != "aborted")
+    assert tiny.sample(engine, samples=3)["response_ids"].equals(whole["response_ids"])
+
+
+@pytest.mark.parametrize(("steps", "start"), [(2, 2), (4, 6), (7, 9)])
+def test_an_interrupted_response_has_the_versions_of_both_of_its_parts(
+    engine: Any, tiny: Any, policies: list[Any], steps: int, start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Cut after 4 tokens, where 2 are inserted that belong to the weights before them.
+    cut = replace(engine.sampling, interruption=Interruption(lowest=4, highest=4, phrase="=3"))
+    asked, control = controlled(requests(tiny, 8), cut, engine.tokenizer)
+    generation, taken, finished = engine._generate(asked, control), [], {}
+    step = engine._loop._engine.step
+    monkeypatch.setattr(engine._loop._engine, "step", lambda: (taken.append(0), step())[1])
+    while len(taken) < steps:
+        one = next(generation)
+        finished |= dict([one] if one else [])
+    engine.sync(policies[1].state_dict(), 1, in_flight=True)
+    finished |= dict(filter(None, generation))
+    longer = [response for response in finished.values() if len(response.ids) > 9]
+    assert len(longer) > 1
+    for response in longer:
+        assert response.ids[4:6].tolist() == tiny.ids("=3")
+        assert response.versions == ((0, 0), (start, 1))
