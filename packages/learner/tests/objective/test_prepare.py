@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from isocompute.learner.config import BatchConfig, CriticConfig, KLConfig, LearnerConfig, ObjectiveConfig
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.objective.advantages import with_cohorts
-from isocompute.learner.objective.prepare import estimated, minibatches, prepare, sampled_counts
+from isocompute.learner.objective.prepare import minibatches, prepare, sampled_counts
 
 REWARDS = {"a": [1.0, 0.0, 0.0, 1.0], "b": [1.0, 1.0, 1.0, 1.0], "c": [0.0, 0.5, 1.0, 0.0]}
 
@@ -98,25 +98,6 @@ def test_a_kl_in_the_reward_lowers_that_of_each_token_where_a_critic_judges_it()
     assert found["kl"].to_list() == pytest.approx([0.25, 0.5])
     assert found["returns"].explode().to_list() == pytest.approx([0.975, -0.05, -0.025])
     assert found["advantages"].explode().to_list() == pytest.approx([0.475, -0.55, -0.525])
-
-
-@pytest.mark.parametrize(
-    ("chosen", "expected"),
-    [
-        # All that were completed are a part of the baseline, but those of groups that are filtered.
-        (config(batch=BatchConfig(trained_rollouts=2)), ["a0", "a1", "a3", "b0", "b1", "b2", "b3"]),
-        (config(batch=BatchConfig(trained_rollouts=2, filter_zero_variance=True)), ["a0", "a1", "a3"]),
-        (config("ppo"), ["a0", "a1", "a3", "b0", "b1", "b2", "b3"]),
-        # A critic judges each response alone.
-        (config("ppo", batch=BatchConfig(filter_zero_variance=True)), ["a0", "a1", "a3"]),
-    ],
-)
-def test_advantages_are_computed_from_what_they_need(chosen: LearnerConfig, expected: list[str]) -> None:
-    rows = table({name: REWARDS[name] for name in "ab"}).drop("cohort", "zero_variance")
-    failed = (pl.col("problem_id") == "a") & (pl.col("sample") == 2)
-    rows = rows.with_columns(finish_reason=pl.when(failed).then(pl.lit("aborted")).otherwise("finish_reason"))
-    found = estimated(with_cohorts(rows, chosen.batch), chosen)
-    assert found.select(pl.concat_str("problem_id", "sample")).to_series().to_list() == expected
 
 
 def test_a_critic_gives_advantages_to_tokens_and_groups_of_one_are_legal() -> None:
