@@ -110,18 +110,6 @@ def test_a_critic_gives_advantages_to_tokens_and_groups_of_one_are_legal() -> No
     assert longer["advantages"].to_list() == [[-0.5], [0.0, 0.5]]
 
 
-def test_a_group_whose_other_responses_failed_teaches_nothing_and_ends_no_run() -> None:
-    aborted = pl.when((pl.col("problem_id") == "a") & (pl.col("sample") > 0)).then(pl.lit("aborted"))
-    rollouts = table({"a": [1.0, 0.0, 0.0], "b": [1.0, 0.0, 0.0]}).drop("cohort", "zero_variance")
-    rollouts = rollouts.with_columns(finish_reason=aborted.otherwise(pl.col("finish_reason")))
-    rollouts = with_cohorts(rollouts, BatchConfig(), baseline="group")
-    assert rollouts["cohort"].to_list() == ["filtered", "failed", "failed", "trained", "trained", "trained"]
-    found = prepare(rollouts, config())["advantage"].to_list()
-    assert found[0] > 0 > found[1] == found[2]
-    none = prepare(rollouts.filter(pl.col("problem_id") == "a"), config())
-    assert len(none) == 0
-
-
 ALGORITHMS = [("grpo", {}), ("dr_grpo", {"constant_length": 9}), ("cispo", {}), ("dapo", {}), ("gspo", {})]
 
 
@@ -193,12 +181,6 @@ def groups_of(groups: int, n: int = 3) -> pl.DataFrame:
             "loss_weight": [9.0] * groups * n,
         }
     )
-
-
-def test_a_batch_of_one_update_is_left_as_it_is() -> None:
-    batch = groups_of(4)
-    (found,) = minibatches(batch, in_updates(1), seed=0, step=1)
-    assert found is batch
 
 
 @pytest.mark.slow
