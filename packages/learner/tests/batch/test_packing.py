@@ -176,17 +176,6 @@ def test_numbers_per_token_stay_with_their_tokens() -> None:
         read(rows.with_columns(old_logprobs=pl.Series([[-2.0], [-4.0, -6.0]])), vocabulary=12)
 
 
-def test_a_slice_of_a_table_is_read_as_the_same_rows_alone() -> None:
-    rows = table([([1], [2, 3], 0.0), ([1], [4, 5, 6], 0.5), ([2], [7], 1.0)])
-    rows = rows.with_columns(sampled=pl.Series([[True, True], [True, False, True], [True]]))
-    for part in (rows[1:], rows[:2], rows.filter(pl.col("advantage") > 0)):
-        alone = pl.DataFrame(part.to_dicts(), schema=part.schema)
-        for batch, expected in zip(batches(part, 99, packed), batches(alone, 99, packed), strict=True):
-            assert torch.equal(batch.tokens, expected.tokens)
-            assert torch.equal(batch.input_ids, expected.input_ids)
-        assert len(read(part, vocabulary=12).sampled) == int(part["response_ids"].list.len().sum())
-
-
 GROUPS = st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(1, 30), min_size=1, max_size=6)), max_size=8)
 
 

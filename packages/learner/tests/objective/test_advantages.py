@@ -69,23 +69,6 @@ def test_a_group_of_one_is_refused_where_its_mean_is_needed() -> None:
     assert both == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=1e-5)
 
 
-@pytest.mark.parametrize("std", ["sample", "population"])
-@pytest.mark.parametrize("scale", list(SCALES))
-@given(groups=GROUPS, lone=st.lists(st.floats(0, 1, width=32), min_size=1, max_size=4), data=st.data())
-@settings(max_examples=25)
-def test_a_response_that_is_alone_in_its_group_has_no_advantage_and_changes_no_other(
-    scale: str, std: str, groups: list[list[float]], lone: list[float], data: st.DataObject
-) -> None:
-    rewards, index = joined(groups)
-    expected = response_advantages(rewards, index, scale=scale, std=std)
-    both = np.append(rewards, lone), np.append(index, 100 + np.arange(len(lone)))
-    order = np.array(data.draw(st.permutations(range(len(both[0])))))
-    found = np.empty(len(order))
-    found[order] = response_advantages(both[0][order], both[1][order], scale=scale, std=std)
-    assert found[: len(rewards)] == pytest.approx(expected, rel=1e-9, abs=1e-12)
-    assert (found[len(rewards) :] == 0.0).all()
-
-
 NUMBERS = st.floats(-2, 2)
 
 PAIRS_OF_ROWS = st.lists(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=6), min_size=1, max_size=5)

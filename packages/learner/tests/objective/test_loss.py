@@ -19,7 +19,6 @@ from isocompute.learner.config import (
     Level,
     ObjectiveConfig,
 )
-from isocompute.learner.errors import LearnerError
 from isocompute.learner.objective.loss import (
     AGGREGATIONS,
     KL_ESTIMATORS,
@@ -181,18 +180,6 @@ def test_the_value_loss_is_a_part_of_its_own() -> None:
     assert torch.allclose(tokens.values.grad, tokens.weights * error)
     assert metrics["value_loss"].value == pytest.approx(float((tokens.weights * error**2).sum() / 2))
     assert metrics["loss"].value == pytest.approx(metrics["policy_loss"].value + metrics["value_loss"].value)
-
-
-def test_what_the_settings_need_must_be_there() -> None:
-    tokens = inputs([2, 3])
-    with pytest.raises(LearnerError, match="reference_logprobs"):
-        objective(replace(tokens, reference_logprobs=None), WHOLE)
-    with pytest.raises(LearnerError, match=r"entropy .* None"):
-        objective(replace(tokens, entropy=None), WHOLE)
-    critic = LearnerConfig(learning_rate=1.0, objective=ObjectiveConfig(algorithm="ppo"))
-    for name in ("values", "returns"):
-        with pytest.raises(LearnerError, match=f"{name} of "):
-            objective(replace(tokens, **{name: None}), critic)
 
 
 RATIOS = st.floats(0.25, 4.0)

@@ -1,7 +1,6 @@
 """What is logged of a step: sums and counts, statistics of responses, timings."""
 
 import json
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -19,15 +18,12 @@ from isocompute.learner.records.steps import (
     EvaluationRecord,
     Mean,
     ResponseStatistics,
-    Share,
     StepRecord,
     UpdateReport,
-    added,
     advantage_statistics,
     from_plain,
     numbers,
     of_batch,
-    reduced,
     response_statistics,
     timings_table,
     to_plain,
@@ -131,39 +127,6 @@ def test_a_record_written_as_json_is_read_as_it_was(record: StepRecord | Evaluat
 def mean(*values: float) -> Mean:
     numbers_of = torch.tensor(values, dtype=torch.float64)
     return Mean(total=numbers_of.sum(), count=torch.tensor(float(len(values)), dtype=torch.float64))
-
-
-@given(st.lists(st.lists(st.floats(-9, 9), max_size=5), min_size=1, max_size=4).filter(any))
-def test_a_mean_is_that_of_all_values_and_not_of_means(parts: list[list[float]]) -> None:
-    whole = {"x": mean()}
-    for part in parts:
-        whole = added(whole, {"x": mean(*part)})
-    assert whole["x"].value == pytest.approx(np.mean([value for part in parts for value in part]))
-
-
-def test_shares_add_up_and_a_mean_of_nothing_is_no_number() -> None:
-    half = torch.tensor(0.5, dtype=torch.float64)
-    two = Share(total=half, count=half * 6) + Share(total=half, count=half * 2)
-    assert isinstance(two, Share)
-    assert two.value == 1.0
-    assert math.isnan(mean().value)
-    assert numbers({"x": mean(), "y": mean(1.0, 2.0)}) == {"y": 1.5}
-
-
-def test_ranks_are_added_up_in_one_message() -> None:
-    mine = {"x": mean(1.0, 2.0), "loss": Share(total=torch.tensor(0.5).double(), count=torch.tensor(2.0).double())}
-    sent = []
-
-    def all_reduce(sums: torch.Tensor) -> None:
-        sent.append(sums.clone())
-        # The other rank has the same.
-        sums.mul_(2)
-
-    found = reduced(mine, all_reduce)
-    assert len(sent) == 1
-    assert (found["x"].value, float(found["x"].count)) == (1.5, 4.0)
-    assert found["loss"].value == 1.0
-    assert reduced({}, all_reduce) == {}
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 4), st.floats(-3, 3), st.floats(-3, 3)), min_size=2, max_size=9))

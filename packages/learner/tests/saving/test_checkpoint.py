@@ -26,7 +26,7 @@ from isocompute.learner.saving.checkpoint import (
     write_tensors,
 )
 from safetensors.torch import save_file
-from small_run import Killed
+from small_run import Killed, counted_writes
 
 
 def checkpoint(step: int, value: float | None = None) -> Checkpoint:
@@ -82,44 +82,21 @@ def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, Any], mess
         Checkpoints(tmp_path, **settings)
 
 
-def dies(patch: pytest.MonkeyPatch, *, at: int) -> None:
-    """Let this process die in the middle of one of its calls that write: none after it does anything either."""
-    calls = 0
-
-    def mortal(function: Callable[..., Any], torn: Callable[..., Any] = lambda *_: None) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == at:
-                torn(*arguments)
-            if calls >= at:
-                raise Killed
-            return function(*arguments, **named)
-
-        return call
-
-    def half_deleted(folder: Path) -> None:
-        for file in sorted(folder.glob("*"))[:1]:
-            file.unlink()
-
-    patch.setattr(saving, "save_file", mortal(saving.save_file, lambda _, path: path.write_bytes(b"\x08" * 99)))
-    patch.setattr(shutil, "rmtree", mortal(shutil.rmtree, half_deleted))
-    patch.setattr(os, "fsync", mortal(os.fsync))
-    for name in ("mkdir", "rename"):
-        patch.setattr(Path, name, mortal(getattr(Path, name)))
-
-
 @pytest.mark.parametrize("step", [1, 2])
 def test_killed_at_any_instant_a_save_leaves_the_old_checkpoint_or_the_new_one_and_no_half_of_any(
     step: int, tmp_path: Path
 ) -> None:
     """One that replaces another of its step, and one after which another is deleted."""
     found, listed = [], Path.glob
+
+    def killed() -> None:
+        raise Killed
+
     for instant in range(1, 99):
         folder = tmp_path / str(instant)
         Checkpoints(folder).save(checkpoint(1))
         with pytest.MonkeyPatch.context() as patch:
-            dies(patch, at=instant)
+            counted_writes(patch, instant, killed)
             try:
                 Checkpoints(folder, keep=1).save(checkpoint(step, value=7.0))
             except Killed:
@@ -140,49 +117,36 @@ def test_killed_at_any_instant_a_save_leaves_the_old_checkpoint_or_the_new_one_a
     assert set(found) == {(1, 1.0), (step, 7.0)}
 
 
-def damaged(kind: str, folder: Path, other: Path, file: str, share: float) -> None:
-    """Damage a checkpoint in place; ``other`` is one of another step."""
-    path = folder / file
-    if kind == "flipped":
-        content = bytearray(path.read_bytes())
-        content[int(share * len(content))] ^= 1
-        path.write_bytes(content)
-    elif kind == "missing":
-        path.unlink()
-    elif kind == "cut":
-        path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-    elif kind == "longer":
-        path.write_bytes(path.read_bytes() + b"0")
-    elif kind == "swapped":
-        shutil.copy(other / file, path)
-    elif kind == "another step's folder":
-        shutil.rmtree(folder)
-        shutil.copytree(other, folder)
-    elif kind == "another step's tensors beside it":
-        shutil.copy(other / "tensors-00000.safetensors", folder / f"tensors-{1 + int(9 * share):05d}.safetensors")
-    elif kind == "a list without tensors":
-        sums = json.loads((folder / "checksums.json").read_text())
-        (folder / "checksums.json").write_text(json.dumps({"state.json": sums["state.json"]}))
-        (folder / "tensors-00000.safetensors").unlink()
-    else:
-        (folder / "checksums.json").write_text("{}")
+def flipped(path: Path, share: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(share * len(content))] ^= 1
+    path.write_bytes(content)
 
 
-DAMAGES = (
-    "flipped",
-    "missing",
-    "cut",
-    "longer",
-    "swapped",
-    "another step's folder",
-    "another step's tensors beside it",
-    "a list without tensors",
-    "an empty list",
-)
+def without_tensors(folder: Path) -> None:
+    sums = json.loads((folder / "checksums.json").read_text())
+    (folder / "checksums.json").write_text(json.dumps({"state.json": sums["state.json"]}))
+    (folder / "tensors-00000.safetensors").unlink()
+
+
+# Of a file of a checkpoint, at a share of its length; ``other`` is a checkpoint of another step.
+DAMAGES: dict[str, Callable[[Path, float, Path], object]] = {
+    "flipped": lambda path, share, other: flipped(path, share),
+    "missing": lambda path, share, other: path.unlink(),
+    "cut": lambda path, share, other: path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)]),
+    "longer": lambda path, share, other: path.write_bytes(path.read_bytes() + b"0"),
+    "swapped": lambda path, share, other: shutil.copy(other / path.name, path),
+    "all of another step": lambda path, share, other: shutil.copytree(other, path.parent, dirs_exist_ok=True),
+    "another step's tensors beside it": lambda path, share, other: shutil.copy(
+        other / "tensors-00000.safetensors", path.with_name(f"tensors-{1 + int(9 * share):05d}.safetensors")
+    ),
+    "a list without tensors": lambda path, share, other: without_tensors(path.parent),
+    "an empty list": lambda path, share, other: (path.parent / "checksums.json").write_text("{}"),
+}
 
 
 @given(
-    kind=st.sampled_from(DAMAGES),
+    kind=st.sampled_from(list(DAMAGES)),
     file=st.sampled_from(["tensors-00000.safetensors", "state.json", "checksums.json"]),
     share=st.floats(0, 0.99),
 )
@@ -191,7 +155,7 @@ def test_whatever_of_a_checkpoint_is_damaged_the_one_before_is_read(kind: str, f
     with tempfile.TemporaryDirectory() as place:
         store = Checkpoints(place, keep=3)
         other, before, last = (store.save(checkpoint(step)) for step in (1, 2, 3))
-        damaged(kind, last, other, file, share)
+        DAMAGES[kind](last / file, share, other)
         found = newest(Path(place))
         assert (found.step, found.values, found.tensors["w"].tolist()) == (2, {"version": 2}, [2.0] * 3)
         assert [path.name for path in Path(place).glob("damaged-*")] == [f"damaged-{last.name}"]
