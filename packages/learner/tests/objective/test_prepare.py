@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.learner.config import BatchConfig, CriticConfig, KLConfig, LearnerConfig, ObjectiveConfig
+from isocompute.learner.config import BatchConfig, KLConfig, LearnerConfig, ObjectiveConfig
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.objective.prepare import minibatches, prepare, sampled_counts
@@ -17,7 +17,7 @@ REWARDS = {"a": [1.0, 0.0, 0.0, 1.0], "b": [1.0, 1.0, 1.0, 1.0], "c": [0.0, 0.5,
 
 
 def config(algorithm: str = "grpo", **more: object) -> LearnerConfig:
-    settings = {name: more.pop(name) for name in ("kl", "batch", "critic") if name in more}
+    settings = {name: more.pop(name) for name in ("kl", "batch") if name in more}
     return LearnerConfig(learning_rate=1.0, objective=ObjectiveConfig(algorithm=algorithm, **more), **settings)
 
 
@@ -94,20 +94,11 @@ def test_a_kl_in_the_reward_lowers_it_by_the_responses_own() -> None:
 def test_a_kl_in_the_reward_lowers_that_of_each_token_where_a_critic_judges_it() -> None:
     """Each token is 0.25 nats from the base model: 0.025 less, and the rewards are those of the last tokens."""
     kl = KLConfig(coefficient=0.1, estimator="k1", place="reward")
-    found = prepare(table({"a": [1.0, 0.0]}), config("ppo", scale="none", kl=kl))
-    assert found["kl"].to_list() == pytest.approx([0.25, 0.5])
-    assert found["returns"].explode().to_list() == pytest.approx([0.975, -0.05, -0.025])
-    assert found["advantages"].explode().to_list() == pytest.approx([0.475, -0.55, -0.525])
-
-
-def test_a_critic_gives_advantages_to_tokens_and_groups_of_one_are_legal() -> None:
-    rows = table({"a": [1.0], "b": [0.0]})
-    found = prepare(rows, config("ppo", scale="none", critic=CriticConfig(gae_lambda=0.0)))
-    assert found["advantages"].to_list() == [[0.5], [-0.5]]
-    assert found["returns"].to_list() == [[1.0], [0.0]]
+    found = prepare(table({"a": [1.0, 0.0], "b": [1.0]}), config("ppo", scale="none", kl=kl))
+    assert found["kl"].to_list() == pytest.approx([0.25, 0.5, 0.25])
+    assert found["returns"].explode().to_list() == pytest.approx([0.975, -0.05, -0.025, 0.975])
+    assert found["advantages"].explode().to_list() == pytest.approx([0.475, -0.55, -0.525, 0.475])
     assert "advantage" not in found.columns
-    longer = prepare(table({"c": [0.0, 1.0]}), config("ppo", scale="none", critic=CriticConfig(gae_lambda=0.0)))
-    assert longer["advantages"].to_list() == [[-0.5], [0.0, 0.5]]
 
 
 ALGORITHMS = [("grpo", {}), ("dr_grpo", {"constant_length": 9}), ("cispo", {}), ("dapo", {}), ("gspo", {})]

@@ -241,70 +241,46 @@ def grow(model: Path, constant: LearnerConfig, replay: Any, folder: Path, *, ste
     return learner
 
 
-@pytest.mark.parametrize(
-    ("after", "settings"),
-    [(3, {}), (4, {"objective": ObjectiveConfig(algorithm="ppo", epochs=2), "batch": BatchConfig(drop_above=0.5)})],
-)
-def test_a_branch_is_the_run_at_once_bit_for_bit(
+BRANCHES: dict[str, tuple[int, dict[str, Any]]] = {
+    "between two evaluations of its trunk": (3, {}),
+    "after one, with ppo that drops problems": (
+        4,
+        {"objective": ObjectiveConfig(algorithm="ppo", epochs=2), "batch": BatchConfig(drop_above=0.5)},
+    ),
+    "after a batch that taught nothing": (4, {"batch": BatchConfig(filter_zero_variance=True)}),
+}
+
+
+@pytest.mark.parametrize(("after", "settings"), BRANCHES.values(), ids=BRANCHES)
+def test_a_branch_is_the_run_at_once_bit_for_bit_though_it_was_killed(
     after: int, settings: dict[str, Any], model: Path, constant: LearnerConfig, replay: Any, tmp_path: Path
 ) -> None:
-    """Begun after an evaluation of its trunk, and between two."""
+    """Killed before it has a checkpoint of its own, so that it begins again, and after, so that it is restored."""
     constant = replace(constant, **settings)
-    config = decaying(constant, after=after)
-    at_once, at_once_paid = Learner(model, config), Steps(9)
-    whole = run(at_once, replay, tmp_path / "at once", steps=9, meter=at_once_paid)
-    # The trunk is longer than what the branch has of it.
-    trunk = grow(model, constant, replay, tmp_path / "trunk", steps=6, at=after)
-    branched, branch_paid = Learner(model, config), Steps(9)
-    found = run(
-        branched, replay, tmp_path / "branch", steps=9, meter=branch_paid, cell=BRANCH, trunk=tmp_path / "trunk"
-    )
-    assert [row["step"] for row in found.evals] == [step for step in (4, 6, 8) if step > after]
-    assert found == replace(whole, evals=[row for row in whole.evals if row["step"] > after])
-    assert paid(branch_paid) == paid(at_once_paid)[after:]
-    assert torch.equal(weights(at_once), weights(branched))
-    assert not torch.equal(weights(trunk), weights(branched))
+    config, answered = decaying(constant, after=after), replay.sample
 
-
-def test_a_branch_of_a_trunk_that_learnt_nothing_from_a_batch_is_the_run_at_once(
-    model: Path, constant: LearnerConfig, replay: Any, tmp_path: Path
-) -> None:
-    constant = replace(constant, batch=BatchConfig(filter_zero_variance=True))
-    answered = replay.sample
-
-    def wrong_in_the_second_step(problems: pl.DataFrame, *, step: int, **settings: Any) -> pl.DataFrame:
-        rollouts: pl.DataFrame = answered(problems, step=step, **settings)
+    def wrong_in_the_second_step(problems: pl.DataFrame, *, step: int, **asked: Any) -> pl.DataFrame:
+        rollouts: pl.DataFrame = answered(problems, step=step, **asked)
         return rollouts.with_columns(reward=pl.lit(0.0)) if step == 2 else rollouts
 
     replay.sample = wrong_in_the_second_step
-    at_once, records = Learner(model, decaying(constant)), []
-    whole = run(at_once, replay, tmp_path / "at once", steps=8, records=records)
+    at_once, at_once_paid, records = Learner(model, config), Steps(9), []
+    whole = run(at_once, replay, tmp_path / "at once", steps=9, meter=at_once_paid, records=records)
+    # A schedule counts the batches that were learnt from.
     rates = [record.update.learning_rate for record in records if getattr(record, "update", None)]
-    # The decay begins after four batches that were learnt from, and the fifth is the sixth of the run.
-    assert rates == pytest.approx([0.005, 0.01, 0.01, 0.01, 0.008, 0.006, 0.004])
-    grow(model, constant, replay, tmp_path / "trunk")
-    branched = Learner(model, decaying(constant))
-    found = run(branched, replay, tmp_path / "branch", steps=8, cell=BRANCH, trunk=tmp_path / "trunk")
-    assert (found.step, branched.version) == (8, 7)
-    assert found.evals == whole.evals[3:]
+    assert len(rates) == 9 - config.batch.filter_zero_variance == at_once.version
+    assert rates == [config.learning_rate_at(number) for number in range(1, 1 + len(rates))]
+    # The trunk is longer than what the branch has of it.
+    trunk = grow(model, constant, replay, tmp_path / "trunk", steps=6, at=after)
+    as_branch, branched, branch_paid = {"cell": BRANCH, "trunk": tmp_path / "trunk"}, Learner(model, config), Steps(9)
+    for died in (5, 7):
+        kill(Learner(model, config), replay, tmp_path / "branch", after=died, **as_branch)
+    found = run(branched, replay, tmp_path / "branch", steps=9, meter=branch_paid, **as_branch)
+    assert [row["step"] for row in found.evals] == [step for step in (4, 6, 8) if step > after]
+    assert found == replace(whole, evals=[row for row in whole.evals if row["step"] > after])
+    assert paid(branch_paid) == paid(at_once_paid)[6:]
     assert torch.equal(weights(at_once), weights(branched))
-
-
-@pytest.mark.parametrize("after", [5, 7])
-def test_a_branch_that_was_killed_goes_on_bit_for_bit(
-    after: int, model: Path, constant: LearnerConfig, replay: Any, tmp_path: Path
-) -> None:
-    """Before it has a checkpoint of its own, so that it begins again, and after, so that it is restored."""
-    config = decaying(constant)
-    grow(model, constant, replay, tmp_path / "trunk")
-    as_branch = {"cell": BRANCH, "trunk": tmp_path / "trunk"}
-    straight = Learner(model, config)
-    whole = run(straight, replay, tmp_path / "straight", steps=8, **as_branch)
-    kill(Learner(model, config), replay, tmp_path / "cut", after=after, **as_branch)
-    resumed, meter = Learner(model, config), Steps(8)
-    assert run(resumed, replay, tmp_path / "cut", steps=8, meter=meter, **as_branch) == whole
-    assert [step for step, _ in paid(meter)] == ([5, 6, 7, 8] if after == 5 else [7, 8])
-    assert torch.equal(weights(straight), weights(resumed))
+    assert not torch.equal(weights(trunk), weights(branched))
 
 
 def test_a_trunk_is_extended_as_if_it_had_no_branch_and_more_of_them_begin_there(
