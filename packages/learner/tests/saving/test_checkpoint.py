@@ -109,10 +109,11 @@ def test_killed_at_any_instant_a_save_leaves_the_old_checkpoint_or_the_new_one_a
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Path, "glob", lambda *given, order=backwards: sorted(listed(*given), reverse=order))
                 found.append((newest(folder).step, float(newest(folder).tensors["w"][0])))
-        Checkpoints(folder, keep=1).save(checkpoint(step, value=8.0))
-        assert float(newest(folder).tensors["w"][0]) == 8
-        Checkpoints(folder, keep=1).save(checkpoint(3))
-        assert names(folder) == ["step-000000003"]
+        for again in (step, 3):
+            copied = shutil.copytree(folder, tmp_path / f"{instant} and {again}")
+            Checkpoints(copied, keep=1).save(checkpoint(again, value=8.0))
+            assert float(newest(copied).tensors["w"][0]) == 8
+            assert names(copied) == [f"step-{again:09}"]
     assert sorted(found) == found
     assert set(found) == {(1, 1.0), (step, 7.0)}
 
@@ -140,6 +141,9 @@ DAMAGES: dict[str, Callable[[Path, float, Path], object]] = {
     "another step's tensors beside it": lambda path, share, other: shutil.copy(
         other / "tensors-00000.safetensors", path.with_name(f"tensors-{1 + int(9 * share):05d}.safetensors")
     ),
+    "another number in the state": lambda path, share, other: (path.parent / "state.json").write_text(
+        (path.parent / "state.json").read_text().replace('"version": 3', '"version": 8')
+    ),
     "a list without tensors": lambda path, share, other: without_tensors(path.parent),
     "an empty list": lambda path, share, other: (path.parent / "checksums.json").write_text("{}"),
 }
@@ -150,7 +154,7 @@ DAMAGES: dict[str, Callable[[Path, float, Path], object]] = {
     file=st.sampled_from(["tensors-00000.safetensors", "state.json", "checksums.json"]),
     share=st.floats(0, 0.99),
 )
-@settings(max_examples=30)
+@settings(max_examples=40)
 def test_whatever_of_a_checkpoint_is_damaged_the_one_before_is_read(kind: str, file: str, share: float) -> None:
     with tempfile.TemporaryDirectory() as place:
         store = Checkpoints(place, keep=3)
