@@ -4,7 +4,7 @@ For each option there is a case in which it acts, with everything that changes, 
 """
 
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -267,41 +267,31 @@ def batch(model: Path, kind: str) -> pl.DataFrame:
 
 
 class Watched(Learner):
-    """A learner that keeps what it was given, and the gradient of each optimizer step before it is clipped."""
+    """A learner that keeps what it was given, and the sum of its gradients before they are clipped."""
 
     def watch(self) -> None:
         self.parts: list[pl.DataFrame] = []
-        self.gradients: list[dict[str, torch.Tensor]] = []
+        self.gradients: dict[str, Any] = {}
         self.passes: list[Any] = []
+        self._clip, self._optimizer.clip = self._optimizer.clip, self._keep  # type: ignore[method-assign]
         base = self.policy.base_model
         base.register_forward_pre_hook(self._count, with_kwargs=True)
         for layer in base.layers:
             layer.register_forward_pre_hook(lambda *_: self.passes.append("layer"))
-        for name, parameter in self.trained().items():
-            parameter.register_post_accumulate_grad_hook(partial(self._keep, name))
-
-    def trained(self) -> dict[str, torch.nn.Parameter]:
-        critic = [] if self.critic is None else self.critic.named_parameters()
-        learnt = ((n, p) for n, p in self.policy.named_parameters() if p.requires_grad)
-        return {f"policy.{n}": p for n, p in learnt} | {f"critic.{n}": p for n, p in critic}
 
     def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> Any:
         self.parts.append(batch)
-        self.gradients.append({name: torch.zeros_like(p, requires_grad=False) for name, p in self.trained().items()})
         return super().update(batch, advance=advance)
-
-    def gradient(self, of: str) -> torch.Tensor:
-        """The sum over the optimizer steps."""
-        steps = [torch.cat([g.flatten() for name, g in step.items() if name.startswith(of)]) for step in self.gradients]
-        return torch.stack(steps).sum(0).double()
 
     def _count(self, _: Any, arguments: Any, named: Any) -> None:
         self.passes.append(tuple(named["input_ids"].shape))
 
-    def _keep(self, name: str, parameter: torch.nn.Parameter) -> None:
-        assert parameter.grad is not None
-        # With every micro-batch; the last one is the whole gradient.
-        self.gradients[-1][name] = parameter.grad.clone()
+    def _keep(self) -> float:
+        for name, model in (("policy", self.policy), ("critic", self.critic)):
+            parts = [p.grad.flatten().double() for p in (model.parameters() if model else ()) if p.requires_grad]
+            if parts:
+                self.gradients[name] = self.gradients.get(name, 0) + torch.cat(parts)
+        return self._clip()
 
 
 class Logits(TorchFunctionMode):  # type: ignore[misc]
@@ -337,9 +327,7 @@ def observed(model: Path, config: LearnerConfig, kind: str, start: str, dtype: t
         return found | {"refused": str(error)}
     assert learnt.update is not None
     found |= {"passes": learner.passes, "logits": logits.most, "trained_tokens": learnt.update.trained_tokens}
-    found |= learnt.update.metrics() | {"policy": learner.gradient("policy")}
-    found |= {} if learner.critic is None else {"critic": learner.gradient("critic")}
-    return found | of_responses(learner.parts)
+    return found | learnt.update.metrics() | learner.gradients | of_responses(learner.parts)
 
 
 def of_responses(parts: list[pl.DataFrame]) -> dict[str, Any]:
