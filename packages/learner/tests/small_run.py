@@ -18,9 +18,7 @@ from isocompute.learner.training import loop
 from isocompute.learner.training.loop import branch, restore
 
 
-def recorded(
-    *, groups: int = 4, n: int = 4, longest: int = 7, version: int = 0, step: int = 1, seed: int = 0
-) -> pl.DataFrame:
+def recorded(*, groups: int = 4, n: int = 4, version: int = 0, step: int = 1, seed: int = 0) -> pl.DataFrame:
     """Rollouts with random tokens and rewards; their log-probabilities are for ``scored`` to fill in."""
     rng = np.random.default_rng([seed, step])
     prompts = [rng.integers(0, 12, rng.integers(2, 6)).tolist() for _ in range(groups)]
@@ -33,7 +31,7 @@ def recorded(
                 "problem_id": f"p{g}",
                 "sample": s,
                 "prompt_ids": prompts[g],
-                "response_ids": rng.integers(0, 12, rng.integers(1, 1 + longest)).tolist(),
+                "response_ids": rng.integers(0, 12, rng.integers(1, 8)).tolist(),
                 "reward": float(s < 1 + g % 2),
                 "finish_reason": "stop",
                 "weights_version": version,

@@ -11,7 +11,6 @@ from isocompute.learner.batch.responses import read
 from isocompute.learner.config import BatchConfig
 from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.policy.forward import Forward
-from small_run import recorded
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 NAMES = {
@@ -106,9 +105,18 @@ def with_tokenizer(folder: Path) -> Path:
 
 
 def rollouts(*, groups: int = 3, samples: int = 4, longest: int = 7) -> pl.DataFrame:
-    """Responses without log-probabilities of any model."""
-    table = recorded(groups=groups, n=samples, longest=longest)
-    return table.with_columns(logprobs=pl.col("response_ids").list.eval(pl.element() * 0.0))
+    generator = np.random.default_rng(3)
+    prompts = [generator.integers(0, 12, 2 + g).tolist() for g in range(groups)]
+    responses = [generator.integers(0, 12, 1 + (5 * i) % longest).tolist() for i in range(groups * samples)]
+    return pl.DataFrame(
+        {
+            "problem_id": [f"p{i // samples}" for i in range(len(responses))],
+            "sample": list(range(len(responses))),
+            "prompt_ids": [prompts[i // samples] for i in range(len(responses))],
+            "response_ids": responses,
+            "logprobs": [[0.0] * len(r) for r in responses],
+        }
+    )
 
 
 def unsampled(
