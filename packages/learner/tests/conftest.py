@@ -119,9 +119,3 @@ def learner(model: Path, config: LearnerConfig) -> Learner:
 def replay(model: Path) -> Replay:
     """A sampler at version 0."""
     return Replay(model)
-
-
-@pytest.fixture
-def tied_replay(tied_model: Path) -> Replay:
-    """A sampler of the tied model at version 0."""
-    return Replay(tied_model)

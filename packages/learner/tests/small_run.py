@@ -1,5 +1,8 @@
 """Runs of the loop that take a second: recorded rollouts, a meter of steps, evaluations of likelihood."""
 
+import os
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ import polars as pl
 import pytest
 import torch
 from isocompute.learner.config import LearnerConfig
+from isocompute.learner.saving import checkpoint
 from isocompute.learner.saving.checkpoint import Checkpoints
 from isocompute.learner.training import loop
 from isocompute.learner.training.loop import branch, restore
@@ -81,6 +85,41 @@ class Steps:
 
 class Killed(BaseException):
     """Ends a run where it is, as a kill does."""
+
+
+def counted_writes(patch: pytest.MonkeyPatch, dies_at: int, die: Callable[[], object]) -> Callable[[], int]:
+    """Count the calls that write, flush, rename or delete, and die in the middle of one; none after it does anything.
+
+    Args:
+        dies_at: The call, counted from 1; 0 for none.
+
+    Returns:
+        A function that says how many there were.
+    """
+    calls = 0
+
+    def mortal(function: Callable[..., Any], torn: Callable[..., object] = lambda *_: None) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == dies_at:
+                torn(*arguments)
+            if 0 < dies_at <= calls:
+                die()
+            return function(*arguments, **named)
+
+        return call
+
+    def half_deleted(folder: Path) -> None:
+        for file in sorted(Path(folder).glob("*"))[:1]:
+            file.unlink()
+
+    patch.setattr(checkpoint, "save_file", mortal(checkpoint.save_file, lambda _, path: path.write_bytes(b"\x08")))
+    patch.setattr(shutil, "rmtree", mortal(shutil.rmtree, half_deleted))
+    patch.setattr(os, "fsync", mortal(os.fsync))
+    for name in ("mkdir", "rename"):
+        patch.setattr(Path, name, mortal(getattr(Path, name)))
+    return lambda: calls
 
 
 @dataclass

@@ -176,39 +176,6 @@ def test_numbers_per_token_stay_with_their_tokens() -> None:
         read(rows.with_columns(old_logprobs=pl.Series([[-2.0], [-4.0, -6.0]])), vocabulary=12)
 
 
-def test_a_slice_of_a_table_is_read_as_the_same_rows_alone() -> None:
-    rows = table([([1], [2, 3], 0.0), ([1], [4, 5, 6], 0.5), ([2], [7], 1.0)])
-    rows = rows.with_columns(sampled=pl.Series([[True, True], [True, False, True], [True]]))
-    for part in (rows[1:], rows[:2], rows.filter(pl.col("advantage") > 0)):
-        alone = pl.DataFrame(part.to_dicts(), schema=part.schema)
-        for batch, expected in zip(batches(part, 99, packed), batches(alone, 99, packed), strict=True):
-            assert torch.equal(batch.tokens, expected.tokens)
-            assert torch.equal(batch.input_ids, expected.input_ids)
-        assert len(read(part, vocabulary=12).sampled) == int(part["response_ids"].list.len().sum())
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "message"),
-    [
-        ("prompt_ids", [], "no prompt token"),
-        ("prompt_ids", [12], "vocabulary of 12"),
-        ("response_ids", [1, -1], "vocabulary of 12"),
-        ("logprobs", [-1.0], "a number of log-probabilities that differs"),
-        ("logprobs", [], "no log-probabilities, as where a server reports none"),
-        ("logprobs", None, "no log-probabilities, as where a server reports none"),
-        ("sampled", [True], r"a mark \(sampled\) that is missing, or other than one per token"),
-        ("sampled", [True, None], r"a mark \(sampled\) that is missing"),
-    ],
-)
-def test_a_response_that_does_not_fit_is_named(column: str, value: list[float] | None, message: str) -> None:
-    rows = table([([1], [2, 3], 0.0), ([1, 2], [3, 4], 0.0)])
-    rows = rows.with_columns(sampled=pl.Series([[True, True]] * 2))
-    values = [rows[column][0].to_list(), value]
-    wrong = rows.with_columns(pl.Series(column, values, dtype=rows[column].dtype))
-    with pytest.raises(LearnerError, match=f"problem p1 has .*{message}"):
-        read(wrong, vocabulary=12)
-
-
 GROUPS = st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(1, 30), min_size=1, max_size=6)), max_size=8)
 
 

@@ -25,6 +25,7 @@ SCHEMA = {
     "finish_reason": pl.String,
     "weights_version": pl.Int64,
     "advantage": pl.Float64,
+    "sampled": pl.List(pl.Boolean),
 }
 
 
@@ -47,9 +48,10 @@ def answers(draw: st.DrawFn) -> list[dict[str, Any]]:
                 "finish_reason": draw(st.sampled_from(["stop", "length"])),
                 "weights_version": 0,
                 "advantage": draw(st.floats(-2, 2)),
+                "sampled": draw(st.none() | st.just([True] * len(ids))),
             }
             if sample >= completed:
-                row |= {"finish_reason": "aborted", "reward": None, "response_ids": [], "logprobs": []}
+                row |= {"finish_reason": "aborted", "reward": None, "response_ids": [], "logprobs": [], "sampled": None}
             rows.append(row)
     return draw(st.permutations(rows))
 
@@ -83,11 +85,13 @@ DEFECTS: dict[str, tuple[str, Any]] = {
     "a log-probability too many": ("logprobs", lambda row: {"logprobs": [*row["logprobs"], -1.0]}),
     "a log-probability too few": ("logprobs", lambda row: {"logprobs": row["logprobs"][1:]}),
     "no log-probabilities": ("logprobs", lambda row: {"logprobs": None}),
+    "a mark too many": ("sampled", lambda row: {"sampled": [True] * (1 + len(row["response_ids"]))}),
+    "a mark that is missing": ("sampled", lambda row: {"sampled": [None] * len(row["response_ids"])}),
     "no prompt": ("prompt_ids", lambda row: {"prompt_ids": []}),
     "no tokens": ("response_ids", lambda row: {"response_ids": None}),
     "an empty response at its limit": (
         "response_ids",
-        lambda row: {"response_ids": [], "logprobs": [], "finish_reason": "length"},
+        lambda row: {"response_ids": [], "logprobs": [], "sampled": None, "finish_reason": "length"},
     ),
     "another finish reason": ("finish_reason", lambda row: {"finish_reason": "eos"}),
     "no finish reason": ("finish_reason", lambda row: {"finish_reason": None}),
@@ -136,7 +140,7 @@ def test_another_number_of_responses_than_asked_for_is_refused_by_the_problem(
         kept = data.draw(st.integers(0, SAMPLES - 1))
         rows = [row for row in rows if row["problem_id"] != problem] + mine[:kept]
     elif kind == more:
-        new = {"response_ids": [1], "logprobs": [-1.0], "reward": 0.0, "finish_reason": "stop"}
+        new = {"response_ids": [1], "logprobs": [-1.0], "sampled": None, "reward": 0.0, "finish_reason": "stop"}
         rows = rows + [mine[0] | new | {"sample": 50 + sample} for sample in range(SAMPLES + 1)]
     else:
         rows = [*rows, mine[0]]

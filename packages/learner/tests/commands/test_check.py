@@ -14,14 +14,11 @@ def recorded(rollouts: pl.DataFrame, tmp_path: Path) -> Path:
     return path
 
 
-def test_rollouts_of_the_model_agree(model: Path, recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", str(model), str(recorded)]) == 0
-    assert "agree to" in capsys.readouterr().out
-
-
-def test_rollouts_of_another_model_do_not(
+def test_rollouts_of_the_model_agree_and_those_of_another_model_do_not(
     model: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert main(["check", str(model), str(recorded)]) == 0
+    assert "agree to" in capsys.readouterr().out
     other = LlamaForCausalLM.from_pretrained(model)
     with torch.no_grad():
         other.lm_head.weight[0] += 0.1

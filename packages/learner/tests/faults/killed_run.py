@@ -3,24 +3,22 @@
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pytest
 from isocompute.budget import Ledger, Limits, Meter
 from isocompute.learner.config import BatchConfig, LearnerConfig, ObjectiveConfig
 from isocompute.learner.ranks.group import LearnerGroup
-from isocompute.learner.saving import checkpoint
 from isocompute.learner.saving.checkpoint import Checkpoints
 from isocompute.learner.saving.export import save_policy
 from isocompute.learner.training import loop
 from isocompute.learner.training.loop import restore
 from isocompute.learner.updates.learner import Learner
-from small_run import PROBLEMS, LogLikelihood
+from small_run import PROBLEMS, LogLikelihood, counted_writes
 
 STEPS, EVERY = 8, 2
 
@@ -96,7 +94,7 @@ def alone(home: Path, model: Path, dies_at: int = 0) -> None:
         model: The base model.
         dies_at: The call among those that write, at which the process is killed; 0 for none.
     """
-    calls = counted_writes(dies_at)
+    calls = counted_writes(pytest.MonkeyPatch(), dies_at, lambda: os.kill(os.getpid(), signal.SIGKILL))
     run(home, model, Learner(model, CONFIG), sampler_of(model))
     (home / "writes").write_text(str(calls()))
 
@@ -108,33 +106,3 @@ def drive(home: Path, model: Path, address: str, environment: dict[str, str]) ->
 
     ray.init(address=address, log_to_driver=False)
     run(home, model, LearnerGroup(model, CONFIG, world_size=2, grace=1), sampler_of(model))
-
-
-def counted_writes(dies_at: int) -> Callable[[], int]:
-    """Count the calls that write, flush, rename or delete, and kill this process in the middle of one of them."""
-    calls = 0
-
-    def mortal(function: Callable[..., Any], torn: Callable[..., None] | None = None) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == dies_at:
-                if torn is not None:
-                    torn(*arguments, **named)
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*arguments, **named)
-
-        return call
-
-    def half(tensors: Any, path: Path) -> None:
-        path.write_bytes(b"\x08" * 1000)
-
-    def half_deleted(folder: Path, **named: Any) -> None:
-        for file in sorted(Path(folder).glob("*"))[:1]:
-            file.unlink()
-
-    checkpoint.save_file = mortal(checkpoint.save_file, half)
-    shutil.rmtree = mortal(shutil.rmtree, half_deleted)
-    os.fsync = mortal(os.fsync)
-    Path.rename = mortal(Path.rename)  # type: ignore[method-assign]
-    return lambda: calls

@@ -48,25 +48,16 @@ def server() -> Iterator[None]:
 
 
 @dataclass
-class Moment:
-    """When a process is killed: some time (s) after so many bytes say what its sampler answered."""
-
-    answered: int
-    seconds: float
-
-
-@dataclass
 class Undisturbed:
     """A run that was left alone, and how long it took from the sync check to the end (s)."""
 
     home: Path
     seconds: float
 
-    def moment(self, source: random.Random) -> Moment:
-        """A random moment of it: some time within a random step, however quick the machine is meanwhile."""
+    def moment(self, source: random.Random) -> tuple[int, float]:
+        """A random moment: so many bytes of what its sampler answered, and some time (s) within a random step after."""
         size = (self.home / "answers").stat().st_size
-        within = source.random() * self.seconds / killed_run.STEPS
-        return Moment(answered=round(source.random() * size), seconds=within)
+        return round(source.random() * size), source.random() * self.seconds / killed_run.STEPS
 
 
 def spawn(target: Callable[..., None], *arguments: Any) -> BaseProcess:
@@ -80,14 +71,14 @@ def exit_code(process: BaseProcess) -> int | None:
     return process.exitcode
 
 
-def kill_later(process: int | None, home: Path, moment: Moment) -> None:
+def kill_later(process: int | None, home: Path, moment: tuple[int, float]) -> None:
     """Kill a process at some moment; nothing, where it has ended before."""
 
     def wait() -> None:
         answers = home / "answers"
-        while not answers.exists() or answers.stat().st_size < moment.answered:
+        while not answers.exists() or answers.stat().st_size < moment[0]:
             time.sleep(0.001)
-        time.sleep(moment.seconds)
+        time.sleep(moment[1])
         # A process that has ended, and whose number another might have got, has written this.
         if process is not None and not (home / "totals.json").exists():
             os.kill(process, signal.SIGKILL)
@@ -158,7 +149,7 @@ def two_ranks(group: LearnerGroup, model: Path, tmp_path_factory: pytest.TempPat
     return undisturbed(home)
 
 
-def killed_process(target: Callable[..., None], home: Path, moment: Moment, *arguments: Any) -> bool:
+def killed_process(target: Callable[..., None], home: Path, moment: tuple[int, float], *arguments: Any) -> bool:
     process = spawn(target, home, *arguments)
     kill_later(process.pid, home, moment)
     code = exit_code(process)
@@ -166,7 +157,7 @@ def killed_process(target: Callable[..., None], home: Path, moment: Moment, *arg
     return code != 0
 
 
-def killed_rank(home: Path, model: Path, moment: Moment, group: LearnerGroup, rank: int) -> bool:
+def killed_rank(home: Path, model: Path, moment: tuple[int, float], group: LearnerGroup, rank: int) -> bool:
     """The driver outlives its ranks: it starts new ones, and goes on in the same process."""
     import ray
 

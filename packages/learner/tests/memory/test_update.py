@@ -2,7 +2,7 @@
 
 import json
 import pickle
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -136,28 +136,16 @@ def test_beneath_an_adapter_a_model_has_no_gradient_and_no_moments_and_may_be_in
     assert lower.peak < single.peak < whole.peak
 
 
-def test_a_head_of_its_own_is_not_gathered_beside_the_embedding() -> None:
-    """With the gradient of one and the buffer that it is summed in there are two such tables at the peak, not five."""
-    wide = llama(MIDDLE, vocabulary=32_768)
-    shared = update_memory(wide.to_dict(), settings(head_chunk_tokens=8, **FEW), load(), ranks=2)
-    table = 4 * wide.vocab_size * wide.hidden_size
-    assert 2 * table < shared.temporary < 3 * table
-
-
 def test_a_process_that_has_ranks_of_its_own_traces_in_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     submitted: list[Any] = []
 
-    class Pool:
-        def __init__(self, *_: Any, **__: Any) -> None: ...
-        def __enter__(self) -> "Pool":
-            return self
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, *_: Any, **__: Any) -> None:
+            super().__init__(1)
 
-        def __exit__(self, *_: Any) -> None: ...
-        def submit(self, *call: Any, **named: Any) -> "Future[str]":
+        def submit(self, *call: Any, **named: Any) -> Any:
             submitted.append(pickle.loads(pickle.dumps((call, named))))
-            found: Future[str] = Future()
-            found.set_result("traced apart")
-            return found
+            return super().submit(lambda: "traced apart")
 
     monkeypatch.setattr(memory, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(memory.dist, "is_initialized", lambda: True)
@@ -172,7 +160,14 @@ def test_a_model_of_billions_of_parameters_is_traced_without_its_memory() -> Non
     assert found.parameters == pytest.approx(1.5e9, rel=0.05)
     # fp32 weights and gradients, and two moments.
     assert found.weights + found.moments + found.gradients == pytest.approx(16 * found.parameters, rel=1e-6)
-    assert "GiB" in str(found)
+
+
+def test_a_head_of_its_own_is_not_gathered_beside_the_embedding() -> None:
+    """With the gradient of one and the buffer that it is summed in there are two such tables at the peak, not five."""
+    wide = llama(MIDDLE, vocabulary=32_768)
+    shared = update_memory(wide.to_dict(), settings(head_chunk_tokens=8, **FEW), load(), ranks=2)
+    table = 4 * wide.vocab_size * wide.hidden_size
+    assert 2 * table < shared.temporary < 3 * table
 
 
 def test_what_is_no_load_or_no_language_model_is_refused() -> None:

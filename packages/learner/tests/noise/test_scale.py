@@ -8,11 +8,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.learner import LearnerConfig
+from isocompute.learner import LearnerConfig, prepare, with_cohorts
 from isocompute.learner.noise import scale
 from isocompute.learner.noise.scale import Noise, Sketch, halves
+from small_run import recorded, scored, written_out
+from transformers import LlamaForCausalLM
 
 PARAMETERS = 40
+
+CONFIG = LearnerConfig(learning_rate=1.0)
 
 
 def made(rng: np.random.Generator, *, problems: int, responses: int, between: float, within: float) -> np.ndarray:
@@ -55,53 +59,22 @@ def test_too_few_problems_are_refused() -> None:
         Noise.of(np.zeros((7, 2, 3)), responses=4)
 
 
-def rollouts() -> pl.DataFrame:
-    """Two problems with four responses each, of which the second's have equal rewards."""
-    rng = np.random.default_rng(0)
-    rows = [
-        {
-            "problem_id": problem,
-            "sample": sample,
-            "reward": reward,
-            "finish_reason": "stop",
-            "weights_version": 0,
-            "prompt_ids": [3, 4, 5],
-            "response_ids": (ids := rng.integers(3, 12, size=2 + sample).tolist()),
-            "logprobs": [-1.0] * len(ids),
-        }
-        for problem, rewards in (("a", (1.0, 0.0, 0.0, 1.0)), ("b", (0.0, 0.0, 0.0, 0.0)))
-        for sample, reward in enumerate(rewards)
-    ]
-    return pl.DataFrame(rows)
-
-
 def test_a_group_has_the_gradient_of_its_objective(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import AutoModelForCausalLM
-
     monkeypatch.setattr(scale, "SKETCHED", 10**9)
-    config = LearnerConfig(learning_rate=1.0, temperature=1.0)
-    first, equal = scale.gradients(model, rollouts(), config, device="cpu")
-    policy = AutoModelForCausalLM.from_pretrained(model).eval()
-    group = rollouts().filter(pl.col("problem_id") == "a")
-    rewards = group["reward"].to_numpy()
-    advantages = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
-    tokens = group["response_ids"].list.len().sum()
-    loss = torch.zeros(())
-    for row, advantage in zip(group.iter_rows(named=True), advantages, strict=True):
-        ids = torch.tensor([row["prompt_ids"] + row["response_ids"]])
-        scores = policy(ids).logits[0, 2:-1].log_softmax(-1)
-        own = scores.gather(1, torch.tensor(row["response_ids"])[:, None]).sum()
-        loss = loss + advantage * own / tokens
-    loss.backward()
-    expected = torch.cat([each.grad.flatten() for each in policy.parameters() if each.grad is not None]).numpy()
+    policy = LlamaForCausalLM.from_pretrained(model).eval()
+    reward = pl.when(pl.col("problem_id") == "p1").then(0.0).otherwise("reward")
+    rollouts = scored(policy, recorded(groups=2)).with_columns(reward=reward)
+    first, equal = scale.gradients(model, rollouts, CONFIG, device="cpu")
+    group = prepare(with_cohorts(rollouts.filter(problem_id="p0"), CONFIG.batch), CONFIG)
+    expected = -written_out(policy, policy, group, CONFIG)[0].numpy()
     np.testing.assert_allclose(first, expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max())
     assert not equal.any()
 
 
 def test_the_halves_of_a_problem_are_groups_of_their_own() -> None:
-    split = halves(rollouts())
-    assert split["problem_id"].unique().sort().to_list() == ["a/0", "a/1", "b/0", "b/1"]
-    assert split.filter(pl.col("problem_id") == "a/1")["sample"].to_list() == [1, 3]
+    split = halves(recorded(groups=2))
+    assert split["problem_id"].unique().sort().to_list() == ["p0/0", "p0/1", "p1/0", "p1/1"]
+    assert split.filter(pl.col("problem_id") == "p0/1")["sample"].to_list() == [1, 3]
 
 
 def test_products_of_sketches_are_those_of_the_vectors() -> None:

@@ -19,7 +19,6 @@ from isocompute.learner.objective.advantages import (
     response_advantages,
     whitened,
     with_cohorts,
-    zero_variance,
 )
 
 GROUPS = st.lists(st.lists(st.floats(0, 1, width=32), min_size=2, max_size=16), min_size=1, max_size=5)
@@ -68,43 +67,6 @@ def test_a_group_of_one_is_refused_where_its_mean_is_needed() -> None:
     assert response_advantages(*one, baseline="batch", scale="batch").tolist() == [0.0]
     both = response_advantages(np.array([1.0, 0.0]), np.array([0, 1]), baseline="batch", scale="batch")
     assert both == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=1e-5)
-
-
-@pytest.mark.parametrize("std", ["sample", "population"])
-@pytest.mark.parametrize("scale", list(SCALES))
-@given(groups=GROUPS, lone=st.lists(st.floats(0, 1, width=32), min_size=1, max_size=4), data=st.data())
-@settings(max_examples=25)
-def test_a_response_that_is_alone_in_its_group_has_no_advantage_and_changes_no_other(
-    scale: str, std: str, groups: list[list[float]], lone: list[float], data: st.DataObject
-) -> None:
-    rewards, index = joined(groups)
-    expected = response_advantages(rewards, index, scale=scale, std=std)
-    both = np.append(rewards, lone), np.append(index, 100 + np.arange(len(lone)))
-    order = np.array(data.draw(st.permutations(range(len(both[0])))))
-    found = np.empty(len(order))
-    found[order] = response_advantages(both[0][order], both[1][order], scale=scale, std=std)
-    assert found[: len(rewards)] == pytest.approx(expected, rel=1e-9, abs=1e-12)
-    assert (found[len(rewards) :] == 0.0).all()
-
-
-def test_what_is_no_advantage_is_refused() -> None:
-    two = np.array([1.0, 0.0]), np.array([0, 0])
-    with pytest.raises(LearnerError, match="std is 'mad'"):
-        group_advantages(*two, std="mad")
-    with pytest.raises(LearnerError, match="baseline is 'gae'"):
-        response_advantages(*two, baseline="gae")
-    with pytest.raises(LearnerError, match="scale is 'max'"):
-        response_advantages(*two, scale="max")
-    with pytest.raises(LearnerError, match=r"'group' .*'batch'"):
-        response_advantages(*two, baseline="batch")
-    with pytest.raises(LearnerError, match="rollout 1 "):
-        group_advantages(np.array([1.0, np.nan]), np.array([0, 0]))
-
-
-def test_the_middle_of_unequal_rewards_is_no_zero_variance() -> None:
-    rewards, groups = np.array([0.0, 0.5, 1.0, 0.1, 0.1, 0.1]), np.repeat([0, 1], 3)
-    assert zero_variance(rewards, groups).tolist() == [False] * 3 + [True] * 3
-    assert group_advantages(rewards, groups)[1] == 0.0
 
 
 NUMBERS = st.floats(-2, 2)
@@ -165,29 +127,6 @@ def test_lists_are_read_and_written_again(rows: list[list[float]]) -> None:
     assert ragged(table[1:], "values", lengths[1:]).values.tolist() == [x for row in rows[1:] for x in row]
 
 
-def test_a_column_that_does_not_fit_is_refused() -> None:
-    table = pl.DataFrame({"values": [[1.0], None, [1.0, 2.0]]})
-    assert ragged(table, "values", np.array([1, 0, 2])).values.tolist() == [1.0, 1.0, 2.0]
-    with pytest.raises(LearnerError, match=r"row 2 .* 2 .* 1 "):
-        ragged(table, "values", np.array([1, 0, 1]))
-    with pytest.raises(LearnerError, match="column old_logprobs"):
-        ragged(table, "old_logprobs", np.array([1, 0, 2]))
-
-
-RESPONSES = st.lists(
-    st.tuples(
-        st.sampled_from([0.0, 1.0, float("nan"), float("inf")]),
-        st.sampled_from(["a", "b"]),
-        st.sampled_from(["stop", "length", "aborted"]),
-    ),
-    min_size=1,
-)
-
-CONFIGS = st.builds(
-    BatchConfig, filter_zero_variance=st.booleans(), trained_rollouts=st.none() | st.integers(min_value=1, max_value=4)
-)
-
-
 def table(rewards: list[float], problems: list[str], reasons: list[str]) -> pl.DataFrame:
     return pl.DataFrame(
         {"reward": rewards, "problem_id": problems, "finish_reason": reasons, "sample": range(len(rewards))}
@@ -218,17 +157,3 @@ def test_the_first_completed_responses_of_a_group_are_trained_on() -> None:
     found = with_cohorts(table([1, 1, 0], ["a"] * 3, ["stop"] * 3), in_part)
     assert found["cohort"].to_list() == ["trained", "trained", "filtered"]
     assert not found["zero_variance"].any()
-
-
-@pytest.mark.slow
-@given(RESPONSES, CONFIGS)
-def test_whatever_was_sampled_has_a_cohort(rows: list[tuple[float, str, str]], config: BatchConfig) -> None:
-    """Also where no advantage can be made of it: it was paid for."""
-    batch = with_cohorts(table(*map(list, zip(*rows, strict=True))), config)
-    assert [cohort == "failed" for cohort in batch["cohort"]] == [reason == "aborted" for _, _, reason in rows]
-    assert set(batch["cohort"]) <= {"trained", "filtered", "failed"}
-    trained = batch.filter(pl.col("cohort") == "trained")
-    if config.trained_rollouts is not None and len(trained):
-        assert trained["problem_id"].value_counts()["count"].max() <= config.trained_rollouts
-    if not config.filter_zero_variance and config.trained_rollouts is None:
-        assert "filtered" not in batch["cohort"]

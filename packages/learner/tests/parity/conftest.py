@@ -55,7 +55,7 @@ class Batch:
         return self.mask.sum(1).numpy()
 
     def learn(
-        self, config: LearnerConfig, *, on_policy: bool = False, per_token: bool = False
+        self, config: LearnerConfig, *, per_token: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Mean]]:
         """Our loss, its gradient with respect to the matrix of log-probabilities, and our metrics."""
         chosen = config.objective.resolved
@@ -72,7 +72,7 @@ class Batch:
                 responses=len(self.mask),
                 zero_variance=torch.zeros(len(response), dtype=torch.bool),
                 entropy=(self.entropy * -logprobs)[self.mask],
-                old_logprobs=None if on_policy else self.old[self.mask],
+                old_logprobs=self.old[self.mask],
                 reference_logprobs=self.reference[self.mask],
             ),
             config,
@@ -85,13 +85,12 @@ class Batch:
 def batch() -> Callable[..., Batch]:
     """A random batch for a seed: three groups of four responses of 1 to 7 tokens, some of which were not sampled."""
 
-    def of(seed: int, *, gaps: bool = True) -> Batch:
+    def of(seed: int) -> Batch:
         random = np.random.default_rng(seed)
         lengths = random.integers(1, 8, 12)
         mask = np.arange(7)[None, :] < lengths[:, None]
-        if gaps:
-            # The first token of each stays.
-            mask[:, 1:] &= random.random((12, 6)) < 0.8
+        # The first token of each stays.
+        mask[:, 1:] &= random.random((12, 6)) < 0.8
 
         def normal(scale: float = 1.0) -> torch.Tensor:
             return torch.from_numpy(random.normal(0.0, scale, mask.shape))

@@ -37,7 +37,7 @@ SEQUENCE = {"epsilon": 0.05, "epsilon_high": 0.06, "importance_sampling_level": 
 
 OF_SEQUENCE = {"surrogate": "gspo", "clip_low": 0.05, "clip_high": 0.06}
 
-LOSSES = {
+LOSSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "grpo": (CLIP | {"loss_type": "grpo"}, OF_CLIP | {"aggregation": "sequence"}),
     "bnpo": (CLIP | {"loss_type": "bnpo"}, OF_CLIP | {"aggregation": "token"}),
     "dapo": (CLIP | {"loss_type": "dapo"}, OF_CLIP | {"aggregation": "token"}),
@@ -50,6 +50,27 @@ LOSSES = {
     "gspo": (SEQUENCE | {"loss_type": "grpo"}, OF_SEQUENCE | {"aggregation": "sequence"}),
     "gspo by token": (SEQUENCE | {"loss_type": "dapo"}, OF_SEQUENCE | {"aggregation": "token"}),
 }
+
+# TRL's only estimator is k3, here without the importance weight of π/π_old that it gives it otherwise.
+WITH_KL = {"beta": 0.3, "use_bias_correction_kl": False}, {"kl": KLConfig(coefficient=0.3)}
+
+# TRL's bonus is a mean over tokens whatever the aggregation: equal where ours is one, too.
+WITH_ENTROPY = {"entropy_coef": 0.2}, {"entropy": EntropyConfig(coefficient=0.2)}
+
+
+def truncated(level: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Importance weights; of GSPO per response only, as TRL spreads a response's gradient evenly over its tokens."""
+    theirs = {"vllm_importance_sampling_mode": f"{level}_truncate", "vllm_importance_sampling_clip_max": 1.2}
+    return theirs, {"importance": ImportanceConfig(level=level, cap=1.2)}
+
+
+CASES = [
+    *((name, ({}, {})) for name in LOSSES),
+    *((name, WITH_KL) for name in ("grpo", "dapo", "dr_grpo")),
+    ("dapo", WITH_ENTROPY),
+    *((name, truncated(level)) for name in ("grpo", "cispo") for level in ("token", "sequence")),
+    ("gspo", truncated("sequence")),
+]
 
 
 @pytest.fixture(scope="session")
@@ -133,78 +154,36 @@ def of_trl(trainer: Any, rows: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[di
     return scored, loss.detach(), leaf.grad
 
 
-def compare(trainer: Any, rows: Any, config: LearnerConfig, *, on_policy: bool = False) -> Any:
+def compare(trainer: Any, rows: Any, config: LearnerConfig) -> Any:
     """Compare loss and gradient, with advantages that were found equal; returns our metrics."""
     advantages = response_advantages(rows.rewards.numpy(), rows.groups, epsilon=EPSILON)
     rows = replace(rows, advantages=torch.from_numpy(advantages))
     with pytest.MonkeyPatch.context() as patch:
         scored, expected, gradient = of_trl(trainer, rows, patch)
     torch.testing.assert_close(rows.advantages, scored["advantages"], **AGREED)
-    loss, ours, metrics = rows.learn(config, on_policy=on_policy)
+    loss, ours, metrics = rows.learn(config)
     torch.testing.assert_close(loss, expected, **AGREED)
     torch.testing.assert_close(ours[:, : gradient.shape[1]], gradient, **AGREED)
     return numbers(metrics)
 
 
-def learner(objective: dict[str, Any], **more: Any) -> LearnerConfig:
-    return LearnerConfig(
-        learning_rate=1.0,
-        objective=ObjectiveConfig(**objective),
-        **{"importance": ImportanceConfig(level="none")} | more,
-    )
-
-
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(("name", "more"), CASES)
 @given(seed=SEEDS)
 @examples
-def test_losses(trainer: Any, batch: Any, name: str, seed: int) -> None:
-    theirs, ours = LOSSES[name]
-    rows = batch(seed)
-    chosen = trainer(**theirs)
-    found = compare(chosen, rows, learner(ours))
-    logged = chosen._metrics["train"]
-    if name in ("grpo", "bnpo", "dapo", "dr_grpo"):
-        for ours_name, theirs_name in (("clip_fraction_low", "low"), ("clip_fraction_high", "high")):
-            assert found[ours_name] == pytest.approx(logged[f"clip_ratio/{theirs_name}_mean"][-1], abs=1e-6)
-
-
-@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo"])
-@given(seed=SEEDS)
-@examples
-def test_losses_with_a_kl(trainer: Any, batch: Any, name: str, seed: int) -> None:
-    """TRL's only estimator is k3, here without the importance weight of π/π_old that it gives it otherwise."""
-    theirs, ours = LOSSES[name]
-    rows = batch(seed)
-    chosen = trainer(**theirs, beta=0.3, use_bias_correction_kl=False)
-    found = compare(chosen, rows, learner(ours, kl=KLConfig(coefficient=0.3)))
-    assert found["kl"] == pytest.approx(chosen._metrics["train"]["kl"][-1], rel=1e-6)
-
-
-@given(seed=SEEDS)
-@examples
-def test_a_loss_with_an_entropy_bonus(trainer: Any, batch: Any, seed: int) -> None:
-    """TRL's bonus is a mean over tokens whatever the aggregation: equal where ours is one, too."""
-    theirs, ours = LOSSES["dapo"]
-    rows = batch(seed)
-    chosen = trainer(**theirs, entropy_coef=0.2)
-    found = compare(chosen, rows, learner(ours, entropy=EntropyConfig(coefficient=0.2)))
-    assert found["entropy"] == pytest.approx(chosen._metrics["train"]["entropy"][-1], rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("name", "level"),
-    [("grpo", "token"), ("grpo", "sequence"), ("cispo", "token"), ("cispo", "sequence"), ("gspo", "sequence")],
-)
-@given(seed=SEEDS)
-@examples
-def test_losses_with_truncated_importance_sampling(trainer: Any, batch: Any, name: str, level: str, seed: int) -> None:
-    """GSPO with weights per token is left out: TRL spreads a response's gradient evenly over its tokens."""
-    theirs, ours = LOSSES[name]
-    rows = batch(seed)
-    chosen = trainer(**theirs, vllm_importance_sampling_mode=f"{level}_truncate", vllm_importance_sampling_clip_max=1.2)
+def test_losses(trainer: Any, batch: Any, name: str, more: tuple[dict[str, Any], dict[str, Any]], seed: int) -> None:
+    theirs, objective = LOSSES[name]
+    chosen = trainer(**theirs, **more[0])
     # What makes TRL correct for the sampler; vLLM itself is not asked for anything here.
-    chosen.use_vllm = True
-    compare(chosen, rows, learner(ours, importance=ImportanceConfig(level=level, cap=1.2)))
+    chosen.use_vllm = "importance" in more[1]
+    parts = {"importance": ImportanceConfig(level="none"), **more[1]}
+    config = LearnerConfig(learning_rate=1.0, objective=ObjectiveConfig(**objective), **parts)
+    found = compare(chosen, batch(seed), config)
+    logged = {name: values[-1] for name, values in chosen._metrics["train"].items()}
+    if name in ("grpo", "bnpo", "dapo", "dr_grpo"):
+        for side in ("low", "high"):
+            assert found[f"clip_fraction_{side}"] == pytest.approx(logged[f"clip_ratio/{side}_mean"], abs=1e-6)
+    for part in {"kl", "entropy"} & parts.keys():
+        assert found[part] == pytest.approx(logged[part], rel=1e-6)
 
 
 @pytest.mark.parametrize("scale", SCALES)

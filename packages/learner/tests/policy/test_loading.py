@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,38 +34,36 @@ def test_a_tied_tensor_has_one_name_as_in_a_saved_model(tied_model: Path) -> Non
     assert "lm_head.weight" not in found
 
 
-def test_a_folder_that_is_not_there_or_has_no_config_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("config.json", lambda path: path.unlink(), "cannot be loaded"),
+        ("config.json", lambda path: path.write_text("{"), "cannot be loaded"),
+        ("config.json", lambda path: put(path, intermediate_size=32), "cannot be loaded"),
+        *(("model.safetensors", lambda path, n=n: cut(path, n), "cannot be loaded") for n in (0, 100, 5000)),
+        # Weights that are missing are not made up.
+        ("model.safetensors", lambda path: without(path, "lm_head.weight"), "no weights for lm_head.weight"),
+    ],
+)
+def test_a_damaged_model_is_refused(
+    file: str, change: Callable[[Path], object], message: str, model: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(model, tmp_path / "model")
+    change(folder / file)
+    assert message in refusal(folder)
     assert "cannot be loaded" in refusal(tmp_path / "nothing")
-    assert "cannot be loaded" in refusal(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    assert "cannot be loaded" in refusal(tmp_path)
 
 
-def copied(model: Path, folder: Path) -> Path:
-    """Copy a model, and return where its weights are."""
-    for path in model.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    return folder / "model.safetensors"
+def put(path: Path, **settings: int) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
 
 
-@pytest.mark.parametrize("kept", [0, 100, 5000])
-def test_weights_that_were_cut_off_are_refused(model: Path, tmp_path: Path, kept: int) -> None:
-    weights = copied(model, tmp_path)
-    weights.write_bytes(weights.read_bytes()[:kept])
-    assert "cannot be loaded" in refusal(tmp_path)
+def cut(path: Path, kept: int) -> None:
+    path.write_bytes(path.read_bytes()[:kept])
 
 
-def test_weights_that_are_missing_are_not_made_up(model: Path, tmp_path: Path) -> None:
-    weights = copied(model, tmp_path)
-    save_file({k: t for k, t in load_file(weights).items() if k != "lm_head.weight"}, weights, {"format": "pt"})
-    assert "no weights for lm_head.weight" in refusal(tmp_path)
-
-
-def test_weights_of_another_shape_are_refused(model: Path, tmp_path: Path) -> None:
-    copied(model, tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 32}))
-    assert "cannot be loaded" in refusal(tmp_path)
+def without(path: Path, name: str) -> None:
+    save_file({k: t for k, t in load_file(path).items() if k != name}, path, {"format": "pt"})
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,6 @@ def run(
     return records
 
 
-def names(records: list[Any], thresholds: Thresholds | None = None) -> list[str]:
-    return [flag.name for flag in flags(records, thresholds)]
-
-
 def only(records: list[Any]) -> Flag:
     (flag,) = flags(records)
     return flag
@@ -83,13 +79,12 @@ def test_an_entropy_that_collapses_below_a_tenth_is_flagged_where_it_does() -> N
     # must hold for ten steps.
     assert 60 <= flag.step <= 70
     assert flag.values["now"] < 0.1 * flag.values["start"]
-    assert f"to {flag.values['now']:.3g} nats per token" in flag.reason
 
 
 def test_a_low_entropy_where_noise_alone_takes_the_reward_below_solved_is_no_collapse() -> None:
     low = {"entropy": lambda t: 0.6 if t < 0.2 else 0.02}
     assert [seed for seed in range(50) if flags(run(**low, reward=lambda t: 0.88, seed=seed))] == []
-    assert names(run(**low, reward=lambda t: 0.8)) == ["entropy_collapse"]
+    assert only(run(**low, reward=lambda t: 0.8)).name == "entropy_collapse"
 
 
 def test_a_low_entropy_is_a_collapse_from_where_the_reward_stops_rising_below_solved() -> None:
@@ -100,47 +95,44 @@ def test_a_low_entropy_is_a_collapse_from_where_the_reward_stops_rising_below_so
     assert 80 <= stuck.step <= 90
     assert stuck.values["reward"] == pytest.approx(0.65, abs=0.05)
     assert stuck.values["gain"] < 0.05
-    assert f"at a mean reward of {stuck.values['reward']:.3g} that changed by" in stuck.reason
     assert flags(run(entropy=lambda t: 0.6 if t < 0.25 else 0.02, reward=lambda t: 0.1 + 0.6 * t)) == []
 
 
-def test_an_entropy_that_explodes_is_flagged_and_one_that_starts_near_zero_must_rise_by_more() -> None:
-    assert only(run(entropy=lambda t: 0.5 + 2 * t)).name == "entropy_explosion"
-    assert flags(run(entropy=lambda t: 0.01 + 0.1 * t)) == []
-
-
-def test_a_length_that_doubles_for_nothing_is_flagged_and_a_few_tokens_are_not() -> None:
-    flag = only(run(length=lambda t: 20 + 60 * t, reward=lambda t: 0.3))
-    assert flag.name == "length_explosion"
+@pytest.mark.parametrize(
+    ("name", "given", "others"),
+    [
+        # One that starts near zero must rise by more.
+        ("entropy_explosion", {"entropy": lambda t: 0.5 + 2 * t}, [{"entropy": lambda t: 0.01 + 0.1 * t}]),
+        (
+            "length_explosion",
+            {"length": lambda t: 20 + 60 * t, "reward": lambda t: 0.3},
+            # A few tokens; and one that grows with the reward.
+            [{"length": lambda t: 2 + 5 * t, "reward": lambda t: 0.3}, {"length": lambda t: 20 + 200 * t}],
+        ),
+        # Where the base model's answers were cut off from the beginning, the run is not what is wrong.
+        ("truncation", {"truncated": lambda t: 0.8 * t}, [{"truncated": lambda t: 0.4}]),
+    ],
+)
+def test_what_rises_too_far_is_flagged(name: str, given: dict[str, Any], others: list[dict[str, Any]]) -> None:
+    flag = only(run(**given))
+    assert flag.name == name
     assert flag.values["now"] > 2 * flag.values["start"]
-    assert flags(run(length=lambda t: 2 + 5 * t, reward=lambda t: 0.3)) == []
-    # One that grows with the reward is no fault either.
-    assert flags(run(length=lambda t: 20 + 200 * t, reward=lambda t: 0.3 + 0.4 * t)) == []
+    assert [flags(run(**other)) for other in others] == [[]] * len(others)
 
 
-def test_truncation_is_flagged_where_it_has_grown() -> None:
-    assert only(run(truncated=lambda t: 0.8 * t)).name == "truncation"
-    # Where the base model's answers were cut off from the beginning, the run is not what is wrong.
-    assert flags(run(truncated=lambda t: 0.4)) == []
-
-
-@pytest.mark.parametrize("apart", [{"weight": 0.8}, {"weight": 1.2}, {"k3": 0.02}, {"square": 1.3}])
+@pytest.mark.parametrize(
+    "apart", [{"weight": 0.8}, {"weight": 1.2}, {"k3": 0.02}, {"square": 1.3}, {"weight": float("inf")}]
+)
 def test_a_sampler_that_differs_from_the_learner_is_flagged(apart: dict[str, float]) -> None:
     flag = only(run(report=lambda t: update(**apart) if t > 0.5 else update()))
     assert (flag.name, flag.step) == ("mismatch", STEPS // 2 + 1)
-    assert "sampler and learner differ" in flag.reason
-
-
-def test_a_number_that_is_not_finite_is_a_mismatch() -> None:
-    assert only(run(report=lambda t: update(weight=float("inf")))).step == 1
 
 
 def test_a_run_shorter_than_two_windows_has_no_start_to_compare_with() -> None:
-    wild = {"reward": lambda t: 0.9 - 0.9 * t, "entropy": lambda t: 9 * t, "length": lambda t: 900 * t}
-    assert flags(run(steps=19, **wild)) == []  # type: ignore[arg-type]
-    assert not judged(run(steps=19))
-    assert names(run(steps=19, **wild), Thresholds(window=3)) != []  # type: ignore[arg-type]
-    assert judged(run(steps=19), Thresholds(window=3))
+    wild = run(steps=19, reward=lambda t: 0.9 - 0.9 * t, entropy=lambda t: 9 * t, length=lambda t: 900 * t)
+    assert (flags(wild), judged(wild)) == ([], False)
+    assert flags(wild, Thresholds(window=3))
+    assert judged(wild, Thresholds(window=3))
 
 
 def test_a_run_is_judged_from_two_windows_of_steps_with_responses_on() -> None:
@@ -154,5 +146,5 @@ def test_a_run_is_judged_from_two_windows_of_steps_with_responses_on() -> None:
 def test_flags_come_in_the_order_of_their_steps_and_a_step_taken_again_counts_once() -> None:
     records = run(entropy=lambda t: 0.5 + 2 * t, length=lambda t: 20 if t < 0.9 else 200, reward=lambda t: 0.3)
     again = [EvaluationRecord(step=0, rollouts=0, scores={}, evaluate_seconds=1.0), *records[:30], *records]
-    assert names(again) == ["entropy_explosion", "length_explosion"]
+    assert [flag.name for flag in flags(again)] == ["entropy_explosion", "length_explosion"]
     assert flags(again) == flags(records)

@@ -15,19 +15,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from isocompute.learner.errors import CheckpointError, LearnerError
+from isocompute.learner.errors import CheckpointError
 from isocompute.learner.saving import checkpoint as saving
 from isocompute.learner.saving.checkpoint import (
     Checkpoint,
     Checkpoints,
     TensorFiles,
-    remove_folder,
     tensors_hash,
     whole_folder,
     write_tensors,
 )
 from safetensors.torch import save_file
-from small_run import Killed
+from small_run import Killed, counted_writes
 
 
 def checkpoint(step: int, value: float | None = None) -> Checkpoint:
@@ -47,14 +46,6 @@ def newest(folder: Path) -> Checkpoint:
     found = Checkpoints(folder).newest()
     assert found is not None
     return found
-
-
-def test_as_many_of_the_newest_are_kept_as_asked_for(tmp_path: Path) -> None:
-    store = Checkpoints(tmp_path, keep=2)
-    for step in (1, 9, 10, 11):
-        store.save(checkpoint(step))
-    assert names(tmp_path) == ["step-000000010", "step-000000011"]
-    assert newest(tmp_path).step == 11
 
 
 @pytest.mark.parametrize(
@@ -91,125 +82,90 @@ def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, Any], mess
         Checkpoints(tmp_path, **settings)
 
 
-def test_a_checkpoint_that_was_being_written_or_deleted_is_not_seen_and_goes_with_the_next(tmp_path: Path) -> None:
-    store = Checkpoints(tmp_path, keep=1)
-    store.save(checkpoint(1))
-    (tmp_path / ".step-000000002.writing").mkdir()
-    shutil.copytree(tmp_path / "step-000000001", tmp_path / ".step-000000000.deleting")
-    assert newest(tmp_path).step == 1
-    store.save(checkpoint(3))
-    assert names(tmp_path) == ["step-000000003"]
-
-
-def test_between_the_two_renames_of_a_replacement_the_old_one_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", [1, 2])
+def test_killed_at_any_instant_a_save_leaves_the_old_checkpoint_or_the_new_one_and_no_half_of_any(
+    step: int, tmp_path: Path
 ) -> None:
-    store = Checkpoints(tmp_path, keep=1)
-    store.save(checkpoint(1))
-    rename = Path.rename
+    """One that replaces another of its step, and one after which another is deleted."""
+    found, listed = [], Path.glob
 
-    def killed(self: Path, target: Path) -> Path:
-        if self.name.endswith(".writing"):
-            raise Killed
-        return rename(self, target)
+    def killed() -> None:
+        raise Killed
 
-    monkeypatch.setattr(Path, "rename", killed)
-    with pytest.raises(Killed):
-        store.save(checkpoint(1, value=7.0))
-    monkeypatch.undo()
-    assert newest(tmp_path).tensors["w"].tolist() == [1.0] * 3
-    store.save(checkpoint(1, value=7.0))
-    assert newest(tmp_path).tensors["w"].tolist() == [7.0] * 3
-    # Killed after the second rename, the new one counts, and the old one is no obstacle to another.
-    shutil.copytree(tmp_path / "step-000000001", tmp_path / "replaced")
-    store.save(checkpoint(1, value=8.0))
-    (tmp_path / "replaced").rename(tmp_path / "step-000000001.before")
-    listed = Path.glob
-    for backwards in (False, True):
-        # In whatever order the system lists them.
-        monkeypatch.setattr(Path, "glob", lambda *given, order=backwards: sorted(listed(*given), reverse=order))
-        assert newest(tmp_path).tensors["w"].tolist() == [8.0] * 3
-    monkeypatch.undo()
-    store.save(checkpoint(1, value=9.0))
-    assert newest(tmp_path).tensors["w"].tolist() == [9.0] * 3
-    store.save(checkpoint(2))
-    assert names(tmp_path) == ["step-000000002"]
+    for instant in range(1, 99):
+        folder = tmp_path / str(instant)
+        Checkpoints(folder).save(checkpoint(1))
+        with pytest.MonkeyPatch.context() as patch:
+            counted_writes(patch, instant, killed)
+            try:
+                Checkpoints(folder, keep=1).save(checkpoint(step, value=7.0))
+            except Killed:
+                pass
+            else:
+                break
+        assert all(len(names(each)) == 3 for each in folder.glob("step-*"))
+        for backwards in (False, True):
+            # In whatever order the system lists them.
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Path, "glob", lambda *given, order=backwards: sorted(listed(*given), reverse=order))
+                found.append((newest(folder).step, float(newest(folder).tensors["w"][0])))
+        for again in (step, 3):
+            copied = shutil.copytree(folder, tmp_path / f"{instant} and {again}")
+            Checkpoints(copied, keep=1).save(checkpoint(again, value=8.0))
+            assert float(newest(copied).tensors["w"][0]) == 8
+            assert names(copied) == [f"step-{again:09}"]
+    assert sorted(found) == found
+    assert set(found) == {(1, 1.0), (step, 7.0)}
 
 
-def flip(path: Path, *, at: float) -> None:
-    """Flip one bit of a file, at a share of its length."""
+def flipped(path: Path, share: float) -> None:
     content = bytearray(path.read_bytes())
-    content[int(at * len(content))] ^= 1
+    content[int(share * len(content))] ^= 1
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("file", ["tensors-00000.safetensors", "state.json", "checksums.json"])
-def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_read(
-    file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = Checkpoints(tmp_path)
-    store.save(checkpoint(1))
-    flip(store.save(checkpoint(2)) / file, at=0.5)
-    assert newest(tmp_path).step == 1
-    assert "step-000000002: the checkpoint is damaged" in caplog.text
-    assert "step-000000001 is read" in caplog.text
-    # What is damaged is out of the way, and not lost.
-    assert names(tmp_path) == ["damaged-step-000000002", "step-000000001"]
-    store.save(checkpoint(2))
-    assert newest(tmp_path).step == 2
+def without_tensors(folder: Path) -> None:
+    sums = json.loads((folder / "checksums.json").read_text())
+    (folder / "checksums.json").write_text(json.dumps({"state.json": sums["state.json"]}))
+    (folder / "tensors-00000.safetensors").unlink()
 
 
-def damaged(kind: str, folder: Path, other: Path, file: str, share: float) -> None:
-    """Damage a checkpoint in place; ``other`` is one of another step."""
-    path = folder / file
-    if kind == "missing":
-        path.unlink()
-    elif kind == "cut":
-        path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-    elif kind == "longer":
-        path.write_bytes(path.read_bytes() + b"0")
-    elif kind == "swapped":
-        shutil.copy(other / file, path)
-    elif kind == "another step's folder":
-        shutil.rmtree(folder)
-        shutil.copytree(other, folder)
-    elif kind == "another step's tensors beside it":
-        shutil.copy(other / "tensors-00000.safetensors", folder / f"tensors-{1 + int(9 * share):05d}.safetensors")
-    elif kind == "a list without tensors":
-        sums = json.loads((folder / "checksums.json").read_text())
-        (folder / "checksums.json").write_text(json.dumps({"state.json": sums["state.json"]}))
-        (folder / "tensors-00000.safetensors").unlink()
-    else:
-        (folder / "checksums.json").write_text("{}")
-
-
-DAMAGES = (
-    "missing",
-    "cut",
-    "longer",
-    "swapped",
-    "another step's folder",
-    "another step's tensors beside it",
-    "a list without tensors",
-    "an empty list",
-)
+# Of a file of a checkpoint, at a share of its length; ``other`` is a checkpoint of another step.
+DAMAGES: dict[str, Callable[[Path, float, Path], object]] = {
+    "flipped": lambda path, share, other: flipped(path, share),
+    "missing": lambda path, share, other: path.unlink(),
+    "cut": lambda path, share, other: path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)]),
+    "longer": lambda path, share, other: path.write_bytes(path.read_bytes() + b"0"),
+    "swapped": lambda path, share, other: shutil.copy(other / path.name, path),
+    "all of another step": lambda path, share, other: shutil.copytree(other, path.parent, dirs_exist_ok=True),
+    "another step's tensors beside it": lambda path, share, other: shutil.copy(
+        other / "tensors-00000.safetensors", path.with_name(f"tensors-{1 + int(9 * share):05d}.safetensors")
+    ),
+    "another number in the state": lambda path, share, other: (path.parent / "state.json").write_text(
+        (path.parent / "state.json").read_text().replace('"version": 3', '"version": 8')
+    ),
+    "a list without tensors": lambda path, share, other: without_tensors(path.parent),
+    "an empty list": lambda path, share, other: (path.parent / "checksums.json").write_text("{}"),
+}
 
 
 @given(
-    kind=st.sampled_from(DAMAGES),
+    kind=st.sampled_from(list(DAMAGES)),
     file=st.sampled_from(["tensors-00000.safetensors", "state.json", "checksums.json"]),
     share=st.floats(0, 0.99),
 )
-@settings(max_examples=30)
+@settings(max_examples=40)
 def test_whatever_of_a_checkpoint_is_damaged_the_one_before_is_read(kind: str, file: str, share: float) -> None:
     with tempfile.TemporaryDirectory() as place:
         store = Checkpoints(place, keep=3)
         other, before, last = (store.save(checkpoint(step)) for step in (1, 2, 3))
-        damaged(kind, last, other, file, share)
+        DAMAGES[kind](last / file, share, other)
         found = newest(Path(place))
         assert (found.step, found.values, found.tensors["w"].tolist()) == (2, {"version": 2}, [2.0] * 3)
         assert [path.name for path in Path(place).glob("damaged-*")] == [f"damaged-{last.name}"]
         assert before.exists()
+        store.save(checkpoint(3))
+        assert newest(Path(place)).step == 3
 
 
 def test_the_files_of_a_system_beside_a_checkpoint_are_no_damage(tmp_path: Path) -> None:
@@ -294,37 +250,22 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path: Path) ->
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_nothing_in_a_checkpoint_can_be_unpickled(tmp_path: Path) -> None:
-    folder = Checkpoints(tmp_path).save(checkpoint(1))
-    assert names(folder) == ["checksums.json", "state.json", "tensors-00000.safetensors"]
-    # A pickle in the place of the tensors is refused as it is.
-    torch.save({"w": torch.zeros(3)}, folder / "tensors-00000.safetensors")
-    with pytest.raises(CheckpointError, match="the checkpoint is damaged"):
-        Checkpoints(tmp_path).newest()
-
-
-def test_a_kill_before_the_deletion_of_old_checkpoints_leaves_none_for_good(tmp_path: Path) -> None:
-    for step in (4, 6, 8):
-        Checkpoints(tmp_path, keep=3).save(checkpoint(step))
-    Checkpoints(tmp_path, keep=2).prune()
-    assert [folder.name for folder in sorted(tmp_path.iterdir())] == ["step-000000006", "step-000000008"]
-
-
-def test_checkpoints_of_some_steps_are_kept_for_good_beside_the_newest_others(tmp_path: Path) -> None:
-    store = Checkpoints(tmp_path, keep=2, keep_steps={2, 4, 7})
-    for step in range(1, 8):
+def test_the_newest_are_kept_and_beside_them_those_of_some_steps_for_good(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, keep=2, keep_steps={5, 7, 10})
+    for step in range(4, 11):
         store.save(checkpoint(step))
-    assert names(tmp_path) == [f"step-00000000{step}" for step in (2, 4, 5, 6, 7)]
-    assert newest(tmp_path).step == 7
-    assert store.read(2).tensors["w"].tolist() == [2.0] * 3
+    assert names(tmp_path) == [f"step-{step:09}" for step in (5, 7, 8, 9, 10)]
+    assert newest(tmp_path).step == 10
     # Killed between the two renames of a replacement, what was there is kept as well, and only while nothing else is.
-    (tmp_path / "step-000000002").rename(tmp_path / "step-000000002.before")
-    store.save(checkpoint(8))
-    assert store.read(2).tensors["w"].tolist() == [2.0] * 3
-    store.save(checkpoint(2, value=7.0))
-    shutil.copytree(tmp_path / "step-000000004", tmp_path / "step-000000004.before")
+    (tmp_path / "step-000000005").rename(tmp_path / "step-000000005.before")
+    store.save(checkpoint(11))
+    assert store.read(5).tensors["w"].tolist() == [5.0] * 3
+    store.save(checkpoint(5, value=8.0))
+    shutil.copytree(tmp_path / "step-000000007", tmp_path / "step-000000007.before")
+    # Killed before the deletion of old ones, there are more than are kept.
+    shutil.copytree(tmp_path / "step-000000010", tmp_path / "step-000000006")
     store.prune()
-    assert names(tmp_path) == [f"step-00000000{step}" for step in (2, 4, 6, 7, 8)]
+    assert names(tmp_path) == [f"step-{step:09}" for step in (5, 7, 9, 10, 11)]
 
 
 def test_a_step_without_a_checkpoint_and_a_damaged_one_are_named(tmp_path: Path) -> None:
@@ -335,17 +276,10 @@ def test_a_step_without_a_checkpoint_and_a_damaged_one_are_named(tmp_path: Path)
         store.save(checkpoint(step))
     with pytest.raises(CheckpointError, match=r"step 3 .*step-000000002"):
         store.read(3)
-    flip(tmp_path / "step-000000001" / "tensors-00000.safetensors", at=0.5)
+    (tmp_path / "step-000000001" / "tensors-00000.safetensors").write_bytes(b"no")
     with pytest.raises(CheckpointError, match=r"0001: .*tensors-00000"):
         store.read(1)
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
-
-
-def written(folder: Path, text: str = "new") -> None:
-    with whole_folder(folder, what="the thing", error=CheckpointError) as aside:
-        (aside / "state.json").write_text(text)
-        (aside / "inner").mkdir()
-        (aside / "inner" / "tensors").write_bytes(b"1234")
 
 
 @pytest.mark.parametrize("replaces", [False, True])
@@ -354,7 +288,7 @@ def test_all_is_flushed_before_the_rename_and_the_name_after_it(
 ) -> None:
     final = tmp_path / "thing"
     if replaces:
-        written(final, "old")
+        final.mkdir()
     done: list[tuple[str, str]] = []
     flush, rename = os.fsync, Path.rename
 
@@ -368,12 +302,14 @@ def test_all_is_flushed_before_the_rename_and_the_name_after_it(
 
     monkeypatch.setattr(saving.os, "fsync", flushed)
     monkeypatch.setattr(Path, "rename", renamed)
-    written(final)
+    with whole_folder(final, what="the thing", error=CheckpointError) as written:
+        (written / "inner").mkdir()
+        (written / "inner" / "tensors").write_bytes(b"1234")
     monkeypatch.undo()
     aside = ".thing.writing"
     place = done.index(("rename", f"{aside} thing"))
     before, after = done[:place], done[place + 1 :]
-    whole = [aside, f"{aside}/state.json", f"{aside}/inner", f"{aside}/inner/tensors"]
+    whole = [aside, f"{aside}/inner", f"{aside}/inner/tensors"]
     assert sorted(name for what, name in before if what == "flush") == sorted(whole)
     # What is replaced goes only when the name of the new one is safe.
     assert after[0] == ("flush", ".")
@@ -381,47 +317,7 @@ def test_all_is_flushed_before_the_rename_and_the_name_after_it(
         [("rename", "thing thing.before"), ("rename", f"{aside} thing")] if replaces else []
     )
     assert names(tmp_path) == ["thing"]
-    assert (final / "state.json").read_text() == "new"
-
-
-def test_a_block_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
-    def half_written() -> None:
-        with whole_folder(tmp_path / "thing", what="the thing", error=CheckpointError) as aside:
-            (aside / "state.json").write_text("half")
-            raise KeyError
-
-    written(tmp_path / "thing", "old")
-    with pytest.raises(KeyError):
-        half_written()
-    assert names(tmp_path) == ["thing"]
-    assert (tmp_path / "thing" / "state.json").read_text() == "old"
-
-
-def test_an_error_of_the_system_is_the_error_that_was_asked_for(tmp_path: Path) -> None:
-    with (
-        pytest.raises(CheckpointError, match=r"thing cannot be written"),
-        whole_folder(tmp_path / "thing", what="the thing", error=CheckpointError) as aside,
-    ):
-        (aside / "nothing" / "file").write_text("")
-    assert issubclass(CheckpointError, LearnerError)
-    assert names(tmp_path) == []
-
-
-def test_a_folder_that_is_removed_leaves_its_name_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill while it is being deleted leaves no half of it that could be read."""
-    written(tmp_path / "thing")
-    seen: list[list[str]] = []
-    remove = saving.shutil.rmtree
-
-    def removed(folder: Path, **named: bool) -> None:
-        seen.append(names(tmp_path))
-        remove(folder, **named)
-
-    monkeypatch.setattr(saving.shutil, "rmtree", removed)
-    remove_folder(tmp_path / "thing")
-    remove_folder(tmp_path / "thing")
-    assert "thing" not in seen[-1]
-    assert names(tmp_path) == []
+    assert (final / "inner" / "tensors").read_bytes() == b"1234"
 
 
 class OfRanks(dict[str, torch.Tensor]):

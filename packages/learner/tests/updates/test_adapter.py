@@ -12,7 +12,6 @@ from isocompute.learner.config import AdapterConfig, ComputeConfig, EntropyConfi
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.objective.prepare import prepare
-from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
 from isocompute.learner.saving.export import save_adapter, save_policy
 from isocompute.learner.updates.learner import Learner
 from peft import PeftModel
@@ -102,7 +101,9 @@ def test_updates_are_those_of_a_low_rank_change_written_out(model: Path) -> None
 
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen3"])
-def test_weights_are_those_that_peft_merges_under_the_names_of_the_base_model(family: str, tmp_path: Path) -> None:
+def test_what_is_handed_over_and_saved_is_what_peft_merges_under_the_names_of_the_base_model(
+    family: str, tmp_path: Path
+) -> None:
     """Of GPT-2 the weights lie the other way round; Qwen's head is its embedding."""
     base = tmp_path / "base"
     tiny_model(tiny_config(family, **{"tie_word_embeddings": True} if family == "qwen3" else {})).save_pretrained(base)
@@ -118,25 +119,15 @@ def test_weights_are_those_that_peft_merges_under_the_names_of_the_base_model(fa
     changed = {name for name, tensor in found.items() if not torch.equal(tensor, before[name])}
     assert {name for name, tensor in before.items() if tensor.dim() == 2 and "layers" in name} <= changed
     assert not any("emb" in name or "norm" in name or "head" in name or "wpe" in name for name in changed)
-
-
-def test_the_saved_policy_and_the_saved_adapter_are_the_policy(model: Path, tmp_path: Path) -> None:
-    learner = trained(model)
-    whole = save_policy(learner.weights(), model, tmp_path / "policy")
-    adapter = save_adapter(learner.state()[0], ADAPTER, model, tmp_path / "adapter")
-    assert sorted(path.name for path in adapter.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
-    saved = LlamaForCausalLM.from_pretrained(whole, dtype=torch.float32)
-    adapted = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(model, dtype=torch.float32), adapter)
-    rollouts = recorded(version=learner.version)
-    for policy in (saved, adapted):
-        assert learner.agreement(scored(policy, rollouts)).maximum < 1e-5
-    assert learner.agreement(scored(LlamaForCausalLM.from_pretrained(model), rollouts)).maximum > 1e-2
+    whole = save_policy(learner.weights(), base, tmp_path / "policy")
+    saved = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32)
+    assert all(torch.equal(tensor, found[name]) for name, tensor in saved.named_parameters())
     # Another one replaces it, and nothing else is lost.
-    save_adapter(learner.state()[0], ADAPTER, model, adapter)
+    save_adapter(learner.state()[0], ADAPTER, base, folder)
     with pytest.raises(LearnerError, match="files and no adapter"):
-        save_adapter(learner.state()[0], ADAPTER, model, whole)
+        save_adapter(learner.state()[0], ADAPTER, base, whole)
     with pytest.raises(LearnerError, match="save an adapter of"):
-        save_adapter(Learner(model, replace(CONFIG, adapter=None)).state()[0], ADAPTER, model, tmp_path / "other")
+        save_adapter(Learner(base, replace(CONFIG, adapter=None)).state()[0], ADAPTER, base, tmp_path / "other")
 
 
 @pytest.mark.parametrize("place", ["loss", "reward"])
@@ -159,20 +150,11 @@ def test_the_reference_is_the_base_model_and_no_second_one(place: str, model: Pa
     assert not measured["old_logprobs"].equals(expected)
 
 
-def test_a_checkpoint_holds_the_adapter_and_its_moments_alone(model: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_holds_the_adapter_and_its_moments_alone(model: Path) -> None:
     learner = trained(model)
-    tensors, values = learner.state()
     learnt = set(factors(learner))
     moments = {f"optimizer.policy.{name}.{kind}" for name in learnt for kind in ("exp_avg", "exp_avg_sq", "step")}
-    assert set(tensors) == {f"policy.{name}" for name in learnt} | moments
-    Checkpoints(tmp_path).save(Checkpoint(step=2, tensors=tensors, values=values))
-    saved = Checkpoints(tmp_path).newest()
-    assert saved is not None
-    other = Learner(model, CONFIG)
-    other.load_state(saved.tensors, saved.values)
-    given = batch(LlamaForCausalLM.from_pretrained(model), CONFIG, 2)
-    assert learner.update(given) == other.update(given)
-    assert all(torch.equal(tensor, other.state()[0][name]) for name, tensor in learner.state()[0].items())
+    assert set(learner.state()[0]) == {f"policy.{name}" for name in learnt} | moments
 
 
 @pytest.mark.parametrize("other", [None, AdapterConfig(rank=2), AdapterConfig(rank=4, target_modules=("q_proj",))])

@@ -4,7 +4,7 @@ For each option there is a case in which it acts, with everything that changes, 
 """
 
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,6 @@ from isocompute.learner.config import AdapterConfig, LearnerConfig
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.training.loop import learn
-from isocompute.learner.training.run import Cursor, ProblemOrder
-from isocompute.learner.updates.adam import Optimizer
 from isocompute.learner.updates.learner import Learner
 from small_run import RUN, moved, recorded, scored
 from torch.overrides import TorchFunctionMode
@@ -28,12 +26,16 @@ pytestmark = pytest.mark.slow("an update for each option")
 ROUNDING = 1e-6
 """Largest relative difference of what is the same but for the order of its sums, or for a column of float32."""
 
-ALWAYS = {"learning_rate", "temperature", "objective.epochs", "objective.updates_per_batch"}
+ALWAYS = {"temperature", "objective.epochs", "objective.updates_per_batch"}
 """Options that change what is measured or what it costs in every batch; in one case they change no gradient."""
 
-ELSEWHERE = {"compute.sharding", "sampler_dtype", "pipeline.mode", "pipeline.update_time", "pipeline.jitter"}
-"""An option of several ranks (``test_sharding.py``), one that only tolerances follow (``test_sync.py``), and those of
-engines that sample ahead (``test_lag.py``)."""
+ELSEWHERE = {"compute.sharding", "sampler_dtype", "batch.drop_above", "learning_rate", "critic.learning_rate"}
+ELSEWHERE |= {f"optimizer.{name}" for name in ("beta1", "beta2", "epsilon", "weight_decay", "gradient_clip")}
+ELSEWHERE |= {"pipeline.mode", "pipeline.update_time", "pipeline.jitter"}
+ELSEWHERE |= {f"optimizer.{name}" for name in ("warmup_steps", "decay", "decay_after", "decay_steps")}
+"""An option of several ranks (``test_sharding.py``), one that only tolerances follow (``test_sync.py``), one of the
+batches that follow (``test_run.py``), those of the optimizer's step (``test_learner.py``), and those of engines that
+sample ahead (``test_lag.py``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,7 @@ RATIOS = "mismatch_kl mismatch_k3 effective_sample_size effective_sample_size_re
 TOKENS = f"advantage advantage_std importance_weight {RATIOS}"
 """Means over the tokens that pass through the model: which those are changes them."""
 
-STEPS, CRITIC = "policy_step critic_step", "critic loss value_loss"
+CRITIC = "critic loss value_loss"
 
 RETURNS = f"advantages {LEARNT} {CRITIC} return explained_variance"
 """Advantages of tokens are whitened: what changes them leaves their mean and their deviation as they are."""
@@ -123,22 +125,12 @@ PPO_AGAIN = given(PPO, {"objective.epochs": 2})
 
 THROUGH = given(PPO, {"critic.through_policy": True})
 
-AT_THE_END = given(PPO, {"optimizer.decay": "linear", "optimizer.decay_steps": 1})
-
-COSINE = given(PPO, {"optimizer.decay": "cosine", "optimizer.decay_steps": 10})
-
-WARMING = given(COSINE, {"optimizer.warmup_steps": 4})
-
-CLIPPED = given(PPO, {"optimizer.gradient_clip": 20.0})
-
 LOWER = given(GRPO, {"compute.precision": "bfloat16"})
 
 ADAPTED = given(GRPO, {"adapter": AdapterConfig(rank=4)})
 
-STILL = given(ADAPTED, {"optimizer.decay": "linear", "optimizer.decay_steps": 1})
-
 # Only responses that are learnt from are measured, and compared with the sampler.
-TO_PPO = f"{ADVANTAGE} {RETURNS} {TOKENS} {LOW} {HIGH} ratio value critic_step skipped_share passes logits"
+TO_PPO = f"{ADVANTAGE} {RETURNS} {TOKENS} {LOW} {HIGH} ratio value skipped_share passes logits"
 
 CASES: dict[str, tuple[Case, ...]] = {
     "objective.algorithm": (
@@ -212,11 +204,9 @@ CASES: dict[str, tuple[Case, ...]] = {
     "importance.cap": (acts(GRPO, 1.01, CORRECTED), idle(GRPO, 1.01, kind="agreeing")),
     "critic.coefficient": (acts(THROUGH, 1.0, GRADIENT), idle(PPO, 1.0)),
     "critic.through_policy": (acts(PPO, True, GRADIENT), idle(given(PPO, {"critic.coefficient": 0.0}), True)),
-    "critic.learning_rate": (acts(PPO, 2e-3, "critic_step"), idle(GRPO, 2e-3)),
     "critic.discount": (acts(PPO, 0.5, RETURNS, **ROUNDED), idle(PPO, 0.5, kind="one token")),
     "critic.gae_lambda": (acts(PPO, 0.5, RETURNS, **ROUNDED), idle(PPO, 0.5, kind="one token")),
     "critic.clip": (acts(PPO_AGAIN, 1e-3, CRITIC), idle(PPO, 1e-3)),
-    "learning_rate": (acts(PPO, 2e-2, "policy_step learning_rate"), acts(AT_THE_END, 2e-2, "learning_rate")),
     "temperature": (
         acts(TERMS, 1.5, f"{CORRECTED} {RATIOS} {SYNC} kl entropy"),
         acts(GRPO, 1.5, SYNC, kind="equal"),
@@ -231,17 +221,6 @@ CASES: dict[str, tuple[Case, ...]] = {
         acts(GRPO, 5, "refused"),
         idle(GRPO, 4),
     ),
-    "batch.drop_above": (acts(GRPO, 0.5, "next_problems"), idle(GRPO, 1.0, kind="unequal")),
-    **{
-        f"optimizer.{name}": (acts(PPO, value, STEPS), idle(AT_THE_END, value))
-        for name, value in {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-4, "weight_decay": 0.1}.items()
-    },
-    "optimizer.gradient_clip": (acts(PPO, 5.0, STEPS), idle(CLIPPED, 40.0)),
-    "optimizer.warmup_steps": (acts(PPO, 4, f"{STEPS} learning_rate"), idle(PPO, 1)),
-    **{
-        f"optimizer.{name}": (acts(COSINE, value, f"{STEPS} learning_rate"), idle(WARMING, value))
-        for name, value in {"decay": "linear", "decay_after": 3, "decay_steps": 20}.items()
-    },
     "compute.micro_batch_tokens": (
         # The sampler is compared in the first micro-batch.
         acts(TERMS, 12, f"{SYNC} passes logits", **ROUNDED),
@@ -254,17 +233,14 @@ CASES: dict[str, tuple[Case, ...]] = {
     "compute.float32_head": (acts(LOWER, True, f"{CORRECTED} {RATIOS} {SYNC}", **SINGLE), idle(GRPO, True, **SINGLE)),
     "compute.head_chunk_tokens": (acts(TERMS, 3, "logits", **ROUNDED), idle(TERMS, 1024)),
     "compute.gradient_checkpointing": (acts(TERMS, True, "passes", **ROUNDED), idle(GRPO, True, kind="equal")),
-    "adapter.rank": (
-        acts(ADAPTED, 2, f"{GRADIENT} policy_step", start="base"),
-        idle(STILL, 2, kind="equal", start="base"),
-    ),
+    "adapter.rank": (acts(ADAPTED, 2, GRADIENT, start="base"), idle(ADAPTED, 2, kind="equal", start="base")),
     "adapter.alpha": (
         acts(ADAPTED, 16.0, GRADIENT, start="base"),
         acts(ADAPTED, 16.0, f"{CORRECTED} {RATIOS} {SYNC}"),
         idle(ADAPTED, 16.0, kind="equal", start="base"),
     ),
     "adapter.target_modules": (
-        acts(ADAPTED, ("q_proj", "down_proj"), f"{GRADIENT} policy_step", start="base"),
+        acts(ADAPTED, ("q_proj", "down_proj"), GRADIENT, start="base"),
         idle(ADAPTED, ALL_LAYERS),
     ),
     **{
@@ -298,41 +274,31 @@ def batch(model: Path, kind: str) -> pl.DataFrame:
 
 
 class Watched(Learner):
-    """A learner that keeps what it was given, and the gradient of each optimizer step before it is clipped."""
+    """A learner that keeps what it was given, and the sum of its gradients before they are clipped."""
 
     def watch(self) -> None:
         self.parts: list[pl.DataFrame] = []
-        self.gradients: list[dict[str, torch.Tensor]] = []
+        self.gradients: dict[str, Any] = {}
         self.passes: list[Any] = []
+        self._clip, self._optimizer.clip = self._optimizer.clip, self._keep  # type: ignore[method-assign]
         base = self.policy.base_model
         base.register_forward_pre_hook(self._count, with_kwargs=True)
         for layer in base.layers:
             layer.register_forward_pre_hook(lambda *_: self.passes.append("layer"))
-        for name, parameter in self.trained().items():
-            parameter.register_post_accumulate_grad_hook(partial(self._keep, name))
-
-    def trained(self) -> dict[str, torch.nn.Parameter]:
-        critic = [] if self.critic is None else self.critic.named_parameters()
-        learnt = ((n, p) for n, p in self.policy.named_parameters() if p.requires_grad)
-        return {f"policy.{n}": p for n, p in learnt} | {f"critic.{n}": p for n, p in critic}
 
     def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> Any:
         self.parts.append(batch)
-        self.gradients.append({name: torch.zeros_like(p, requires_grad=False) for name, p in self.trained().items()})
         return super().update(batch, advance=advance)
-
-    def gradient(self, of: str) -> torch.Tensor:
-        """The sum over the optimizer steps."""
-        steps = [torch.cat([g.flatten() for name, g in step.items() if name.startswith(of)]) for step in self.gradients]
-        return torch.stack(steps).sum(0).double()
 
     def _count(self, _: Any, arguments: Any, named: Any) -> None:
         self.passes.append(tuple(named["input_ids"].shape))
 
-    def _keep(self, name: str, parameter: torch.nn.Parameter) -> None:
-        assert parameter.grad is not None
-        # With every micro-batch; the last one is the whole gradient.
-        self.gradients[-1][name] = parameter.grad.clone()
+    def _keep(self) -> float:
+        for name, model in (("policy", self.policy), ("critic", self.critic)):
+            parts = [p.grad.flatten().double() for p in (model.parameters() if model else ()) if p.requires_grad]
+            if parts:
+                self.gradients[name] = self.gradients.get(name, 0) + torch.cat(parts)
+        return self._clip()
 
 
 class Logits(TorchFunctionMode):  # type: ignore[misc]
@@ -351,36 +317,24 @@ def observed(model: Path, config: LearnerConfig, kind: str, start: str, dtype: t
     """Everything that comes of one batch, by name.
 
     ``cohort``, ``advantages`` and ``loss_weight`` of each response that is learnt from; the gradients of ``policy`` and
-    ``critic``; the ``policy_step`` and ``critic_step`` with two gradients that are always the same; what the report
-    says, by its names; ``passes`` and ``logits``, which are what it costs; ``next_problems``; and what is ``refused``.
+    ``critic``; what the report says, by its names; ``passes`` and ``logits``, which are what it costs; and what is
+    ``refused``.
     """
     learner, rows = Watched(model, config, dtype=dtype), with_cohorts(batch(model, kind), config.batch)
     if start == "moved":
         moved(learner.policy, 1e-2)
         moved(learner.critic or torch.nn.Identity(), 1e-1)
     learner.watch()
-    found: dict[str, Any] = {"cohort": rows["cohort"].to_list(), "next_problems": following(rows, config)}
-    found["refused"] = None
+    found: dict[str, Any] = {"cohort": rows["cohort"].to_list(), "refused": None}
     try:
         RUN.check(config)
         with Logits() as logits:
             learnt = learn(learner=learner, run=RUN, step=1, rollouts=rows)
     except LearnerError as error:
-        return found | {"refused": str(error)} | fixed_step(learner, config)
+        return found | {"refused": str(error)}
     assert learnt.update is not None
     found |= {"passes": learner.passes, "logits": logits.most, "trained_tokens": learnt.update.trained_tokens}
-    found |= learnt.update.metrics() | {"policy": learner.gradient("policy")}
-    found |= {} if learner.critic is None else {"critic": learner.gradient("critic")}
-    return found | of_responses(learner.parts) | fixed_step(learner, config)
-
-
-def following(rows: pl.DataFrame, config: LearnerConfig) -> list[str]:
-    """The problems of the next pass, of which these were the last."""
-    problems = rows[["problem_id"]].unique()
-    order = ProblemOrder(problems, problems_per_batch=1, seed=3, drop_above=config.batch.drop_above)
-    cursor = order.after(order.learnt(Cursor(taken=len(problems) - 1), rows))
-    left = len(problems) - len(cursor.dropped)
-    return [order.batch(replace(cursor, taken=taken))["problem_id"].item() for taken in range(left)]
+    return found | learnt.update.metrics() | learner.gradients | of_responses(learner.parts)
 
 
 def of_responses(parts: list[pl.DataFrame]) -> dict[str, Any]:
@@ -392,28 +346,6 @@ def of_responses(parts: list[pl.DataFrame]) -> dict[str, Any]:
             found["loss_weight"][problem, sample] = np.atleast_1d(weight)
             found["advantages"][problem, sample] = np.atleast_1d(advantage)
     return found
-
-
-def fixed_step(learner: Watched, config: LearnerConfig) -> dict[str, Any]:
-    """The change by the second and the third step, with gradients that are always the same, of the norms 0.5 and 10."""
-    optimizer, vector = Optimizer(learner.policy, learner.critic, config), torch.nn.utils.parameters_to_vector
-    parts = {"policy_step": (p for p in learner.policy.parameters() if p.requires_grad)}
-    parts |= {} if learner.critic is None else {"critic_step": learner.critic.parameters()}
-    parts = {name: list(parameters) for name, parameters in parts.items()}
-    sizes = {name: [p.numel() for p in parameters] for name, parameters in parts.items()}
-    for name, parameters in parts.items():
-        weights = torch.sin(torch.arange(sum(sizes[name])) + 1.0).to(parameters[0].dtype)
-        torch.nn.utils.vector_to_parameters(weights, parameters)
-    before = {name: vector(parameters).detach() for name, parameters in parts.items()}
-    for number, norm in ((2, 0.5), (3, 10.0)):
-        for name, parameters in parts.items():
-            gradient = torch.cos((number - 1) * torch.arange(sum(sizes[name]), dtype=torch.float64))
-            split = (gradient * (norm / gradient.norm())).split(sizes[name])
-            for parameter, part in zip(parameters, split, strict=True):
-                parameter.grad = part.view_as(parameter).to(parameter.dtype)
-        optimizer.clip()
-        optimizer.step(number)
-    return {name: (vector(parameters).detach() - before[name]).double() for name, parameters in parts.items()}
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
@@ -458,7 +390,7 @@ def test_every_option_has_a_case_in_which_it_acts_and_one_in_which_it_does_not()
     for option, cases in CASES.items():
         assert any(case.changes for case in cases), option
         least = min((case.changes for case in cases), key=len)
-        assert not least & {"policy", "critic", "policy_step", "critic_step"}, option
+        assert not least & {"policy", "critic"}, option
         assert not least or option in ALWAYS, option
 
 

@@ -98,12 +98,16 @@ def test_ranks_together_have_the_figures_of_all_tokens() -> None:
         assert found.quantile >= whole.quantile
 
 
+def in_bfloat16(weights: dict[str, torch.Tensor], learner: Learner, rows: pl.DataFrame) -> pl.DataFrame:
+    """What a sampler answers that holds weights rounded."""
+    sampler = LlamaForCausalLM(learner.policy.config).eval()
+    sampler.load_state_dict(weights)
+    return prepare(with_cohorts(scored(sampler.to(torch.bfloat16), rows), FLOAT32.batch), FLOAT32)
+
+
 def test_a_healthy_sampler_in_bfloat16_passes_its_tolerances_and_a_stale_one_does_not(model: Path) -> None:
     learner = Learner(model, BFLOAT16)
-    sampler = LlamaForCausalLM(learner.policy.config).eval()
-    sampler.load_state_dict(learner.policy.state_dict())
-    rows = scored(sampler.to(torch.bfloat16), recorded(groups=16, n=16))
-    rollouts = prepare(with_cohorts(rows, FLOAT32.batch), FLOAT32)
+    rollouts = in_bfloat16(dict(learner.weights()), learner, recorded(groups=16, n=16))
     with pytest.raises(SyncError, match=r"sync.tolerance = 0.0001"):
         Learner(model, FLOAT32).update(rollouts)
     report = learner.update(rollouts)
@@ -129,31 +133,23 @@ def test_rounding_is_named_where_mean_and_k3_are_of_its_size_and_only_there() ->
             assert "rounding" not in str(refused.value)
 
 
-def in_bfloat16(weights: dict[str, torch.Tensor], learner: Learner) -> LlamaForCausalLM:
-    """A sampler that holds weights rounded."""
-    sampler = LlamaForCausalLM(learner.policy.config).eval()
-    sampler.load_state_dict(weights)
-    return sampler.to(torch.bfloat16)
-
-
 def test_a_tensor_that_a_sampler_in_bfloat16_took_wrongly_stops_the_run(model: Path) -> None:
     learner, rows = Learner(model, BFLOAT16), recorded(groups=4, n=8)
     right = {name: tensor.clone() for name, tensor in learner.weights()}
     for name in right:
         if right[name].dim() == 2:
-            given = scored(in_bfloat16({**right, name: right[name].flip(0)}, learner), rows)
+            given = in_bfloat16({**right, name: right[name].flip(0)}, learner, rows)
             with pytest.raises(SyncError, match="does not hold the learner's weights"):
-                learner.update(prepare(with_cohorts(given, FLOAT32.batch), FLOAT32))
+                learner.update(given)
     assert learner.version == 0
 
 
 def test_a_small_step_is_lost_in_the_rounding_of_a_sampler_in_bfloat16_and_its_version_shows_it(model: Path) -> None:
     """What the check cannot see: one sync skipped at the learning rate of a large model."""
     small = replace(BFLOAT16, learning_rate=1e-6, optimizer=OptimizerConfig(warmup_steps=0))
-    learner, rows = Learner(model, small), recorded(groups=4, n=8)
-    stale = scored(in_bfloat16(dict(learner.weights()), learner), rows)
-    learner.update(prepare(with_cohorts(stale, FLOAT32.batch), FLOAT32))
-    batch = prepare(with_cohorts(stale, FLOAT32.batch), FLOAT32)
+    learner = Learner(model, small)
+    stale = in_bfloat16(dict(learner.weights()), learner, recorded(groups=4, n=8))
+    learner.update(stale)
     with pytest.raises(SyncError, match=r"weights version \[0\].* a sync was skipped"):
-        learner.update(batch)
-    assert learner.update(batch.with_columns(weights_version=pl.lit(1, dtype=pl.Int64))).sync_mean < 0.06
+        learner.update(stale)
+    assert learner.update(stale.with_columns(weights_version=pl.lit(1, dtype=pl.Int64))).sync_mean < 0.06
