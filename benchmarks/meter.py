@@ -17,7 +17,17 @@ from typing import Any
 
 import polars as pl
 from isocompute.budget import Ledger, Limits, Meter
-from isocompute.learner import Checkpoints, Learner, LearnerConfig, Progress, RunConfig, Sampler, protocols, train
+from isocompute.learner import (
+    Checkpoints,
+    Learner,
+    LearnerConfig,
+    Progress,
+    RunConfig,
+    Sampler,
+    UpdateSteps,
+    protocols,
+    train,
+)
 from isocompute.learner.config import EntropyConfig, KLConfig
 from isocompute.rollout import Sampling, load_problems, open_sampler, source_from
 
@@ -25,20 +35,6 @@ from .sampler import BASE
 
 CONFIG = LearnerConfig(learning_rate=5e-4, kl=KLConfig(coefficient=0.001), entropy=EntropyConfig(coefficient=0.001))
 BATCH = 8 * 4
-
-
-class StepMeter:
-    """A meter that only counts steps."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def admit(self, *, step: int, rollouts: int) -> bool:
-        """Return whether steps are left."""
-        return step <= self.steps
-
-    def charge(self, step: int, rollouts: pl.DataFrame, /) -> None:
-        """Keep no record."""
 
 
 def seconds(learner: Learner, sampler: Sampler, problems: pl.DataFrame, meter: protocols.Meter, folder: Path) -> float:
@@ -96,7 +92,7 @@ def main() -> None:
                 return seconds(learner, sampler, problems, meter, home / "checkpoints")
 
         def free() -> float:
-            return seconds(learner, sampler, problems, StepMeter(arguments.steps), home / "checkpoints")
+            return seconds(learner, sampler, problems, UpdateSteps(limit=arguments.steps), home / "checkpoints")
 
         free()
         pairs = []

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import polars as pl
-from isocompute.learner import Checkpoints, Learner, LearnerConfig, Progress, RunConfig, StepRecord, train
+from isocompute.learner import Checkpoints, Learner, LearnerConfig, Progress, RunConfig, StepRecord, UpdateSteps, train
 from isocompute.rollout import Sampling
 from isocompute.rollout.samplers.registry import cheaper
 from isocompute.rollout.samplers.weights import stored_parameters
 
-from benchmarks.meter import StepMeter
 from benchmarks.sampler import NoScoring
 
 from .theirs import LEARNING_RATE, coin_flips, prompts
@@ -91,7 +90,7 @@ class Steps:
             sampler=self._sampler,
             learner=self._learner,
             evaluator=_no_evaluation,
-            meter=StepMeter(self.progress.step + steps),
+            meter=UpdateSteps(limit=self.progress.step + steps),
             checkpoints=Checkpoints(self._folder),
             progress=self.progress,
             watch=self._watch,

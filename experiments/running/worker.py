@@ -163,7 +163,9 @@ class Worker:
             self._opened_pipe(cell) as pipe,
         ):
             if cell.learner.pipeline.lag:
-                ledger.charge_lost(progress.step, restored=len(progress.begun) * cell.run.batch_rollouts)
+                # A pipe that begins unfinished groups again says how much was complete.
+                restored = progress.pipe[1].get("complete", len(progress.begun) * cell.run.batch_rollouts)
+                ledger.charge_lost(progress.step, restored=restored)
             # Not what is paid: a cell must end with the same steps however often it was killed.
             meter = UntilStopped(Meter(ledger, Limits(rollouts=cell.rollouts, counted="used")), home)
             ended = train(

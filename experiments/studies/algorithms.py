@@ -108,7 +108,11 @@ def cells_of(design: Design, settings: dict[str, Any], arguments: argparse.Names
 
 
 def setup_of(unit: Unit, *, resources: Mapping[str, Any] | None = None) -> Setup:
-    """Inputs of the cells of a unit of the panel, from the committed files, with other resources where they are given."""
+    """Inputs of the cells of a unit of the panel, from the committed files.
+
+    Args:
+        resources: Resources in place of the panel's.
+    """
     preset = preset_of(unit)
     preset = preset.model_copy(update={"resources": preset.resources.model_copy(update=dict(resources or {}))})
     inputs = INPUTS / f"{unit.task}-{unit.base_seed}"

@@ -173,7 +173,10 @@ class InFlightPipe:
         return shares
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Return what is in the pipe: complete groups, and what else was begun, which begins again."""
+        """Return what is in the pipe: complete groups, and what else was begun, which begins again.
+
+        Of the values, ``complete`` is the number of rollouts of these groups.
+        """
         tensors, values = self._do(self._state).result()
         return tensors, values
 
@@ -336,7 +339,9 @@ class InFlightPipe:
             tensors[f"problems.{step}"] = packed(entry.problems)
             tensors[f"groups.{step}"] = packed(_joined(list(entry.groups.values())))
             tensors[f"lost.{step}"] = packed(_joined(entry.lost))
-        return tensors, {"draws": [asdict(self._steps[step].draw) for step in sorted(self._steps)]}
+        entries = [self._steps[step] for step in sorted(self._steps)]
+        complete = sum(len(group) for entry in entries for group in entry.groups.values())
+        return tensors, {"draws": [asdict(entry.draw) for entry in entries], "complete": complete}
 
     def _close(self) -> None:
         self._open = False
