@@ -277,25 +277,3 @@ def test_a_damaged_log_is_read_right_or_said_or_refused(part, tmp_path, monkeypa
         if (said or got) and not nothing:
             # Event files are named by their folder.
             assert any(name.startswith(str(path)) or name == str(folder) for name in (found | named)), case
-
-
-def test_the_words_that_stand_for_numbers_are_refused_with_their_place(tmp_path):
-    for good in good_logs(tmp_path)[:3]:
-        whole = values(read_logs(str(write(tmp_path, good.name, good.data)), good.layout)[0], good.layout)
-        for word in (*WORDS, *EMPTY):
-            data = good.data.replace(
-                b"12.0", json.dumps(word).replace("\\", "").encode() if good.name != "run.log" else word.encode(), 1
-            )
-            path = write(tmp_path, good.name, data)
-            if word in EMPTY:
-                got = values(read_logs(str(path), good.layout)[0], good.layout)
-                assert got == {at: v for at, v in whole.items() if at != (2, "response_length/mean")}
-            else:
-                with pytest.raises(BudgetError, match=r"(row 3|line 3|line \d+).* has the response_length/mean"):
-                    read_logs(str(path), good.layout)
-
-
-def write(folder, name, data):
-    path = Path(folder) / name
-    path.write_bytes(data)
-    return path

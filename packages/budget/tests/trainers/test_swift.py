@@ -8,7 +8,6 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.doctor import Given, examine
-from isocompute.budget.trainers.registry import read
 from reading_logs import ingested, lines, rollouts, trackio
 
 SIZES = {"rlhf_type": "grpo", "num_generations": 4, "per_device_train_batch_size": 2, "global_world_size": 2, "seed": 7}
@@ -89,13 +88,6 @@ def test_the_rewards_of_training_are_offered_where_there_is_no_evaluation(tmp_pa
     lines(tmp_path / "args.json", [config])
     lines(tmp_path / "completions.jsonl", [{"prompt": "a", "step": 1, "reward": 1.0}])
     assert found(tmp_path) == ("swift", [made for made, _ in truth], True)
-
-
-def test_micro_batches_are_one_unless_they_are_set():
-    found = read("swift", {"num_generations": 4, "gradient_accumulation_steps": 8, "max_steps": 5}, world_size=2)
-    assert (found.problems_per_batch, found.rollouts_per_problem) == (4, 4)
-    launched = read("swift", {"num_generations": 4, "gradient_accumulation_steps": 8, "NPROC_PER_NODE": 4, "NNODES": 2})
-    assert launched.world_size == 8
 
 
 def test_the_megatron_trainer_is_named():

@@ -243,14 +243,6 @@ def test_the_former_trainers_loader_ends_a_run_before_more_is_generated_than_was
     assert any("fewer steps than planned" in note and f"{made:,} rollouts" in note for note in found.notes)
 
 
-def test_a_loader_of_three_batches_gives_a_third_of_the_steps():
-    said = settings(
-        "data.train_batch_size=512 data.gen_batch_size=1536 actor_rollout_ref.rollout.n=16 "
-        "actor_rollout_ref.actor.ppo_mini_batch_size=32 algorithm.filter_groups.enable=True trainer.total_epochs=1"
-    )
-    found = read("verl", {**said, "trainer.use_v1": False}, problems=17_000)
-    assert (found.problems_per_batch, found.update_steps, found.generated) == (32, 176, 270_336)
-    assert read("verl", {**said, "trainer.use_v1": True}, problems=17_000).update_steps == 528
 
 
 def test_a_setting_whose_default_is_none_is_assumed_and_said():
@@ -341,12 +333,3 @@ def test_steps_of_a_fully_asynchronous_run_are_versions_of_the_parameters(sizes,
     assert all(a <= b for a, b in zip(off, evals["rollouts_error"], strict=True))
 
 
-def test_the_batch_of_a_fully_asynchronous_run_is_read_of_its_own_settings():
-    run = read(
-        "verl",
-        settings(
-            "data.train_batch_size=0 actor_rollout_ref.rollout.n=8 rollout.total_rollout_steps=4096 "
-            "actor_rollout_ref.actor.ppo_mini_batch_size=16 async_training.trigger_parameter_sync_step=4"
-        ),
-    )
-    assert (run.problems_generated, run.generations, run.problems_per_batch, run.update_steps) == (64, 64, 16, 256)
