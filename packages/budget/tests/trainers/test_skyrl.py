@@ -176,26 +176,6 @@ def test_skyrls_log_says_the_samples_of_its_groups():
         run.read()
 
 
-def test_skyrls_rewards_are_read_on_their_scale_or_refused():
-    run = Run(1)
-    rates, rows = [rates["a"][0] for *_, rates in run.truth], run.rows
-
-    def scaled(low, high):
-        return [{k: low + (high - low) * v if k.endswith("avg_score") else v for k, v in r.items()} for r in rows]
-
-    run.rows = scaled(-1, 1)
-    for said in ({}, {"metric": "mean_positive_reward"}):
-        assert run.read(**said)[0]["avg_at_2"].to_list() == pytest.approx(rates)
-    run.rows = scaled(-0.5, 1)
-    with pytest.raises(BudgetError, match=r"eval/a/avg_score is .* and eval/a/mean_positive_reward"):
-        run.read()
-    # A bonus for the format lets every question pass.
-    bonus = {"eval/a/avg_score": 0.1, "eval/a/mean_positive_reward": 0.1, "eval/a/pass_at_2": 1.0}
-    run.rows = [{k: bonus.get(k, v) for k, v in row.items()} for row in rows]
-    with pytest.raises(BudgetError, match=r"eval/a/avg_score is 0.1 .*which is not a success rate"):
-        run.read()
-
-
 def test_a_resumed_run_of_skyrl_counts_its_steps_once():
     run = Run(2, steps=6, kind="full")
     lost = [{**row, "generate/avg_assistant_tokens": 99.0} for row in run.rows[3:5]]

@@ -1,6 +1,5 @@
 """veRL's logs, against simulations of how it generates and logs that its tracker wrote (fixtures/make.py)."""
 
-import json
 import random
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +24,7 @@ VERL = settings(
     "actor_rollout_ref.actor.ppo_mini_batch_size=8 algorithm.adv_estimator=grpo algorithm.filter_groups.enable=true"
 )
 UNFILTERED = {"algorithm.filter_groups.enable": False}
+WHOLE = {**VERL, **UNFILTERED, "data.gen_batch_size": 8}
 ASYNCHRONOUS = {"fully_async/count/stale_trajectory_processed": 1.0}
 
 
@@ -99,12 +99,12 @@ def test_verl_asks_for_what_its_log_leaves_open(prompts, logged, changed, said):
 
 
 def test_verl_asks_whether_groups_were_filtered_where_no_configuration_says():
-    rows, _ = verl_run(lambda _: (8, {}), 0, 4, 4)
-    known = {**VERL, "data.gen_batch_size": 8, "actor_rollout_ref.actor.ppo_epochs": 1}
+    rows, truth = verl_run(lambda _: (8, {}), 0, 4, 4)
+    known = {**WHOLE, "actor_rollout_ref.actor.ppo_epochs": 1}
     known = {key: str(value) for key, value in known.items() if not key.startswith("algorithm.")}
     with pytest.raises(BudgetError, match=r"filter_groups.enable="):
-        rollouts("verl", rows, None, **known)
-    assert rollouts("verl", rows, None, **known, **{"algorithm.filter_groups.enable": "false"}) == [0, 64, 128]
+        rollouts("verl", rows, **known)
+    assert rollouts("verl", rows, **known, **{"algorithm.filter_groups.enable": "false"}) == truth
 
 
 def test_verl_counts_prompts_and_marks_what_is_biased():
@@ -243,44 +243,32 @@ def test_the_former_trainers_loader_ends_a_run_before_more_is_generated_than_was
     assert any("fewer steps than planned" in note and f"{made:,} rollouts" in note for note in found.notes)
 
 
-
-
 def test_a_setting_whose_default_is_none_is_assumed_and_said():
     rows, truth = verl_run(lambda _: (8, {}), 0, 4, 4)
-    known = {**VERL, **UNFILTERED, "actor_rollout_ref.actor.ppo_epochs": 1}
-    for config in ({**known, "data.gen_batch_size": None}, {k: v for k, v in known.items() if "gen_batch" not in k}):
+    known = {**WHOLE, "actor_rollout_ref.actor.ppo_epochs": 1, "data.gen_batch_size": None}
+    given = {key: str(value).lower() for key, value in known.items() if value is not None}
+    for config in (known, {k: v for k, v in known.items() if v is not None}):
         assert rollouts("verl", rows, config) == truth
-        # Without a configuration, too.
-        given = {key: str(value).lower() for key, value in config.items() if value is not None}
-        assert rollouts("verl", rows, None, **given) == truth
+    # Without a configuration, too.
+    assert rollouts("verl", rows, **given) == truth
     rows, _ = verl_run(resampled, 0, 4, 4)
-    given = {key: str(value).lower() for key, value in VERL.items() if "gen_batch" not in key}
     with pytest.raises(BudgetError, match=r"gen_batch_size is not known"):
-        rollouts("verl", rows, None, **given, **{"actor_rollout_ref.actor.ppo_epochs": "1"})
+        rollouts("verl", rows, **given | {"algorithm.filter_groups.enable": "true"})
 
 
-def test_tokens_that_tools_wrote_are_not_the_models(tmp_path):
+def test_tokens_that_tools_wrote_are_not_the_models():
     tools = {"num_turns/mean": 5.2, "tool_call_counts/mean": 2.0}
     for more, tokens in (({"num_turns/mean": 2.0}, 900 * 32), (tools, 0)):
-        row = {
-            "step": 1,
-            "training/global_step": 1,
-            "response_length/mean": 900.0,
-            **more,
-            "val-core/m/acc/mean@1": 0.24,
-        }
-        config = {k: v for k, v in VERL.items() if "gen_batch" not in k} | UNFILTERED
-        evals, notes = ingested(tmp_path, "verl", json.dumps(row) + "\n", config)
+        row = {"step": 1, "training/global_step": 1, "response_length/mean": 900.0, "val-core/m/acc/mean@1": 0.24}
+        evals, notes = ingested("verl", [{**row, **more}], WHOLE)
         assert evals["tokens"].to_list() == [tokens]
         assert any("what tools wrote" in note for note in notes) == (tokens == 0)
 
 
-def test_a_variable_of_the_evaluation_can_be_named(tmp_path):
+def test_a_variable_of_the_evaluation_can_be_named():
     row = {f"val-aux/m/{kind}/mean@4": rate for kind, rate in (("acc", 0.5), ("reward", 0.25), ("strict", 0.75))}
-    config = {k: v for k, v in VERL.items() if "gen_batch" not in k} | UNFILTERED
     for said, rate in (({}, 0.5), ({"metric": "reward"}, 0.25), ({"metric": "strict"}, 0.75)):
-        log = json.dumps({"step": 0, **row}) + "\n"
-        assert ingested(tmp_path, "verl", log, config, **said)[0]["avg_at_4"].to_list() == [rate]
+        assert ingested("verl", [{"step": 0, **row}], WHOLE, **said)[0]["avg_at_4"].to_list() == [rate]
 
 
 def counted(path, config):
@@ -331,5 +319,3 @@ def test_steps_of_a_fully_asynchronous_run_are_versions_of_the_parameters(sizes,
     assert evals["problems_per_batch"].unique().to_list() == [mini]
     off = [abs(found - made) for found, (_, made) in zip(evals["rollouts"], truth, strict=True)]
     assert all(a <= b for a, b in zip(off, evals["rollouts_error"], strict=True))
-
-
