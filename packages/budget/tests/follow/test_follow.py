@@ -163,16 +163,6 @@ def test_steps_that_were_logged_after_the_follower_was_killed_are_charged_later(
     assert (rollouts(tmp_path), history.resumed_from) == ((5 * BATCH, BATCH), (0, 2, 3))
 
 
-def test_a_second_run_with_the_ledger_is_refused(tmp_path, capsys):
-    assert main(arguments(tmp_path, 100, "--rollouts", "1000", dies=2, saves=1)) == 137
-    run = started(tmp_path, 100, "--rollouts", "1000", hangs=3)
-    wait_for((tmp_path / "hangs").exists)
-    assert main(arguments(tmp_path, 100, "--rollouts", "1000")) == 2
-    assert "another writer has this ledger open" in capsys.readouterr().err
-    run.send_signal(signal.SIGTERM)
-    run.communicate(timeout=60)
-
-
 def test_device_time_is_wall_time_of_the_command_times_devices(tmp_path, capsys):
     flags = ("--device-hours", str(2 / 3600), "--devices", "4", "--silence", "0.2")
     assert main(arguments(tmp_path, 100, *flags, hangs=2)) == 3
