@@ -79,7 +79,13 @@ def garbage(data, source):
     return data + source.choice((b"\0" * 64, b"Killed\n", b"{", b"\n\n[1]\n", source.randbytes(40)))
 
 
-BYTES = {"cut": cut, "hole": hole, "flip": flip, "splice": splice, "garbage": garbage}
+def twice(data, source):
+    """A column of a table that is there twice."""
+    first, *rest = data.split(b"\n")
+    return b"\n".join([first + b"," + first.rpartition(b",")[2], *(row + b"," for row in rest)])
+
+
+BYTES = {"cut": cut, "hole": hole, "flip": flip, "splice": splice, "garbage": garbage, "twice": twice}
 
 
 def nest(good, source):

@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.cli import main
 from isocompute.budget.trainers.doctor import Given, examine
-from isocompute.budget.trainers.logs.log import LogLayout
-from isocompute.budget.trainers.logs.tensorboard import read_events
 from reading_logs import DOCS, FIXTURES, VERL, lines
 
 GIVEN = {
@@ -73,48 +71,6 @@ def write(folder, name, number=0):
     else:
         lines(path, rows)
     return path
-
-
-KINDS = ("run.jsonl", "run.csv", "trainer_state.json")
-
-
-@st.composite
-def damages(draw, data):
-    """A file's bytes with some damage."""
-    kind = draw(st.sampled_from(["cut", "flipped", "appended", "header"]))
-    at = draw(st.integers(0, len(data) - 1))
-    if kind == "cut":
-        return data[:at]
-    if kind == "flipped":
-        return data[:at] + bytes([data[at] ^ (1 << draw(st.integers(0, 7)))]) + data[at + 1 :]
-    if kind == "appended":
-        return data + draw(st.sampled_from([b"\x00\xff\xfe junk", b"{\n", b"KeyboardInterrupt\n", b",,,\n"]))
-    first, _, rest = data.partition(b"\n")
-    last = first.rpartition(b",")[2]
-    return b"\n".join([first + b"," + last, *(row + b"," for row in rest.split(b"\n"))])
-
-
-@settings(max_examples=40)
-@given(data=st.data(), kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=3))
-def test_beside_a_damaged_log_every_other_run_is_read_and_the_damaged_one_is_named(data, kinds):
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        good = [write(folder, f"good{k}/{kind}", k + 1) for k, kind in enumerate(kinds)]
-        bad = write(folder, f"bad/{data.draw(st.sampled_from([*KINDS, 'run.wandb', 'events.out.tfevents.1']))}")
-        bad.write_bytes(data.draw(damages(bad.read_bytes())))
-        table = {str(path): GIVEN for path in folder.rglob("run.*") if path.suffix in (".jsonl", ".csv")}
-        report = examine([name], Given(every={"questions": "50"}, table=table))
-        found = {path: patient for patient in report.patients for path in (patient.name, *patient.also)}
-        assert all(found[str(path)].rows for path in good)
-        unread = [each.source for each in report.unread]
-        assert unread in ([], [str(bad)])
-        # A run of TensorBoard's is a folder, and may have ended before it logged anything.
-        assert any(path.startswith(str(bad.parent)) for path in (*found, *unread)) or not scalars(bad)
-
-
-def scalars(path):
-    """Whether a file of TensorBoard's holds a metric."""
-    return bool(read_events([path], LogLayout(steps=(), needed=re.compile(""))))
 
 
 def test_what_is_readable_and_no_log_is_not_named(tmp_path):

@@ -161,16 +161,13 @@ def test_skyrls_rollouts_tokens_and_scores_are_those_of_the_run(kind, k, **sizes
     assert (evals["seed"][0], evals["learning_rate"][0]) == (9, 2e-6)
 
 
-def test_skyrls_dynamic_sampling_is_asked_about():
+def test_skyrls_dynamic_sampling_is_asked_about_and_a_wrong_group_size_is_refused():
     run = Run(0)
     run.config["trainer"]["algorithm"]["dynamic_sampling"]["type"] = "filter"
     with pytest.raises(BudgetError, match="--set rollouts_per_step="):
         run.read()
     assert run.read(rollouts_per_step="64")[0]["rollouts"].to_list() == [0, 128, 256]
-
-
-def test_skyrls_log_says_the_samples_of_its_groups():
-    run = Run(0)
+    # Its log says the samples of its groups.
     run.config["generator"]["n_samples_per_prompt"] = 8
     with pytest.raises(BudgetError, match=r"n_samples_per_prompt is 8, and the log has reward/avg_pass_at_4"):
         run.read()

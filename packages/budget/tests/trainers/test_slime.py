@@ -92,13 +92,15 @@ class Run:
     groups=st.integers(1, 6),
     n=st.integers(2, 4),
     updates=st.sampled_from([1, 2]),
-    interval=st.integers(2, 4),
+    interval=st.integers(1, 4),
     filters=st.booleans(),
     more=st.integers(0, 4),
     steps=st.integers(1, 7),
     wandb_always_use_train_step=st.booleans(),
 )
-def test_what_was_finished_is_counted_and_what_was_aborted_is_the_error(groups, n, more, updates, **sizes):
+def test_what_was_finished_is_counted_and_what_was_aborted_is_the_error(groups, n, more, updates, interval, **sizes):
+    # With an interval of one, an evaluation is after its rollout; none before them all tells it apart.
+    sizes |= {"interval": interval, "skip_eval_before_train": interval == 1}
     run = Run(groups=groups, n=2 * n, updates=updates, at_once=groups + more, **sizes)
     evals, _ = run.read()
     found = evals.select("step", "rollouts", "avg_at_4", "best_at_4").rows()
@@ -109,13 +111,6 @@ def test_what_was_finished_is_counted_and_what_was_aborted_is_the_error(groups, 
     assert evals["count_source"].to_list()[-1] == ("log" if sizes["filters"] and last else "formula")
     if last == sizes["steps"] * updates:
         assert evals["tokens"].max() == run.tokens
-
-
-def test_with_an_interval_of_one_an_evaluation_is_after_its_rollout():
-    run = Run(0, interval=1, skip_eval_before_train=True)
-    found = run.read()[0]["rollouts"].to_list()
-    assert found == [finished for _, finished, *_ in run.truth]
-    assert found[0] == 8
 
 
 def scaled(run, low, high):
