@@ -121,16 +121,6 @@ def refused(source: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str
     return lines[0]
 
 
-def test_one_point_is_a_result_with_a_reason(
-    table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "evals.csv"
-    table.head(1).write_csv(path)
-    code, said, _ = fitted(path, capsys)
-    assert code == 0
-    assert "no fit: fewer than three evaluations" in said
-
-
 def test_a_sweep_that_cannot_be_fitted_is_one_sentence_and_writes_nothing(
     table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,12 +198,6 @@ def test_mixed_units_a_unit_that_is_missing_and_an_empty_folder_are_refused(
     assert "mix units of compute" in refused(path, capsys)
     (tmp_path / "runs").mkdir()
     assert "holds no evals.parquet" in refused(tmp_path / "runs", capsys)
-
-
-def test_rows_in_any_order_give_the_same(table: pl.DataFrame, tmp_path: Path) -> None:
-    table.write_csv(tmp_path / "a.csv")
-    table.reverse().write_csv(tmp_path / "b.csv")
-    assert read_evals([tmp_path / "a.csv"]).equals(read_evals([tmp_path / "b.csv"]))
 
 
 def test_a_table_in_several_chunks_is_read(table: pl.DataFrame, tmp_path: Path) -> None:
