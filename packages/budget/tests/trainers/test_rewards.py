@@ -279,6 +279,13 @@ def test_shaped_rewards_within_0_and_1_are_refused(rewards):
         rated(*points([rewards], 4))
 
 
+def test_a_best_of_k_of_more_than_k_times_the_mean_is_not_of_successes():
+    # A bonus for the format lets every question pass.
+    bonus = replace(evaluation(0, 0.1), samples=2, scores={"avg_at_2": 0.1, "best_at_2": 1.0})
+    with pytest.raises(BudgetError, match="not a success rate"):
+        success_rates([bonus], "", where="a run")
+
+
 def test_a_scale_that_is_none_is_refused():
     with pytest.raises(BudgetError, match="scale is 'stars'"):
         rated(evaluation(0, 0.5), scale="stars")
