@@ -1,7 +1,6 @@
 """Every file that looks like a log is read or named, whatever is wrong with it or its name."""
 
 import contextlib
-import gzip
 import io
 import json
 import os
@@ -11,12 +10,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from good_logs import csv_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.cli import main
 from isocompute.budget.trainers.doctor import Given, examine
-from reading_logs import DOCS, FIXTURES, VERL, lines
+from reading_logs import VERL, lines
 
 GIVEN = {
     **{key: str(value) for key, value in VERL.items()},
@@ -49,27 +49,12 @@ def verl_rows(number, steps=6):
 
 
 def write(folder, name, number=0):
-    """A log of one kind with a run of a number; where the run stands."""
+    """A log with a run of a number, as a table or in lines."""
     path, rows = folder / name, list(verl_rows(number))
+    if path.suffix != ".csv":
+        return lines(path, rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.name == "trainer_state.json":
-        shutil.copytree(DOCS / ("n4", "n16")[number % 2], path.parent, dirs_exist_ok=True)
-        state = json.loads(path.read_text())
-        for entry in state["log_history"] if number > 1 else ():
-            entry.update({k: 1 - v for k, v in entry.items() if k == "eval_rewards/right/mean"})
-        path.write_text(json.dumps(state))
-    elif path.suffix == ".csv":
-        keys = list(dict.fromkeys(key for row in rows for key in row))
-        path.write_text("\n".join([",".join(keys), *(",".join(str(r.get(k, "")) for k in keys) for r in rows)]) + "\n")
-    elif path.suffix == ".gz":
-        path.write_bytes(gzip.compress(lines(folder / "x.jsonl", rows).read_bytes()))
-        (folder / "x.jsonl").unlink()
-    elif path.suffix == ".wandb":
-        shutil.copy(FIXTURES / "wandb" / "run.wandb", path)
-    elif path.name.startswith("events"):
-        shutil.copy(next((FIXTURES / "trl" / "events").iterdir()), path)
-    else:
-        lines(path, rows)
+    path.write_text(csv_of(rows))
     return path
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from good_logs import COLUMNS, ROWS, console_of, csv_of, parquet_of
+from good_logs import ROWS, console_of, csv_of, parquet_of
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
@@ -180,7 +180,7 @@ def test_what_a_file_holds_decides_and_not_its_name_or_its_encoding():
 @pytest.mark.slow("reads Parquet in a process of its own")
 def test_text_in_parquet_is_parsed_cell_by_cell():
     assert rows(read("run.parquet", parquet_of(ROWS))) == PLAIN
-    texts = [{c: None if row.get(c) is None else str(row[c]) for c in COLUMNS} for row in ROWS]
+    texts = [{column: str(value) for column, value in row.items()} for row in ROWS]
     assert rows(read("run.parquet", parquet_of(texts))) == PLAIN
     texts[1][LENGTH] = "eleven"
     with pytest.raises(DamagedLogError, match=f"row 2 has the {LENGTH} 'eleven'"):
@@ -260,10 +260,19 @@ def test_the_configuration_that_verl_prints_is_the_runs():
     assert both.changed == {"actor_rollout_ref.rollout.n": (4, 8)}
 
 
-def test_a_metric_that_verl_printed_is_refused_where_it_is_no_number():
-    text = console_of(ROWS).replace(f"{LENGTH}:12.0", f"{LENGTH}:12.0.1")
-    with pytest.raises(DamagedLogError, match=f"line 3 has the {LENGTH} '12.0.1'"):
-        read("run.log", text)
+WORDS = ("abc", "true", "[0.5]", "{}", "0.5.5", "1_0", "2,010", "٣", "0x1f", "1e999", "−0.5", "50%", "nan(1)")
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_that_stands_for_a_number_is_refused_with_its_place(word):
+    quoted = json.dumps(word, ensure_ascii=False)
+    for name, data in (
+        ("run.csv", csv_of(ROWS).replace("12.0", quoted, 1)),
+        ("run.jsonl", lines().replace("12.0", quoted, 1)),
+        ("run.log", console_of(ROWS).replace(f"{LENGTH}:12.0", f"{LENGTH}:{word}")),
+    ):
+        with pytest.raises(DamagedLogError, match=rf"(row|line) 3 has the {LENGTH}"):
+            read(name, data)
 
 
 def test_a_line_without_end_is_refused_and_never_left_out():
