@@ -15,7 +15,7 @@ from isocompute.budget.ledger.counts import split
 
 pytestmark = pytest.mark.slow("a campaign of random histories")
 
-HISTORIES = int(os.environ.get("ISOCOMPUTE_HISTORIES", "300"))
+HISTORIES = int(os.environ.get("ISOCOMPUTE_HISTORIES", "150"))
 
 
 @dataclass

@@ -113,7 +113,7 @@ def ingested(name, log, config=None, *, file="log.jsonl", form="json", **given):
 
 
 def asked(source, given):
-    """What a log is asked for without a configuration, and its rollouts where that is given."""
+    """The trainer of a log, what it is asked for without a configuration, and its rollouts where that is given."""
     (bare,) = examine([str(source)], Given()).patients
     (told,) = examine([str(source)], Given(every={key: str(value) for key, value in given.items()})).patients
     assert (bare.trainer, told.missing) == (told.trainer, {})

@@ -99,7 +99,7 @@ class Run:
     wandb_always_use_train_step=st.booleans(),
 )
 def test_what_was_finished_is_counted_and_what_was_aborted_is_the_error(groups, n, more, updates, interval, **sizes):
-    # With an interval of one, an evaluation is after its rollout; none before them all tells it apart.
+    # With an interval of one every evaluation is after its rollout, and there is none before training.
     sizes |= {"interval": interval, "skip_eval_before_train": interval == 1}
     run = Run(groups=groups, n=2 * n, updates=updates, at_once=groups + more, **sizes)
     evals, _ = run.read()
