@@ -27,8 +27,8 @@ sys.modules["msvcrt"] = msvcrt
 """
 
 LEDGER = """
+import sys
 from isocompute.budget import Counts, History, Ledger, LedgerError, Limits, Meter
-from isocompute.budget.cli import main
 with Ledger.open("a.ledger", run_id="a") as ledger:
     meter = Meter(ledger, Limits(rollouts=64))
     for step in (1, 2):
@@ -44,6 +44,9 @@ with Ledger.open("a.ledger", run_id="a") as ledger:
         raise AssertionError("two writers")
 with Ledger.open("a.ledger", run_id="a", resumed_from=1) as ledger:
     assert ledger.totals.paid.rollouts == 64
+# Metering a run loads nothing heavy.
+assert not {"polars", "numpy", "torch", "ray", "mlflow"} & set(sys.modules)
+from isocompute.budget.cli import main
 assert main(["show", "a.ledger"]) == 0
 assert main(["plan", "--rollouts", "1e5", "--max-batch", "1024"]) == 0
 """

@@ -1,7 +1,9 @@
 """Every command used wrongly: one sentence that says what is wrong, status 2, and no file left behind."""
 
+import io
 import json
 import os
+import resource
 import shlex
 import signal
 import subprocess
@@ -25,10 +27,8 @@ LAUGHS = "a: &a {x: 1}\n" + "".join(
 
 FILES = {
     "circle.yaml": "a: &a {b: *a}",
-    "list.yaml": "max_steps: &a [*a, *a]",
     "laughs.yaml": LAUGHS,
     "deep.yaml": "a: " + "{a: " * 5_000 + "1" + "}" * 5_000,
-    "below.yaml": "\n".join(f"{' ' * k}a:" for k in range(200)),
     "tag.yaml": "a: !!python/object/apply:os.system [true]",
     "day.yaml": "max_steps: 2026-01-01",
     "huge.yaml": "max_steps: 0x" + "f" * 5_000,
@@ -39,9 +39,9 @@ FILES = {
     "train.py": "import trl  # --max_steps 5",
     "launch": "#!/usr/bin/env python3\nprint('--max_steps 5')",
     "open.sh": "trl grpo --max_steps '5",
+    "open.toml": "a = [",
     "script.sh": "echo nothing",
     "a.csv": "run_id,step\na,1\n",
-    "empty.csv": "",
     "plain.ledger": "not a ledger",
 }
 
@@ -51,38 +51,24 @@ WRONG = [
     ("show x $'\\x1b[31m' --bogus $'\\x1b[31m'", "\\x1b[31m"),
     (f"plan --rollouts 1e999999999 {BATCH}", "is not a whole number of at most"),
     (f"plan --rollouts 1e-999999999 {BATCH}", "'1e-999999999' is not a whole number"),
-    (f"plan --rollouts -5 {BATCH}", "rollouts is -5"),
     (f"plan --rollouts 16 {BATCH}", "split with fewer than 1 step"),
     (f"plan --rollouts 64 {BATCH} --anchor 1e-3", "both --anchor and --anchor-batch"),
     ("plan --rollouts 1e5 --rollouts-per-problem 4", "give --max-batch, or values"),
     (f"{PLAN} --rollouts-per-problem 4,,8", "'' is not a whole number"),
-    (f"{PLAN} --rollouts-per-problem {','.join(map(str, range(1, 300)))}", "at most 200 are considered"),
-    ("plan --rollouts 1e5 --max-batch 1", "batches of at most 1"),
     (f"{PLAN} --min-steps 1e9", "no split of 100,000 rollouts can be run"),
     (f"{PLAN} --model-parameters 7B", "needs --response-tokens and --device"),
     (f"{PLAN} --json pipe", "pipe: cannot be written (it is a special file)"),
     (f"{PLAN} --json script.sh/plan.json", "script.sh/plan.json: cannot be written ("),
     (f"{COST} --model-parameters 7X", "'7X' is not a whole number"),
-    (f"{COST} --response-tokens 1e308", "both at most 1,000,000,000"),
-    (f"{COST} --layers 32", "needs both the layers and the width"),
     (f"{COST} --training-utilisation 0.1,0.2", "is not one share of the peak or three"),
-    (f"{COST} --training-utilisation 2", "must be in ascending order between 0 and 1"),
-    (f"{COST} --price -1", "the price of a device-hour is -1.0"),
     # convert
-    (f"convert --to verl {SPLIT} --world-size 3", "over 3 devices; problems_per_batch 6 or 9 would"),
-    (f"convert --to verl {SPLIT} --world-size 1e15", "it must be at most 1,048,576"),
-    (f"convert --to trl {SPLIT} --world-size 2 --tensor-parallel 2", "TRL trains without tensor parallelism"),
-    (f"convert --to verl {SPLIT} --world-size 6 --tensor-parallel 4", "world_size 4 or 8 would"),
     ("convert --to verl --rollouts-per-problem 1e9 --problems-per-batch 1e9 --update-steps 1 --micro-batch 3", "would"),
     (f"convert --to verl {SPLIT} --learning-rate-anchor 64", "give --learning-rate as well"),
-    (f"convert --to verl {SPLIT} --problems 4", "cannot be drawn from 4"),
     (f"convert --from verl {SPLIT}", "goes with --to"),
     (f"convert --to verl {SPLIT} circle.yaml", "and no settings"),
     ("convert --from trl circle.yaml", "nested more than 100 deep, or contains itself"),
-    ("convert --from trl list.yaml", "nested more than 100 deep, or contains itself"),
     ("convert --from trl laughs.yaml", "more than 4,000,000 values"),
     ("convert --from trl deep.yaml", "nested more than 100 deep"),
-    ("convert --from trl below.yaml", "nested more than 100 deep"),
     ("convert --from trl tag.yaml", "not YAML ("),
     ("convert --from trl day.yaml", "max_steps is datetime.date(2026, 1, 1); it must be a whole number"),
     ("convert --from trl huge.yaml", "max_steps is a whole number of 20,000 bits; it must be a whole number"),
@@ -92,24 +78,19 @@ WRONG = [
     ("convert --from trl list.json", "its top level must be keys with values"),
     ("convert --from trl train.py", "settings are not read from .py files; give YAML"),
     ("convert --from trl launch", "is a Python program"),
+    ("convert --from trl open.toml", "not TOML ("),
     ("convert --from trl open.sh", "not sh (No closing quotation)"),
     ("convert --from trl script.sh", "no settings were given"),
     ("convert --from trl none.yaml", "none.yaml: cannot be read (No such file or directory)"),
-    ("convert --from trl -- --max_steps", "max_steps is True"),
     ("convert --from prime-rl --json x.json -- --batch_size 8", "no allocation to write: update steps"),
-    ("convert --from trl --world-size 0 -- --max_steps 5", "world_size is 0"),
     ("show none.ledger", "none.ledger: "),
     ("show .", "plain.ledger: not a ledger"),
-    ("show a.csv", "lacks the columns"),
-    ("show empty.csv", "the file is empty"),
-    ("show a.ledger --json pipe", "it is a special file"),
     ("audit nowhere", "nowhere: no run of a trainer that is known is logged there"),
     ("audit a.csv --trainer verl --ledger none.ledger", "a.csv: "),
     ("run --ledger new.ledger --log logs -- true", "there is no limit to hold the run to"),
     ("run --ledger new.ledger --log logs --rollouts 9 --silence 0 -- true", "--silence is 0.0"),
     ("run --ledger new.ledger --log logs --rollouts 9 --signal SIGN -- true", "must be the name of a signal"),
     ("run --ledger new.ledger --log logs --rollouts 9 -- no-such-program", "there is no such command"),
-    ("run --ledger new.ledger --log logs --rollouts 9 --config circle.yaml -- true", "circle.yaml"),
     ("run --ledger a.csv --log logs --rollouts 9 -- true", "a.csv: not a ledger"),
 ]
 
@@ -151,12 +132,6 @@ def test_a_wrong_command_is_one_sentence_and_leaves_no_file(folder, capsys, line
     assert sorted(folder.rglob("*")) == before
 
 
-def child(code, *arguments):
-    """Run a program that calls ``main``; its status, and what it said."""
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
-    return done.returncode, done.stderr
-
-
 SIGNAL = """
 import os, signal, sys
 from isocompute.budget.cli import main
@@ -174,37 +149,35 @@ sys.exit(main(sys.argv[2:]))
 )
 def test_a_write_that_is_interrupted_leaves_nothing(folder, name, line):
     before = sorted(folder.rglob("*"))
-    status, err = child(SIGNAL, name, *line.split())
-    assert (status, err) == (128 + getattr(signal, name), "")
+    program = [sys.executable, "-c", SIGNAL, name, *line.split()]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (128 + getattr(signal, name), "")
     assert sorted(folder.rglob("*")) == before
 
 
-FULL = """
-import resource, sys
-from isocompute.budget.cli import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_a_write_that_fails_keeps_what_was_there(folder):
+def test_a_write_that_fails_keeps_what_was_there(folder, capsys):
     (folder / "made.json").write_text("before")
     before = sorted(folder.rglob("*"))
-    for line in (f"{COST} --json made.json", "show a.ledger --json new.json"):
-        status, err = child(FULL, *line.split())
-        assert status == 2
-        assert err.endswith(".json: cannot be written (File too large)\n")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        statuses = [run(f"{COST} --json made.json"), run("show a.ledger --json new.json")]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert statuses == [2, 2]
+    said = capsys.readouterr().err.splitlines()
+    assert all(line.endswith(".json: cannot be written (File too large)") for line in said)
     assert sorted(folder.rglob("*")) == before
     assert (folder / "made.json").read_text() == "before"
 
 
 def test_a_locale_without_unicode_is_no_error(folder, monkeypatch):
-    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    code = "import sys; from isocompute.budget.cli import main; sys.exit(main(sys.argv[1:]))"
-    for line in (f"convert --to trl {SPLIT}", "convert --from trl \u00fc.yaml"):
-        status, err = child(code, *line.split())
-        assert status == (2 if "yaml" in line else 0)
-        assert "Traceback" not in err
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert run(f"convert --to trl {SPLIT}") == 0
+    assert run("convert --from trl \u00fc.yaml") == 2
+    sys.stderr.flush()
+    assert b"\\xfc.yaml: cannot be read" in sys.stderr.buffer.getvalue()
 
 
 ODD = ["", "../../etc", "two\nlines", "\x1b[2Jgone", "x" * 2_000]

@@ -31,6 +31,14 @@ def started(folder, *args, **options):
     return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.fixture(params=["lines", "events"])
+def logger(request):
+    """What writes the log: veRL's lines or TensorBoard."""
+    if request.param == "events":
+        needed("tensorboard")
+    return request.param
+
+
 def wait_for(condition):
     for _ in range(600):
         if condition():
@@ -39,10 +47,7 @@ def wait_for(condition):
     raise AssertionError("nothing happened for half a minute")
 
 
-@pytest.mark.parametrize("logger", ["lines", "events"])
 def test_a_command_is_ended_before_the_step_that_would_exceed_the_budget(tmp_path, capsys, logger):
-    if logger == "events":
-        needed("tensorboard")
     assert main(arguments(tmp_path, 100, hangs=5, logger=logger)) == 3
     out, err = capsys.readouterr()
     assert "ended at its budget after step 4 (SIGINT; the command ended with" in out
@@ -64,10 +69,7 @@ def test_a_command_that_ends_by_itself_ends_with_its_own_status(tmp_path, capsys
     assert rollouts(tmp_path) == (steps * BATCH, 0)
 
 
-@pytest.mark.parametrize("logger", ["lines", "events"])
 def test_a_run_that_was_killed_goes_on_with_its_ledger_after_the_step_that_its_log_shows(tmp_path, capsys, logger):
-    if logger == "events":
-        needed("tensorboard")
     limit = ("--rollouts", str(10 * BATCH))
     assert main(arguments(tmp_path, 100, *limit, dies=5, saves=3, logger=logger)) == 137
     assert main(arguments(tmp_path, 100, *limit, dies=7, saves=3, logger=logger)) == 137
@@ -80,10 +82,7 @@ def test_a_run_that_was_killed_goes_on_with_its_ledger_after_the_step_that_its_l
     assert history.table()["rollouts"].to_list() == [BATCH] * 7
 
 
-@pytest.mark.parametrize("logger", ["lines", "events"])
 def test_a_command_that_starts_its_trainer_again_pays_for_what_is_generated_again(tmp_path, logger):
-    if logger == "events":
-        needed("tensorboard")
     words = arguments(tmp_path, 100, "--rollouts", str(9 * BATCH), logger=logger)
     twice = [
         shlex.join(command(tmp_path / "log", 100, logger=logger, saves=3, **o)) for o in ({"dies": 5}, {"hangs": 8})
@@ -161,16 +160,6 @@ def test_steps_that_were_logged_after_the_follower_was_killed_are_charged_later(
     assert "steps 3 to 4 are in the log and in no charge" in capsys.readouterr().err
     history = History.read(tmp_path / "run.ledger")
     assert (rollouts(tmp_path), history.resumed_from) == ((5 * BATCH, BATCH), (0, 2, 3))
-
-
-def test_a_second_run_with_the_ledger_is_refused(tmp_path, capsys):
-    assert main(arguments(tmp_path, 100, "--rollouts", "1000", dies=2, saves=1)) == 137
-    run = started(tmp_path, 100, "--rollouts", "1000", hangs=3)
-    wait_for((tmp_path / "hangs").exists)
-    assert main(arguments(tmp_path, 100, "--rollouts", "1000")) == 2
-    assert "another writer has this ledger open" in capsys.readouterr().err
-    run.send_signal(signal.SIGTERM)
-    run.communicate(timeout=60)
 
 
 def test_device_time_is_wall_time_of_the_command_times_devices(tmp_path, capsys):

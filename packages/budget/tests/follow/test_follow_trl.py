@@ -61,3 +61,6 @@ def test_every_difference_of_an_attached_run_that_was_killed_and_resumed_is_name
     )
     made = sum(map(int, (tmp_path / "made.txt").read_text().split()))
     assert made == found.rollouts + 4
+    totals = History.read(ledger).totals()
+    # Of a batch that two steps share, the half of step 6 is lost as well.
+    assert (totals.used.rollouts, totals.lost_training.rollouts, History.read(ledger).resumed_from) == (22, 6, (0, 5))

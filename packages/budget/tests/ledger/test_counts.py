@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget import COHORTS, BudgetError, Counts, History, Ledger, Limits, Meter, counts_by_cohort
+from isocompute.budget import COHORTS, BudgetError, Counts, Ledger, Limits, Meter, counts_by_cohort
 from isocompute.budget.ledger.limits import Standing
 
 counts = st.builds(
@@ -116,11 +116,3 @@ def test_what_cannot_be_counted_is_refused_and_charges_nothing(tmp_path, table, 
                 charge(1, table)
         assert ledger.history() == before
         assert meter.used == Counts()
-
-
-@pytest.mark.parametrize("nothing", [{}, pl.DataFrame(), pl.DataFrame(schema={"cohort": pl.String})])
-def test_a_table_without_rows_says_as_no_counts_do_that_the_step_was_reached(tmp_path, nothing):
-    with Ledger.open(tmp_path / "a.ledger", run_id="a") as ledger:
-        Meter(ledger, Limits(rollouts=8)).charge(3, nothing)
-        assert ledger.used == Counts()
-    assert History.read(tmp_path / "a.ledger").last_step == 3

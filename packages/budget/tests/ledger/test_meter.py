@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,31 +21,21 @@ def test_device_time_and_money_stop_after_the_step_that_reaches_them(tmp_path):
         for step in (1, 2, 3):
             assert meter.admit(step, 8)
             meter.charge(step, taken(8), device_seconds=100.0)
-        assert meter.admit(4, 8).reason == ("the run has taken 300 device-seconds before step 4, and the budget is 250")
+        assert re.search(r"300 device-seconds before step 4.* 250", meter.admit(4, 8).reason)
         dear = Meter(ledger, Limits(money=2.5, price_per_device_hour=36.0))
-        assert dear.admit(4, 8).reason == "the run has cost 3.00 before step 4, and the budget is 2.50"
-        assert Meter(ledger, Limits(device_seconds=301)).admit(4, 8)
+        assert re.search(r"3\.00 before step 4.* 2\.50", dear.admit(4, 8).reason)
         ledger.note_limits(limits)
     history = History.read(path)
-    assert history.limits == limits
-    assert history.device_seconds == 300.0
-    assert "device" not in " ".join(history.table().columns)
+    assert (history.limits, history.device_seconds) == (limits, 300.0)
     # Unlike rollouts, time that was lost in a crash was paid for, and is held against the limit.
     with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
         meter = Meter(ledger, limits)
-        assert meter.used.rollouts == 8
-        assert meter.device_seconds == 300.0
+        assert (meter.used.rollouts, meter.device_seconds) == (8, 300.0)
         assert not meter.admit(2, 8)
         ledger.charge(2, {}, device_seconds=1.5)
-        assert ledger.device_seconds == 301.5
-    assert History.read(path).device_seconds == 301.5
-
-
-def test_negative_device_time_is_refused_and_nothing_charged(tmp_path):
-    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
         with pytest.raises(BudgetError, match="device_seconds is -1"):
-            ledger.charge(1, taken(8), device_seconds=-1)
-        assert ledger.used == Counts()
+            ledger.charge(2, taken(8), device_seconds=-1)
+        assert (ledger.used.rollouts, ledger.device_seconds) == (8, 301.5)
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.planning.splits import Constraints, grid
@@ -47,11 +47,3 @@ def test_every_planned_cell_spends_no_more_than_the_budget_and_keeps_every_limit
 def test_constraints_that_cannot_be_are_refused(change, said):
     with pytest.raises(BudgetError, match=said):
         Constraints(**{"rollouts": 100, "max_batch": 10, "problems": 5, **change})
-
-
-@given(st.integers(1, 10**5), st.integers(1, 512))
-def test_without_values_the_powers_of_two_are_taken(rollouts, most):
-    assume(most >= 2)
-    constraints = Constraints(rollouts=rollouts, max_batch=most)
-    assert constraints.rollouts_per_problem == tuple(2**k for k in range(1, 10) if 2**k <= most)
-    assert constraints.problems_per_batch == tuple(2**k for k in range(10) if 2**k <= most)

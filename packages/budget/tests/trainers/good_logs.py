@@ -20,7 +20,6 @@ from reading_logs import DOCS, FIXTURES, logged_run
 RUN = [json.loads(line) for line in (FIXTURES / "verl" / "run.jsonl").read_text().splitlines()]
 ROWS = [{"step": row["step"], **row["data"]} for row in RUN]
 """veRL's run of the fixtures, flat."""
-COLUMNS = list(dict.fromkeys(key for row in ROWS for key in row))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,8 @@ def csv_of(rows, *, delimiter=",", comma=".", end="\n"):
     def cell(value):
         return "" if value is None else str(value).replace(".", comma)
 
-    lines = [delimiter.join(COLUMNS), *(delimiter.join(cell(row.get(c)) for c in COLUMNS) for row in rows)]
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = [delimiter.join(columns), *(delimiter.join(cell(row.get(c)) for c in columns) for row in rows)]
     return end.join([*lines, ""])
 
 

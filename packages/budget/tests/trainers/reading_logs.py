@@ -6,11 +6,14 @@ import importlib
 import json
 import os
 import shlex
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 from isocompute.budget import Allocation
+from isocompute.budget.trainers.doctor import Given, examine
 from isocompute.budget.trainers.evals import ingest
 from isocompute.budget.trainers.registry import convert, trainer
 from isocompute.budget.trainers.settings import RunPlan, flags, render
@@ -87,32 +90,46 @@ def run_of(batch, n, steps, **other):
     return RunPlan(allocation=split, **other)
 
 
-def rollouts(name, rows, config, **given):
-    """Cumulative rollouts of a run's evaluations.
-
-    Args:
-        config: Its configuration, or None where there is none.
-        given: What the user says.
-    """
-    with TemporaryDirectory() as folder:
-        log, settings = Path(folder) / "log.jsonl", Path(folder) / "config.json"
-        lines(log, rows)
-        settings.write_text(json.dumps(config or {}))
-        given_all = {**QUESTIONS, **{name.replace("__", "."): value for name, value in given.items()}}
-        evals, _ = ingest(name, [str(log)], config=settings if config else None, constants=given_all)
-        return evals["rollouts"].to_list()
+def rollouts(name, log, config=None, **given):
+    """Cumulative rollouts of a run's evaluations, as ``ingested`` reads them."""
+    return ingested(name, log, config, **given)[0]["rollouts"].to_list()
 
 
-def ingested(folder, name, log, config, *, file="log.jsonl", form="json", **given):
+def ingested(name, log, config=None, *, file="log.jsonl", form="json", **given):
     """The ``evals`` table of one log and its configuration, and the notes on it.
 
     Args:
-        config: Settings, or the text of a file of the form.
+        log: Rows, or the text of a file.
+        config: Settings, or the text of a file of the form; None where there is none.
+        given: What the user says; of None, nothing.
     """
-    (folder / file).write_text(log)
-    settings = folder / f"config.{form}"
-    settings.write_text(config if isinstance(config, str) else json.dumps(config))
-    return ingest(name, [str(folder / file)], config=settings, constants={**QUESTIONS, **given})
+    given = {key: value for key, value in {**QUESTIONS, **given}.items() if value is not None}
+    with TemporaryDirectory() as folder:
+        path, settings = Path(folder) / file, Path(folder) / f"config.{form}"
+        path.write_text(log) if isinstance(log, str) else lines(path, log)
+        if config is not None:
+            settings.write_text(config if isinstance(config, str) else json.dumps(config))
+        return ingest(name, [str(path)], config=settings if settings.exists() else None, constants=given)
+
+
+def asked(source, given):
+    """The trainer of a log, what it is asked for without a configuration, and its rollouts where that is given."""
+    (bare,) = examine([str(source)], Given()).patients
+    (told,) = examine([str(source)], Given(every={key: str(value) for key, value in given.items()})).patients
+    assert (bare.trainer, told.missing) == (told.trainer, {})
+    return bare.trainer.name, set(bare.missing), [row["rollouts"] for row in told.rows]
+
+
+def trackio(path, config, rows):
+    """Trackio's database of one run."""
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_id TEXT, run_name TEXT, metrics TEXT)")
+        database.execute("CREATE TABLE configs (id INTEGER PRIMARY KEY, run_id TEXT, config TEXT)")
+        database.execute("INSERT INTO configs (run_id, config) VALUES ('a', ?)", [json.dumps(config)])
+        for row in rows:
+            database.execute("INSERT INTO metrics (run_id, run_name, metrics) VALUES ('a', 'r', ?)", [json.dumps(row)])
+        database.commit()
+    return path
 
 
 def words(name, run):

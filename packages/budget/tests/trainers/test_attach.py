@@ -65,9 +65,7 @@ def check(found, case, path, world=1):
         most = batch * (accumulation // every + 1) * args["max_completion_length"]
         assert found["limit"] <= counted.response_tokens < found["limit"] + most, said
     elif found["reason"]:
-        assert history.device_seconds >= found["limit"] * 3600 * (1 if case["limit"] == "device_hours" else 1 / 36), (
-            said
-        )
+        assert history.device_seconds >= found["limit"] * (3600 if case["limit"] == "device_hours" else 100), said
     check_steps(history, found, case, every, world, said)
     if found["refused"]:
         return "refused"
@@ -125,27 +123,19 @@ def test_the_ledger_of_an_attached_run_is_what_its_sampler_made(trl, tmp_path, n
         check(found, case, path)
 
 
-def launched(cases, folder, *, processes=1, wanted=1):
-    """Run cases in processes of their own; what came of them, or the exit status if they were killed."""
-    (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
-    script = str(Path(__file__).with_name("attached_runs.py"))
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
-    command = [sys.executable, *launcher, script, str(folder / "cases.json"), str(folder), str(folder / "found.json")]
-    command.append(str(wanted))
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode < 0:
-        return done.returncode
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads((folder / "found.json").read_text())
-
-
 def test_the_ledger_of_two_processes_is_what_both_sampled(trl, tmp_path):
     from attached_runs import random_case
 
     runs = max(1, RUNS // 5)
     # TRL refuses most layouts: batches of two processes are not split evenly.
     cases = [random_case(random.Random(f"{SEED} two {k}"), killed=k % 3 == 0, world=2) for k in range(10 * runs)]
-    found = launched(cases, tmp_path, processes=2, wanted=runs)
+    (tmp_path / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
+    script = Path(__file__).with_name("attached_runs.py")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script]
+    given = [tmp_path / "cases.json", tmp_path, tmp_path / "found.json", runs]
+    done = subprocess.run([*map(str, launcher + given)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "found.json").read_text())
     outcomes = [
         check(of_case, asdict(case), tmp_path / str(number) / "run.ledger", world=2)
         for number, (case, of_case) in enumerate(zip(cases, found, strict=False))
@@ -154,22 +144,7 @@ def test_the_ledger_of_two_processes_is_what_both_sampled(trl, tmp_path):
     assert len(outcomes) == runs, [of_case.get("illegal") for of_case in found]
 
 
-def test_a_process_that_is_killed_within_a_generation_batch_is_resumed(trl, tmp_path):
-    from attached_runs import Case
-
-    chosen = {"args": ARGS, "problems": 8, "eval_problems": 4}
-    case = Case(limit="rollouts", batches=3.5, kills=[3], chosen=chosen, for_real=True)
-    assert launched([case], tmp_path) == -9
-    (found,) = launched([case], tmp_path)
-    assert check(found, asdict(case), tmp_path / "0" / "run.ledger") == "stopped"
-    # Killed in step 2, and resumed from step 1: half of the first batch is lost, and two batches last to step 5.
-    assert found["resumed"] == [1]
-    history = History.read(tmp_path / "0" / "run.ledger")
-    assert (history.totals().used.rollouts, history.totals().lost_training.rollouts) == (20, 4)
-    assert (found["steps"], history.resumed_from) == (5, (0, 1))
-
-
-@pytest.mark.parametrize("kills", [[], [3], [1, 7]])
+@pytest.mark.parametrize("kills", [[], [1, 7]])
 def test_a_limit_on_what_is_used_ends_a_run_after_the_same_step_however_often_it_was_killed(trl, tmp_path, kills):
     from attached_runs import Case, train
     from trl_runs import quiet
@@ -182,18 +157,17 @@ def test_a_limit_on_what_is_used_ends_a_run_after_the_same_step_however_often_it
     assert (found.steps, History.read(tmp_path / "run.ledger").totals().used.rollouts) == (5, 20)
 
 
-@pytest.mark.parametrize("limit", ["device_hours", "money"])
-def test_a_limit_on_time_or_money_ends_a_run_in_the_middle_of_a_batch_too(trl, tmp_path, limit):
+def test_a_limit_on_money_ends_a_run_in_the_middle_of_a_batch_too(trl, tmp_path):
     from attached_runs import Case, train
     from trl_runs import quiet
 
-    # Steps that share a batch, most of them; how many fit into the second of the limit is the machine's affair.
+    # Steps that share a batch, most of them; how many fit into the second that it buys is the machine's affair.
     chosen = {"args": {**ARGS, "num_iterations": 200, "max_steps": 100_000}, "problems": 8, "eval_problems": 4}
-    case = Case(limit=limit, batches=1, save_steps=100, chosen=chosen)
+    case = Case(limit="money", batches=1, save_steps=100, chosen=chosen)
     with quiet():
         found = train(case, tmp_path)
     assert check(asdict(found), asdict(case), tmp_path / "run.ledger") == "stopped"
-    assert found.reason.startswith("the run has taken" if limit == "device_hours" else "the run has cost")
+    assert found.reason.startswith("the run has cost")
     history = History.read(tmp_path / "run.ledger")
     # What was generated for steps that were not taken is lost.
     assert history.totals().used.rollouts + history.totals().lost_training.rollouts == found.truth["train"][0]
@@ -215,10 +189,6 @@ def test_what_cannot_be_attached_is_named(trl, tmp_path):
         attach("trainer", tmp_path / "a.ledger", rollouts=10)
     with pytest.raises(BudgetError, match="no limit"):
         attach(trainer, tmp_path / "a.ledger")
-    with pytest.raises(BudgetError, match="price_per_device_hour"):
-        attach(trainer, tmp_path / "a.ledger", money=3.0)
-    with pytest.raises(BudgetError, match=r"rollouts is 10\.5"):
-        attach(trainer, tmp_path / "a.ledger", rollouts=10.5)
     attach(trainer, tmp_path / "a.ledger", rollouts=1e6)
     with pytest.raises(BudgetError, match=r"already.*a\.ledger"):
         attach(trainer, tmp_path / "b.ledger", rollouts=10)

@@ -12,25 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.errors import DamagedLogError
 from isocompute.budget.trainers.evals import ingest
 from isocompute.budget.trainers.logs.sources import read_arguments, read_logs
 from isocompute.budget.trainers.registry import TRAINERS
-from reading_logs import DOCS, FIXTURES, OPENRLHF, PRIME_RL, TRL, VERL, ingested, logged_run, run_settings
+from reading_logs import DOCS, FIXTURES, OPENRLHF, PRIME_RL, TRL, VERL, logged_run, rollouts, run_settings, trackio
 
 
-def check(source, whole=True):
-    """That a source holds the run of ``logged_run``, or its beginning."""
-    evals = ingest("trl", [str(source)])[0]
-    assert not whole or len(evals) == 3
-    for name, values in (
-        ("step", [2, 4, 6]),
-        ("rollouts", [32, 64, 96]),
-        ("avg_at_2", [0.25, 0.5, 0.75]),
-        ("learning_rate", [1e-4] * 3),
-        ("questions", [16] * 3),
-    ):
-        assert evals[name].to_list() == values[: len(evals)]
+def check(source):
+    """That a source holds the run of ``logged_run``."""
+    evals = ingest("trl", [str(source)])[0].select("step", "rollouts", "avg_at_2", "learning_rate", "questions")
+    assert evals.rows() == [(2, 32, 0.25, 1e-4, 16), (4, 64, 0.5, 1e-4, 16), (6, 96, 0.75, 1e-4, 16)]
 
 
 def test_wandbs_own_file_is_read_without_wandb():
@@ -38,30 +29,8 @@ def test_wandbs_own_file_is_read_without_wandb():
     check(FIXTURES / "wandb")
 
 
-def test_a_file_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path):
-    (events,) = (FIXTURES / "trl" / "events").iterdir()
-    for whole, path, part in (
-        (FIXTURES / "wandb" / "run.wandb", tmp_path / "run.wandb", 997),
-        (events, tmp_path / "events.out.tfevents.x", 4_001),
-    ):
-        data = whole.read_bytes()
-        for length in range(7, len(data), part):
-            path.write_bytes(data[:length])
-            try:
-                evals, _ = ingest("trl", [str(path)])
-            except BudgetError:
-                continue
-            assert evals["rollouts"].to_list() == [32, 64, 96][: len(evals)]
-
-
 def test_trackios_database_is_read_without_trackio(tmp_path):
-    with sqlite3.connect(tmp_path / "p.db") as database:
-        database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_id TEXT, run_name TEXT, metrics TEXT)")
-        database.execute("CREATE TABLE configs (id INTEGER PRIMARY KEY, run_id TEXT, config TEXT)")
-        database.execute("INSERT INTO configs (run_id, config) VALUES ('a', ?)", [json.dumps(run_settings())])
-        for row in logged_run():
-            database.execute("INSERT INTO metrics (run_id, run_name, metrics) VALUES ('a', 'r', ?)", [json.dumps(row)])
-    check(tmp_path / "p.db")
+    check(trackio(tmp_path / "p.db", run_settings(), logged_run()))
 
 
 @pytest.mark.parametrize(("name", "said"), [("q.db", "Trackio"), ("q.wandb", "is no file of W&B's")])
@@ -100,12 +69,12 @@ def test_arguments_that_would_run_code_do_not(tmp_path):
         read_arguments(tmp_path / "c.bin")
 
 
-def counted(folder, trainer, config, log, *, name="log.csv", **given):
-    return ingested(folder, trainer, log, config, file=name, **given)[0]["rollouts"].to_list()
+def counted(trainer, config, log, *, name="log.csv", **given):
+    return rollouts(trainer, log, config, file=name, **given)
 
 
 @pytest.mark.parametrize(
-    ("trainer", "config", "log", "rollouts"),
+    ("trainer", "config", "log", "made"),
     [
         # Logged every ten steps, and evaluated every twenty: W&B counts the calls.
         (
@@ -135,8 +104,8 @@ def counted(folder, trainer, config, log, *, name="log.csv", **given):
         ),
     ],
 )
-def test_the_trainers_step_goes_before_wandbs_count_of_log_calls(trainer, config, log, rollouts, tmp_path):
-    assert counted(tmp_path, trainer, config, log) == rollouts
+def test_the_trainers_step_goes_before_wandbs_count_of_log_calls(trainer, config, log, made):
+    assert counted(trainer, config, log) == made
 
 
 @pytest.mark.parametrize("column", ["_step", "Step"])
@@ -148,20 +117,20 @@ def test_the_trainers_step_goes_before_wandbs_count_of_log_calls(trainer, config
         ("prime-rl", PRIME_RL, "eval/math/avg@4"),
     ],
 )
-def test_wandbs_count_alone_is_asked_about(trainer, config, metric, column, tmp_path):
+def test_wandbs_count_alone_is_asked_about(trainer, config, metric, column):
     line = json.dumps({column: 1, metric: 0.5}) + "\n"
     for name, log in (("log.csv", f"{column},{metric}\n0,0.1\n1,0.2\n"), ("log.jsonl", line)):
         with pytest.raises(BudgetError, match=rf"only by {column}, .*step_column="):
-            counted(tmp_path, trainer, config, log, name=name)
+            counted(trainer, config, log, name=name)
 
 
 def test_the_column_of_steps_can_be_named_in_tables_and_lines(tmp_path):
     log = "Step,optimizer steps,eval/reward\n0,5,0.1\n1,10,0.2\n"
-    assert counted(tmp_path, "trl", TRL, log, step_column="optimizer steps") == [80, 160]
+    assert counted("trl", TRL, log, step_column="optimizer steps") == [80, 160]
     # Whoever says so is believed.
-    assert counted(tmp_path, "trl", TRL, log, step_column="Step") == [0, 16]
+    assert counted("trl", TRL, log, step_column="Step") == [0, 16]
     lines = '{"Step": 2, "eval_reward": 0.5}\n{"Step": 4, "eval_reward": 0.6}\n'
-    assert counted(tmp_path, "trl", TRL, lines, name="log.jsonl", step_column="Step") == [32, 64]
+    assert counted("trl", TRL, lines, name="log.jsonl", step_column="Step") == [32, 64]
     state = json.dumps({"log_history": [{"step": 2, "eval_reward": 0.5}]})
     for name, content, said in (
         ("log.csv", log, "no column 'steps'"),
@@ -169,7 +138,7 @@ def test_the_column_of_steps_can_be_named_in_tables_and_lines(tmp_path):
         ("log.jsonl", lines, "no line has 'steps'"),
     ):
         with pytest.raises(BudgetError, match=said):
-            counted(tmp_path, "trl", TRL, content, name=name, step_column="steps")
+            counted("trl", TRL, content, name=name, step_column="steps")
 
 
 @pytest.mark.parametrize(
@@ -182,47 +151,45 @@ def test_the_column_of_steps_can_be_named_in_tables_and_lines(tmp_path):
         ("inf", "row 2 has the train/global_step inf, which is not a whole number"),
     ],
 )
-def test_a_cell_that_is_not_a_step_names_its_row(cell, message, tmp_path):
+def test_a_cell_that_is_not_a_step_names_its_row(cell, message):
     with pytest.raises(BudgetError, match=message):
-        counted(tmp_path, "trl", TRL, f"train/global_step,eval/reward\n5,0.1\n{cell},0.2\n")
+        counted("trl", TRL, f"train/global_step,eval/reward\n5,0.1\n{cell},0.2\n")
 
 
-@given(data=st.data())
-def test_a_flipped_bit_of_a_record_is_noticed(data):
-    (events,) = (FIXTURES / "trl" / "events").iterdir()
-    layout = TRAINERS["trl"].logs.layout
-    for path in (events, FIXTURES / "wandb" / "run.wandb"):
-        content = bytearray(path.read_bytes())
-        bit = data.draw(st.integers(8 * 7, 8 * len(content) - 1))
-        content[bit // 8] ^= 1 << bit % 8
-        with TemporaryDirectory() as folder:
-            flipped = Path(folder) / path.name
-            flipped.write_bytes(content)
-            whole = read_logs(str(path), layout)[0]
-            try:
-                (log,) = read_logs(str(flipped), layout)
-            except DamagedLogError as error:
-                assert re.search(r"(?:at|from) byte [\d,]+", str(error))  # noqa: PT017
-            else:
-                # The length of a last record may say that it was cut off.
-                assert log.left_out
-                assert log.rows == whole.rows[: len(log.rows)]
+(EVENTS,) = (FIXTURES / "trl" / "events").iterdir()
 
 
-def test_records_after_a_hole_are_not_read_as_if_nothing_was_lost(tmp_path):
-    (events,) = (FIXTURES / "trl" / "events").iterdir()
-    layout = TRAINERS["trl"].logs.layout
-    for path in (events, FIXTURES / "wandb" / "run.wandb"):
-        content, holed = path.read_bytes(), tmp_path / path.name
-        for start in range(1_000, len(content) - 3_000, 2_345):
-            holed.write_bytes(content[:start] + bytes(2_000) + content[start + 2_000 :])
-            with pytest.raises(DamagedLogError, match=r"at byte [\d,]+"):
-                read_logs(str(holed), layout)
-        # A crash leaves zeros at the end.
-        holed.write_bytes(content + bytes(4_096))
-        (log,) = read_logs(str(holed), layout)
-        assert log.left_out
-        assert log.rows == read_logs(str(path), layout)[0].rows
+@given(path=st.sampled_from([EVENTS, FIXTURES / "wandb" / "run.wandb"]), data=st.data())
+def test_a_bit_or_a_part_or_an_end_that_is_lost_is_noticed(path, data):
+    kind = data.draw(st.sampled_from(["flipped", "hole", "cut", "padded"]))
+    content, layout = path.read_bytes(), TRAINERS["trl"].logs.layout
+    at = data.draw(st.integers(*((1_000, len(content) - 3_000) if kind == "hole" else (7, len(content) - 1))))
+    damaged = {
+        "flipped": content[:at] + bytes([content[at] ^ (1 << data.draw(st.integers(0, 7)))]) + content[at + 1 :],
+        "hole": content[:at] + bytes(2_000) + content[at + 2_000 :],
+        "cut": content[:at],
+        # As a crash leaves it.
+        "padded": content + bytes(4_096),
+    }[kind]
+    (whole,) = read_logs(str(path), layout)
+    with TemporaryDirectory() as folder:
+        (Path(folder) / path.name).write_bytes(damaged)
+        try:
+            (log,) = read_logs(str(Path(folder) / path.name), layout)
+        except BudgetError as error:
+            assert kind == "cut" or re.search(r"(?:at|from) byte [\d,]+", str(error))  # noqa: PT017
+            return
+    # The length of a last record may say that it was cut off.
+    assert kind != "hole"
+    assert log.left_out or kind == "cut"
+    assert kind != "padded" or len(log.rows) == len(whole.rows)
+    *before, (step, last) = log.rows
+    assert before == whole.rows[: len(before)]
+    # Of a step there may be a part, with W&B's own counts of that part.
+    at, row = whole.rows[len(before)]
+    assert step == at
+    assert {key: value for key, value in last.items() if not key.startswith("_")}.items() <= row.items()
+    assert kind != "padded" or last == row
 
 
 def test_a_database_of_something_else_is_named_by_its_tables_and_left_as_it_is(tmp_path):

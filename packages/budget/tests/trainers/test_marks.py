@@ -2,7 +2,7 @@
 
 import pytest
 from isocompute.budget import BudgetError
-from isocompute.budget.cli import main
+from isocompute.budget.trainers.doctor import Given, examine
 from isocompute.budget.trainers.logs.sources import read_logs
 from isocompute.budget.trainers.registry import TRAINERS
 from reading_logs import FIXTURES, lines, logged_run
@@ -52,12 +52,11 @@ def claimed(source):
 
 
 @pytest.mark.parametrize("name", [name for name, known in TRAINERS.items() if known.logs])
-def test_a_log_is_of_one_trainer(tmp_path, name, capsys):
+def test_a_log_is_of_one_trainer(tmp_path, name):
     log = lines(tmp_path / "log.jsonl", LOGS[name])
     # ms-swift logs what TRL does, in a file without TRL's steps.
     assert claimed(log) == {name}
-    main(["doctor", str(tmp_path)])
-    assert f"log.jsonl: {TRAINERS[name].title}\n" in capsys.readouterr().out
+    assert [patient.trainer.name for patient in examine([str(tmp_path)], Given()).patients] == [name]
 
 
 @pytest.mark.parametrize(

@@ -2,93 +2,94 @@
 
 import ast
 import importlib.util
-import json
+import math
 import random
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers.evals import ingest
 from isocompute.budget.trainers.registry import read
 from isocompute.budget.trainers.settings import Parallelism
 from reading_logs import ingested, needed, rollouts, run_of, settings, words
 
 quick = profile(max_examples=40, deadline=None)
-
-
-def openrlhf_run(seed, steps, *, n, batch, passing, responses):
-    """Prompts are replaced until a batch has passed; the rate is of prompts, or (later) n times that."""
-    rng = random.Random(seed)
-    made, rows, truth = 0, [], []
-    for step in range(1, steps + 1):
-        consumed = accepted = 0
-        while accepted < batch:
-            consumed += 1
-            accepted += rng.random() < passing
-        made += consumed * n
-        rate = 100 * accepted * (n if responses else 1) / consumed
-        rows.append({"train/global_step": step, "train/dynamic_filtering_pass_rate": rate})
-        rows.append({"eval/global_step": step, "eval/eval_math_pass1": 0.5})
-        truth.append(made)
-    return rows, truth
-
-
+seeds = st.integers(0, 10**6)
+N, BATCH = 8, 16
+RATE = "train/dynamic_filtering_pass_rate"
 NESTED = settings(
     "rollout.n_samples_per_prompt=8 rollout.batch_size=16 train.batch_size=64 train.max_epochs=1 "
     "eval.n_samples_per_prompt=4 algo.dynamic_filtering_enable=true"
 )
+OFF = {**NESTED, "algo.dynamic_filtering_enable": False}
 FLAT = settings(
     "n_samples_per_prompt=8 rollout_batch_size=16 train_batch_size=64 max_epochs=1 eval_n_samples_per_prompt=4 "
     "dynamic_filtering=true"
 )
 
 
+def openrlhf_run(seed, passing, *, problems=math.inf, episodes=1, steps=math.inf, counted=N):
+    """Prompts are replaced until a batch has passed; the last batch of an episode is trained on as it is.
+
+    Args:
+        counted: Responses to a prompt that the pass rate counts: all of them, or (earlier) one.
+    """
+    rng, made, rows, truth = random.Random(seed), 0, [], []
+    for _ in range(episodes):
+        left = problems
+        while left and len(truth) < steps:
+            taken = accepted = 0
+            while left and accepted < BATCH:
+                taken, left = taken + 1, left - 1
+                accepted += rng.random() < passing
+            made += taken * N
+            if not accepted:
+                return rows, truth
+            rate = {RATE: 100 * counted * accepted / taken} if passing < 1 else {}
+            rows += [{"train/global_step": len(truth) + 1, **rate}, evaluated(len(truth) + 1)]
+            truth.append(made)
+    return rows, truth
+
+
+def evaluated(step):
+    return {"eval/global_step": step, "eval/eval_math_pass1": 0.5, "eval/eval_math_pass4": 0.8}
+
+
 @pytest.mark.slow
 @quick
-@given(seed=st.integers(0, 10**6), passing=st.floats(0.05, 0.95))
+@given(seeds, st.floats(0.05, 0.95))
 def test_openrlhf_counts_the_prompts_that_filtering_replaced(seed, passing):
-    rows, truth = openrlhf_run(seed, 4, n=8, batch=16, passing=passing, responses=True)
-    assert rollouts("openrlhf", rows, NESTED) == truth
+    rows, truth = openrlhf_run(seed, passing, steps=4)
+    evals, notes = ingested("openrlhf", rows, NESTED)
+    # Two optimizer steps on each batch.
+    assert evals.select("step", "rollouts", "avg_at_4", "best_at_4").rows() == [
+        (2 * k, made, 0.5, 0.8) for k, made in enumerate(truth, 1)
+    ]
+    assert any("dynamic filtering" in note for note in notes)
     assert rollouts("openrlhf", rows, FLAT, pass_rate_of="responses") == truth
-    rows, truth = openrlhf_run(seed, 4, n=8, batch=16, passing=passing, responses=False)
+    rows, truth = openrlhf_run(seed, passing, steps=4, counted=1)
     assert rollouts("openrlhf", rows, FLAT, pass_rate_of="prompts") == truth
 
 
-def test_openrlhf_asks_what_its_pass_rate_is_of():
+def test_openrlhf_asks_what_its_pass_rate_is_of_and_where_filtering_left_none():
     # 80 % of the prompts, or 10 % of them with eight responses each: the log does not say.
-    rows, _ = openrlhf_run(0, 2, n=8, batch=16, passing=0.8, responses=False)
+    rows, _ = openrlhf_run(0, 0.8, steps=2, counted=1)
     with pytest.raises(BudgetError, match="pass_rate_of=responses"):
         rollouts("openrlhf", rows, FLAT)
-    rows, truth = openrlhf_run(0, 2, n=8, batch=16, passing=0.8, responses=True)
+    rows, truth = openrlhf_run(0, 0.8, steps=2)
     assert rollouts("openrlhf", rows, FLAT) == truth
-
-
-def test_openrlhf_asks_where_filtering_left_no_rate():
-    rows, _ = openrlhf_run(0, 2, n=8, batch=16, passing=0.8, responses=True)
     bare = [{k: v for k, v in row.items() if "filtering" not in k} for row in rows]
     with pytest.raises(BudgetError, match="--set rollouts_per_step="):
         rollouts("openrlhf", bare, NESTED)
-    off = {**NESTED, "algo.dynamic_filtering_enable": False}
-    assert rollouts("openrlhf", bare, off) == [128, 256]
+    assert rollouts("openrlhf", bare, OFF) == [128, 256]
 
 
-def test_openrlhf_divides_by_what_dynamic_filtering_kept(tmp_path):
-    log = (
-        "train/global_step,train/dynamic_filtering_pass_rate,train/response_length,"
-        "eval/eval_math_pass1,eval/eval_math_pass4\n0,,,0.2,0.5\n1,400,100,,\n2,200,100,0.3,0.6\n"
-    )
-    evals, notes = ingested(tmp_path, "openrlhf", log, NESTED, file="wandb.csv")
-    # 400 responses per 100 prompts: half of the prompts passed, with eight responses each.
-    assert evals["rollouts"].to_list() == [0, 128 * 2 + 128 * 4]
-    assert evals["step"].to_list() == [0, 4]
-    assert evals["avg_at_4"].to_list() == [0.2, 0.3]
-    assert evals["best_at_4"].to_list() == [0.5, 0.6]
-    assert any("dynamic filtering" in note for note in notes)
+def test_the_number_of_problems_follows_from_the_responses_of_an_evaluation():
+    row = {**evaluated(1), "eval/eval_num_samples": 120.0}
+    assert ingested("openrlhf", [row], OFF, questions=None)[0]["questions"].to_list() == [30]
 
 
 DEVICES = [1, 2, 4, 8, 16, 24]
@@ -139,74 +140,41 @@ def test_openrlhfs_defaults_are_those_that_reading_takes(openrlhf):
     assert found.world_size == args.actor.num_nodes * args.actor.num_gpus_per_node
 
 
-def episodes(seed, problems, episodes, *, n, batch, passing):
-    """Batches of an episode until its prompts are used up, whose last one is trained on as it is."""
-    rng = random.Random(seed)
-    made, rows, truth = 0, [], []
-    for _ in range(episodes):
-        left = problems
-        while left:
-            taken = accepted = 0
-            while left and accepted < batch:
-                taken, left = taken + 1, left - 1
-                accepted += rng.random() < passing
-            made += taken * n
-            if not accepted:
-                return rows, truth
-            rate = {"train/dynamic_filtering_pass_rate": 100 * n * accepted / taken} if passing < 1 else {}
-            step = len(truth) + 1
-            rows += [{"train/global_step": step, **rate}, {"eval/global_step": step, "eval/eval_math_pass1": 0.5}]
-            truth.append(made)
-    return rows, truth
-
-
 @quick
-@given(seed=st.integers(0, 10**6), problems=st.integers(8, 80), times=st.integers(1, 3), passing=st.floats(0.3, 1.0))
+@given(seeds, st.integers(8, 80), st.integers(1, 3), st.floats(0.3, 1.0))
 def test_a_short_last_batch_is_counted_where_the_prompts_are_known(seed, problems, times, passing):
-    rows, truth = episodes(seed, problems, times, n=8, batch=16, passing=passing)
-    known = {**NESTED, "algo.dynamic_filtering_enable": passing < 1}
+    rows, truth = openrlhf_run(seed, passing, problems=problems, episodes=times)
     if truth:
-        assert rollouts("openrlhf", rows, known, problems=str(problems)) == truth
+        assert rollouts("openrlhf", rows, NESTED if passing < 1 else OFF, problems=str(problems)) == truth
+
+
+def within_the_error(evals, truth):
+    """How far each count is from the truth, which is no more than its error."""
+    off = [abs(a - b) for a, b in zip(evals["rollouts"], truth, strict=True)]
+    assert all(a <= b for a, b in zip(off, evals["rollouts_error"], strict=True))
+    return off
 
 
 @quick
-@given(seed=st.integers(0, 10**6), problems=st.integers(20, 80), passing=st.floats(0.3, 0.95))
+@given(seeds, st.integers(20, 80), st.floats(0.3, 0.95))
 def test_a_short_last_batch_is_within_the_error_where_its_pass_rate_shows_it(seed, problems, passing):
-    rows, truth = episodes(seed, problems, 1, n=8, batch=16, passing=passing)
-    with TemporaryDirectory() as folder:
-        log = "".join(json.dumps(row) + "\n" for row in rows)
-        evals, notes = ingested(Path(folder), "openrlhf", log, NESTED) if rows else (None, [])
-    if evals is None:
+    rows, truth = openrlhf_run(seed, passing, problems=problems)
+    if not rows:
         return
+    evals, notes = ingested("openrlhf", rows, NESTED)
     assert any("problems=NUMBER" in note for note in notes)
-    accepted = rows[-2]["train/dynamic_filtering_pass_rate"] / 800 * (truth[-1] - (truth[-2] if truth[1:] else 0)) / 8
-    shown = (16 * 800 / rows[-2]["train/dynamic_filtering_pass_rate"]) % 1
-    if accepted < 15.5 and not 1e-6 < shown < 1 - 1e-6:
-        # A full batch may have had this pass rate.
-        return
-    off = [abs(a - b) for a, b in zip(evals["rollouts"], truth, strict=True)]
-    assert all(a <= b for a, b in zip(off, evals["rollouts_error"], strict=True))
-    assert off[:-1] == [0] * (len(off) - 1)
-
-
-def test_the_number_of_problems_follows_from_the_responses_of_an_evaluation(tmp_path):
-    row = {"eval/global_step": 1, "eval/eval_math_pass1": 0.5, "eval/eval_num_samples": 120.0}
-    off = {**NESTED, "algo.dynamic_filtering_enable": False}
-    (tmp_path / "log.jsonl").write_text(json.dumps(row) + "\n")
-    (tmp_path / "config.json").write_text(json.dumps(off))
-    assert ingest("openrlhf", [str(tmp_path / "log.jsonl")], config=tmp_path / "config.json")[0]["questions"][0] == 30
+    accepted = rows[-2][RATE] / 800 * (truth[-1] - (truth[-2] if truth[1:] else 0)) / 8
+    shown = (16 * 800 / rows[-2][RATE]) % 1
+    if accepted > 15.5 or 1e-6 < shown < 1 - 1e-6:
+        # No full batch has this pass rate.
+        assert within_the_error(evals, truth)[:-1] == [0] * (len(truth) - 1)
 
 
 @quick
-@given(seed=st.integers(0, 10**6), problems=st.integers(3, 60), times=st.integers(1, 4))
+@given(seeds, st.integers(3, 60), st.integers(1, 4))
 def test_a_short_last_batch_is_within_the_error_where_nothing_shows_it(seed, problems, times):
-    rows, truth = episodes(seed, problems, times, n=8, batch=16, passing=1)
-    known = {**NESTED, "algo.dynamic_filtering_enable": False, "train.num_episodes": times}
-    with TemporaryDirectory() as folder:
-        log = "".join(json.dumps(row) + "\n" for row in rows)
-        evals, _ = ingested(Path(folder), "openrlhf", log, known)
-    off = [abs(a - b) for a, b in zip(evals["rollouts"], truth, strict=True)]
-    assert all(a <= b for a, b in zip(off, evals["rollouts_error"], strict=True))
+    rows, truth = openrlhf_run(seed, 1, problems=problems, episodes=times)
+    within_the_error(ingested("openrlhf", rows, {**OFF, "train.num_episodes": times})[0], truth)
 
 
 @quick
@@ -215,11 +183,7 @@ def test_what_an_episodes_end_dropped_is_counted_where_the_prompts_are_known(lef
     # Each episode fills one batch; the prompts that are left fill none, since one of them is filtered. As many prompts
     # may have been a short batch of this pass rate, too.
     assume(all(abs(accepted * likely / 16 - left) > 0.01 for accepted in range(1, left + 1)))
-    problems, rate = likely + left, {"train/dynamic_filtering_pass_rate": 100 * 8 * 16 / likely}
+    problems, rate = likely + left, {RATE: 100 * 8 * 16 / likely}
     rows = [row for step in range(1, times + 1) for row in ({"train/global_step": step, **rate}, evaluated(step))]
     truth = [8 * (problems * (step - 1) + likely) for step in range(1, times + 1)]
     assert rollouts("openrlhf", rows, NESTED, problems=str(problems)) == truth
-
-
-def evaluated(step):
-    return {"eval/global_step": step, "eval/eval_math_pass1": 0.5}

@@ -1,24 +1,16 @@
 """SkyRL's settings, put to SkyRL itself, which needs Python 3.12: ``nox -s trainers``; its logs, simulated."""
 
-import json
 import random
-from pathlib import Path
 from statistics import mean
-from tempfile import TemporaryDirectory
 
-import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.cli import main
-from isocompute.budget.trainers.evals import ingest
 from isocompute.budget.trainers.registry import convert, read
 from isocompute.budget.trainers.settings import Parallelism
-from reading_logs import lines, needed, run_of, words
-
-quick = profile(max_examples=40, deadline=None)
+from reading_logs import asked, ingested, lines, needed, run_of, words
 
 SPLITS = [(8, 4, 5), (32, 64, 500), (3, 8, 7)]
 DEVICES = [1, 2, 4, 8, 16, 24]
@@ -93,12 +85,10 @@ class Run:
         truth: Of each evaluation the optimizer steps, the rollouts and tokens before it, and its rates by set.
     """
 
-    def __init__(
-        self, folder, seed, *, groups=8, n=4, steps=4, minis=1, passes=1, interval=2, kind="sync", sets=("a",), k=2
-    ):
-        self.rng, self.folder, self.sets, self.k = random.Random(seed), folder, sets, k
+    def __init__(self, seed, *, groups=8, n=4, steps=4, minis=1, passes=1, interval=2, kind="sync", sets=("a",), k=2):
+        self.rng, self.sets, self.k = random.Random(seed), sets, k
         self.rollouts = self.tokens = 0
-        self.rows, self.truth = [{"_step": 0, **self.evaluation(0)}], []
+        self.rows, self.truth = [{"_step": 0, **self.evaluation()}], []
         self.truth.append((0, 0, 0, self.rates))
         for step in range(1, steps + 1):
             row = {"_step": step, "trainer/global_step": step, "reward/avg_raw_reward": 0.5}
@@ -111,7 +101,7 @@ class Run:
             if kind == "full":
                 row |= {"async/num_groups_dropped": dropped, "async/staleness_max": 1}
             if step % interval == 0 or step == steps:
-                row |= self.evaluation(step)
+                row |= self.evaluation()
                 self.truth.append((step * minis * passes, self.rollouts, self.tokens, self.rates))
             self.rows.append(row)
         self.config = {
@@ -126,9 +116,8 @@ class Run:
             },
             "generator": {"n_samples_per_prompt": n, "step_wise_trajectories": kind == "turns"},
         }
-        self.log = lines(folder / "wandb.jsonl", self.rows)
 
-    def evaluation(self, step):
+    def evaluation(self):
         right = {name: [[self.rng.random() < 0.4 for _ in range(self.k)] for _ in range(16)] for name in self.sets}
         self.rates = {name: (mean(map(mean, of)), mean(map(any, of))) for name, of in right.items()}
         means = {**self.rates, "all": tuple(map(mean, zip(*self.rates.values(), strict=True)))}
@@ -143,17 +132,11 @@ class Run:
         }
 
     def read(self, **given):
-        config = self.folder / "config.json"
-        config.write_text(json.dumps(self.config))
-        return ingest(
-            "skyrl",
-            [str(self.log)],
-            config=config,
-            constants={**{f"questions.{name}": "16" for name in self.sets}, **given},
-        )
+        asked = {"questions": None, **{f"questions.{name}": "16" for name in self.sets}}
+        return ingested("skyrl", self.rows, self.config, **asked, **given)
 
 
-@quick
+@profile(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     groups=st.sampled_from([2, 4, 8]),
@@ -167,78 +150,42 @@ class Run:
     k=st.integers(1, 4),
 )
 def test_skyrls_rollouts_tokens_and_scores_are_those_of_the_run(kind, k, **sizes):
-    with TemporaryDirectory() as folder:
-        run = Run(Path(folder), kind=kind, k=k, **sizes)
-        evals, _ = run.read()
-        found = evals.select("step", "rollouts", "tokens", "problem_set", f"avg_at_{k}").rows()
-        assert found == [(s, r, t, name, rate) for s, r, t, rates in run.truth for name, (rate, _) in rates.items()]
-        if k > 1:
-            assert evals[f"best_at_{k}"].to_list() == [best for *_, rates in run.truth for _, best in rates.values()]
-        ahead = 2 * sizes["groups"] * sizes["n"] if kind == "full" else 0
-        assert evals["rollouts_error"].to_list() == [ahead if rollouts else 0 for _, rollouts, *_ in found]
-        assert (evals["seed"][0], evals["learning_rate"][0]) == (9, 2e-6)
+    run = Run(kind=kind, k=k, **sizes)
+    evals, _ = run.read()
+    found = evals.select("step", "rollouts", "tokens", "problem_set", f"avg_at_{k}").rows()
+    assert found == [(s, r, t, name, rate) for s, r, t, rates in run.truth for name, (rate, _) in rates.items()]
+    if k > 1:
+        assert evals[f"best_at_{k}"].to_list() == [best for *_, rates in run.truth for _, best in rates.values()]
+    ahead = 2 * sizes["groups"] * sizes["n"] if kind == "full" else 0
+    assert evals["rollouts_error"].to_list() == [ahead if rollouts else 0 for _, rollouts, *_ in found]
+    assert (evals["seed"][0], evals["learning_rate"][0]) == (9, 2e-6)
 
 
-def test_skyrls_dynamic_sampling_is_asked_about(tmp_path):
-    run = Run(tmp_path, 0)
+def test_skyrls_dynamic_sampling_is_asked_about_and_a_wrong_group_size_is_refused():
+    run = Run(0)
     run.config["trainer"]["algorithm"]["dynamic_sampling"]["type"] = "filter"
     with pytest.raises(BudgetError, match="--set rollouts_per_step="):
         run.read()
     assert run.read(rollouts_per_step="64")[0]["rollouts"].to_list() == [0, 128, 256]
-
-
-def test_skyrls_log_says_the_samples_of_its_groups(tmp_path):
-    run = Run(tmp_path, 0)
+    # Its log says the samples of its groups.
     run.config["generator"]["n_samples_per_prompt"] = 8
     with pytest.raises(BudgetError, match=r"n_samples_per_prompt is 8, and the log has reward/avg_pass_at_4"):
         run.read()
 
 
-def test_skyrls_rewards_are_read_on_their_scale_or_refused(tmp_path):
-    run = Run(tmp_path, 1)
-    rates = [rates["a"][0] for *_, rates in run.truth]
-
-    def scaled(low, high):
-        lines(
-            run.log,
-            [{k: low + (high - low) * v if k.endswith("avg_score") else v for k, v in r.items()} for r in run.rows],
-        )
-
-    scaled(-1, 1)
-    for said in ({}, {"scale": "sign"}, {"metric": "mean_positive_reward"}):
-        assert run.read(**said)[0]["avg_at_2"].to_list() == pytest.approx(rates)
-    with pytest.raises(BudgetError, match="there is no metric eval/a/right"):
-        run.read(metric="right")
-    scaled(-0.5, 1)
-    with pytest.raises(BudgetError, match=r"eval/a/avg_score is .* and eval/a/mean_positive_reward"):
-        run.read()
-    # A bonus for the format lets every question pass.
-    low = [{k: 0.1 if "pass_at" not in k and k.startswith("eval") else v for k, v in row.items()} for row in run.rows]
-    lines(run.log, [{k: 1.0 if k.startswith("eval/a/pass_at") else v for k, v in row.items()} for row in low])
-    with pytest.raises(BudgetError, match=r"eval/a/avg_score is 0.1 .*which is not a success rate"):
-        run.read()
-
-
-def test_a_resumed_run_of_skyrl_counts_its_steps_once(tmp_path):
-    run = Run(tmp_path, 2, steps=6, kind="full")
+def test_a_resumed_run_of_skyrl_counts_its_steps_once():
+    run = Run(2, steps=6, kind="full")
     lost = [{**row, "generate/avg_assistant_tokens": 99.0} for row in run.rows[3:5]]
     # It evaluates again before it goes on, at the step that it had come to.
-    lines(run.log, [*run.rows[:3], *lost, *run.rows[3:]])
+    run.rows[3:3] = lost
     evals, notes = run.read()
     assert evals["tokens"].to_list() == [tokens for _, _, tokens, _ in run.truth]
     assert any("went back to step 3" in note for note in notes)
 
 
-def test_all_that_a_log_of_skyrl_lacks_is_asked_at_once(tmp_path, capsys):
-    run = Run(tmp_path / "run", 0)
-    assert main(["doctor", str(tmp_path / "run"), "--out", str(tmp_path / "out")]) == 1
-    said = capsys.readouterr().out
-    assert ": SkyRL\n" in said
-    asked = {"generator.n_samples_per_prompt": 4, "trainer.train_batch_size": 8, "trainer.policy_mini_batch_size": 8}
-    asked |= {"trainer.update_epochs_per_batch": 1, "trainer.algorithm.dynamic_sampling.type": "none", "questions": 16}
-    for name in asked:
-        assert f"--set {name}=" in said
-    given = [word for name, value in asked.items() for word in ("--set", f"{name}={value}")]
-    assert main(["doctor", str(tmp_path / "run"), "--out", str(tmp_path / "out"), *given]) == 0
-    evals = pl.read_parquet(tmp_path / "out" / "evals.parquet")
-    assert evals["rollouts"].to_list() == [rollouts for _, rollouts, *_ in run.truth]
+def test_all_that_a_log_of_skyrl_lacks_is_asked_at_once(tmp_path):
+    run = Run(0)
+    given = {"generator.n_samples_per_prompt": 4, "trainer.train_batch_size": 8, "trainer.policy_mini_batch_size": 8}
+    given |= {"trainer.update_epochs_per_batch": 1, "trainer.algorithm.dynamic_sampling.type": "none", "questions": 16}
+    found = asked(lines(tmp_path / "wandb.jsonl", run.rows), given)
+    assert found == ("skyrl", set(given), [rollouts for _, rollouts, *_ in run.truth])

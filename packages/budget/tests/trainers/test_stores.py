@@ -1,30 +1,69 @@
 """Runs in MLflow and TensorBoard: each is a run of its own, and reading leaves nothing behind."""
 
 import json
+import re
+import shutil
 import sqlite3
 
+import polars as pl
 import pytest
 from isocompute.budget import BudgetError
 from isocompute.budget.cli import main
 from isocompute.budget.contract.tracking import TrackingError
 from isocompute.budget.trainers.evals import ingest
 from isocompute.budget.trainers.live import LiveLog
-from reading_logs import QUESTIONS, TRL
+from isocompute.budget.trainers.logs.sources import read_arguments
+from reading_logs import DOCS, QUESTIONS, TRL
 
 pytestmark = pytest.mark.slow("MLflow")
 
 CONFIG = {**TRL, "generation_batch_size": 128}
 
 
+READ = re.compile(".*(completions/m|num_tokens|loss|rewards/right/mean|runtime|samples_per_second)")
+
+
+def logged(client, experiment, *, first, last, **other):
+    """A start of the run in docs/trl/n4, from its entry after step ``first`` on, as transformers' callback logs it."""
+    from mlflow.entities import Metric, Param
+
+    run = client.create_run(experiment, run_name="trl").info.run_id
+    settings = {**read_arguments(DOCS / "n4" / "training_args.bin"), **other}
+    client.log_batch(run, params=[Param(key, str(value)) for key, value in list(settings.items())[:100]])
+    client.log_batch(run, params=[Param(key, str(value)) for key, value in list(settings.items())[100:]])
+    history = json.loads((DOCS / "n4" / "trainer_state.json").read_text())["log_history"]
+    metrics = [
+        Metric(key, value, 1_000 * number, entry["step"])
+        for number, entry in enumerate(history)
+        if first < entry["step"] <= last or entry["step"] == first == 0
+        for key, value in entry.items()
+        if READ.match(key)
+    ]
+    client.log_batch(run, metrics=metrics)
+    client.set_terminated(run)
+
+
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    """A store with an empty experiment, and one of two runs of one name, configuration and seed."""
-    pytest.importorskip("mlflow")
+def bare(tmp_path_factory):
+    """A store without runs, which takes seconds to make."""
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    mlflow = pytest.importorskip("mlflow")
+    mlflow.MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
+    return path
+
+
+def copied(bare, folder):
+    """A store of its own, and a client of it."""
     import mlflow
 
-    uri = f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"
-    mlflow.set_tracking_uri(uri)
-    client = mlflow.MlflowClient()
+    uri = f"sqlite:///{shutil.copy(bare, folder)}"
+    return uri, mlflow.MlflowClient(tracking_uri=uri)
+
+
+@pytest.fixture(scope="module")
+def store(bare, tmp_path_factory):
+    """A store with an empty experiment, and one of two runs of one name, configuration and seed."""
+    uri, client = copied(bare, tmp_path_factory.mktemp("two"))
     client.create_experiment("empty")
     experiment = client.create_experiment("two")
     for reward in (0.1, 0.5):
@@ -77,6 +116,25 @@ def test_runs_of_one_name_and_seed_in_mlflow_are_two(store, monkeypatch):
     assert sorted(set(evals["rollouts"].to_list())) == [256, 512]
     whole, _ = ingest("trl", [store], constants={**QUESTIONS, "seed": "auto"})
     assert whole.equals(evals)
+
+
+def test_a_resumed_run_of_two_mlflow_runs_is_one_run_of_one_seed(bare, tmp_path, monkeypatch, capsys):
+    store, client = copied(bare, tmp_path)
+    resumed = client.create_experiment("resumed")
+    logged(client, resumed, first=0, last=60)
+    logged(client, resumed, first=60, last=120, resume_from_checkpoint="out/checkpoint-60")
+    assert main(["doctor", str(DOCS / "n4"), "--out", str(tmp_path / "whole")]) == 0
+    whole = pl.read_parquet(tmp_path / "whole" / "evals.parquet").drop("run_id")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    capsys.readouterr()
+    assert main(["doctor", "mlflow:resumed", "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "n = 4, B_p = 16, seed 4, learning rate 0.0005; 31 evaluations of 64 problems" in said
+    assert "is read as the same run" in said
+    assert "numbered" not in said
+    evals = pl.read_parquet(tmp_path / "out" / "evals.parquet")
+    assert evals["run_id"].n_unique() == 1
+    assert evals.drop("run_id").equals(whole)
 
 
 def events(folder, rewards, *, name="1"):
@@ -135,16 +193,15 @@ def test_a_store_is_followed_once_something_was_logged(store, tmp_path):
     assert LiveLog(f"sqlite:///{tmp_path}/new.db").look().logs == ()
 
 
-def test_a_store_given_as_a_path_or_found_in_a_folder_is_read(tmp_path, monkeypatch, capsys):
-    mlflow = pytest.importorskip("mlflow")
+def test_a_store_given_as_a_path_or_found_in_a_folder_is_read(bare, tmp_path, monkeypatch, capsys):
+    import mlflow
+
     # MLflow writes stores of files only on request.
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    for name, uri in (
-        ("db", f"sqlite:///{tmp_path}/db/mlflow.db"),
-        ("files", (tmp_path / "files" / "mlruns").as_uri()),
-    ):
+    for name in ("db", "files"):
         (tmp_path / name).mkdir()
-        client = mlflow.MlflowClient(tracking_uri=uri)
+    files = mlflow.MlflowClient(tracking_uri=(tmp_path / "files" / "mlruns").as_uri())
+    for name, client in (("db", copied(bare, tmp_path / "db")[1]), ("files", files)):
         for number in range(2):
             # The second one goes back before its first step: two runs in one.
             run = client.create_run(client.create_experiment(f"{name}{number}"), run_name=name).info.run_id

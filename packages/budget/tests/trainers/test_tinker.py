@@ -6,15 +6,13 @@ from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
 
-import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.cli import main
 from isocompute.budget.trainers.evals import ingest
-from reading_logs import lines
+from reading_logs import asked, lines
 
 quick = profile(max_examples=40, deadline=None)
 
@@ -165,48 +163,39 @@ def test_a_run_that_was_resumed_is_that_of_its_later_attempt(tmp_path):
     assert any("went back to step 3" in note for note in notes)
 
 
-def test_a_summary_of_another_run_is_refused(tmp_path):
-    run = Run(tmp_path, 1, n=4, groups=3, iterations=3)
-    for name, said in (("train", "they are not of one run"), ("eval_test", "they are not of one run")):
-        path = tmp_path / "iteration_000001" / f"{name}_rollout_summaries.jsonl"
-        text = path.read_text()
-        path.write_text("".join(text.splitlines(keepends=True)[:-1]))
-        with pytest.raises(BudgetError, match=said):
-            run.read()
-        path.write_text(text + "{}\n")
-        with pytest.raises(BudgetError, match=f"{name}_rollout_summaries.jsonl: line .* is no summary"):
-            run.read()
-        path.write_text(text)
-    run.read()
+def cut(text, at):
+    return text[: at % len(text)]
 
 
-def cut(data, at):
-    return data[:at]
-
-
-def without_a_line(data, at):
-    kept = data.splitlines(keepends=True)
+def without_a_line(text, at):
+    kept = text.splitlines(keepends=True)
     del kept[at % len(kept)]
-    return b"".join(kept)
+    return "".join(kept)
 
 
-def with_a_line_twice(data, at):
-    kept = data.splitlines(keepends=True)
-    return b"".join([*kept, kept[at % len(kept)]])
+def with_a_line_twice(text, at):
+    kept = text.splitlines(keepends=True)
+    return "".join([*kept, kept[at % len(kept)]])
 
 
-def retyped(data, at):
-    kept = data.splitlines(keepends=True)
-    kept[at % len(kept)] = kept[at % len(kept)].replace(
-        b'"ac_len": ', [b'"ac_len": -', b'"ac_len": "x', b'"ac": '][at % 3]
-    )
-    return b"".join(kept)
+def retyped(text, at):
+    kept = text.splitlines(keepends=True)
+    made = ['"ac_len": -', '"ac_len": "x', '"ac": '][at % 3]
+    kept[at % len(kept)] = kept[at % len(kept)].replace('"ac_len": ', made)
+    return "".join(kept)
+
+
+def of_nothing(text, at):
+    return text + "{}\n"
+
+
+REFUSED = (without_a_line, with_a_line_twice, of_nothing)
 
 
 @quick
 @given(
     seed=st.integers(0, 10**6),
-    damage=st.sampled_from([cut, without_a_line, with_a_line_twice, retyped]),
+    damage=st.sampled_from([cut, retyped, *REFUSED]),
     at=st.integers(0, 10**4),
     name=st.sampled_from(["train", "eval_test"]),
     step=st.integers(0, 2),
@@ -216,13 +205,12 @@ def test_a_damaged_summary_changes_no_number_or_is_refused_with_its_step(seed, d
         run = Run(Path(folder), seed, n=4, groups=3, iterations=3)
         good = run.read()[0].drop("run_id")
         path = run.folder / f"iteration_{step:06d}" / f"{name}_rollout_summaries.jsonl"
-        data = path.read_bytes()
-        path.write_bytes(damage(data, at % len(data)))
+        path.write_text(damage(path.read_text(), at))
         try:
             evals, refused = run.read()[0], ""
         except BudgetError as error:
             evals, refused = good, str(error)
-        assert not refused or f"iteration_{step:06d}" in refused
+        assert f"iteration_{step:06d}" in refused or not (refused or damage in REFUSED)
         # Where there is no summary of an evaluation, its metrics are read.
         kept = ["step", "rollouts", "tokens", "questions"]
         assert evals.select(kept).equals(good.select(kept))
@@ -238,8 +226,6 @@ def test_rewards_other_than_of_successes_are_refused_and_the_metric_is_asked_for
     assert run.read()[0]["avg_at_1"].to_list() == pytest.approx([s for *_, s in run.truth])
     with pytest.raises(BudgetError, match="is not a success rate"):
         run.read(metric="reward/total")
-    with pytest.raises(BudgetError, match="there is no metric test/env/all/right"):
-        run.read(metric="right")
 
 
 def test_parts_of_a_set_are_sets(tmp_path):
@@ -270,14 +256,10 @@ def test_the_reward_of_training_is_of_all_groups(tmp_path):
     assert any(note.startswith("TRAINING REWARD") for note in notes)
 
 
-def test_doctor_asks_for_all_that_is_missing_and_takes_no_summary_for_a_log(tmp_path, capsys):
-    run = Run(tmp_path / "run", 1, n=4, groups=3, iterations=4)
-    (tmp_path / "run" / "config.json").unlink()
-    assert main(["doctor", str(tmp_path / "run"), "--out", str(tmp_path / "out")]) == 1
-    said = capsys.readouterr().out
-    for name in ("group_size", "groups_per_batch"):
-        assert f"--set {name}=VALUE" in said
-    given = ["--set", "group_size=4", "--set", "groups_per_batch=3"]
-    assert main(["doctor", str(tmp_path / "run"), "--out", str(tmp_path / "out"), *given]) == 0
-    evals = pl.read_parquet(tmp_path / "out" / "evals.parquet")
-    assert evals["rollouts"].to_list() == [r for r, *_ in run.truth]
+def test_all_that_is_missing_is_asked_at_once_and_no_summary_is_taken_for_a_log(tmp_path):
+    run = Run(tmp_path, 1, n=4, groups=3, iterations=4)
+    (tmp_path / "config.json").unlink()
+    trainer, missing, rollouts = asked(tmp_path, {"group_size": 4, "groups_per_batch": 3})
+    assert trainer == "tinker"
+    assert missing >= {"group_size", "groups_per_batch"}
+    assert rollouts == [r for r, *_ in run.truth]

@@ -1,9 +1,7 @@
 """veRL's logs, against simulations of how it generates and logs that its tracker wrote (fixtures/make.py)."""
 
-import json
 import random
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
@@ -11,10 +9,10 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.evals import ingest, progress_of
-from isocompute.budget.trainers.logs.sources import read_logs
+from isocompute.budget.trainers.logs.log import Log
 from isocompute.budget.trainers.registry import convert, read, trainer
 from isocompute.budget.trainers.settings import Parallelism
-from reading_logs import FIXTURES, QUESTIONS, ingested, lines, needed, rollouts, run_of, settings
+from reading_logs import FIXTURES, QUESTIONS, ingested, needed, rollouts, run_of, settings
 
 whole = st.integers(1, 4)
 quick = profile(max_examples=40, deadline=None)
@@ -25,6 +23,7 @@ VERL = settings(
     "actor_rollout_ref.actor.ppo_mini_batch_size=8 algorithm.adv_estimator=grpo algorithm.filter_groups.enable=true"
 )
 UNFILTERED = {"algorithm.filter_groups.enable": False}
+WHOLE = {**VERL, **UNFILTERED, "data.gen_batch_size": 8}
 ASYNCHRONOUS = {"fully_async/count/stale_trajectory_processed": 1.0}
 
 
@@ -99,12 +98,12 @@ def test_verl_asks_for_what_its_log_leaves_open(prompts, logged, changed, said):
 
 
 def test_verl_asks_whether_groups_were_filtered_where_no_configuration_says():
-    rows, _ = verl_run(lambda _: (8, {}), 0, 4, 4)
-    known = {**VERL, "data.gen_batch_size": 8, "actor_rollout_ref.actor.ppo_epochs": 1}
+    rows, truth = verl_run(lambda _: (8, {}), 0, 4, 4)
+    known = {**WHOLE, "actor_rollout_ref.actor.ppo_epochs": 1}
     known = {key: str(value) for key, value in known.items() if not key.startswith("algorithm.")}
     with pytest.raises(BudgetError, match=r"filter_groups.enable="):
-        rollouts("verl", rows, None, **known)
-    assert rollouts("verl", rows, None, **known, **{"algorithm.filter_groups.enable": "false"}) == [0, 64, 128]
+        rollouts("verl", rows, **known)
+    assert rollouts("verl", rows, **known, **{"algorithm.filter_groups.enable": "false"}) == truth
 
 
 def test_verl_counts_prompts_and_marks_what_is_biased():
@@ -123,14 +122,6 @@ def test_verl_counts_prompts_and_marks_what_is_biased():
     assert any("resamples with replacement" in note for note in notes)
 
 
-PARALLEL = [
-    (Parallelism(context=2), 8),
-    (Parallelism(tensor=4, pipeline=2), 16),
-    (Parallelism(tensor=2, context=2), 8),
-    (Parallelism(pipeline=4), 4),
-]
-
-
 def shipped(name):
     """One of veRL's configurations."""
     verl = needed("verl")
@@ -142,11 +133,14 @@ def shipped(name):
     return config
 
 
+SPREAD = [(1, 1, 1)] * 4 + [(2, 1, 1), (4, 2, 1), (1, 4, 1), (1, 1, 2), (2, 1, 2), (1, 2, 2)]
+
+
 def random_run(number):
     """A run on one of many layouts, which its devices share evenly."""
     rng = random.Random(number)
     while True:
-        spread = rng.choice([Parallelism(), Parallelism(), Parallelism(tensor=2), Parallelism(pipeline=2, context=2)])
+        spread = Parallelism(**dict(zip(("tensor", "pipeline", "context"), rng.choice(SPREAD), strict=True)))
         world = spread.devices * rng.choice([1, 2, 3, 4, 8])
         problems, n = rng.choice([1, 3, 8, 12, 32, 96, 256]), rng.choice([1, 2, 5, 8, 16, 64])
         if problems * n % world == 0:
@@ -186,11 +180,9 @@ def validate(config):
     validate_config(config, use_reference_policy=True, use_critic=False)
 
 
-@pytest.mark.parametrize(("spread", "world"), PARALLEL)
-def test_verl_takes_the_parallelism(spread, world):
-    config, flat = taken(run_of(16, 4, 10, world_size=world, parallelism=spread))
-    assert (read("verl", flat).data_parallel, read("verl", flat).inconsistent) == (world // spread.devices, ())
-    # One rollout fewer does not divide, which veRL refuses as well.
+@pytest.mark.parametrize("spread", [Parallelism(context=2), Parallelism(tensor=2, context=2)])
+def test_a_batch_that_does_not_divide_is_refused_by_verl_as_well(spread):
+    config, flat = taken(run_of(16, 4, 10, world_size=8, parallelism=spread))
     config.data.train_batch_size = 15
     config.actor_rollout_ref.rollout.n = 1
     with pytest.raises(AssertionError, match="must be divisible"):
@@ -243,59 +235,32 @@ def test_the_former_trainers_loader_ends_a_run_before_more_is_generated_than_was
     assert any("fewer steps than planned" in note and f"{made:,} rollouts" in note for note in found.notes)
 
 
-def test_a_loader_of_three_batches_gives_a_third_of_the_steps():
-    said = settings(
-        "data.train_batch_size=512 data.gen_batch_size=1536 actor_rollout_ref.rollout.n=16 "
-        "actor_rollout_ref.actor.ppo_mini_batch_size=32 algorithm.filter_groups.enable=True trainer.total_epochs=1"
-    )
-    found = read("verl", {**said, "trainer.use_v1": False}, problems=17_000)
-    assert (found.problems_per_batch, found.update_steps, found.generated) == (32, 176, 270_336)
-    assert read("verl", {**said, "trainer.use_v1": True}, problems=17_000).update_steps == 528
-
-
 def test_a_setting_whose_default_is_none_is_assumed_and_said():
     rows, truth = verl_run(lambda _: (8, {}), 0, 4, 4)
-    known = {**VERL, **UNFILTERED, "actor_rollout_ref.actor.ppo_epochs": 1}
-    for config in ({**known, "data.gen_batch_size": None}, {k: v for k, v in known.items() if "gen_batch" not in k}):
+    known = {**WHOLE, "actor_rollout_ref.actor.ppo_epochs": 1, "data.gen_batch_size": None}
+    given = {key: str(value).lower() for key, value in known.items() if value is not None}
+    for config in (known, {k: v for k, v in known.items() if v is not None}):
         assert rollouts("verl", rows, config) == truth
-        # Without a configuration, too.
-        given = {key: str(value).lower() for key, value in config.items() if value is not None}
-        assert rollouts("verl", rows, None, **given) == truth
+    # Without a configuration, too.
+    assert rollouts("verl", rows, **given) == truth
     rows, _ = verl_run(resampled, 0, 4, 4)
-    given = {key: str(value).lower() for key, value in VERL.items() if "gen_batch" not in key}
     with pytest.raises(BudgetError, match=r"gen_batch_size is not known"):
-        rollouts("verl", rows, None, **given, **{"actor_rollout_ref.actor.ppo_epochs": "1"})
+        rollouts("verl", rows, **given | {"algorithm.filter_groups.enable": "true"})
 
 
-def test_tokens_that_tools_wrote_are_not_the_models(tmp_path):
+def test_tokens_that_tools_wrote_are_not_the_models():
     tools = {"num_turns/mean": 5.2, "tool_call_counts/mean": 2.0}
     for more, tokens in (({"num_turns/mean": 2.0}, 900 * 32), (tools, 0)):
-        row = {
-            "step": 1,
-            "training/global_step": 1,
-            "response_length/mean": 900.0,
-            **more,
-            "val-core/m/acc/mean@1": 0.24,
-        }
-        config = {k: v for k, v in VERL.items() if "gen_batch" not in k} | UNFILTERED
-        evals, notes = ingested(tmp_path, "verl", json.dumps(row) + "\n", config)
+        row = {"step": 1, "training/global_step": 1, "response_length/mean": 900.0, "val-core/m/acc/mean@1": 0.24}
+        evals, notes = ingested("verl", [{**row, **more}], WHOLE)
         assert evals["tokens"].to_list() == [tokens]
         assert any("what tools wrote" in note for note in notes) == (tokens == 0)
 
 
-def test_a_variable_of_the_evaluation_can_be_named(tmp_path):
+def test_a_variable_of_the_evaluation_can_be_named():
     row = {f"val-aux/m/{kind}/mean@4": rate for kind, rate in (("acc", 0.5), ("reward", 0.25), ("strict", 0.75))}
-    config = {k: v for k, v in VERL.items() if "gen_batch" not in k} | UNFILTERED
     for said, rate in (({}, 0.5), ({"metric": "reward"}, 0.25), ({"metric": "strict"}, 0.75)):
-        log = json.dumps({"step": 0, **row}) + "\n"
-        assert ingested(tmp_path, "verl", log, config, **said)[0]["avg_at_4"].to_list() == [rate]
-
-
-def counted(path, config):
-    """The rollouts of each step of a run of veRL's."""
-    known = trainer("verl")
-    (log,) = read_logs(str(path), known.logs.layout)
-    return progress_of(known, log, config, {})[0]
+        assert ingested("verl", [{"step": 0, **row}], WHOLE, **said)[0]["avg_at_4"].to_list() == [rate]
 
 
 @quick
@@ -329,24 +294,11 @@ def test_steps_of_a_fully_asynchronous_run_are_versions_of_the_parameters(sizes,
         "async_training.staleness_threshold": stale,
         "trainer.nnodes": 1,
     }
-    given = {"same_before": "true", **QUESTIONS}
-    with TemporaryDirectory() as folder:
-        log = lines(Path(folder) / "log.jsonl", rows)
-        evals, _ = ingest("verl", [str(log)], config=lines(Path(folder) / "config.json", [config]), constants=given)
-        counts = counted(log, config)
+    evals, _ = ingested("verl", rows, config, same_before="true")
+    log = Log(name="a run", rows=[(row["step"], row["data"]) for row in rows])
+    counts = progress_of(trainer("verl"), log, config, {})[0]
     assert (counts.plain, counts.points[-1].step) == (len(ahead) * each * n, truth[-1][0])
     assert evals["step"].to_list() == [step for step, _ in truth]
     assert evals["problems_per_batch"].unique().to_list() == [mini]
     off = [abs(found - made) for found, (_, made) in zip(evals["rollouts"], truth, strict=True)]
     assert all(a <= b for a, b in zip(off, evals["rollouts_error"], strict=True))
-
-
-def test_the_batch_of_a_fully_asynchronous_run_is_read_of_its_own_settings():
-    run = read(
-        "verl",
-        settings(
-            "data.train_batch_size=0 actor_rollout_ref.rollout.n=8 rollout.total_rollout_steps=4096 "
-            "actor_rollout_ref.actor.ppo_mini_batch_size=16 async_training.trigger_parameter_sync_step=4"
-        ),
-    )
-    assert (run.problems_generated, run.generations, run.problems_per_batch, run.update_steps) == (64, 64, 16, 256)

@@ -45,10 +45,3 @@ def test_what_a_tool_wrote_is_a_prompt_token():
     groups.add("a", 1)
     tags = {"a_0_0": {"prompt_len": 5, "response_len": 7}}
     assert groups.take(["a"], tags, {"a_0_0": 3}) == (Counts(rollouts=1, prompt_tokens=8, response_tokens=4), 0)
-
-
-def test_sessions_without_a_trajectory_failed():
-    groups = Groups()
-    groups.add("a", 4)
-    tags = {"a_2_0": {"prompt_len": 5, "response_len": 7}, "b_0_0": {"prompt_len": 1, "response_len": 1}}
-    assert groups.take(["a", "b"], tags, {}) == (Counts(rollouts=1, prompt_tokens=5, response_tokens=7), 3)

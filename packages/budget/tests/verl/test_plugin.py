@@ -144,17 +144,6 @@ def config(prepared):
     return lambda case=CASES[1], folder="run": verl_inputs.configuration(case, prepared / folder)
 
 
-def test_the_classes_load_through_the_loaders_of_verl(verl, config):
-    from isocompute.budget.verl import AgentLoopManager, ReplayBuffer
-    from verl.utils.import_utils import load_class_from_fqn, load_extern_type
-
-    chosen = config()
-    name = chosen.actor_rollout_ref.rollout.agent.agent_loop_manager_class
-    custom = chosen.trainer.v1.sampler.custom_sampler
-    assert load_class_from_fqn(name, "AgentLoopManager") is AgentLoopManager
-    assert load_extern_type(custom.path, custom.name) is ReplayBuffer
-
-
 @pytest.mark.parametrize("case", CASES[:4], ids=lambda case: case.mode)
 def test_the_replay_buffer_is_the_one_that_verl_would_make(verl, config, case):
     chosen = config(case)

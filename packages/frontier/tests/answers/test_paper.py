@@ -1,6 +1,7 @@
 """The paper's method from the command line: settings, metrics and units, on made-up tables and on committed ones."""
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def test_at_fixed_problems_per_batch_n_star_grows_along_the_envelope(
     sweep: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep.write_parquet(tmp_path / "evals.parquet")
-    options = ["--method", "paper", "--problems-per-batch", "32", "--out", str(tmp_path / "out")]
+    options = ["--method", "paper", "--problems-per-batch", "32", "--budget", "1M", "--out", str(tmp_path / "out")]
     assert main(["fit", str(tmp_path / "evals.parquet"), *options]) == 0
     found = document(tmp_path)
     assert cells(found) == [(4, 32), (16, 32), (64, 32)]
@@ -100,6 +101,7 @@ def test_at_fixed_problems_per_batch_n_star_grows_along_the_envelope(
     assert not {"reward_low", "probability"} & set(frontier.columns)
     printed = capsys.readouterr().out
     assert "no intervals" in printed
+    assert re.search(r"n\*\(1,000,000\) = \d+ \(beyond", printed)
     assert "95 %" not in printed
     assert {p.stem for p in (tmp_path / "out").glob("*.svg")} == {"curves", "frontier", "n_star"}
 

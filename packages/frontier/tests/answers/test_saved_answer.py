@@ -21,6 +21,8 @@ from isocompute.frontier.posterior.misfit import Ending, Misfit
 from isocompute.frontier.posterior.preparation import Failures
 from isocompute.frontier.posterior.runs import Setting
 
+from ..conftest import quick
+
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 DOCS = FIXTURES.parents[1] / "docs"
 KEPT = {"trl": 100, "playbook-easy": 50, "sudden": 50}
@@ -176,7 +178,7 @@ def test_the_distance_from_the_data_is_said_and_64_times_is_the_farthest() -> No
 
 @pytest.mark.parametrize("kind", ["saved", pytest.param("fitted", marks=pytest.mark.slow("a fit"))])
 def test_where_rewards_rise_suddenly_what_was_measured_best_is_chosen_and_not_carried_on(kind: str) -> None:
-    fitted = read("sudden") if kind == "saved" else Frontier(sudden()).fit()
+    fitted = read("sudden") if kind == "saved" else quick(sudden())
     first, answer, later = fitted.endings[0], fitted.answer(), fitted.answer(4 * fitted.largest)
     (end,) = (e for e in fitted.endings if e.cell == answer.decision.chosen.cell)
     assert first.cell.rollouts_per_problem == 32

@@ -32,11 +32,16 @@ def test_the_band_of_a_form_that_is_added_contains_its_own_curve(table: pl.DataF
     assert found.band.form == registered
 
 
-@pytest.mark.slow
-def test_a_form_that_is_added_is_a_choice_of_the_command(table: pl.DataFrame, registered: str, tmp_path: Path) -> None:
-    table.write_csv(tmp_path / "evals.csv")
-    arguments = ["--method", "paper", "--form", registered, "--out", str(tmp_path / "out")]
-    assert main(["fit", str(tmp_path / "evals.csv"), *arguments]) == 0
+def test_a_form_that_is_added_is_a_choice_of_the_commands(
+    table: pl.DataFrame, registered: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "curve.csv"
+    table.filter(pl.col("run_id") == "n4s0").write_csv(path)
+    arguments = ["--x", "rollouts", "--y", "avg_at_4", "--form", registered, "--bootstrap", "20"]
+    assert main(["predict", str(path), *arguments]) == 0
+    # It is a choice, and the file is no folder to write to.
+    assert main(["fit", str(path), "--method", "paper", "--form", registered, "--out", str(path)]) == 2
+    assert f"--out {path}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [*FORMS, STRETCHED.name])

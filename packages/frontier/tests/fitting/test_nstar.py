@@ -1,12 +1,8 @@
 """n*(C) as a log2-sigmoid: as the paper prints it, of points, and of fits of the paper's method."""
 
-from pathlib import Path
-
 import numpy as np
-import polars as pl
 import pytest
 from isocompute.frontier import FrontierError, fit_points
-from isocompute.frontier.cli import main
 from isocompute.frontier.fitting.nstar import Sigmoid
 
 
@@ -23,13 +19,3 @@ def test_the_sigmoid_of_points_goes_through_them() -> None:
     assert set(found.intervals) == {"L", "k", "x0", "b"}
     with pytest.raises(FrontierError, match="2 points"):
         fit_points(np.array([1e5, 2e5]), np.array([8, 8]))
-
-
-@pytest.mark.slow("figures by a command")
-def test_the_paper_s_method_says_n_star_at_a_budget(
-    table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table.write_csv(tmp_path / "evals.csv")
-    fit = ["fit", str(tmp_path / "evals.csv"), "--method", "paper", "--out", str(tmp_path / "fitted")]
-    assert main([*fit, "--budget", "40k"]) == 0
-    assert "n*(40,000) = 16 (beyond" in capsys.readouterr().out

@@ -112,13 +112,3 @@ def test_interference_is_measured_and_drawn_by_n(
     axis = interference_panels(pass_rates(), table).axes[0]
     assert [line.get_label() for line in axis.lines] == ["n = 4", "n = 16"]
     assert axis.get_xlabel() == "rollouts"
-
-
-@pytest.mark.usefixtures("short_chains")
-def test_the_gap_is_drawn_where_runs_were_evaluated_on_both_splits(table: pl.DataFrame, tmp_path: Path) -> None:
-    train = table.with_columns(split=pl.lit("train"), avg_at_4=(pl.col("avg_at_4") + 0.05).clip(0, 1))
-    pl.concat([table, train]).write_parquet(tmp_path / "evals.parquet")
-    out = tmp_path / "out"
-    assert main(["fit", str(tmp_path / "evals.parquet"), "--unit", "tokens", "--out", str(out)]) == 0
-    assert pl.read_parquet(out / "gap.parquet")["gap"].mean() == pytest.approx(0.05, abs=1e-6)
-    assert (out / "gap.svg").exists()
