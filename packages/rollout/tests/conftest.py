@@ -115,7 +115,10 @@ class Tiny:
         return pl.concat(groups).sort("problem_id", "sample")
 
     def largest_difference(self, policy: Any, rollouts: pl.DataFrame, sampling: Sampling | None = None) -> float:
-        """Compare a table's log-probabilities with those that a model gives its tokens under ``sampling``."""
+        """Compare a table's log-probabilities with those that a model gives its tokens under ``sampling``.
+
+        What was not sampled but inserted has log-probability 0.
+        """
         import torch
         from isocompute.rollout.samplers.transformers import distribution
 
@@ -125,9 +128,10 @@ class Tiny:
             ids = torch.tensor([row["prompt_ids"] + row["response_ids"]])
             with torch.no_grad():
                 scores = distribution(policy(ids).logits[0], sampling or self.sampling)
-            begin = len(row["prompt_ids"])
+            begin, sampled = len(row["prompt_ids"]), row.get("sampled") or [True] * len(row["response_ids"])
             for i, token in enumerate(row["response_ids"]):
-                worst = max(worst, abs(float(scores[begin + i - 1, token]) - row["logprobs"][i]))
+                expected = float(scores[begin + i - 1, token]) if sampled[i] else 0.0
+                worst = max(worst, abs(expected - row["logprobs"][i]))
         return worst
 
 
@@ -170,16 +174,6 @@ def cluster() -> Iterator[Any]:
     ray.cloudpickle.register_pickle_by_value(hashed)
     yield ray
     ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def pair(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Two replicas of ``hashed.HashedSampler``, whatever transport a test gives them."""
-    import hashed
-
-    opened = hashed.replicas(tmp_path_factory.mktemp("replicas"), 2)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture(scope="session")
