@@ -114,7 +114,11 @@ class Tiny:
         assert not feed.unfinished
         return pl.concat(groups).sort("problem_id", "sample")
 
-    def largest_difference(self, policy: Any, rollouts: pl.DataFrame, sampling: Sampling | None = None) -> float:
+    def largest_difference(self, *compared: Any) -> float:
+        """The largest of ``differences``."""
+        return max(self.differences(*compared), default=0.0)
+
+    def differences(self, policy: Any, rollouts: pl.DataFrame, sampling: Sampling | None = None) -> list[float]:
         """Compare a table's log-probabilities with those that a model gives its tokens under ``sampling``.
 
         What was not sampled but inserted has log-probability 0.
@@ -122,7 +126,7 @@ class Tiny:
         import torch
         from isocompute.rollout.samplers.transformers import distribution
 
-        worst = 0.0
+        found = []
         for row in rollouts.iter_rows(named=True):
             assert len(row["response_ids"]) == len(row["logprobs"])
             ids = torch.tensor([row["prompt_ids"] + row["response_ids"]])
@@ -131,8 +135,8 @@ class Tiny:
             begin, sampled = len(row["prompt_ids"]), row.get("sampled") or [True] * len(row["response_ids"])
             for i, token in enumerate(row["response_ids"]):
                 expected = float(scores[begin + i - 1, token]) if sampled[i] else 0.0
-                worst = max(worst, abs(expected - row["logprobs"][i]))
-        return worst
+                found.append(abs(expected - row["logprobs"][i]))
+        return found
 
 
 @pytest.fixture(scope="session")

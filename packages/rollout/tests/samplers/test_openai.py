@@ -13,14 +13,13 @@ import polars as pl
 import pytest
 from every_sampler import *  # noqa: F403
 from isocompute.rollout import RolloutError, Sampling, open_sampler
-from isocompute.rollout.cli import main
 from isocompute.rollout.samplers.sampling import Interruption
 from serving import KEY, between, free_port
 
 pytestmark = [pytest.mark.slow("a server"), pytest.mark.xdist_group("server")]
 
 # Shared tests of what the protocols send and read differently; the others see completions alone.
-CHAT = ("row_per_response", "stop_text", "log_probabilities_are", "outside_ascii", "temperature_0")
+CHAT = ("row_per_response", "stop_text", "outside_ascii", "temperature_0")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -140,17 +139,3 @@ def test_wrong_options_are_named(tiny: Any) -> None:
     ):
         with pytest.raises(RolloutError, match=message):
             open_sampler("openai", str(tiny.folder), sampling, **options)
-
-
-def test_the_command_measures_with_a_server(
-    server_url: str, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    tiny.problems.write_parquet("problems.parquet")
-    asked = f"generate --model {tiny.folder} --sampler openai --problems problems.parquet --out rollouts.parquet"
-    asked += " --samples 2 --max-new-tokens 8"
-    assert main(f"{asked} --base-url {server_url}".split()) == 0
-    assert len(pl.read_parquet("rollouts.parquet")) == 12
-    assert main(asked.split()) == 2
-    assert "--base-url" in capsys.readouterr().err

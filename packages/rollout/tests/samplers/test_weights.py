@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,14 +10,11 @@ import pytest
 from isocompute.rollout import RolloutError, open_sampler
 from isocompute.rollout.errors import EngineError
 from isocompute.rollout.samplers.weights import (
-    AbsentError,
     BroadcastGroup,
     Manifest,
     Rendezvous,
     buckets,
     checked,
-    connect,
-    join,
     manifest,
     manifest_of,
     pack,
@@ -102,35 +99,6 @@ def test_a_stream_is_never_held_whole() -> None:
     assert len(alive) == 20
     # Two tensors in a bucket, and the next one.
     assert most <= 4
-
-
-class GoneError(Exception):
-    """Another rank has died."""
-
-
-@pytest.mark.parametrize("dies", [False, True])
-def test_a_group_to_which_a_rank_does_not_come_is_left_by_those_who_came(dies: bool) -> None:
-    came: list[Future[None]] = []
-
-    def check() -> None:
-        if dies:
-            raise GoneError
-
-    with ThreadPoolExecutor() as pool:
-        # One that dies is not waited for.
-        with pytest.raises(GoneError if dies else AbsentError) as error:
-            connect(
-                "others",
-                "gloo",
-                host="127.0.0.1",
-                world=3,
-                seconds=3600 if dies else 2,
-                invite=lambda rendezvous: came.append(pool.submit(join, rendezvous, 1)),
-                check=check,
-            )
-        assert getattr(error.value, "ranks", [2]) == [2]
-        with pytest.raises(EngineError, match=r"rank 1 of 3 could not join .*sync again"):
-            came[0].result(60)
 
 
 @pytest.fixture
