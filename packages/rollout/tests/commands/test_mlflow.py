@@ -148,6 +148,3 @@ def test_runs_of_two_seeds_in_one_experiment_read_as_one_table(sampling: str) ->
     fresh = ["difficulty", "3.parquet", "--fresh", "--problems", "measured.parquet", "--out", "fresh.parquet"]
     assert main(fresh) == 0
     assert {"pass_rate", "fresh_pass_rate"} <= set(pl.read_parquet("fresh.parquet").columns)
-    narrow = [*asked, "--top-p", "0.5", "--out", "narrow.parquet"]
-    assert main(narrow) == 0
-    assert pl.read_parquet("narrow.parquet")["run_id"].is_in(joined["run_id"].to_list()).sum() == 0
