@@ -20,8 +20,9 @@ from isocompute.rollout.samplers.sampling import Draw
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 
-# Helpers of several folders of tests.
-sys.path.insert(0, str(Path(__file__).parent))
+# Helpers of several folders of tests, and the tests that several samplers share.
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "samplers")]
+pytest.register_assert_rewrite("every_sampler", "every_sync")
 
 
 class Tiny:

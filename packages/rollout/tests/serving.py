@@ -264,7 +264,8 @@ class _Passes(Handler):
             self.close_connection = True
         else:
             answer = json.loads(self.passed_on(body)[1])
-            answer["choices"][0]["prompt_token_ids"] = [2]
+            # With completions it is the choice that says so, with chat the answer.
+            answer["prompt_token_ids"] = answer["choices"][0]["prompt_token_ids"] = [2]
             self.give(200, json.dumps(answer).encode())
 
     def passed_on(self, body: bytes | None) -> tuple[int, bytes]:
