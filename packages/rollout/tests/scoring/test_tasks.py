@@ -360,17 +360,6 @@ def first(task: str, **settings: Any) -> Candidate:
     return next(iter(candidates(ReasoningGymSource(task=task, settings=settings, train=1, validation=1))))
 
 
-@pytest.mark.parametrize("task", ["sudoku", "arc_agi", "time_intervals", "word_ladder", "knight_swap", "cryptarithm"])
-def test_a_scorer_that_reads_metadata_takes_its_own_answer(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = first(task)
-    right = verifier(problem.verifier)
-    assert right(problem.answer, problem.answer, problem.metadata)
-    assert not right("nonsense", problem.answer, problem.metadata)
-    # A verdict that is known costs no parsing.
-    monkeypatch.setattr(rules, "decode_metadata", None)
-    assert right(problem.answer, problem.answer, "".join(problem.metadata))
-
-
 def test_the_scorer_has_the_tasks_own_settings_and_each_entry_its_own_metadata() -> None:
     right = verifier("reasoning_gym:decimal_arithmetic")
     # The tolerance is one unit in the last place that the settings allow.
