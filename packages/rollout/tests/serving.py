@@ -215,7 +215,7 @@ class Proxy(Loopback):
         plan: Which fault each request meets.
     """
 
-    FAULTS = ("500", "busy", "hang", "reset", "wrong-prompt")
+    FAULTS = ("wrong-prompt", "500", "hang", "busy", "reset")
 
     def __init__(self, url: str, plan: Plan = lambda asked: None) -> None:
         self.behind, self.plan = url, plan
@@ -264,8 +264,7 @@ class _Passes(Handler):
             self.close_connection = True
         else:
             answer = json.loads(self.passed_on(body)[1])
-            # With completions it is the choice that says so, with chat the answer.
-            answer["prompt_token_ids"] = answer["choices"][0]["prompt_token_ids"] = [2]
+            answer["choices"][0]["prompt_token_ids"] = [2]
             self.give(200, json.dumps(answer).encode())
 
     def passed_on(self, body: bytes | None) -> tuple[int, bytes]:

@@ -505,7 +505,7 @@ setxattr(b'/nowhere', b'user.a', b'1', 1, 0); removexattr(b'/nowhere', b'user.a'
 socket(1, 1, 0); socket(2, 2, 0); flock(0, 5); unshare(0x10000000); mkdir(b'/nowhere/a', 0o777)
 unlink(b'/nowhere/a'); rename(b'/nowhere/a', b'/nowhere/b'); symlink(b'a', b'/nowhere/b'); truncate(b'/nowhere', 0)
 mlock(0, 0); ptrace(0, 0, 0, 0); inotify_init(); fcntl(1, 8, 1); fcntl(1, 1031, 65536)
-mmap(0, 4096, 3, 0x21, -1, 0); prctl(1, 0, 0, 0, 0); setitimer(2, b'0' * 32, 0)
+mmap(0, 4096, 3, 0x21, -1, 0); prctl(1, 0, 0, 0, 0); setitimer(2, b'0' * 32, 0); prlimit(0, 7, bytes(16), 0)
 """
 WORKING = (
     "import threading; t = threading.Thread(target=int); t.start(); t.join(); answer = 'aa'",
