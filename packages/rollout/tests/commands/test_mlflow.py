@@ -1,6 +1,5 @@
 """From problems to a split through MLflow: each command finds what another, perhaps on another machine, has logged."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +16,12 @@ pytest.importorskip("mlflow")
 pytest.importorskip("transformers")
 
 
-@pytest.fixture(scope="module")
-def made_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with nothing in it: to make its tables takes seconds, to copy it none."""
-    from mlflow import MlflowClient
-
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
-
-
-@pytest.fixture
-def store(made_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The address of such a store in the test's own folder, which commands use."""
-    address = f"sqlite:///{shutil.copy(made_store, tmp_path)}"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
-    return address
-
-
 class Shell:
     """Runs commands in one new, empty folder after another, as on other machines; each makes ``made.parquet``."""
 
     def __init__(self, home: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.home, self.patch, self.capsys, self.runs = home, patch, capsys, 0
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home}/store/mlflow.db")
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
         """Run a command and return what it printed."""
@@ -54,7 +36,7 @@ class Shell:
 
 
 def test_mlflow_connects_the_commands_as_files_do(
-    tiny: Any, tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, model = Shell(tmp_path, monkeypatch, capsys), str(tiny.folder)
     source = tmp_path / "own.jsonl"
@@ -83,7 +65,7 @@ def test_mlflow_connects_the_commands_as_files_do(
     refused = run("split", "mlflow:nothing", *interval, code=2)
     assert "error: mlflow:nothing: the store" in refused
     assert "has no such experiment (it has Default, base, easy, measured, scored, set)" in refused
-    assert_linked_by_content(store, {"base": "set", "scored": "base", "measured": "scored", "easy": "measured"})
+    assert_linked_by_content(tmp_path, {"base": "set", "scored": "base", "measured": "scored", "easy": "measured"})
 
     def by_files(*arguments: str) -> Path:
         made = tmp_path / f"{arguments[0]}.parquet"
@@ -100,11 +82,11 @@ def test_mlflow_connects_the_commands_as_files_do(
     assert again.read_bytes() == easy.read_bytes()
 
 
-def assert_linked_by_content(store: str, producers: dict[str, str]) -> None:
+def assert_linked_by_content(home: Path, producers: dict[str, str]) -> None:
     """What each experiment's run has read is what another's has made, by the hashes in their tags."""
     from mlflow import MlflowClient
 
-    client = MlflowClient(store)
+    client = MlflowClient(f"sqlite:///{home}/store/mlflow.db")
 
     def hashes(experiment: str, kind: str) -> set[str]:
         found = client.get_experiment_by_name(experiment)
@@ -117,9 +99,10 @@ def assert_linked_by_content(store: str, producers: dict[str, str]) -> None:
 
 
 @pytest.fixture
-def sampling(tiny: Any, tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def sampling(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Flags of a command that samples and logs, in a folder with problems and a store."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     tiny.problems.write_parquet("problems.parquet")
     flags = "--sampler transformers --problems problems.parquet --samples 2 --max-new-tokens 4 --log base"
     return f"--model {tiny.folder} {flags}"
