@@ -200,25 +200,17 @@ def test_what_did_not_wake_is_woken_by_the_next_try() -> None:
     assert (woken, sleep.state) == ([("weights",), ("kv_cache",)], "awake")
 
 
-@pytest.fixture
-def sleeping(vllm_sampler: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, list[Any]]]:
-    """An engine on CPU that is let sleep all the same, and what it was told."""
+def test_an_engine_sleeps_after_a_training_batch_and_wakes_for_a_sync_and_for_samples(
+    sampler: Any, tiny: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On CPU it is let sleep all the same, and says what it was told.
     told: list[Any] = []
-    llm = vllm_sampler._llm
+    llm = sampler._llm
     sleep, wake = llm.sleep, llm.wake_up
     monkeypatch.setattr(llm, "sleep", lambda level: (told.append(level), sleep(level=level))[1])
     monkeypatch.setattr(llm, "wake_up", lambda tags: (told.append(tuple(tags)), wake(tags=tags))[1])
-    monkeypatch.setattr(vllm_sampler, "sleeps", True)
-    for level in (0, 1):
-        monkeypatch.setattr(vllm_sampler, "_sleep", Sleep(llm, level=level, name="the engine"))
-    yield vllm_sampler, told
-    vllm_sampler._sleep.on("sample")
-
-
-def test_an_engine_sleeps_after_a_training_batch_and_wakes_for_a_sync_and_for_samples(
-    sleeping: tuple[Any, list[Any]], tiny: Any, tmp_path: Any
-) -> None:
-    sampler, told = sleeping
+    monkeypatch.setattr(sampler, "sleeps", True)
+    monkeypatch.setattr(sampler, "_sleep", Sleep(llm, level=1, name="the engine"))
     engine, version = sampler._llm.llm_engine, sampler.weights_version
     tiny.sample(sampler, phase="eval")
     assert told == []
@@ -240,3 +232,4 @@ def test_an_engine_sleeps_after_a_training_batch_and_wakes_for_a_sync_and_for_sa
     assert tiny.largest_difference(policy, tiny.sample(sampler)) < 1e-4
     sampler.sync(tiny.save(tmp_path, seed=0).state_dict(), version + 2)
     assert tiny.sample(sampler)["response_ids"].to_list() == before["response_ids"].to_list()
+    sampler._sleep.on("sample")
