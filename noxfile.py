@@ -113,8 +113,8 @@ def faults(session: nox.Session) -> None:
     found = [f"packages/budget/tests/ledger/test_{name}.py" for name in ("fold", "store", "torture")]
     found += ["packages/budget/tests/trainers/test_damaged_logs.py"]
     found += [f"packages/rollout/tests/samplers/test_{name}.py" for name in ("replicas", "openai", "vllm")]
-    found += ["packages/rollout/tests/faults", "packages/rollout/tests/samplers/replicas"]
-    found += ["packages/learner/tests/faults", "experiments/tests/test_stale_weights.py"]
+    found += ["packages/rollout/tests/samplers/replicas", "packages/learner/tests/faults"]
+    found += ["experiments/tests/test_stale_weights.py"]
     session.run("python", "-m", "pytest", "-v", "-s", *(session.posargs or found), env={**test_variables(), **more})
 
 

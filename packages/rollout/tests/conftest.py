@@ -20,8 +20,9 @@ from isocompute.rollout.samplers.sampling import Draw
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 
-# Helpers of several folders of tests.
-sys.path.insert(0, str(Path(__file__).parent))
+# Helpers of several folders of tests, and the tests that several samplers share.
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "samplers")]
+pytest.register_assert_rewrite("every_sampler", "every_sync")
 
 
 class Tiny:
@@ -114,21 +115,29 @@ class Tiny:
         assert not feed.unfinished
         return pl.concat(groups).sort("problem_id", "sample")
 
-    def largest_difference(self, policy: Any, rollouts: pl.DataFrame, sampling: Sampling | None = None) -> float:
-        """Compare a table's log-probabilities with those that a model gives its tokens under ``sampling``."""
+    def largest_difference(self, *compared: Any) -> float:
+        """The largest of ``differences``."""
+        return max(self.differences(*compared), default=0.0)
+
+    def differences(self, policy: Any, rollouts: pl.DataFrame, sampling: Sampling | None = None) -> list[float]:
+        """Compare a table's log-probabilities with those that a model gives its tokens under ``sampling``.
+
+        What was not sampled but inserted has log-probability 0.
+        """
         import torch
         from isocompute.rollout.samplers.decoding import distribution
 
-        worst = 0.0
+        found = []
         for row in rollouts.iter_rows(named=True):
             assert len(row["response_ids"]) == len(row["logprobs"])
             ids = torch.tensor([row["prompt_ids"] + row["response_ids"]])
             with torch.no_grad():
                 scores = distribution(policy(ids).logits[0], sampling or self.sampling)
-            begin = len(row["prompt_ids"])
+            begin, sampled = len(row["prompt_ids"]), row.get("sampled") or [True] * len(row["response_ids"])
             for i, token in enumerate(row["response_ids"]):
-                worst = max(worst, abs(float(scores[begin + i - 1, token]) - row["logprobs"][i]))
-        return worst
+                expected = float(scores[begin + i - 1, token]) if sampled[i] else 0.0
+                found.append(abs(expected - row["logprobs"][i]))
+        return found
 
 
 @pytest.fixture(scope="session")
@@ -170,16 +179,6 @@ def cluster() -> Iterator[Any]:
     ray.cloudpickle.register_pickle_by_value(hashed)
     yield ray
     ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def pair(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Two replicas of ``hashed.HashedSampler``, whatever transport a test gives them."""
-    import hashed
-
-    opened = hashed.replicas(tmp_path_factory.mktemp("replicas"), 2)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture(scope="session")

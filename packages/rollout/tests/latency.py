@@ -26,14 +26,14 @@ LONGEST = 8192
 
 
 @cache
-def length_of(seed: int, problem_id: str, shared: float, median: float = 1500.0) -> int:
+def length_of(seed: int, problem_id: str, shared: float) -> int:
     """The tokens of a response, by its seed: lognormal, and as many as ``LONGEST``.
 
     Args:
         shared: Share of the variance that is between problems.
     """
     own, problem = Random(seed).gauss(), Random(problem_id).gauss()
-    return min(LONGEST, int(exp(log(median) + sqrt(1 - shared) * own + sqrt(shared) * problem)) + 1)
+    return min(LONGEST, int(exp(log(1500.0) + sqrt(1 - shared) * own + sqrt(shared) * problem)) + 1)
 
 
 class LatencyEngine(Sampler):
@@ -144,7 +144,6 @@ class VirtualRay:
     def __init__(self, deaths: Mapping[int, float], call_seconds: float = 1e-3) -> None:
         self.now, self.call_seconds, self.deaths = 0.0, call_seconds, deaths
         self.actors: list[Any] = []
-        self.idle: list[tuple[float, float]] = []
 
     def remote(self, kind: Any) -> Any:
         return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=partial(self._start, kind)))

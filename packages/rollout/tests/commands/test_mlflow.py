@@ -67,19 +67,18 @@ def test_mlflow_connects_the_commands_as_files_do(
     assert "has no such experiment (it has Default, base, easy, measured, scored, set)" in refused
     assert_linked_by_content(tmp_path, {"base": "set", "scored": "base", "measured": "scored", "easy": "measured"})
 
-    def by_files(*arguments: str) -> Path:
-        made = tmp_path / f"{arguments[0]}.parquet"
-        assert main([*arguments, "--out", str(made)]) == 0
-        return made
-
-    again = by_files("generate", *answering, "--problems", str(problems))
-    assert again.read_bytes() == rollouts.read_bytes()
-    again = by_files("score", str(again), "--problems", str(problems), "--model", model)
-    assert again.read_bytes() == scored.read_bytes() == rollouts.read_bytes()
-    again = by_files("difficulty", str(again), "--problems", str(problems))
-    assert again.read_bytes() == measured.read_bytes()
-    again = by_files("split", str(again), *interval)
-    assert again.read_bytes() == easy.read_bytes()
+    again: list[str] = []
+    for command, flags, expected in (
+        ("generate", (*answering, "--problems", str(problems)), rollouts),
+        ("score", ("--problems", str(problems), "--model", model), scored),
+        ("difficulty", ("--problems", str(problems)), measured),
+        ("split", interval, easy),
+    ):
+        made = tmp_path / f"{command}.parquet"
+        assert main([command, *again, *flags, "--out", str(made)]) == 0
+        assert made.read_bytes() == expected.read_bytes(), command
+        again = [str(made)]
+    assert scored.read_bytes() == rollouts.read_bytes()
 
 
 def assert_linked_by_content(home: Path, producers: dict[str, str]) -> None:
@@ -148,6 +147,3 @@ def test_runs_of_two_seeds_in_one_experiment_read_as_one_table(sampling: str) ->
     fresh = ["difficulty", "3.parquet", "--fresh", "--problems", "measured.parquet", "--out", "fresh.parquet"]
     assert main(fresh) == 0
     assert {"pass_rate", "fresh_pass_rate"} <= set(pl.read_parquet("fresh.parquet").columns)
-    narrow = [*asked, "--top-p", "0.5", "--out", "narrow.parquet"]
-    assert main(narrow) == 0
-    assert pl.read_parquet("narrow.parquet")["run_id"].is_in(joined["run_id"].to_list()).sum() == 0

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import hashed
 import polars as pl
 import pytest
 from isocompute.rollout.cli import main
@@ -17,21 +18,6 @@ from isocompute.rollout.contract import tables
 pytestmark = pytest.mark.slow("processes that sample and are killed")
 
 PROBLEMS = 120
-
-
-@pytest.fixture(scope="module")
-def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A hundred and twenty sums."""
-    path = tmp_path_factory.mktemp("problems") / "problems.parquet"
-    table = pl.DataFrame({"problem_id": [f"p{i:03}" for i in range(PROBLEMS)]}).with_columns(
-        prompt=pl.Series([f"{i}+{i}=" for i in range(PROBLEMS)]),
-        answer=pl.lit("2"),
-        verifier=pl.lit("exact"),
-        source=pl.lit("s"),
-        split=pl.lit("train"),
-    )
-    tables.write(table, "problems", path)
-    return path
 
 
 def asked(tiny: Any, problems: Path, out: Path, *, command: str = "generate") -> list[str]:
@@ -71,9 +57,10 @@ def assert_same(found: pl.DataFrame, expected: pl.DataFrame) -> None:
 
 
 def test_killed_and_interrupted_a_run_gives_the_table_of_one_that_was_not(
-    tiny: Any, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole, whole_rollouts = tmp_path / "whole.parquet", tmp_path / "whole_rollouts.parquet"
+    problems, whole, whole_rollouts = (tmp_path / f"{name}.parquet" for name in ("problems", "whole", "whole_rollouts"))
+    tables.write(hashed.problems(PROBLEMS), "problems", problems)
     assert main([*asked(tiny, problems, whole, command="difficulty"), "--rollouts-out", str(whole_rollouts)]) == 0
     assert f"{PROBLEMS}/{PROBLEMS} groups" in capsys.readouterr().err
     out, rollouts = tmp_path / "killed.parquet", tmp_path / "killed_rollouts.parquet"
@@ -94,21 +81,12 @@ def test_killed_and_interrupted_a_run_gives_the_table_of_one_that_was_not(
     assert main(command) == 0
     assert out.read_bytes() == whole.read_bytes()
     assert_same(pl.read_parquet(rollouts), pl.read_parquet(whole_rollouts))
-    assert {path.name for path in tmp_path.iterdir()} == {p.name for p in (whole, whole_rollouts, out, rollouts)}
+    assert set(tmp_path.iterdir()) == {problems, whole, whole_rollouts, out, rollouts}
 
 
-@pytest.fixture
-def few(problems: Path, tmp_path: Path) -> Path:
-    """Twenty of the problems."""
-    path = tmp_path / "few.parquet"
-    tables.write(pl.read_parquet(problems).sample(20, seed=0), "problems", path)
-    return path
-
-
-def test_shards_in_one_folder_and_a_limit_that_is_raised_give_the_table_of_the_whole(
-    tiny: Any, few: Path, tmp_path: Path
-) -> None:
-    whole, short = tmp_path / "whole.parquet", tmp_path / "short.parquet"
+def test_shards_in_one_folder_and_a_limit_that_is_raised_give_the_table_of_the_whole(tiny: Any, tmp_path: Path) -> None:
+    few, whole, short = (tmp_path / f"{name}.parquet" for name in ("few", "whole", "short"))
+    tables.write(hashed.problems(PROBLEMS).sample(20, seed=0), "problems", few)
     assert main(asked(tiny, few, whole)) == 0
     expected = tables.read(whole, "rollouts")
     sizes = []
@@ -124,24 +102,3 @@ def test_shards_in_one_folder_and_a_limit_that_is_raised_give_the_table_of_the_w
     assert main([*asked(tiny, few, short), "--limit", "6"]) == 2
     assert main([*asked(tiny, few, short), "--overwrite"]) == 0
     assert_same(pl.read_parquet(short), expected)
-
-
-def test_a_finished_table_is_not_sampled_again_and_another_model_or_seed_does_not_take_its_place(
-    tiny: Any, few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, copy = tmp_path / "rollouts.parquet", tmp_path / "checkpoint"
-    copy.mkdir()
-    for path in tiny.folder.iterdir():
-        (copy / path.name).write_bytes(path.read_bytes())
-    command = [*asked(tiny, few, out), "--model", str(copy)]
-    assert main(command) == 0
-    before = out.read_bytes()
-    capsys.readouterr()
-    assert main(command) == 0
-    assert "tokens/s" not in capsys.readouterr().err
-    assert main([*command, "--seed", "1"]) == 2
-    weights = bytearray((copy / "model.safetensors").read_bytes())
-    weights[-1] ^= 1
-    (copy / "model.safetensors").write_bytes(weights)
-    assert main(command) == 2
-    assert out.read_bytes() == before

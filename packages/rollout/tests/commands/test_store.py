@@ -3,8 +3,6 @@
 import contextlib
 import random
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -62,17 +60,6 @@ def test_the_later_of_two_groups_counts_and_another_number_of_responses_does_not
         assert store.group("p", first_sample=SAMPLES, samples=SAMPLES).equals(group("p", first=SAMPLES))
 
 
-def test_other_settings_are_refused_and_what_is_kept_stays(tmp_path: Path) -> None:
-    out = tmp_path / "rollouts.parquet"
-    with Groups(out, SETTINGS) as store:
-        store.append(group("p"))
-    with pytest.raises(RolloutError, match="another seed"):
-        Groups(out, {**SETTINGS, "seed": 2})
-    with pytest.raises(RolloutError, match="top_p"):
-        Groups(out, {**SETTINGS, "top_p": 0.5})
-    assert kept(out) == ["p"]
-
-
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("former", ["", "wal", "delete"])
 def test_the_journal_is_truncated_and_that_of_an_older_file_is_converted(
@@ -124,29 +111,6 @@ def test_a_damaged_store_is_a_sentence_or_holds_what_was_written(tmp_path: Path)
         assert not said or str(path) in said
         assert path.exists()
     assert refused > len(damaged) / 2
-
-
-HOLDER = """
-import sys
-from pathlib import Path
-from isocompute.rollout.commands.store import Groups
-store = Groups(Path(sys.argv[1]), {"seed": 1, "model": "m"})
-print("locked", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.slow
-def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
-    out = tmp_path / "rollouts.parquet"
-    command = [sys.executable, "-c", HOLDER, str(out)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "locked\n"
-        with pytest.raises(RolloutError, match="another process"):
-            Groups(out, SETTINGS)
-        other.kill()
-    assert kept(out) == []
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:

@@ -68,16 +68,16 @@ def test_a_source_above_one_percent_of_wrong_answers_is_refused_and_one_below_is
     # gcd's scorer is that of a text: an answer with white space round it is not the text that is left of it.
     answers = [str(i) for i in range(400)]
     answers[7], answers[11] = " 7", "  "
-    frame = pl.DataFrame({"prompt": [f"q{i}" for i in range(400)], "answer": answers})
+    notes = ['{"settings": {"nonsense": 1}}' if i == 13 else "" for i in range(400)]
+    frame = pl.DataFrame({"prompt": [f"q{i}" for i in range(400)], "answer": answers, "note": notes})
     frame.write_ndjson(path)
-    own = {"kind": "file", "path": str(path), "verifier": "reasoning_gym:gcd"}
-    loaded = load_checked(source_from({**own, "train": 298, "validation": 100}))
-    assert len(loaded.problems) == 398
-    assert loaded.problems.filter(pl.col("answer").is_in([" 7", "  "])).is_empty()
-    assert {row["answer"]: row["reason"] for row in loaded.dropped.iter_rows(named=True)} == {
-        " 7": "its own answer does not score 1",
-        "  ": "it has no reference answer",
-    }
+    own = {"kind": "file", "path": str(path), "verifier": "reasoning_gym:gcd", "metadata": "note"}
+    loaded = load_checked(source_from({**own, "train": 297, "validation": 100}))
+    assert len(loaded.problems) == 397
+    assert loaded.problems.filter(pl.col("answer").is_in([" 7", "  ", "13"])).is_empty()
+    reasons = {row["answer"]: row["reason"] for row in loaded.dropped.iter_rows(named=True)}
+    assert reasons.pop("13").startswith("reasoning-gym refuses the task 'gcd'")
+    assert reasons == {" 7": "its own answer does not score 1", "  ": "it has no reference answer"}
     assert loaded.dropped["problem_id"].is_in(loaded.problems["problem_id"].to_list()).sum() == 0
     frame.with_columns(answer=" " + pl.col("answer")).write_ndjson(path)
     with pytest.raises(RolloutError, match="refused: 1 of the first 1"):
@@ -159,12 +159,3 @@ def test_problems_are_checked_by_the_scorer_that_is_given(jsonl: Path) -> None:
     with pytest.raises(RolloutError, match="execute what a response"):
         load_checked(source_from(own), scorer=bare)
     bare.close()
-
-
-def test_reference_answers_for_math_are_scored_in_a_box(tmp_path: Path) -> None:
-    pytest.importorskip("math_verify")
-    path = tmp_path / "own.jsonl"
-    frame = pl.DataFrame({"prompt": [f"q{i}" for i in range(3)], "answer": ["1/2", "x^2", r"\frac{3}{4}"]})
-    frame.write_ndjson(path)
-    own = {"kind": "file", "path": str(path), "verifier": "math", "train": 2, "validation": 1}
-    assert len(load_problems(source_from(own))) == 3

@@ -45,8 +45,11 @@ def copy(folder: Path, name: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_set_is_loaded_from_a_folder_in_the_layout_of_its_dataset(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", NAMED)
+def test_a_set_is_pinned_to_a_commit_and_loaded_from_a_folder_in_the_layout_of_its_dataset(
+    name: str, tmp_path: Path
+) -> None:
+    assert re.fullmatch("[0-9a-f]{40}", NAMED[name].revision)
     source = named_set(name.lower(), folder=str(copy(tmp_path, name)))
     source = source if source.whole else named_set(name, folder=str(tmp_path), train=20, validation=10)
     loaded = load_checked(source)
@@ -64,8 +67,12 @@ def test_a_set_is_loaded_from_a_folder_in_the_layout_of_its_dataset(name: str, t
 
 
 def test_a_problem_has_one_id_in_the_hub_in_a_copy_and_at_every_revision(tmp_path: Path) -> None:
-    copied = named_set("MATH-500", folder=str(copy(tmp_path, "MATH-500")))
-    assert copied.key == named_set("MATH-500").key == named_set("MATH-500", revision="0" * 40).key
+    copied, other = (
+        named_set("MATH-500", folder=str(copy(tmp_path, "MATH-500"))),
+        named_set("MATH-500", revision="0" * 40),
+    )
+    assert copied.key == named_set("MATH-500").key == other.key
+    assert other.name == f"hub:{other.dataset}@{'0' * 40}"
     problems = load_checked(copied).problems
     expected = [problem_id("hub:HuggingFaceH4/MATH-500", prompt) for prompt in problems["prompt"].to_list()]
     assert problems["problem_id"].to_list() == expected
@@ -81,14 +88,6 @@ def test_problems_without_an_answer_are_dropped_and_too_many_refuse_the_set(tmp_
     frame.with_columns(without).write_parquet(path)
     with pytest.raises(RolloutError, match="30 of its 30 problems"):
         load_checked(named_set("GSM8K", folder=str(tmp_path)))
-
-
-def test_every_set_is_pinned_to_a_commit() -> None:
-    assert set(NAMED) == set(LAYOUTS)
-    for source in NAMED.values():
-        assert re.fullmatch("[0-9a-f]{40}", source.revision)
-        assert source.name == f"hub:{source.dataset}@{source.revision}"
-    assert named_set("AIME-2025", revision="0" * 40).revision == "0" * 40
 
 
 def test_without_the_hub_one_sentence_says_what_would_help(

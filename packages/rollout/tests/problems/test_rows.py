@@ -188,33 +188,3 @@ def test_the_order_of_rows_is_that_of_the_libraries(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_list(frame.to_dicts()).shuffle(seed=3)
     source = source_from({"kind": "hub", "dataset": str(tmp_path / "hub"), "answer": "answer", "seed": 3})
     assert [each.prompt for each in candidates(source)] == list(rows["prompt"])
-
-
-def test_a_dataset_is_read_as_a_file_is(tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
-    part = {"type": "text", "text": "What is 1+1?"}
-    refused = "refused"
-    for number, (prompt, expected) in enumerate(
-        (
-            ([{"role": "user", "content": [part]}], "What is 1+1?"),
-            ([{"from": "system", "value": "Add."}, {"from": "human", "value": "1+1"}], "Add.\n\n1+1"),
-            ([{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}], refused),
-            ([{"role": "system", "content": "What is 1+1?"}], refused),
-            ([{"text": "What is 1+1?"}], refused),
-            (None, refused),
-            ([], refused),
-        )
-    ):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        pl.DataFrame({"prompt": [prompt] * 2, "answer": ["2", None]}).write_parquet(folder / "rows.parquet")
-        for kind in (
-            {"kind": "hub", "dataset": str(folder), "answer": "answer"},
-            {"kind": "file", "path": str(folder / "rows.parquet")},
-        ):
-            if expected == refused:
-                with pytest.raises(RolloutError, match=r"row [12]"):
-                    list(candidates(source_from(kind)))
-                continue
-            found = sorted((each.prompt, each.answer, each.fault) for each in candidates(source_from(kind)))
-            assert found == [(expected, "", MISSING), (expected, "2", "")]

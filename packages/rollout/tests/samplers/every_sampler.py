@@ -5,13 +5,16 @@ The files that import these tests define ``sampler``, one that is open on the fo
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import polars as pl
 import pytest
-from isocompute.rollout import RolloutError
+from isocompute.rollout import Interruption, RolloutError
 from isocompute.rollout.contract import tables
+from isocompute.rollout.samplers.local import drawn_length
+from isocompute.rollout.samplers.sampling import response_seed
 
 
 @pytest.fixture
@@ -59,13 +62,6 @@ def test_a_table_has_a_row_per_response_in_the_order_of_problems_and_samples(
     assert sampler.sample(tiny.problems.head(0), samples=4, seed=3, step=1).columns == rollouts.columns
 
 
-def test_a_response_earns_what_its_verifier_gives_its_text(sampler: Any, tiny: Any) -> None:
-    rollouts = tiny.sample(sampler, samples=32)
-    texts = [tiny.tokenizer.decode(ids, skip_special_tokens=True) for ids in rollouts["response_ids"].to_list()]
-    assert rollouts["reward"].to_list() == [float(text.strip() == "2") for text in texts]
-    assert 0 < rollouts["reward"].sum() < len(rollouts)
-
-
 def test_tokens_do_not_depend_on_the_batch(sampler: Any, tiny: Any) -> None:
     whole = tiny.sample(sampler)
     parts = [tiny.sample(sampler, tiny.problems[i : i + 1]) for i in reversed(range(len(tiny.problems)))]
@@ -91,13 +87,17 @@ def test_a_second_table_with_the_same_ids_is_answered_with_its_own_prompts(
     assert tiny.sample(sampler).drop("logprobs").equals(first.drop("logprobs"))
 
 
-def test_responses_end_with_a_stop_token_or_at_their_length(sampler: Any, tiny: Any) -> None:
-    rollouts = tiny.sample(sampler, samples=16)
+def test_responses_end_with_a_stop_token_or_at_their_length_and_earn_what_their_verifier_gives_their_text(
+    sampler: Any, tiny: Any
+) -> None:
+    rollouts = tiny.sample(sampler, samples=32)
     for row in rollouts.iter_rows(named=True):
         assert (row["response_ids"][-1] == 1) == (row["finish_reason"] == "stop")
         assert 1 not in row["response_ids"][:-1]
         assert row["finish_reason"] == "stop" or len(row["response_ids"]) == 8
+        assert row["reward"] == (tiny.tokenizer.decode(row["response_ids"], skip_special_tokens=True).strip() == "2")
     assert set(rollouts["finish_reason"]) == {"stop", "length"}
+    assert 0 < rollouts["reward"].sum() < len(rollouts)
 
 
 def test_a_stop_token_that_is_asked_for_ends_a_response(sampler: Any, tiny: Any, use: Any) -> None:
@@ -125,6 +125,33 @@ def test_a_stop_text_ends_a_response_and_is_cut_off_its_text(sampler: Any, tiny:
     assert stopped["text"].str.contains("\N{REPLACEMENT CHARACTER}").any()
 
 
+def test_a_response_is_interrupted_at_a_length_of_its_own_and_goes_on_after_the_phrase(
+    sampler: Any, tiny: Any, use: Any, policy: Any
+) -> None:
+    free, interruption = tiny.sample(sampler, samples=16), Interruption(lowest=2, highest=4, phrase="-1")
+    use(interruption=interruption)
+    rollouts, interrupted = tiny.sample(sampler, samples=16), Counter[bool]()
+    for whole, row in zip(free["response_ids"].to_list(), rollouts.iter_rows(named=True), strict=True):
+        ids = row["response_ids"]
+        cut = drawn_length(response_seed(3, "train", 1, row["problem_id"], row["sample"]), interruption)
+        ended_before = whole[:cut][-1] == 1
+        interrupted[ended_before] += 1
+        if ended_before:
+            assert ids == whole
+            assert all(row["sampled"])
+        else:
+            assert ids[: cut + 2] == whole[:cut] + tiny.ids("-1")
+            assert cut + 2 < len(ids) <= 8
+            assert row["sampled"] == [not (cut <= place < cut + 2) for place in range(len(ids))]
+            assert row["finish_reason"] == ("stop" if ids[-1] == 1 else "length")
+    assert min(interrupted.values()) > 5
+    assert tiny.largest_difference(policy, rollouts) < 1e-4
+    # Lengths and seeds are a response's own, whatever it is sampled with.
+    fewer = tiny.sample(sampler, tiny.problems[2:4], samples=3)
+    same = rollouts.join(fewer.select("problem_id", "sample"), on=["problem_id", "sample"], how="semi")
+    assert same["response_ids"].to_list() == fewer["response_ids"].to_list()
+
+
 def test_prompts_outside_ascii_arrive_whole(sampler: Any, tiny: Any, policy: Any, prompt_ids: Any) -> None:
     problems = tiny.problems.head(2).with_columns(prompt=pl.Series(["é+1=", "😀"]))
     rollouts = tiny.sample(sampler, problems)
@@ -135,7 +162,6 @@ def test_prompts_outside_ascii_arrive_whole(sampler: Any, tiny: Any, policy: Any
 @pytest.mark.parametrize(
     "options",
     [
-        {"temperature": 0.5},
         {"temperature": 1.7},
         {"top_p": 0.5},
         {"top_k": 3},

@@ -1,11 +1,15 @@
-"""A server in both protocols: what every sampler does, and what only a server does.
+"""A server in both protocols: what every sampler does, what only a server does, and its faults.
 
-With ISOCOMPUTE_ROLLOUT_FAULTS (``nox -s faults``) it is vLLM's own server.
+With ISOCOMPUTE_ROLLOUT_FAULTS (``nox -s faults``) it is vLLM's own server, and has more of them.
 """
 
 import dataclasses
 import os
+import random
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +17,18 @@ import polars as pl
 import pytest
 from every_sampler import *  # noqa: F403
 from isocompute.rollout import RolloutError, Sampling, open_sampler
-from isocompute.rollout.cli import main
-from isocompute.rollout.samplers.sampling import Interruption
-from serving import KEY, between, free_port
+from isocompute.rollout.samplers.sampling import Interruption, response_seed
+from serving import KEY, Proxy, between, free_port
+
+pytest.importorskip("httpx2")
+
+from isocompute.rollout.samplers.servers import client
 
 pytestmark = [pytest.mark.slow("a server"), pytest.mark.xdist_group("server")]
 
+FAULTS = int(os.environ.get("ISOCOMPUTE_ROLLOUT_FAULTS", "3"))
 # Shared tests of what the protocols send and read differently; the others see completions alone.
-CHAT = ("row_per_response", "stop_text", "log_probabilities_are", "outside_ascii", "temperature_0")
+CHAT = ("row_per_response", "stop_text", "outside_ascii", "temperature_0")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -142,15 +150,49 @@ def test_wrong_options_are_named(tiny: Any) -> None:
             open_sampler("openai", str(tiny.folder), sampling, **options)
 
 
-def test_the_command_measures_with_a_server(
-    server_url: str, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("number", range(FAULTS))
+def test_a_fault_of_a_server_costs_no_other_response_and_is_visible(
+    number: int, opened: Any, sampler: Any, protocol: str, server_url: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    tiny.problems.write_parquet("problems.parquet")
-    asked = f"generate --model {tiny.folder} --sampler openai --problems problems.parquet --out rollouts.parquet"
-    asked += " --samples 2 --max-new-tokens 8"
-    assert main(f"{asked} --base-url {server_url}".split()) == 0
-    assert len(pl.read_parquet("rollouts.parquet")) == 12
-    assert main(asked.split()) == 2
-    assert "--base-url" in capsys.readouterr().err
+    # Three attempts at a request, and hardly a pause between them.
+    monkeypatch.setattr(client, "ATTEMPTS", 3)
+    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.01)
+    source = random.Random(f"{protocol} {number}")
+    # With chat another prompt is another template, which ends a run. A short run has each fault with one protocol.
+    kinds = [fault for fault in (*Proxy.FAULTS, "dies") if fault != "wrong-prompt" or protocol == "completions"]
+    fault = kinds[(number + 2 * (protocol == "chat")) % len(kinds)]
+    lasting, two_servers = source.random() < 0.5, fault == "dies" or source.random() < 0.3
+    expected = tiny.sample(sampler)
+    keys = source.sample(expected.select("problem_id", "sample").rows(), source.randint(1, 6))
+    hit = {response_seed(3, "train", 1, *key): key for key in keys}
+    met, lock = Counter[int](), threading.Lock()
+
+    def plan(asked: dict[str, Any]) -> str | None:
+        """Requests of some seeds meet the fault, at each attempt (``lasting``) or at the first."""
+        with lock:
+            seed = asked["seed"]
+            if seed not in hit or (met[seed] and not lasting):
+                return None
+            met[seed] += 1
+        if fault == "dies":
+            # As when the kernel ends a process: every connection is closed, and nobody listens.
+            faulty.server_close()
+            return "reset"
+        return fault
+
+    with ExitStack() as stack:
+        faulty = stack.enter_context(between(server_url, plan))
+        urls = [faulty.url, *([stack.enter_context(between(server_url)).url] if two_servers else [])]
+        disturbed = opened(base_urls=urls, timeout_seconds=2 if fault == "hang" else 60)
+        groups = list(disturbed.stream(tiny.problems, samples=4, seed=3, step=1, run_id="r"))
+        disturbed.close()
+    assert met or two_servers
+    found = pl.concat([pl.DataFrame(pl.from_arrow(group)) for group in groups]).sort("problem_id", "sample")
+    # Each response is there once, finished or aborted with the reason, and those that met no fault are as ever.
+    assert found.select("problem_id", "sample").equals(expected.select("problem_id", "sample"))
+    aborted = found.filter(pl.col("finish_reason") == "aborted")
+    allowed = {hit[seed] for seed, times in met.items() if times >= 3} if lasting and not two_servers else set()
+    assert set(aborted.select("problem_id", "sample").rows()) == allowed
+    assert aborted["failure"].str.contains("failed 3 times").all()
+    kept, others = (each.join(aborted, on=["problem_id", "sample"], how="anti") for each in (found, expected))
+    assert kept.drop("logprobs").equals(others.drop("logprobs"))

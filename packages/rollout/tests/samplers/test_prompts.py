@@ -19,7 +19,6 @@ WITH_BOS = (
     "{% endif %}"
 )
 WITHOUT_BOS = WITH_BOS.removeprefix("{{ bos_token }}")
-ADDS = ("", "bos", "bos eos")
 REFUSING = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}ok"
 
 
@@ -56,33 +55,18 @@ def test_a_tokenizer_with_a_chat_template_chats_unless_it_is_told_otherwise() ->
         prompt(tokenizer(), template="chat")
 
 
-@pytest.mark.parametrize("adds", ADDS)
-def test_a_chat_begins_once_whatever_the_tokenizer_adds_by_itself(adds: str) -> None:
-    assert prompt(tokenizer(template=WITH_BOS, adds=adds)) == "<s>[user]1+1=;[assistant]"
-    assert prompt(tokenizer(template=WITHOUT_BOS, adds=adds)) == "[user]1+1=;[assistant]"
-
-
-@pytest.mark.parametrize("template", [WITH_BOS, WITHOUT_BOS])
-def test_a_chat_begins_as_it_is_told(template: str) -> None:
-    made = tokenizer(template=template)
-    assert prompt(made, bos=True) == "<s>[user]1+1=;[assistant]"
-    assert prompt(made, bos=False) == "[user]1+1=;[assistant]"
-
-
-@pytest.mark.parametrize(
-    ("adds", "bos", "expected"),
-    [
-        (adds, bos, "<s>1+1=" if bos or (adds and bos is None) else "1+1=")
-        for adds in ADDS
-        for bos in (None, True, False)
-    ],
-)
-def test_a_plain_prompt_begins_as_the_tokenizer_does_or_as_it_is_told_and_never_ends(
-    adds: str, bos: bool | None, expected: str
+@pytest.mark.parametrize("adds", ["", "bos", "bos eos"])
+@pytest.mark.parametrize("bos", [None, True, False])
+def test_a_prompt_begins_once_as_it_is_told_or_as_the_template_or_else_the_tokenizer_does_and_never_ends(
+    adds: str, bos: bool | None
 ) -> None:
-    assert prompt(tokenizer(adds=adds), bos=bos) == expected
+    chat, always = "[user]1+1=;[assistant]", "<s>" if bos else ""
+    assert prompt(tokenizer(template=WITH_BOS, adds=adds), bos=bos) == ("" if bos is False else "<s>") + chat
+    assert prompt(tokenizer(template=WITHOUT_BOS, adds=adds), bos=bos) == always + chat
+    plain = ("<s>" if adds and bos is None else always) + "1+1="
+    assert prompt(tokenizer(adds=adds), bos=bos) == plain
     # A text that was rendered elsewhere and begins already.
-    assert prompt(tokenizer(adds=adds), "<s>1+1=", bos=bos) == (expected if bos is not None or adds else "<s>1+1=")
+    assert prompt(tokenizer(adds=adds), "<s>1+1=", bos=bos) == (plain if bos is not None else "<s>1+1=")
 
 
 def test_a_tokenizer_without_a_beginning_has_none() -> None:

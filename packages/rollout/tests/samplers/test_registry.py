@@ -2,12 +2,14 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError, Sampling, open_sampler
+from isocompute.rollout.samplers.actor import connected_ray
 from isocompute.rollout.samplers.registry import CHEAPER_BELOW, CHEAPER_UP_TO, cheaper
 from isocompute.rollout.samplers.weights import stored_parameters
 
@@ -15,22 +17,14 @@ SIZES = st.integers(0, 10**12) | st.integers(CHEAPER_BELOW - 2, CHEAPER_BELOW + 
 LENGTHS = st.integers(2, 10**6) | st.integers(CHEAPER_UP_TO - 2, CHEAPER_UP_TO + 2)
 
 
-@given(parameters=SIZES, longest=LENGTHS)
+@given(parameters=st.none() | SIZES, longest=LENGTHS, device=st.sampled_from(["cpu", "cuda"]))
 def test_transformers_answers_on_a_cpu_with_a_small_model_at_short_length_and_vllm_all_others(
-    parameters: int, longest: int
+    parameters: int | None, longest: int, device: str
 ) -> None:
-    chosen = cheaper(parameters, longest=longest, device="cpu")
-    small = parameters < CHEAPER_BELOW and longest <= CHEAPER_UP_TO
-    assert chosen.kind == ("transformers" if small else "vllm")
+    chosen = cheaper(parameters, longest=longest, device=device)
+    small = parameters is not None and parameters < CHEAPER_BELOW and longest <= CHEAPER_UP_TO
+    assert chosen.kind == ("transformers" if small and device == "cpu" else "vllm")
     assert str(chosen).startswith(f"{chosen.kind} (")
-
-
-@given(parameters=st.none() | SIZES, longest=LENGTHS)
-def test_vllm_answers_on_a_gpu_whatever_the_size_and_where_it_is_not_known(
-    parameters: int | None, longest: int
-) -> None:
-    assert cheaper(parameters, longest=longest, device="cuda").kind == "vllm"
-    assert cheaper(None, longest=longest, device="cpu").kind == "vllm"
 
 
 def test_parameters_are_those_of_the_files_and_tied_ones_count_once(tiny: Any, tied_tiny: Any, tmp_path: Path) -> None:
@@ -57,3 +51,18 @@ def test_the_client_of_servers_is_named_where_it_is_not_installed(monkeypatch: p
     monkeypatch.setitem(sys.modules, "httpx2", None)
     with pytest.raises(RolloutError, match=r"isocompute-rollout\[openai\]"):
         open_sampler("openai", "model", Sampling(), base_url="http://localhost:8000/v1")
+
+
+def test_a_node_of_a_cluster_joins_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    sized: list[bool] = []
+
+    def init(**options: Any) -> None:
+        sized.append("object_store_memory" in options)
+        # As Ray does there; that it is so is tested with experiments' own cluster.
+        if sized[-1]:
+            raise ValueError("When connecting to an existing cluster, object_store_memory must not be provided.")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
+    connected_ray()
+    assert sized == [True, False]

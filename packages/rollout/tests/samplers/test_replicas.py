@@ -1,8 +1,6 @@
 """Replicas of a sampler, each in a Ray actor of its own: two of transformers, and in ``nox -s faults`` two of vLLM."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,17 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from every_sampler import *  # noqa: F403
+from every_sampler import (  # noqa: F401
+    policy,
+    prompt_ids,
+    test_a_problem_that_cannot_be_answered_or_scored_is_named_before_anything_is_sampled,
+    test_a_stream_closed_early_leaves_the_sampler_usable,
+    test_a_stream_yields_every_group_whole_and_once,
+    test_a_table_has_a_row_per_response_in_the_order_of_problems_and_samples,
+    test_requests_may_be_held_to_fewer_tokens_than_the_sampler_was_opened_for_and_not_to_more,
+    test_tokens_follow_from_step_seed_and_the_number_of_a_sample,
+    use,
+)
 from every_sync import *  # noqa: F403
 from isocompute.rollout import open_sampler
 from isocompute.rollout.samplers.sampling import EngineConfig
@@ -63,7 +71,7 @@ def test_two_replicas_have_their_options_and_give_the_table_of_a_sampler_in_proc
 def test_two_replicas_of_vllm_give_the_table_of_one_before_and_after_a_sync(
     cluster: Any, tiny: Any, vllm_sampler: Any, tmp_path: Path
 ) -> None:
-    policy, own = tiny.save(tmp_path, seed=5), tiny.save(tmp_path / "own", seed=0)
+    other, own = tiny.save(tmp_path, seed=5), tiny.save(tmp_path / "own", seed=0)
     options = {"replicas": 2, "bucket_bytes": 20_000, "transport": "gloo"}
     engine = EngineConfig(max_concurrent=7)
     opened: Any = open_sampler("vllm", str(tiny.folder), tiny.sampling, replicas=options, engine=engine)
@@ -72,31 +80,15 @@ def test_two_replicas_of_vllm_give_the_table_of_one_before_and_after_a_sync(
     for sampler in (opened, vllm_sampler):
         begin = sampler.weights_version
         before = table(sampler, tiny)
-        sampler.sync(policy.state_dict(), begin + 1)
+        sampler.sync(other.state_dict(), begin + 1)
         after = table(sampler, tiny)
-        assert tiny.largest_difference(policy, after) < 1e-4
+        assert tiny.largest_difference(other, after) < 1e-4
         sampler.sync(own.state_dict(), begin + 2)
         tables.append(pl.concat([before, after, table(sampler, tiny)]))
     assert [member.answered > 0 for member in opened.crew.members] == [True, True]
     opened.close()
     assert tables[0].drop("logprobs", "weights_version").equals(tables[1].drop("logprobs", "weights_version"))
     assert difference(*tables) < 1e-5
-
-
-def test_a_node_of_a_cluster_joins_it(cluster: Any, tmp_path: Path) -> None:
-    # As ``ray start`` leaves it behind.
-    (tmp_path / "ray").mkdir()
-    address = cluster.get_runtime_context().gcs_address
-    (tmp_path / "ray/ray_current_cluster").write_text(address)
-    joins = (
-        "from isocompute.rollout.samplers.actor import connected_ray\n"
-        "print(connected_ray().get_runtime_context().gcs_address)"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    environment["RAY_TMPDIR"] = str(tmp_path)
-    command = [sys.executable, "-c", joins]
-    joined = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert joined.stdout.split()[-1:] == [address], joined.stderr
 
 
 def test_verifiers_that_are_registered_here_score_in_the_actor(

@@ -18,7 +18,7 @@ from every_sampler import *  # noqa: F403
 from every_sync import *  # noqa: F403
 from isocompute.rollout import RolloutError, Sampling, open_sampler
 from isocompute.rollout.contract import tables
-from isocompute.rollout.samplers.sampling import EngineConfig, Request
+from isocompute.rollout.samplers.sampling import EngineConfig
 from isocompute.rollout.samplers.vllm.sampler import STEPS, WRONG, Event, Sleep, State
 
 # Not imported here: that takes seconds in every process that collects.
@@ -91,22 +91,6 @@ def test_a_sync_in_this_process_is_refused_where_gpus_share_a_model(
     sampler.sync(own, version)
 
 
-def test_a_request_may_be_followed_by_another_for_the_same_response(sampler: Any, tiny: Any) -> None:
-    prompt = tiny.ids("1+1=")
-    requests = [Request(prompt_ids=prompt, seed=seed, max_new_tokens=1) for seed in range(3)]
-    seen: dict[int, list[int]] = {}
-
-    def control(index: int, response: Any) -> Any:
-        seen.setdefault(index, []).extend(response.ids.tolist())
-        if len(seen[index]) < 4 and index:
-            return Request(prompt_ids=prompt + seen[index], seed=index, max_new_tokens=1)
-        return response
-
-    finished = dict(filter(None, sampler._generate(requests, control)))
-    assert set(finished) == {0, 1, 2}
-    assert [len(seen[index]) for index in range(3)] == [1, 4, 4]
-
-
 def test_problems_may_come_while_others_are_answered(sampler: Any, tiny: Any) -> None:
     assert tiny.sample(sampler).drop("logprobs").equals(tiny.sample_fed(sampler).drop("logprobs"))
 
@@ -162,22 +146,13 @@ def test_a_model_that_transformers_has_no_language_model_for_gets_a_cache_of_a_u
     assert given["kv_cache_memory_bytes"] == 4 * 2**30
 
 
-@pytest.mark.parametrize(
-    ("sampling", "engine", "message"),
-    [
-        (Sampling(), None, "max_new_tokens is 2048"),
-        (Sampling(max_new_tokens=8, max_prompt_tokens=8), EngineConfig(kv_cache_gib=10**6), "kv_cache_gib must be"),
-        (Sampling(max_new_tokens=8, max_prompt_tokens=8), EngineConfig(profile="cuda"), "no CUDA device"),
-    ],
-)
-def test_what_cannot_run_is_refused_before_a_model_is_loaded(
-    tiny: Any, sampling: Sampling, engine: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_run_is_refused_before_a_model_is_loaded(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import vllm
 
     monkeypatch.setattr(vllm, "LLM", None)
-    with pytest.raises(RolloutError, match=message):
-        open_sampler("vllm", str(tiny.folder), sampling, engine=engine)
+    for engine, message in (({"kv_cache_gib": 10**6}, "kv_cache_gib must be"), ({"profile": "cuda"}, "no CUDA device")):
+        with pytest.raises(RolloutError, match=message):
+            open_sampler("vllm", str(tiny.folder), tiny.sampling, engine=EngineConfig(**engine))
 
 
 def test_every_event_in_every_state_is_a_step_or_an_error() -> None:
@@ -216,25 +191,17 @@ def test_what_did_not_wake_is_woken_by_the_next_try() -> None:
     assert (woken, sleep.state) == ([("weights",), ("kv_cache",)], "awake")
 
 
-@pytest.fixture
-def sleeping(vllm_sampler: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, list[Any]]]:
-    """An engine on CPU that is let sleep all the same, and what it was told."""
+def test_an_engine_sleeps_after_a_training_batch_and_wakes_for_a_sync_and_for_samples(
+    sampler: Any, tiny: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On CPU it is let sleep all the same, and says what it was told.
     told: list[Any] = []
-    llm = vllm_sampler._llm
+    llm = sampler._llm
     sleep, wake = llm.sleep, llm.wake_up
     monkeypatch.setattr(llm, "sleep", lambda level: (told.append(level), sleep(level=level))[1])
     monkeypatch.setattr(llm, "wake_up", lambda tags: (told.append(tuple(tags)), wake(tags=tags))[1])
-    monkeypatch.setattr(vllm_sampler, "sleeps", True)
-    for level in (0, 1):
-        monkeypatch.setattr(vllm_sampler, "_sleep", Sleep(llm, level=level, name="the engine"))
-    yield vllm_sampler, told
-    vllm_sampler._sleep.on("sample")
-
-
-def test_an_engine_sleeps_after_a_training_batch_and_wakes_for_a_sync_and_for_samples(
-    sleeping: tuple[Any, list[Any]], tiny: Any, tmp_path: Any
-) -> None:
-    sampler, told = sleeping
+    monkeypatch.setattr(sampler, "sleeps", True)
+    monkeypatch.setattr(sampler, "_sleep", Sleep(llm, level=1, name="the engine"))
     engine, version = sampler._llm.llm_engine, sampler.weights_version
     tiny.sample(sampler, phase="eval")
     assert told == []
@@ -256,3 +223,4 @@ def test_an_engine_sleeps_after_a_training_batch_and_wakes_for_a_sync_and_for_sa
     assert tiny.largest_difference(policy, tiny.sample(sampler)) < 1e-4
     sampler.sync(tiny.save(tmp_path, seed=0).state_dict(), version + 2)
     assert tiny.sample(sampler)["response_ids"].to_list() == before["response_ids"].to_list()
+    sampler._sleep.on("sample")

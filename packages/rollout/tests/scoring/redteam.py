@@ -2,7 +2,7 @@
 
     python packages/rollout/tests/scoring/redteam.py [--ways root] [--verifiers runs] [--attacks PART-OF-NAME]
 
-It prints tables, of what held and of what was taken over the limits, and ends with exit code 1 when an attack broke
+It prints what an attack broke and what was taken over the limits, and ends with exit code 1 when an attack broke
 anything: memory and time included, from 256 MiB or half a second on.
 """
 
@@ -67,7 +67,7 @@ Found = list[tuple[str, str, str, int, float]]
 
 
 def main() -> int:
-    """Run the ways one after another and print the table."""
+    """Run the ways one after another and print what was found."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS)
     parser.add_argument("--verifiers", nargs="*", default=[*TEXTS, *TASKS, *PROGRAMS])
@@ -80,7 +80,7 @@ def main() -> int:
         return 0
     broken = False
     for way in chosen.ways:
-        broken |= show(way, run(way, chosen.verifiers, chosen.attacks), attacks)
+        broken |= show(way, run(way, chosen.verifiers, chosen.attacks), len(attacks))
     return int(broken)
 
 
@@ -177,42 +177,20 @@ def targets(verifiers: list[str]) -> list[tuple[str, "Target"]]:  # noqa: F821
     return found + [(name, target) for name, target in program_targets().items() if name in verifiers]
 
 
-def show(way: str, found: Found | str, attacks: list[Attack]) -> bool:
-    """Print a way's table, a row for each attack; say whether anything was broken."""
+def show(way: str, found: Found | str, attacks: int) -> bool:
+    """Print what was found in a way; say whether anything was broken."""
     if isinstance(found, str):
         print(f"\n{way}: {found}")
         return False
-    columns = list(dict.fromkeys(_column(verifier) for verifier, *_ in found if verifier))
-    cells: dict[tuple[str, str], int] = {}
-    for verifier, name, what, _, _ in found:
-        if not verifier:
-            continue
-        named = [name] if name else [a.name for a in attacks if repr(a.name) in what] or [a.name for a in attacks]
-        for each in named:
-            place = each, _column(verifier)
-            cells[place] = cells.get(place, 0) + bool(what)
-    print(f"\n{way}: {len({v for v, *_ in found})} verifiers")
-    print(f"{'kind':14} {'attack':44} {'  '.join(columns)}")
-    for attack in attacks:
-        row = "  ".join(_cell(cells.get((attack.name, c))).ljust(len(c)) for c in columns)
-        print(f"{attack.kind:14} {attack.name:44} {row}")
-    print(f"{'over the limits of':14} {'':44} MiB  seconds")
+    print(f"\n{way}: {len({v for v, *_ in found})} verifiers; over the limits of {'':32} MiB  seconds")
     for verifier, name, _, mib, seconds in sorted({each for each in found if each[3] >= 16 or each[4] >= 0.1}):
         print(f"{verifier:14} {name:44} {mib:3}  {seconds:.2f}")
     broken = [line for line in found if line[2]]
     for verifier, name, what, *_ in broken:
         print(f"BROKE {way} | {verifier} | {name} | {what}")
     most = {"mib_over": max(each[3] for each in found), "seconds_over": max(each[4] for each in found)} if found else {}
-    print(json.dumps({"way": way, "attacks": len(attacks), "broken": len(broken), **most}))
+    print(json.dumps({"way": way, "attacks": attacks, "broken": len(broken), **most}))
     return bool(broken) or not found
-
-
-def _cell(broken: int | None) -> str:
-    return "-" if broken is None else "BROKE" if broken else "held"
-
-
-def _column(verifier: str) -> str:
-    return "tasks" if verifier.startswith("reasoning_gym:") else verifier
 
 
 if __name__ == "__main__":

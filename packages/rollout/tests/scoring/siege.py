@@ -1,10 +1,11 @@
 """Attacks put through a verifier, among right and wrong responses; returns what they broke."""
 
 import concurrent.futures
+import contextlib
 import itertools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from isocompute.rollout import RolloutError
@@ -95,8 +96,7 @@ def besiege(
     Args:
         meter: Measures one attack; what it took over its limits is then in ``over``.
     """
-    warm = target.neighbours()
-    broken = _wrong("the batch before", _verdicts(scorer, warm), warm, [])
+    broken = list(_wrong("the batch before", _verdicts(scorer, target.neighbours())))
     before = outside.state()
     batch, places = target.neighbours(), {}
     for attack in attacks:
@@ -106,13 +106,10 @@ def besiege(
             batch.append(replace(target.item, response=text))
         batch += target.neighbours()
     exempt = [i for i, attack in places.items() if attack.own and target.own]
-    if meter is None:
-        broken += _wrong("the batch", _verdicts(scorer, batch), batch, exempt, places)
-    else:
-        with meter.measured() as taken:
-            broken += _wrong("the batch", _verdicts(scorer, batch), batch, exempt, places)
-    after, start = target.neighbours(), time.monotonic()
-    broken += _wrong("the next batch", _verdicts(scorer, after), after, [])
+    with meter.measured() if meter else contextlib.nullcontext(Taken()) as taken:
+        broken += _wrong("the batch", _verdicts(scorer, batch), exempt, places)
+    start = time.monotonic()
+    broken += _wrong("the next batch", _verdicts(scorer, target.neighbours()))
     if meter is not None:
         # Right and wrong responses come again, and those whose score is known.
         with meter.measured() as usual:
@@ -149,23 +146,16 @@ def _verdicts(scorer: Scorer, batch: Sequence[Item]) -> list[Verdict] | str:
 
 
 def _wrong(
-    name: str,
-    verdicts: list[Verdict] | str,
-    batch: Sequence[Item],
-    exempt: Sequence[int],
-    places: dict[int, Attack] | None = None,
-) -> list[str]:
+    name: str, verdicts: list[Verdict] | str, exempt: Sequence[int] = (), places: Mapping[int, Attack] | None = None
+) -> Iterator[str]:
     if isinstance(verdicts, str):
-        return [f"{name} {verdicts}"]
-    return list(_differences(name, verdicts, exempt, places or {}))
-
-
-def _differences(name: str, verdicts: list[Verdict], exempt: Sequence[int], places: dict[int, Attack]) -> Iterator[str]:
+        yield f"{name} {verdicts}"
+        return
     neighbours = itertools.cycle((1.0, 0.0))
     for i, verdict in enumerate(verdicts):
         if SECRET in str(verdict.error):
             yield f"{name}: a response said {verdict.error!r}"
-        if i in places:
+        if places and i in places:
             if verdict.reward and i not in exempt:
                 yield f"{places[i].name!r} earned {verdict.reward}"
         elif verdict.reward != (expected := next(neighbours)):

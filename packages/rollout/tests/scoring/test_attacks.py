@@ -8,9 +8,8 @@ import pytest
 from isocompute.rollout.problems.reasoning_gym import candidates
 from isocompute.rollout.problems.sources import ReasoningGymSource
 from isocompute.rollout.scoring.config import LAYERS, ScoringConfig
-from isocompute.rollout.scoring.rules import EXECUTING
 from isocompute.rollout.scoring.scorer import Item, Scorer
-from scoring.attacks import ATTACKS, EXAMPLES, KINDS, Attack
+from scoring.attacks import ATTACKS, EXAMPLES, Attack
 from scoring.outside import SECRET, Outside
 from scoring.siege import MODULE, Target, besiege, program_targets, text_target
 
@@ -28,6 +27,7 @@ ENDS = {
     "hangs in a loop": "deadline: more than 0.5 s of processor time",
     "ignores its deadline": "deadline: ",
     "exhausts memory": "error: MemoryError",
+    "holds memory in many processes": "the verifier's process ended (SIGKILL: too many processes, or too much memory",
     "writes to every pipe": "the verifier's process wrote something that is not a verdict",
     "leaves at once": "the verifier's process ended (exit code 0)",
     "uses C": "the verifier's process ended (SIGSEGV)",
@@ -70,11 +70,6 @@ def executed(scorer: Scorer, *texts: str) -> list[Any]:
     return scorer.submit([Item(verifier=verifier, response=text, answer=SECRET) for text in texts]).result(timeout=900)
 
 
-def test_attacks_have_names_of_their_own_and_every_kind_has_one() -> None:
-    assert len(NAMED) == len(ATTACKS)
-    assert {attack.kind for attack in EXAMPLES} == set(KINDS)
-
-
 @pytest.mark.parametrize(("target", "attack"), CASES)
 def test_an_attack_changes_no_other_verdict_and_nothing_outside(
     target: Target, attack: Attack, scorer: Scorer, outside: Outside
@@ -88,7 +83,8 @@ def test_no_attack_earns_reward_from_a_comparison(name: str, scorer: Scorer, out
     assert besiege(scorer, text_target(name, "a" if "a+" in name else "3/4"), EXAMPLES, outside) == []
 
 
-@pytest.mark.parametrize("task", [*list(EXECUTING)[::4], "gcd"])
+# One whose scorer evaluates, one whose scorer parses, and one whose scorer compares texts.
+@pytest.mark.parametrize("task", ["binary_matrix", "puzzle24", "gcd"])
 def test_no_attack_earns_reward_from_a_task(task: str, scorer: Scorer, outside: Outside) -> None:
     pytest.importorskip("reasoning_gym")
     problem = next(iter(candidates(ReasoningGymSource(task=task, train=1, validation=1, seed=5))))

@@ -15,9 +15,7 @@ from isocompute.rollout import (
     RolloutError,
     evaluate,
     histogram,
-    load_checked,
     response_seed,
-    source_from,
     split,
     verifier,
     with_pass_rates,
@@ -55,24 +53,15 @@ class Stub:
     def __init__(self, lost: Callable[[int, str, int], bool] = lambda *_: False) -> None:
         self.lost, self.rounds = lost, list[int]()
 
-    def sample(
-        self,
-        problems: pl.DataFrame,
-        *,
-        samples: int,
-        seed: int,
-        step: int,
-        phase: str,
-        run_id: str,
-        first_sample: int = 0,
-    ) -> pl.DataFrame:
+    def sample(self, problems: pl.DataFrame, *, samples: int, first_sample: int = 0, **request: Any) -> pl.DataFrame:
         self.rounds.append(len(problems) * samples)
         rows = []
         for problem_id in problems["problem_id"]:
             for sample in range(first_sample, first_sample + samples):
-                token = response_seed(seed, phase, step, problem_id, sample) % 1000
+                key = (request["seed"], request["phase"], request["step"], problem_id, sample)
+                token = response_seed(*key) % 1000
                 reason = "aborted" if self.lost(len(self.rounds), problem_id, sample) else "stop"
-                rows.append((problem_id, sample, phase, token, float(token % 2), reason))
+                rows.append((problem_id, sample, request["phase"], token, float(token % 2), reason))
         names = ["problem_id", "sample", "phase", "token", "reward", "finish_reason"]
         return pl.DataFrame(rows, schema=names, orient="row").sort("problem_id", "sample")
 
@@ -297,7 +286,7 @@ def test_a_judge_that_raises_in_prepare_is_a_fault_of_the_problem_and_earns_no_r
 
 
 @pytest.mark.slow
-def test_unusable_problems_are_left_out_with_a_reason(tmp_path: Any) -> None:
+def test_unusable_problems_are_left_out_with_a_reason() -> None:
     pytest.importorskip("reasoning_gym")
     rules = ["reasoning_gym:gcd", "reasoning_gym:gcd", "reasoning_gym:sudoku", "python:os:getcwd", "exact"]
     table = problems(5, answer="4", verifier=rules, metadata=["", DEEP, "", "[1", ""])
@@ -307,12 +296,3 @@ def test_unusable_problems_are_left_out_with_a_reason(tmp_path: Any) -> None:
     assert "make the problems table again" in dropped["reason"][1]
     with pytest.raises(RolloutError, match="3 problems can be scored,"):
         without_unusable(table[1:4], default_scorer())
-    # A source lists such a problem, and takes the next.
-    note = ['{"settings": {"nonsense": 1}}' if i == 5 else "" for i in range(200)]
-    rows = {"prompt": [f"q{i}" for i in range(200)], "answer": "4", "note": note}
-    pl.DataFrame(rows).write_parquet(tmp_path / "own.parquet")
-    own = {"kind": "file", "path": str(tmp_path / "own.parquet"), "verifier": "reasoning_gym:gcd", "metadata": "note"}
-    loaded = load_checked(source_from({**own, "train": 99, "validation": 100}))
-    assert len(loaded.problems) == 199
-    assert loaded.dropped["prompt"].to_list() == ["q5"]
-    assert loaded.dropped["reason"][0].startswith("reasoning-gym refuses the task 'gcd'")

@@ -9,44 +9,14 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from isocompute.rollout import verifier
-from isocompute.rollout.scoring.rules import extraction, rule
 from isocompute.rollout.scoring.scorer import Item, default_scorer
 
 pytestmark = pytest.mark.slow("a process of math-verify")
 
 pytest.importorskip("math_verify")
 
-GOLDS = ("-7", "0.5", r"\frac{3}{4}", r"3\sqrt{2}", "3x+2", r"\pi", r"\frac{n(n+1)}{2}", "2+3i")
-RIGHT = (
-    "{}",
-    " {} ",
-    r"\left({}\right)",
-    "{{{}}}",
-    "{}+0",
-    r"1\cdot({})",
-    r"\frac{{2({})}}{{2}}",
-    "({})+1-1",
-    r"-(-({}))",
-    r"\displaystyle {}",
-    r"\dfrac{{{}}}{{1}}",
-)
-WRONG = (
-    "{}+1",
-    "2({})",
-    "({})t",
-    "({})t+2",
-    r"({})\sqrt{{2}}",
-    "({})^{{10}}",
-    r"\frac{{{}}}{{7}}",
-    "-({})",
-    "({})^{{-3}}",
-    r"({})\cdot 10^4",
-    r"({})\pi",
-    r"\sqrt{{({})^2+9}}",
-    r"\sin({})",
-    "({})!+1",
-)
 WRITTEN = {
+    "math": r"\boxed{{{}}}",
     "math|boxed": r"First 99. So \boxed{{{}}}, which was asked.",
     "math|last_line": "It was 99 and 98.\n\n{}\n",
     "math|after:####": "99 of 98 #### {}",
@@ -58,27 +28,6 @@ def verdicts(name: str, pairs: list[tuple[str, str]]) -> list[bool]:
     """What a rule says of pairs of a gold and a response."""
     items = [Item(verifier=name, response=response, answer=gold) for gold, response in pairs]
     return [verdict.reward == 1 for verdict in default_scorer().submit(items).result(timeout=120)]
-
-
-def test_each_extraction_hands_over_the_whole_formula() -> None:
-    expected = {
-        (gold, form.format(gold)): forms is RIGHT for forms in (RIGHT, WRONG) for gold in GOLDS for form in forms
-    }
-    assert len(expected) == 8 * 25
-    # Each judges a quarter of the grid.
-    for number, (name, written) in enumerate(WRITTEN.items()):
-        extract = extraction(rule(name).words)
-        for _, formula in expected:
-            assert extract(written.format(formula)) in (f"\\boxed{{{formula}}}", f"${formula.strip()}$")
-        own = list(expected)[number :: len(WRITTEN)]
-        found = verdicts(name, [(gold, written.format(formula)) for gold, formula in own])
-        assert [pair for pair, one in zip(own, found, strict=True) if one != expected[pair]] == [], name
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-@pytest.mark.parametrize("formula", ["3x+2", r"3\sqrt2", "3^{10}", r"3\pi", "3!", "3 + 2i"])
-def test_a_number_within_a_formula_is_not_its_value(name: str, formula: str) -> None:
-    assert verdicts(name, [(gold, WRITTEN[name].format(formula)) for gold in ("3", formula)]) == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -145,9 +94,16 @@ def said(pairs: list[tuple[str, str]]) -> list[bool]:
 def test_keys_and_answers_are_judged_as_a_person_would() -> None:
     assert len(set(ANSWERS)) == len(ANSWERS) >= 400
     assert sum(right == "0" for right, _, _ in ANSWERS) >= 0.45 * len(ANSWERS)
-    pairs = [(gold, answer) for _, gold, answer in ANSWERS]
-    for found in (said(pairs), verdicts("math", [(gold, rf"\boxed{{{answer}}}") for gold, answer in pairs])):
-        assert [row for row, right in zip(ANSWERS, found, strict=True) if right != (row[0] == "1")] == []
+    found = said([(gold, answer) for _, gold, answer in ANSWERS])
+    assert [row for row, right in zip(ANSWERS, found, strict=True) if right != (row[0] == "1")] == []
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_each_extraction_hands_over_the_whole_formula(name: str) -> None:
+    # Each judges a share of the answers, beside what a response may say besides.
+    own = ANSWERS[list(WRITTEN).index(name) :: len(WRITTEN)]
+    found = verdicts(name, [(gold, WRITTEN[name].format(answer)) for _, gold, answer in own])
+    assert [row for row, right in zip(own, found, strict=True) if right != (row[0] == "1")] == []
 
 
 def test_a_key_is_its_own_answer() -> None:

@@ -168,7 +168,6 @@ def test_a_verifier_that_breaks_on_a_response_says_how(scorer: Scorer) -> None:
         ("python:no_such_module:f", "named 'no_such_module'.;"),
         (f"{USER}:not_a_function", "is no function but of type int"),
         ("reasoning_gym:nonsense", "refuses the task 'nonsense'"),
-        ("reasoning_gym:composite", "task composite is refused"),
     ],
 )
 def test_a_rule_that_cannot_be_used_is_refused_with_a_reason(name: str, message: str) -> None:
@@ -183,7 +182,6 @@ def test_a_rule_that_cannot_be_used_is_refused_with_a_reason(name: str, message:
     [
         ("math", "", "", "no value in the reference"),
         ("python:os:getcwd", "4", "[1", "not a JSON mapping"),
-        ("reasoning_gym:sudoku", "4", "", "sudoku needs the metadata"),
         ("reasoning_gym:sudoku", "4", "[1", "not a JSON mapping"),
         ("reasoning_gym:gcd", "4", '{"settings": {"nonsense": 1}}', "'gcd':"),
     ],

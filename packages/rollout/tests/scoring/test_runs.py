@@ -63,10 +63,9 @@ def rewards(scorer: Scorer, *responses: str, answer: str = SUM, verifier: str = 
 
 
 def test_bubblewrap_is_used_where_it_is_not_left_out_and_would_run_nothing_as_root(any_scorer: Scorer) -> None:
-    scorer = any_scorer
-    scorer.check(["runs"])
-    report = scorer._pool("runs").report().result()
-    used = layers.bubblewrap_path() and "bubblewrap" not in scorer.config.without
+    any_scorer.check(["runs"])
+    report = any_scorer._pool("runs").report().result()
+    used = layers.bubblewrap_path() and "bubblewrap" not in any_scorer.config.without
     private = os.geteuid() == 0 and report["user"].endswith(layers.READS_AS_ROOT)
     assert (report["files"] == "bubblewrap") == bool(used and not private)
 
@@ -84,13 +83,12 @@ def test_in_bubblewrap_a_program_sees_only_itself_and_what_it_needs() -> None:
 
 
 def test_a_program_is_right_when_it_passes_every_test(any_scorer: Scorer) -> None:
-    scorer = any_scorer
     half = "print(abs(sum(map(int, input().split()))) if input else 0)\nassert True\nprint"
     fenced = f"I add them.\n```python\n{RIGHT}\n```\nDone."
     wrong = RIGHT.replace("sum", "max")
-    assert rewards(scorer, RIGHT, fenced, f"```\n1/0\n```\n{fenced}") == [1, 1, 1]
-    assert rewards(scorer, wrong, "1/0", RIGHT + "\n1/0", "", "\0", "nonsense here", RIGHT + ";print(1)") == [0] * 7
-    assert rewards(scorer, half, "#" * 200_000) == [1, 0]
+    assert rewards(any_scorer, RIGHT, fenced, f"```\n1/0\n```\n{fenced}") == [1, 1, 1]
+    assert rewards(any_scorer, wrong, "1/0", RIGHT + "\n1/0", "", "\0", "nonsense here", RIGHT + ";print(1)") == [0] * 7
+    assert rewards(any_scorer, half, "#" * 200_000) == [1, 0]
 
 
 def test_a_share_of_the_tests_counts_on_request(scorer: Scorer) -> None:
@@ -170,9 +168,8 @@ def test_a_program_reads_a_long_input_and_one_that_does_not_read_it_may_be_right
 
 
 def test_a_process_that_keeps_the_output_open_delays_nothing(any_scorer: Scorer) -> None:
-    scorer = any_scorer
     leaves = f"import os, time\nif os.fork() == 0: time.sleep(1000)\n{RIGHT}"
-    assert rewards(scorer, leaves) == [1]
+    assert rewards(any_scorer, leaves) == [1]
 
 
 @pytest.mark.parametrize(
@@ -194,18 +191,16 @@ def test_a_process_that_keeps_the_output_open_delays_nothing(any_scorer: Scorer)
 )
 def test_tests_that_cannot_be_read_are_no_fault_of_a_response(scorer: Scorer, answer: str, message: str) -> None:
     with pytest.raises(RolloutError, match=message):
-        runs.tests_of(answer)
-    with pytest.raises(RolloutError, match=message):
         rewards(scorer, RIGHT, answer=answer)
 
 
 def test_a_source_of_programs_is_loaded_and_problems_without_tests_are_dropped(tmp_path: Any) -> None:
-    rows = [{"prompt": f"Add two numbers, please: {i}.", "answer": SUM if i else "[]"} for i in range(300)]
+    rows = [{"prompt": f"Add two numbers, please: {i}.", "answer": SUM if i > 1 else "[]"} for i in range(300)]
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
     source = {"kind": "file", "path": str(tmp_path / "own.jsonl"), "verifier": "runs", "train": 200, "validation": 9}
     loaded = load_checked(source_from(source))
     assert len(loaded.problems) == 209
-    assert set(loaded.dropped["reason"]) <= {"the answer of a problem for runs holds no tests"}
+    assert set(loaded.dropped["reason"]) == {"the answer of a problem for runs holds no tests"}
 
 
 @given(st.lists(st.lists(st.integers(-999, 999), max_size=4), max_size=4))
@@ -254,12 +249,6 @@ def test_only_wanted_numbers_with_a_point_or_an_exponent_have_the_usual_toleranc
     for ours, theirs in (("inf", "1e999999"), ("nan", "0.0"), ("inf", "Infinity"), ("-inf", "inf")):
         assert not same_output(ours, theirs, Decimal(10**9))
     assert same_output("nan inf", "nan inf")
-
-
-def test_the_last_closed_block_is_the_program() -> None:
-    assert program_of("x = 1") == "x = 1"
-    assert program_of("```python\na\n```\n```py\nb\nc\n```\nand ```inline```") == "b\nc"
-    assert program_of("```\na\n```\n```\nb") == "a"
 
 
 TAGS = (
@@ -325,7 +314,7 @@ def test_the_program_is_found_whatever_its_fence_and_whatever_else_is_in_the_res
     earlier = data.draw(st.lists(st.sampled_from(PROGRAMS), max_size=1)) if tag else []
     before = [("python", text) for text in earlier] + data.draw(others)
     parts = [data.draw(blocks(*each)) for each in (*before, (tag, program), *data.draw(others))]
-    prose = data.draw(st.sampled_from(["I add them.", "<answer>", "# Code", "***"]))
+    prose = data.draw(st.sampled_from(["I add them.", "<answer>", "# Code", "***", "Take ```inline``` code."]))
     response = f"\n\n{prose}\n\n".join(["", *parts, ""])
     for ending in ("\n", "\r\n"):
         assert program_of(response.replace("\n", ending)) == program

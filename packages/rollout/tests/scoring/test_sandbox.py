@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,12 +18,13 @@ from isocompute.rollout import RolloutError
 from isocompute.rollout.scoring import running
 from isocompute.rollout.scoring.config import LAYERS, ScoringConfig, scoring_from
 from isocompute.rollout.scoring.running import Running, descendants
-from isocompute.rollout.scoring.sandbox import child, groups, layers
-from isocompute.rollout.scoring.sandbox.child import NoProcessError, in_a_child
+from isocompute.rollout.scoring.sandbox import groups, layers
+from isocompute.rollout.scoring.sandbox.child import in_a_child
 from isocompute.rollout.scoring.sandbox.frames import said
 from isocompute.rollout.scoring.sandbox.limits import PROCESSES, Limits, Watch, counted_alone
 from isocompute.rollout.scoring.sandbox.process import ATTEMPTS, report, words
 from isocompute.rollout.scoring.scorer import Item, Scorer
+from scoring import attacks_on_verdicts, attacks_outside
 
 pytestmark = pytest.mark.slow("sandboxes, one after another")
 
@@ -203,21 +202,16 @@ def test_a_process_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytes
         Scorer().layers()
 
 
-def test_a_process_that_cannot_be_forked_is_tried_again_and_is_no_fault_of_the_response(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allow = threading.Timer(0.3, resource.setrlimit, (resource.RLIMIT_NOFILE, (soft, hard)))
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-        with pytest.raises(NoProcessError, match=r"a response .Too many open"):
-            in_a_child(lambda: said(1), LIMITS)
-        monkeypatch.setattr(child, "FORK_SECONDS", 20.0)
-        allow.start()
-        assert in_a_child(lambda: said(1), LIMITS) == 1
-    finally:
-        allow.join()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+def test_a_process_that_cannot_be_forked_at_once_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, room = os.fork, iter([False, False, True])
+
+    def crowded() -> int:
+        if not next(room):
+            raise BlockingIOError
+        return fork()
+
+    monkeypatch.setattr(os, "fork", crowded)
+    assert in_a_child(lambda: said(1), LIMITS) == 1
 
 
 FAILING_FORKS = """
@@ -247,30 +241,12 @@ def test_a_failed_fork_replaces_the_worker_and_costs_no_verdict(executing: Score
     assert [(v.reward, v.error) for v in verdicts] == [(1, None)] * 9
 
 
-TOGETHER = """
-for i in range(4):
-    if os.fork() == 0:
-        kept = bytearray(b"1") * (200 << 20)
-        time.sleep(3)
-        os._exit(0)
-for i in range(4): os.wait()
-answer = "aa"
-"""
-
-
-@pytest.mark.parametrize(
-    ("own", "greedy", "error"),
-    [
-        ({"memory_bytes": 2**29}, TOGETHER, "memory"),
-        # No limit of the kernel counts them.
-        ({"seconds": 2, "without": ("user", "network", "processes")}, "while True: os.fork()", "too many processes"),
-    ],
-    indirect=["own"],
-)
-def test_the_processes_of_a_response_have_limits_together(own: Scorer, greedy: str, error: str) -> None:
-    verdicts = own.submit(items("answer = 'aa'", greedy, "answer = 'aa' ", name=EXECUTES)).result(timeout=120)
+@pytest.mark.parametrize("own", [{"seconds": 2, "without": ("user", "network", "processes")}], indirect=True)
+def test_processes_that_no_limit_of_the_kernel_counts_are_counted_together(own: Scorer) -> None:
+    greedy = items("answer = 'aa'", "while True: os.fork()", "answer = 'aa' ", name=EXECUTES)
+    verdicts = own.submit(greedy).result(timeout=120)
     assert [v.reward for v in verdicts] == [1, 0, 1]
-    assert error in str(verdicts[1].error)
+    assert "too many processes" in str(verdicts[1].error)
 
 
 RESERVES = """
@@ -289,24 +265,10 @@ def test_what_a_library_has_reserved_is_not_taken_from_a_response(own: Scorer, f
     assert rewards(own, items(*responses, name="python:reserving_rules:executes")) == [1, 1, 0]
 
 
-SHORT = """
-    if os.fork() == 0:
-        end = time.process_time() + 0.01
-        while time.process_time() < end: pass
-        os._exit(0)
-"""
-IGNORED = "try: signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nexcept OSError: pass\n"
-ORPHANS = f"""
-for _ in range(400):
-  read, write = os.pipe()
-  if os.fork() == 0:{SHORT}    os._exit(0)
-  os.close(write); os.wait(); os.read(read, 1); os.close(read)
-"""
-STORMS = (
-    f"for _ in range(400):{SHORT}    os.wait()",
-    f"{IGNORED}for _ in range(400):{SHORT}    time.sleep(0.01)",
-    ORPHANS,
-)
+def storm(ending: str, seconds: float) -> str:
+    """An attack that takes four times some seconds, a short process at a time, and then has won."""
+    (text,) = (text for name, text in attacks_outside.STORMS.items() if name.endswith(ending))
+    return text.replace("{seconds}", str(seconds)).replace("{right}", "'aa'")
 
 
 @pytest.mark.parametrize(
@@ -317,8 +279,8 @@ STORMS = (
     ids=["all", "no ns"],
 )
 def test_the_time_of_a_response_is_that_of_all_that_it_starts(own: Scorer) -> None:
-    quick = f"for _ in range(20):{SHORT}    os.wait()\nanswer = 'aa'"
-    storms = [f"{storm}\nanswer = 'aa'" for storm in STORMS]
+    quick = storm("short forks", 0.05)
+    storms = [storm(ending, 0.5) for ending in ("short forks", "forks that nobody waits for", "orphans")]
     verdicts = own.submit(items(quick, *storms, quick + " ", name=EXECUTES)).result(timeout=120)
     assert [v.reward for v in verdicts] == [1, 0, 0, 0, 1]
     late = "deadline: more than 0.5 s of processor time"
@@ -475,10 +437,6 @@ def test_rules_that_execute_are_refused_without_isolation_unless_allowed() -> No
         scorer.check([EXECUTES])
     scorer.check(["reasoning_gym:gcd"])
     scorer.close()
-    scorer = Scorer(ScoringConfig(without=without, allow_unisolated=True))
-    entry = '{"metadata":{"numbers":[1,2],"target":3}}'
-    assert rewards(scorer, [Item(verifier=name, response="1 + 2", answer="", metadata=entry)]) == [1]
-    scorer.close()
 
 
 WRITES_LINES = """
@@ -500,34 +458,12 @@ def write():
 
 os.register_at_fork(before=write)
 """
-FORGES = """
-import os, struct, sys
-
-# The number that a reply begins with: in the frames of the interpreter, or in a pipe.
-numbers = []
-frame = sys._getframe()
-while frame:
-    numbers += [v for v in frame.f_locals.values() if type(v) is bytes and len(v) == 16]
-    frame = frame.f_back
-for file in range(3, 64):
-    try:
-        os.set_blocking(file, False)
-        numbers.append(os.read(file, 16))
-    except OSError: pass
-for file in range(3, 64):
-    for number in set(numbers):
-        text = TEXT
-        try: os.write(file, struct.pack("=16sI", number, len(text)) + text)
-        except OSError: pass
-os._exit(0)
-"""
-FORGED = [b"1.0\n" * 900, b"1.0\n[0, 1.0]\n", b'{"fault": "all is lost"}\n', b"1.0"]
 
 
 def test_lines_that_a_response_forges_change_no_other_verdict(executing: Scorer) -> None:
-    wrong = [f"answer = {i}" for i in range(8)]
-    for text in FORGED:
-        responses = (FORGES.replace("TEXT", repr(text)), *wrong, "answer = 'aa'")
+    wrong, forged = [f"answer = {i}" for i in range(8)], attacks_on_verdicts.FRAMES | attacks_on_verdicts.LINES
+    for name in ("its own verdict", "a fault", "nine hundred verdicts", "half a line", "other objects"):
+        responses = (forged[f"forges {name}"], *wrong, "answer = 'aa'")
         assert rewards(executing, items(*responses, name=EXECUTES, apart=True))[1:] == [0] * 8 + [1]
     assert rewards(executing, items(*(text + " " for text in wrong), name=EXECUTES, apart=True)) == [0] * 8
 
@@ -560,12 +496,6 @@ def test_a_scorer_that_always_says_the_same_stops_the_run(reply: int, executing:
         rewards(executing, items("answer = 1", name=f"python:stuck_rules_{reply}:executes"))
 
 
-LOWERED = """
-for number in (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU, resource.RLIMIT_NPROC, resource.RLIMIT_AS):
-    for process in (os.getppid(), os.getpid(), 1):
-        try: resource.prlimit(process, number, (3, 3))
-        except OSError: pass
-"""
 # Functions of the C library that a response calls, with values that would otherwise give success or another error.
 REFUSED = """
 setpriority(0, 0, 5); sched_setaffinity(0, 8, b'1' * 8); sched_setscheduler(0, 0, bytes(8)); shmget(0, 4096, 0o1600)
@@ -575,7 +505,7 @@ setxattr(b'/nowhere', b'user.a', b'1', 1, 0); removexattr(b'/nowhere', b'user.a'
 socket(1, 1, 0); socket(2, 2, 0); flock(0, 5); unshare(0x10000000); mkdir(b'/nowhere/a', 0o777)
 unlink(b'/nowhere/a'); rename(b'/nowhere/a', b'/nowhere/b'); symlink(b'a', b'/nowhere/b'); truncate(b'/nowhere', 0)
 mlock(0, 0); ptrace(0, 0, 0, 0); inotify_init(); fcntl(1, 8, 1); fcntl(1, 1031, 65536)
-mmap(0, 4096, 3, 0x21, -1, 0); prctl(1, 0, 0, 0, 0); setitimer(2, b'0' * 32, 0)
+mmap(0, 4096, 3, 0x21, -1, 0); prctl(1, 0, 0, 0, 0); setitimer(2, b'0' * 32, 0); prlimit(0, 7, bytes(16), 0)
 """
 WORKING = (
     "import threading; t = threading.Thread(target=int); t.start(); t.join(); answer = 'aa'",
@@ -601,25 +531,6 @@ def test_system_calls_that_no_verifier_needs_are_refused_and_others_go_on_workin
     found = rewards(executing, items(*responses, name=EXECUTES, answer="EPERM"))
     assert [call for call, reward in zip(calls, found, strict=True) if not reward] == []
     assert rewards(executing, items(*WORKING, name=EXECUTES)) == [1] * len(WORKING)
-    # Nor does a response lower the limits of its worker.
-    lowering = [LOWERED, "answer = 'aa'", LOWERED + "answer = 'aa'", "answer = 'aa' ", "answer = 'b'"]
-    assert rewards(executing, items(*lowering, name=EXECUTES)) == [0, 1, 1, 1, 0]
-
-
-def layers_with(**settings: Any) -> layers.Report:
-    scorer = Scorer(ScoringConfig(**settings))
-    found = scorer.layers()
-    scorer.close()
-    return found
-
-
-def test_the_sandbox_says_which_layers_it_has(executing: Scorer) -> None:
-    assert list(executing.layers()) == ["no_new_privs", "user", "network", "processes", "files", "seccomp"]
-    bare = layers_with(without=("user", "network", "processes", "files", "seccomp"))
-    assert {name for name, value in bare.items() if not value} == {"user", "network", "files", "seccomp"}
-    assert bare["processes"] == "process group"
-    mounts = layers_with(without=("landlock",))["files"]
-    assert mounts in {layers.MOUNTS, ""}
 
 
 def test_a_layer_that_did_not_hold_is_not_named() -> None:
@@ -655,7 +566,6 @@ def test_the_report_names_what_was_refused_just_now() -> None:
 def test_settings_are_checked_when_they_are_made() -> None:
     assert scoring_from({"seconds": 2, "without": ["user"]}) == ScoringConfig(seconds=2, without=("user",))
     assert scoring_from({"without": "user,files"}).without == ("user", "files")
-    assert ScoringConfig().processes == max(1, min(8, len(os.sched_getaffinity(0)) // 2))
     for settings, message in (
         ({"second": 1}, "scoring has no setting 'second'.*did you mean 'seconds'"),
         ({"seconds": 0}, "scoring.seconds is 0; it must"),

@@ -57,8 +57,6 @@ def test_a_response_reads_the_file_of_its_rule_and_what_is_listed_and_nothing_be
 ) -> None:
     scorer = Scorer(ScoringConfig(seconds=2, readable=(str(folder / "given"),), without=without))
     tells = [
-        "raise ValueError((folder / '.env').read_text())",
-        "raise type('secret', (Exception,), {})(words)",
         "import reading_helper; raise KeyError(reading_helper.SECRET)",
         "(folder / 'link').read_text()",
         "answer = 'aa' * ('.env' in [path.name for path in folder.iterdir()])",
@@ -74,7 +72,7 @@ def test_a_response_reads_the_file_of_its_rule_and_what_is_listed_and_nothing_be
     assert [name for name, reward in seen.items() if reward] == ["reading_rules.py", "given/more.txt"]
     refused = "error: FileNotFoundError" if without else "error: PermissionError"
     # Its helper was imported with it. What a mount namespace lists is only what is readable.
-    told = [refused, "error: Exception", "error: KeyError", refused, None if without else refused, None]
+    told = ["error: KeyError", refused, None if without else refused, None]
     assert [v.error for v in verdicts[len(NAMES) :]] == told
     assert [v.reward for v in verdicts[len(NAMES) :]] == [0] * (len(told) - 1) + [1]
 

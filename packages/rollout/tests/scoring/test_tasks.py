@@ -151,36 +151,31 @@ def poisoned(value: Any, payload: str, path: tuple[str, ...] = (), seen: Any = N
         yield payload, path
 
 
-def attack(right: Any, problem: Candidate, target: Path) -> None:
+Score = Callable[[str, str, str, str], object]
+"""Of a task, a response, an answer and metadata."""
+
+
+def attack(score: Score, task: str, problem: Candidate, target: Path) -> None:
     """Score a problem's own answer, then attack through the response, the answer and the metadata."""
-
-    def score(response: str, answer: str, metadata: str) -> None:
-        # What a table holds may be refused; a response never is.
-        with contextlib.suppress(RolloutError):
-            right(response, answer, metadata)
-
     answer, held = problem.answer, problem.metadata
-    score(answer, answer, held)
+    score(task, answer, answer, held)
     for payload in payloads(answer, target):
-        score(payload, answer, held)
-        score(answer, payload, held)
-        score(payload, payload, held)
+        score(task, payload, answer, held)
+        score(task, answer, payload, held)
+        score(task, payload, payload, held)
     for payload in payloads(answer, target)[:2]:
         for other, _ in poisoned(json.loads(held) if held else {"metadata": ""}, payload):
             text = json.dumps(other)
-            score(answer, answer, text)
-            score("[" + answer + "]", answer, text)
-            score(payload, answer, text)
-
-
-Right = Callable[[str, str, str], object]
+            score(task, answer, answer, text)
+            score(task, "[" + answer + "]", answer, text)
+            score(task, payload, answer, text)
 
 
 @pytest.fixture
-def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[[str], Right]]:
+def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Score]:
     """Make the function that scores a task in this process, with or without the evaluators that only calculate."""
 
-    def made(*, guarded: bool) -> Callable[[str], Right]:
+    def made(*, guarded: bool) -> Score:
         guards = list(tasks.guards()) if guarded else []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tasks, "guards", list)
@@ -188,27 +183,24 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[[str], Rig
         for module, name, value in guards:
             monkeypatch.setitem(module.__dict__, name, value)
 
-        def right(task: str) -> Right:
-            def score(response: str, answer: str, metadata: str) -> object:
-                # A scorer may raise on what it cannot read; the worker makes a verdict of that.
-                with contextlib.suppress(Exception):
-                    return judge.prepare(f"reasoning_gym:{task}", answer, metadata)(response)
-                return None
+        def score(task: str, response: str, answer: str, metadata: str) -> object:
+            # What a table holds may be refused, and a scorer may raise on what it cannot read.
+            with contextlib.suppress(Exception):
+                return judge.prepare(f"reasoning_gym:{task}", answer, metadata)(response)
+            return None
 
-            return score
-
-        return right
+        return score
 
     return made
 
 
-def warmed(rights: Callable[[str], Right], known: dict[str, Candidate]) -> None:
+def warmed(score: Score, known: dict[str, Candidate]) -> None:
     """Have scorers import and compile what they do the first time, before spies are there."""
     # Texts of its own, parsed when it is imported.
     import sympy.physics.units  # noqa: F401
 
     for task in ALLOWED:
-        rights(task)(known[task].answer, known[task].answer, known[task].metadata)
+        score(task, known[task].answer, known[task].answer, known[task].metadata)
 
 
 def test_no_task_executes_what_a_policy_or_a_table_writes(
@@ -216,16 +208,16 @@ def test_no_task_executes_what_a_policy_or_a_table_writes(
 ) -> None:
     warmed(judged(guarded=True), known)
     strict = Spies(monkeypatch)
-    rights = judged(guarded=False)
+    score = judged(guarded=False)
     for task in sorted(set(ALLOWED) - set(EXECUTING)):
-        attack(rights(task), known[task], tmp_path / "made")
+        attack(score, task, known[task], tmp_path / "made")
         assert not strict.reached, task
     monkeypatch.undo()
     parsing = Spies(monkeypatch, parses=CALCULATING)
-    rights = judged(guarded=True)
+    score = judged(guarded=True)
     for task in sorted(EXECUTING):
-        assert rights(task)(known[task].answer, known[task].answer, known[task].metadata) == 1.0
-        attack(rights(task), known[task], tmp_path / "made")
+        assert score(task, known[task].answer, known[task].answer, known[task].metadata) == 1.0
+        attack(score, task, known[task], tmp_path / "made")
         assert not parsing.reached, task
     assert not (tmp_path / "made").exists()
 
@@ -234,15 +226,15 @@ def test_no_task_executes_its_settings(
     known: dict[str, Candidate], judged: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     bare = f'__import__("os").system("touch {tmp_path / "made"}")'
-    rights = judged(guarded=True)
-    warmed(rights, known)
+    score = judged(guarded=True)
+    warmed(score, known)
     spies = Spies(monkeypatch, parses=CALCULATING)
     for task in ALLOWED:
         for name, value in vars(reasoning_gym.factory.DATASETS[task][1]()).items():
             if isinstance(value, str | list | tuple) and name not in {"seed", "size"}:
                 poison: Any = bare if isinstance(value, str) else [bare]
                 text = rules.encode_metadata({"settings": {name: poison}, "question": "", "metadata": {}})
-                rights(task)("1", "1", text)
+                score(task, "1", "1", text)
         assert not spies.reached, task
 
 
@@ -264,9 +256,9 @@ def test_refused_tasks_are_refused_by_name_wherever_they_come_from(tmp_path: Pat
 def test_without_these_evaluators_a_task_would_execute(
     task: str, known: dict[str, Candidate], judged: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    right = judged(guarded=False)(task)
+    score = judged(guarded=False)
     spies = Spies(monkeypatch)
-    attack(right, known[task], tmp_path / "made")
+    attack(score, task, known[task], tmp_path / "made")
     assert spies.reached
     assert not (tmp_path / "made").exists()
 
@@ -328,13 +320,12 @@ SLOW_GENERATORS = {"codeio", "knight_swap"}
 
 
 def test_no_constant_is_right_for_more_than_half_of_a_tasks_problems(judged: Any) -> None:
-    rights = judged(guarded=True)
+    score = judged(guarded=True)
     right: Counter[tuple[str, str]] = Counter()
     for task in sorted(set(ALLOWED) - SLOW_GENERATORS):
-        score = rights(task)
         for problem in islice(candidates(ReasoningGymSource(task=task, seed=3, train=4, validation=4)), PROBLEMS):
             for text in CONSTANTS:
-                full = score(text.replace("{question}", problem.prompt), problem.answer, problem.metadata) == 1
+                full = score(task, text.replace("{question}", problem.prompt), problem.answer, problem.metadata) == 1
                 right[task, text] += full and text != problem.answer
     assert len({task for task, _ in right}) > 90
     assert not {pair: count for pair, count in right.items() if count > PROBLEMS // 2}
@@ -358,17 +349,6 @@ def test_numbers_are_right_where_the_conditions_of_a_task_are_met() -> None:
 
 def first(task: str, **settings: Any) -> Candidate:
     return next(iter(candidates(ReasoningGymSource(task=task, settings=settings, train=1, validation=1))))
-
-
-@pytest.mark.parametrize("task", ["sudoku", "arc_agi", "time_intervals", "word_ladder", "knight_swap", "cryptarithm"])
-def test_a_scorer_that_reads_metadata_takes_its_own_answer(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = first(task)
-    right = verifier(problem.verifier)
-    assert right(problem.answer, problem.answer, problem.metadata)
-    assert not right("nonsense", problem.answer, problem.metadata)
-    # A verdict that is known costs no parsing.
-    monkeypatch.setattr(rules, "decode_metadata", None)
-    assert right(problem.answer, problem.answer, "".join(problem.metadata))
 
 
 def test_the_scorer_has_the_tasks_own_settings_and_each_entry_its_own_metadata() -> None:

@@ -10,7 +10,6 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import hashed
@@ -40,6 +39,25 @@ PROBLEMS = 24
 ASKED: dict[str, Any] = {"samples": 3, "seed": 7, "step": 1}
 
 
+@pytest.fixture(scope="module")
+def shared(cluster: Any) -> Iterator[Any]:
+    """A placement group with room for two replicas and somebody else, which outlives them."""
+    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+    group = placement_group([{"CPU": 1.0}] * 3, strategy="PACK")
+    yield group
+    assert placement_group_table(group)["state"] == "CREATED"
+    remove_placement_group(group)
+
+
+@pytest.fixture(scope="module")
+def pair(shared: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Two replicas of ``hashed.HashedSampler``, whatever transport a test gives them."""
+    opened = hashed.replicas(tmp_path_factory.mktemp("replicas"), 2, placement=shared, bundles=[1, 2])
+    yield opened
+    opened.close()
+
+
 @pytest.fixture
 def pool(pair: Any) -> Any:
     """Two replicas with the weights of the sampler in this process, whatever another test did to them."""
@@ -62,38 +80,49 @@ def synced(pool: Any, seed: int, version: int) -> None:
         each.sync(hashed.weights(seed), version)
 
 
-def compare(pool: Any, count: int = 5) -> None:
-    """Compare a table with that of the sampler in this process."""
-    problems = hashed.problems(count)
-    assert pool.sample(problems, **ASKED).equals(pool.alone.sample(problems, **ASKED))
+def arriving(seed: int, moment: int, strike: Callable[[], None]) -> Iterator[tuple[str, Any]]:
+    """Weights of which one comes after a strike."""
+    for number, item in enumerate(hashed.weights(seed).items()):
+        if number == moment:
+            strike()
+        yield item
 
 
-def process(pool: Replicas, index: int) -> int:
-    opened = pool.crew.members[index].opened
-    assert opened is not None
-    return opened.process
+def compare(pool: Any, count: int = 5, during: Callable[[int], object] = lambda answered: None) -> None:
+    """Compare a table with that of the sampler in this process.
+
+    Args:
+        during: Called after each group, with the number of groups that are there.
+    """
+    problems, groups = hashed.problems(count), []
+    for group in pool.stream(problems, **ASKED):
+        groups.append(pl.DataFrame(pl.from_arrow(group)))
+        during(len(groups))
+    assert pl.concat(groups).sort("problem_id", "sample").equals(pool.alone.sample(problems, **ASKED))
+
+
+def process(pool: Replicas, index: int) -> Any:
+    """The process of a replica; None where it is not up."""
+    return getattr(pool.crew.members[index].opened, "process", None)
 
 
 def test_replicas_are_in_the_placement_group_they_are_given_and_started_again_have_the_models_weights(
-    cluster: Any, tmp_path: Path
+    cluster: Any, pair: Any, shared: Any
 ) -> None:
-    from ray.util import get_current_placement_group, placement_group_table
-    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util import get_current_placement_group
 
     def place(actor: Any) -> str:
         return str(get_current_placement_group().id.hex())
 
-    shared = placement_group([{"CPU": 1.0}] * 2, strategy="PACK")
-    opened = hashed.replicas(tmp_path, 1, placement=shared, bundles=[1])
-    assert cluster.get(opened.crew.members[0].actor.__ray_call__.remote(place)) == shared.id.hex()
-    compare(opened)
-    os.kill(process(opened, 0), signal.SIGKILL)
-    compare(opened)
-    opened.close()
-    assert placement_group_table(shared)["state"] == "CREATED"
+    asked = [member.actor.__ray_call__.remote(place) for member in pair.crew.members]
+    assert cluster.get(asked) == [shared.id.hex()] * 2
+    for index in range(2):
+        os.kill(process(pair, index), signal.SIGKILL)
+        # The other one answers, and then the one that was started again, alone.
+        compare(pair)
+        pair.settle()
     with pytest.raises(RolloutError, match="bundles names 1 bundles;"):
-        hashed.replicas(tmp_path, 2, placement=shared, bundles=[1])
-    remove_placement_group(shared)
+        hashed.replicas(pair.folder, 2, placement=shared, bundles=[1])
 
 
 def test_a_group_that_ends_two_replicas_is_named_and_without_the_current_weights_no_replica_answers(pool: Any) -> None:
@@ -130,17 +159,21 @@ def test_every_transport_brings_the_weights_of_every_sync(over: Any) -> None:
         compare(over)
     with pytest.raises(RolloutError, match=r"lacks the tensor layer.5"):
         over.sync(list(hashed.weights(3).items())[:5], 3)
-    with pytest.raises(RolloutError, match="the last sync failed"):
-        over.sample(hashed.problems(4), **ASKED)
     synced(over, 4, 4)
     compare(over)
 
 
 @pytest.mark.parametrize(
-    ("what", "seconds", "why"), [("fall", 3600.0, "it died before it could"), ("stay", 15.0, "it did not join")]
+    ("what", "seconds", "why"),
+    [
+        ("fall", 3600.0, "it died before it could"),
+        ("stay", 15.0, "it did not join"),
+        # With the weights half there, in a group that others have made.
+        ("die", 3600.0, "it died before it could"),
+    ],
 )
 @pytest.mark.parametrize("over", ["gloo"], indirect=True)
-def test_a_replica_that_does_not_come_to_a_broadcast_is_ended_and_the_others_leave_at_once(
+def test_a_replica_that_is_lost_over_a_broadcast_is_ended_and_the_others_leave_at_once(
     over: Any, what: str, seconds: float, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = [process(over, index) for index in range(2)]
@@ -148,33 +181,20 @@ def test_a_replica_that_does_not_come_to_a_broadcast_is_ended_and_the_others_lea
     wrong.touch()
     with monkeypatch.context() as patch:
         patch.setattr(over, "_bucket_seconds", seconds)
-        # Not the group of another test.
-        over.crew.members[0].opened = replace(over.crew.members[0].opened, host=what)
+        if what == "die":
+            synced(over, 7, 1)
+        else:
+            # Not the group of another test.
+            over.crew.members[0].opened = replace(over.crew.members[0].opened, host=what)
         with pytest.raises(EngineError, match=f"replica 1 broke the group that .*: {why}"):
-            over.sync(hashed.weights(1), 1)
+            over.sync(arriving(1, 3 if what == "die" else -1, lambda: os.kill(before[1], signal.SIGKILL)), 2)
+    with pytest.raises(RolloutError, match="the last sync failed"):
+        over.sample(hashed.problems(4), **ASKED)
     wrong.unlink()
     over.settle()
     synced(over, 3, 3)
     compare(over)
     assert [process(over, index) == before[index] for index in range(2)] == [True, False]
-
-
-@pytest.mark.parametrize("over", ["gloo"], indirect=True)
-def test_a_replica_that_dies_in_a_sync_ends_a_broadcast(over: Any) -> None:
-    def arriving() -> Iterator[tuple[str, Any]]:
-        for number, item in enumerate(hashed.weights(1).items()):
-            if number == 3:
-                os.kill(process(over, 1), signal.SIGKILL)
-            yield item
-
-    synced(over, 7, 1)
-    with pytest.raises(EngineError, match="replica 1 broke the group"):
-        over.sync(arriving(), 2)
-    with pytest.raises(RolloutError, match="the last sync failed"):
-        over.sample(hashed.problems(4), **ASKED)
-    over.settle()
-    synced(over, 3, 3)
-    compare(over)
     assert [member.sync for member in over.crew.members] == [over.sync_number] * 2
 
 
@@ -189,17 +209,8 @@ def test_a_replica_refuses_to_answer_with_other_weights_than_are_asked_for(pool:
         pool.sample(hashed.problems(4), **ASKED)
 
 
-def test_a_stream_that_is_closed_early_leaves_the_replicas_usable(pool: Any) -> None:
-    stream = pool.stream(hashed.problems(30), **ASKED)
-    next(stream)
-    with pytest.raises(RolloutError, match="a stream is still open"):
-        pool.use(SAMPLING)
-    stream.close()
-    compare(pool, 30)
-
-
-def test_impossible_numbers_of_replicas_are_refused(cluster: Any, tmp_path: Path) -> None:
-    opener = partial(hashed.HashedSampler, SAMPLING, tmp_path)
+def test_impossible_numbers_of_replicas_are_refused(cluster: Any, pair: Any) -> None:
+    opener = partial(hashed.HashedSampler, SAMPLING, pair.folder)
     with pytest.raises(RolloutError, match="replicas is 0; it must be"):
         Replicas(opener, "hashed", SAMPLING, replicas=0)
     with pytest.raises(RolloutError, match=r"3 replicas need 4 CPUs and 8 GPUs each, .* 12 CPUs and 0 GPUs"):
@@ -208,94 +219,15 @@ def test_impossible_numbers_of_replicas_are_refused(cluster: Any, tmp_path: Path
         open_sampler("openai", "model", SAMPLING, replicas={"replicas": 2})
 
 
-class Played:
-    """Replicas, and the same sampler alone, which says what they should answer."""
-
-    def __init__(self, pool: Any) -> None:
-        self.pool, self.alone, self.folder = pool, pool.alone, pool.folder
-        self.problems = hashed.problems(PROBLEMS)
-        self.count = len(pool.crew.members)
-
-    def process(self, index: int) -> Any:
-        """The process of a replica; None where it is not up."""
-        return getattr(self.pool.crew.members[index].opened, "process", None)
-
-    def strike(self, index: int, how: str) -> int:
-        """Kill or stop a replica; returns its process."""
-        process: int = self.process(index)
-        os.kill(process, SIGNALS[how])
-        return process
-
-    def sync(self, version: int, seed: int, struck: tuple[int, str] | None, source: random.Random) -> list[int]:
-        """Sync other weights; one replica may be struck before one of the tensors."""
-        whole, ended = hashed.weights(seed), []
-        moment = source.randrange(len(whole))
-
-        def arriving() -> Iterator[tuple[str, Any]]:
-            for number, item in enumerate(whole.items()):
-                if struck is not None and number == moment:
-                    ended.append(self.strike(*struck))
-                yield item
-
-        self.pool.sync(arriving(), version)
-        self.alone.sync(whole, version)
-        return ended
-
-    def sample(self, step: int) -> None:
-        """Compare a table with the one that the sampler gives alone."""
-        self._compare(step, list(self.pool.stream(self.problems, **self._asked(step))))
-
-    def sample_slowly(self, step: int, slow: int) -> None:
-        """Sample with one replica that answers nothing until the others have answered most, and compare."""
-        gate = self.folder / f"wait-{self.process(slow)}"
-        gate.touch()
-        members = self.pool.crew.members
-        before, groups = [member.answered for member in members], []
-        for group in self.pool.stream(self.problems, **self._asked(step)):
-            groups.append(group)
-            if len(groups) == PROBLEMS * 2 // 3:
-                gate.unlink()
-        shares = [member.answered - old for member, old in zip(members, before, strict=True)]
-        assert sum(shares) == PROBLEMS
-        assert shares[slow] < PROBLEMS / len(members)
-        self._compare(step, groups)
-
-    def sample_struck(self, step: int, victim: int, how: str, source: random.Random) -> int:
-        """Sample while a replica is struck that has answered none or one of its groups, and compare.
-
-        Returns:
-            The process that was struck.
-        """
-        paced, moment = source.random() < 0.5, source.randint(1, PROBLEMS // 2)
-        member = self.pool.crew.members[victim]
-        (self.folder / f"{'pace' if paced else 'wait'}-{self.process(victim)}").touch()
-        before, groups, ended = member.answered, [], 0
-        for group in self.pool.stream(self.problems, **self._asked(step)):
-            groups.append(group)
-            if not ended and (member.answered > before if paced else len(groups) == moment):
-                ended = self.strike(victim, how)
-        assert self.pool.crew.last_lost.startswith(f"replica {victim}: it di")
-        assert "answer the group" in self.pool.crew.last_lost
-        self._compare(step, groups)
-        return ended
-
-    def _asked(self, step: int) -> dict[str, Any]:
-        return {"samples": 3, "seed": 7, "step": step, "run_id": "r"}
-
-    def _compare(self, step: int, groups: list[Any]) -> None:
-        found = pl.concat([pl.DataFrame(pl.from_arrow(group)) for group in groups]).sort("problem_id", "sample")
-        assert found.equals(self.alone.sample(self.problems, **self._asked(step)))
-
-
 @pytest.fixture(scope="module")
-def played(pair: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Played]]:
-    """Two replicas (0), and three (1)."""
+def pools(pair: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[bool], Any]]:
+    """Two replicas, or three."""
     three: list[Any] = []
 
-    def made(which: int) -> Played:
-        if which and not three:
+    def made(wide: bool) -> Any:
+        if wide and not three:
             three.append(hashed.replicas(tmp_path_factory.mktemp("three"), 3))
-        return Played(three[0] if which else pair)
+        return three[0] if wide else pair
 
     yield made
     for pool in three:
@@ -303,33 +235,64 @@ def played(pair: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Call
 
 
 @pytest.mark.parametrize("number", range(FAULTS))
-def test_a_fault_of_a_replica_shows_in_no_table(number: int, played: Callable[[int], Played]) -> None:
+def test_a_fault_of_a_replica_shows_in_no_table(number: int, pools: Callable[[bool], Any]) -> None:
     fault = KINDS[number % len(KINDS)]
     # A short run needs one of the pools. Where two end between syncs there must be a third.
-    one = played(max(number // len(KINDS) % 2, fault == "killed in both"))
-    source = random.Random(number)
-    victim, other = source.sample(range(one.count), 2)
-    how, where = fault.partition(" ")[0], fault.partition(" ")[2]
-    one.pool.settle()
-    version = one.pool.weights_version + 1
-    ended = one.sync(version, number + 1, (victim, how) if where in ("in a sync", "in both") else None, source)
-    assert one.pool.weights_version == version
+    pool = pools(number // len(KINDS) % 2 == 1 or fault == "killed in both")
+    members, source = pool.crew.members, random.Random(number)
+    victim, other = source.sample(range(len(members)), 2)
+    how, _, where = fault.partition(" ")
+    ended: list[int] = []
+
+    def strike(index: int) -> None:
+        ended.append(process(pool, index))
+        os.kill(ended[-1], SIGNALS[how])
+
+    def sync(seed: int, *, struck: bool = False) -> None:
+        moment, version = source.randrange(len(hashed.SHAPES)), pool.weights_version + 1
+        pool.sync(arriving(seed, moment if struck else -1, lambda: strike(victim)), version)
+        pool.alone.sync(hashed.weights(seed), version)
+        assert pool.weights_version == version
+
+    def sample_struck(index: int) -> None:
+        """Sample while a replica is struck that has answered none or one of its groups."""
+        paced, moment, already = source.random() < 0.5, source.randint(1, PROBLEMS // 2), len(ended)
+        before = members[index].answered
+        (pool.folder / f"{'pace' if paced else 'wait'}-{process(pool, index)}").touch()
+
+        def look(answered: int) -> None:
+            if len(ended) == already and (members[index].answered > before if paced else answered == moment):
+                strike(index)
+
+        compare(pool, PROBLEMS, look)
+        assert pool.crew.last_lost.startswith(f"replica {index}: it di")
+        assert "answer the group" in pool.crew.last_lost
+
+    def sample_slowly() -> None:
+        """Sample with one replica that answers nothing until the others have answered most."""
+        gate, before = pool.folder / f"wait-{process(pool, victim)}", [member.answered for member in members]
+        gate.touch()
+        compare(pool, PROBLEMS, lambda answered: answered == PROBLEMS * 2 // 3 and gate.unlink())
+        shares = [member.answered - old for member, old in zip(members, before, strict=True)]
+        assert sum(shares) == PROBLEMS
+        assert shares[victim] < PROBLEMS / len(members)
+
+    pool.settle()
+    sync(number + 1, struck=where in ("in a sync", "in both"))
     if fault == "slow":
-        one.sample_slowly(number, victim)
-    elif where in ("in a batch", "twice"):
-        ended.append(one.sample_struck(number, victim, how, source))
-    elif where == "in both":
-        ended.append(one.sample_struck(number, other, how, source))
+        sample_slowly()
+    elif where in ("in a batch", "twice", "in both"):
+        sample_struck(other if where == "in both" else victim)
     else:
-        one.sample(number)
+        compare(pool, PROBLEMS)
     if where == "twice":
         # The process that has taken the place of the one that was killed, in the same place.
-        one.pool.settle()
-        one.sync(version + 1, number + 1000, None, source)
-        ended.append(one.sample_struck(number, victim, how, source))
+        pool.settle()
+        sync(number + 1000)
+        sample_struck(victim)
     if where == "after a batch":
-        ended.append(one.strike(victim, how))
-    one.sync(one.pool.weights_version + 1, number + 2000, None, source)
-    one.sample(number)
+        strike(victim)
+    sync(number + 2000)
+    compare(pool, PROBLEMS)
     assert len(ended) == (0 if fault == "slow" else 1 + (where in ("in both", "twice")))
-    assert not [process for process in ended if process in map(one.process, range(one.count))]
+    assert not {process(pool, index) for index in range(len(members))} & set(ended)

@@ -1,8 +1,6 @@
 """Answers of servers, right and wrong ones, and requests at a time: everything once, nothing left behind."""
 
 import asyncio
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +13,7 @@ from isocompute.rollout.samplers.sampling import Request
 
 pytest.importorskip("httpx2")
 
-from isocompute.rollout.samplers.servers.client import background, run
+from isocompute.rollout.samplers.servers.client import background
 from isocompute.rollout.samplers.servers.openai import in_parallel
 from isocompute.rollout.samplers.servers.protocols import Reader, Reply, Wrong, read
 
@@ -182,15 +180,6 @@ def test_closing_early_ends_what_is_under_way() -> None:
     assert all(under_way.acquire(timeout=60) for _ in range(4))
     results.close()
     assert all(ended.acquire(timeout=60) for _ in range(4))
-
-
-def test_a_fork_has_an_event_loop_of_its_own() -> None:
-    assert run(same(1)) == 1
-    forked = os.fork()
-    if forked == 0:
-        signal.alarm(20)
-        os._exit(run(same(0)))
-    assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == 0
 
 
 INTERRUPTED = """
