@@ -220,6 +220,14 @@ def test_what_a_pipe_cannot_use_is_refused() -> None:
 PROBLEMS = 12
 
 
+@pytest.fixture(scope="module")
+def pair(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Two replicas of ``hashed.HashedSampler``."""
+    opened = hashed.replicas(tmp_path_factory.mktemp("replicas"), 2)
+    yield opened
+    opened.close()
+
+
 @pytest.fixture
 def pool(pair: Any) -> Any:
     """Two replicas, and the sampler in this process with the same weights."""
