@@ -3,7 +3,7 @@
     python -m benchmarks.learner [--trl PYTHON] [--size 0.9M] [--samples 16 64] [--new-tokens 16 64] [--blocks 6]
     python -m benchmarks.learner --skip [--samples 16 64] [--new-tokens 16 64] [--blocks 6]
     python -m benchmarks.learner --rate | --linear | --flat
-    python -m benchmarks.learner --cuda [--trl PYTHON] | --update | --agreement | --largest
+    python -m benchmarks.learner --cuda [--trl PYTHON] | --update | --engine | --agreement | --largest
 
 Without an option whole steps (sampling as ``sampler: auto`` chooses, update, sync) of a Llama of random weights are
 timed: 8 problems a batch, coin flips for rewards, temperature 1, no KL, float32, one thread. TRL takes the same steps
@@ -18,9 +18,9 @@ updates of up to 16,384 recorded responses, ``--flat`` the memory of the process
 and ends with an error where it misses its criterion. Beside TRL these are the lower ends of the intervals of both
 ratios of speeds, equal shares of groups of equal rewards, and mean lengths within 2 % of each other.
 
-The last four need a GPU, and ``--cuda`` and ``--largest`` are unverified: whole steps of 0.5 billion parameters, n = 64
-and 512 new tokens, beside TRL with vLLM; the update of such a step alone; a sampler's log-probabilities beside the
-learner's; and the largest model that trains, by prediction and by trying.
+The last five need a GPU, and ``--cuda`` and ``--largest`` are unverified: whole steps of 0.5 billion parameters, n = 64
+and 512 new tokens, beside TRL with vLLM; the update of such a step alone; vLLM beside a learner; a sampler's
+log-probabilities beside the learner's; and the largest model that trains, by prediction and by trying.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def main() -> int:
         ("flat", "memory over 1,000 steps"),
         ("cuda", "0.5 billion parameters beside TRL with vLLM on a GPU (unverified)"),
         ("update", "an update of 0.5 billion parameters alone, on a GPU"),
+        ("engine", "vLLM beside a learner of 0.5 billion parameters, on a GPU"),
         ("agreement", "a sampler's log-probabilities beside the learner's, on a GPU"),
         ("largest", "the largest model that trains on this GPU, predicted and tried (unverified)"),
     ):
@@ -97,7 +98,7 @@ def check(asked: argparse.Namespace) -> None:
 def _needs_gpu(asked: argparse.Namespace) -> str:
     """The option that needs a GPU; empty if there is none."""
     of_processes = {"cuda": asked.cuda_one, "largest": asked.largest_one}
-    names = ("cuda", "update", "agreement", "largest")
+    names = ("cuda", "update", "engine", "agreement", "largest")
     return next((name for name in names if getattr(asked, name) or of_processes.get(name)), "")
 
 
@@ -136,7 +137,12 @@ def _on_cuda(asked: argparse.Namespace) -> list[str]:
     if asked.largest_one:
         cuda.one_size(asked.largest_one)
         return []
-    for name, run in (("update", cuda.update), ("agreement", cuda.agreement), ("largest", cuda.largest)):
+    for name, run in (
+        ("update", cuda.update),
+        ("engine", cuda.engine),
+        ("agreement", cuda.agreement),
+        ("largest", cuda.largest),
+    ):
         if getattr(asked, name):
             return run()
     return cuda.beside(python=asked.trl)

@@ -1,4 +1,7 @@
-"""On a GPU: 0.5 billion parameters alone and beside TRL with vLLM, and the largest model (these two *unverified*)."""
+"""On a GPU: 0.5 billion parameters, an update alone, with vLLM, and beside TRL; and the largest model.
+
+The last two are *unverified*.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,19 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-from isocompute.learner import Learner, LearnerConfig
+import polars as pl
+from isocompute.learner import Learner, LearnerConfig, LearnerError
 from isocompute.learner.config import ComputeConfig, SyncConfig
 from isocompute.learner.cost.rate import matmul_rate
 from isocompute.learner.memory.update import GIB, Load, UpdateMemory, parameters_of, update_memory
+from isocompute.learner.updates.sync import check_sync
 from isocompute.rollout import EngineConfig, Prompting, Sampling, open_sampler
 
 from benchmarks.sampler import SHAPES, NoScoring, character_tokenizer, save_policy
@@ -217,6 +223,55 @@ def update() -> list[str]:
             )
             del learner
     return []
+
+
+def engine() -> list[str]:
+    """Print what vLLM beside a learner does at 0.5 billion parameters: syncs, tokens, sleep, and its agreement.
+
+    Returns:
+        A criterion that is missed: weights of which one tensor was corrupted are taken for the learner's.
+    """
+    import torch
+
+    def free() -> float:
+        return float(torch.cuda.mem_get_info()[0]) / GIB
+
+    sampling = Sampling(max_new_tokens=NEW_TOKENS // 2, max_prompt_tokens=PROMPT)
+    options: dict[str, Any] = {"scorer": NoScoring(), "prompting": Prompting(template="plain")}
+    settings = EngineConfig(memory_share=ENGINE_SHARE, sleep=1, dtype="bfloat16")
+    problems = problems_table(theirs.PROBLEMS_PER_BATCH)
+    with tempfile.TemporaryDirectory() as name:
+        save(Path(name), SMALL)
+        with closing(open_sampler("vllm", name, sampling, engine=settings, **options)) as opened:
+            sampler: Any = opened
+            learner = Learner(name, CONFIG, device="cuda")
+            awake = free()
+            for step in (1, 2):
+                began = perf_counter()
+                sampler.sync(learner.weights(), learner.version)
+                torch.cuda.synchronize()
+                synced = perf_counter()
+                table = CoinFlips(sampler).sample(problems, samples=SAMPLES, seed=step, step=step, run_id="r")
+                sampled, asleep = perf_counter(), free()
+                tokens = int(table["response_ids"].list.len().sum())
+                found = learner.agreement(table.filter(pl.col("sample") < GROUP))
+                print(
+                    f"sync {synced - began:.2f} s, {tokens / (sampled - synced):.0f} tokens per second, "
+                    f"{asleep - awake:.0f} GiB more are free while it sleeps; {found}",
+                    flush=True,
+                )
+                learner.update(recorded.batch(table))
+            weights = {tensor: value.clone() for tensor, value in learner.weights()}
+            last = next(tensor for tensor in weights if "mlp.down_proj" in tensor)
+            weights[last] += 0.02 * torch.randn_like(weights[last])
+            sampler.sync(weights, learner.version)
+            table = sampler.sample(problems, samples=2, seed=0, step=learner.version, phase="canary", run_id="r")
+            try:
+                check_sync(learner.agreement(table), CONFIG, step=learner.version + 1)
+            except LearnerError as error:
+                print(f"a corrupted tensor is noticed: {error}")
+                return []
+    return ["a corrupted tensor is not noticed"]
 
 
 def agreement() -> list[str]:

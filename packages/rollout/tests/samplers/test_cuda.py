@@ -11,7 +11,7 @@ from isocompute.rollout.samplers.sampling import EngineConfig
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("there is no CUDA device: all of this file needs one", allow_module_level=True)
-pytest.importorskip("vllm")
+cumem = pytest.importorskip("vllm.device_allocator.cumem")
 
 
 @pytest.fixture(scope="module", params=["untied", "tied"])
@@ -45,6 +45,8 @@ def test_an_engine_frees_the_gpu_while_it_sleeps_and_has_the_weights_of_the_sync
     level: int, tiny: Any, tmp_path: Path
 ) -> None:
     engine = EngineConfig(profile="cuda", memory_share=0.3, dtype="bfloat16", sleep=level)
+    if cumem.CuMemAllocator.get_instance().get_current_usage():
+        pytest.skip("vLLM lets one engine of a process sleep, and another one has: run this test alone")
     opened = open_sampler("vllm", str(tiny.folder), tiny.sampling, engine=engine)
     awake = torch.cuda.mem_get_info()[0]
     first = tiny.sample(opened)

@@ -5,8 +5,8 @@ Between an engine and a learner on one GPU, the memory goes back and forth:
     awake ── sleep ──▶ asleep ── load: weights return ──▶ loading ── loaded: KV cache returns ──▶ awake
                        asleep ── sample, at level 1: both return ───────────────────────────────▶ awake
 
-The KV cache returns last, so that a sync never needs room for both. As of vLLM 0.32's source; *unverified on a GPU*. On
-CPU vLLM frees nothing, but keeps the same account of what sleeps and schedules nothing meanwhile.
+The KV cache returns last, so that a sync never needs room for both. vLLM lets one engine of a process sleep. On CPU it
+frees nothing, but keeps the same account of what sleeps and schedules nothing meanwhile.
 """
 
 from __future__ import annotations
