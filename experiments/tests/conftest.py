@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack, chdir
 from functools import partial
 from pathlib import Path
 
@@ -65,10 +66,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A cluster of four processors, as a stage run alone starts it; its users are one ``xdist_group``."""
     from experiments.running.cluster import open_cluster
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("cluster"))
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setenv("RAY_TMPDIR", os.environ.get("RAY_TMPDIR", "/tmp"))
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.delenv("ISOCOMPUTE_SESSION", raising=False)
-        with open_cluster(4):
-            yield
+        with chdir(tmp_path_factory.mktemp("cluster")):
+            stack.enter_context(open_cluster(4))
+        yield

@@ -28,7 +28,11 @@ from experiments.settings import ResourcesConfig, load
 from .made import BASE, PARAMS, copied, learnt_from, params, sources, sums
 from .made import environment as variables
 
-pytestmark = [pytest.mark.slow("Ray, ranks and engines"), pytest.mark.xdist_group("cluster")]
+pytestmark = [
+    pytest.mark.slow("Ray, ranks and engines"),
+    pytest.mark.xdist_group("cluster"),
+    pytest.mark.usefixtures("here"),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -98,9 +98,10 @@ def test_what_a_stage_needs_and_is_not_there_is_named(
     for model in ("models/nothing", "broken"):
         preset(base={"kind": "model", "model": model, "revision": "0" * 40})
         refused("cannot be loaded", capsys, "prepare")
+        assert not (tmp_path / "outputs" / "prepared" / "base").exists()
     preset(problems=[{"kind": "file", "path": "data/nothing.jsonl"}])
     refused("data/nothing.jsonl", capsys, "prepare")
-    assert not [path for path in tmp_path.glob("outputs/prepared/**/*") if path.is_file()]
+    assert not (tmp_path / "outputs" / "prepared" / "problems.parquet").exists()
     preset()
     refused("run the stage `prep", capsys, "sweep", "easy")
     refused("evals.parquet", capsys, "frontier", "easy")

@@ -303,15 +303,3 @@ def test_a_setting_and_a_constant_of_the_fit_retrain_nothing(finished: tuple[Pat
     other = r"^inputs: (\w+) has other code of isocompute.frontier.posterior.posterior$"
     assert re.findall(other, said, re.MULTILINE) == ["frontier", "prescribe"]
     assert waiting() == {"inputs", *(f"frontier@{name}" for name in SETS), "prescribe@easy"}
-
-
-def test_an_experiment_of_dvc_is_shown_with_its_parameter(finished: tuple[Path, str]) -> None:
-    folder, _ = finished
-    (folder / ".gitignore").write_text("outputs/\nwork/\nmlflow*\n__pycache__/\n/.dvc/*\n")
-    (folder / ".dvc" / "config.local").unlink()
-    who = ("-c", "user.name=a", "-c", "user.email=a@example.com")
-    for words in (("init", "-q"), ("add", "--all"), (*who, "commit", "-q", "-m", "all")):
-        run(folder, "git", *words)
-    dvc(folder, "exp", "run", "--name", "seed", "--set-param", "smoke.frontier.seed=9", "inputs")
-    (shown,) = [line for line in dvc(folder, "exp", "show", "--only-changed", "--md").splitlines() if "seed [" in line]
-    assert "| 9 " in shown
