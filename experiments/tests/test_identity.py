@@ -149,7 +149,7 @@ SAID = {
     "star": "{other}_C{i}",
     "vars": "vars({other})['{other}_C{i}']",
     "modules": "sys.modules[{other}.__name__].{other}_C{i}",
-    "own module": "getattr(sys.modules[__name__], '{module}_' + 'C{i}')",
+    "own module": "getattr(sys.modules[__name__], '{module}_C{i}')",
     "eval": "eval('{module}_' + 'C{i}')",
     "imported": "import_module('toy.{other}').{other}_C{i}",
     "computed": "import_module('toy.' + {other!r}).{other}_C{i}",
@@ -223,14 +223,13 @@ def multiplied(texts: dict[str, str], module: str, number: int) -> dict[str, str
 
 @pytest.mark.parametrize("kind", sorted(SAID.keys() - {"patched"}))
 def test_each_way_of_naming_a_value_is_followed(toy: Callable[..., object], kind: str) -> None:
-    texts = program([[(kind, 0, 0)], *[[("own", 0, 0)]] * 5])
-    before, value, seen = toy(**texts), run(), 0
-    for module in "abc":
-        after = toy(**multiplied(texts, module, 0))
-        if run() != value:
-            assert after != before
-            seen += 1
-    assert seen == (1 if kind in OF_THE_LAST or "TABLE" in SAID[kind] else 2)
+    # What is named is reached in no other way.
+    texts = program([[(kind, 0, 0)], [], *[[("own", 0, 0)]] * 4])
+    before, value = toy(**texts), run()
+    module = "a" if kind in OF_THE_LAST or "TABLE" in SAID[kind] else "b"
+    after = toy(**multiplied(texts, module, 0))
+    assert run() != value
+    assert after != before
 
 
 TERMS = st.lists(st.tuples(st.sampled_from(sorted(SAID)), st.integers(0, 1), st.integers(0, 1)), max_size=3)
