@@ -43,7 +43,7 @@ def test_a_harsh_world_has_a_reward_at_any_compute_and_its_sweeps_show_it(kind: 
         assert truth.failing or truth.degrees < 3 or abs(ends - truth.shown(n, np.array([LAST]))[0]) < 0.12
 
 
-def test_a_campaign_goes_on_after_the_sweeps_in_its_file(tmp_path) -> None:
+def test_a_campaign_goes_on_after_the_sweeps_in_its_file_apart_from_those_that_a_choice_was_made_on(tmp_path) -> None:
     asked = []
 
     def one(number: int) -> dict[str, float]:
@@ -51,18 +51,11 @@ def test_a_campaign_goes_on_after_the_sweeps_in_its_file(tmp_path) -> None:
         return {"number": number, "never": np.nan}
 
     case, out = Case(name="a", one=one, wanted={}), tmp_path / "out.jsonl"
+    assert collect(case, 2, out, first=1000)["number"].tolist() == [1000, 1001]
     collect(case, 2, out)
-    records = collect(case, 4, out)
-    assert asked == [0, 1, 2, 3]
-    assert records["number"].tolist() == [0, 1, 2, 3]
+    assert collect(case, 4, out)["number"].tolist() == [0, 1, 2, 3]
+    assert asked == [1000, 1001, 0, 1, 2, 3]
     assert {json.loads(line)["case"] for line in out.read_text().splitlines()} == {"a"}
-
-
-def test_sweeps_that_a_choice_was_made_on_are_not_those_that_are_counted(tmp_path) -> None:
-    case, out = Case(name="a", one=lambda number: {"number": number}, wanted={}), tmp_path / "out.jsonl"
-    chosen_on = collect(case, 2, out, first=1000)
-    assert chosen_on["number"].tolist() == [1000, 1001]
-    assert collect(case, 2, out)["number"].tolist() == [0, 1]
 
 
 def test_simultaneous_intervals_miss_some_pair_of_equals_in_one_sweep_of_twenty() -> None:

@@ -59,13 +59,11 @@ def test_too_slow_is_said_of_trl_with_its_own_defaults_and_of_trl_without_checkp
     assert "1.29 times the speed of TRL (95 %: 1.29 to 1.29), and the lower end must be at least 1.3" in slow
     (slow,) = missed(blocks(1.3, 1.3), blocks(1.29, 1.29))
     assert "1.29 times the speed of TRL without gradient checkpointing" in slow
-    assert missed(blocks(1.4, 1.4), blocks(1.35, 1.35), new_tokens=64) != []
-    assert missed(blocks(1.0, 1.0), blocks(1.0, 1.0), new_tokens=32) == []
-
-
-def test_a_mean_speed_that_is_high_enough_by_luck_only_is_too_slow() -> None:
+    # By luck only.
     (slow,) = missed(blocks(1.0, 1.2, 2.0, 1.0, 1.2, 2.0), blocks(*[1.4] * 6))
     assert "1.40 times the speed of TRL" in slow
+    assert missed(blocks(1.4, 1.4), blocks(1.35, 1.35), new_tokens=64) != []
+    assert missed(blocks(1.0, 1.0), blocks(1.0, 1.0), new_tokens=32) == []
 
 
 def test_a_comparison_of_different_work_fails_however_fast() -> None:
@@ -85,14 +83,8 @@ def test_a_comparison_of_different_work_fails_however_fast() -> None:
         (["--blocks", "0"], "--blocks is 0; it must be at least 1"),
         (["--samples", "16", "0"], "--samples is 0; it must be at least 2"),
         (["--new-tokens", "-4"], "--new-tokens is -4; it must be at least 1"),
-        (
-            ["--trl", "/nonexistent/python"],
-            "--trl is /nonexistent/python, which cannot be run; it must be an interpreter",
-        ),
         (["--trl", "params.yaml"], "--trl is params.yaml, which cannot be run"),
         (["--largest"], "--largest needs a GPU, and PyTorch"),
-        (["--update"], "--update needs a GPU, and PyTorch"),
-        (["--agreement"], "--agreement needs a GPU, and PyTorch"),
         (["--cuda"], "--cuda needs a GPU, and PyTorch"),
     ],
 )

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack, chdir
 from functools import partial
 from pathlib import Path
 
@@ -45,6 +46,12 @@ def store(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder to work in."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def short_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fits of few short chains, whether they agree or not, for what does not hang by their digits."""
     from isocompute.frontier import notebook
@@ -54,15 +61,15 @@ def short_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notebook, "posterior", partial(posterior.posterior, size=(32, 40, 16)))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cluster of four processors, as a stage run alone starts it."""
+    """A cluster of four processors, as a stage run alone starts it; its users are one ``xdist_group``."""
     from experiments.running.cluster import open_cluster
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("cluster"))
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setenv("RAY_TMPDIR", os.environ.get("RAY_TMPDIR", "/tmp"))
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.delenv("ISOCOMPUTE_SESSION", raising=False)
-        with open_cluster(4):
-            yield
+        with chdir(tmp_path_factory.mktemp("cluster")):
+            stack.enter_context(open_cluster(4))
+        yield

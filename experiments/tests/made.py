@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import replace
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,9 @@ from isocompute.learner import (
     ResponseStatistics,
     RunConfig,
     StepRecord,
-    prepare,
     with_cohorts,
 )
-from isocompute.learner.config import AdapterConfig, EntropyConfig, KLConfig
+from isocompute.learner.config import EntropyConfig, KLConfig
 from isocompute.rollout import EvaluationResult, Sampling, load_problems, source_from
 from isocompute.rollout.contract import tables
 
@@ -29,6 +28,7 @@ from experiments.settings import Preset, load
 
 ROOT = Path(__file__).parents[2]
 PARAMS = ROOT / "params.yaml"
+PACKAGES = ("budget", "rollout", "learner", "frontier")
 BASE = ROOT / "experiments" / "inputs" / "smoke" / "base"
 """The base model of ``smoke``."""
 SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": 8, "max_prompt_tokens": 8}
@@ -68,11 +68,6 @@ def cell(*, base: str = "b", surroundings: dict[str, Any] | None = None, **chang
         ),
     }
     return Cell(**{**settings, **changes})
-
-
-def adapted(one: Cell) -> Cell:
-    """A cell that learns an adapter."""
-    return replace(one, learner=replace(one.learner, learning_rate=1e-2, adapter=AdapterConfig(rank=8)))
 
 
 def step_record(step: int, *, reward: float = 0.5, length: float = 5.0) -> StepRecord:
@@ -130,6 +125,27 @@ def environment(**more: str) -> dict[str, str]:
     """Variables of a process that imports this project."""
     places = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(places), **more}
+
+
+def copied(folder: Path) -> Path:
+    """A folder with the code of the stages, of which none is a test or a study."""
+    hidden = shutil.ignore_patterns("tests", "studies")
+    for place in (*(f"packages/{name}/src" for name in PACKAGES), "contract", "experiments"):
+        # Not the links to contract/, which would be copied as folders of their own.
+        shutil.copytree(ROOT / place, folder / place, ignore=hidden, symlinks=True)
+    return folder
+
+
+def sources(folder: Path) -> str:
+    """The ``PYTHONPATH`` with which the code of a copy is imported."""
+    return os.pathsep.join(map(str, [folder, *(folder / "packages" / name / "src" for name in PACKAGES)]))
+
+
+def edit(path: Path | str, old: str, new: str) -> None:
+    """Replace a text that is there, once."""
+    text = Path(path).read_text()
+    assert old in text
+    Path(path).write_text(text.replace(old, new, 1))
 
 
 def lost(folder: Path) -> int:
@@ -193,6 +209,9 @@ def first_evaluation(metrics: dict[str, float], questions: int) -> EvaluationRes
 
 def learnt_from(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
     """A batch of rollouts with rewards of 0 and 1 in turn, since those of a random model are rarely both."""
+    # It loads torch, which most users of this module do not need.
+    from isocompute.learner import prepare
+
     rewards = pl.Series([float(row % 2) for row in range(len(rollouts))], dtype=pl.Float32)
     return prepare(with_cohorts(rollouts.with_columns(reward=rewards), config.batch), config)
 

@@ -2,6 +2,8 @@
 
 import gc
 import os
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -14,29 +16,25 @@ import vllm.v1.worker.cpu_worker  # noqa: F401
 
 from experiments.running import cell_folder
 from experiments.running.cells import WorkerConfig
+from experiments.running.cluster import open_cluster
 from experiments.running.worker import Worker
 from experiments.settings import CheckpointsConfig, ResourcesConfig
 
-from .made import BASE, GENERATION, adapted, cell
+from .made import BASE, GENERATION, cell
 
 # What is imported stays: no process forked from this one need look through it for garbage.
 gc.freeze()
 
 
 def main(
-    home: Path,
+    homes: Sequence[Path],
     placement: Literal["colocated", "separate"] = "colocated",
     ranks: int = 1,
     rollouts: int = 96,
     sampler: Literal["vllm", "transformers"] = "transformers",
-    with_adapter: bool = False,
     **checkpoints: int,
 ) -> None:
-    """Run it, or what is left of it; the problems are in the folder above."""
-    if placement == "separate":
-        import ray
-
-        ray.init(num_cpus=1 + ranks, include_dashboard=False, object_store_memory=2**28, log_to_driver=False)
+    """Run it, or what is left of it, in one folder after another; the problems are in the folder above."""
     base = cell_folder.content_hash(BASE)
     resources = ResourcesConfig(
         sampler=sampler,
@@ -45,7 +43,8 @@ def main(
         checkpoints=CheckpointsConfig(**checkpoints),
         keep_policies="none",
     )
-    worker = Worker(WorkerConfig(models={base: str(BASE)}, generation=GENERATION, resources=resources))
-    one = cell(rollouts=rollouts, base=base)
-    problems = pl.read_parquet(home.parent / "problems.parquet")
-    worker.train(adapted(one) if with_adapter else one, problems, home, home.parent / f"{home.name}-start")
+    with open_cluster(1 + ranks) if placement == "separate" else nullcontext():
+        worker = Worker(WorkerConfig(models={base: str(BASE)}, generation=GENERATION, resources=resources))
+        for home in homes:
+            problems = pl.read_parquet(home.parent / "problems.parquet")
+            worker.train(cell(rollouts=rollouts, base=base), problems, home, home.parent / f"{home.name}-start")

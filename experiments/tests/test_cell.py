@@ -1,4 +1,4 @@
-"""GRPO in one cell: killed and continued (on vLLM, too), extended, and with its parts in processes of their own."""
+"""GRPO in one cell: killed and continued (on vLLM, too), extended, stopped, diverged, and with its parts apart."""
 
 import multiprocessing
 import os
@@ -6,8 +6,9 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -18,10 +19,11 @@ import psutil
 import pytest
 import torch
 from isocompute.budget import Ledger
-from isocompute.learner import Checkpoints, StepRecord
+from isocompute.learner import Checkpoints, LearnerConfig, StepRecord, SyncConfig, SyncError
+from isocompute.learner.config import AdapterConfig, OptimizerConfig
 from isocompute.learner.saving.export import save_policy
-from isocompute.rollout import open_sampler
-from transformers import LlamaForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from experiments.errors import ExperimentError
 from experiments.running import cell_folder
@@ -61,17 +63,17 @@ def home(server: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start(folder: Path, **settings: object) -> BaseProcess:
+def start(*folders: Path, **settings: object) -> BaseProcess:
     """Run a cell in a process of its own, forked from one that has imported vLLM (which takes half a minute)."""
-    process = forks.Process(target=_run, args=(folder, settings))
+    process = forks.Process(target=_run, args=(folders, settings))
     process.start()
     return process
 
 
-def _run(folder: Path, settings: dict[str, Any]) -> None:
+def _run(folders: Sequence[Path], settings: dict[str, Any]) -> None:
     from .run_cell import main
 
-    main(folder, **settings)
+    main(folders, **settings)
 
 
 def exit_code(process: BaseProcess) -> int | None:
@@ -79,9 +81,8 @@ def exit_code(process: BaseProcess) -> int | None:
     return process.exitcode
 
 
-def kill_after(folder: Path, lines: int, sampler: str) -> None:
-    """Start the cell and kill it once its spool has so many lines."""
-    process = start(folder, sampler=sampler)
+def kill_after(folder: Path, lines: int, process: BaseProcess) -> None:
+    """Kill a cell's process once its spool has so many lines."""
     while process.is_alive() and len(Spool(folder).records()) < lines:
         time.sleep(0.02)
     assert process.is_alive()
@@ -89,68 +90,64 @@ def kill_after(folder: Path, lines: int, sampler: str) -> None:
     assert exit_code(process) == -signal.SIGKILL
 
 
+def tables_of(folder: Path, steps: int) -> list[pl.DataFrame]:
+    """What a cell has found in so many steps."""
+    found = [pl.read_parquet(folder / f"{name}.parquet") for name in ("evals", "ledger", "pass_rates")]
+    return [table.filter(pl.col("step") <= steps) for table in found]
+
+
+def same(one: Path, other: Path, steps: int = 12) -> bool:
+    """Whether two cells found the same in so many steps."""
+    return all(a.equals(b) for a, b in zip(tables_of(one, steps), tables_of(other, steps), strict=True))
+
+
 @pytest.fixture(scope="module")
 def alone(home: Path) -> Path:
-    """The cell, run to 96 rollouts and left alone."""
-    assert exit_code(start(home / "alone")) == 0
+    """The cell, run to 192 rollouts at once and left alone; when checkpoints are saved changes no result."""
+    assert exit_code(start(home / "alone", rollouts=192, every_evaluations=3, every_steps=5, keep=2)) == 0
     return home / "alone"
 
 
-@pytest.mark.parametrize(("sampler", "kills"), [("transformers", (3, 8, 13)), ("vllm", (8,))])
-def test_a_killed_run_equals_the_run_left_alone(sampler: str, kills: tuple[int, ...], home: Path, alone: Path) -> None:
-    killed = home / f"killed-{sampler}"
-    if sampler == "vllm":
-        alone = home / "alone-on-vllm"
-        assert exit_code(start(alone, sampler=sampler)) == 0
-    evals = pl.read_parquet(alone / "evals.parquet")
+def test_a_killed_run_and_then_a_longer_one_equal_the_one_left_alone(home: Path, alone: Path) -> None:
+    evals, ledger, _ = tables_of(alone, 12)
     assert evals["rollouts"].to_list() == [0, 32, 64, 96]
-    ledger = pl.read_parquet(alone / "ledger.parquet")
-    trained = ledger.filter(pl.col("cohort") == "trained")
     # C_used = Σ B_p · n over the steps taken.
-    assert trained["rollouts"].to_list() == [8] * 12
+    assert ledger.filter(pl.col("cohort") == "trained")["rollouts"].to_list() == [8] * 12
     # The evaluation before the first update is shared, and charged where it was made.
     assert ledger.filter(pl.col("cohort") == "eval")["step"].to_list() == [4, 8, 12]
-    assert pl.read_parquet(home / f"{alone.name}-start" / "ledger.parquet")["rollouts"].to_list() == [8 * 4]
-    for lines in kills:
-        kill_after(killed, lines, sampler)
+    assert pl.read_parquet(home / "alone-start" / "ledger.parquet")["rollouts"].to_list() == [8 * 4]
+    killed = home / "killed"
+    for lines in (3, 8, 13):
+        kill_after(killed, lines, start(killed))
     # What a kill inside the writing of pass rates leaves behind is no table, and no obstacle.
     (killed / "pass_rates" / ".4.parquet.x1y2").write_bytes(b"PAR1")
-    assert exit_code(start(killed, sampler=sampler)) == 0
-    assert pl.read_parquet(killed / "evals.parquet").equals(evals)
-    assert pl.read_parquet(killed / "ledger.parquet").equals(ledger)
-    assert pl.read_parquet(killed / "pass_rates.parquet").equals(pl.read_parquet(alone / "pass_rates.parquet"))
-    assert cell_folder.done(killed) is not None
-    assert lost(killed) > 0
-    run_id = ledger["run_id"][0]
-    with Ledger.open(killed / "run.ledger", run_id=run_id, resumed_from=12) as reopened:
+    assert exit_code(start(killed)) == 0
+    assert same(killed, alone)
+    assert tables_of(killed, 24)[0].equals(evals)
+    with Ledger.open(killed / "run.ledger", run_id=ledger["run_id"][0], resumed_from=12) as reopened:
         assert reopened.totals.paid.rollouts > ledger["rollouts"].sum()
+    before = lost(killed)
+    assert before > 0
+    # And extended, which trains only the rest.
+    assert exit_code(start(killed, rollouts=192)) == 0
+    assert same(killed, alone, 24)
+    kept = [sorted((folder / "checkpoints").glob("step-*")) for folder in (alone, killed)]
+    assert [[int(step.name.removeprefix("step-")) for step in steps] for steps in kept] == [[20, 24]] * 2
+    weights = [(steps[-1] / "tensors-00000.safetensors").read_bytes() for steps in kept]
+    assert weights[0] == weights[1]
+    records = Spool(killed).records()
+    assert [record.step for record in records if isinstance(record, StepRecord)] == list(range(1, 25))
+    assert cell_folder.done(killed) == cell_folder.Done(rollouts=192, step=24, diverged_at=None)
+    assert lost(killed) == before
 
 
-def test_a_cell_extended_equals_the_cell_run_at_once_and_trains_only_the_rest(home: Path, alone: Path) -> None:
-    shutil.copytree(alone, home / "extended")
-    shutil.copytree(home / "alone-start", home / "extended-start")
-    short = pl.read_parquet(home / "extended" / "evals.parquet")
-    assert exit_code(start(home / "extended", rollouts=192)) == 0
-    # When checkpoints are saved, and how many are kept, changes no result.
-    assert exit_code(start(home / "once", rollouts=192, every_evaluations=3, every_steps=5, keep=2)) == 0
-    kept = {name: sorted((home / name / "checkpoints").glob("step-*")) for name in ("extended", "once")}
-    assert [int(folder.name.removeprefix("step-")) for folder in kept["once"]] == [20, 24]
-    assert [int(folder.name.removeprefix("step-")) for folder in kept["extended"]] == [20, 24]
-    for table in ("evals", "ledger", "pass_rates"):
-        one, other = (pl.read_parquet(home / name / f"{table}.parquet") for name in ("extended", "once"))
-        assert one.equals(other), table
-    weights = [folders[-1] / "tensors-00000.safetensors" for folders in kept.values()]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
-    evals = pl.read_parquet(home / "extended" / "evals.parquet")
-    assert evals["rollouts"].to_list() == [0, 32, 64, 96, 128, 160, 192]
-    # The run is the same run, which the shorter one began.
-    assert evals.head(4).equals(short)
-    records = Spool(home / "extended").records()
-    steps = [record.step for record in records if isinstance(record, StepRecord)]
-    assert steps == list(range(1, 25))
-    done = cell_folder.done(home / "extended")
-    assert done is not None
-    assert (done.rollouts, done.step, lost(home / "extended")) == (192, 24, 0)
+def test_on_vllm_a_killed_run_equals_the_one_before_it_on_the_same_engine(home: Path) -> None:
+    alone, killed = home / "alone-on-vllm", home / "killed-on-vllm"
+    kill_after(killed, 8, start(alone, killed, sampler="vllm"))
+    assert cell_folder.done(alone) is not None
+    assert exit_code(start(killed, sampler="vllm")) == 0
+    assert same(killed, alone)
+    assert lost(killed) > 0
 
 
 def test_engines_and_ranks_of_their_own_spend_the_same_and_go_on_where_a_rank_dies(home: Path, alone: Path) -> None:
@@ -163,47 +160,49 @@ def test_engines_and_ranks_of_their_own_spend_the_same_and_go_on_where_a_rank_di
     every[1].kill()
     assert exit_code(cell) == 0
     # As it was alone, each point and what was charged until then; a rank's sums round in another order.
-    ours, theirs = (pl.read_parquet(folder / "evals.parquet") for folder in (apart, alone))
+    (ours, spent, _), (theirs, known, _) = tables_of(apart, 12), tables_of(alone, 12)
     assert ours[0].equals(theirs[0])
     assert ours["rollouts"].equals(theirs["rollouts"])
-    ledgers = [pl.read_parquet(folder / "ledger.parquet")["cohort", "step", "rollouts"] for folder in (apart, alone)]
-    assert ledgers[0].equals(ledgers[1])
+    assert spent["cohort", "step", "rollouts"].equals(known["cohort", "step", "rollouts"])
     timings = pl.read_parquet(apart / "timings.parquet")
     # The worker, two ranks and the engine.
     assert timings["device_seconds"].sum() == pytest.approx(4 * timings["seconds"].sum())
-    done = cell_folder.done(apart)
-    assert done is not None
-    assert done.rollouts == 96
+    assert cell_folder.done(apart) == cell_folder.Done(rollouts=96, step=12, diverged_at=None)
     assert lost(apart) > 0
 
 
-def test_an_engine_holds_the_base_model_with_its_adapter_after_every_sync(home: Path) -> None:
-    folder = home / "adapted"
-    assert exit_code(start(folder, with_adapter=True)) == 0
-    records = [record for record in Spool(folder).records() if isinstance(record, StepRecord)]
-    assert len(records) == 12
-    updates = [record.update for record in records if record.update is not None]
-    assert all(update.sync_error < 1e-4 for update in updates)
-    # The KL to the base model beneath the adapter, from which the policy has moved.
-    assert updates[0].objective["kl"].value == 0
-    assert updates[-1].objective["kl"].value > 1e-4
-    saved = Checkpoints(folder / "checkpoints").newest()
-    assert saved is not None
-    assert all(".lora_" in name for name in saved.tensors)
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved policy, whose weights are not the base model's any more."""
+    model = LlamaForCausalLM.from_pretrained(BASE, dtype=torch.float32)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1.5)
+    folder: Path = save_policy(model.named_parameters(), BASE, tmp_path_factory.mktemp("policy") / "saved")
+    saved = LlamaForCausalLM.from_pretrained(folder).state_dict()
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in model.state_dict().items())
+    return folder
 
 
-def test_a_base_model_is_compared_with_vllm_once_before_its_first_evaluation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(scope="module")
+def worker(policy: Path) -> Worker:
+    """A worker in this process, whose base model is such a policy."""
+    resources = ResourcesConfig(sampler="transformers", keep_policies="last")
+    models = {cell_folder.content_hash(policy): str(policy)}
+    return Worker(WorkerConfig(models=models, generation=GENERATION, resources=resources, beside_vllm=True))
+
+
+@pytest.fixture
+def make(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes cells of that worker, which is not to ask vLLM again."""
+    (base,) = worker.config.models
+    monkeypatch.setattr(worker, "_compared", {base})
+    return partial(cell, base=base)
+
+
+def test_a_saved_policy_is_a_base_model_on_which_vllm_agrees_which_is_asked_once_before_its_first_evaluation(
+    server: None, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base, problems = cell_folder.content_hash(BASE), sums(1, 8)
-    worker = Worker(
-        WorkerConfig(
-            models={base: str(BASE)},
-            generation=GENERATION,
-            resources=ResourcesConfig(sampler="transformers"),
-            beside_vllm=True,
-        )
-    )
+    problems, (base,) = sums(1, 8), worker.config.models
 
     def refuse(*given: object) -> None:
         raise ExperimentError("they differ")
@@ -213,6 +212,8 @@ def test_a_base_model_is_compared_with_vllm_once_before_its_first_evaluation(
         with pytest.raises(ExperimentError, match="they differ"):
             worker.evaluate_baseline(cell(base=base), problems, tmp_path / "refused")
     assert not cell_folder.has_baseline(tmp_path / "refused")
+    # Forked, where it would import vLLM anew.
+    monkeypatch.setattr(running, "get_context", lambda method: forks)
     for seed in (7, 8):
         worker.evaluate_baseline(cell(base=base, seed=seed), problems, tmp_path / str(seed))
     found = cell_folder.beside_vllm(tmp_path / "7")
@@ -222,25 +223,72 @@ def test_a_base_model_is_compared_with_vllm_once_before_its_first_evaluation(
     assert not cell_folder.beside_vllm(tmp_path / "8")
 
 
-def test_a_saved_policy_answers_on_vllm_with_its_own_log_probabilities(home: Path) -> None:
-    policy = LlamaForCausalLM.from_pretrained(BASE, dtype=torch.float32).eval()
-    with torch.no_grad():
-        # Not the base model's any more.
-        policy.lm_head.weight.mul_(1.5)
-    save_policy(policy.named_parameters(), BASE, home / "policy")
-    process = forks.Process(target=_answer, args=(home / "policy", home / "answers.parquet"))
-    process.start()
-    assert exit_code(process) == 0
-    answers = pl.read_parquet(home / "answers.parquet")
-    assert len(answers) == 16
-    for prompt, response, logprobs in answers["prompt_ids", "response_ids", "logprobs"].iter_rows():
-        with torch.no_grad():
-            scores = torch.log_softmax(policy(torch.tensor([prompt + response])).logits[0], -1)
-        expected = [float(scores[len(prompt) + k - 1, token]) for k, token in enumerate(response)]
-        assert logprobs == pytest.approx(expected, abs=1e-4)
+def test_a_cell_that_is_asked_to_stop_goes_on_from_there_and_its_policy_is_saved_from_its_checkpoint(
+    worker: Worker, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, problems, home, begun = make(purpose="prescribe"), sums(12, 8), tmp_path / "home", tmp_path / "start"
+    write = Spool.write
+
+    def stopping(spool: Spool, record: Any) -> None:
+        write(spool, record)
+        if record.step == 6:
+            cell_folder.request_stop(home)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Spool, "write", stopping)
+        worker.train(one, problems, home, begun)
+    assert cell_folder.done(home) is None
+    assert cell_folder.newest_checkpoint(home).endswith("6")
+    cell_folder.clear_stop(home)
+    worker.train(one, problems, home, begun)
+    assert pl.read_parquet(home / "evals.parquet")["rollouts"].to_list() == [0, 32, 64, 96]
+    # Nothing was paid for twice.
+    assert lost(home) == 0
+    saved = load_file(max((home / "checkpoints").glob("step-*/tensors-00000.safetensors")))
+    trained = {name.removeprefix("policy."): t for name, t in saved.items() if name.startswith("policy.")}
+    assert trained
+    before = (home / "ledger.parquet").read_bytes()
+    for _ in range(2):
+        # Without it the cell is not trained again.
+        assert cell_folder.has_policy(home)
+        loaded = LlamaForCausalLM.from_pretrained(cell_folder.policy_of(home)).state_dict()
+        assert all(torch.equal(tensor, loaded[name]) for name, tensor in trained.items())
+        assert len(AutoTokenizer.from_pretrained(cell_folder.policy_of(home))) > 0
+        shutil.rmtree(cell_folder.policy_of(home))
+        worker.train(one, problems, home, begun)
+    assert (home / "ledger.parquet").read_bytes() == before
 
 
-def _answer(folder: Path, out: Path) -> None:
-    problems = sums(4, 1).head(4).with_columns(verifier=pl.lit("exact"))
-    with closing(open_sampler("vllm", str(folder), GENERATION.sampling)) as sampler:
-        sampler.sample(problems, samples=4, seed=0, step=0).write_parquet(out)
+def test_a_cell_that_diverges_is_a_result_and_the_next_one_begins_anew(
+    worker: Worker, make: Any, tmp_path: Path
+) -> None:
+    plain = make().learner
+    wild = make(learner=replace(plain, learning_rate=1e30, optimizer=OptimizerConfig(warmup_steps=0)))
+    worker.train(wild, sums(12, 8), tmp_path / "wild", tmp_path / "start")
+    done = cell_folder.done(tmp_path / "wild")
+    assert done is not None
+    assert done.diverged_at is not None
+    evals, ledger, _ = tables_of(tmp_path / "wild", 12)
+    assert evals["rollouts"].to_list() == [0]
+    # What was generated for the step that could not be taken is paid for.
+    assert ledger.filter(pl.col("cohort") == "trained")["rollouts"].sum() > 0
+    adapted = replace(plain, learning_rate=1e-2, adapter=AdapterConfig(rank=8))
+    worker.train(make(learner=adapted), sums(12, 8), tmp_path / "adapted", tmp_path / "start")
+    records = [record for record in Spool(tmp_path / "adapted").records() if isinstance(record, StepRecord)]
+    updates = [record.update for record in records if record.update is not None]
+    assert len(updates) == 12
+    # The engine holds the base model with its adapter after every sync.
+    assert all(update.sync_error < 1e-4 for update in updates)
+    # The KL to the base model beneath the adapter, from which the policy has moved.
+    assert updates[0].objective["kl"].value == 0
+    assert updates[-1].objective["kl"].value > 1e-4
+    saved = Checkpoints(tmp_path / "adapted" / "checkpoints").newest()
+    assert saved is not None
+    assert all(".lora_" in name for name in saved.tensors)
+
+
+def test_a_worker_whose_engine_and_learner_do_not_agree_is_told(worker: Worker) -> None:
+    config = LearnerConfig(learning_rate=1.0)
+    worker.check([config], sums(4, 1))
+    with pytest.raises(SyncError, match=r"tolerance = 1e-12"):
+        worker.check([config, replace(config, sync=SyncConfig(tolerance=1e-12))], sums(4, 1))

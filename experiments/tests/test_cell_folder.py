@@ -10,7 +10,6 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from isocompute.learner import Flag
 from isocompute.learner.records.steps import Mean, StepRecord, UpdateReport
 from isocompute.rollout.contract import tables
 from safetensors.torch import load_file, save_file
@@ -20,16 +19,13 @@ from experiments.running import cell_folder
 from experiments.running.cell_folder import Spool
 from experiments.running.cells import Cell
 from experiments.running.tracker import health_of, health_text
-from experiments.settings import ModelConfig, Preset, load
+from experiments.settings import ModelConfig, load
 from experiments.stages import prepare
 from experiments.stages.sweep import collect
 
 from .made import BASE, PARAMS, cell, ended, environment, evaluation_record, kept_checkpoint, step_record
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_a_longer_run_holds_the_shorter_one() -> None:
@@ -72,30 +68,6 @@ def keep_policy(one: Cell, *, step: int) -> None:
     cell_folder.set_policy(cell_folder.folder_of(one), step)
 
 
-def test_checkpoints_of_cells_that_run_count_for_the_limit_and_stay() -> None:
-    cells = [cell(seed=seed) for seed in range(3)]
-    for one in cells:
-        kept_checkpoint(cell_folder.folder_of(one))
-    ended(cells[0], budget=96)
-    # The second one was finished to a smaller budget, and goes on from its checkpoint.
-    ended(cells[1], budget=96)
-    assert cell_folder.prune(2.5e-6, keep={cells[1].run_id}) == [f"{cells[0].run_id}/checkpoints"]
-    assert cell_folder.prune(0.0, keep={cells[1].run_id}) == []
-    assert [bool(cell_folder.newest_checkpoint(cell_folder.folder_of(one))) for one in cells] == [False, True, True]
-
-
-def test_what_a_sweep_has_finished_goes_after_all_others_and_its_policies_stay() -> None:
-    own, other = cell(seed=1), cell(seed=2)
-    for age, one in enumerate((own, other)):
-        folder = ended(one, budget=96)
-        kept_checkpoint(cell_folder.folder_of(one))
-        keep_policy(one, step=12)
-        os.utime(folder / "done.json", (age, age))
-    assert cell_folder.prune(2e-6, last={own.run_id}) == [f"{other.run_id}/checkpoints"]
-    assert cell_folder.prune(0.0, last={own.run_id}) == [f"{own.run_id}/checkpoints", f"{other.run_id}/policy"]
-    assert cell_folder.has_policy(cell_folder.folder_of(own))
-
-
 def test_a_damaged_table_among_many_is_named(tmp_path: Path) -> None:
     cells = [cell(seed=seed) for seed in range(3)]
     damaged = [ended(one, budget=96) for one in cells][1] / "pass_rates.parquet"
@@ -104,17 +76,27 @@ def test_a_damaged_table_among_many_is_named(tmp_path: Path) -> None:
         collect(cells, tmp_path / "out")
 
 
-def test_policies_count_for_the_limit_and_go_after_every_checkpoint() -> None:
-    cells = [cell(seed=seed) for seed in range(2)]
+def test_checkpoints_go_before_policies_those_of_the_sweep_last_and_those_of_cells_that_run_never() -> None:
+    running, own, old, new = cells = [cell(seed=seed) for seed in range(4)]
     for age, one in enumerate(cells):
+        # The one that runs was finished to a smaller budget, and goes on from its checkpoint.
         folder = ended(one, budget=96)
         kept_checkpoint(folder)
-        keep_policy(one, step=12)
+        if one is not running:
+            keep_policy(one, step=12)
         os.utime(folder / "done.json", (age, age))
-    assert cell_folder.prune(3e-6) == []
-    assert cell_folder.prune(1e-6) == [f"{one.run_id}/checkpoints" for one in cells]
-    assert cell_folder.prune(0.5e-6) == [f"{cells[0].run_id}/policy"]
-    assert [cell_folder.has_policy(cell_folder.folder_of(one)) for one in cells] == [False, True]
+
+    def pruned(gigabytes: float) -> list[str]:
+        return cell_folder.prune(gigabytes, last={own.run_id}, keep={running.run_id})
+
+    # Four checkpoints of 1,000 bytes, and three policies of 500.
+    assert pruned(5.6e-6) == []
+    assert pruned(4.5e-6) == [f"{old.run_id}/checkpoints"]
+    assert pruned(2.6e-6) == [f"{one.run_id}/checkpoints" for one in (new, own)]
+    assert pruned(2e-6) == [f"{old.run_id}/policy"]
+    assert pruned(0.0) == [f"{new.run_id}/policy"]
+    assert [cell_folder.has_policy(cell_folder.folder_of(one)) for one in cells] == [False, True, False, False]
+    assert cell_folder.newest_checkpoint(cell_folder.folder_of(running))
 
 
 @pytest.mark.parametrize(
@@ -147,30 +129,27 @@ def test_the_cells_that_are_listed_name_their_policy_where_it_is_of_their_budget
 
 
 @pytest.mark.parametrize(
-    ("grows_at", "cases"),
+    ("grows_at", "steps", "names", "judged"),
     [
         # A run of 48 steps is flagged, its first 24 steps are not.
-        (24, [(24, [], True), (48, ["length_explosion"], True)]),
+        (24, 24, [], True),
+        (24, 48, ["length_explosion"], True),
         # 19 steps are neither healthy nor not; one more, and they are judged.
-        (9, [(19, [], False), (20, ["length_explosion"], True)]),
+        (9, 19, [], False),
+        (9, 20, ["length_explosion"], True),
     ],
 )
 def test_a_cell_is_listed_with_its_health_within_its_budget_if_it_is_long_enough(
-    tmp_path: Path, grows_at: int, cases: list[tuple[int, list[str], bool]]
+    tmp_path: Path, grows_at: int, steps: int, names: list[str], judged: bool
 ) -> None:
     """Responses four times as long from some step on."""
-    spool = Spool(ended(cell(rollouts=384), budget=384))
+    short, spool = cell(rollouts=8 * steps), Spool(ended(cell(rollouts=384), budget=384))
     for step in range(1, 49):
         spool.write(step_record(step, length=40.0 if step > grows_at else 10.0))
-    for steps, names, judged in cases:
-        short = cell(rollouts=8 * steps)
-        collect([short], tmp_path / "out")
-        (state,) = json.loads((tmp_path / "out" / "cells.json").read_text())["cells"]
-        assert ([flag["name"] for flag in state["health"]], state["judged"]) == (names, judged)
-        assert health_text(*health_of(short)) == (", ".join(names) or ("no flags" if judged else "too short to judge"))
-    assert f"mean response length rose from {10 if grows_at == 24 else 13} to" in state["health"][0]["reason"]
-    flag = Flag(name="mismatch", step=1, reason="", values={})
-    assert health_text([flag], False) == "mismatch, otherwise too short to judge"
+    collect([short], tmp_path / "out")
+    (state,) = json.loads((tmp_path / "out" / "cells.json").read_text())["cells"]
+    assert ([flag["name"] for flag in state["health"]], state["judged"]) == (names, judged)
+    assert health_text(*health_of(short)) == (", ".join(names) or ("no flags" if judged else "too short to judge"))
 
 
 def test_a_cell_is_not_continued_with_other_prompts() -> None:
@@ -239,31 +218,19 @@ def test_a_killed_process_loses_nothing_that_it_has_written_and_leaves_nothing_h
         assert records[before:] == [step_record(step) for step in range(1, len(records) - before + 1)]
 
 
-@pytest.fixture
-def preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Preset:
-    """A preset whose base model is a folder here."""
-    monkeypatch.chdir(tmp_path)
+def test_another_base_model_than_was_prepared_is_noticed() -> None:
+    """One of another name, and a folder whose model was trained again in place."""
     shutil.copytree(BASE, "model")
-    return load(PARAMS, "smoke").model_copy(update={"base": ModelConfig(model="model")})
-
-
-def test_a_folder_that_was_trained_again_in_place_is_noticed(preset: Preset) -> None:
+    preset = load(PARAMS, "smoke").model_copy(update={"base": ModelConfig(model="model")})
     prepare.record(preset.base)
     model, before = cell_folder.model_of(preset)
     assert Path(model) == Path("model").resolve()
+    shutil.copytree("model", "other")
+    with pytest.raises(ExperimentError, match=r"records the model model, and the preset names .*other: run `prepare`"):
+        cell_folder.model_of(preset.model_copy(update={"base": ModelConfig(model="other")}))
     weights = Path("model") / "model.safetensors"
-    tensors = load_file(weights)
-    save_file({name: tensor + 1 for name, tensor in tensors.items()}, weights, {"format": "pt"})
+    save_file({name: tensor + 1 for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
     with pytest.raises(ExperimentError, match="has changed since the stage `prepare` recorded it"):
         cell_folder.model_of(preset)
     prepare.record(preset.base)
     assert cell_folder.model_of(preset)[1] != before
-
-
-def test_another_name_in_the_preset_is_noticed(preset: Preset) -> None:
-    prepare.record(preset.base)
-    shutil.copytree("model", "other")
-    with pytest.raises(
-        ExperimentError, match=r"records the model model, and the preset names .*other: run `prepare` again"
-    ):
-        cell_folder.model_of(preset.model_copy(update={"base": ModelConfig(model="other")}))

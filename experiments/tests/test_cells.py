@@ -3,8 +3,9 @@
 import json
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from experiments.running.identity import CARRIES_NO_RESULT, LOOP
 from experiments.settings import ResourcesConfig, load
 from experiments.stages import inputs
 
-from .made import ROOT, cell, params
+from .made import ROOT, cell, edit, params
 
 pytestmark = pytest.mark.slow("hashes of all code, again and again")
 
@@ -61,18 +62,6 @@ def test_the_number_of_engines_is_part_of_the_identity_and_one_engine_adds_nothi
     alone = cells.computing(ResourcesConfig(sampler="transformers"))
     assert alone["placement"] == "colocated"
     assert set(alone) == {"sampler", "device", "engine", "placement", "learner_ranks"}
-
-
-def test_a_flipped_sign_is_other_code_and_a_comment_or_a_docstring_is_not(tmp_path: Path) -> None:
-    text = (ROOT / "packages/learner/src/isocompute/learner/objective/loss.py").read_text()
-    assert text.count("loss=-advantages * policies.logprobs,") == 1
-    said = text.replace("    ratio =", "    # A comment.\n    ratio =").replace("token by token", "TOKEN BY TOKEN")
-    flipped = text.replace("loss=-advantages * policies.logprobs,", "loss=advantages * policies.logprobs,")
-    hashes = []
-    for each in (text, said, flipped):
-        (tmp_path / "module.py").write_text(each)
-        hashes.append(source_hash(tmp_path / "module.py"))
-    assert hashes[0] == hashes[1] != hashes[2]
 
 
 def test_the_text_of_an_error_is_no_code_and_what_is_computed_for_it_is(tmp_path: Path) -> None:
@@ -160,13 +149,15 @@ def written() -> dict[str, Any]:
     return {path.stem: json.loads(path.read_text()) for path in inputs.FOLDER.iterdir()}
 
 
-def edit(path: str, old: str, new: str) -> Callable[[], None]:
-    def change() -> None:
-        text = Path(path).read_text()
-        assert old in text
-        Path(path).write_text(text.replace(old, new))
+@cache
+def written_at_first() -> Mapping[str, str]:
+    """The files of the folder above before any change, which are the same wherever it is."""
+    written()
+    return {path.name: path.read_text() for path in inputs.FOLDER.iterdir()}
 
-    return change
+
+def edited(path: str, old: str, new: str) -> Callable[[], None]:
+    return partial(edit, path, old, new)
 
 
 def resources(**changes: Any) -> Callable[[], None]:
@@ -178,34 +169,40 @@ def resources(**changes: Any) -> Callable[[], None]:
     return change
 
 
+def unseen() -> None:
+    """Change what no stage depends on."""
+    edit("judging/helper.py", '"""Say."""', '"""Say it."""')
+    resources(workers=2, reverse=True, stall_seconds=60.0, keep_policies="all")()
+
+
 COMPUTE = {"prepare", "sweep", "prescribe"}
 
 
 @pytest.mark.parametrize(
     ("change", "stages"),
     [
-        (edit("data.jsonl", "1+1", "1+ 1"), {"prepare"}),
-        (edit("judging/helper.py", "one == other", "one != other"), COMPUTE),
-        (edit("model/config.json", "{}", '{"a": 1}'), {"prepare"}),
+        (edited("data.jsonl", "1+1", "1+ 1"), {"prepare"}),
+        (edited("judging/helper.py", "one == other", "one != other"), COMPUTE),
+        (edited("model/config.json", "{}", '{"a": 1}'), {"prepare"}),
         (resources(device="cuda"), COMPUTE),
         (resources(sampler="transformers"), COMPUTE),
         (resources(learner_ranks=2), COMPUTE),
         (resources(placement="separate", replicas=2), COMPUTE),
         (resources(engine={"max_concurrent": 8}), COMPUTE),
-        (edit("judging/helper.py", '"""Say."""', '"""Say it."""'), set()),
-        (resources(workers=2, reverse=True, stall_seconds=60.0, keep_policies="all"), set()),
+        (unseen, set()),
     ],
 )
 def test_a_change_is_written_down_for_the_stages_that_depend_on_it(
     change: Callable[[], None], stages: set[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = written()
-    times = {path.stem: path.stat().st_mtime_ns for path in inputs.FOLDER.iterdir()}
+    for name, text in written_at_first().items():
+        files.write_text(inputs.FOLDER / name, text)
+    before = {path.stem: (path.read_text(), path.stat().st_mtime_ns) for path in inputs.FOLDER.iterdir()}
     change()
     capsys.readouterr()
     now = written()
-    assert {stage for stage in now if now[stage] != before[stage]} == stages
-    assert {path.stem for path in inputs.FOLDER.iterdir() if path.stat().st_mtime_ns != times[path.stem]} == stages
+    assert {stage for stage in now if now[stage] != json.loads(before[stage][0])} == stages
+    assert {path.stem for path in inputs.FOLDER.iterdir() if path.stat().st_mtime_ns != before[path.stem][1]} == stages
     assert {*re.findall(r"^inputs: (\w+) has other", capsys.readouterr().out, re.MULTILINE)} == stages
 
 
@@ -237,15 +234,15 @@ def test_the_code_of_a_verifier_is_part_of_every_run_id() -> None:
     row = {"problem_id": "a", "prompt": "1+1=", "answer": "2", "verifier": SOURCE["verifier"], "source": "s"}
     table = pl.DataFrame([{**row, "split": "train"}])
     before = problems_hash(table)
-    edit("judging/helper.py", "one == other", "one != other")()
+    edit("judging/helper.py", "one == other", "one != other")
     assert problems_hash(table) != before
 
 
 def test_a_verifier_or_a_data_set_that_is_not_there_is_named(here: Path) -> None:
-    edit("params.yaml", "judging.mine", "judged.mine")()
+    edit("params.yaml", "judging.mine", "judged.mine")
     with pytest.raises(RolloutError, match=r"python:judged.mine:judge .*cannot be found"):
         written()
-    edit("params.yaml", "judged.mine", "judging.mine")()
+    edit("params.yaml", "judged.mine", "judging.mine")
     (here / "data.jsonl").unlink()
     with pytest.raises(ExperimentError, match=r"data\.jsonl: no such file"):
         written()

@@ -1,7 +1,6 @@
 """Ray: workers and the cluster that they are on, what they have loaded, and where ranks and engines are."""
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -26,10 +25,14 @@ from experiments.running.schedule import Pool, workers
 from experiments.running.worker import Bundles, reserve
 from experiments.settings import ResourcesConfig, load
 
-from .made import BASE, PARAMS, ROOT, learnt_from, params, sums
+from .made import BASE, PARAMS, copied, learnt_from, params, sources, sums
 from .made import environment as variables
 
-pytestmark = pytest.mark.slow("Ray, ranks and engines")
+pytestmark = [
+    pytest.mark.slow("Ray, ranks and engines"),
+    pytest.mark.xdist_group("cluster"),
+    pytest.mark.usefixtures("here"),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,10 +57,9 @@ def test_a_cluster_that_is_too_small_is_said_at_once(cluster: None) -> None:
 
 
 HOLDER = """
-import sys, time
+import time
 import ray
-from experiments.running.cluster import SESSION, environment, shared_cluster
-from experiments.running.cluster import WorkerActor
+from experiments.running.cluster import SESSION, WorkerActor, environment, shared_cluster
 from experiments.running.cells import NAMESPACE
 
 with shared_cluster(1) as joined:
@@ -65,7 +67,7 @@ with shared_cluster(1) as joined:
     options = {"num_cpus": 0, "num_gpus": 0, "runtime_env": environment()}
     (actor,) = ray.get(roster.take.remote("k", 1, WorkerActor, options))
     ray.get(actor.place.remote("", ""))
-    print("up", flush=True)
+    print(joined["RAY_ADDRESS"], flush=True)
     time.sleep(600)
 """
 
@@ -74,14 +76,17 @@ def named() -> list[str]:
     return [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
 
 
-def test_what_a_repro_started_on_a_cluster_of_others_ends_with_it_however_it_ends(cluster: None) -> None:
+def test_a_node_of_a_cluster_joins_it_and_what_a_repro_started_there_ends_with_it_however_it_ends(
+    cluster: None, tmp_path: Path
+) -> None:
     address = ray.get_runtime_context().gcs_address
-    before = named()
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER], env=variables(RAY_ADDRESS=address), stdout=subprocess.PIPE, text=True
-    )
+    # As ``ray start`` leaves it behind.
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+    before, own = named(), variables(RAY_TMPDIR=str(tmp_path))
+    process = subprocess.Popen([sys.executable, "-c", HOLDER], env=own, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    assert process.stdout.readline() == "up\n"
+    assert process.stdout.readline() == f"{address}\n"
     started = set(named()) - set(before)
     assert {name.split("-")[0] for name in started} == {"roster", "worker"}
     process.kill()
@@ -94,34 +99,21 @@ def test_what_a_repro_started_on_a_cluster_of_others_ends_with_it_however_it_end
     assert set(before) <= set(named())
 
 
-def test_a_node_of_a_cluster_joins_it(cluster: None, tmp_path: Path) -> None:
-    # As ``ray start`` leaves it behind.
-    (tmp_path / "ray").mkdir()
-    address = ray.get_runtime_context().gcs_address
-    (tmp_path / "ray/ray_current_cluster").write_text(address)
-    joins = (
-        "import ray\nfrom experiments.running.cluster import open_cluster\n"
-        "with open_cluster(1): print(ray.get_runtime_context().gcs_address)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", joins],
-        env=variables(RAY_TMPDIR=str(tmp_path)),
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.stdout.split()[-1:] == [address]
+def test_a_client_without_the_token_is_refused(cluster: None) -> None:
+    join = f"import ray; ray.init(address={ray.get_runtime_context().gcs_address!r}, log_to_driver=False)"
+    without = {key: value for key, value in os.environ.items() if not key.startswith("RAY_AUTH")}
+    refused = subprocess.run([sys.executable, "-c", join], env=without, capture_output=True, text=True, check=False)
+    assert refused.returncode != 0
+    assert "token" in refused.stderr
 
 
-def test_a_work_folder_that_a_machine_does_not_see_is_said(cluster: None, tmp_path: Path) -> None:
+def test_a_work_folder_that_a_machine_does_not_see_is_said(tmp_path: Path) -> None:
     """A worker elsewhere reads what the driver wrote; one that reads something else sees another folder."""
     path = tmp_path / "seen"
     path.write_text("by all")
-    actor = ray.remote(num_cpus=0, runtime_env=environment())(WorkerActor).remote()
-    assert ray.get(actor.place.remote(str(path), "by all"))[1]
+    assert WorkerActor().place(str(path), "by all")[1]
     for place, text in ((path, "another"), (tmp_path / "elsewhere", "by all")):
-        host, sees = ray.get(actor.place.remote(str(place), text))
+        host, sees = WorkerActor().place(str(place), text)
         with pytest.raises(ExperimentError, match=rf"on {host} does not see .*: cells on several machines need"):
             Pool._check_folder(host, sees)
 
@@ -130,22 +122,22 @@ SURROGATES = "packages/learner/src/isocompute/learner/objective/loss.py"
 DRIVER = """
 import sys
 from pathlib import Path
-import yaml
 import ray
 from experiments.errors import ExperimentError
-from experiments.running.cluster import open_cluster
-from experiments.running.cells import Surroundings
-from experiments.running.cluster import check
-from experiments.running.schedule import workers
+from experiments.running import schedule
 from experiments.running.cell_folder import content_hash
+from experiments.running.cells import Surroundings
+from experiments.running.cluster import check, open_cluster
 from experiments.settings import load
 
+# One that loads no engine.
+schedule.WorkerActor = schedule.CommandActor
 edited, change = Path(sys.argv[1]), sys.argv[2]
 preset = load(Path("params.yaml"), "smoke")
 # A worker's folder is not the driver's.
 model = str(Path(preset.base.model).resolve())
 try:
-    with open_cluster(1), workers(preset, {content_hash(Path(model)): model}) as pool:
+    with open_cluster(1), schedule.workers(preset, {content_hash(Path(model)): model}) as pool:
         loaded = ray.get(pool.crew.members[0].actor.open.remote(pool._config))
         try:
             check(loaded, bases=["0123456789abcdef"], surroundings=Surroundings.of(preset.resolved_resources()))
@@ -160,34 +152,16 @@ except ExperimentError as error:
 """
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """A copy of the code, and a preset whose one worker samples with transformers."""
-    hidden = shutil.ignore_patterns("tests", "studies")
-    for package in ("budget", "rollout", "learner", "frontier"):
-        shutil.copytree(ROOT / "packages" / package / "src", tmp_path / "packages" / package / "src", ignore=hidden)
-    shutil.copytree(ROOT / "experiments", tmp_path / "experiments", ignore=hidden)
+def test_a_worker_that_loads_another_base_model_or_edited_code_is_refused(cluster: None, tmp_path: Path) -> None:
+    tree = copied(tmp_path)
     raw = params()
     raw["smoke"]["resources"] = {"workers": 1, "sampler": "transformers"}
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw))
-    return tmp_path
-
-
-def test_a_worker_that_loads_another_base_model_or_edited_code_is_refused(tree: Path, cluster: None) -> None:
-    sources = [str(tree / "packages" / p / "src") for p in ("budget", "rollout", "learner", "frontier")]
-    address = ray.get_runtime_context().gcs_address
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, SURROGATES, "loss=advantages"],
-        cwd=tree,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "RAY_ADDRESS": address, "PYTHONPATH": os.pathsep.join([str(tree), *sources])},
-    )
+    (tree / "params.yaml").write_text(yaml.safe_dump(raw))
+    own = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "PYTHONPATH": sources(tree)}
+    command = [sys.executable, "-c", DRIVER, SURROGATES, "loss=advantages"]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False, env={**os.environ, **own})
     assert done.returncode == 0, done.stderr[-3000:]
-    said = [line for line in done.stdout.splitlines() if line.startswith("the worker")]
-    assert len(said) == 2, done.stdout
-    other_base, after_change = said
+    other_base, after_change = [line for line in done.stdout.splitlines() if line.startswith("the worker")]
     assert "another base model" in other_base
     assert "other code" in after_change
     assert "isocompute.learner.objective.loss" in after_change
@@ -290,14 +264,9 @@ def test_the_places_of_a_worker_that_died_are_free_for_the_one_that_replaces_it(
     holders = [holder.options(name=f"worker-{number}").remote() for number in range(2)]
     assert ray.get(holders[0].hold.remote(layout)) == 3
     # Of four processors there is one left, and a worker that lives keeps its places.
-    with pytest.raises(ExperimentError, match="need 3 CPUs"):
+    numbers = r"2 learner ranks and 1 engines need 3 CPUs and 0 GPUs .* has 4 CPUs"
+    with pytest.raises(ExperimentError, match=numbers):
         reserve(layout, seconds=1)
     ray.kill(holders[0])
     assert ray.get(holders[1].hold.remote(layout)) == 3
     ray.kill(holders[1])
-
-
-def test_a_placement_group_that_does_not_fit_is_refused_with_the_numbers(cluster: None) -> None:
-    layout = Bundles.of(asked(sampler="vllm", device="cpu", learner_ranks=4, replicas=3, placement="separate"))
-    with pytest.raises(ExperimentError, match=r"4 learner ranks and 3 engines need 7 CPUs and 0 GPUs .* has 4 CPUs"):
-        reserve(layout, seconds=1)

@@ -21,6 +21,8 @@ from experiments.stages.sweep import chosen_lines, find, first_score, rates_figu
 
 from .made import PARAMS, evaluated, first_evaluation, keep, origin_of, passed, smoke, spent
 
+pytestmark = pytest.mark.usefixtures("here")
+
 BASE = Score(score=0.3, standard_error=0.01)
 SCORES = st.floats(0.0, 1.0)
 
@@ -69,21 +71,17 @@ def test_a_rule_scales_with_the_batch_and_gives_the_anchor_at_its_own(
         assert anchored.at(other, more) == pytest.approx(rate * factor)
 
 
-def test_what_was_tuned_is_given_exactly_and_beyond_it_the_nearest_ones_rate_is_held() -> None:
-    tuned = rates("tuned", (4, 8, 1.25e-4), (16, 8, 2.5e-4), (64, 8, 5e-4))
-    for n, rate in ((2, 1.25e-4), (4, 1.25e-4), (16, 2.5e-4), (64, 5e-4), (256, 5e-4)):
-        assert tuned.at(n, 8) == rate
-
-
 def test_each_b_p_has_its_own_rates_and_another_b_p_those_of_the_nearest() -> None:
     tuned = rates("tuned", (4, 8, 1e-4), (4, 32, 3e-4))
     assert [tuned.at(4, size) for size in (4, 8, 15, 17, 32, 64)] == [1e-4, 1e-4, 1e-4, 3e-4, 3e-4, 3e-4]
 
 
-@given(st.dictionaries(SIZES, RATE, min_size=1, max_size=5), SIZES)
-def test_a_tuned_rate_never_leaves_those_of_its_neighbours(points: dict[int, float], n: int) -> None:
-    tuned = rates("tuned", *((each, 8, rate) for each, rate in points.items()))
-    rate = tuned.at(n, 8)
+@given(st.dictionaries(SIZES, RATE, min_size=1, max_size=5), st.data())
+def test_a_tuned_rate_is_given_exactly_and_another_is_that_of_its_neighbours_or_between(
+    points: dict[int, float], data: st.DataObject
+) -> None:
+    n = data.draw(st.sampled_from(sorted(points)) | SIZES)
+    rate = rates("tuned", *((each, 8, rate) for each, rate in points.items())).at(n, 8)
     near = [points[max(k for k in points if k <= n)]] if any(k <= n for k in points) else []
     near += [points[min(k for k in points if k >= n)]] if any(k >= n for k in points) else []
     assert min(near) <= rate <= max(near)
@@ -104,44 +102,36 @@ def grid(*scores: float | None) -> list[Tried]:
     return [line(r, s, diverged=int(s is None)) for r, s in zip(RATES, scores, strict=False)]
 
 
-@pytest.mark.parametrize(
-    ("scores", "edge"),
-    [
-        ((0.5, 0.6, 0.4), None),
-        ((0.6, 0.5, 0.4), "lowest"),
-        ((0.4, 0.5, 0.6), "highest"),
-        ((0.5,), "both"),
-        ((0.4, 0.6, None), None),
-    ],
-)
-def test_the_edge_of_the_grid_is_said_and_a_rate_that_diverged_beyond_is_no_edge(
-    scores: tuple[float | None, ...], edge: str | None
-) -> None:
-    assert found(4, grid(*scores)).edge == edge
-
-
-def test_what_collapsed_or_diverged_is_chosen_last() -> None:
-    lines = [line(1e-4, 0.31), line(2e-4, 0.9, collapsed=1), line(4e-4, 0.8, diverged=1)]
-    assert found(4, lines).chosen.learning_rate == 1e-4
+def test_what_diverged_is_chosen_last() -> None:
     collapsed = [line(1e-4, 0.1, collapsed=1), line(2e-4, 0.2, collapsed=1), line(4e-4, 0.9, diverged=1)]
     chosen = found(4, collapsed).chosen
     assert (chosen.learning_rate, chosen.stable) == (2e-4, False)
 
 
-def test_a_grid_goes_on_by_one_step_beyond_its_best_edge() -> None:
-    for grid_of_rates, further in (
-        (grid(0.4, 0.5, 0.6), 8e-4),
-        (grid(0.6, 0.5, 0.4), 5e-5),
-        (grid(0.5, 0.6, 0.4), None),
+@pytest.mark.parametrize(
+    ("lines", "edge", "further"),
+    [
+        (grid(0.4, 0.5, 0.6), "highest", 8e-4),
+        (grid(0.6, 0.5, 0.4), "lowest", 5e-5),
+        (grid(0.5, 0.6, 0.4), None, None),
+        # A rate that diverged beyond is no edge; one rate has no step.
+        (grid(0.4, 0.6, None), None, None),
+        (grid(0.5), "both", None),
         # The steps of a grid need not be equal: the one at the edge is repeated. Of a round grid it is round.
-        ([line(1e-4, 0.5), line(2e-4, 0.5), line(1e-3, 0.6)], 5e-3),
-        ([line(2.5e-4, 0.1), line(5e-4, 0.5)], 1e-3),
-        # Without a stable rate it goes on below; one rate has no step.
-        (grid(None, None), 5e-5),
-        ([line(1e-4, 0.1, collapsed=1), line(2e-4, 0.2, collapsed=1)], 5e-5),
-        (grid(0.5), None),
-    ):
-        assert extension(grid_of_rates) == further
+        ([line(1e-4, 0.5), line(2e-4, 0.5), line(1e-3, 0.6)], "highest", 5e-3),
+        ([line(2.5e-4, 0.1), line(5e-4, 0.5)], "highest", 1e-3),
+    ],
+)
+def test_a_grid_goes_on_by_one_step_beyond_its_best_edge(
+    lines: list[Tried], edge: str | None, further: float | None
+) -> None:
+    assert found(4, lines).edge == edge
+    assert extension(lines) == further
+
+
+def test_without_a_stable_rate_a_grid_goes_on_below() -> None:
+    assert extension(grid(None, None)) == 5e-5
+    assert extension([line(1e-4, 0.1, collapsed=1), line(2e-4, 0.2, collapsed=1)]) == 5e-5
 
 
 @given(grids())
@@ -187,23 +177,23 @@ def trial(rate: float, *scores: float, error: float = 0.01, diverged: bool = Fal
     return Trial(learning_rate=rate, budget=100, evaluations=made, diverged=diverged)
 
 
-def test_a_trials_end_is_the_mean_of_the_evaluations_in_the_last_quarter_of_its_budget() -> None:
-    # At 10, 20, … 100 rollouts, of which 80, 90 and 100 are later than 75.
-    end = trial(1e-3, 0.1, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.4, 0.5, 0.6, every=10).end()
-    assert end is not None
-    assert end.score == pytest.approx(0.5)
-    # Each was sampled by itself.
-    assert end.standard_error == pytest.approx(0.01 / sqrt(3))
-
-
-def test_an_evaluation_half_way_or_at_three_quarters_is_no_end() -> None:
-    for every, scores in ((50, (0.1, 0.6)), (25, (0.1, 0.1, 0.1, 0.6))):
-        assert trial(1e-3, *scores, every=every).end() == Score(score=0.6, standard_error=0.01)
-
-
-def test_a_trial_that_ended_early_has_its_last_evaluation_or_none() -> None:
-    assert trial(1e-3, 0.6, 0.4, every=10, diverged=True).end() == Score(score=0.4, standard_error=0.01)
-    assert trial(1e-3, diverged=True).end() is None
+@pytest.mark.parametrize(
+    ("every", "scores", "diverged", "end"),
+    [
+        # At 10, 20, … 100 rollouts, of which 80, 90 and 100 are later than 75; each was sampled by itself.
+        (10, (0.1, *[0.9] * 6, 0.4, 0.5, 0.6), False, (0.5, 0.01 / sqrt(3))),
+        # Half way, or at three quarters, is no end.
+        (50, (0.1, 0.6), False, (0.6, 0.01)),
+        (25, (0.1, 0.1, 0.1, 0.6), False, (0.6, 0.01)),
+        (10, (0.6, 0.4), True, (0.4, 0.01)),
+        (10, (), True, None),
+    ],
+)
+def test_a_trials_end_is_the_mean_of_the_last_quarter_of_its_budget_or_where_it_ended(
+    every: int, scores: tuple[float, ...], diverged: bool, end: tuple[float, float] | None
+) -> None:
+    found = trial(1e-3, *scores, every=every, diverged=diverged).end()
+    assert (found and (found.score, found.standard_error)) == (end and pytest.approx(end))
 
 
 def test_the_binomial_error_counts_responses_or_the_questions_of_a_best_one() -> None:
@@ -273,23 +263,17 @@ def searched(tmp_path: Path, **changes: Any) -> Design:
     return design(smoke(tmp_path, {f"{SETTING}.{name}": value for name, value in {"rollouts": 32, **changes}.items()}))
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def test_every_cell_has_the_declared_rate_scaled_to_its_batch_and_there_are_no_pilots(tmp_path: Path) -> None:
-    for rule, factor in (("constant", lambda b: 1.0), ("linear", lambda b: b / 32), ("sqrt", lambda b: sqrt(b / 32))):
-        made = design(declared(tmp_path, rule=rule, batch_rollouts=32))
-        rates = made.declared_rates()
-        assert rates is not None
-        cells = made.cells(rates)
-        assert {cell.run.batch_rollouts for cell in cells} == {8, 16}
-        for cell in cells:
-            assert cell.learner.learning_rate == pytest.approx(1e-6 * factor(cell.run.batch_rollouts))
-        assert made.trials() == made.trials([1e-3]) == []
-        with pytest.raises(ExperimentError, match="declares a rate: there is nothing to search"):
-            find(made, lambda cells: None, BASE)
+    made = design(declared(tmp_path, batch_rollouts=32))
+    rates = made.declared_rates()
+    assert rates is not None
+    cells = made.cells(rates)
+    assert {cell.run.batch_rollouts for cell in cells} == {8, 16}
+    for cell in cells:
+        assert cell.learner.learning_rate == pytest.approx(1e-6 * sqrt(cell.run.batch_rollouts / 32))
+    assert made.trials() == made.trials([1e-3]) == []
+    with pytest.raises(ExperimentError, match="declares a rate: there is nothing to search"):
+        find(made, lambda cells: None, BASE)
     assert design(load(PARAMS, "smoke")).declared_rates() is None
 
 

@@ -17,9 +17,8 @@ from experiments.errors import ExperimentError
 from experiments.running import cluster
 from experiments.stages import plan
 
-from .made import BASE, PARAMS, environment, params, smoke
+from .made import BASE, PACKAGES, PARAMS, environment, params, smoke
 
-PACKAGES = ("budget", "rollout", "learner", "frontier")
 OURS = [getattr(import_module(f"isocompute.{p}.errors"), f"{p.capitalize()}Error") for p in PACKAGES]
 HUB = {"kind": "hub", "dataset": "o/d", "revision": "0" * 40}
 MODEL = {"kind": "model", "model": "o/m", "revision": "0" * 40}
@@ -89,9 +88,10 @@ def refused(message: str, capsys: pytest.CaptureFixture[str], *arguments: str) -
 
 
 @pytest.mark.slow
-def test_a_data_set_or_a_base_model_that_cannot_be_loaded_is_named(
+def test_what_a_stage_needs_and_is_not_there_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A base model, a data set, what an earlier stage makes, a problem set."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
@@ -102,12 +102,6 @@ def test_a_data_set_or_a_base_model_that_cannot_be_loaded_is_named(
     preset(problems=[{"kind": "file", "path": "data/nothing.jsonl"}])
     refused("data/nothing.jsonl", capsys, "prepare")
     assert not (tmp_path / "outputs" / "prepared" / "problems.parquet").exists()
-
-
-@pytest.mark.slow
-def test_a_stage_that_lacks_what_an_earlier_one_makes_or_has_no_such_problem_set_says_which(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
     preset()
     refused("run the stage `prep", capsys, "sweep", "easy")
     refused("evals.parquet", capsys, "frontier", "easy")

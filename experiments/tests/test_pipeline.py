@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from isocompute.rollout import response_seed
 
 from experiments.__main__ import main
 
-from .made import BASE, ROOT, params
+from .made import BASE, ROOT, copied, edit, params, sources
 
 pytestmark = [pytest.mark.slow("the whole pipeline"), pytest.mark.xdist_group("traces")]
 
@@ -36,14 +35,7 @@ WORKERS = 2 if KILLS else 1
 
 def clone(folder: Path, resources: Mapping[str, object]) -> Path:
     """Copy what the stages read, with ``smoke`` as the preset."""
-    hidden = shutil.ignore_patterns("tests")
-    for package in ("budget", "rollout", "learner", "frontier"):
-        # Not the links to contract/, which would be copied as folders of their own.
-        source, copied = ROOT / "packages" / package / "src", folder / "packages" / package / "src"
-        shutil.copytree(source, copied, ignore=hidden, symlinks=True)
-    shutil.copytree(ROOT / "contract", folder / "contract", ignore=hidden)
-    apart = shutil.ignore_patterns("tests", "studies")
-    shutil.copytree(ROOT / "experiments", folder / "experiments", ignore=apart)
+    copied(folder)
     (folder / ".dvc").mkdir()
     for name in ("dvc.yaml", "constraints.txt", ".dvcignore", ".dvc/config"):
         shutil.copy(ROOT / name, folder / name)
@@ -53,27 +45,27 @@ def clone(folder: Path, resources: Mapping[str, object]) -> Path:
     for section, part in ((smoke, "sweep"), (smoke["difficulty"], "sets")):
         section[part] = {name: section[part][name] for name in SETS}
     (folder / "params.yaml").write_text(yaml.safe_dump(settings))
-    dvc(folder, "config", "--local", "core.no_scm", "true")
+    (folder / ".dvc" / "config.local").write_text("[core]\n    no_scm = true\n")
     return folder
 
 
-def environment() -> dict[str, str]:
-    kept = {
-        k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "ISOCOMPUTE_SESSION")
-    }
-    return {**kept, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"}
+def environment(folder: Path) -> dict[str, str]:
+    """Variables of a command in such a folder, which imports what is there."""
+    others = ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "ISOCOMPUTE_SESSION")
+    kept = {name: value for name, value in os.environ.items() if name not in others}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
+    return {**kept, "PATH": path, "PYTHONPATH": sources(folder)}
 
 
 def run(folder: Path, *command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment(), capture_output=True, text=True, check=False
-    )
+    """Run a command there; returns what it printed."""
+    done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
 
 def dvc(folder: Path, *arguments: str) -> str:
-    return run(folder, "-m", "dvc", *arguments)
+    return run(folder, sys.executable, "-m", "dvc", *arguments)
 
 
 def modified(folder: Path, pattern: str) -> dict[str, int]:
@@ -96,11 +88,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     found: set[tuple[str, str]] = set()
     with (folder / "printed").open("w+") as said:
         process = psutil.Popen(
-            [sys.executable, "-m", "experiments", "repro"], cwd=folder, env=environment(), stdout=said, stderr=said
+            [sys.executable, "-m", "experiments", "repro"],
+            cwd=folder,
+            env=environment(folder),
+            stdout=said,
+            stderr=said,
         )
         while process.poll() is None:
             found |= {*listening(process)}
-            time.sleep(3)
+            with contextlib.suppress(psutil.TimeoutExpired):
+                process.wait(10)
     printed = (folder / "printed").read_text()
     assert process.returncode == 0, printed[-4000:]
     (folder / "listening.json").write_text(json.dumps(sorted(found)))
@@ -117,19 +114,9 @@ def test_nothing_listens_on_an_address_that_others_reach(finished: tuple[Path, s
 def test_it_prints_what_was_found(finished: tuple[Path, str]) -> None:
     folder, printed = finished
     end = printed[printed.index("easy, from base") :]
-    for expected in (
-        "before training:",
-        "At 96 rollouts",
-        "Risk: ",
-        "Not in this: ",
-        "Spent (rollouts): ",
-        "pilots: training",
-        "Tested: trained at 96 rollouts with fresh seeds, n = ",
-        "Seconds: prepare",
-        "sweep@easy",
-        f"outputs/frontier/{SETS[-1]}/report.html",
-        "nox -s ui",
-    ):
+    parts = ("before training:", "At 96 rollouts", "Risk: ", "Spent (rollouts): ", "pilots: training", "sweep@easy")
+    tested = "Tested: trained at 96 rollouts with fresh seeds, n = "
+    for expected in (*parts, tested, "Seconds: prepare", f"outputs/frontier/{SETS[-1]}/report.html", "nox -s ui"):
         assert expected in end, expected
     page = (folder / "outputs" / "frontier" / "easy" / "report.html").read_text()
     assert "http" not in page.replace("http://www.w3.org", "")
@@ -239,39 +226,17 @@ def test_both_measures_are_charged_and_no_first_evaluation_twice(finished: tuple
     assert first["rollouts"].to_list() == [questions] * 3
 
 
-def test_again_nothing_runs_a_fit_setting_retrains_nothing_and_dvc_shows_the_answers_without_the_net(
-    finished: tuple[Path, str],
-) -> None:
-    folder, _ = finished
-    before = (folder / "dvc.lock").read_text()
-    assert re.findall("Running stage '(.*)'", dvc(folder, "repro")) == ["inputs"]
-    assert (folder / "dvc.lock").read_text() == before
-    # Three of the first set besides those of the base model, and two of one that is not tested.
-    assert len(yaml.safe_load(before)["stages"]) == 3 + 2 * len(SETS)
-    shown = json.loads(dvc(folder, "metrics", "show", "--json"))[""]["data"]
-    assert set(shown) == {f"outputs/metrics/{name}.json" for name in SETS}
-    found = shown["outputs/metrics/easy.json"]["data"]
-    assert found["rollouts_per_problem"] in (2, 4)
-    assert 0 < found["probability_best"] <= 1
-    # Of one base model nothing is said alone, and DVC shows no empty mapping.
-    assert "alone" not in found
-    good = (folder / "params.yaml").read_text()
-    changed = yaml.safe_load(good)
-    changed["smoke"]["frontier"]["seed"] += 1
-    (folder / "params.yaml").write_text(yaml.safe_dump(changed))
-    stages = set(re.findall(r"^(\S+):$", dvc(folder, "status"), re.MULTILINE))
-    (folder / "params.yaml").write_text(good)
-    assert stages == {"inputs", *(f"frontier@{name}" for name in SETS)}
-
-
+@pytest.mark.usefixtures("short_chains")
 def test_the_frontier_is_fitted_elsewhere_from_mlflow_alone(
     finished: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = finished
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
-    assert frontier(["fit", "mlflow:smoke-easy-sweep", "--out", str(tmp_path / "fitted")]) == 0
-    ours = (folder / "outputs" / "frontier" / "easy" / "posterior.json").read_bytes()
-    assert (tmp_path / "fitted" / "posterior.json").read_bytes() == ours
+    found = []
+    for source in ("mlflow:smoke-easy-sweep", str(folder / "outputs" / "sweep" / "easy")):
+        assert frontier(["fit", source, "--out", str(tmp_path / str(len(found)))]) == 0
+        found.append((tmp_path / str(len(found)) / "posterior.json").read_bytes())
+    assert found[0] == found[1]
 
 
 def test_a_bad_setting_leaves_earlier_results_untouched(
@@ -287,3 +252,54 @@ def test_a_bad_setting_leaves_earlier_results_untouched(
     (folder / "params.yaml").write_text(good)
     assert "rolluots" in capsys.readouterr().err
     assert modified(folder, "outputs/**/*") == before
+
+
+SAID = (
+    "packages/budget/src/isocompute/budget/ledger/meter.py",
+    "packages/rollout/src/isocompute/rollout/scoring/scorer.py",
+    "packages/learner/src/isocompute/learner/objective/loss.py",
+    "packages/frontier/src/isocompute/frontier/posterior/posterior.py",
+    "contract/tables.py",
+    "experiments/running/worker.py",
+)
+
+
+def test_after_edits_of_comments_and_docstrings_nothing_runs_and_dvc_shows_the_answers_without_the_net(
+    finished: tuple[Path, str],
+) -> None:
+    folder, _ = finished
+    before = (folder / "dvc.lock").read_text()
+    for name in SAID:
+        edit(folder / name, '"""', '"""Said otherwise: ')
+        (folder / name).write_text((folder / name).read_text() + "\n# Said at the end.\n")
+    assert re.findall("Running stage '(.*)'", dvc(folder, "repro")) == ["inputs"]
+    assert (folder / "dvc.lock").read_text() == before
+    # Three of the first set besides those of the base model, and two of one that is not tested.
+    assert len(yaml.safe_load(before)["stages"]) == 3 + 2 * len(SETS)
+    shown = json.loads(dvc(folder, "metrics", "show", "--json"))[""]["data"]
+    assert set(shown) == {f"outputs/metrics/{name}.json" for name in SETS}
+    found = shown["outputs/metrics/easy.json"]["data"]
+    assert found["rollouts_per_problem"] in (2, 4)
+    assert 0 < found["probability_best"] <= 1
+    # Of one base model nothing is said alone, and DVC shows no empty mapping.
+    assert "alone" not in found
+    assert "outputs/plots/easy.png" in json.loads(dvc(folder, "plots", "show", "--json"))["data"]
+
+
+def test_a_setting_and_a_constant_of_the_fit_retrain_nothing(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+
+    def waiting() -> set[str]:
+        return set(re.findall(r"^(\S+):$", dvc(folder, "status"), re.MULTILINE))
+
+    good = (folder / "params.yaml").read_text()
+    changed = yaml.safe_load(good)
+    changed["smoke"]["frontier"]["seed"] += 1
+    (folder / "params.yaml").write_text(yaml.safe_dump(changed))
+    assert waiting() == {"inputs", *(f"frontier@{name}" for name in SETS)}
+    (folder / "params.yaml").write_text(good)
+    edit(folder / "packages/frontier/src/isocompute/frontier/posterior/posterior.py", "KEPT = 48, ", "KEPT = 47, ")
+    said = dvc(folder, "repro", "inputs")
+    other = r"^inputs: (\w+) has other code of isocompute.frontier.posterior.posterior$"
+    assert re.findall(other, said, re.MULTILINE) == ["frontier", "prescribe"]
+    assert waiting() == {"inputs", *(f"frontier@{name}" for name in SETS), "prescribe@easy"}

@@ -46,7 +46,7 @@ def end(folder: Path, progress: Callable[[], int], growth: float, number: signal
     before = settled(progress)
     command, quiet = [sys.executable, "-m", "experiments", "repro"], {"stdout": subprocess.DEVNULL}
     process = subprocess.Popen(
-        command, cwd=folder, env=environment(), start_new_session=True, stderr=subprocess.PIPE, text=True, **quiet
+        command, cwd=folder, env=environment(folder), start_new_session=True, stderr=subprocess.PIPE, text=True, **quiet
     )
     while progress() < before + growth:
         assert process.poll() is None, "it was finished before it was ended"
@@ -63,7 +63,7 @@ def end(folder: Path, progress: Callable[[], int], growth: float, number: signal
 def continued(folder: Path, whole: Path) -> None:
     """Let it run to its end: what was done stays, and the lock is that of the one left alone."""
     done = modified(folder, "work/cells/*/done.json")
-    run(folder, "-m", "experiments", "repro")
+    run(folder, sys.executable, "-m", "experiments", "repro")
     assert done.items() <= modified(folder, "work/cells/*/done.json").items()
     # DVC keeps the order in which stages came into it.
     first, second = (yaml.safe_load((each / "dvc.lock").read_text())["stages"] for each in (whole, folder))

@@ -70,7 +70,9 @@ class Campaign:
 
     def begin(self) -> subprocess.Popen[bytes]:
         """Start the driver."""
-        command = [sys.executable, "-m", "experiments.tests.soak.driver", str(CELLS), "4", "0.5" if LONG else "0.1"]
+        seconds = 0.5 if LONG else 0.1
+        sweep = f"from experiments.tests.soak.stub import main; raise SystemExit(main({CELLS}, 4, {seconds}))"
+        command = [sys.executable, "-c", sweep]
         with self.said.open("ab") as stream:
             return subprocess.Popen(command, cwd=self.folder, env=self._environment, stdout=stream, stderr=stream)
 

@@ -59,14 +59,15 @@ def test_lines_between_the_points_show_what_was_measured(values: list[float]) ->
         assert len(found) == len(values) - same + min(same, 2)
 
 
-def trained(one: Cell, *, steps: int = 2) -> Path:
-    """A cell that was trained in this folder."""
+def trained(one: Cell, *records: StepRecord, ended: bool = True) -> Path:
+    """A cell that was trained in this folder: two steps, if nothing else is given."""
     folder = cell_folder.folder_of(one)
     folder.mkdir(parents=True)
-    for step in range(1, steps + 1):
-        Spool(folder).write(step_record(step, reward=0.1 * step))
-    Spool(folder).write(evaluation_record(steps, 0.25))
-    finish(folder, one)
+    for record in records or [step_record(step, reward=0.1 * step) for step in (1, 2)]:
+        Spool(folder).write(record)
+    if ended:
+        Spool(folder).write(evaluation_record(2, 0.25))
+        finish(folder, one)
     return folder
 
 
@@ -149,37 +150,30 @@ def test_every_run_says_whose_it_is_and_of_what_and_when_it_was_measured(store: 
 
 
 def test_what_does_not_change_is_not_logged_and_what_does_is_logged_where_it_does(store: Path) -> None:
-    one = cell()
-    folder = cell_folder.folder_of(one)
-    folder.mkdir(parents=True)
-    spool = Spool(folder)
-    for step, length in enumerate((5, 5, 5, 9, 9, 9), start=1):
-        responses = ResponseStatistics(
-            reward=0.0,
-            reward_std=float("nan"),
-            zero_variance_share=1 / 3 + step * 1e-12,
-            truncated_share=0.0,
-            response_length=float(length),
-        )
-        record = StepRecord(
-            step=step, rollouts=8 * step, sample_seconds=0.1 * step, update_seconds=0.5, responses=responses
-        )
-        spool.write(record)
-    finish(folder, one)
+    parts = {"reward": 0.0, "reward_std": float("nan"), "truncated_share": 0.0}
+    records = []
+    for step, length in enumerate((5.0, 5.0, 5.0, 9.0, 9.0, 9.0), start=1):
+        said = ResponseStatistics(**parts, response_length=length, zero_variance_share=1 / 3 + step * 1e-12)
+        took = {"sample_seconds": 0.1 * step, "update_seconds": 0.5}
+        records.append(StepRecord(step=step, rollouts=8 * step, responses=said, **took))
+    trained(cell(), *records)
     # Sent by several processes, and again by the last one.
     for finished in (False, True, True):
         tracker = Tracker("sweep")
-        tracker.send(one, finished=finished)
+        tracker.send(cell(), finished=finished)
         assert not tracker.drain()
     (run,) = runs("sweep")
-    assert set(run.data.metrics) == {"train/reward", "train/response_length", "perf/sample_seconds"}
+    logged = {"train/reward", "train/response_length", "perf/sample_seconds"}
+    assert {name for name in run.data.metrics if not name.startswith(("eval", "perf/evaluate"))} == logged
     # The first and the last value before it changed, and all since.
     assert history(run, "train/response_length") == [(8, 5), (24, 5), (32, 9), (40, 9), (48, 9)]
     # A reward that stays at 0 is a result.
     assert history(run, "train/reward") == [(8 * step, 0) for step in range(1, 7)]
 
 
-def test_a_run_that_has_ended_runs_again_once_there_is_more_of_it(store: Path) -> None:
+def test_a_run_that_has_ended_runs_again_once_there_is_more_of_it_and_has_failed_where_it_diverged(
+    store: Path,
+) -> None:
     folder = trained(cell())
     send("sweep", cell())
     for step, status in ((0, "FINISHED"), (3, "RUNNING")):
@@ -189,6 +183,10 @@ def test_a_run_that_has_ended_runs_again_once_there_is_more_of_it(store: Path) -
         tracker.send(cell())
         assert not tracker.drain()
         assert [run.info.status for run in runs("sweep")] == [status]
+    cell_folder.set_done(folder, cell_folder.Done(rollouts=24, step=2, diverged_at=3))
+    send("sweep", cell())
+    (run,) = runs("sweep")
+    assert (run.info.status, run.data.tags["isocompute.status"]) == ("FAILED", "diverged")
 
 
 def test_the_report_and_figures_are_artifacts_and_the_newest_run_is_meant(store: Path) -> None:
@@ -288,84 +286,53 @@ def test_a_request_that_hangs_does_not_hold_the_end_of_a_stage(
     assert sent.wait(10)
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("store"))
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """An MLflow server, in use, and a folder to work in."""
+    server = Server(tmp_path)
     server.start()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    monkeypatch.chdir(tmp_path)
     yield server
     server.kill()
 
 
-@pytest.fixture
-def server(running: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", running.uri)
-    monkeypatch.chdir(tmp_path)
-    return running
-
-
-def test_what_could_not_be_sent_is_named_and_sent_later(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_could_not_be_sent_is_named_without_a_password_and_sent_later_to_the_run_that_is_there(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     one, tracker = cell(), Tracker("sweep")
-    folder = cell_folder.folder_of(one)
-    folder.mkdir(parents=True)
-    spool = Spool(folder)
-    for step in (1, 2):
-        spool.write(step_record(step, reward=0.1 * step))
+    folder = trained(one, ended=False)
     tracker.send(one)
     assert not tracker.drain()
-    server.kill()
+    (before,) = runs("sweep")
     for step in (3, 4):
-        spool.write(step_record(step, reward=0.1 * step))
-    spool.write(evaluation_record(4, 0.25))
+        Spool(folder).write(step_record(step, reward=0.1 * step))
+    Spool(folder).write(evaluation_record(4, 0.25))
     finish(folder, one)
-    tracker.send(one, finished=True)
-    # It would try again, and send to the stores of later tests.
-    tracker.close()
-    assert Sender().report()
-    assert one.name in capsys.readouterr().out
-    server.start()
-    for _ in range(2):
-        assert not Sender().report()
-    (run,) = runs("sweep")
-    assert run.info.status == "FINISHED"
-    assert history(run, "train/reward") == [(8, 0.1), (16, 0.2), (24, 0.3), (32, 0.4)]
-    assert history(run, "eval/avg_at_4") == [(32, 0.25)]
-    for name in TABLES:
-        assert len(tables.read("mlflow:sweep", name)) == 1
-
-
-def test_answers_of_503_delete_no_run_and_no_message_has_a_password(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = cell()
-    folder = cell_folder.folder_of(one)
-    folder.mkdir(parents=True)
-    Spool(folder).write(step_record(1))
-    finish(folder, one)
-
-    def sent(uri: str) -> Tracker:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-        tracker = Tracker("unavailable")
-        tracker.send(one, finished=True)
-        return tracker
-
-    assert not sent(server.uri).drain()
-    (before,) = runs("unavailable")
     with unavailable() as (address, asked):
-        refused = sent(address.replace("//", "//alice:open%20sesame@"))
-        assert refused.drain()
-        refused.close()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address.replace("//", "//alice:open%20sesame@"))
+        refused = Tracker("sweep")
+        refused.send(one, finished=True)
+        assert refused.report()
     # MLflow's own client makes first contact.
     assert asked
     assert all(path.startswith("/api/") for path in asked)
-    assert not sent(server.uri).drain()
-    (after,) = runs("unavailable")
-    assert (after.info.run_id, after.info.lifecycle_stage) == (before.info.run_id, "active")
-    messages = [refused.reason]
+    messages = [refused.reason, capsys.readouterr().out]
+    assert one.name in messages[-1]
     for source in ("http://alice:open%20sesame@127.0.0.1:9", "postgresql://alice:open@sesame@no.where/db"):
         with pytest.raises(ValueError, match=r".") as unread:
             tables.read(source, "evals")
         messages.append(str(unread.value))
     assert "sesame" not in "".join(messages)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    for _ in range(2):
+        assert not Sender().report()
+    (run,) = runs("sweep")
+    assert (run.info.run_id, run.info.lifecycle_stage, run.info.status) == (before.info.run_id, "active", "FINISHED")
+    assert history(run, "train/reward") == [(8, 0.1), (16, 0.2), (24, 0.3), (32, 0.4)]
+    assert history(run, "eval/avg_at_4") == [(32, 0.25)]
+    for name in TABLES:
+        assert len(tables.read("mlflow:sweep", name)) == 1
 
 
 FIXTURES = ROOT / "packages" / "budget" / "tests" / "fixtures"

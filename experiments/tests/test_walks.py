@@ -46,8 +46,8 @@ def is_aside(frame: FrameType | None) -> bool:
 
 
 @contextmanager
-def walked(most: int, *entries: str) -> Iterator[list[str]]:
-    """Note the files of which a function is called meanwhile, in any thread, in their order.
+def walked(title: str, most: int, *entries: str) -> Iterator[None]:
+    """Note the files of which a function is called meanwhile, in any thread, in their order, some on a page's list.
 
     Every function that is called must be one that is reached from some entry points, of which identities are made.
     """
@@ -64,7 +64,7 @@ def walked(most: int, *entries: str) -> Iterator[list[str]]:
     threading.setprofile(note)
     sys.setprofile(note)
     try:
-        yield files
+        yield
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
@@ -74,10 +74,6 @@ def walked(most: int, *entries: str) -> Iterator[list[str]]:
     defined = {(file, name) for file, name in called if not name.startswith("<")}
     found = [(module_of(module), names) for module, names in reached(*entries).names.items()]
     assert defined <= {(ours(str(module.path)), name) for module, names in found if module for name in names}
-
-
-def assert_described(title: str, files: list[str]) -> None:
-    """The page of the architecture names files of a walk, in their order."""
     section = ARCHITECTURE.read_text().partition(f"## {title}\n")[2].partition("\n## ")[0]
     named = re.findall(r"^\d+\. `([^`]+)`", section, re.MULTILINE)
     assert len(named) > 4
@@ -115,17 +111,15 @@ def test_a_cell_reaches_the_engine_through_31_files(store: Path, monkeypatch: py
 
     # Where the engine is called for the first time.
     monkeypatch.setattr(LlamaForCausalLM, "forward", lambda *_, **__: sys.exit())
-    with walked(31, "experiments.stages.sweep:run") as files, pytest.raises(SystemExit):
+    with walked("The way of n", 31, "experiments.stages.sweep:run"), pytest.raises(SystemExit):
         sweep.run(preset, "easy")
-    assert_described("The way of n", files)
 
 
 @pytest.mark.usefixtures("short_chains")
 def test_a_log_becomes_an_answer_through_40_files(tmp_path: Path) -> None:
-    with walked(40, "isocompute.budget.cli:main", "isocompute.frontier.cli:main") as files:
+    with walked("The way of a log line", 40, "isocompute.budget.cli:main", "isocompute.frontier.cli:main"):
         assert budget(["doctor", str(ROOT / "packages/budget/docs/trl"), "--out", str(tmp_path / "tables")]) == 0
         assert frontier(["fit", str(tmp_path / "tables"), "--out", str(tmp_path / "fitted")]) == 0
-    assert_described("The way of a log line", files)
 
 
 def test_sixteen_responses_are_sampled_and_scored_through_14_files() -> None:
@@ -133,10 +127,9 @@ def test_sixteen_responses_are_sampled_and_scored_through_14_files() -> None:
     scoring, problems = scoring_from({"seconds": 4.0}), sums(1, 1).head(1)
     with (
         closing(open_sampler("transformers", str(BASE), Sampling(max_new_tokens=8), scoring=scoring)) as sampler,
-        walked(14, "isocompute.rollout.samplers.registry:open_sampler") as files,
+        walked("The way of a reward", 14, "isocompute.rollout.samplers.registry:open_sampler"),
     ):
         assert sampler.sample(problems, samples=16, seed=0, step=0)["reward"].len() == 16
-    assert_described("The way of a reward", files)
 
 
 def test_a_checkpoint_is_saved_and_read_again_through_11_files(tmp_path: Path) -> None:
@@ -146,7 +139,7 @@ def test_a_checkpoint_is_saved_and_read_again_through_11_files(tmp_path: Path) -
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     progress = restore(learner=learners[0], checkpoints=checkpoints, run=run, problems=problems)
     # What a worker calls; a learner is given to the loop.
-    with walked(11, LOOP) as files:
+    with walked("The way of a checkpoint", 11, LOOP):
         train(
             run=run,
             problems=problems,
@@ -158,4 +151,3 @@ def test_a_checkpoint_is_saved_and_read_again_through_11_files(tmp_path: Path) -
             progress=progress,
         )
         assert restore(learner=learners[1], checkpoints=checkpoints, run=run, problems=problems).evals == [{}]
-    assert_described("The way of a checkpoint", files)

@@ -4,7 +4,6 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -15,9 +14,7 @@ from experiments.errors import ExperimentError
 from experiments.running.cells import Generation
 from experiments.running.design import Design, Rates
 from experiments.studies.panel import claims, findings, forests, others, questions, runs, study, whole
-from experiments.studies.panel.advice import PROTOCOLS, RIVALS
 from experiments.studies.panel.prepare import INPUTS, RESULTS, preset_of
-from experiments.studies.panel.statistics import Verdict
 from experiments.studies.panel.study import UNITS, unit_of
 from experiments.tests.made import origin_of
 
@@ -33,13 +30,6 @@ def design() -> Design:
 RATES = Rates(rule="sqrt", found={(8, 8): 1e-4})
 
 
-def test_the_panel_has_twelve_units_of_four_settings_and_three_bases() -> None:
-    assert len(UNITS) == len({unit.name for unit in UNITS}) == 12
-    assert [unit.name for unit in UNITS[:4]] == ["hard-0", "easy-0", "needle-0", "mixture-0"]
-    with pytest.raises(ExperimentError, match="the panel has no unit 'hard'; it has hard-0"):
-        unit_of("hard")
-
-
 def test_warm_up_covers_the_same_rollouts(design: Design) -> None:
     for cell in design.cells(RATES):
         assert cell.learner.optimizer.warmup_steps * cell.run.batch_rollouts == 1024
@@ -49,6 +39,9 @@ NAMES = [unit.name for unit in UNITS]
 
 
 def test_every_unit_is_committed_with_its_inputs_and_the_commit_that_trained_it() -> None:
+    assert len(set(NAMES)) == 12
+    with pytest.raises(ExperimentError, match="the panel has no unit 'hard'; it has hard-0"):
+        unit_of("hard")
     assert {path.parent.name for path in RESULTS.glob("*/finished.json")} == set(NAMES)
     bases = {path.parent.name for path in INPUTS.glob("*/base.json")}
     assert bases == {f"{unit.task}-{unit.base_seed}" for unit in UNITS}
@@ -121,30 +114,9 @@ PAGE = (findings.DOCS / "findings.md").read_text()
 IDS = [*range(1, 31), *(f"N{k}" for k in range(1, 9))]
 
 
-def made(shift: float, units: list[str]) -> dict[str, Any]:
-    """Numbers of units whose n* rises by about so many octaves, and in which nothing else happens."""
-    found = {}
-    for k, name in enumerate(units):
-        own = shift + 0.05 * (-1) ** k
-        flat = ["Q5", "Q7", "Q8", "Q9", "Q10", "Q14", "Q15"]
-        flat += ["Q6"] * (name in study.STUDY["equal_batches"]["units"]) + ["Q11"] * name.startswith("needle")
-        moved = {each: [own, own - 1, own + 1] for each in ("Q1", "Q2", "Q3")}
-        late = [2 + own, 1.8 + own, 2.2 + own]
-        found[name] = {
-            "questions": moved | {each: [0.001 * (-1) ** (k + k // 4), -0.1, 0.1] for each in flat},
-            "vertices": {each: [[2.0, 1.8, 2.2], late, late] for each in PROTOCOLS},
-            "failures": [{"n": 2, "factor": 1.0, "runs": 1, "below the base": 0, "collapsed": 0}],
-            "regret": dict.fromkeys(RIVALS, 0.01),
-            "probe": {"guess": [8.0, 2.0, 32.0], "signal": {"2": 0.1}},
-            "crossings": [],
-            "spread": 1.05,
-            "power law": [0.3, 0.1, 0.5],
-        }
-    return found
-
-
 @pytest.mark.slow
 def test_the_committed_page_and_figures_are_made_of_the_committed_numbers(tmp_path: Path) -> None:
+    """Whose questions are supported, contradicted, undecided, and taken back by Holm's adjustment."""
     assert findings.page(COMMITTED) == PAGE
     forests.draw_protocols(COMMITTED["units"], tmp_path / "findings")
     found = forests.draw(COMMITTED["units"], questions.answers(COMMITTED["units"]), tmp_path)
@@ -187,29 +159,3 @@ def test_what_is_known_outside_the_panel_stands_on_the_page_that_is_named() -> N
     for claim in claims.load():
         text = " ".join((findings.DOCS / claim.page).read_text().split()) if claim.quotes else ""
         assert [quote for quote in claim.quotes if quote not in text] == []
-
-
-@pytest.mark.slow
-def test_the_page_says_what_is_decided() -> None:
-    numbers = made(2.0, NAMES)
-    found = questions.answers(numbers)
-    assert found["Q1"].plain is found["Q1"].adjusted is Verdict.SUPPORTED
-    assert found["Q14"].plain is Verdict.CONTRADICTED
-    assert found["Q6"].plain is Verdict.SUPPORTED
-    assert found["Q4"].numbers.keys() == {("easy", base) for base in range(3)}
-    assert found["Q11"].numbers.keys() == {("needle", base) for base in range(3)}
-    text = findings.page({"units": numbers, "paper": COMMITTED["paper"]})
-    assert "Supported: Q1, Q2, Q3, Q6. Contradicted: " in text
-    assert re.search(r"^\| Q1 \| .* over 12 units\) \| supported \| supported \|$", text, flags=re.MULTILINE)
-
-
-@pytest.mark.slow
-def test_a_verdict_that_holms_adjustment_takes_back_is_undecided() -> None:
-    numbers = made(2.0, NAMES)
-    rng = np.random.default_rng(0)
-    for own in numbers.values():
-        own["questions"]["Q1"] = [rng.normal(0.8, 0.5), 0, 1]
-    found = questions.answers(numbers)["Q1"]
-    assert 0.025 / 14 < found.p < 0.025
-    assert found.plain is Verdict.SUPPORTED
-    assert found.adjusted is Verdict.UNDECIDED

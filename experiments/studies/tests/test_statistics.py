@@ -21,6 +21,8 @@ FITS = pytest.mark.skipif("ISOCOMPUTE_FITS" not in os.environ, reason="fits: pyt
 BOUNDS = (1.0, 5.0)
 SHIFT = Rule(claimed="above", least=0.5)
 FALL = Rule(claimed="below", least=0.005)
+INSIDE, EQUAL = Rule(claimed="inside", bounds=(0.25, 0.75)), Rule(claimed="equal", least=0.02)
+BOUNDED = Rule(claimed="above", bounds=(0.8,))
 
 
 def test_of_one_setting_the_interval_is_that_of_a_t_test() -> None:
@@ -55,18 +57,25 @@ def test_satterthwaite_covers_as_it_says_with_the_panels_four_settings_and_three
     assert 0.93 <= inside / 600 <= 0.98
 
 
-def test_each_rule_decides_by_its_interval_and_its_least_effect() -> None:
-    inside, equal = Rule(claimed="inside", bounds=(0.25, 0.75)), Rule(claimed="equal", least=0.02)
-    bounded = Rule(claimed="above", bounds=(0.8,))
-    for verdict, cases in (
-        (Verdict.SUPPORTED, [(SHIFT, 1.0, 0.2), (FALL, -0.01, 0.002), (inside, 0.5, 0.05), (equal, 0.001, 0.004)]),
-        (Verdict.SUPPORTED, [(bounded, 0.9, 0.02)]),
-        (Verdict.UNDECIDED, [(SHIFT, 0.4, 0.1), (SHIFT, 1.0, 0.8), (inside, 0.7, 0.05), (equal, 0.015, 0.005)]),
-        (Verdict.CONTRADICTED, [(SHIFT, 0.4, 0.01), (SHIFT, -1.0, 0.2), (FALL, -0.001, 0.001)]),
-        (Verdict.CONTRADICTED, [(inside, 1.0, 0.05), (equal, 0.03, 0.005), (bounded, 0.6, 0.02)]),
-    ):
-        for rule, value, error in cases:
-            assert rule.of(Estimate(value=value, error=error, freedom=11, units=12))[0] is verdict
+@pytest.mark.parametrize(
+    ("rule", "value", "error", "verdict"),
+    [
+        (FALL, -0.01, 0.002, Verdict.SUPPORTED),
+        (INSIDE, 0.5, 0.05, Verdict.SUPPORTED),
+        (EQUAL, 0.001, 0.004, Verdict.SUPPORTED),
+        (BOUNDED, 0.9, 0.02, Verdict.SUPPORTED),
+        (INSIDE, 0.7, 0.05, Verdict.UNDECIDED),
+        (EQUAL, 0.015, 0.005, Verdict.UNDECIDED),
+        (FALL, -0.001, 0.001, Verdict.CONTRADICTED),
+        (INSIDE, 1.0, 0.05, Verdict.CONTRADICTED),
+        (EQUAL, 0.03, 0.005, Verdict.CONTRADICTED),
+        (BOUNDED, 0.6, 0.02, Verdict.CONTRADICTED),
+    ],
+)
+def test_each_rule_decides_by_its_interval_and_its_least_effect(
+    rule: Rule, value: float, error: float, verdict: Verdict
+) -> None:
+    assert rule.of(Estimate(value=value, error=error, freedom=11, units=12))[0] is verdict
 
 
 @given(st.floats(-3, 3), st.floats(0.01, 2), st.integers(1, 30))

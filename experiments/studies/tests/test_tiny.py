@@ -40,15 +40,6 @@ def test_solutions_are_those_that_the_default_has_always_been_taught() -> None:
     assert sha256(written.encode()).hexdigest()[:16] == "f4860477f2321c4f"
 
 
-def test_a_fact_is_wrong_as_often_as_its_rate_says() -> None:
-    teacher, rng = ChainTeacher(ChainsModelConfig()), np.random.default_rng(1)
-    draws = 4000
-    for change in (-5, -1, 2, 4):
-        rate = teacher.error_rate(3, change)
-        wrong = sum(teacher.worked(rng, [3, change]) != str(3 + change) for _ in range(draws))
-        assert abs(wrong / draws - rate) <= 4 * np.sqrt(rate * (1 - rate) / draws)
-
-
 def partial_results(prompt: str) -> list[int]:
     """Every partial result by the rule of the prompt's prefix."""
     expression = prompt[1:].removesuffix("=")
@@ -132,12 +123,6 @@ def test_the_next_tokens_of_the_teacher_give_the_rates_exactly(class_: str, key:
     assert wrong == pytest.approx((1 - rate) / 16 / 4095, rel=1e-12)
 
 
-@pytest.mark.parametrize("class_", NEEDLE_CLASSES)
-def test_the_probabilities_of_all_codes_add_up_to_one(class_: str) -> None:
-    short, long = needle.probabilities(class_, needle.codes(3, class_, "24"))
-    assert short.sum() + long.sum() == pytest.approx(1, rel=1e-12)
-
-
 def test_lessons_are_along_right_and_random_codes() -> None:
     config = NeedleModelConfig()
     teacher, rng = needle.NeedleTeacher(config), np.random.default_rng(3)
@@ -159,21 +144,18 @@ def test_codes_depend_on_seed_class_and_key_and_part_at_the_first_letter() -> No
     assert needle.codes(0, "A", "12") == every[1] != needle.codes(0, "A", "21")
 
 
+# The two that are right, and more or less than a code.
+FORMS = ("{c}=", "{r}=", "{c}{r}=", "{c}=x", "{c}==", "{c}", "={c}=", "{r}")
+CODES = [form.format(c=RIGHT.common, r=RIGHT.rare) for form in FORMS] + [f"{RIGHT.common}=\n", f" {RIGHT.common}="]
 near = st.text(alphabet=sorted({*RIGHT.common, *RIGHT.rare, "=", " ", "\n"}), max_size=6)
 
 
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
-@given(st.one_of(near, st.text(max_size=6), st.sampled_from([f"{RIGHT.common}=", f"{RIGHT.rare}="])))
+@given(st.one_of(near, st.text(max_size=6), st.sampled_from(CODES)))
 def test_two_responses_are_right_and_no_other(response: str) -> None:
     right = verifier(RIGHT.verifier)(response, "=")
     assert right == (response in {f"{RIGHT.common}=", f"{RIGHT.rare}="})
-
-
-@pytest.mark.slow
-def test_more_or_less_than_a_code_is_wrong() -> None:
-    for response in ("{c} {r}=", "{c}=x", "{c}==", "{c}", "={c}=", "{c}=\n", " {c}=", "{c}{r}=", "{r}"):
-        assert not verifier(RIGHT.verifier)(response.format(c=RIGHT.common, r=RIGHT.rare), "=")
 
 
 def test_problems_are_distinct_even_and_the_same_for_a_seed() -> None:
@@ -188,8 +170,9 @@ def test_problems_are_distinct_even_and_the_same_for_a_seed() -> None:
         assert len(places) == 75
         assert max(places.values()) - min(places.values()) <= 1
         assert max(Counter(p[0] for p in prompts).values()) - min(Counter(p[0] for p in prompts).values()) <= 1
-    # Seeds of problems draw others with the same codes.
 
+
+def test_another_seed_draws_other_problems_with_the_same_codes() -> None:
     def rules(source: NeedleSource) -> set[tuple[str, str]]:
         rows = table_of(source).select("prompt", "verifier").iter_rows()
         return {(prompt[:3], rule) for prompt, rule in rows}
@@ -198,16 +181,16 @@ def test_problems_are_distinct_even_and_the_same_for_a_seed() -> None:
     assert len(rules(NeedleSource())) == 75
 
 
-def test_more_problems_than_there_are_are_refused() -> None:
-    for source, said in (
-        (
-            MixtureSource(min_terms=2, max_terms=2, train=60, validation=60),
-            "mixture has 50 problems of a family, and 60",
-        ),
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (MixtureSource(min_terms=2, max_terms=2, train=60, validation=60), "mixture has 50 problems of a family"),
         (NeedleSource(largest_digit=2, train=700, validation=300), "needle has 972 problems, 81 of a key"),
-    ):
-        with pytest.raises(ExperimentError, match=said):
-            table_of(source)
+    ],
+)
+def test_more_problems_than_there_are_are_refused(source: MixtureSource | NeedleSource, said: str) -> None:
+    with pytest.raises(ExperimentError, match=said):
+        table_of(source)
 
 
 def test_the_command_of_the_page_makes_a_base_model_and_problems(

@@ -1,7 +1,5 @@
 """Cells that a command trains: settings and identity, the command as a process, its death, and a sweep of them."""
 
-import contextlib
-import io
 import json
 import time
 from collections.abc import Iterator
@@ -21,16 +19,13 @@ from experiments.running.cells import CommandCell, problems_hash
 from experiments.running.command import command_of, flags_of, timings_of, train, values_of, write_tables
 from experiments.running.schedule import Pool, Schedule, workers
 from experiments.running.tracker import Tracker
-from experiments.settings import CommandTrainer, Preset, load, reading
+from experiments.settings import CommandTrainer, load, reading
 from experiments.stages import inputs, plan
 from experiments.stages.sweep import collect
 
 from .made import SCRIPT, cells, command, home_of, last_step, preset, problems, same, started, trainer
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.usefixtures("here")]
 
 
 def test_the_trainers_are_those_whose_logs_are_read() -> None:
@@ -121,15 +116,18 @@ def test_a_change_of_what_a_run_depends_on_makes_other_runs(tmp_path: Path, monk
 
 
 @pytest.mark.slow
-def test_a_file_or_a_library_that_is_not_there_is_said(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text("def (:\n")
-    for changes, said in (
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
         ({"files": ["lost.py"]}, "trainer.files holds lost.py: there is no such file or folder"),
         ({"libraries": ["no-such-library"]}, "trainer.libraries holds no-such-library, which is not installed here"),
         ({"files": ["broken.py"]}, "broken.py is not Python"),
-    ):
-        with pytest.raises(ExperimentError, match=said):
-            cells(preset(tmp_path, **changes))
+    ],
+)
+def test_a_file_or_a_library_that_is_not_there_is_said(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    (tmp_path / "broken.py").write_text("def (:\n")
+    with pytest.raises(ExperimentError, match=said):
+        cells(preset(tmp_path, **changes))
 
 
 @pytest.mark.slow
@@ -180,11 +178,9 @@ def test_the_time_of_a_step_is_that_of_the_attempt_that_counts(tmp_path: Path) -
 @pytest.mark.slow
 def test_a_run_beyond_its_budget_is_refused(tmp_path: Path) -> None:
     one = cells(preset(tmp_path))[0]
-    home = home_of(one)
-    home.mkdir(parents=True)
-    charge(home / "run.ledger", range(1, 13), rollouts=9)
+    charge(tmp_path / "run.ledger", range(1, 13), rollouts=9)
     with pytest.raises(ExperimentError, match=r"its command ended with 108 of 96 rollouts in 12 of 12 steps"):
-        write_tables(one, home, {}, logs=str(home / "checkpoints"), questions=8)
+        write_tables(one, tmp_path, {}, logs=str(tmp_path / "checkpoints"), questions=8)
 
 
 def test_a_script_that_changes_under_a_sweep_is_refused(tmp_path: Path) -> None:
@@ -232,16 +228,21 @@ def test_a_command_leaves_the_tables_of_a_cell_and_is_not_run_again(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_command_that_dies_goes_on_from_its_checkpoints_to_the_same_tables(tmp_path: Path) -> None:
-    trained(cells(preset(tmp_path))[0])
+def test_a_command_that_dies_or_is_asked_to_stop_goes_on_from_its_checkpoints_to_the_same_tables(
+    tmp_path: Path,
+) -> None:
+    alone = trained(cells(preset(tmp_path))[0])
     # The flag is part of the command, so that the run is another one.
     dying = cells(preset(tmp_path, command=command(kill_after="7")))[0]
     with pytest.raises(ExperimentError, match="exit code 137"):
         trained(dying)
-    assert not cell_folder.finished(dying, home_of(dying))
-    home = trained(dying)
-    assert same(home, home_of(cells(preset(tmp_path))[0]))
-    assert History.read(home / "run.ledger").totals().lost_training.rollouts == 8
+    home = home_of(dying)
+    cell_folder.request_stop(home)
+    trained(dying)
+    assert not cell_folder.finished(dying, home)
+    cell_folder.clear_stop(home)
+    assert same(trained(dying), alone)
+    assert History.read(home / "run.ledger").totals().lost_training.rollouts >= 8
 
 
 @pytest.mark.slow
@@ -261,18 +262,6 @@ def test_killed_with_its_worker_twice_a_cell_ends_as_one_left_alone(tmp_path: Pa
     other = cells(preset(tmp_path))[0]
     trained(other)
     assert same(home, home_of(other))
-
-
-@pytest.mark.slow
-def test_a_cell_that_is_asked_to_stop_is_not_finished_and_continues(tmp_path: Path) -> None:
-    one = cells(preset(tmp_path, command=command(pause="0.2")))[0]
-    home = home_of(one)
-    cell_folder.request_stop(home)
-    trained(one)
-    assert not cell_folder.finished(one, home)
-    cell_folder.clear_stop(home)
-    trained(one)
-    assert cell_folder.finished(one, home)
 
 
 @pytest.mark.slow
@@ -296,45 +285,35 @@ def test_a_command_that_is_no_run_of_its_cell_is_refused(tmp_path: Path, changes
 
 
 @pytest.fixture
-def of(store: Path, cluster: None) -> Preset:
-    """A preset whose cells of one seed fail, in a folder with an MLflow store."""
-    Path("model").mkdir()
-    (Path("model") / "config.json").write_text("{}")
-    return preset(Path.cwd(), command=command(fails_at="2"))
-
-
-@pytest.fixture
-def pool(of: Preset) -> Iterator[Pool]:
-    place = Path("model").resolve()
-    with workers(of, {cell_folder.content_hash(place): str(place)}, training=True) as opened:
+def pool(store: Path, cluster: None) -> Iterator[Pool]:
+    """Workers in a folder with an MLflow store, for a preset whose cells of one seed fail."""
+    model = Path("model").resolve()
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    of = preset(Path.cwd(), command=command(fails_at="2"))
+    with workers(of, {cell_folder.content_hash(model): str(model)}, training=True) as opened:
         yield opened
 
 
-def run(made: list[CommandCell], pool: Pool) -> str:
-    """Schedule cells; returns what was said, an error included."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        tracker = Tracker("commands")
-        try:
-            Schedule(made, {problems_hash(problems()): problems()}, pool, tracker, title="cells").finish()
-        except ExperimentError as error:
-            print(error)
-        assert not tracker.drain()
-        tracker.close()
-    return said.getvalue()
-
-
 @pytest.mark.slow
-def test_a_command_that_fails_is_listed_and_the_other_cells_are_finished_and_sent(of: Preset, pool: Pool) -> None:
+def test_a_command_that_fails_is_listed_and_the_other_cells_are_finished_and_sent(
+    pool: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
     from mlflow import MlflowClient
 
     base = cell_folder.content_hash(Path("model"))
+    of = preset(Path.cwd(), command=command(fails_at="2"))
     made = [replace(cell, origin=replace(cell.origin, base=base)) for cell in cells(of)[:2]]
     made.append(replace(made[0], run=replace(made[0].run, seed=2)))
-    said = run(made, pool)
-    assert "3 cells: 0 finished, 0 continued, 3 from the base model" in said
+    tracker = Tracker("commands")
+    with pytest.raises(ExperimentError) as failed:
+        Schedule(made, {problems_hash(problems()): problems()}, pool, tracker, title="cells").finish()
+    assert not tracker.drain()
+    tracker.close()
+    assert "3 cells: 0 finished, 0 continued, 3 from the base model" in capsys.readouterr().out
+    said, listed = str(failed.value).splitlines()
     assert "1 of 3 cells failed; the others are finished, and the same command tries these again" in said
-    (listed,) = [line for line in said.splitlines() if line.startswith("  n=2 Bp=4 lr=0.002 base seed=2: ")]
+    assert listed.startswith("  n=2 Bp=4 lr=0.002 base seed=2: ")
     assert "ended with exit code 1" in listed
     assert listed.endswith("the second line | the third line | ValueError: the reward is not defined")
     assert [cell_folder.finished(cell, cell_folder.folder_of(cell)) for cell in made] == [True, True, False]

@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -77,7 +78,7 @@ def charged(folder: Path) -> int:
 def test_the_preset_killed_twice_ends_with_the_lock_of_one_left_alone(tmp_path: Path) -> None:
     """Everything is killed at once, at moments that are drawn."""
     alone, killed = pipeline(tmp_path / "alone"), pipeline(tmp_path / "killed")
-    said = run(alone, "-m", "experiments", "repro")
+    said = run(alone, sys.executable, "-m", "experiments", "repro")
     print(said)
     assert "At 96 rollouts" in said
     assert "Report: outputs/frontier/easy/report.html" in said
