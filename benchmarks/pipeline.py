@@ -1,160 +1,148 @@
-"""Time vLLM on CPU in a process of its own beside a learner: in turn, and with updates beside sampling.
+"""Time whole runs with vLLM on CPU in a process of its own: sampling and updates in turn, and side by side.
 
-    python -m benchmarks.pipeline [--blocks 2] [--steps 20] [--lags 1 8]
+    python -m benchmarks.pipeline [--blocks 2] [--steps 24] [--lags 1 8]
 
-A Llama of random weights answers sums, and is updated on its answers, in as many micro-batches as take about as long as
-sampling a batch. In each block the same number of steps is taken in turn (sample, update, sync), and with the pipe in
-flight for each lag, with the same engine. Times are by the clock on the wall, so that nothing else may run; engine and
-learner have a core each. It ends with an error where the largest lag has less than 1.3 times the steps of alternation.
+The project's own loop trains a Llama of random weights on sums, with coin flips for rewards, and as many passes over a
+batch as take about as long as sampling it. In each block the same number of steps is taken with every lag, 0 among
+them, from the base model and with the same engine; starting and emptying the pipe count. Times are by the clock on the
+wall, so that nothing else may run: engine and learner have a core each. It ends with an error where the largest lag has
+less than 1.3 times the steps of alternation.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import cycle, islice
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import polars as pl
-from isocompute.rollout import EngineConfig, Sampling, open_pipe, open_sampler
+from isocompute.learner import Learner, LearnerConfig, Progress, RunConfig, StepRecord, UpdateSteps, train
+from isocompute.learner.config import ObjectiveConfig, OptimizerConfig, PipelineConfig, SyncConfig
+from isocompute.rollout import EngineConfig, Prompting, Sampling, open_pipe, open_sampler
 
-from benchmarks.sampler import SIZES, problems_table, save_model
+from benchmarks.learner.steps import PROMPT, CoinFlips, problems_table
+from benchmarks.learner.theirs import LEARNING_RATE, coin_flips
+from benchmarks.sampler import SIZES, save_model
 
-PROBLEMS, SAMPLES, NEW_TOKENS = 16, 8, 96
+GROUPS, SAMPLES, NEW_TOKENS = 16, 8, 96
 SIZE = "3M"
-MICRO_BATCH = 8
 LEAST = 1.3
 """Steps with the largest lag, as a multiple of those of alternation."""
+CONFIG = LearnerConfig(
+    learning_rate=LEARNING_RATE, optimizer=OptimizerConfig(warmup_steps=0), sync=SyncConfig(tolerance=1e-3)
+)
 
 
-class Learner:
-    """A policy that is updated on responses, in one thread.
+class Flipped:
+    """A pipe whose rewards are coin flips."""
 
-    Attributes:
-        micro_batches: Forward and backward passes of an update.
-    """
+    def __init__(self, pipe: Any) -> None:
+        self._pipe = pipe
 
-    def __init__(self, folder: str) -> None:
-        import torch
-        from transformers import AutoModelForCausalLM
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pipe, name)
 
-        torch.set_num_threads(1)
-        self._policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self._optimizer = torch.optim.AdamW(self._policy.parameters(), lr=1e-6)
-        self.micro_batches, self.version = 8, 0
-
-    def update(self, rollouts: pl.DataFrame) -> None:
-        """Learn from a batch, or a part of it, or from some of it again."""
-        import torch
-        from torch.nn.utils.rnn import pad_sequence
-
-        rows = [torch.tensor(p + r) for p, r in rollouts.select("prompt_ids", "response_ids").iter_rows()]
-        parts = [pad_sequence(rows[i : i + MICRO_BATCH], batch_first=True) for i in range(0, len(rows), MICRO_BATCH)]
-        for tokens in islice(cycle(parts), self.micro_batches):
-            logits = self._policy(input_ids=tokens[:, :-1]).logits
-            torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        self.version += 1
-
-    def weights(self) -> dict[str, Any]:
-        """The weights by name."""
-        weights: dict[str, Any] = self._policy.state_dict()
-        return weights
+    def take(self, step: int) -> pl.DataFrame:
+        """Return a step's responses with other rewards."""
+        rollouts: pl.DataFrame = self._pipe.take(step)
+        flips = coin_flips(step, GROUPS, SAMPLES).reshape(-1)
+        return rollouts.with_columns(pl.Series("reward", flips, dtype=rollouts.schema["reward"]))
 
 
-def in_turn(sampler: Any, learner: Learner, first: int, steps: int) -> str:
-    """Sample, update and sync in turn."""
-    for step in range(first, first + steps):
-        rollouts = sampler.sample(problems_table(PROBLEMS), samples=SAMPLES, seed=1, step=step)
-        learner.update(rollouts)
-        sampler.sync(learner.weights(), learner.version)
-    return ""
+def run(sampler: Any, learner: Learner, config: LearnerConfig, steps: int) -> tuple[float, list[StepRecord]]:
+    """Train for some steps from the base model; returns the seconds and what was recorded."""
+    learner.reset(config)
+    sampler.sync(learner.weights(), 0)
+    records: list[Any] = []
+    with closing(open_pipe(sampler, "in_flight")) if config.pipeline.lag else nullcontext() as pipe:
+        began = perf_counter()
+        train(
+            run=RunConfig(rollouts_per_problem=SAMPLES, problems_per_batch=GROUPS),
+            problems=problems_table(4 * GROUPS),
+            sampler=CoinFlips(sampler),
+            learner=learner,
+            meter=UpdateSteps(limit=steps),
+            progress=Progress(step=0, rollouts=0, tokens=0, evals=[]),
+            pipe=None if pipe is None else Flipped(pipe),
+            watch=records.append,
+        )
+        return perf_counter() - began, records
 
 
-def beside(sampler: Any, learner: Learner, first: int, steps: int, *, lag: int) -> str:
-    """Update while the engine samples ahead; returns what to say of it."""
-    begun, behind, mixed = first - 1, [], []
-    pipe = open_pipe(sampler, "in_flight")
-    pipe.idle()
-    for step in range(first, first + steps):
-        while begun < min(first + steps - 1, step + lag):
-            begun += 1
-            pipe.begin(problems_table(PROBLEMS), samples=SAMPLES, seed=1, step=begun, run_id="")
-        rollouts = pipe.take(step)
-        behind.append(learner.version - float(rollouts["weights_version"].to_numpy().mean()))
-        mixed.append(float((rollouts["versions"].list.len() > 1).to_numpy().mean()))
-        learner.update(rollouts)
-        pipe.push(learner.weights(), learner.version)
-    shares = pipe.idle()
-    pipe.close()
-    return (
-        f"; first tokens {statistics.mean(behind):.1f} versions behind, {statistics.mean(mixed):.0%} of the responses "
-        f"mixed; idle: engine {shares['engines']:.0%}, learner {shares['trainer']:.0%}"
+def phases(records: Sequence[StepRecord]) -> tuple[float, float]:
+    """Seconds of sampling and of an update, the medians over steps."""
+    sampling, updating = ([getattr(r, f"{name}_seconds") for r in records] for name in ("sample", "update"))
+    return statistics.median(sampling), statistics.median(updating)
+
+
+def said(records: Sequence[StepRecord]) -> str:
+    """Return what is to be told of a run with a lag."""
+    lags = [record.lag for record in records if record.lag is not None]
+    if not lags:
+        return ""
+    mean, mixed, engines, trainer = (
+        statistics.mean(getattr(lag, name) or 0.0 for lag in lags)
+        for name in ("lag_mean", "mixed_share", "engines_idle_share", "trainer_idle_share")
     )
-
-
-def timed(run: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the seconds of a call, and what it returns."""
-    began = perf_counter()
-    found = run()
-    return perf_counter() - began, found
+    return (
+        f"; tokens {mean:.1f} versions behind, {mixed:.0%} of the responses of several; idle: engine {engines:.0%}, "
+        f"learner {trainer:.0%}"
+    )
 
 
 def compare(blocks: int, steps: int, lags: Sequence[int]) -> float:
     """Print the seconds of a step; returns the gain of the largest lag."""
+    import torch
+
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder), **SIZES[SIZE])
-        sampling = Sampling(max_new_tokens=NEW_TOKENS, max_prompt_tokens=8)
-        engine = EngineConfig(max_concurrent=PROBLEMS * SAMPLES)
-        sampler = open_sampler("vllm", folder, sampling, engine=engine, replicas={"replicas": 1})
-        learner, sampling_seconds, update_seconds = Learner(folder), 0.0, 0.0
-        for step in range(1, 4):
-            # Of the last time: the first one imports and compiles.
-            sample = partial(sampler.sample, problems_table(PROBLEMS), samples=SAMPLES, seed=1, step=step)
-            sampling_seconds, rollouts = timed(sample)
-            update_seconds, _ = timed(partial(learner.update, rollouts))
-        learner.micro_batches = max(1, round(learner.micro_batches * sampling_seconds / update_seconds))
-        tokens = rollouts["response_ids"].list.len().to_numpy().mean()
-        print(
-            f"{len(rollouts)} responses of {tokens:.0f} tokens are sampled in {sampling_seconds:.2f} s; an update has "
-            f"{learner.micro_batches} micro-batches of {MICRO_BATCH}",
-            flush=True,
+        sampler: Any = open_sampler(
+            "vllm",
+            folder,
+            Sampling(max_new_tokens=NEW_TOKENS, max_prompt_tokens=PROMPT),
+            prompting=Prompting(template="plain"),
+            engine=EngineConfig(max_concurrent=GROUPS * SAMPLES),
+            replicas={"replicas": 1},
         )
-        ways: dict[str, Callable[..., str]] = {"in turn": in_turn}
-        ways |= {f"k = {lag}": partial(beside, lag=lag) for lag in lags}
-        seconds: dict[str, list[float]] = {way: [] for way in ways}
-        first = 4
-        for way, take in [*ways.items()] * blocks:
-            took, said = timed(partial(take, sampler, learner, first, steps))
-            seconds[way].append(took / steps)
-            first += steps
-            print(f"{way}: {took / steps:.2f} s a step{said}", flush=True)
+        learner = Learner(folder, CONFIG)
+        _, records = run(sampler, learner, CONFIG, 4)
+        sampling, updating = phases(records[1:])
+        epochs = max(1, round(sampling / updating))
+        config = replace(CONFIG, objective=ObjectiveConfig(epochs=epochs))
+        configs = {lag: replace(config, pipeline=PipelineConfig(lag=lag)) for lag in (0, *lags)}
+        seconds: dict[int, list[float]] = {lag: [] for lag in configs}
+        for lag in [*configs] * blocks:
+            took, records = run(sampler, learner, configs[lag], steps)
+            seconds[lag].append(took / steps)
+            parts = "; sampling {:.2f} s, update {:.2f} s".format(*phases(records[1:])) if not lag else said(records)
+            print(f"k = {lag}: {took / steps:.2f} s a step{parts}", flush=True)
         sampler.close()
-    means = {way: statistics.mean(each) for way, each in seconds.items()}
-    for way in ways:
-        print(f"{way}: {means['in turn'] / means[way]:.2f} times the steps of alternation")
-    return means["in turn"] / means[f"k = {max(lags)}"]
+    means = {lag: statistics.mean(each) for lag, each in seconds.items()}
+    for lag in lags:
+        print(f"k = {lag}: {means[0] / means[lag]:.2f} times the steps of alternation")
+    return means[0] / means[max(lags)]
 
 
-def main() -> None:
+def main() -> int:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--lags", type=int, nargs="+", default=[1, 8])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--blocks", type=int, default=2, help="blocks of each lag (default 2)")
+    parser.add_argument("--steps", type=int, default=24, help="steps of a run (default 24)")
+    parser.add_argument("--lags", type=int, nargs="+", default=[1, 8], help="lags beside 0 (default 1 8)")
     arguments = parser.parse_args()
     gain = compare(arguments.blocks, arguments.steps, arguments.lags)
     if gain < LEAST:
-        raise SystemExit(
-            f"the largest lag has {gain:.2f} times the steps of alternation; it must be {LEAST:g} at least"
-        )
+        print(f"the largest lag has {gain:.2f} times the steps of alternation, and not {LEAST:g}", file=sys.stderr)
+    return int(gain < LEAST)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -45,6 +45,7 @@ DECLARED = {"rule": "sqrt", "learning_rate": 1.0e-6}
 OCTAVES = {"rollouts_per_problem": [2, 4], "problems_per_batch": [4], "seeds": [0], "rollouts": 80}
 OCTAVES |= {"evaluate_every": 16, "evaluations_per_octave": 2, "learner": {}, "learning_rate": DECLARED}
 SUMS = {"kind": "reasoning_gym", "task": "chain_sum"}
+BEHIND = {"pipeline": {"mode": "constant"}}
 BFLOAT16, FLOAT16 = {"resources.dtype": "bfloat16"}, {"resources.dtype": "float16"}
 PENALTY = {"longest": 12, "margin": 4}
 ONES = {"sweep.easy.rollouts_per_problem": [1, 2], "sweep.easy.evaluate_every": 16, "prescribe.easy.baselines": [2]}
@@ -118,7 +119,11 @@ EACH_DECLARED = {f"sweep.{name}.learning_rate": DECLARED for name in ("easy", "h
         ("", BFLOAT16 | {LEARNER: {"sync": {"tolerance": 1e-4}}}, r"learner.sync.tolerance is 0\.0001.*bfloat16"),
         ("", FLOAT16 | {LEARNER: {"sync": {"k3": 1e-9}}}, "k3 is 1e-09, and the sampler has float16"),
         # A head that the sampler rounds more, a penalty that hides what is solved, and groups of one.
-        ("", {LEARNER: {"recipe": "scalerl"}, "resources": CUDA}, r"resources\.engine\.float32_head"),
+        ("", {LEARNER: {"recipe": "scalerl", **BEHIND}, "resources": CUDA}, r"resources\.engine\.float32_head"),
+        # Engines that share the learner's processor, or are no transformers, and a run that could not be extended.
+        ("", {LEARNER: {"recipe": "scalerl"}}, r"pipeline\.mode is 'in_flight'"),
+        ("", {LEARNER: {"pipeline": {"lag": 1, "mode": "virtual"}}}, r"pipeline\.mode is 'virtual'"),
+        ("", {LEARNER: BEHIND | {"recipe": "scalerl"}, "resources": {"checkpoints": {"keep": 1}}}, "keep 1"),
         ("", {"sampling.length_penalty": PENALTY, LEARNER: {"batch": {"drop_above": 0.9}}}, r"batch\.drop_above"),
         ("", ONES | {LEARNER: {"objective": {"algorithm": "grpo"}}}, "rollouts_per_problem"),
         ("", PREPARED, "learning_rate is searched"),
@@ -292,7 +297,7 @@ def test_the_engine_follows_the_resources_and_is_part_of_every_runs_identity(tmp
 
 def test_a_head_in_float32_is_asked_of_a_sampler_that_rounds_more_and_of_no_other(tmp_path: Path) -> None:
     for resources in ({}, {**CUDA, "dtype": "float32"}, {**CUDA, "engine": {"float32_head": True}}):
-        smoke(tmp_path, {LEARNER: {"recipe": "scalerl", "pipeline": {"mode": "constant"}}, "resources": resources})
+        smoke(tmp_path, {LEARNER: {"recipe": "scalerl", **BEHIND}, "resources": resources})
 
 
 def test_a_sampler_that_is_not_named_follows_from_the_base_model_and_the_device(
@@ -375,7 +380,8 @@ def test_a_recipe_is_what_is_not_given(tmp_path: Path) -> None:
     assert learner == replace(own, kl=replace(own.kl, coefficient=0.5))
     for name, recipe in RECIPES.items():
         # Every recipe is a configuration of this preset.
-        read = smoke(tmp_path, {LEARNER: {"recipe": name}}).sweep["easy"].learner
+        apart = {"resources": {"placement": "separate"}}
+        read = smoke(tmp_path, {LEARNER: {"recipe": name}, **apart}).sweep["easy"].learner
         assert of_a_cell(read) == of_a_cell(recipe)
 
 

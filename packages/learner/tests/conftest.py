@@ -64,7 +64,15 @@ class Replay:
         self.weights_version = version
 
     def sample(
-        self, problems: pl.DataFrame, *, samples: int, seed: int, step: int, phase: str, run_id: str
+        self,
+        problems: pl.DataFrame,
+        *,
+        samples: int,
+        seed: int,
+        step: int,
+        phase: str,
+        run_id: str,
+        max_new_tokens: int | None = None,
     ) -> pl.DataFrame:
         """The same tokens for the same seed and step, whatever the weights."""
         rows = recorded(groups=len(problems), n=samples, version=self.weights_version, step=step, seed=seed)

@@ -250,7 +250,7 @@ class Engines:
     done: dict[int, list[pl.DataFrame]] = field(default_factory=dict)
 
     def sample(
-        self, problems: pl.DataFrame, *, samples: int, seed: int, step: int, phase: str, run_id: str
+        self, problems: pl.DataFrame, *, samples: int, seed: int, step: int, phase: str, run_id: str, **limit: int
     ) -> pl.DataFrame:
         versions = [self.weights_version]
         return pl.concat([self._rows(step, name, versions, samples) for name in problems["problem_id"]])

@@ -105,7 +105,15 @@ class Sampler(Protocol):
         ...
 
     def sample(
-        self, problems: pl.DataFrame, *, samples: int, seed: int, step: int, phase: str, run_id: str
+        self,
+        problems: pl.DataFrame,
+        *,
+        samples: int,
+        seed: int,
+        step: int,
+        phase: str,
+        run_id: str,
+        max_new_tokens: int | None = None,
     ) -> pl.DataFrame:
         """Return the ``rollouts`` table of ``samples`` responses to each problem.
 
@@ -114,7 +122,8 @@ class Sampler(Protocol):
                 ``finish_reason`` ``aborted``.
             seed: Seed of the run; each response's own follows from it, the step, the phase, the problem and the
                 sample.
-            phase: ``train``, ``eval`` or ``sync_and_check``.
+            phase: ``train``, ``eval`` or ``canary``, of a sync that is checked.
+            max_new_tokens: Longest response, where that is less than the sampler's: with a lag, of a canary.
         """
         ...
 

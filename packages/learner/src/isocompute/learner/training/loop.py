@@ -285,9 +285,14 @@ class _Loop:
 
     def verify(self, step: int) -> None:
         """Probe the weights that were pushed, before anything that they sample is learnt from, and charge the probe."""
-        few = self.order.problems.head(PROBED)
         answered = check_weights(
-            learner=self.learner, sampler=self.sampler, problems=few, samples=1, run_id=self.run.run_id
+            learner=self.learner,
+            sampler=self.sampler,
+            problems=self.order.problems.head(PROBED),
+            samples=1,
+            run_id=self.run.run_id,
+            # Whole responses would take as long as a batch, for which the learner would wait.
+            max_new_tokens=PROBE_TOKENS,
         )
         self.meter.charge(step, answered.with_columns(cohort=pl.lit("eval")))
 
@@ -385,9 +390,12 @@ def sync_and_check(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame
 
 
 def check_weights(
-    *, learner: Updater, sampler: Sampler, problems: pl.DataFrame, samples: int, run_id: str
+    *, learner: Updater, sampler: Sampler, problems: pl.DataFrame, samples: int, run_id: str, **limit: int
 ) -> pl.DataFrame:
     """Answer problems with the sampler's weights, and compare its log-probabilities with the learner's.
+
+    Args:
+        limit: ``max_new_tokens``, where responses are to be shorter than the sampler's.
 
     Returns:
         The responses, which were paid for, as a ``rollouts`` table.
@@ -396,7 +404,9 @@ def check_weights(
         SyncError: The sampler does not hold the learner's weights.
         DivergenceError: The log-probabilities of the base model itself are not finite.
     """
-    rollouts = sampler.sample(problems, samples=samples, seed=0, step=learner.version, phase="canary", run_id=run_id)
+    rollouts = sampler.sample(
+        problems, samples=samples, seed=0, step=learner.version, phase="canary", run_id=run_id, **limit
+    )
     check_sampled(rollouts, problems, source=_answer_of(sampler))
     check_answers(rollouts, problems, samples=samples, source=_answer_of(sampler))
     try:
@@ -515,8 +525,8 @@ class _Tries:
         return None
 
 
-PROBED = 4
-"""Problems that a probe of the sampler's weights answers."""
+PROBED, PROBE_TOKENS = 4, 16
+"""Problems that a probe of the sampler's weights answers, and the most tokens of an answer."""
 OF_A_BRANCH = ("run_id", "optimizer.decay", "optimizer.decay_after", "optimizer.decay_steps")
 """Settings in which a branch may differ from its trunk."""
 

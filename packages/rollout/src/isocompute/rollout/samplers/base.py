@@ -244,6 +244,7 @@ class Sampler:
         phase: str = "train",
         run_id: str = "",
         first_sample: int = 0,
+        max_new_tokens: int | None = None,
     ) -> pl.DataFrame:
         """Answer each problem ``samples`` times.
 
@@ -254,6 +255,8 @@ class Sampler:
             step: Update step the responses are for (cumulative rollouts for phase ``eval``).
             phase: What they are for: ``train``, ``eval``, ``difficulty``, ``baseline`` or ``canary``.
             first_sample: Index of a problem's first response; above 0 where earlier attempts have failed.
+            max_new_tokens: Longest response (tokens), if it is to be shorter than the sampler's, as for a probe; then
+                none is interrupted.
 
         Returns:
             The ``rollouts`` table sorted by problem and sample. ``response_ids`` holds the end-of-sequence
@@ -264,7 +267,8 @@ class Sampler:
                 latest sync failed, or the engine does not answer.
         """
         draw: dict[str, Any] = {"seed": seed, "step": step, "phase": phase, "run_id": run_id}
-        batches = list(self.stream(problems, samples=samples, first_sample=first_sample, **draw))
+        draw |= {"first_sample": first_sample, "max_new_tokens": max_new_tokens}
+        batches = list(self.stream(problems, samples=samples, **draw))
         table = pl.DataFrame(pl.from_arrow(pa.Table.from_batches(batches or [self._no_rows()])))
         return table.sort("problem_id", "sample")
 
@@ -278,6 +282,7 @@ class Sampler:
         phase: str = "train",
         run_id: str = "",
         first_sample: int = 0,
+        max_new_tokens: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Answer each problem ``samples`` times, and yield each group as soon as it is complete and scored.
 
@@ -285,7 +290,15 @@ class Sampler:
             The rows of the ``rollouts`` table of one problem, by sample; problems in the order in which they finish.
             Closing the iterator ends what is unfinished.
         """
-        draw = Draw(samples=samples, seed=seed, step=step, phase=phase, run_id=run_id, first_sample=first_sample)
+        draw = Draw(
+            samples=samples,
+            seed=seed,
+            step=step,
+            phase=phase,
+            run_id=run_id,
+            first_sample=first_sample,
+            max_new_tokens=max_new_tokens,
+        )
         feed = Feed()
         feed.add(problems.sort("problem_id"), draw)
         with closing(self.answer(feed)) as answered:

@@ -204,13 +204,16 @@ class Part:
             Request(
                 prompt_ids=prompt,
                 seed=response_seed(draw.seed, draw.phase, draw.step, problem_id, sample),
-                max_new_tokens=sampler.sampling.max_new_tokens,
+                max_new_tokens=draw.max_new_tokens or sampler.sampling.max_new_tokens,
                 messages=sampler.prompts.messages(text) if sampler.prompts.chat else (),
             )
             for problem_id, prompt, text in zip(problems["problem_id"], prompts, problems["prompt"], strict=True)
             for sample in range(draw.first_sample, draw.first_sample + draw.samples)
         ]
-        self.requests, self._control = controlled(requests, sampler.sampling, sampler.tokenizer)
+        if draw.max_new_tokens is None:
+            self.requests, self._control = controlled(requests, sampler.sampling, sampler.tokenizer)
+        else:
+            self.requests, self._control = requests, as_it_is
         self._buffered: dict[int, dict[int, Response]] = {}
 
     def control(self, index: int, response: Response) -> Request | Response:

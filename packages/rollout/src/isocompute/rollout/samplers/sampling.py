@@ -152,6 +152,7 @@ class Draw:
     phase: str
     run_id: str
     first_sample: int
+    max_new_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import polars as pl
@@ -23,9 +23,6 @@ from .crew import LONGEST_WAIT, Event
 from .replica import Answered, Opened, Opener, Part, Replica, ReplicaActors, ReplicaMember
 from .transfer import Transfer
 
-if TYPE_CHECKING:
-    from ..in_flight import InFlightPipe
-
 TRANSPORTS = ("object_store", "gloo", "nccl", "ipc")
 SHOWN = 5
 """Groups that an error names."""
@@ -37,6 +34,18 @@ PROBE_TOLERANCES = {"float32": 1e-3, "float16": 0.025, "bfloat16": 0.2}
 Replicas on the same hardware answer a probe alike to the last bit. On other GPUs other kernels round otherwise: in
 bfloat16 single tokens of the same weights were seen to differ by up to 0.23 nats (docs/learner.md).
 """
+
+
+class Carrier(Protocol):
+    """What answers everything through some replicas while it uses them (``in_flight.InFlightPipe``)."""
+
+    def answer(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
+        """Yield the groups of problems that are asked beside."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the replicas."""
+        ...
 
 
 class Replicas(Sampler):
@@ -100,7 +109,7 @@ class Replicas(Sampler):
         self.transport = transport_of(transport, num_gpus=num_gpus)
         self._ray = connected_ray()
         self._own_placement: Any = None
-        self.pipe: InFlightPipe | None = None
+        self.pipe: Carrier | None = None
         self._tolerance = tolerance or 0.0
         self.expected, self.sync_number = Expected(sampling.max_new_tokens), 0
         devices = {"num_cpus": num_cpus, "num_gpus": num_gpus}
@@ -287,7 +296,7 @@ class Replicas(Sampler):
         finally:
             dispatch.close()
 
-    def carry(self, pipe: InFlightPipe | None) -> None:
+    def carry(self, pipe: Carrier | None) -> None:
         """Answer everything through a pipe from now on, or through none."""
         self._streams += 1 if pipe is not None else -1
         self.pipe = pipe
