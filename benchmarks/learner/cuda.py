@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from isocompute.learner import Learner, LearnerConfig, LearnerError
+from isocompute.learner import Learner, LearnerConfig, SyncError
 from isocompute.learner.config import ComputeConfig, SyncConfig
 from isocompute.learner.cost.rate import matmul_rate
 from isocompute.learner.memory.update import GIB, Load, UpdateMemory, parameters_of, update_memory
@@ -260,6 +260,7 @@ def engine() -> list[str]:
                     f"{asleep - awake:.0f} GiB more are free while it sleeps; {found}",
                     flush=True,
                 )
+                check_sync(found, CONFIG, step=learner.version + 1)
                 learner.update(recorded.batch(table))
             weights = {tensor: value.clone() for tensor, value in learner.weights()}
             last = next(tensor for tensor in weights if "mlp.down_proj" in tensor)
@@ -268,7 +269,7 @@ def engine() -> list[str]:
             table = sampler.sample(problems, samples=2, seed=0, step=learner.version, phase="canary", run_id="r")
             try:
                 check_sync(learner.agreement(table), CONFIG, step=learner.version + 1)
-            except LearnerError as error:
+            except SyncError as error:
                 print(f"a corrupted tensor is noticed: {error}")
                 return []
     return ["a corrupted tensor is not noticed"]

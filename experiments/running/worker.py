@@ -163,9 +163,7 @@ class Worker:
             self._opened_pipe(cell) as pipe,
         ):
             if cell.learner.pipeline.lag:
-                # A pipe that begins unfinished groups again says how much was complete.
-                restored = progress.pipe[1].get("complete", len(progress.begun) * cell.run.batch_rollouts)
-                ledger.charge_lost(progress.step, restored=restored)
+                ledger.charge_lost(progress.step, restored=progress.restored(cell.run))
             # Not what is paid: a cell must end with the same steps however often it was killed.
             meter = UntilStopped(Meter(ledger, Limits(rollouts=cell.rollouts, counted="used")), home)
             ended = train(
@@ -370,12 +368,18 @@ class UntilStopped:
 
     def __init__(self, meter: Meter, home: Path) -> None:
         self._meter, self._home, self.stopped = meter, home, False
-        self.charge, self.reserve = meter.charge, meter.reserve
+        self.reserve = meter.reserve
+
+    def charge(self, step: int, rollouts: pl.DataFrame, /) -> None:
+        """Record what was generated; what a stop leaves in flight is for the attempt that goes on with it."""
+        if not self.stopped or (rollouts["cohort"] != "unused").any():
+            self._meter.charge(step, rollouts)
 
     def admit(self, *, step: int, rollouts: int) -> bool:
         """Return whether a step may be taken."""
         admitted = bool(self._meter.admit(step=step, rollouts=rollouts))
-        self.stopped = admitted and cell_folder.stop_requested(self._home)
+        # A request that is cleared meanwhile, as by the next command, has stopped it all the same.
+        self.stopped = self.stopped or (admitted and cell_folder.stop_requested(self._home))
         return admitted and not self.stopped
 
 

@@ -350,7 +350,7 @@ class Preset(Settings):
                 f"{where}.lag is {pipeline.lag}, and resources.checkpoints.keep {resources.checkpoints.keep}: it must "
                 "be 2 or more, since a run is extended from the checkpoint before its last batches"
             )
-        if pipeline.mode == "in_flight" and (resources.placement != "separate" or resources.engine.sleep):
+        if pipeline.mode == "in_flight" and resources.placement != "separate":
             raise ValueError(
                 f"{where}.mode is 'in_flight', and engines wait for the learner where they share its devices: set "
                 f"resources.placement to separate, or {where}.mode to virtual or constant"

@@ -4,6 +4,7 @@ import gc
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +14,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
 import polars as pl
 import vllm.entrypoints.llm
 import vllm.v1.worker.cpu_worker  # noqa: F401
+from isocompute.learner.config import PipelineConfig
 
 from experiments.running import cell_folder
 from experiments.running.cells import WorkerConfig
@@ -32,6 +34,7 @@ def main(
     ranks: int = 1,
     rollouts: int = 96,
     sampler: Literal["vllm", "transformers"] = "transformers",
+    lag: int = 0,
     **checkpoints: int,
 ) -> None:
     """Run it, or what is left of it, in one folder after another; the problems are in the folder above."""
@@ -47,4 +50,8 @@ def main(
         worker = Worker(WorkerConfig(models={base: str(BASE)}, generation=GENERATION, resources=resources))
         for home in homes:
             problems = pl.read_parquet(home.parent / "problems.parquet")
-            worker.train(cell(rollouts=rollouts, base=base), problems, home, home.parent / f"{home.name}-start")
+            one = cell(rollouts=rollouts, base=base)
+            if lag:
+                behind = PipelineConfig(lag=lag, mode="virtual", update_time=3.5)
+                one = replace(one, learner=replace(one.learner, pipeline=behind))
+            worker.train(one, problems, home, home.parent / f"{home.name}-start")

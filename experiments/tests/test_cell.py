@@ -141,6 +141,20 @@ def test_a_killed_run_and_then_a_longer_one_equal_the_one_left_alone(home: Path,
     assert lost(killed) == before
 
 
+def test_a_killed_run_with_a_lag_equals_the_one_left_alone_and_what_was_in_flight_was_paid_for(home: Path) -> None:
+    alone, killed = home / "alone-behind", home / "killed-behind"
+    assert exit_code(start(alone, lag=3)) == 0
+    for lines in (3, 8, 14):
+        kill_after(killed, lines, start(killed, lag=3))
+    assert exit_code(start(killed, lag=3)) == 0
+    assert same(killed, alone)
+    ledger = pl.read_parquet(killed / "ledger.parquet").filter(pl.col("cohort") != "eval")
+    # Three kills, each with up to four batches in flight.
+    assert 0 < lost(killed) <= 3 * (4 + 4) * 8
+    with Ledger.open(killed / "run.ledger", run_id=ledger["run_id"][0], resumed_from=12) as reopened:
+        assert reopened.totals.paid_training.rollouts == ledger["rollouts"].sum() + lost(killed)
+
+
 def test_on_vllm_a_killed_run_equals_the_one_before_it_on_the_same_engine(home: Path) -> None:
     alone, killed = home / "alone-on-vllm", home / "killed-on-vllm"
     kill_after(killed, 8, start(alone, killed, sampler="vllm"))

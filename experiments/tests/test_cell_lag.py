@@ -86,7 +86,7 @@ def test_a_cell_with_a_lag_that_was_cut_off_and_extended_is_the_cell_left_alone(
     for table in ("evals", "ledger", "pass_rates"):
         alone, cut = (pl.read_parquet(tmp_path / name / f"{table}.parquet") for name in ("alone", "cut"))
         assert cut.equals(alone), table
-    # What was in flight was paid for.
+    # What was in flight was paid for, and is in no table.
     assert lost(tmp_path / "cut") > 0
     assert cell_folder.has_policy(tmp_path / "cut")
     longer = replace(one, rollouts=160)

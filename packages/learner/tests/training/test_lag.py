@@ -62,8 +62,9 @@ def test_a_run_with_a_lag_that_was_cut_off_goes_on_bit_for_bit(
     assert torch.equal(weights(straight), weights(resumed))
 
 
+@pytest.mark.parametrize("killed", [False, True])
 def test_a_longer_run_with_a_lag_begins_as_the_shorter_one(
-    model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
+    killed: bool, model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
 ) -> None:
     config = lagged(config, 2)
     straight = Learner(model, config)
@@ -75,6 +76,10 @@ def test_a_longer_run_with_a_lag_begins_as_the_shorter_one(
     ended = loop.restore(learner=at_the_end, checkpoints=store, run=RUN, problems=PROBLEMS, ended=True)
     assert ended.step == 5
     assert torch.equal(weights(at_the_end), weights(shorter))
+    if killed:
+        # Before the step at which the shorter run has ended, whose checkpoint must not be taken for this run's newest.
+        kill(Learner(model, config), replay, tmp_path / "longer", after=6, every=EVERY)
+        assert store.newest_step() == 4
     longer = Learner(model, config)
     assert run(longer, replay, tmp_path / "longer", steps=8, every=EVERY) == whole
     assert torch.equal(weights(straight), weights(longer))

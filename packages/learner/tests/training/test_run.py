@@ -103,7 +103,7 @@ def test_failed_responses_do_not_count_as_wrong_and_partial_rewards_are_not_righ
     order = ProblemOrder(PROBLEMS[:2], problems_per_batch=1, seed=0, drop_above=0.9)
     rows = [("p00", 1.0, "stop"), ("p00", 0.0, "aborted"), ("p01", 0.99, "stop")]
     rollouts = pl.DataFrame(rows, schema=["problem_id", "reward", "finish_reason"], orient="row")
-    assert order.learnt(Cursor(), rollouts).rates == {"p00": 1.0, "p01": 0.0}
+    assert order.learnt(Cursor(), rollouts).answers == {"p00": (1, 1), "p01": (0, 1)}
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_continued_from_a_saved_place_the_order_is_the_same(cut: int, luck: int)
     whole = walk(order, 12, right)
     cursor = whole[cut][0]
     saved = Progress(step=cut, rollouts=0, tokens=0, evals=[], cursor=cursor).saved()
-    again = Progress.restored(cut, json.loads(json.dumps(saved)))
+    again = Progress.read(cut, json.loads(json.dumps(saved)))
     assert again.cursor == cursor
     assert walk(order, 12 - cut, right, again.cursor) == whole[cut:]
 

@@ -51,8 +51,8 @@ class BatchConfig:
     """Responses per problem, n_train, that are learnt from; the others (cohort ``filtered``) only sharpen the baseline
     (IsoCompute Playbook, Appendix G: n_est is ``rollouts_per_problem``). None: all."""
     drop_above: Annotated[float, Field(gt=0, le=1)] | None = None
-    """No-positive resampling (ScaleRL): a problem whose pass rate in its last batch is this or more is not trained on
-    in later passes. None: none is dropped."""
+    """No-positive resampling (ScaleRL): a problem whose pass rate over all its answers so far is this or more is not
+    trained on in later passes. None: none is dropped."""
 
 
 ATTENDED = 4
@@ -358,6 +358,10 @@ class PipelineConfig:
     jitter: Weight = 0.0
     """For ``virtual``: standard deviation of the logarithm of an update's time, which is drawn from the run's seed."""
 
+    def __post_init__(self) -> None:
+        if self.mode != "virtual" and (self.update_time is not None or self.jitter):
+            raise LearnerError(f"mode is {self.mode!r}, which has no clock: update_time and jitter must be left out")
+
 
 CHECKS = ("tolerance", "mean", "k3", "quantile")
 
@@ -578,7 +582,7 @@ class LearnerConfig:
 
         So it is where advantages depend on it, and where updates are off-policy.
         """
-        return self.measures_for_advantages or self.objective.off_policy
+        return self.measures_for_advantages or (self.objective.off_policy and not self.behaviour_is_old)
 
     @property
     def measures_for_advantages(self) -> bool:

@@ -65,10 +65,11 @@ def objective(inputs: ObjectiveInputs, config: LearnerConfig) -> tuple[torch.Ten
     """Compute a micro-batch's share of the loss.
 
     Σ_t weight_t · (w_t·surrogate_t + β·KL_t − η·H_t + value loss_t), with w the truncated importance weight between
-    learner and sampler, β and η the coefficients of KL and entropy. The regularisers have no importance weight, as in
-    veRL and TRL, and masked ones are 0 where rewards are equal, with the same normaliser. The value loss enters with a
-    weight of 1: ``critic.coefficient`` is what passes of its gradient from the head into the policy. Shares of one
-    update add up to its loss.
+    learner and sampler (1 where the surrogate's own ratio is to the sampler: ``behaviour_is_old``), β and η the
+    coefficients of KL and entropy. The regularisers have no importance weight, as in veRL and TRL, and masked ones are
+    0 where rewards are equal, with the same normaliser. The value loss enters with a weight of 1:
+    ``critic.coefficient`` is what passes of its gradient from the head into the policy. Shares of one update add up to
+    its loss.
 
     Returns:
         The share as a scalar with its gradient, and the metrics that ``loss_metrics`` names.

@@ -185,7 +185,8 @@ def _rise(flag: str, number: str, most: Callable[[Thresholds, float], float], sa
 
 def _mismatch(records: Sequence[StepRecord], limits: Thresholds) -> Flag | None:
     for record in records:
-        if record.update is None:
+        # With a lag older weights have sampled by right; the probe of each push judges the sampler.
+        if record.update is None or record.lag is not None:
             continue
         numbers = record.update.metrics()
         weight, k3 = numbers.get("importance_weight", 1.0), numbers.get("mismatch_k3", numbers["sync_k3"])

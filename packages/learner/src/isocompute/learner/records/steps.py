@@ -162,7 +162,8 @@ class UpdateReport:
         objective: What the objective measured, by the names of ``loss_metrics``: which ones depends on the settings.
         gradient_norm: Norm of the gradient before clipping (``grad_norm`` in TRL and veRL).
         learning_rate: Learning rate used.
-        sync_error: Largest log-probability difference to the sampler in the first micro-batch (nats).
+        sync_error: Largest log-probability difference to the sampler in the first micro-batch, or with a lag in the
+            probe of the weights that the step made (nats).
         sync_mean: Mean absolute difference there (nats per token).
         sync_k3: Estimate (k3) of KL(sampler ‖ learner) there (nats per token).
         sync_quantile: The 0.99 quantile of the absolute difference there (nats); see ``Agreement``.
@@ -190,6 +191,12 @@ class UpdateReport:
     skipped: Mean = field(default_factory=lambda: Mean(total=0.0, count=0.0))
     operations: float = 0.0
     machine_rate: float = field(default=0.0, compare=False)
+
+    def probed(self, found: Agreement) -> UpdateReport:
+        """The same with the agreement of a probe, where older weights have sampled what was learnt from."""
+        return replace(
+            self, sync_error=found.maximum, sync_mean=found.mean, sync_k3=found.k3, sync_quantile=found.quantile
+        )
 
     def metrics(self) -> dict[str, float]:
         """The numbers by name; means of nothing are left out."""
@@ -475,7 +482,7 @@ def response_statistics(batch: pl.DataFrame) -> ResponseStatistics | None:
     Returns:
         The statistics, or None where every response failed.
     """
-    completed = batch.filter(~pl.col("cohort").is_in(["failed", "stale"]))
+    completed = batch.filter(pl.col("cohort") != "failed")
     if not len(completed):
         return None
     deviations = completed.group_by("problem_id", maintain_order=True).agg(pl.col("reward").cast(pl.Float64).std())

@@ -231,6 +231,10 @@ class Checkpoints:
             state = {name: getattr(checkpoint, name) for name in ("step", "values", "progress", "settings")}
             (aside / STATE).write_text(json.dumps(state))
             write_checksums(aside, known=checksums)
+        # Those of later steps are of an end that this run does not have any more.
+        for folder in self._complete():
+            if _step_of(folder) > checkpoint.step:
+                remove_folder(folder)
         self._prune()
         return final
 

@@ -27,6 +27,7 @@ from ..protocols import Evaluator, Meter, Pipe, Sampler, Updater, Watch
 from ..records.lag import lag_statistics
 from ..records.steps import (
     AdvantageStatistics,
+    Agreement,
     EvaluationRecord,
     Record,
     StepRecord,
@@ -36,7 +37,7 @@ from ..records.steps import (
     response_statistics,
 )
 from ..saving.checkpoint import Checkpoint, Checkpoints
-from ..updates.sync import check_sync
+from ..updates.sync import BROKEN, check_sync
 from .pipe import Ahead, without_stale
 from .run import ProblemOrder, Progress, settings_of
 
@@ -44,6 +45,9 @@ logger = logging.getLogger(__name__)
 
 
 Result = TypeVar("Result")
+
+PROBED, PROBE_TOKENS = 4, 16
+"""Problems that a probe of the sampler's weights answers, and the most tokens of an answer."""
 
 
 def print_record(record: Record, stream: TextIO | None = None) -> None:
@@ -87,7 +91,9 @@ def train(
         evaluator: Called at step 0 and on the grid of nominal rollouts, step · B; None for no evaluation.
         meter: The budget, which alone knows where the run ends; None for one pass over the problems, unrecorded.
         checkpoints: Where to save, and when, and at the end unless the policy has diverged; None to save nothing.
-        progress: From ``restore`` or ``branch``; None to continue from the newest one, after a ``sync_and_check``.
+        progress: From ``restore`` or ``branch``; None to continue from the newest one, after a ``sync_and_check``. With
+            a lag, what a killed process had in flight is charged before (``Ledger.charge_lost`` of
+            ``isocompute.budget``, with ``Progress.restored``).
         pipe: Generates while updates are taken, with the same engines as the sampler. None where sampling and updates
             alternate, and for ``pipeline.mode`` ``constant``, which need none but the sampler.
         watch: Called with a ``StepRecord`` after each step and an ``EvaluationRecord`` after each evaluation.
@@ -107,6 +113,11 @@ def train(
         raise LearnerError(
             f"checkpoints.keep is {checkpoints.keep}; with a lag it must be 2 or more: a run that ends keeps the "
             "checkpoint before its last batches, from which a longer one goes on"
+        )
+    if pipe is not None and progress is None:
+        raise LearnerError(
+            "a pipe was given and no progress: restore and sync_and_check come before it is opened, since engines in "
+            "flight take weights from their pipe alone"
         )
     drop_above = learner.config.batch.drop_above
     order = ProblemOrder(problems, problems_per_batch=run.problems_per_batch, seed=run.seed, drop_above=drop_above)
@@ -138,9 +149,10 @@ def train(
         try:
             loop.run_on()
         except BaseException:
-            # What went wrong is said, and not what follows from it.
+            # What went wrong is said, and not what follows from it. What was in flight is charged by the next attempt,
+            # as after a kill: it knows what its checkpoint brings back.
             with suppress(Exception):
-                loop.abandon()
+                pipe.abandon()
             raise
         loop.abandon()
         # A kill may have come between the last checkpoint and the deletion of those before.
@@ -254,8 +266,8 @@ class _Loop:
         else:
             if self.learner.version != version:
                 self.pipe.push(self.learner.weights(), self.learner.version)
-                if lag:
-                    self.verify(step)
+                if lag and learnt.update is not None:
+                    learnt = replace(learnt, update=learnt.update.probed(self.verify(step)))
                 sync_seconds = perf_counter() - learned
             del progress.begun[0]
             progress.cursor = self.order.learnt(progress.cursor, taken)
@@ -283,9 +295,9 @@ class _Loop:
         )
         return not learnt.diverged
 
-    def verify(self, step: int) -> None:
+    def verify(self, step: int) -> Agreement:
         """Probe the weights that were pushed, before anything that they sample is learnt from, and charge the probe."""
-        answered = check_weights(
+        answered, found = check_weights(
             learner=self.learner,
             sampler=self.sampler,
             problems=self.order.problems.head(PROBED),
@@ -295,6 +307,7 @@ class _Loop:
             max_new_tokens=PROBE_TOKENS,
         )
         self.meter.charge(step, answered.with_columns(cohort=pl.lit("eval")))
+        return found
 
     def abandon(self) -> None:
         """Charge what was generated and is learnt from no more, as of the step that would have come next."""
@@ -386,19 +399,22 @@ def sync_and_check(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame
     if dtype not in (None, told) and not learner.config.sync.given:
         raise LearnerError(f"sampler_dtype is {told!r}, and the sampler's weights are in {dtype}: it must be {dtype!r}")
     sampler.sync(learner.weights(), learner.version)
-    return check_weights(learner=learner, sampler=sampler, problems=problems.head(PROBED), samples=2, run_id=run_id)
+    few = problems.head(PROBED)
+    answered, _ = check_weights(learner=learner, sampler=sampler, problems=few, samples=2, run_id=run_id)
+    return answered
 
 
 def check_weights(
     *, learner: Updater, sampler: Sampler, problems: pl.DataFrame, samples: int, run_id: str, **limit: int
-) -> pl.DataFrame:
+) -> tuple[pl.DataFrame, Agreement]:
     """Answer problems with the sampler's weights, and compare its log-probabilities with the learner's.
 
     Args:
         limit: ``max_new_tokens``, where responses are to be shorter than the sampler's.
 
     Returns:
-        The responses, which were paid for, as a ``rollouts`` table.
+        The responses, which were paid for, as a ``rollouts`` table, and how they agree; infinitely where the learner
+        has diverged.
 
     Raises:
         SyncError: The sampler does not hold the learner's weights.
@@ -409,9 +425,11 @@ def check_weights(
     )
     check_sampled(rollouts, problems, source=_answer_of(sampler))
     check_answers(rollouts, problems, samples=samples, source=_answer_of(sampler))
+    found = BROKEN
     try:
         with _broken_logprobs_named(rollouts):
-            check_sync(learner.agreement(rollouts), learner.config, step=learner.version + 1)
+            found = learner.agreement(rollouts)
+            check_sync(found, learner.config, step=learner.version + 1)
     except DivergenceError:
         if learner.version == 0:
             raise
@@ -420,7 +438,7 @@ def check_weights(
         raise SyncError(
             f"the sampler answered with weights of version {sorted(stamped)}, and the learner is at {learner.version}"
         )
-    return rollouts
+    return rollouts, found
 
 
 @contextmanager
@@ -525,8 +543,6 @@ class _Tries:
         return None
 
 
-PROBED, PROBE_TOKENS = 4, 16
-"""Problems that a probe of the sampler's weights answers, and the most tokens of an answer."""
 OF_A_BRANCH = ("run_id", "optimizer.decay", "optimizer.decay_after", "optimizer.decay_steps")
 """Settings in which a branch may differ from its trunk."""
 
@@ -605,6 +621,12 @@ def branch(*, learner: Updater, trunk: Checkpoints, run: RunConfig, problems: pl
             f"{schedule.decay}): it must be the step of a checkpoint of {trunk.folder}"
         )
     saved = trunk.read(schedule.decay_after)
+    drained = saved.progress.get("drained")
+    if drained is not None:
+        raise CheckpointError(
+            f"{trunk.folder}: the trunk began no batch after step {drained}, so that no branch leaves it at step "
+            f"{saved.step}: the trunk must be longer by more than pipeline.lag batches"
+        )
     decay = saved.settings.get("optimizer.decay")
     if decay != "constant":
         raise CheckpointError(
@@ -638,7 +660,7 @@ def _said(changed: Mapping[str, list[Any]]) -> str:
 def _continued(learner: Updater, saved: Checkpoint, folder: Path) -> Progress:
     """Let the learner take over a checkpoint, and return how far its run was."""
     try:
-        progress = Progress.restored(saved.step, saved.progress, pipe=saved.pipe)
+        progress = Progress.read(saved.step, saved.progress, pipe=saved.pipe)
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{folder}: the progress in the checkpoint of step {saved.step} cannot be read "

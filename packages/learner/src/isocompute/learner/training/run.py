@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
 from typing import Any
@@ -22,13 +23,14 @@ class Cursor:
         number: The pass, counted from 0.
         taken: Batches of it that were taken.
         dropped: Problems that are in this pass no more, nor in any later one.
-        rates: Pass rate of each problem when it was met last, where problems may be dropped.
+        answers: Of each problem that was met, how many answers were right and how many there were, where problems may
+            be dropped.
     """
 
     number: int = 0
     taken: int = 0
     dropped: tuple[str, ...] = ()
-    rates: Mapping[str, float] = field(default_factory=dict)
+    answers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class ProblemOrder:
@@ -38,7 +40,7 @@ class ProblemOrder:
     same problems in the same order. Where the batch size does not divide it, each pass leaves out the problems
     (others each time) that do not fill a batch.
 
-    With ``drop_above`` a problem whose pass rate when it was met last is this or more is left out of all later passes
+    With ``drop_above`` a problem whose pass rate over all its answers is this or more is left out of all later passes
     (no-positive resampling, ScaleRL, arXiv 2510.13786); those that are left keep their order within the shuffle.
     There are always enough problems for a batch: where fewer than B_p would be left, the B_p with the lowest pass
     rates stay (of equal ones those whose ``problem_id`` comes first; one that was not met counts as 0), and no more
@@ -93,19 +95,24 @@ class ProblemOrder:
         """
         if self._drop_above is None:
             return cursor
-        return replace(cursor, rates={**cursor.rates, **_pass_rates(rollouts)})
+        answers = dict(cursor.answers)
+        for problem_id, right, count in _answers(rollouts):
+            before = answers.get(problem_id, (0, 0))
+            answers[problem_id] = (before[0] + right, before[1] + count)
+        return replace(cursor, answers=answers)
 
     def after(self, cursor: Cursor) -> Cursor:
         """Return the cursor of the next batch. What a new pass leaves out follows from the answers known by now."""
         left = len(self._problems) - len(cursor.dropped)
         if cursor.taken + 1 < left // self._problems_per_batch:
             return replace(cursor, taken=cursor.taken + 1)
-        return Cursor(number=cursor.number + 1, dropped=self._dropped(cursor, cursor.rates), rates=cursor.rates)
+        return Cursor(number=cursor.number + 1, dropped=self._dropped(cursor), answers=cursor.answers)
 
-    def _dropped(self, cursor: Cursor, rates: Mapping[str, float]) -> tuple[str, ...]:
+    def _dropped(self, cursor: Cursor) -> tuple[str, ...]:
         """Problems that are left out of the next pass."""
         if self._drop_above is None:
             return ()
+        rates = {name: right / count for name, (right, count) in cursor.answers.items()}
         gone = set(cursor.dropped)
         left = [name for name in self._problems["problem_id"] if name not in gone]
         left.sort(key=lambda name: (rates.get(name, 0.0), name))
@@ -113,10 +120,12 @@ class ProblemOrder:
         return tuple(sorted((*cursor.dropped, *left[max(unsolved, self._problems_per_batch) :])))
 
 
-def _pass_rates(rollouts: pl.DataFrame) -> dict[str, float]:
-    right = (pl.col("reward") >= 1).cast(pl.Float64).mean()
+def _answers(rollouts: pl.DataFrame) -> Iterable[tuple[str, int, int]]:
+    """How many answers to each problem were right, and how many there were."""
+    right = (pl.col("reward") >= 1).cast(pl.Int64).sum()
     completed = rollouts.filter(pl.col("finish_reason") != "aborted")
-    return dict(completed.group_by("problem_id").agg(right).sort("problem_id").iter_rows())
+    found = completed.group_by("problem_id").agg(right, pl.len().cast(pl.Int64)).sort("problem_id")
+    return [(name, int(correct), int(count)) for name, correct, count in found.iter_rows()]
 
 
 CHANGES_NO_RESULT = ("sync.", "sampler_dtype", "entropy.measured")
@@ -176,10 +185,18 @@ class Progress:
     def saved(self) -> dict[str, Any]:
         """Return what a checkpoint holds beside its step, as plain values."""
         names = [each.name for each in fields(self) if each.name not in ("step", "pipe", "diverged_at")]
-        return {name: getattr(self, name) for name in names} | {"cursor": asdict(self.cursor)}
+        # Copies, as a checkpoint may be written while the run goes on.
+        return deepcopy({name: getattr(self, name) for name in names} | {"cursor": asdict(self.cursor)})
+
+    def restored(self, run: RunConfig) -> int:
+        """Return how many rollouts of batches that were begun a checkpoint has brought back; others are generated anew.
+
+        A pipe that begins unfinished groups again says how many were ``complete``.
+        """
+        return int(self.pipe[1].get("complete", len(self.begun) * run.batch_rollouts))
 
     @classmethod
-    def restored(cls, step: int, saved: Mapping[str, Any], *, pipe: Mapping[str, Any] | None = None) -> Progress:
+    def read(cls, step: int, saved: Mapping[str, Any], *, pipe: Mapping[str, Any] | None = None) -> Progress:
         """Return the progress that ``saved`` made this of.
 
         Args:
@@ -187,5 +204,6 @@ class Progress:
             pipe: Its tensors.
         """
         cursor = saved["cursor"]
-        cursor = Cursor(**cursor | {"dropped": tuple(cursor["dropped"])})
+        answers = {name: (right, count) for name, (right, count) in cursor["answers"].items()}
+        cursor = Cursor(**cursor | {"dropped": tuple(cursor["dropped"]), "answers": answers})
         return cls(**{**saved, "step": step, "cursor": cursor, "pipe": (pipe or {}, saved.get("pipe", {}))})

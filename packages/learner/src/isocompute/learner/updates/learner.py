@@ -596,7 +596,7 @@ def check_versions(rollouts: pl.DataFrame, version: int, total: Callable[[float]
         versions = stale["weights_version"].unique().sort().to_list() or "others (on another rank)"
         raise SyncError(
             f"a batch for step {version + 1} was sampled with weights version {versions}, and the learner is at "
-            f"{version}: " + (f"more than {lag} versions apart" if lag else "a sync was skipped")
+            f"{version}: " + (f"they must be within {lag} versions before it" if lag else "a sync was skipped")
         )
 
 

@@ -200,11 +200,12 @@ class Part:
         self._sampler, self._problems, self._prompts = sampler, problems, prompts
         self._metadata = metadata_of(problems)
         self._first, self._draw, self._sampling = first, draw, sampler.sampling
+        most = sampler.sampling.max_new_tokens
         requests = [
             Request(
                 prompt_ids=prompt,
                 seed=response_seed(draw.seed, draw.phase, draw.step, problem_id, sample),
-                max_new_tokens=draw.max_new_tokens or sampler.sampling.max_new_tokens,
+                max_new_tokens=min(draw.max_new_tokens or most, most),
                 messages=sampler.prompts.messages(text) if sampler.prompts.chat else (),
             )
             for problem_id, prompt, text in zip(problems["problem_id"], prompts, problems["prompt"], strict=True)
