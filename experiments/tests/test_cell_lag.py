@@ -1,6 +1,5 @@
 """Cells that sample ahead of their updates: on the virtual clock, a constant number of steps, and beside an engine."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import polars as pl
 import pytest
 from isocompute.learner import StepRecord
 from isocompute.learner.config import PipelineConfig
+from ray.util.placement_group import remove_placement_group
 
 from experiments.running import cell_folder
 from experiments.running.cell_folder import Spool
@@ -18,7 +18,7 @@ from experiments.settings import CheckpointsConfig, ResourcesConfig
 
 from .made import BASE, GENERATION, cell, lost, sums
 
-pytestmark = pytest.mark.slow("cells that train, and Ray")
+pytestmark = [pytest.mark.slow("cells that train, and Ray"), pytest.mark.xdist_group("cluster")]
 
 
 def worker_of(**resources: Any) -> Worker:
@@ -110,20 +110,15 @@ def test_a_stop_between_two_steps_leaves_a_cell_to_go_on_from(
     check_account(tmp_path / "home")
 
 
-@pytest.fixture
-def cluster() -> Iterator[None]:
-    import ray
-
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=2**28, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
 def test_an_engine_of_its_own_samples_while_the_learner_learns(
     cluster: None, problems: pl.DataFrame, tmp_path: Path
 ) -> None:
     worker = worker_of(placement="separate")
-    worker.train(lagged("in_flight"), problems, tmp_path / "home", tmp_path / "start")
+    try:
+        worker.train(lagged("in_flight"), problems, tmp_path / "home", tmp_path / "start")
+    finally:
+        worker._sampler.close()
+        remove_placement_group(worker._group)
     check_account(tmp_path / "home")
     found = [record.lag for record in steps_of(tmp_path / "home") if record.lag is not None]
     assert any(lag.lag_mean > 0 for lag in found)
