@@ -20,6 +20,7 @@ from isocompute.learner.records.steps import Agreement, StepRecord, UpdateReport
 from isocompute.learner.saving.checkpoint import Checkpoints
 from isocompute.learner.training import loop
 from isocompute.learner.training.pipe import without_stale
+from isocompute.learner.training.resume import restore
 from isocompute.learner.updates.learner import Learner
 from small_run import PROBLEMS, RUN, Steps, kill, moved, paid, recorded, run, scored, weights
 from transformers import LlamaForCausalLM
@@ -73,7 +74,7 @@ def test_a_longer_run_with_a_lag_begins_as_the_shorter_one(
     run(shorter, replay, tmp_path / "longer", steps=5, every=EVERY)
     at_the_end = Learner(model, config)
     store = Checkpoints(tmp_path / "longer")
-    ended = loop.restore(learner=at_the_end, checkpoints=store, run=RUN, problems=PROBLEMS, ended=True)
+    ended = restore(learner=at_the_end, checkpoints=store, run=RUN, problems=PROBLEMS, ended=True)
     assert ended.step == 5
     assert torch.equal(weights(at_the_end), weights(shorter))
     if killed:
@@ -353,7 +354,7 @@ def test_no_schedule_exceeds_the_bound_or_the_budget_or_loses_a_rollout(
         spent: list[tuple[int, int]] = []
         for dies in [*deaths, None]:
             learner, engines = Counter(config), Engines(np.random.default_rng(luck))
-            progress = loop.restore(learner=learner, checkpoints=store, run=cell, problems=PROBLEMS)
+            progress = restore(learner=learner, checkpoints=store, run=cell, problems=PROBLEMS)
             engines.weights_version = learner.version
             restored = progress.rollouts
             meter = Budget(limit)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.learner.errors import LearnerError, RankError
 from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
-from isocompute.learner.training.loop import through_deaths
+from isocompute.learner.training.resume import through_deaths
 from isocompute.learner.training.run import Cursor, ProblemOrder, Progress
 
 PROBLEMS = pl.DataFrame({"problem_id": [f"p{i:02d}" for i in range(12)]})

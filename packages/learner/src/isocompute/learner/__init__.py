@@ -29,26 +29,28 @@ from .errors import CheckpointError, DivergenceError, LearnerError, RankError, S
 if TYPE_CHECKING:
     from .objective.advantages import group_advantages, with_cohorts
     from .objective.prepare import prepare
-    from .protocols import Evaluator, Meter, Sampler, Updater
+    from .protocols import Evaluator, Meter, Pipe, Sampler, Updater
     from .ranks.group import LearnerGroup
     from .records.health import Flag, flags, judged
     from .records.steps import EvaluationRecord, ResponseStatistics, StepRecord, UpdateReport, timings_table
     from .saving.checkpoint import Checkpoints
     from .saving.export import save_adapter, save_policy
-    from .training.loop import UpdateSteps, branch, restore, sync_and_check, through_deaths, train
+    from .training.loop import UpdateSteps, sync_and_check, train
+    from .training.resume import branch, restore, through_deaths
     from .training.run import Progress
     from .updates.learner import Learner
 
 _MODULES = {
     "objective.advantages": ("group_advantages", "with_cohorts"),
     "objective.prepare": ("prepare",),
-    "protocols": ("Evaluator", "Meter", "Sampler", "Updater"),
+    "protocols": ("Evaluator", "Meter", "Pipe", "Sampler", "Updater"),
     "ranks.group": ("LearnerGroup",),
     "records.health": ("Flag", "flags", "judged"),
     "records.steps": ("EvaluationRecord", "ResponseStatistics", "StepRecord", "UpdateReport", "timings_table"),
     "saving.checkpoint": ("Checkpoints",),
     "saving.export": ("save_adapter", "save_policy"),
-    "training.loop": ("UpdateSteps", "branch", "restore", "sync_and_check", "through_deaths", "train"),
+    "training.loop": ("UpdateSteps", "sync_and_check", "train"),
+    "training.resume": ("branch", "restore", "through_deaths"),
     "training.run": ("Progress",),
     "updates.learner": ("Learner",),
 }
@@ -75,6 +77,7 @@ __all__ = [
     "Meter",
     "ObjectiveConfig",
     "OptimizerConfig",
+    "Pipe",
     "Progress",
     "RankError",
     "ResponseStatistics",
