@@ -52,6 +52,7 @@ def main(
             problems = pl.read_parquet(home.parent / "problems.parquet")
             one = cell(rollouts=rollouts, base=base)
             if lag:
-                behind = PipelineConfig(lag=lag, mode="virtual", update_time=3.5)
+                clock = {"mode": "virtual", "update_time": 3.5} if placement == "colocated" else {"mode": "in_flight"}
+                behind = PipelineConfig(lag=lag, **clock)
                 one = replace(one, learner=replace(one.learner, pipeline=behind))
             worker.train(one, problems, home, home.parent / f"{home.name}-start")

@@ -38,8 +38,8 @@ from .made import BASE, GENERATION, cell, lost, sums
 pytestmark = pytest.mark.slow("vLLM and Ray")
 
 forks = multiprocessing.get_context("forkserver")
-RANK = "ray::RankActor"
-"""Name of the process of a learner's rank, as Ray gives it."""
+RANK, ENGINE = "ray::RankActor", "ray::Replica"
+"""Names of the processes of a learner's rank and of an engine, as Ray gives them."""
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +88,15 @@ def kill_after(folder: Path, lines: int, process: BaseProcess) -> None:
     assert process.is_alive()
     process.kill()
     assert exit_code(process) == -signal.SIGKILL
+
+
+def kill_one(folder: Path, lines: int, cell: BaseProcess, name: str) -> None:
+    """Kill the last of a cell's processes of a name once its spool has so many lines."""
+    while cell.is_alive() and len(Spool(folder).records()) < lines:
+        time.sleep(0.02)
+    every = [each for each in psutil.Process(cell.pid).children(recursive=True) if each.name().startswith(name)]
+    assert len(every) == (2 if name == RANK else 1)
+    every[-1].kill()
 
 
 def tables_of(folder: Path, steps: int) -> list[pl.DataFrame]:
@@ -167,11 +176,7 @@ def test_on_vllm_a_killed_run_equals_the_one_before_it_on_the_same_engine(home: 
 def test_engines_and_ranks_of_their_own_spend_the_same_and_go_on_where_a_rank_dies(home: Path, alone: Path) -> None:
     apart = home / "apart"
     cell = start(apart, placement="separate", ranks=2)
-    while cell.is_alive() and len(Spool(apart).records()) < 7:
-        time.sleep(0.02)
-    every = [process for process in psutil.Process(cell.pid).children(recursive=True) if process.name() == RANK]
-    assert len(every) == 2
-    every[1].kill()
+    kill_one(apart, 7, cell, RANK)
     assert exit_code(cell) == 0
     # As it was alone, each point and what was charged until then; a rank's sums round in another order.
     (ours, spent, _), (theirs, known, _) = tables_of(apart, 12), tables_of(alone, 12)
@@ -183,6 +188,21 @@ def test_engines_and_ranks_of_their_own_spend_the_same_and_go_on_where_a_rank_di
     assert timings["device_seconds"].sum() == pytest.approx(4 * timings["seconds"].sum())
     assert cell_folder.done(apart) == cell_folder.Done(rollouts=96, step=12, diverged_at=None)
     assert lost(apart) > 0
+
+
+def test_a_run_in_flight_whose_rank_and_then_engine_die_learns_from_every_batch_once(home: Path) -> None:
+    flying = home / "flying"
+    cell = start(flying, placement="separate", ranks=2, lag=3)
+    kill_one(flying, 5, cell, RANK)
+    # Of one engine none is left, where it dies: a schedule starts the worker again, as is done here.
+    kill_one(flying, 10, cell, ENGINE)
+    assert exit_code(cell) == 1
+    assert exit_code(start(flying, placement="separate", ranks=2, lag=3)) == 0
+    ledger = pl.read_parquet(flying / "ledger.parquet").filter(pl.col("cohort") != "eval")
+    assert ledger.group_by("step").agg(pl.col("rollouts").sum()).sort("step")["rollouts"].to_list() == [8] * 12
+    assert pl.read_parquet(flying / "evals.parquet")["rollouts"].to_list() == [0, 32, 64, 96]
+    assert cell_folder.done(flying) == cell_folder.Done(rollouts=96, step=12, diverged_at=None)
+    assert lost(flying) > 0
 
 
 @pytest.fixture(scope="module")
