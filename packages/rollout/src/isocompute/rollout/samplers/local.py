@@ -130,7 +130,7 @@ class LocalSampler(Sampler):
 
         def take() -> None:
             for problems, draw in feed.take():
-                part = Part(self, problems, self.checked(problems), draw, first=len(requests))
+                part = Part(self, problems, self.checked(problems), draw, first=len(parts))
                 requests.extend(part.requests)
                 parts.extend([part] * len(part.requests))
 
