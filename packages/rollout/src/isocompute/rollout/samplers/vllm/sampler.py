@@ -242,6 +242,8 @@ def engine_arguments(engine: Engine, plan: MemoryPlan | None) -> dict[str, Any]:
         "enable_chunked_prefill": engine.chunked_prefill,
         "enable_prefix_caching": engine.prefix_caching,
         "enforce_eager": not engine.cuda_graphs,
+        # Within a stream it is the order of arrival.
+        "scheduling_policy": "priority",
         "tensor_parallel_size": engine.tensor_parallel,
     }
     if engine.float32_head:
@@ -387,7 +389,8 @@ class EngineLoop:
         own.seed, own.max_tokens = request.seed, request.max_new_tokens
         prompt = {"type": "token", "prompt_token_ids": request.prompt_ids, "cache_salt": str(self._weights)}
         try:
-            self._engine.add_request(f"{stream}-{index}", prompt, own)
+            # A stream that was opened later, such as a probe, goes first.
+            self._engine.add_request(f"{stream}-{index}", prompt, own, priority=-stream)
         except ValueError as error:
             raise RolloutError(f"{self._name} refuses a request ({reason_of(error)})") from error
 
