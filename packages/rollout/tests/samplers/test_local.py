@@ -1,14 +1,26 @@
 """Forced interruption by rule, and the over-long penalty with an engine; ``every_sampler`` interrupts engines."""
 
 from collections import Counter
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 from isocompute.rollout import Interruption, RolloutError, Sampling, open_sampler
+from isocompute.rollout.samplers.base import Feed
 from isocompute.rollout.samplers.local import controlled, drawn_length
-from isocompute.rollout.samplers.sampling import LengthPenalty, Request, Response, aborted, response_seed
+from isocompute.rollout.samplers.sampling import (
+    ABANDONED,
+    Draw,
+    LengthPenalty,
+    Request,
+    Response,
+    aborted,
+    response_seed,
+)
+from isocompute.rollout.samplers.transformers import TransformersSampler
+from isocompute.rollout.scoring.scorer import Verdict
 
 
 def response(ids: list[int], finish_reason: str = "length", *, scored: bool = True, **other: Any) -> Response:
@@ -59,6 +71,60 @@ def test_a_response_that_is_still_going_on_is_cut_and_goes_on_after_the_phrase(t
     assert whole.logprobs.tolist() == [-0.5] * 3 + [0.0] * 4 + [-0.5] * 2
     assert whole.sampled.tolist() == [True] * 3 + [False] * 4 + [True] * 2
     assert (whole.finish_reason, whole.text, whole.retokenized) == ("stop", None, False)
+
+
+def test_of_a_response_that_is_abandoned_before_its_second_part_began_the_first_is_left(thinker: Any) -> None:
+    _, control = interrupted(thinker)
+    control(0, response([4, 5, 6], versions=((0, 3),)))
+    left = control(0, aborted(ABANDONED))
+    assert (left.ids.tolist(), left.finish_reason, left.failure) == ([4, 5, 6], "aborted", ABANDONED)
+    assert left.versions == ((0, 3),)
+    assert left.logprobs.tolist() == [-0.5] * 3
+
+
+class SlowScorer:
+    """Has no verdict until it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Future[list[Verdict]], int]] = []
+
+    def check(self, verifiers: list[str]) -> None:
+        pass
+
+    def flush(self, *, held: float = 0.0) -> None:
+        pass
+
+    def submit(self, items: list[Any], *, hold: bool = False) -> "Future[list[Verdict]]":
+        self.asked.append((Future(), len(items)))
+        return self.asked[-1][0]
+
+
+@pytest.mark.slow
+def test_new_groups_begin_while_verdicts_are_slow_and_all_come_out_in_their_rows(tiny: Any) -> None:
+    scorer: Any = SlowScorer()
+    sampling = Sampling(max_new_tokens=4, max_prompt_tokens=16)
+    sampler = TransformersSampler(str(tiny.folder), sampling, scorer=scorer)
+    draw = Draw(samples=2, seed=1, step=1, phase="train", run_id="", first_sample=0)
+    feed, groups = Feed(), []
+    feed.add(tiny.problems[:2], draw)
+    stream = sampler.answer(feed)
+    while len(scorer.asked) < 2:
+        assert next(stream) is None
+    # Every group has been generated, and still it goes on.
+    assert [next(stream) for _ in range(3)] == [None] * 3
+    feed.add(tiny.problems[2:3], draw)
+    while len(scorer.asked) < 3:
+        assert next(stream) is None
+    for number, (verdicts, count) in enumerate(scorer.asked):
+        verdicts.set_result([Verdict(reward=number / 2)] * count)
+    groups = [pl.DataFrame(pl.from_arrow(group)) for group in stream if group is not None]
+    table = pl.concat(groups).sort("problem_id", "sample")
+    alone = tiny.problems[:3].sort("problem_id")
+    assert table["problem_id"].to_list() == [name for name in alone["problem_id"] for _ in range(2)]
+    rewards = dict(zip(tiny.problems["problem_id"][:3], (0.0, 0.5, 1.0), strict=True))
+    assert table["reward"].to_list() == [rewards[name] for name in table["problem_id"]]
+    fresh = TransformersSampler(str(tiny.folder), sampling).sample(tiny.problems[:3], samples=2, seed=1, step=1)
+    assert table["response_ids"].equals(fresh["response_ids"])
 
 
 def test_a_response_that_has_closed_its_thinking_goes_on_without_the_phrase(thinker: Any) -> None:

@@ -445,7 +445,9 @@ def test_what_a_pipe_cannot_do_is_refused(
 
     pipe = open_pipe(sampler, "virtual", slots=4)
     begin(pipe, tiny, 1)
+    state, narrow = pipe.state(), open_pipe(sampler, "virtual", slots=1)
     for message, refused in (
+        ("slots is 1; it must be at least", lambda: narrow.load_state(*state)),
         ("step 1 was begun before", lambda: begin(pipe, tiny, 1)),
         ("slots is 4; it must be at least 5", lambda: begin(pipe, tiny, 2, samples=5)),
         ("step 2 was not begun", lambda: pipe.take(2)),

@@ -19,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.rollout import EngineConfig, RolloutError, Sampling, open_pipe, open_sampler
 from isocompute.rollout.errors import EngineError
+from isocompute.rollout.samplers import in_flight
 from isocompute.rollout.samplers.base import unpacked
 from isocompute.rollout.samplers.in_flight import FIRST, InFlightPipe
-from isocompute.rollout.samplers.replicas.pool import Dispatch
+from isocompute.rollout.samplers.replicas.pool import NOBODY, Dispatch
 from isocompute.rollout.samplers.replicas.replica import GATHER_SECONDS
 from isocompute.rollout.samplers.sampling import Draw
 
@@ -205,6 +206,8 @@ def test_what_a_pipe_cannot_use_is_refused() -> None:
             open_pipe(replicas, mode="in_flight")
         with pytest.raises(RolloutError, match="a stream is still open"):
             replicas.sync({}, 1)
+        with pytest.raises(RolloutError, match="a pipe uses the replicas"):
+            replicas.sync({}, 1, in_flight=True)
         begin(pipe, 1)
         with pytest.raises(RolloutError, match="step 1 is in the pipe already"):
             begin(pipe, 1)
@@ -212,9 +215,164 @@ def test_what_a_pipe_cannot_use_is_refused() -> None:
         with pytest.raises(RolloutError, match="the pipe is closed"):
             pipe.take(1)
         replicas.sync({}, 1)
+        stream = replicas.stream(problems(1, 4), samples=1, seed=1, step=1)
+        next(stream)
+        with pytest.raises(RolloutError, match="a stream is still open"):
+            open_pipe(replicas, mode="in_flight")
+        stream.close()
         replicas.sleeps = True
         with pytest.raises(RolloutError, match="engine sleep must be 0"):
             open_pipe(replicas, mode="in_flight")
+
+
+def lose(ray: Any, member: Any, error: Exception) -> None:
+    """Let the call that a replica is in end with an error."""
+    member.call.done, member.call.error = ray.now, error
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_is_abandoned_while_a_replica_fails_keeps_the_answers_of_others_and_leaves_none_at_work(
+    dies: bool,
+) -> None:
+    failed = type("RayTaskError", (latency.RayError,), {"cause": RuntimeError("the engine failed")})
+    with latency.replicas(3, limit=4, tick=GATHER_SECONDS) as replicas:
+        dispatch = Dispatch(replicas, in_flight=True)
+
+        def add(step: int, count: int, failed_on: int | None = None) -> None:
+            draw = Draw(samples=2, seed=1, step=step, phase="train", run_id="", first_sample=0)
+            groups = problems(step, count)
+            works = replicas.expected.work(dict.fromkeys(groups["problem_id"], 0), 2)
+            dispatch.add([replace(work, failed_on=failed_on) for work in works], groups, draw)
+
+        # Lost for the second time with whichever replica.
+        add(1, 12, NOBODY)
+        came = {group["problem_id"][0].as_py() for _, group in dispatch.turn(GATHER_SECONDS)}
+        members = replicas.crew.members
+        coming = {group["problem_id"][0].as_py() for m in members[1:] for group in m.call.value.groups}
+        for member in members[1:]:
+            member.call.done += 1.0
+        lose(replicas.ray, members[0], latency.RayError("the actor died") if dies else failed())
+        given = [set(dispatch._given[index]) for index in range(3)]
+        groups, unknown = dispatch.abandon()
+        came |= {group["problem_id"][0].as_py() for _, group in dispatch.arrived()}
+        assert coming <= came
+        assert groups == []
+        assert {work.problem_id for work in unknown} == ({name for each in given[dies:] for *_, name in each} - came)
+        assert len(dispatch.lost) == (len(given[0]) if dies else 0)
+        assert [member.call for member in members[1:]] == [None, None]
+        add(2, 6)
+        found = []
+        while dispatch.missing:
+            found += dispatch.turn()
+        assert len(found) == 6
+
+
+def test_groups_that_came_before_an_evaluation_was_refused_are_taken() -> None:
+    with piped(1) as (replicas, pipe), pytest.MonkeyPatch.context() as patch:
+
+        def refuse(*_: Any) -> None:
+            while pipe._dispatch.missing:
+                pipe._dispatch._hand_out()
+                pipe._dispatch.pause()
+            raise RolloutError("refused")
+
+        patch.setattr(replicas, "work", refuse)
+        begin(pipe, 1)
+        with pytest.raises(RolloutError, match="refused"):
+            replicas.sample(problems(0, 1), samples=1, seed=1, step=0, phase="eval")
+        assert len(pipe.take(1)) == 8
+
+
+def test_whoever_waits_is_told_what_a_pipe_fails_with_between_two_turns() -> None:
+    def fails(_: Any) -> bool:
+        raise ZeroDivisionError
+
+    with piped(1) as (_, pipe), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Dispatch, "works", property(fails))
+        begin(pipe, 1)
+        with pytest.raises(ZeroDivisionError):
+            pipe.take(1)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_batch_whose_taking_is_interrupted_stays_in_the_pipe(late: bool) -> None:
+    class Interrupted(in_flight.Future[Any]):
+        interrupts = True
+
+        def result(self, timeout: float | None = None) -> Any:
+            if late:
+                super().result(timeout)
+            if self.interrupts:
+                self.interrupts = False
+                raise KeyboardInterrupt
+            return super().result(timeout)
+
+    def interrupted(pipe: InFlightPipe, step: int) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(in_flight, "Future", Interrupted)
+            pipe.take(step)
+
+    with piped(1) as (_, pipe):
+        for _ in range(2):
+            begin(pipe, 1)
+            with pytest.raises(KeyboardInterrupt):
+                interrupted(pipe, 1)
+            with pytest.raises(RolloutError, match="step 1 is in the pipe already"):
+                begin(pipe, 1)
+            check(pipe.take(1), 1, count=4, samples=2, lag=0)
+        begin(pipe, 2)
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(pipe, 2)
+        left = pipe.abandon()
+        assert len(left) == 8 or not late
+
+
+class Holding(latency.LatencyEngine):
+    """Goes no further than its first group while it is held."""
+
+    held = False
+
+    def _answers(self, feed: Any) -> Iterator[Any]:
+        answered = False
+        for one in super()._answers(feed):
+            yield one
+            answered |= one is not None
+            while answered and self.held:
+                self.clock.now += GATHER_SECONDS
+                yield None
+
+
+def test_an_evaluation_that_is_not_read_to_its_end_breaks_nothing_else() -> None:
+    def beside() -> Any:
+        return replicas.stream(problems(0, 5), samples=2, seed=1, step=0, phase="eval")
+
+    with piped(1, kind=Holding, limit=4) as (replicas, pipe):
+        engine = replicas.ray.actors[0].inner._sampler
+        engine.held = True
+        unread = beside()
+        next(unread)
+        assert len(pipe.abandon()) == 0
+        with pytest.raises(RolloutError, match="was emptied"):
+            list(unread)
+        unread = beside()
+        next(unread)
+        pipe.push({}, 1)
+        engine.held = False
+        with pytest.raises(RolloutError, match=r"of version 0 and has those of \[.*1\]"):
+            list(unread)
+        begin(pipe, 2)
+        check(pipe.take(2), 2, count=4, samples=2, lag=0)
+
+
+def test_a_problem_that_comes_twice_is_refused() -> None:
+    twice = pl.concat([problems(1, 2), problems(1, 1)])
+    with piped(1) as (replicas, pipe):
+        with pytest.raises(RolloutError, match="problem s1-0 comes twice"):
+            pipe.begin(twice, samples=1, seed=1, step=1, run_id="r")
+        with pytest.raises(RolloutError, match="problem s1-0 comes twice"):
+            replicas.sample(twice, samples=1, seed=1, step=0, phase="eval")
+        begin(pipe, 1)
+        assert len(pipe.take(1)) == 8
 
 
 PROBLEMS = 12

@@ -10,12 +10,13 @@ No two runs are the same: which version draws a token depends on time.
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Thread, current_thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from ..scoring.scorer import Verdict
 from .base import Columns, Group, Sampler, packed, unpacked
 from .replicas.pool import Batch, Dispatch, QueuedGroup, Replicas, batch_of
 from .replicas.replica import GATHER_SECONDS
-from .sampling import Draw, aborted
+from .sampling import ABANDONED, Draw, aborted
 
 if TYPE_CHECKING:
     import torch
@@ -43,14 +44,14 @@ class _Step:
     Attributes:
         groups: Those that are complete, by problem.
         lost: Rows of the tries that were lost with a replica.
-        taken: What waits for the batch.
+        taken: What waits until they are complete.
     """
 
     problems: pl.DataFrame
     draw: Draw
     groups: dict[str, pl.DataFrame] = field(default_factory=dict)
     lost: list[pl.DataFrame] = field(default_factory=list)
-    taken: Future[pl.DataFrame] | None = None
+    taken: Future[_Step] | None = None
 
     def rows(self) -> list[pl.DataFrame]:
         """The rows that there are; those of tries that were lost are numbered on."""
@@ -76,7 +77,7 @@ class InFlightPipe:
             ``push`` is refused.
 
     Raises:
-        RolloutError: The sampler has no replicas, its engines sleep, or another pipe uses them.
+        RolloutError: The sampler has no replicas, its engines sleep, or another pipe or an open stream uses them.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -90,7 +91,11 @@ class InFlightPipe:
         if sampler.pipe is not None:
             raise RolloutError("another pipe uses the replicas; it must be closed first")
         self._pool, self._dispatch = sampler, Dispatch(sampler, in_flight=True)
+        self._begun: set[int] = set()
+        """Steps that were begun and not taken; others are in the thread's hands alone."""
         self._steps: dict[int, _Step] = {}
+        self._entries: dict[Batch, _Step] = {}
+        """Those of batches in the replicas' hands."""
         self._beside: dict[Batch, SimpleQueue[pa.RecordBatch | BaseException]] = {}
         self._admitted = 0
         self._failure: BaseException | None = None
@@ -101,7 +106,9 @@ class InFlightPipe:
         """Seconds in which engines had nothing to do, up to when, and the share of them that has nothing since."""
         self._counted = self._waited = 0.0
         sampler.carry(self)
-        Thread(target=self._run, name="pipe", daemon=True).start()
+        self._thread = Thread(target=self._run, name="pipe", daemon=True)
+        self._thread.start()
+        atexit.register(self.close, wait=False)
 
     def begin(self, problems: pl.DataFrame, *, samples: int, seed: int, step: int, run_id: str) -> None:
         """Admit the groups of a step's batch; nothing is waited for. They begin in the order of their admission.
@@ -109,25 +116,35 @@ class InFlightPipe:
         What replicas refuse of them, ``take`` raises.
 
         Raises:
-            RolloutError: The step's batch is in the pipe already.
+            RolloutError: The step's batch is in the pipe already, or has a problem twice.
         """
-        if step in self._steps:
+        if step in self._begun:
             raise RolloutError(f"the batch of step {step} is in the pipe already; it must be taken first")
+        _check_once(problems)
         draw = Draw(samples=samples, seed=seed, step=step, phase="train", run_id=run_id, first_sample=0)
-        entry = self._steps[step] = _Step(problems=problems.sort("problem_id"), draw=draw)
-        self._do(self._guarded, self._admit, entry)
+        self._do(self._guarded, self._admit, _Step(problems=problems.sort("problem_id"), draw=draw))
+        self._begun.add(step)
 
     def take(self, step: int) -> pl.DataFrame:
         """Wait until every group of a step's batch is complete and scored; returns its ``rollouts`` table.
+
+        Where this is interrupted, the batch stays in the pipe.
 
         Raises:
             RolloutError: The batch was not begun, or a replica refuses it or a push.
             EngineError: A group was lost with two replicas, or none is left for it.
         """
-        began, taken = perf_counter(), Future[pl.DataFrame]()
-        self._do(self._await, step, taken)
+        began, taken = perf_counter(), Future[_Step]()
         try:
-            return taken.result()
+            self._do(self._await, step, taken)
+            return _joined(taken.result().rows()).sort("problem_id", "sample")
+        except BaseException:
+            if not taken.cancel():
+                # It was handed over to nobody.
+                with suppress(BaseException):
+                    self._do(self._put_back, taken.result())
+                    self._begun.add(step)
+            raise
         finally:
             self._waited += perf_counter() - began
 
@@ -140,13 +157,26 @@ class InFlightPipe:
         self._do(self._guarded, self._push, weights, version).result()
 
     def answer(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
-        """Answer other problems with the current weights, for ``Replicas``; what waits for training goes after them."""
+        """Answer other problems with the current weights, for ``Replicas``; what waits for training goes after them.
+
+        Raises:
+            RolloutError: A problem comes twice, or a push came before the groups were read to their end.
+        """
+        _check_once(problems)
         arriving: SimpleQueue[pa.RecordBatch | BaseException] = SimpleQueue()
-        self._do(self._answer, problems, draw, arriving).result()
+        version = self._do(self._answer, problems, draw, arriving).result()
         for _ in range(len(problems)):
             group = arriving.get()
             if isinstance(group, BaseException):
                 raise group
+            found = set(group["weights_version"].to_pylist())
+            if "versions" in group.schema.names:
+                found.update(group["versions"].flatten().to_pylist())
+            if found != {version}:
+                raise RolloutError(
+                    f"a group was asked for with weights of version {version} and has those of {sorted(found)}; what "
+                    "is sampled beside must be read to its end before a push"
+                )
             yield group
 
     def abandon(self) -> pl.DataFrame:
@@ -154,7 +184,7 @@ class InFlightPipe:
 
         Returns:
             What was generated of it, as ``take`` does: unfinished responses are ``aborted``, with their tokens so far
-            where the engine says them (vLLM).
+            where the engine says them (vLLM). What was sampled beside is not among it.
         """
         table: pl.DataFrame = self._do(self._abandon).result()
         return table
@@ -185,17 +215,28 @@ class InFlightPipe:
         for draw in values["draws"]:
             step = draw["step"]
             tables = {what: unpacked(tensors[f"{what}.{step}"]) for what in ("problems", "groups", "lost")}
-            entry = self._steps[step] = _Step(problems=tables["problems"], draw=Draw(**draw))
+            entry = _Step(problems=tables["problems"], draw=Draw(**draw))
             if len(tables["groups"]):
                 groups = tables["groups"].partition_by("problem_id", as_dict=True)
                 entry.groups = {str(problem_id): group for (problem_id,), group in groups.items()}
             entry.lost = list(tables["lost"].iter_slices(draw["samples"])) if len(tables["lost"]) else []
             self._do(self._guarded, self._admit, entry)
+            self._begun.add(step)
 
-    def close(self) -> None:
-        """End what is unfinished; the replicas stay open."""
+    def close(self, *, wait: bool = True) -> None:
+        """End what is unfinished; the replicas stay open.
+
+        Args:
+            wait: Whether they must be free of groups then. They need not where they are ended next.
+        """
+        atexit.unregister(self.close)
         if self._open:
-            self._do(self._close).result()
+            self._do(self._close, wait).result()
+
+    @property
+    def drives(self) -> bool:
+        """Whether the thread that asks is the one that uses the replicas."""
+        return current_thread() is self._thread
 
     # What follows runs in the pipe's thread.
 
@@ -205,12 +246,12 @@ class InFlightPipe:
         Raises:
             RolloutError: The pipe is closed.
         """
-        if not self._open:
-            raise RolloutError("the pipe is closed")
+        self._check_open()
         done: Future[Any] = Future()
 
         def call() -> None:
             try:
+                self._check_open()
                 done.set_result(function(*arguments))
             except BaseException as error:
                 done.set_exception(error)
@@ -218,19 +259,31 @@ class InFlightPipe:
         self._calls.put(call)
         return done
 
+    def _check_open(self) -> None:
+        if not self._open:
+            raise RolloutError("the pipe is closed")
+
     def _run(self) -> None:
         while self._open:
-            # Where no replica is left, somebody who waits must hear of it.
-            works = self._failure is None and (self._dispatch.works or (self._waits and bool(self._dispatch.missing)))
-            self._count(self._dispatch.unused if works else 1.0)
             try:
-                call = self._calls.get(block=not works)
-            except Empty:
-                with suppress(BaseException):
-                    self._guarded(self._turn)
-            else:
-                self._count(1.0)
-                call()
+                self._once()
+            except BaseException as error:
+                # Without this thread whoever waits would do so for ever.
+                self._fail(error)
+        with suppress(Empty):
+            while True:
+                self._calls.get(block=False)()
+
+    def _once(self) -> None:
+        # Where no replica is left, somebody who waits must hear of it.
+        works = self._failure is None and (self._dispatch.works or (self._waits and bool(self._dispatch.missing)))
+        self._count(self._dispatch.unused if works else 1.0)
+        try:
+            call = self._calls.get(block=not works)
+        except Empty:
+            self._turn()
+        else:
+            call()
 
     @property
     def _waits(self) -> bool:
@@ -249,14 +302,22 @@ class InFlightPipe:
         try:
             return function(*arguments)
         except BaseException as error:
-            self._failure = error
-            for entry in self._steps.values():
-                if entry.taken is not None:
-                    entry.taken.set_exception(error)
-                    entry.taken = None
-            for arriving in self._beside.values():
-                arriving.put(error)
+            self._fail(error)
             raise
+
+    def _fail(self, error: BaseException) -> None:
+        """Go on with nothing, and tell whoever waits."""
+        self._failure = self._failure or error
+        for entry in self._steps.values():
+            if entry.taken is not None and entry.taken.set_running_or_notify_cancel():
+                entry.taken.set_exception(error)
+            entry.taken = None
+        self._leave_beside(error)
+
+    def _leave_beside(self, error: BaseException) -> None:
+        for arriving in self._beside.values():
+            arriving.put(error)
+        self._beside = {}
 
     def _turn(self) -> None:
         self._sort(self._dispatch.turn(GATHER_SECONDS))
@@ -266,19 +327,31 @@ class InFlightPipe:
         for batch, group in arrived:
             if batch in self._beside:
                 self._beside[batch].put(group)
-            else:
+            elif (entry := self._entries.get(batch)) is not None:
                 rows = pl.DataFrame(pl.from_arrow(group))
-                self._steps[batch.draw.step].groups[rows["problem_id"][0]] = rows
+                entry.groups[rows["problem_id"][0]] = rows
         for work, why in self._dispatch.lost:
-            if batch_of(work) not in self._beside:
-                self._steps[batch_of(work).draw.step].lost.append(self._rows_of(work, why))
+            if (entry := self._entries.get(batch_of(work))) is not None:
+                entry.lost.append(self._rows_of(work, why))
         self._dispatch.lost.clear()
         missing = {batch for batch, _ in self._dispatch.missing}
         self._beside = {batch: arriving for batch, arriving in self._beside.items() if batch in missing}
         for step, entry in list(self._steps.items()):
             if entry.taken is not None and len(entry.groups) == len(entry.problems):
-                del self._steps[step]
-                entry.taken.set_result(_joined(entry.rows()).sort("problem_id", "sample"))
+                taken, entry.taken = entry.taken, None
+                if taken.set_running_or_notify_cancel():
+                    self._forget(step)
+                    taken.set_result(entry)
+            elif entry.taken is not None and entry.taken.cancelled():
+                entry.taken = None
+
+    def _forget(self, step: int) -> None:
+        del self._steps[step]
+        self._entries = {batch: entry for batch, entry in self._entries.items() if entry.draw.step != step}
+        self._begun.discard(step)
+
+    def _put_back(self, entry: _Step) -> None:
+        self._steps[entry.draw.step] = entry
 
     def _rows_of(self, work: QueuedGroup, why: str) -> pl.DataFrame:
         """Rows of a try of which there is nothing."""
@@ -292,44 +365,63 @@ class InFlightPipe:
         return pl.DataFrame(pl.from_arrow(batch))
 
     def _admit(self, entry: _Step) -> None:
+        self._steps[entry.draw.step] = entry
         self._pool.faults.check()
         left = [problem_id for problem_id in entry.problems["problem_id"] if problem_id not in entry.groups]
         works = self._pool.expected.work(dict.fromkeys(left, 0), entry.draw.samples)
         places = range(self._admitted, self._admitted + len(works))
         self._admitted += len(works)
-        self._dispatch.add(
+        batch = self._dispatch.add(
             [replace(work, place=place) for work, place in zip(works, places, strict=True)], entry.problems, entry.draw
         )
+        self._entries[batch] = entry
 
-    def _await(self, step: int, taken: Future[pl.DataFrame]) -> None:
+    def _await(self, step: int, taken: Future[_Step]) -> None:
         if self._failure is not None:
             taken.set_exception(self._failure)
         elif step not in self._steps:
             taken.set_exception(RolloutError(f"the batch of step {step} was not begun; it must be begun before"))
         else:
             self._steps[step].taken = taken
-            self._sort(())
+            # What came in a pause may be all of it.
+            self._guarded(self._arrive)
 
-    def _answer(self, problems: pl.DataFrame, draw: Draw, arriving: SimpleQueue[Any]) -> None:
-        self._guarded(self._dispatch.pause)
+    def _arrive(self) -> None:
+        self._sort(self._dispatch.arrived())
+
+    def _pause(self) -> None:
+        self._dispatch.pause()
+        self._count(1.0)
+        self._arrive()
+
+    def _answer(self, problems: pl.DataFrame, draw: Draw, arriving: SimpleQueue[Any]) -> int:
+        """Ask for other problems; returns the version of the weights that must answer."""
+        self._guarded(self._pause)
         # What is refused of these problems breaks nothing else.
         works = [replace(work, place=FIRST) for work in self._pool.work(problems, draw)]
         self._beside[self._dispatch.add(works, problems, draw)] = arriving
+        return self._pool.weights_version
 
     def _push(self, weights: Any, version: int) -> None:
-        self._dispatch.pause()
+        self._pause()
         self._pool.sync(weights, version, in_flight=True)
         self._dispatch.entered()
-        self._sort(self._dispatch.arrived())
+        self._arrive()
 
     def _abandon(self) -> pl.DataFrame:
         groups, unknown = self._dispatch.abandon()
-        self._sort(self._dispatch.arrived())
+        self._leave_beside(RolloutError("the pipe was emptied before all that was sampled beside was there"))
+        self._arrive()
         rows = [row for step in sorted(self._steps) for row in self._steps[step].rows()]
         generated = (pl.col("response_ids").list.len() > 0) | (pl.col("finish_reason") != "aborted")
-        rows += [pl.DataFrame(pl.from_arrow(group)).filter(generated) for group in groups]
-        rows += [self._rows_of(work, "it was abandoned before its end") for work in unknown]
-        self._steps = {}
+        trains = pl.col("phase") == "train"
+        rows += [pl.DataFrame(pl.from_arrow(group)).filter(generated & trains) for group in groups]
+        rows += [self._rows_of(work, ABANDONED) for work in unknown if batch_of(work) in self._entries]
+        for entry in self._steps.values():
+            if entry.taken is not None and entry.taken.set_running_or_notify_cancel():
+                entry.taken.set_exception(RolloutError("the pipe was emptied before the batch was complete"))
+        self._steps, self._entries = {}, {}
+        self._begun.clear()
         rows.append(pl.DataFrame(pl.from_arrow(pa.Table.from_batches([], Columns(versions=True).schema))))
         return _joined(rows).sort("step", "problem_id", "sample")
 
@@ -343,11 +435,20 @@ class InFlightPipe:
         complete = sum(len(group) for entry in entries for group in entry.groups.values())
         return tensors, {"draws": [asdict(entry.draw) for entry in entries], "complete": complete}
 
-    def _close(self) -> None:
+    def _close(self, wait: bool) -> None:
         self._open = False
-        with suppress(Exception):
-            self._dispatch.close()
+        self._fail(RolloutError("the pipe is closed"))
+        if wait:
+            with suppress(Exception):
+                self._dispatch.close()
         self._pool.carry(None)
+
+
+def _check_once(problems: pl.DataFrame) -> None:
+    """Refuse problems of which one comes twice: its groups could not be told apart."""
+    twice = problems.filter(pl.col("problem_id").is_duplicated())["problem_id"]
+    if len(twice):
+        raise RolloutError(f"problem {twice[0]} comes twice in a batch; each must come once")
 
 
 def _joined(groups: Sequence[pl.DataFrame]) -> pl.DataFrame:

@@ -31,6 +31,7 @@ from ..scoring.scorer import BUFFER_SECONDS, Item, Scorer, Verdict, default_scor
 from .base import Columns, Faults, Feed, Group, Sampler
 from .prompts import Prompting, PromptMaker, load_tokenizer, stop_tokens
 from .sampling import (
+    ABANDONED,
     Continue,
     Draw,
     Finished,
@@ -48,6 +49,8 @@ PROBES = 4
 """Prompts of a probe."""
 PROBE_TOKENS = 8
 """Tokens of each."""
+TICK_SECONDS = 0.05
+"""Longest wait for verdicts between two steps where nothing else is left to be done."""
 
 
 class LocalSampler(Sampler):
@@ -121,11 +124,13 @@ class LocalSampler(Sampler):
     def _answers(self, feed: Feed) -> Iterator[pa.RecordBatch | None]:
         requests: list[Any] = []
         parts: list[Any] = []
-        """That of each request."""
+        """That of each request, of earlier ones, too, whose verdicts were still to come when these began."""
+        first = 0
+        """Index of the first of ``requests``."""
 
         def take() -> None:
             for problems, draw in feed.take():
-                part = Part(self, problems, self.checked(problems), draw, first=len(requests))
+                part = Part(self, problems, self.checked(problems), draw, first=len(parts))
                 requests.extend(part.requests)
                 parts.extend([part] * len(part.requests))
 
@@ -133,33 +138,43 @@ class LocalSampler(Sampler):
             batch: pa.RecordBatch = parts[done.first].rows(columns, done, verdicts)
             # A stream may last as long as a run.
             for index in range(done.first, done.first + len(done.responses)):
-                requests[index] = parts[index] = None
+                parts[index] = None
+                if index >= first:
+                    requests[index - first] = None
             return batch
 
-        take()
-        finished = self._generate(requests, lambda index, response: parts[index].control(index, response))
+        def control(index: int, response: Response) -> Request | Response:
+            decided: Request | Response = parts[first + index].control(first + index, response)
+            return decided
+
         columns = self.columns()
         scoring = Scoring(self.scorer, self.faults)
         failure: RolloutError | None = None
-        # Closed here and not when it is collected: till then its requests would go on.
-        with closing(finished):
+        while feed and failure is None:
+            requests, first = [], len(parts)
             try:
-                for one in finished:
-                    if one is not None:
-                        index, response = one
-                        feed.unfinished -= 1
-                        group = parts[index].finished(index, response)
-                        if group is not None:
-                            scoring.submit(group, parts[index].items(group))
-                    for done, verdicts in scoring.ready():
-                        yield rows(done, verdicts)
-                    yield None
-                    take()
+                take()
+                # Closed here and not when it is collected: till then its requests would go on.
+                with closing(self._generate(requests, control)) as finished:
+                    for one in finished:
+                        if one is not None:
+                            index, response = first + one[0], one[1]
+                            feed.unfinished -= 1
+                            group = parts[index].finished(index, response)
+                            if group is not None:
+                                scoring.submit(group, parts[index].items(group))
+                        for done, verdicts in scoring.ready():
+                            yield rows(done, verdicts)
+                        yield None
+                        take()
             except RolloutError as error:
                 # Of an engine that fails, the groups that are whole are still handed out.
                 failure = error
-        for done, verdicts in scoring.rest():
-            yield rows(done, verdicts)
+            # New groups wait for no verdict, and neither does whoever brings weights.
+            while scoring and (failure is not None or not feed):
+                for done, verdicts in scoring.within(TICK_SECONDS):
+                    yield rows(done, verdicts)
+                yield None
         if failure is not None:
             raise failure
 
@@ -298,12 +313,19 @@ class Scoring:
                 [Verdict(reward=0.0) if r.finish_reason == "aborted" else next(scored) for r in group.responses],
             )
 
+    def within(self, seconds: float | None) -> Iterator[tuple[Group, list[Verdict]]]:
+        """Wait for a verdict, no longer than some seconds, and yield the groups that are scored by then."""
+        self._scorer.flush()
+        wait(self._waiting, timeout=seconds, return_when=FIRST_COMPLETED)
+        yield from self.ready()
+
     def rest(self) -> Iterator[tuple[Group, list[Verdict]]]:
         """Wait for all other groups and yield each as it is scored."""
-        self._scorer.flush()
         while self._waiting:
-            wait(self._waiting, return_when=FIRST_COMPLETED)
-            yield from self.ready()
+            yield from self.within(None)
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
 
 
 def controlled(requests: Sequence[Request], sampling: Sampling, tokenizer: Any) -> tuple[list[Request], Continue]:
@@ -337,6 +359,9 @@ def controlled(requests: Sequence[Request], sampling: Sampling, tokenizer: Any) 
         if index in begun:
             first, inserted = begun.pop(index)
             lost = response.finish_reason == "aborted" and not len(response.ids)
+            if lost and response.failure == ABANDONED:
+                # What it was to go on from was generated all the same.
+                return replace(first, finish_reason="aborted", failure=ABANDONED)
             return response if lost else _joined(first, inserted, response, tokenizer)
         if response.finish_reason != "length":
             return response

@@ -109,7 +109,7 @@ def open_pipe(sampler: Sampler, mode: str, **options: Any) -> InFlightPipe | Vir
     """Let a sampler generate while updates are taken.
 
     Args:
-        sampler: It may be asked for samples and probes meanwhile, as for an evaluation.
+        sampler: It may be asked for samples meanwhile, as for an evaluation.
         mode: ``in_flight``: by the wall clock, with replicas (``InFlightPipe``). ``virtual``: on a virtual clock,
             with the sampler ``transformers`` in this process (``VirtualPipe``).
         **options: Passed to the pipe's constructor, such as ``slots``.

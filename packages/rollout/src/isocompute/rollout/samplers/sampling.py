@@ -18,6 +18,8 @@ from ..contract.settings import Count, Positive, Whole, made_of, settings
 from ..errors import RolloutError
 
 DTYPES = ("float32", "bfloat16", "float16")
+ABANDONED = "it was abandoned before its end"
+"""Why a response was not finished whose pipe was emptied."""
 CPU_BATCHED_TOKENS = 16_384
 CUDA_BATCHED_TOKENS = 8_192
 

@@ -21,14 +21,11 @@ import pyarrow as pa
 from ..errors import RolloutError
 from .base import packed, unpacked
 from .local import Part, Scoring
-from .sampling import Draw, Request, Response
+from .sampling import ABANDONED, Draw, Request, Response
 from .transformers import TransformersSampler
 
 if TYPE_CHECKING:
     import torch
-
-LEFT = "the pipe was closed before it was finished"
-"""Why a response was aborted that ``abandon`` took out of the engine."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -109,20 +106,26 @@ class VirtualPipe:
         """
         if step in self._scored:
             raise RolloutError(f"step {step} was begun before and not taken since; each step must be begun once")
-        if samples > self.slots:
-            raise RolloutError(f"slots is {self.slots}; it must be at least {samples}, the responses to a problem")
+        self._check_room(samples)
         draw = Draw(samples=samples, seed=seed, step=step, phase="train", run_id=run_id, first_sample=0)
         end = self._next + len(problems) * samples
         self._admit(problems.sort("problem_id"), [draw] * len(problems), range(self._next, end, samples))
         self._next, self._scored[step] = end, []
 
+    def _check_room(self, samples: int) -> None:
+        if samples > self.slots:
+            raise RolloutError(f"slots is {self.slots}; it must be at least {samples}, the responses to a problem")
+
     def _admit(self, problems: pl.DataFrame, draws: Sequence[Draw], firsts: Sequence[int]) -> None:
         prompts = self.sampler.checked(problems)
+        admitted: list[Admitted] = []
         for row, (prompt, draw, first) in enumerate(zip(prompts, draws, firsts, strict=True)):
             problem = problems[row : row + 1]
             part = Part(self.sampler, problem, [prompt], draw, first=first)
-            self._groups[first] = Admitted(part=part, problem=problem, draw=draw, first=first)
-            self._waiting.append(self._groups[first])
+            admitted.append(Admitted(part=part, problem=problem, draw=draw, first=first))
+        # What is refused of one leaves none of them here.
+        self._groups |= {group.first: group for group in admitted}
+        self._waiting.extend(admitted)
 
     def take(self, step: int) -> pl.DataFrame:
         """Let time pass until every group of a step is complete, and return them.
@@ -222,8 +225,8 @@ class VirtualPipe:
         """
         for index, _ in self._following:
             so_far = dict(self._alive[index].heard)[index]
-            self._end(index, replace(so_far, finish_reason="aborted", failure=LEFT))
-        for index, response in self._decoding.unfinished(LEFT):
+            self._end(index, replace(so_far, finish_reason="aborted", failure=ABANDONED))
+        for index, response in self._decoding.unfinished(ABANDONED):
             self._hear(index, response)
         self._collect()
         groups = list(chain.from_iterable(self._scored.values()))
@@ -264,7 +267,13 @@ class VirtualPipe:
         return tensors | {name: packed(table) for name, table in tables.items()}, values
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
-        """Go on from a state, with a sampler of the same settings that holds the weights of then."""
+        """Go on from a state, with a sampler of the same settings that holds the weights of then.
+
+        Raises:
+            RolloutError: A group in it needs more than all slots.
+        """
+        for draw in values["draws"]:
+            self._check_room(draw["samples"])
         self._clear()
         self.clock = values["clock"]
         self._time, self._free, self._waited = values["idle"]

@@ -43,8 +43,17 @@ class Carrier(Protocol):
         """Yield the groups of problems that are asked beside."""
         ...
 
-    def close(self) -> None:
-        """Let go of the replicas."""
+    def close(self, *, wait: bool = True) -> None:
+        """Let go of the replicas.
+
+        Args:
+            wait: Whether they must be free of groups then; else they are ended next.
+        """
+        ...
+
+    @property
+    def drives(self) -> bool:
+        """Whether the thread that asks is the one that uses the replicas."""
         ...
 
 
@@ -192,9 +201,12 @@ class Replicas(Sampler):
             in_flight: As for ``Sampler.sync``, for what a pipe has in the replicas; no other stream goes on.
 
         Raises:
-            RolloutError: The weights are not those of the model, a replica refuses them, or not all have the same now.
+            RolloutError: The weights are not those of the model, a replica refuses them, not all have the same now, or
+                a pipe uses the replicas, through whose ``push`` weights must come.
             EngineError: No replica is left, or one was lost that others receive a broadcast with.
         """
+        if in_flight and self.pipe is not None and not self.pipe.drives:
+            raise RolloutError("a pipe uses the replicas; weights must enter by its push(weights, version)")
         self._tear(in_flight=in_flight and self.pipe is not None)
         task = f"take over the weights of version {version}"
         # Replicas that go on do not wait for one that is started again.
@@ -251,7 +263,7 @@ class Replicas(Sampler):
     def close(self) -> None:
         """End the replicas; a cluster stays as it is."""
         if self.pipe is not None:
-            self.pipe.close()
+            self.pipe.close(wait=False)
         self.crew.close()
         # Where the weights were this process's own, it was the sender.
         weights.leave()
@@ -297,7 +309,13 @@ class Replicas(Sampler):
             dispatch.close()
 
     def carry(self, pipe: Carrier | None) -> None:
-        """Answer everything through a pipe from now on, or through none."""
+        """Answer everything through a pipe from now on, or through none.
+
+        Raises:
+            RolloutError: A stream is open.
+        """
+        if pipe is not None and self._streams:
+            raise RolloutError("a stream is still open, beside which no pipe can use the replicas; close it first")
         self._streams += 1 if pipe is not None else -1
         self.pipe = pipe
 
@@ -444,9 +462,15 @@ class Dispatch:
 
     def pause(self) -> None:
         """Wait until no replica that was given groups is at work; the next turn lets them go on."""
-        while any(self._crew.members[index].call is not None for index in self._given):
+        # One that was started again is loading the model, and has none of them.
+        self._miss()
+        while self._at_work:
             self._gather(LONGEST_WAIT)
         self._miss()
+
+    @property
+    def _at_work(self) -> bool:
+        return any(self._crew.members[index].call is not None for index in self._given)
 
     def entered(self) -> None:
         """Take note that weights have entered: processes that were started again may try what others have died over."""
@@ -454,37 +478,43 @@ class Dispatch:
         self._queue.forgive()
 
     def abandon(self) -> tuple[list[pa.RecordBatch], list[QueuedGroup]]:
-        """Take everything out, and begin empty.
+        """Take everything out, and begin empty; what replicas fail with meanwhile is not raised.
 
         Returns:
             What replicas have generated of their unfinished groups, and the groups of which none says it.
         """
-        with suppress(RolloutError):
-            self.pause()
+        self._settle()
         begun = [member for index in self._given if (member := self._crew.members[index]).idle]
         for member in begun:
             self._crew.ask(member, "abandon", task="end its groups")
-        answers: dict[int, Answered] = {}
-        with suppress(RolloutError):
-            answers = self._crew.gather(begun)
+        answers: list[Answered] = []
+        while any(member.call is not None for member in begun):
+            answers += [event.value for event in self._crew.wait() if isinstance(event.value, Answered)]
         unfinished = {key: work for given in self._given.values() for key, work in given.items()}
-        groups = [group for answer in answers.values() for group in answer.groups]
-        for group in groups:
-            unfinished.pop(_key(group), None)
+        groups = [group for answer in answers for group in answer.groups]
+        for key in [*map(_key, groups), *(key for answer in answers for key in answer.waiting)]:
+            unfinished.pop(key, None)
         self._queue, self.missing, self._given, self._room = Queue([]), {}, {}, {}
         return groups, list(unfinished.values())
 
     def close(self) -> None:
         """Take what is unfinished out of the replicas."""
-        begun = [self._crew.members[index] for index in self._given]
+        self._settle()
+        idle = [member for index in self._given if (member := self._crew.members[index]).idle]
         self._given = {}
-        with suppress(RolloutError):
-            self._crew.gather(begun)
-        idle = [member for member in begun if member.idle]
         for member in idle:
             self._crew.ask(member, "end", task="end a batch")
-        with suppress(RolloutError):
+        with suppress(Exception):
             self._crew.gather(idle)
+
+    def _settle(self) -> None:
+        """Pause, whatever groups are lost or refused meanwhile."""
+        calls: list[Any] | None = None
+        # Without an end to any of them, as of a cluster that is gone, it would go on for ever.
+        while calls != (calls := [self._crew.members[index].call for index in self._given]):
+            with suppress(Exception):
+                self.pause()
+                return
 
     def _miss(self) -> None:
         """Take note of replicas that were lost while they did something else."""
@@ -494,13 +524,22 @@ class Dispatch:
 
     def _gather(self, seconds: float) -> None:
         """Wait for answers; those of replicas that are there are taken before what others fail with."""
+        failure: Exception | None = None
         for event in sorted(self._crew.wait(seconds), key=lambda event: bool(event.lost or event.error)):
-            if event.error is not None:
-                raise event.error
-            if event.lost:
-                self._lost(event.member.index, event.lost)
-            else:
-                self._answered(event)
+            try:
+                self._note(event)
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _note(self, event: Event[ReplicaMember]) -> None:
+        if event.error is not None:
+            raise event.error
+        if event.lost:
+            self._lost(event.member.index, event.lost)
+        else:
+            self._answered(event)
 
     def _hand_out(self) -> None:
         """Give the replicas that have come back what they have room for, and let them go on."""
@@ -541,7 +580,7 @@ class Dispatch:
         member = event.member
         if not isinstance(event.value, Answered):
             return
-        given = self._given[member.index]
+        given = self._given.get(member.index, {})
         for group in event.value.groups:
             self._take(group, given)
         self._pool.faults.add(event.value.unscored, scored=event.value.scored)
@@ -553,13 +592,15 @@ class Dispatch:
             raise RolloutError(f"replica {member.index} has ended without an answer to {_named(p for *_, p in given)}")
 
     def _take(self, group: pa.RecordBatch, given: dict[tuple[str, int, str], QueuedGroup]) -> None:
-        """Note that a group is there; refuse one of other weights or that was not requested."""
+        """Note that a group is there; refuse one of other weights or that was not requested.
+
+        In flight, weights may enter before one is finished; whoever asked with certain weights compares.
+        """
         key = _key(group)
-        phase, _, problem_id = key
+        problem_id = key[2]
         versions, current = set(group["weights_version"].to_pylist()), self._pool.weights_version
         work = given.pop(key, None)
-        goes_on = self._in_flight and phase == "train"
-        if work is None or (max(versions) > current if goes_on else versions != {current}):
+        if work is None or (max(versions) > current if self._in_flight else versions != {current}):
             raise RolloutError(
                 f"a replica has answered problem {problem_id} with weights of version {sorted(versions)}; asked was "
                 f"for {_named(p for _, p in self.missing)} with version {current}"
@@ -574,9 +615,9 @@ class Dispatch:
         self._room.pop(index, None)
         self.lost += [(work, why) for work in given.values()]
         twice = self._queue.put_back(given.values(), index)
+        self._crew.fill()
         if twice:
             raise EngineError(f"{_named([work.problem_id for work in twice])} lost with two replicas: {why}")
-        self._crew.fill()
 
 
 def _key(group: pa.RecordBatch) -> tuple[str, int, str]:

@@ -6,7 +6,8 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,7 @@ class Answered:
         room: Responses that it has room for, besides those that it was given.
         unscored: Why problems among those answered so far cannot be scored, by problem.
         scored: Whether responses to some problem could be scored.
+        waiting: Groups that were given and abandoned before they began, by phase, step and problem.
     """
 
     groups: list[pa.RecordBatch]
@@ -87,6 +89,7 @@ class Answered:
     room: int
     unscored: Mapping[str, str]
     scored: bool
+    waiting: Sequence[tuple[str, int, str]] = ()
 
 
 class Replica:
@@ -97,6 +100,8 @@ class Replica:
         self._sampler: Any = None
         self._feed: Feed | None = None
         self._answers: Generator[pa.RecordBatch | None] | None = None
+        self._unsent: list[pa.RecordBatch] = []
+        """Groups of a call that has not ended, or has failed."""
         self._silent = SILENT_SECONDS
         self._sync = 0
         self._buckets = 0
@@ -178,7 +183,7 @@ class Replica:
             feed.add(problems, draw)
         if self._answers is None:
             self._answers = sampler.answer(feed)
-        groups: list[pa.RecordBatch] = []
+        groups = self._unsent
         began, room = monotonic(), sampler.holds - feed.unfinished
         for group in self._answers:
             if group is not None:
@@ -190,15 +195,20 @@ class Replica:
                 break
         else:
             self._answers = None
+        self._unsent = []
         return self._answered(groups, room)
 
     def abandon(self) -> Answered:
         """Take what is unfinished out of the sampler; returns what was generated of it, as far as the sampler says."""
-        groups = []
-        if self._answers is not None and self._sampler.abandon():
-            groups = [group for group in self._answers if group is not None]
+        groups, feed = self._unsent, self._feed
+        # A stream that has ended, but for its verdicts, would be followed by one that generates these.
+        added = [] if feed is None else feed.take()
+        waiting = [(draw.phase, draw.step, name) for problems, draw in added for name in problems["problem_id"]]
+        with suppress(RolloutError):
+            if self._answers is not None and self._sampler.abandon():
+                groups.extend(group for group in self._answers if group is not None)
         self.end()
-        return self._answered(groups, self._sampler.holds)
+        return replace(self._answered(groups, self._sampler.holds), waiting=waiting)
 
     def _answered(self, groups: list[pa.RecordBatch], room: int) -> Answered:
         faults: Faults = self._sampler.faults
@@ -208,7 +218,7 @@ class Replica:
 
     def end(self) -> None:
         """Take what is unfinished out of the sampler."""
-        answers, self._answers = self._answers, None
+        answers, self._answers, self._unsent = self._answers, None, []
         if answers is not None:
             answers.close()
 

@@ -31,7 +31,7 @@ from ...scoring.scorer import Scorer
 from .. import weights
 from ..local import PROBES, LocalSampler
 from ..prompts import Prompting, check_folder, not_loaded
-from ..sampling import Continue, Engine, EngineConfig, Finished, Request, Response, Sampling, aborted
+from ..sampling import ABANDONED, Continue, Engine, EngineConfig, Finished, Request, Response, Sampling, aborted
 from ..weights import InProcess, Payload, Rendezvous, place_of
 from .memory import GIB, MemoryPlan, ModelSize, available_to, estimate, has_cuda, size_of
 
@@ -52,8 +52,6 @@ _UNCOMPILED = "TORCHDYNAMO_DISABLE"
 """Read by torch where a function is to be compiled."""
 UNKNOWN_KV_GIB = 4.0
 """KV cache on CPU of a model whose memory cannot be estimated (GiB)."""
-ABANDONED = "it was abandoned before its end"
-"""Why a response was not finished whose pipe was emptied."""
 NAME = f"{__name__}.WeightWorker"
 """Under which vLLM imports the class, in whichever process its workers run (``worker_extension_cls``)."""
 
@@ -244,6 +242,8 @@ def engine_arguments(engine: Engine, plan: MemoryPlan | None) -> dict[str, Any]:
         "enable_chunked_prefill": engine.chunked_prefill,
         "enable_prefix_caching": engine.prefix_caching,
         "enforce_eager": not engine.cuda_graphs,
+        # Within a stream it is the order of arrival.
+        "scheduling_policy": "priority",
         "tensor_parallel_size": engine.tensor_parallel,
     }
     if engine.float32_head:
@@ -335,7 +335,12 @@ class EngineLoop:
         self._engine = None
 
     def abandon(self) -> None:
-        """Generate no further; each stream hands out how far its responses are, as aborted ones."""
+        """Generate no further; each stream hands out how far its responses are, as aborted ones.
+
+        Of an engine that has failed nobody knows.
+        """
+        if self._failure:
+            return
         from vllm.v1.engine import FinishReason
 
         self.end_step()
@@ -384,7 +389,8 @@ class EngineLoop:
         own.seed, own.max_tokens = request.seed, request.max_new_tokens
         prompt = {"type": "token", "prompt_token_ids": request.prompt_ids, "cache_salt": str(self._weights)}
         try:
-            self._engine.add_request(f"{stream}-{index}", prompt, own)
+            # A stream that was opened later, such as a probe, goes first.
+            self._engine.add_request(f"{stream}-{index}", prompt, own, priority=-stream)
         except ValueError as error:
             raise RolloutError(f"{self._name} refuses a request ({reason_of(error)})") from error
 
