@@ -22,7 +22,8 @@ from isocompute.rollout.errors import EngineError
 from isocompute.rollout.samplers import in_flight
 from isocompute.rollout.samplers.base import unpacked
 from isocompute.rollout.samplers.in_flight import FIRST, InFlightPipe
-from isocompute.rollout.samplers.replicas.pool import NOBODY, Dispatch
+from isocompute.rollout.samplers.replicas.pool import Dispatch
+from isocompute.rollout.samplers.replicas.queue import NOBODY
 from isocompute.rollout.samplers.replicas.replica import GATHER_SECONDS
 from isocompute.rollout.samplers.sampling import Draw
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from isocompute.rollout import RolloutError, Sampling
 from isocompute.rollout.errors import EngineError
 from isocompute.rollout.samplers.base import Feed
-from isocompute.rollout.samplers.replicas.pool import Expected, transport_of
+from isocompute.rollout.samplers.replicas.pool import transport_of
+from isocompute.rollout.samplers.replicas.queue import Expected
 
 BATCHES = st.fixed_dictionaries(
     {

@@ -26,7 +26,8 @@ import pyarrow as pa
 from ..errors import RolloutError
 from ..scoring.scorer import Verdict
 from .base import Columns, Group, Sampler, packed, unpacked
-from .replicas.pool import Batch, Dispatch, QueuedGroup, Replicas, batch_of
+from .replicas.pool import Dispatch, Replicas
+from .replicas.queue import Batch, QueuedGroup, batch_of
 from .replicas.replica import GATHER_SECONDS
 from .sampling import ABANDONED, Draw, aborted
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
 
@@ -20,14 +19,13 @@ from ..base import Sampler, pairs
 from ..sampling import Draw, Sampling
 from ..weights import BUCKET_BYTES, Manifest
 from .crew import LONGEST_WAIT, Event
+from .queue import Batch, Expected, Queue, QueuedGroup, batch_of
 from .replica import Answered, Opened, Opener, Part, Replica, ReplicaActors, ReplicaMember
 from .transfer import Transfer
 
 TRANSPORTS = ("object_store", "gloo", "nccl", "ipc")
 SHOWN = 5
 """Groups that an error names."""
-NOBODY = -1
-"""In place of a replica that a group has failed on, and whose process has ended."""
 PROBE_TOLERANCES = {"float32": 1e-3, "float16": 0.025, "bfloat16": 0.2}
 """How far the probes of replicas with the same weights may lie apart (nats), by the type of the weights.
 
@@ -375,15 +373,6 @@ def _strategies(placement: Any, bundles: Sequence[int] | None, replicas: int) ->
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Batch:
-    """Problems that were added together, and the row of each."""
-
-    problems: pl.DataFrame
-    draw: Draw
-    rows: Mapping[str, int]
-
-
 class Dispatch:
     """Answers problems with all replicas that hold the current weights; groups of a lost one go to another, once.
 
@@ -631,98 +620,6 @@ def _named(problems: object) -> str:
     names = sorted(str(problem) for problem in problems)  # type: ignore[attr-defined]
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"the group{'s' if len(names) > 1 else ''} of {', '.join(names[:SHOWN])}{more}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueuedGroup:
-    """One group that is to be sampled.
-
-    Attributes:
-        cost: Tokens that it is expected to take, prompts included.
-        place: Its place among those that wait; of those with the same one the longest goes first.
-        batch: What it was added with to a ``Dispatch``.
-        failed_on: The replica that died or hung over it, if one did; another one tries it once more.
-    """
-
-    problem_id: str
-    cost: float
-    place: int = 0
-    batch: Batch | None = None
-    failed_on: int | None = None
-
-
-def batch_of(work: QueuedGroup) -> Batch:
-    """Return the batch of a group that was added to a dispatch."""
-    assert work.batch is not None
-    return work.batch
-
-
-class Expected:
-    """Expected tokens of the responses to a problem: the mean of its latest group, ``longest`` before there is one."""
-
-    def __init__(self, longest: int) -> None:
-        self._longest = float(longest)
-        self._means: dict[str, float] = {}
-        self._total = 0.0
-
-    def learn(self, problem_id: str, lengths: Sequence[int]) -> None:
-        """Note the lengths of a group's responses (tokens)."""
-        mean = float(np.mean(lengths)) if len(lengths) else 0.0
-        self._total += mean - self._means.get(problem_id, 0.0)
-        self._means[problem_id] = mean
-
-    def of(self, problem_id: str) -> float:
-        """Tokens of a response; of a problem that was not answered yet, the mean over those that were."""
-        if problem_id in self._means or not self._means:
-            return self._means.get(problem_id, self._longest)
-        return self._total / len(self._means)
-
-    def work(self, prompts: Mapping[str, int], samples: int) -> list[QueuedGroup]:
-        """Return the groups of problems, from the tokens of prompts; cost: samples × (prompt + expected response)."""
-        return [QueuedGroup(problem_id=p, cost=samples * (length + self.of(p))) for p, length in prompts.items()]
-
-
-class Queue:
-    """Groups that no replica has been given, by place and longest first; the order changes no token."""
-
-    def __init__(self, works: Iterable[QueuedGroup]) -> None:
-        self._waiting: list[QueuedGroup] = []
-        self.add(works)
-
-    def add(self, works: Iterable[QueuedGroup]) -> None:
-        """Let further groups wait."""
-        self._waiting = sorted([*self._waiting, *works], key=_longest_first)
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def take(self, replica: int) -> QueuedGroup:
-        """Take the first group that a replica may answer: what failed on it is left to others."""
-        at = next(i for i, work in enumerate(self._waiting) if work.failed_on != replica)
-        return self._waiting.pop(at)
-
-    def put_back(self, works: Iterable[QueuedGroup], replica: int) -> list[QueuedGroup]:
-        """Let other replicas try the groups that one died or hung over.
-
-        Returns:
-            Those that another one has failed over before, which do not wait again.
-        """
-        again = list(works)
-        first = [replace(work, failed_on=replica) for work in again if work.failed_on is None]
-        self.add(first)
-        return [work for work in again if work.failed_on is not None]
-
-    def forgive(self) -> None:
-        """Let every replica try what one has failed over; where another one does, too, it does not wait again."""
-        self._waiting = [work if work.failed_on is None else replace(work, failed_on=NOBODY) for work in self._waiting]
-
-    def reachable(self, replicas: Iterable[int]) -> bool:
-        """Return whether one of some replicas may take a group that waits."""
-        return any(work.failed_on != replica for replica in replicas for work in self._waiting)
-
-
-def _longest_first(work: QueuedGroup) -> tuple[int, float, str]:
-    return work.place, -work.cost, work.problem_id
 
 
 def transport_of(wanted: str, *, num_gpus: float) -> str:
