@@ -270,3 +270,5 @@ def test_the_places_of_a_worker_that_died_are_free_for_the_one_that_replaces_it(
     ray.kill(holders[0])
     assert ray.get(holders[1].hold.remote(layout)) == 3
     ray.kill(holders[1])
+    # Others share the cluster, and need its places.
+    remove_placement_group(reserve(layout, seconds=60))
