@@ -25,6 +25,7 @@ from isocompute.learner import (
 )
 from isocompute.learner.objective.loss import loss_metrics
 from isocompute.learner.recipes import RECIPES
+from isocompute.learner.records.lag import LagStatistics
 from isocompute.learner.records.steps import AdvantageStatistics, Mean
 from isocompute.rollout import evaluate, tracking
 from isocompute.rollout.cli import main
@@ -169,6 +170,12 @@ STEP = StepRecord(
     responses=RESPONSES,
     advantages=AdvantageStatistics(advantage=0.0, advantage_std=0.0),
     update=UPDATE,
+    lag=LagStatistics(
+        **dict.fromkeys(("lag_mean", "mixed_share", "stale_length", "virtual_time"), 1.0),
+        **dict.fromkeys(("engines_idle_share", "trainer_idle_share"), 0.5),
+        lag_max=1,
+        stale_groups=1,
+    ),
 )
 
 

@@ -27,6 +27,8 @@ from isocompute.rollout.samplers.replicas.queue import NOBODY
 from isocompute.rollout.samplers.replicas.replica import GATHER_SECONDS
 from isocompute.rollout.samplers.sampling import Draw
 
+pytestmark = pytest.mark.slow("Ray's errors and torch's tensors")
+
 RUNS = st.fixed_dictionaries(
     {
         "count": st.integers(1, 6),

@@ -87,7 +87,8 @@ class Ledger:
             resumed_from = whole(resumed_from, "resumed_from", least=0)
         if not path.exists():
             # Left of a ledger that was removed.
-            _dispatched(path).unlink(missing_ok=True)
+            with suppress(OSError):
+                _dispatched(path).unlink()
         opened = Store.open(path)
         try:
             attempt, step, before, after = opened.write("the attempt", partial(_begin, path, run_id, resumed_from))

@@ -231,9 +231,9 @@ class Checkpoints:
             state = {name: getattr(checkpoint, name) for name in ("step", "values", "progress", "settings")}
             (aside / STATE).write_text(json.dumps(state))
             write_checksums(aside, known=checksums)
-        # Those of later steps are of an end that this run does not have any more.
         for folder in self._complete():
-            if _step_of(folder) > checkpoint.step:
+            # Of the end of a shorter run, which this one goes on from before: it must not be taken for the newest.
+            if _step_of(folder) > checkpoint.step and _is_drained(folder):
                 remove_folder(folder)
         self._prune()
         return final
@@ -383,6 +383,15 @@ def _step_of(folder: Path) -> int:
 def _checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_drained(folder: Path) -> bool:
+    """Whether a checkpoint is of the end of a run that has sampled ahead; an unreadable one is not."""
+    try:
+        state = json.loads((folder / STATE).read_text())
+    except (OSError, ValueError):
+        return False
+    return state.get("progress", {}).get("drained") is not None
 
 
 def _before(folder: Path) -> Path:
