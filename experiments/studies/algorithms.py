@@ -81,7 +81,15 @@ def check(arguments: argparse.Namespace, problems_per_batch: int) -> None:
         )
 
 
-def cells_of(design: Design, settings: dict[str, Any], arguments: argparse.Namespace) -> list[Cell]:
+def cells_of(
+    design: Design,
+    settings: Mapping[str, Any],
+    arguments: argparse.Namespace,
+    *,
+    purpose: str = "algorithm",
+    first_seed: int = FIRST_SEED,
+    evaluations: int = EVALUATIONS,
+) -> list[Cell]:
     """One cell for each seed.
 
     Args:
@@ -93,12 +101,12 @@ def cells_of(design: Design, settings: dict[str, Any], arguments: argparse.Names
     own = replace(design, sweep=design.sweep.model_copy(update={"learner": learner}))
     return [
         own.cell(
-            "algorithm",
+            purpose,
             RunConfig(
                 rollouts_per_problem=arguments.n,
                 problems_per_batch=design.sweep.problems_per_batch[0],
-                seed=FIRST_SEED + seed,
-                evaluate_every=arguments.rollouts // EVALUATIONS,
+                seed=first_seed + seed,
+                evaluate_every=arguments.rollouts // evaluations,
             ),
             rollouts=arguments.rollouts,
             learning_rate=arguments.rate,

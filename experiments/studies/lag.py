@@ -21,14 +21,13 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
-from isocompute.learner import RunConfig
 from isocompute.learner.records.steps import StepRecord
 from scipy import stats
 
@@ -39,7 +38,7 @@ from experiments.running.cells import Cell
 from experiments.running.design import Design
 from experiments.running.schedule import Schedule, workers
 from experiments.running.tracker import Tracker
-from experiments.studies.algorithms import LAST, LEVEL, base_of, setup_of
+from experiments.studies.algorithms import LAST, LEVEL, base_of, cells_of, setup_of
 from experiments.studies.panel import study
 
 EVALUATIONS = 8
@@ -91,24 +90,10 @@ def check(arguments: argparse.Namespace, problems_per_batch: int) -> None:
         )
 
 
-def cells_of(design: Design, pipeline: Mapping[str, Any], arguments: argparse.Namespace) -> list[Cell]:
+def lagged(design: Design, pipeline: Mapping[str, Any], arguments: argparse.Namespace) -> list[Cell]:
     """One cell for each seed, with the settings of a pipe."""
-    learner = {**design.sweep.learner, "objective": {"algorithm": "cispo"}, "pipeline": dict(pipeline)}
-    own = replace(design, sweep=design.sweep.model_copy(update={"learner": learner}))
-    return [
-        own.cell(
-            "lag",
-            RunConfig(
-                rollouts_per_problem=arguments.n,
-                problems_per_batch=design.sweep.problems_per_batch[0],
-                seed=FIRST_SEED + seed,
-                evaluate_every=arguments.rollouts // EVALUATIONS,
-            ),
-            rollouts=arguments.rollouts,
-            learning_rate=arguments.rate,
-        )
-        for seed in range(arguments.seeds)
-    ]
+    settings = {"objective": {"algorithm": "cispo"}, "pipeline": dict(pipeline)}
+    return cells_of(design, settings, arguments, purpose="lag", first_seed=FIRST_SEED, evaluations=EVALUATIONS)
 
 
 def run_of(cell: Cell, metric: str, update: float) -> Run:
@@ -194,11 +179,11 @@ def compared(arguments: argparse.Namespace) -> list[str]:
     (design,), (problems,) = setup.designs, setup.problems.values()
     check(arguments, design.sweep.problems_per_batch[0])
     preset, (base, _) = design.preset, base_of(problems)
-    wanted = {(0, ""): cells_of(design, {}, arguments)}
+    wanted = {(0, ""): lagged(design, {}, arguments)}
     for mode in MODES:
         clock = {"update_time": arguments.update} if mode == "virtual" else {}
         for lag in arguments.lags:
-            wanted[lag, mode] = cells_of(design, {"lag": lag, "mode": mode, **clock}, arguments)
+            wanted[lag, mode] = lagged(design, {"lag": lag, "mode": mode, **clock}, arguments)
     every = [cell for cells in wanted.values() for cell in cells]
     with workers(preset, setup.models) as pool:
         Schedule(every, setup.problems, pool, Tracker(f"{preset.name}-lag"), title="lag").finish()

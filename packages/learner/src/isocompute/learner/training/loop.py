@@ -113,6 +113,11 @@ def train(
             f"checkpoints.keep is {checkpoints.keep}; with a lag it must be 2 or more: a run that ends keeps the "
             "checkpoint before its last batches, from which a longer one goes on"
         )
+    if progress is not None and progress.drained is not None:
+        raise LearnerError(
+            f"the progress is that of a run which began no batch after step {progress.drained}, and has ended: it goes "
+            "on with what restore returns"
+        )
     if pipe is not None and progress is None:
         raise LearnerError(
             "a pipe was given and no progress: restore and sync_and_check come before it is opened, since engines in "
@@ -194,7 +199,7 @@ class _Loop:
                 if saved_at != progress.step or progress.begun:
                     self.save()
                 saved_at = progress.step
-                progress.drained = progress.step
+                progress.drained = progress.step if lag else None
             # Of batches that were begun, the meter may have had enough, as of tokens.
             if not progress.begun or (lag and not self.admitted(ahead=0)):
                 break
