@@ -9,7 +9,7 @@ wall, so that nothing else may run: on CPU engine and learner have a core each. 
 lag has less than 1.3 times the steps of alternation there.
 
 With ``--cuda`` the model has Qwen2.5-0.5B's shape, in bfloat16, and both share one GPU, so that each slows the other
-down; nothing is asked of the ratio (*unverified*).
+down; nothing is asked of the ratio.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def compare(sampler: Any, learner: Learner, *, blocks: int, steps: int, lags: Se
 def main() -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--cuda", action="store_true", help="0.5 billion parameters on a GPU (unverified)")
+    parser.add_argument("--cuda", action="store_true", help="0.5 billion parameters on a GPU")
     parser.add_argument("--blocks", type=int, default=2, help="blocks of each lag (default 2)")
     parser.add_argument("--steps", type=int, default=24, help="steps of a run (default 24)")
     parser.add_argument("--lags", type=int, nargs="+", default=[1, 8], help="lags beside 0 (default 1 8)")

@@ -18,7 +18,7 @@ updates of up to 16,384 recorded responses, ``--flat`` the memory of the process
 and ends with an error where it misses its criterion. Beside TRL these are the lower ends of the intervals of both
 ratios of speeds, equal shares of groups of equal rewards, and mean lengths within 2 % of each other.
 
-The last five need a GPU, and ``--cuda`` and ``--largest`` are unverified: whole steps of 0.5 billion parameters, n = 64
+The last five need a GPU, and ``--largest`` is unverified: whole steps of 0.5 billion parameters, n = 64
 and 512 new tokens, beside TRL with vLLM; the update of such a step alone; vLLM beside a learner; a sampler's
 log-probabilities beside the learner's; and the largest model that trains, by prediction and by trying.
 """
@@ -43,7 +43,7 @@ def main() -> int:
         ("rate", "an update's share of the rate of a matrix product"),
         ("linear", "cost of a token in small and large updates"),
         ("flat", "memory over 1,000 steps"),
-        ("cuda", "0.5 billion parameters beside TRL with vLLM on a GPU (unverified)"),
+        ("cuda", "0.5 billion parameters beside TRL with vLLM on a GPU"),
         ("update", "an update of 0.5 billion parameters alone, on a GPU"),
         ("engine", "vLLM beside a learner of 0.5 billion parameters, on a GPU"),
         ("agreement", "a sampler's log-probabilities beside the learner's, on a GPU"),

@@ -1,6 +1,6 @@
 """On a GPU: 0.5 billion parameters, an update alone, with vLLM, and beside TRL; and the largest model.
 
-The last two are *unverified*.
+The last is *unverified*.
 """
 
 from __future__ import annotations

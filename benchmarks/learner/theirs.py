@@ -102,7 +102,7 @@ def on_cpu(samples: int) -> dict[str, Any]:
 
 
 def on_cuda(samples: int, new_tokens: int) -> dict[str, Any]:
-    """Return the settings of a step on a GPU (*unverified*): bfloat16, and vLLM in the same process.
+    """Return the settings of a step on a GPU: bfloat16, and vLLM in the same process.
 
     Weights and moments have the type of the model's file, bfloat16, as TRL has them by default.
 
