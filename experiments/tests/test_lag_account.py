@@ -96,7 +96,7 @@ class Made:
 
     Attributes:
         rollouts: Dispatched.
-        noted: Of the dispatched ones, those that a kill came too early for the note of.
+        unnoted: Of these, tries that were lost with an engine, while nothing is noted of them.
         announced: Noted, and not dispatched: a kill came between.
         again: Begun again beside those that a checkpoint brought back, and tries that were lost with an engine.
     """
@@ -236,11 +236,11 @@ class Schedule:
         draw = self.luck
         self.lag = draw.randint(1, 5)
         n, batch = draw.randint(2, 4), draw.randint(1, 3)
-        self.batches = draw.randint(1, 7)
+        self.batches = draw.randint(1, 6)
         # Of no whole number of batches, too.
         self.budget = self.batches * n * batch + draw.randrange(n * batch)
         self.counted: Any = draw.choice(("used", "paid"))
-        self.tokens = draw.choice((None, None, 4 * self.budget))
+        self.tokens = draw.choice((None, None, draw.randint(1, 4) * self.budget))
         self.faults = 0.0 if self.mode == "constant" else draw.choice((0.0, 0.2))
         self.every: dict[str, Any] = draw.choice(
             ({}, {"every_evaluations": None, "every_steps": draw.randint(1, 4)}, {"every_steps": 3})
@@ -434,15 +434,15 @@ def test_everything_made_is_charged_once_and_learnt_from_once_wherever_a_run_wit
     for number in range(SCHEDULES):
         schedule = Schedule(random.Random(f"{mode} {number}"), mode)
         home = homes / str(number)
-        for longer in (False, True)[: 1 + (number % 3 == 0)]:
+        for longer in (False, True)[: 1 + (number % 4 == 0)]:
             if longer:
                 schedule.budget += 3 * schedule.run.batch_rollouts
-                schedule.tokens = schedule.tokens and 6 * schedule.budget
+                schedule.tokens = schedule.tokens and 2 * schedule.tokens
             learner, progress, cut = schedule.finish(home)
             found = check_end(schedule, home, learner, progress)
             sums = {name: sums.get(name, 0) + count for name, count in found.items()}
             cuts += cut
     # All of it happened.
-    assert cuts > SCHEDULES
+    assert cuts > SCHEDULES / 2
     wanted = {"trained", "filtered", "unused", "lost", "eval"} | ({"stale", "failed"} if mode != "constant" else set())
     assert {name for name in wanted if not sums[name]} == set()
