@@ -241,7 +241,7 @@ class Schedule:
         self.budget = self.batches * n * batch + draw.randrange(n * batch)
         self.counted: Any = draw.choice(("used", "paid"))
         self.tokens = draw.choice((None, None, draw.randint(1, 4) * self.budget))
-        self.faults = 0.0 if self.mode == "constant" else draw.choice((0.0, 0.2))
+        self.faults = 0.0 if self.mode == "constant" else draw.choice((0.0, 0.3))
         self.every: dict[str, Any] = draw.choice(
             ({}, {"every_evaluations": None, "every_steps": draw.randint(1, 4)}, {"every_steps": 3})
         )
