@@ -2,7 +2,7 @@
 
 Everything that is done once for each evaluation and chain is here, and nearly all of a fit's time. It runs over blocks
 of runs and chains so small that their intermediate results stay in the processor's cache, writes these where the last
-ones were, and keeps of each derivative only its sum over a run. The equations are those of ``model.py`` and ``shapes.py``.
+ones were, and keeps of each derivative its sum over a run. The equations are those of ``model.py`` and ``shapes.py``.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..data.curves import Array, Mask
 from .density import Likelihood, Numbers
@@ -148,6 +149,12 @@ class Model:
         found = np.ones(self.size, dtype=np.bool_)
         found[self._families.deviations] = False
         return found
+
+    @cached_property
+    def apart(self) -> NDArray[np.int64]:
+        """Indices of the seed's amplitude and timing of each run, independent given all else, shape ``(runs, 2)``."""
+        part = self.parts["seeds"]
+        return np.arange(part.start, part.stop).reshape(2, -1).T
 
     @cached_property
     def _log_compute(self) -> Array:
