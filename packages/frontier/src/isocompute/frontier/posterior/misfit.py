@@ -13,7 +13,7 @@ from itertools import groupby
 import numpy as np
 
 from ..data.curves import Array
-from .health import OWN_SCATTER, off_neighbours, position
+from .noise import OWN_SCATTER, off_neighbours, position
 from .posterior import Posterior
 from .runs import Runs, Setting
 

@@ -11,7 +11,8 @@ from scipy.linalg import block_diag
 from ..data.curves import Array
 from ..errors import FrontierError
 from .evaluations import Run
-from .health import POINTS, Health, Kind, Thresholds, binned, judge
+from .health import Health, Kind, Thresholds, judge
+from .noise import POINTS, binned
 from .posterior import Posterior
 from .runs import Runs, Setting, padded
 
