@@ -19,6 +19,8 @@ from .runs import Runs, Setting
 
 DRAWS = 200
 """Draws whose mean is the fitted curve."""
+AT_ONCE = 10**6
+"""Evaluations times draws whose curves are in memory at one time."""
 LAST = 3
 """Evaluations at the end of a run that are judged together."""
 MEAN_OF_LAST = 0.78
@@ -66,8 +68,7 @@ class Ending:
 def misfits(fit: Posterior) -> tuple[Misfit, ...]:
     """The settings whose own runs their curves miss, one of each."""
     runs, model = fit.model.runs, fit.model
-    drawn = model.curves(fit.theta[:: max(1, len(fit.theta) // DRAWS)])
-    fitted, spread = drawn.mean(axis=0), drawn.std(axis=0)
+    fitted, spread = _curves(fit)
     factor = scatter(runs)
     if float(np.median(model.excess(fit.theta))) > WIDER * factor:
         times = float(np.median(model.excess(fit.theta))) / factor
@@ -82,6 +83,19 @@ def misfits(fit: Posterior) -> tuple[Misfit, ...]:
         if evidence:
             found.setdefault(runs.cells[cell], Misfit(cell=runs.cells[cell], evidence=evidence))
     return tuple(found.values())
+
+
+def _curves(fit: Posterior) -> tuple[Array, Array]:
+    """Mean and standard deviation of the curves at the evaluations, a few draws at a time."""
+    theta = fit.theta[:: max(1, len(fit.theta) // DRAWS)]
+    first = fit.model.curves(theta[:1])[0]
+    total, squares, some = np.zeros_like(first), np.zeros_like(first), max(1, AT_ONCE // first.size)
+    for begin in range(0, len(theta), some):
+        off = fit.model.curves(theta[begin : begin + some]) - first
+        total += off.sum(axis=0)
+        squares += (off**2).sum(axis=0)
+    mean = total / len(theta)
+    return first + mean, np.sqrt(np.maximum(squares / len(theta) - mean**2, 0.0))
 
 
 def _evidence(residual: Array, error: Array, uncertain: float, least: float) -> str:
