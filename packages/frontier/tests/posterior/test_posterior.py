@@ -83,28 +83,26 @@ def test_chains_that_remember_count_as_fewer_draws() -> None:
     assert effective_size(slow) / (300 * 16) == pytest.approx([1 / 9, 1], rel=0.15)
 
 
-def test_rounds_go_on_until_draws_are_enough_and_keep_them() -> None:
+def test_rounds_go_on_until_chains_agree_and_keep_what_was_drawn() -> None:
     lengths = []
 
     def density(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return -0.5 * (x**2).sum(axis=1), -x
 
-    def enough(drawn: np.ndarray) -> bool:
+    def agreed(drawn: np.ndarray) -> bool:
         lengths.append(len(drawn))
         return len(drawn) >= 20
 
-    drawn = sample(
-        density,
-        np.ones(2),
-        np.ones(2, dtype=bool),
-        chains=4,
-        warm_up=8,
-        kept=10,
-        rng=np.random.default_rng(0),
-        enough=enough,
-    )
-    assert lengths == [10, 8, 15, 11, 22]
-    assert len(drawn.chains) == 22
+    def drawn(rounds: int) -> int:
+        lengths.clear()
+        begin, rng = np.ones(2), np.random.default_rng(0)
+        settings = {"chains": 4, "warm_up": 10, "kept": 10, "rng": rng, "agreed": agreed, "rounds": rounds}
+        return len(sample(density, begin, begin > 0, **settings).chains)
+
+    assert drawn(5) == 22
+    # All of them, else their later half, else half as many more.
+    assert lengths == [10, 15, 8, 22]
+    assert drawn(2) == 15
 
 
 def test_a_decision_depends_on_the_best_and_on_what_may_be_it() -> None:

@@ -301,9 +301,9 @@ class Model:
         made = self._made_of(theta)[0]
         start, gain, shape, timing, slope, onset = (each[:, :, None] for each in made[:6])
         tail, height, when, speed, fall = (each[:, None, None] for each in made[6:11])
-        share = rise(shape * (self._log_compute - timing), tail).share
-        risen = bent(share, slope, self._log_compute - onset, speed, fall).value
-        return np.asarray(start + height * step_share(self._log_compute - when).value + gain * risen)
+        share = rise(shape * (self._log_compute - timing), tail)
+        risen = bent(share, slope, self._log_compute - onset, speed, fall)
+        return np.asarray(start + height * step_share(self._log_compute - when) + gain * risen)
 
     @cached_property
     def _likelihood(self) -> Likelihood:

@@ -148,11 +148,11 @@ class Posterior:
             log_compute = np.log(np.atleast_1d(np.asarray(compute, dtype=np.float64)))
         gain = (1 - start) / (1 + np.exp(-both[:, 0])) * factor
         offset = log_compute - both[:, 1][:, :, None]
-        share = rise(np.exp(shapes)[:, :, None] * offset, tail[:, :, None]).share
+        share = rise(np.exp(shapes)[:, :, None] * offset, tail[:, :, None])
         slope, onset = bends[:, 0][:, :, None], bends[:, 1][:, :, None]
-        share = bent(share, slope, log_compute - onset, *self.model.falling(self.theta)).value
+        share = bent(share, slope, log_compute - onset, *self.model.falling(self.theta))
         height, when = self.model.step(self.theta)
-        first = height[:, :, None] * step_share(log_compute - when[:, :, None]).value
+        first = height[:, :, None] * step_share(log_compute - when[:, :, None])
         # Beyond the data a bend may lead out of what a share of successes can be.
         return np.clip(start[:, :, None] + first + gain[:, :, None] * share, 0.0, 1.0), share
 
@@ -187,10 +187,10 @@ def _drawn(model: Model, seed: int, size: tuple[int, int, int]) -> Posterior:
         found = np.concatenate([ends.reward(last, base=k)[:, :, 0] for k in range(len(runs.bases))], axis=1)
         return found.reshape(*drawn.shape[:2], -1)
 
-    def enough(drawn: Array) -> bool:
+    def agreed(drawn: Array) -> bool:
         own = rewards(drawn)
-        agreed = bool(split_r_hat(own).max() < AGREED)
-        return agreed and float(effective_size(decided(own)).min()) >= ENOUGH * chains * kept
+        alike = bool(split_r_hat(own).max() < AGREED)
+        return alike and float(effective_size(decided(own)).min()) >= ENOUGH * chains * kept
 
     found = sample(
         model,
@@ -200,7 +200,7 @@ def _drawn(model: Model, seed: int, size: tuple[int, int, int]) -> Posterior:
         warm_up=warm_up,
         kept=kept,
         rng=np.random.default_rng(seed),
-        enough=enough,
+        agreed=agreed,
         apart=model.apart,
     ).chains
     # Chains that took longer are thinned, so that every fit has as many draws.

@@ -23,7 +23,6 @@ TURN = 2.0
 """Mean length of a step, in the unit of the mass: a normal distribution forgets where it was after π/2."""
 LEAPS = (1, 24)
 """Least and most leaps of a step."""
-ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,8 @@ def sample(
     warm_up: int,
     kept: int,
     rng: np.random.Generator,
-    enough: Callable[[Array], bool] = lambda _: True,
+    agreed: Callable[[Array], bool] = lambda _: True,
+    rounds: int = 9,
     apart: Index | None = None,
 ) -> Draws:
     """Draws of a density.
@@ -62,8 +62,9 @@ def sample(
         begin: Where its mode is sought from, shape ``(size,)``.
         warm_up: Steps of each chain that are thrown away; the mass is learned in them.
         kept: Steps of the first round; each further one adds half of those that there are.
-        enough: Whether draws of shape ``(steps, chains, size)`` are enough: all, or the later half where the chains
-            had not forgotten where they began.
+        agreed: Whether chains of shape ``(steps, chains, size)`` agree and are long enough: all of them, or their later
+            half where they had not forgotten where they began.
+        rounds: Of drawing, at most.
         apart: Indices of numbers in groups that are independent given all other numbers, shape ``(groups, members)``.
     """
     apart = np.zeros((0, 1), dtype=np.int64) if apart is None else apart
@@ -75,14 +76,18 @@ def sample(
         # The first mass is so far off that its steps are short: it is soon given up.
         for steps in (warm_up // 5, warm_up * 3 // 10, warm_up - warm_up // 5 - warm_up * 3 // 10):
             walk.learn(*walk.run(steps, adapting=True))
-        drawn, _ = walk.run(kept)
-        for _ in range(ROUNDS):
-            if enough(drawn):
+        drawn, gradient = walk.run(kept)
+        for _ in range(rounds - 1):
+            half = len(drawn) // 2
+            if agreed(drawn):
                 break
-            drawn = np.concatenate([drawn, walk.run(max(len(drawn) // 2, 1))[0]])
-            if enough(later := drawn[len(drawn) // 2 :]):
-                drawn = later
+            if len(drawn) > kept and agreed(drawn[half:]):
+                drawn = drawn[half:]
                 break
+            walk.learn(drawn[-len(gradient) :], gradient)
+            walk.run(warm_up // 5, adapting=True)
+            more, gradient = walk.run(half)
+            drawn = np.concatenate([drawn, more])
     return Draws(chains=drawn, accepted=walk.accepted)
 
 
@@ -247,7 +252,7 @@ class _Walk:
             self.steps += 1
             if adapting:
                 self.pace *= float(np.exp((rate - ACCEPTED) / np.sqrt(self.steps)))
-            found.append((self.theta, self.gradient if adapting else self.theta[:0]))
+            found.append((self.theta, self.gradient))
             rates.append(rate)
         self.accepted = float(np.mean(rates))
         theta, gradient = zip(*found, strict=True)
