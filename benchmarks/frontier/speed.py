@@ -110,7 +110,10 @@ def main() -> None:
         return
     found: dict[tuple[Path, str], list[dict[str, float] | None]] = {}
     for number, name, source in product(range(given.repeats), given.only, given.source):
-        found.setdefault((source, name), []).append(asked(source, name, number))
+        one = asked(source, name, number)
+        found.setdefault((source, name), []).append(one)
+        said = ", ".join(f"{what} {value:.4g}" for what, value in one.items()) if one else "more than 8 GiB"
+        print(f"{name}, sweep {number}, {source}: {said}", flush=True)
     print(f"{'size':8} {'CPU-seconds: least':>18} {'median':>7} {'first':>6} {'MB':>6} {'ns a point':>11}  source")
     for (source, name), own in found.items():
         fits = [each for each in own if each]
