@@ -18,7 +18,7 @@ from ..data.curves import Array, Mask
 Density = Callable[[Array], tuple[Array, Array]]
 """Vectors of shape ``(chains, size)`` to the logarithm of the density and its gradient."""
 Index = NDArray[np.int64]
-ACCEPTED = 0.8
+ACCEPTED = 0.85
 TURN = 2.0
 """Mean length of a step, in the unit of the mass: a normal distribution forgets where it was after π/2."""
 LEAPS = (1, 24)
@@ -251,7 +251,9 @@ class _Walk:
             rate = self._step()
             self.steps += 1
             if adapting:
-                self.pace *= float(np.exp((rate - ACCEPTED) / np.sqrt(self.steps)))
+                # As fast up as down: where all are accepted the rate says little of how much longer a leap may be.
+                off = (rate - ACCEPTED) / (1 - ACCEPTED if rate > ACCEPTED else ACCEPTED)
+                self.pace *= float(np.exp(off / np.sqrt(self.steps)))
             found.append((self.theta, self.gradient))
             rates.append(rate)
         self.accepted = float(np.mean(rates))
