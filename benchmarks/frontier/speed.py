@@ -71,7 +71,7 @@ def point(size: tuple[int, int], number: int) -> float:
         begin = time.process_time()
         model(theta)
         spent.append(time.process_time() - begin)
-    return min(spent) / model.runs.seen.sum() / len(theta) * 1e9
+    return min(spent) / float(model.runs.seen.sum()) / len(theta) * 1e9
 
 
 def measured(name: str, number: int) -> dict[str, float]:

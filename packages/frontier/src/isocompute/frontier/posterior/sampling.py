@@ -75,7 +75,7 @@ def sample(
         walk.begin(top + 0.2 * walk.mass.scaled(rng.standard_normal((chains, len(top)))))
         # The first mass is so far off that its steps are short: it is soon given up.
         for steps in (warm_up // 5, warm_up * 3 // 10, warm_up - warm_up // 5 - warm_up * 3 // 10):
-            walk.learn(*walk.run(steps, adapting=True))
+            walk.learn(*walk.run(steps))
         drawn, gradient = walk.run(kept)
         for _ in range(rounds - 1):
             half = len(drawn) // 2
@@ -85,7 +85,7 @@ def sample(
                 drawn = drawn[half:]
                 break
             walk.learn(drawn[-len(gradient) :], gradient)
-            walk.run(warm_up // 5, adapting=True)
+            walk.run(warm_up // 5)
             more, gradient = walk.run(half)
             drawn = np.concatenate([drawn, more])
     return Draws(chains=drawn, accepted=walk.accepted)
@@ -169,6 +169,8 @@ class Mass:
         # What groups follow of the others beyond what they do, and how much of each number that leaves.
         own, steep = (x[:, self.apart].reshape(len(x), self.apart.size) for x in (unit, slope))
         follow = np.linalg.solve(wide, weight * (one.T @ own) / len(own))
+        # A step of the others moves all groups at once, so that the errors of all slopes add up.
+        follow *= len(own) / (len(own) + self.apart.size)
         rest = own - one @ follow
         weight = len(own) / (len(own) + 10.0)
         ratio = ((1 - weight) + weight * (rest**2).mean(axis=0)) / ((1 - weight) + weight * (steep**2).mean(axis=0))
@@ -209,8 +211,13 @@ def curvature(density: Density, at: Array, apart: Index) -> Mass:
     blocks = hessian[len(together) :][:, apart].transpose(1, 2, 0)
     covariances = _inverse(blocks)
     slope = -(covariances @ across.reshape(groups, members, len(together))).reshape(across.shape)
-    root = np.linalg.cholesky(_inverse(whole + across.T @ slope))
-    return Mass(together=together, apart=apart, root=root, slope=slope, roots=np.linalg.cholesky(covariances))
+    return Mass(
+        together=together,
+        apart=apart,
+        root=np.asarray(np.linalg.cholesky(_inverse(whole + across.T @ slope)), dtype=np.float64),
+        slope=slope,
+        roots=np.asarray(np.linalg.cholesky(covariances), dtype=np.float64),
+    )
 
 
 def _inverse(curvatures: Array) -> Array:
@@ -240,20 +247,18 @@ class _Walk:
         self.theta = theta
         self.value, self.gradient = self.density(theta)
 
-    def run(self, steps: int, *, adapting: bool = False) -> tuple[Array, Array]:
+    def run(self, steps: int) -> tuple[Array, Array]:
         """Steps of all chains and the gradients there, each of shape ``(steps, chains, size)``.
 
-        Args:
-            adapting: Bring the pace to the best rate of acceptance.
+        The pace is brought to the best rate of acceptance, by ever less.
         """
         found, rates = [], []
         for _ in range(steps):
             rate = self._step()
             self.steps += 1
-            if adapting:
-                # As fast up as down: where all are accepted the rate says little of how much longer a leap may be.
-                off = (rate - ACCEPTED) / (1 - ACCEPTED if rate > ACCEPTED else ACCEPTED)
-                self.pace *= float(np.exp(off / np.sqrt(self.steps)))
+            # As fast up as down: where all are accepted the rate says little of how much longer a leap may be.
+            off = (rate - ACCEPTED) / (1 - ACCEPTED if rate > ACCEPTED else ACCEPTED)
+            self.pace *= float(np.exp(off / np.sqrt(self.steps)))
             found.append((self.theta, self.gradient))
             rates.append(rate)
         self.accepted = float(np.mean(rates))

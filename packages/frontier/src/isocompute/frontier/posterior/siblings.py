@@ -12,6 +12,7 @@ from functools import cache, cached_property
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from ..data.curves import Array, Mask
 from .evaluations import Run
@@ -126,6 +127,7 @@ SHARED_END = 0.1
 MOST_POINTS = 2000
 """Points of grids beyond which none is missed: what is logged at each step is no grid."""
 Key = tuple[int, int, str]
+Counts = NDArray[np.int64]
 
 
 class Sorted:
@@ -315,7 +317,7 @@ class Siblings:
                 return float(values[(left > 0) & (sharing == most)].max()), most
         return None
 
-    def _ends_of(self, key: Key | None) -> tuple[Array, Array, Array]:
+    def _ends_of(self, key: Key | None) -> tuple[Array, Counts, Counts]:
         """Where runs end, how often each is, and which lie within a tenth of each, shape ``(ends, ends)``."""
         values, often = np.unique(self._last if key is None else self._last[self._same[key]], return_counts=True)
         return values, often, (np.abs(values - values[:, None]) <= SHARED_END * values[:, None]).astype(np.int64)
@@ -350,7 +352,7 @@ class Siblings:
         # A run that lacks most of it has a grid of its own.
         return np.asarray(absent if 2 * len(absent) <= len(grid) else absent[:0])
 
-    def _grid_of(self, key: Key | None) -> tuple[Array, Array, Array, Array]:
+    def _grid_of(self, key: Key | None) -> tuple[Array, Counts, Counts, Counts]:
         """Points of all grids; how many runs evaluated each exactly, how many reach it, and how many have it."""
         runs = [v.run for v in (self.views if key is None else [self.views[k] for k in self._same[key]])]
         points, often = np.unique(np.concatenate([np.unique(run.compute) for run in runs]), return_counts=True)
