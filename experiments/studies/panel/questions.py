@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from isocompute.frontier.answers.forecast import holm
+from isocompute.frontier.answers.comparison import holm
 
 from .measures import Number
 from .statistics import TAIL, Estimate, Rule, Verdict, over_units

@@ -293,7 +293,7 @@ def _least_squares(form: str, curve: Curve) -> Parameters | None:
     if len(np.unique(curve.compute[curve.compute > 0])) < 3:
         return None
     # Rewards lie within 1 of each other, so that with this error the robust loss of `fit_form` is a plain square.
-    return fit_form(form, curve.compute, curve.reward, np.full(len(curve.compute), 1 / 3), None).parameters
+    return fit_form(form, curve.compute, curve.reward, np.full(len(curve.compute), 1 / 3), None)
 
 
 def _collapses(curve: Curve) -> bool:
