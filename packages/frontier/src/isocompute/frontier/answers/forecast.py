@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from ..data.curves import Array
 from ..data.reading import counted, short
 from ..errors import MEANING, Flag, FrontierError
-from ..fitting.intervals import LEVEL, ends, interval
+from ..fitting.intervals import LEVEL, ends
+from ..fitting.point import Parameters
 from ..posterior.evaluations import Run
 from ..posterior.health import POINTS, Kind, judge, off_neighbours, position
 from ..posterior.preparation import prepare
@@ -204,29 +205,32 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig | None = None
         )
     if np.ptp(y) == 0:
         raise FrontierError(f"the reward is {y[0]:g} at every point: there is no curve to fit")
-    if config.method == "paper":
-        return _as_paper(config, x, y, compute, reward, later)
-    run = _run(x, y, config.r0)
-    state, evidence = _state(run, unit)
     at = np.unique(np.append(compute[compute > 0], BEYOND * x[-1]))
-    drawn, noise, autocorrelation, named = _draws(run, state, at, config)
-    low, high = ends(drawn)
-    # A mean may lie outside of its own interval where a few draws are far off.
-    mean = np.clip(drawn.mean(axis=0), low, high)
-    intervals = {name: interval(values) for name, values in named.items()}
-    centre = {name: np.mean if name in ("A", "R0") else np.median for name in named}
-    points = np.searchsorted(at, compute[later])
-    gained = float(np.ptp(y if state is State.COLLAPSED else mean[at <= x[-1]]))
-    extension = (
-        _extension(drawn[:, points], noise, autocorrelation, mean[points], reward[later], gained, config.seed)
-        if later.any()
-        else None
-    )
+    points, measured = np.searchsorted(at, compute[later]), reward[later]
+    if config.method == "paper":
+        curve = _sigmoid(config, x, y)
+        state, evidence, named, intervals = State.RISING, "", curve.named(), {}
+        mean = low = high = curve(at)
+        extension = _within_margin(mean[points] - measured) if later.any() else None
+    else:
+        run = _run(x, y, config.r0)
+        state, evidence = _state(run, unit)
+        drawn = _draws(run, state, at, config)
+        low, high = ends(drawn.reward)
+        # A mean may lie outside of its own interval where a few draws are far off.
+        mean = np.clip(drawn.reward.mean(axis=0), low, high)
+        intervals = {name: (float(e[0]), float(e[1])) for name, e in ((k, ends(v)) for k, v in drawn.named.items())}
+        centre = {name: np.mean if name in ("A", "R0") else np.median for name in drawn.named}
+        named = {k: float(np.clip(centre[k](v), *intervals[k])) for k, v in drawn.named.items()}
+        gained = float(np.ptp(y if state is State.COLLAPSED else mean[at <= x[-1]]))
+        extension = (
+            _extension(drawn, points, mean[points] - measured, measured, gained, config.seed) if later.any() else None
+        )
     return Forecast(
         method=config.method,
         state=state,
         evidence=evidence,
-        parameters={k: float(np.clip(centre[k](v), *intervals[k])) for k, v in named.items()},
+        parameters=named,
         intervals=intervals,
         compute=at,
         reward=mean,
@@ -239,21 +243,22 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig | None = None
     )
 
 
-def forecasts_over_cuts(
-    compute: Array, reward: Array, config: ForecastConfig, cuts: Sequence[float]
-) -> list[tuple[float, Forecast | FrontierError]]:
-    """The same forecast from several cuts.
+def _sigmoid(config: ForecastConfig, x: Array, y: Array) -> Parameters:
+    """ScaleRL's curve."""
+    before = y[x == 0]
+    if config.r0 is None and not len(before):
+        raise FrontierError("the paper's method needs the reward before training: give r0")
+    return fit_scalerl(x[x > 0], y[x > 0], float(before.mean()) if config.r0 is None else config.r0)
 
-    Returns:
-        Each cut with its forecast, or with the error where too few points lie before it.
-    """
-    found: list[tuple[float, Forecast | FrontierError]] = []
-    for cut in cuts:
-        try:
-            found.append((cut, forecast(compute, reward, replace(config, fit_max=cut))))
-        except FrontierError as error:
-            found.append((cut, error))
-    return found
+
+def _within_margin(miss: Array) -> Extension:
+    """Judge an extension by the paper's margin, as its method has no interval."""
+    verdict = Verdict.HELD if abs(miss[-1]) <= PAPER_MARGIN else Verdict.FAILED
+    return Extension(points=len(miss), rmse=_rmse(miss), bias=float(miss.mean()), coverage=None, verdict=verdict)
+
+
+def _rmse(miss: Array) -> float:
+    return float(np.sqrt((miss**2).mean()))
 
 
 def _run(x: Array, y: Array, r0: float | None) -> Run:
@@ -319,52 +324,65 @@ def _line(x: Array, y: Array, least: float) -> tuple[float, float]:
     return float(slope), max(residual, least) / float(np.sqrt(((x - x.mean()) ** 2).sum()))
 
 
-def _draws(run: Run, state: State, at: Array, config: ForecastConfig) -> tuple[Array, Array, Array, dict[str, Array]]:
-    """Draws of the reward at some compute, of the noise and its autocorrelation, and of what has a name."""
+@dataclass(frozen=True, kw_only=True)
+class _Drawn:
+    """Draws of a run.
+
+    Attributes:
+        reward: Shape ``(draws, points)``.
+        noise: Standard deviation of an evaluation, shape ``(draws,)``.
+        autocorrelation: Of evaluations that follow each other, shape ``(draws,)``.
+        named: What has a name.
+    """
+
+    reward: Array
+    noise: Array
+    autocorrelation: Array
+    named: dict[str, Array]
+
+
+def _draws(run: Run, state: State, at: Array, config: ForecastConfig) -> _Drawn:
+    """Draws at some compute."""
     if state is not State.COLLAPSED:
-        fitted = single(prepare([run]).runs, before=expected(config.without), seed=config.seed)
-        return fitted.reward(at), fitted.noise, fitted.autocorrelation, fitted.named()
+        found = single(prepare([run]).runs, before=expected(config.without), seed=config.seed)
+        return _Drawn(
+            reward=found.reward(at), noise=found.noise, autocorrelation=found.autocorrelation, named=found.named()
+        )
     # No rising curve describes it: what it fell to is all that is known, and it stays there.
     top = int(run.reward.argmax())
-    fallen = run.reward[top:] < (run.reward[0] + run.reward[top]) / 2
-    kept = run.reward[top:][fallen]
-    rng = np.random.default_rng(config.seed)
+    kept = run.reward[top:][run.reward[top:] < (run.reward[0] + run.reward[top]) / 2]
     spread = max(float(kept.std(ddof=1)) if len(kept) > 1 else 0.0, float(run.error[-1]))
-    level = kept.mean() + spread * rng.standard_t(max(len(kept) - 1, 1), 1000) / np.sqrt(len(kept))
-    drawn = np.clip(np.repeat(level[:, None], len(at), axis=1), 0.0, 1.0)
-    return drawn, np.full(1000, spread), np.zeros(1000), {}
+    scaled = np.random.default_rng(config.seed).standard_t(max(len(kept) - 1, 1), 1000) / np.sqrt(len(kept))
+    level = np.clip(kept.mean() + spread * scaled, 0.0, 1.0)
+    reward = np.repeat(level[:, None], len(at), axis=1)
+    return _Drawn(reward=reward, noise=np.full(1000, spread), autocorrelation=np.zeros(1000), named={})
 
 
 def _extension(
-    drawn: Array, noise: Array, autocorrelation: Array, mean: Array, reward: Array, gained: float, seed: int
+    drawn: _Drawn, points: NDArray[np.int64], miss: Array, reward: Array, gained: float, seed: int
 ) -> Extension:
     """Compare what came after a cut with the forecast.
 
     Args:
-        drawn: Curves at the later evaluations, shape ``(draws, points)``.
-        noise: Standard deviation of an evaluation, shape ``(draws,)``.
-        autocorrelation: Of evaluations that follow each other, shape ``(draws,)``.
-        gained: What the curve had gained before the cut.
+        points: Columns of the draws.
+        miss: Forecast minus reward.
+        gained: What the run had gained before the cut.
     """
-    shocks = np.random.default_rng(seed + 1).standard_normal(drawn.shape)
-    for k in range(1, drawn.shape[1]):
-        shocks[:, k] = autocorrelation * shocks[:, k - 1] + np.sqrt(1 - autocorrelation**2) * shocks[:, k]
-    runs = drawn + noise[:, None] * shocks
+    phi, later = drawn.autocorrelation, drawn.reward[:, points]
+    shocks = np.random.default_rng(seed + 1).standard_normal(later.shape)
+    for k in range(1, len(points)):
+        shocks[:, k] = phi * shocks[:, k - 1] + np.sqrt(1 - phi**2) * shocks[:, k]
+    runs = later + drawn.noise[:, None] * shocks
     low, high = ends(runs)
     inside = int(((reward >= low) & (reward <= high)).sum())
-    expected_inside = ((runs >= low) & (runs <= high)).sum(axis=1)
+    simulated = ((runs >= low) & (runs <= high)).sum(axis=1)
     verdict = Verdict.UNRESOLVED
     if inside >= stats.binom.ppf(1 - LEVEL, len(reward), LEVEL):
         verdict = Verdict.UNINFORMATIVE if float((high - low).mean()) > gained else Verdict.HELD
-    elif inside < np.quantile(expected_inside, 1 - LEVEL, method="inverted_cdf"):
+    elif inside < np.quantile(simulated, 1 - LEVEL, method="inverted_cdf"):
         verdict = Verdict.FAILED
-    miss = mean - reward
     return Extension(
-        points=len(reward),
-        rmse=float(np.sqrt((miss**2).mean())),
-        bias=float(miss.mean()),
-        coverage=inside / len(reward),
-        verdict=verdict,
+        points=len(reward), rmse=_rmse(miss), bias=float(miss.mean()), coverage=inside / len(reward), verdict=verdict
     )
 
 
@@ -378,38 +396,3 @@ def _flags(
     if extension is not None and extension.verdict is Verdict.FAILED:
         found.append(Flag.EXTENSION_FAILED)
     return (*found, Flag.WITHIN_RUN_ONLY)
-
-
-def _as_paper(config: ForecastConfig, x: Array, y: Array, compute: Array, reward: Array, later: Array) -> Forecast:
-    """ScaleRL's sigmoid by its own grid, without intervals."""
-    r0 = config.r0 if config.r0 is not None else float(y[x == 0].mean()) if (x == 0).any() else None
-    if r0 is None:
-        raise FrontierError("the paper's method needs the reward before training: give r0")
-    fit = fit_scalerl(x[x > 0], y[x > 0], r0)
-    at = np.unique(np.append(compute[compute > 0], BEYOND * x[-1]))
-    curve, extension = fit(at), None
-    if later.any():
-        miss = fit(compute[later]) - reward[later]
-        verdict = Verdict.HELD if abs(miss[-1]) <= PAPER_MARGIN else Verdict.FAILED
-        extension = Extension(
-            points=len(miss),
-            rmse=float(np.sqrt((miss**2).mean())),
-            bias=float(miss.mean()),
-            coverage=None,
-            verdict=verdict,
-        )
-    return Forecast(
-        method=config.method,
-        state=State.RISING,
-        evidence="",
-        parameters=fit.named(),
-        intervals={},
-        compute=at,
-        reward=curve,
-        low=curve,
-        high=curve,
-        fitted=len(x),
-        support=(float(x[0]), float(x[-1])),
-        extension=extension,
-        flags=_flags(State.LEVEL, {}, extension, len(x)),
-    )

@@ -6,9 +6,8 @@ import argparse
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from ..answers.forecast import METHODS, Forecast, ForecastConfig, forecast, forecasts_over_cuts
+from ..answers.forecast import METHODS, ForecastConfig, forecast
 from ..answers.recipes import leave_one_out
 from ..data.reading import one_run, read_columns, read_series
 from ..errors import FrontierError
@@ -43,9 +42,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         default=[],
         metavar="FIT",
         help="a published fit that the prior leaves out, where the run is that one",
-    )
-    parser.add_argument(
-        "--cuts", type=positive, nargs="+", metavar="X", help="also a table of the fits up to these cuts"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw fit and extension here, as SVG and PNG")
@@ -96,28 +92,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     yield from found.summary().splitlines()
     if arguments.figure:
         save(forecast_panel(found, x, y, arguments.x, arguments.y), arguments.figure)
-    document = found.as_dict()
-    if arguments.cuts:
-        results = forecasts_over_cuts(x, y, config, arguments.cuts)
-        yield from ("", "         cut  points  at the end")
-        yield from (_line(cut, result, float(x.max())) for cut, result in results)
-        document["cuts"] = [_entry(cut, result) for cut, result in results]
-    write_json(document, arguments.json)
-
-
-def _line(cut: float, result: Forecast | FrontierError, last: float) -> str:
-    """One cut to be printed, with the forecast of the last evaluation."""
-    if isinstance(result, FrontierError):
-        return f"{cut:12,.6g}          {result}"
-    reward, low, high = result.at(last)
-    return f"{cut:12,.6g}  {result.fitted:6d}  {reward:.4f}  (95 %: {low:.4f} to {high:.4f})  {result.state}"
-
-
-def _entry(cut: float, result: Forecast | FrontierError) -> dict[str, Any]:
-    """One cut in the document."""
-    if isinstance(result, FrontierError):
-        return {"cut": cut, "reason": str(result)}
-    return {"cut": cut, **result.as_dict()}
+    write_json(found.as_dict(), arguments.json)
 
 
 def _compare_recipes(arguments: argparse.Namespace) -> Iterable[str]:

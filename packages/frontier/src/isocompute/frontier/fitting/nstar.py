@@ -11,7 +11,7 @@ from scipy.optimize import least_squares
 
 from ..data.curves import Array
 from ..errors import MEANING, Flag, FrontierError
-from .intervals import band
+from .intervals import ends
 
 BOUNDS = {"L": (0.0, 20.0), "k": (0.1, 50.0), "x0": (-2.0, 20.0), "b": (-2.0, 12.0)}
 
@@ -148,7 +148,7 @@ def fit_points(compute: Array, n: Array, *, refits: int = 200, seed: int = 0) ->
             draws.append(again)
     intervals = {}
     if len(draws) >= 20:
-        low, high = band(np.array([[d[k] for k in params] for d in draws]))
+        low, high = ends(np.array([[d[k] for k in params] for d in draws]))
         intervals = dict(zip(params, zip(low.tolist(), high.tolist(), strict=True), strict=True))
     if BOUNDS["k"][1] - params["k"] < 1e-3:
         flags = (*flags, Flag.AT_BOUND)

@@ -131,6 +131,8 @@ class Parameters:
 
 STARTS = 4
 """Candidates refined."""
+SEARCHED = 4096
+"""Most points that candidates are compared on."""
 
 
 def fit_form(form: str, compute: Array, reward: Array, standard_error: Array, start: float | None) -> Parameters:
@@ -141,12 +143,15 @@ def fit_form(form: str, compute: Array, reward: Array, standard_error: Array, st
             (a mean stops optimisers early).
         start: R0 when it is fixed.
     """
-    candidates = grid(form, compute)
-    first, gain, squares = project(candidates, reward, standard_error**-2, start)
+    scale, shape = grid(form, compute)
+    # The search is for a place to start from: some of very many points tell it.
+    some = np.argsort(compute, kind="stable")[:: -(-len(compute) // SEARCHED)]
+    share = rise(form, compute[None, some], scale[:, None], shape[:, None])
+    first, gain, squares = project(share, reward[some], standard_error[some] ** -2, start)
     order = np.argsort(squares, kind="stable")
     picks = [order[0], *(k for k in order[1:200:40])][:STARTS]
     ends = [
-        _refine(form, candidates, int(k), float(first[k]), float(gain[k]), compute, reward, standard_error, start)
+        _refine(form, (scale, shape), int(k), float(first[k]), float(gain[k]), compute, reward, standard_error, start)
         for k in picks
     ]
     return min(ends, key=lambda end: end[1])[0]
@@ -154,7 +159,7 @@ def fit_form(form: str, compute: Array, reward: Array, standard_error: Array, st
 
 def _refine(
     form: str,
-    candidates: Grid,
+    candidates: tuple[Array, Array],
     k: int,
     first: float,
     gain: float,
@@ -165,10 +170,11 @@ def _refine(
 ) -> tuple[Parameters, float]:
     """Refine one candidate to a curve and its robust cost."""
     (low, high), has_shape = form_of(form).shapes, form_of(form).has_shape
-    span = candidates.scale.min(), candidates.scale.max()
+    scale, shapes = candidates
+    span = scale.min(), scale.max()
     # Gain, log scale, start, log shape: only those that are free, as a direction without effect stops an optimiser.
     is_free = np.array([True, True, start is None, has_shape])
-    usual = np.array([gain, np.log(candidates.scale[k]), first, np.log(candidates.shape[k])])
+    usual = np.array([gain, np.log(scale[k]), first, np.log(shapes[k])])
 
     def curve(x: Array) -> Parameters:
         every = usual.copy()
@@ -192,68 +198,24 @@ def _refine(
     return curve(found.x), float(found.cost)
 
 
-MOST_DISTINCT = 4096
-"""Distinct values of compute that a grid is evaluated at; more are merged with their neighbours."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """Scales and shapes searched, flattened.
-
-    Attributes:
-        scale: Shape ``(candidates,)``.
-        shape: Shape ``(candidates,)``.
-        rise: At each distinct compute, shape ``(candidates, distinct)``.
-        order: Points sorted by compute, or None where every point has a column of its own.
-        first: Where each distinct compute begins in that order.
-    """
-
-    scale: Array
-    shape: Array
-    rise: Array
-    order: np.ndarray | None
-    first: np.ndarray
-
-    def summed(self, values: Array) -> Array:
-        """Sum values of points, shape ``(..., points)``, over those of one compute."""
-        if self.order is None:
-            return values
-        return np.asarray(np.add.reduceat(values[..., self.order], self.first, axis=-1))
-
-
-def grid(form: str, compute: Array) -> Grid:
-    """Candidates for a form: scales from a tenth of the first compute to 30 times the last, by logarithm."""
+def grid(form: str, compute: Array) -> tuple[Array, Array]:
+    """Scales and shapes of candidates for a form: from a tenth of the first compute to 30 times the last."""
     positive, found = compute[compute > 0], form_of(form)
     # Finer for one free parameter than for two.
     scales = np.geomspace(positive.min() / 10, positive.max() * 30, 60 if found.has_shape else 160)
     shapes = np.geomspace(*found.shapes, 24) if found.has_shape else np.array(found.shapes[:1])
-    scale, shape = (a.ravel() for a in np.meshgrid(scales, shapes, indexing="ij"))
-    distinct, order, first = _distinct(compute)
-    share = rise(form, distinct[None, :], scale[:, None], shape[:, None])
-    return Grid(scale=scale, shape=shape, rise=share, order=order, first=first)
+    scale, shape = np.meshgrid(scales, shapes, indexing="ij")
+    return scale.ravel(), shape.ravel()
 
 
-def _distinct(compute: Array) -> tuple[Array, np.ndarray | None, np.ndarray]:
-    """Distinct values of compute, the order that sorts the points by them, and where each begins in it."""
-    distinct, counts = np.unique(compute, return_counts=True)
-    if len(distinct) == len(compute) and len(distinct) <= MOST_DISTINCT:
-        return compute, None, np.arange(len(compute))
-    first = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    if len(distinct) > MOST_DISTINCT:
-        picks = np.unique(np.linspace(0, len(distinct), MOST_DISTINCT, endpoint=False).astype(np.int64))
-        means = np.add.reduceat(distinct * counts, picks) / np.add.reduceat(counts, picks)
-        distinct, first = means, first[picks]
-    return distinct, np.argsort(compute, kind="stable"), first
-
-
-def project(candidates: Grid, reward: Array, weights: Array, start: float | None) -> tuple[Array, Array, Array]:
+def project(basis: Array, reward: Array, weights: Array, start: float | None) -> tuple[Array, Array, Array]:
     """Best start and gain of every candidate (variable projection).
 
     For a given scale and shape, start and gain are a linear problem, solved in closed form; so a whole grid of scales
     and shapes is a few matrix products. The gain is kept at 0 or more, the start too, and the asymptote at 1 or less.
 
     Args:
-        candidates: K candidates over N points.
+        basis: Rise of K candidates at N points, shape ``(K, N)``.
         reward: Shape ``(N,)``.
         weights: Shape ``(N,)``.
         start: R0, or None when it is free.
@@ -261,10 +223,8 @@ def project(candidates: Grid, reward: Array, weights: Array, start: float | None
     Returns:
         Start, gain and weighted sum of squares, each of shape ``(K,)``.
     """
-    basis, mass = candidates.rise, candidates.summed(weights)
-    total, s_h, s_hh = float(weights.sum()), basis @ mass, (basis**2) @ mass
-    s_y, s_yy = float(reward @ weights), float(reward**2 @ weights)
-    s_hy = basis @ candidates.summed(reward * weights)
+    total, s_h, s_hh = float(weights.sum()), basis @ weights, (basis**2) @ weights
+    s_y, s_yy, s_hy = float(reward @ weights), float(reward**2 @ weights), basis @ (reward * weights)
     if start is None:
         spread = np.maximum(total * s_hh - s_h**2, 1e-12 * total * np.maximum(s_hh, 1e-300))
         gain = np.maximum((total * s_hy - s_h * s_y) / spread, 0.0)
