@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.frontier import Flag, Forecast, ForecastConfig, FrontierError, Verdict, forecast
-from isocompute.frontier.answers.forecast import State
+from isocompute.frontier.answers.forecast import State, as_run
 from isocompute.frontier.cli import main
 from isocompute.frontier.fitting.point import Parameters
 from isocompute.frontier.posterior import single
 from isocompute.frontier.posterior.model import Model
-from isocompute.frontier.posterior.runs import Runs, Setting
+from isocompute.frontier.posterior.preparation import prepare
 
 TRUTH = Parameters(form="hill", start=0.4, gain=0.21, scale=2500.0, shape=1.9)
 
@@ -82,13 +82,6 @@ def test_a_point_estimate_lies_inside_its_interval_whatever_the_run_does(reward:
     assert ((found.low >= 0) & (found.high <= 1)).all()
 
 
-def test_scaling_compute_scales_the_midpoint_and_nothing_else() -> None:
-    compute, reward = run()
-    plain, scaled = of(compute, reward, fit_max=8000), of(compute * 1000, reward, fit_max=8e6)
-    assert scaled.parameters["C_mid"] == pytest.approx(plain.parameters["C_mid"] * 1000, rel=0.02)
-    assert scaled.reward == pytest.approx(plain.reward, abs=5e-3)
-
-
 def test_a_collapse_is_said_before_a_curve_is_fitted_and_its_level_is_the_forecast() -> None:
     rng = np.random.default_rng(0)
     step = np.arange(1.0, 121.0)
@@ -138,20 +131,9 @@ def test_what_published_fits_say_leaves_out_the_run_itself() -> None:
         single.expected(("Deep",))
 
 
-@pytest.mark.parametrize("first", [0.0, 300.0])
-def test_the_gradient_of_one_run_is_that_of_its_density(first: float) -> None:
-    compute, reward = run(last=4000.0)
-    compute = compute - compute[0] + first
-    runs = Runs(
-        cells=(Setting(rollouts_per_problem=1, problems_per_batch=1),),
-        cell=np.zeros(1, dtype=np.int64),
-        compute=compute[None],
-        reward=reward[None],
-        error=np.full((1, len(compute)), 0.004),
-        seen=np.ones((1, len(compute)), dtype=np.bool_),
-        error_is_known=False,
-    )
-    density = single.OneRun(model=Model(runs=runs))
+@pytest.mark.parametrize("r0", [None, 0.4])
+def test_the_gradient_of_one_run_is_that_of_its_density(r0: float | None) -> None:
+    density = single.OneRun(model=Model(runs=prepare([as_run(*run(last=4000.0), r0)]).runs))
     at = 0.7 * np.random.default_rng(1).standard_normal((3, len(density.places)))
     step = 1e-5 * np.eye(at.shape[1])
     expected = np.stack([(density(at + s)[0] - density(at - s)[0]) / 2e-5 for s in step], axis=1)

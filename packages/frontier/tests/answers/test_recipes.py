@@ -39,26 +39,17 @@ def test_its_forecast_is_judged_by_the_margin_of_the_paper() -> None:
         forecast(compute, reward, ForecastConfig(method="paper"))
 
 
-def test_efficiency_is_a_line_of_slope_b_in_logarithms() -> None:
-    compute = np.arange(500.0, 16000.0, 300.0)
-    x, f = efficiency(TRUTH, compute, TRUTH(compute))
-    assert np.polyfit(np.log(x), np.log(f), 1)[0] == pytest.approx(TRUTH.shape, abs=1e-6)
-
-
 COMPUTE = np.arange(1500.0, 16000.0, 400.0)
+
+
+def hill(middle: float, slope: float) -> np.ndarray:
+    return Parameters(form="hill", start=0.4, gain=0.2, scale=middle, shape=slope)(COMPUTE)
 
 
 def series(noise: float = 0.002, seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(seed)
-    truths = {"steep": (2500.0, 2.0), "flat": (4000.0, 1.2)}
-    return {
-        name: (
-            COMPUTE,
-            Parameters(form="hill", start=0.4, gain=0.2, scale=middle, shape=slope)(COMPUTE)
-            + rng.normal(0, noise, len(COMPUTE)),
-        )
-        for name, (middle, slope) in truths.items()
-    }
+    truths = {"steep": hill(2500.0, 2.0), "flat": hill(4000.0, 1.2)}
+    return {name: (COMPUTE, truth + rng.normal(0, noise, len(COMPUTE))) for name, truth in truths.items()}
 
 
 def test_recipes_are_compared_at_one_asymptote_the_one_that_needs_least_first() -> None:
@@ -75,9 +66,7 @@ def test_recipes_are_compared_at_one_asymptote_the_one_that_needs_least_first() 
 
 def test_a_steeper_recipe_that_needs_more_is_not_the_more_efficient() -> None:
     # Steep but late: half of the gain at 9,000 against 2,500.
-    late = Parameters(form="hill", start=0.4, gain=0.2, scale=9000.0, shape=3.0)(COMPUTE)
-    early = Parameters(form="hill", start=0.4, gain=0.2, scale=2500.0, shape=1.2)(COMPUTE)
-    both = {"late": (COMPUTE, late), "early": (COMPUTE, early)}
+    both = {"late": (COMPUTE, hill(9000.0, 3.0)), "early": (COMPUTE, hill(2500.0, 1.2))}
     found = leave_one_out(both, r0=0.4, asymptote=0.6, target=0.5)
     assert [e.name for e in found] == ["early", "late"]
     assert [e.needed for e in found] == pytest.approx([2500.0, 9000.0], rel=1e-3)
@@ -128,9 +117,6 @@ def test_the_command_draws_and_writes_it(tmp_path: Path, capsys: pytest.CaptureF
     out = capsys.readouterr().out
     assert "C needed for" in out
     assert "1.00 times the least" in out
-    one = [*common, "--where", "recipe=steep", "--r0", "0.4", "--fit-max", "8000", "--method", "paper"]
-    assert main([*one, "--figure", str(tmp_path / "forecast.svg")]) == 0
-    assert (tmp_path / "forecast.png").stat().st_size > 5000
     for wrong, what in (
         ([*common, "--series", "recipe"], "give --r0"),
         ([*common, "--r0", "0.4", "--efficiency", "x.svg"], "name their column with --series"),
@@ -145,8 +131,7 @@ def test_a_reward_that_no_recipe_reached_is_refused() -> None:
     with pytest.raises(FrontierError, match=r"0\.599: .*0\.59\d+.*steep"):
         leave_one_out(series(), r0=0.4, asymptote=0.6, target=0.599)
     # A hill that is still low: what it would need for the reward of the other is far beyond its data.
-    slow = Parameters(form="hill", start=0.4, gain=0.2, scale=60_000.0, shape=0.6)(COMPUTE)
-    found = leave_one_out({**series(), "slow": (COMPUTE, slow)}, r0=0.4, asymptote=0.6, target=0.58)
+    found = leave_one_out({**series(), "slow": (COMPUTE, hill(60_000.0, 0.6))}, r0=0.4, asymptote=0.6, target=0.58)
     last = found[-1]
     assert (last.name, last.standing, last.needed) == ("slow", "refused", 4 * COMPUTE.max())
     assert last.needed_interval == (4 * COMPUTE.max(), None)

@@ -213,7 +213,7 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig | None = None
         mean = low = high = curve(at)
         extension = _within_margin(mean[points] - measured) if later.any() else None
     else:
-        run = _run(x, y, config.r0)
+        run = as_run(x, y, config.r0)
         state, evidence = _state(run, unit)
         drawn = _draws(run, state, at, config)
         low, high = ends(drawn.reward)
@@ -261,7 +261,7 @@ def _rmse(miss: Array) -> float:
     return float(np.sqrt((miss**2).mean()))
 
 
-def _run(x: Array, y: Array, r0: float | None) -> Run:
+def as_run(x: Array, y: Array, r0: float | None) -> Run:
     """The run, with errors as evaluations scatter about their neighbours, and R0 where it is known."""
     off, unit = off_neighbours(position(x), y, np.ones(len(x)))
     # Four fifths of normal values lie within 1.2816 standard deviations, whatever a few spikes or a collapse do.
