@@ -7,20 +7,10 @@ import numpy as np
 import polars as pl
 import pytest
 from isocompute.frontier import ForecastConfig, FrontierError, Verdict, efficiency, forecast, leave_one_out
-from isocompute.frontier.answers.recipes import fit_scalerl
 from isocompute.frontier.cli import main
-from isocompute.frontier.fitting.point import Parameters, fit_form
+from isocompute.frontier.fitting.point import Parameters
 
 TRUTH = Parameters(form="hill", start=0.4, gain=0.21, scale=2500.0, shape=1.9)
-
-
-def test_its_grid_agrees_with_least_squares_where_there_is_no_noise() -> None:
-    compute = np.arange(500.0, 16000.0, 300.0)
-    theirs = fit_scalerl(compute, TRUTH(compute), 0.4)
-    ours = fit_form("hill", compute, TRUTH(compute), np.full(len(compute), 0.01), 0.4)
-    assert theirs.asymptote == pytest.approx(ours.asymptote, abs=0.005)
-    assert theirs.shape == pytest.approx(ours.shape, rel=0.05)
-    assert ours.named() == pytest.approx(TRUTH.named(), rel=1e-3)
 
 
 def test_its_forecast_is_judged_by_the_margin_of_the_paper() -> None:

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-from isocompute.frontier import FrontierError
 from isocompute.frontier.fitting.point import FORMS, Parameters, fit_form
 
 
@@ -13,8 +12,3 @@ def test_a_curve_without_noise_is_found(name: str, start: float | None) -> None:
     found = fit_form(name, compute, curve(compute), np.full(len(compute), 0.01), start)
     assert found(compute) == pytest.approx(curve(compute), abs=2e-4)
     assert found.named() == pytest.approx(curve.named(), rel=0.03)
-
-
-def test_an_unknown_form_is_an_error_that_names_the_known_ones() -> None:
-    with pytest.raises(FrontierError, match=r"'logistic' .*exp, hill"):
-        Parameters(form="logistic", start=0.2, gain=0.4, scale=3e4, shape=1.0)(1e4)
