@@ -205,7 +205,7 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig | None = None
         )
     if np.ptp(y) == 0:
         raise FrontierError(f"the reward is {y[0]:g} at every point: there is no curve to fit")
-    at = np.unique(np.append(compute[compute > 0], BEYOND * x[-1]))
+    at = np.unique(np.append(compute, BEYOND * x[-1]))
     points, measured = np.searchsorted(at, compute[later]), reward[later]
     if config.method == "paper":
         curve = _sigmoid(config, x, y)
