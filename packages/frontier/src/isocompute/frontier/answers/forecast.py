@@ -207,9 +207,11 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig | None = None
         raise FrontierError(f"the reward is {y[0]:g} at every point: there is no curve to fit")
     at = np.unique(np.append(compute, BEYOND * x[-1]))
     points, measured = np.searchsorted(at, compute[later]), reward[later]
+    named: dict[str, float] = {}
+    intervals: dict[str, tuple[float, float]] = {}
     if config.method == "paper":
         curve = _sigmoid(config, x, y)
-        state, evidence, named, intervals = State.RISING, "", curve.named(), {}
+        state, evidence, named = State.RISING, "", curve.named()
         mean = low = high = curve(at)
         extension = _within_margin(mean[points] - measured) if later.any() else None
     else:
@@ -219,9 +221,10 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig | None = None
         low, high = ends(drawn.reward)
         # A mean may lie outside of its own interval where a few draws are far off.
         mean = np.clip(drawn.reward.mean(axis=0), low, high)
-        intervals = {name: (float(e[0]), float(e[1])) for name, e in ((k, ends(v)) for k, v in drawn.named.items())}
-        centre = {name: np.mean if name in ("A", "R0") else np.median for name in drawn.named}
-        named = {k: float(np.clip(centre[k](v), *intervals[k])) for k, v in drawn.named.items()}
+        for name, values in drawn.named.items():
+            centre = values.mean() if name in ("A", "R0") else np.median(values)
+            low_end, high_end = (float(end) for end in ends(values))
+            named[name], intervals[name] = float(np.clip(centre, low_end, high_end)), (low_end, high_end)
         gained = float(np.ptp(y if state is State.COLLAPSED else mean[at <= x[-1]]))
         extension = (
             _extension(drawn, points, mean[points] - measured, measured, gained, config.seed) if later.any() else None

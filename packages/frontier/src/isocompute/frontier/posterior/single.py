@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ..data.curves import Array
@@ -127,7 +128,7 @@ class OneRun:
     expected: Expected = field(default_factory=expected)
 
     @cached_property
-    def places(self) -> Array:
+    def places(self) -> NDArray[np.int64]:
         """Of these numbers in a vector of the model; of n's slopes of the bend there are none."""
         parts = {name: list(range(part.start, part.stop)) for name, part in self.model.parts.items()}
         parts["bend"] = [parts["bend"][k] for k in (0, 2, 4, 5)]
@@ -201,11 +202,7 @@ def _stretched(own: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Single:
-    """Draws of one run.
-
-    Attributes:
-        posterior: Of the model.
-    """
+    """Draws of one run."""
 
     posterior: Posterior
 

@@ -106,15 +106,8 @@ def forecast_panel(found: Forecast, compute: Array, reward: Array, x: str, y: st
     axis.plot(at[~before], line[~before], color=ACCENT, linestyle="--", label="extended")
     axis.plot(compute[used], reward[used], "o", color="black", markersize=4)
     axis.plot(compute[compute > cut], reward[compute > cut], "D", color=ACCENT, markersize=4, label="came later")
-    axis.plot(
-        compute[compute < found.support[0]],
-        reward[compute < found.support[0]],
-        "o",
-        color="0.6",
-        markersize=3,
-        fillstyle="none",
-        label="not fitted",
-    )
+    if (early := compute < found.support[0]).any():
+        axis.plot(compute[early], reward[early], "o", color="0.6", markersize=3, fillstyle="none", label="not fitted")
     axis.set(xlabel=x, ylabel=y)
     axis.legend(frameon=False, fontsize=8)
     return figure
