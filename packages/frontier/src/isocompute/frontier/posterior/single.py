@@ -56,8 +56,9 @@ its gain that it loses per e-fold of compute for each 1 beyond. Of ScaleRL's fiv
 runs of this project's panel about 3 of 200 lose a third of their gain from half of their compute on."""
 LOST = 0.9
 """Of the share of the gain that is lost in the end, in units of its prior: 0.8 in the median."""
-NOISE = 0.4
-"""Standard deviation of the logarithm of κ: how evaluations scatter about their neighbours says most of it."""
+NOISE = (0.3, 0.4)
+"""Mean and standard deviation of log κ over how evaluations scatter about their neighbours: noise that lasts, with the
+autocorrelation below, shows 0.72 of itself there."""
 LASTING = 1.0
 """Of the autocorrelation of evaluations, in units of its prior: 0.4 in the median, as they ask the same questions."""
 SIZE = (48, 40, 32)
@@ -190,7 +191,7 @@ class OneRun:
         slope[:, GAIN] = expected.gain[1] * by_gain / 1.5
         when = np.log(runs.last[0]) - self._middle + TIMING * own[:, WHEN]
         mapped[:, WHEN], slope[:, WHEN] = when / 1.5, TIMING / 1.5
-        mapped[:, KAPPA], slope[:, KAPPA] = NOISE * own[:, KAPPA], NOISE
+        mapped[:, KAPPA], slope[:, KAPPA] = NOISE[0] + NOISE[1] * own[:, KAPPA], NOISE[1]
         mapped[:, PHI] += LASTING
         return mapped, slope, np.stack([by_form, by_height], axis=1)
 
