@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.learner.config import EntropyConfig, ImportanceConfig, KLConfig, LearnerConfig, ObjectiveConfig
-from isocompute.learner.objective.advantages import BASELINES, SCALES, response_advantages
+from isocompute.learner.objective.advantages import response_advantages
 from isocompute.learner.records.steps import numbers
 from tiny_models import tiny_config, tiny_model
 
@@ -186,7 +186,7 @@ def test_losses(trainer: Any, batch: Any, name: str, more: tuple[dict[str, Any],
         assert found[part] == pytest.approx(logged[part], rel=1e-6)
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", ["none", "group", "batch"])
 @given(seed=SEEDS)
 @examples
 def test_advantages(trainer: Any, batch: Any, scale: str, seed: int) -> None:
@@ -196,8 +196,7 @@ def test_advantages(trainer: Any, batch: Any, scale: str, seed: int) -> None:
         scored, _, _ = of_trl(trainer(loss_type="grpo", scale_rewards=scale), rows, patch)
     rewards = rows.rewards.numpy()
     if scale == "batch":
-        spread = SCALES["batch"](rewards, rewards - BASELINES["batch"](rewards, rows.groups), rows.groups, "sample")
-        found = response_advantages(rewards, rows.groups, scale="none") / (spread + EPSILON)
+        found = response_advantages(rewards, rows.groups, scale="none") / (rewards.std(ddof=1) + EPSILON)
     else:
         found = response_advantages(rewards, rows.groups, scale=scale, epsilon=EPSILON)
     assert found == pytest.approx(scored["advantages"].numpy(), abs=1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -10,7 +9,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ..config import BatchConfig, Std
+from ..config import BatchConfig, Scale, Std
 from ..errors import LearnerError
 
 EPSILON = 1e-6
@@ -49,9 +48,12 @@ def response_advantages(
         LearnerError: A reward is not finite, every group has a single response and is the baseline, a name is unknown,
             or the scale is that of a group and the baseline is not.
     """
-    if std not in get_args(Std):
-        raise LearnerError(f"std is {std!r}; it must be one of {', '.join(get_args(Std))}")
-    for name, value, known in (("baseline", baseline, BASELINES), ("scale", scale, SCALES)):
+    choices = (
+        ("std", std, get_args(Std)),
+        ("baseline", baseline, ("group", "batch")),
+        ("scale", scale, get_args(Scale)),
+    )
+    for name, value, known in choices:
         if value not in known:
             raise LearnerError(f"{name} is {value!r}; for advantages of responses it must be one of {', '.join(known)}")
     if scale == "group" and baseline != "group":
@@ -65,12 +67,16 @@ def response_advantages(
             "no group has two completed responses, so that no reward can be compared with its group's: "
             "rollouts_per_problem must be 2 or more, and of a group at least two must not be aborted"
         )
-    centred: np.ndarray = rewards - BASELINES[baseline](rewards, index)
+    mean = group_mean(rewards, index) if baseline == "group" else rewards.mean() if len(rewards) else 0.0
+    centred: np.ndarray = rewards - mean
     # The mean of equal rewards such as 0.1 is off by a rounding error.
     centred[zero_variance(rewards, index if baseline == "group" else np.zeros_like(index))] = 0.0
-    divisor = SCALES[scale](rewards[compared], centred[compared], _dense(index[compared]), std)
-    if divisor is not None:
-        centred[compared] /= divisor + epsilon
+    if scale == "group":
+        centred[compared] /= _group_deviation(rewards[compared], _dense(index[compared]), std) + epsilon
+    elif scale == "batch":
+        # TRL's ``scale_rewards="batch"`` takes that of the rewards themselves: here, with the baseline ``batch``.
+        deviation = centred[compared].std(ddof=1 if std == "sample" else 0) if compared.sum() > 1 else 0.0
+        centred[compared] /= deviation + epsilon
     return centred
 
 
@@ -91,84 +97,30 @@ def _dense(groups: np.ndarray) -> np.ndarray:
 
 
 def group_advantages(rewards: np.ndarray, groups: np.ndarray, *, std: str = "sample") -> np.ndarray:
-    """GRPO's advantages: each reward relative to the mean of its group, in its standard deviations.
-
-    Raises:
-        LearnerError: See ``response_advantages``.
-    """
+    """GRPO's advantages: each reward relative to the mean of its group, in its standard deviations."""
     return response_advantages(rewards, groups, std=std)
 
 
 def group_mean(rewards: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """The mean of each reward's group.
-
-    Args:
-        rewards: Rewards, shape ``(responses,)``.
-        index: Group of each reward, whole numbers from 0, shape ``(responses,)``.
-    """
+    """The mean of each reward's group, whole numbers from 0 that ``index`` has."""
     means: np.ndarray = (np.bincount(index, weights=rewards) / np.bincount(index))[index]
     return means
 
 
-def batch_mean(rewards: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """The mean of all rewards, for each."""
-    del index
-    return np.full(len(rewards), rewards.mean() if len(rewards) else 0.0)
 
-
-BASELINES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {"group": group_mean, "batch": batch_mean}
-"""The baselines of whole responses by name; that of a critic is ``gae``."""
-
-
-def no_scale(rewards: np.ndarray, centred: np.ndarray, index: np.ndarray, std: str) -> None:
-    """No division at all.
-
-    Args:
-        rewards: Rewards, shape ``(responses,)``.
-        centred: Rewards less their baseline, shape ``(responses,)``.
-        index: Group of each reward, whole numbers from 0, shape ``(responses,)``.
-        std: ``sample`` or ``population``.
-    """
-    del rewards, centred, index, std
-
-
-def group_scale(rewards: np.ndarray, centred: np.ndarray, index: np.ndarray, std: str) -> np.ndarray:
+def _group_deviation(rewards: np.ndarray, index: np.ndarray, std: str) -> np.ndarray:
     """The standard deviation of each reward's group."""
-    del centred
     counts = np.bincount(index)
     squares = np.bincount(index, weights=(rewards - group_mean(rewards, index)) ** 2)
     deviations: np.ndarray = np.sqrt(squares / (np.maximum(counts - 1, 1) if std == "sample" else counts))[index]
     return deviations
 
 
-def batch_scale(rewards: np.ndarray, centred: np.ndarray, index: np.ndarray, std: str) -> np.ndarray:
-    """The standard deviation over the batch of rewards less their baseline.
-
-    TRL's ``scale_rewards="batch"`` takes that of the rewards themselves: here, with the baseline ``batch``.
-    """
-    del rewards, index
-    if len(centred) < 2:
-        return np.zeros(len(centred))
-    return np.full(len(centred), centred.std(ddof=1 if std == "sample" else 0))
-
-
-SCALES: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray, str], np.ndarray | None]] = {
-    "none": no_scale,
-    "group": group_scale,
-    "batch": batch_scale,
-}
-"""The scales by name."""
-
-
 def zero_variance(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Return whether each reward's group has equal rewards (TRL counts such groups in ``frac_reward_zero_std``).
 
     Args:
-        rewards: Rewards, shape ``(responses,)``.
         groups: Group of each reward as any integers, shape ``(responses,)``.
-
-    Returns:
-        Booleans, shape ``(responses,)``.
     """
     index = _dense(groups)
     low, high = np.full(len(rewards), np.inf), np.full(len(rewards), -np.inf)
@@ -239,9 +191,6 @@ def with_cohorts(rollouts: pl.DataFrame, config: BatchConfig, *, baseline: str |
         rollouts: A ``rollouts`` table; ``problem_id``, ``reward``, ``finish_reason`` and, with ``trained_rollouts``,
             ``sample`` are read.
         baseline: That of the objective; None where no response is alone in its group.
-
-    Returns:
-        The table with both columns.
     """
     completed = rollouts["finish_reason"].ne_missing("aborted").to_numpy()
     groups = group_index(rollouts)[completed]
