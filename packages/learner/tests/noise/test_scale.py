@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.learner import LearnerConfig, prepare, with_cohorts
 from isocompute.learner.noise import scale
-from isocompute.learner.noise.scale import Noise, Sketch, halves
+from isocompute.learner.noise.scale import Noise, halves, sketch
 from small_run import recorded, scored, written_out
 from transformers import LlamaForCausalLM
 
@@ -80,8 +80,7 @@ def test_the_halves_of_a_problem_are_groups_of_their_own() -> None:
 def test_products_of_sketches_are_those_of_the_vectors() -> None:
     rng = torch.Generator().manual_seed(0)
     one, other = torch.randn(300_000, generator=rng), torch.randn(300_000, generator=rng)
-    sketch = Sketch(300_000, device="cpu")
-    a, b = sketch.of([one[:1000], one[1000:]]), sketch.of([other[:1000], other[1000:]])
+    a, b = (sketch([whole[:1000], whole[1000:]], "cpu") for whole in (one, other))
     assert len(a) == 2**16
     # Standard error of a product: the lengths' product over the root of the sketch's length.
     error = float(one.norm() * other.norm()) / 2**8

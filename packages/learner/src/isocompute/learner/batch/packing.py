@@ -15,7 +15,7 @@ import polars as pl
 import torch
 from torch.nn.functional import embedding_bag
 
-from ..config import fits
+from ..config import ATTENDED
 from .responses import Responses, positions
 
 
@@ -178,7 +178,7 @@ def micro_batches(
         else:
             longest = whole if first else max(positions // (i - start), whole)
             held = seen = longest * (i - start + 1)
-        if not first and not fits(tokens, positions=held, attended=seen):
+        if not first and (held > tokens or seen > ATTENDED * tokens):
             yield _piece(rows[start:i], same[start:i], packed=share_prompts)
             start, held, seen = i, whole, whole
         positions, attended = held, seen

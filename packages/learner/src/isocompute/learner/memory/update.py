@@ -22,6 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig,
 
 from ..batch.responses import OF_TOKENS, Lists, Responses
 from ..config import ATTENDED, AdapterConfig, LearnerConfig
+from ..contract.settings import Count, settings
 from ..errors import LearnerError
 from ..objective.loss import objective
 from ..policy.adapter import adapt
@@ -34,45 +35,26 @@ from ..updates.learner import Models, inputs_of
 
 PACKED = "isocompute_traced"
 """Packed attention whose mask looks at numbers, which fake tensors do not have, apart from them."""
-
-
 COLLECTIVE = ("fsdp", "c10d", "_c10d_functional")
 """Namespaces of the operations by which ranks gather and scatter weights."""
-
-
 GIB, MIB = 2**30, 2**20
-
-
 DEVICE = "cpu"
-
-
 PASSES = 2
 """Micro-batches after which every further one takes the memory of the last."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(LearnerError)
 class Load:
-    """A rank's share of an update, all of whose prompts and responses have one length.
+    """A rank's share of an update, all of whose prompts and responses have one length."""
 
-    Attributes:
-        prompt_tokens: Tokens of a prompt.
-        response_tokens: Tokens of a response: of the longest one, for the most that an update can take.
-        rollouts_per_problem: n, responses to a prompt.
-        problems: Problems of the rank's share.
-
-    Raises:
-        LearnerError: A number is not positive.
-    """
-
-    prompt_tokens: int
-    response_tokens: int
-    rollouts_per_problem: int
-    problems: int
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) < 1:
-                raise LearnerError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+    prompt_tokens: Count
+    """Tokens of a prompt."""
+    response_tokens: Count
+    """Tokens of a response: of the longest one, for the most that an update can take."""
+    rollouts_per_problem: Count
+    """n, responses to a prompt."""
+    problems: Count
+    """Problems of the rank's share."""
 
     def responses(self, config: LearnerConfig) -> Responses:
         """As many of the responses as ``PASSES`` micro-batches can hold, with what is measured before an update."""
@@ -147,8 +129,6 @@ def update_memory(model: Mapping[str, Any], config: LearnerConfig, load: Load, *
     Args:
         config: The learner's settings. A model with layout ``auto`` counts as one that gives the same when packed,
             unless it says otherwise as it runs.
-        load: A rank's share of the update.
-        ranks: Ranks that take the update together.
 
     Raises:
         LearnerError: The model is of a kind that transformers does not know, or cannot be run as it is to be.
@@ -349,6 +329,4 @@ def _mask(**requested: Any) -> torch.Tensor | None:
 
 
 AttentionInterface.register(PACKED, packed_attention)
-
-
 AttentionMaskInterface.register(PACKED, _mask)

@@ -46,15 +46,15 @@ def gradients(model: str | Path, rollouts: pl.DataFrame, config: LearnerConfig, 
         rollouts: A ``rollouts`` table whose groups are in the order of ``problem_id``.
 
     Yields:
-        For each group a vector of at most ``SKETCHED`` entries; zeros where all rewards are equal.
+        For each group a ``sketch``; zeros where all rewards are equal.
     """
     policy = load_policy(model, device=device)
     forward = Forward(policy, config.compute, temperature=config.temperature, device=device)
     parameters = [each for each in policy.parameters() if each.requires_grad]
-    sketch = Sketch(sum(each.numel() for each in parameters), device=device)
+    size = sum(each.numel() for each in parameters)
     for _, group in with_cohorts(rollouts, config.batch).group_by("problem_id", maintain_order=True):
         if group["zero_variance"].all():
-            yield np.zeros(sketch.length, dtype=np.float32)
+            yield np.zeros(min(size, SKETCHED), dtype=np.float32)
             continue
         responses = read(prepare(group, config), vocabulary=vocabulary(policy))
         policy.zero_grad(set_to_none=True)
@@ -63,39 +63,32 @@ def gradients(model: str | Path, rollouts: pl.DataFrame, config: LearnerConfig, 
             with forward.attending(batch):
                 terms = forward.run(batch)[1]
                 (batch.weights * batch.advantages * terms.logprobs).sum().backward()
-        yield sketch.of([each.grad if each.grad is not None else torch.zeros_like(each) for each in parameters])
+        yield sketch([each.grad if each.grad is not None else torch.zeros_like(each) for each in parameters], device)
 
 
-class Sketch:
-    """A count sketch: entries with random signs are added up by their place modulo the length.
+def sketch(tensors: list[torch.Tensor], device: str, *, seed: int = 0) -> np.ndarray:
+    """A count sketch of the joined entries of tensors, a vector of at most ``SKETCHED`` entries.
 
-    Products of two sketches have the expectation of the vectors' own; where these are short enough, they are equal.
+    Entries with random signs are added up by their place modulo the length. Products of two sketches have the
+    expectation of the vectors' own; where these are short enough, they are equal.
     """
-
-    def __init__(self, size: int, *, device: str, seed: int = 0) -> None:
-        self.length = min(size, SKETCHED)
-        self._whole, self._device, self._seed = size <= SKETCHED, device, seed
-
-    def of(self, tensors: list[torch.Tensor]) -> np.ndarray:
-        """The sketch of the joined entries of tensors, which are always the same ones."""
-        if self._whole:
-            joined: np.ndarray = torch.cat([each.flatten().float() for each in tensors]).cpu().numpy()
-            return joined
-        found = torch.zeros(self.length, device=self._device)
-        signs, begun = torch.Generator(self._device).manual_seed(self._seed), 0
-        for tensor in tensors:
-            flat = tensor.flatten().float()
-            sign = torch.randint(0, 2, flat.shape, generator=signs, device=self._device) * 2 - 1
-            places = (torch.arange(len(flat), device=self._device) + begun) % self.length
-            found.index_add_(0, places, sign * flat)
-            begun += len(flat)
-        sketched: np.ndarray = found.cpu().numpy()
-        return sketched
+    size = sum(each.numel() for each in tensors)
+    if size <= SKETCHED:
+        joined: np.ndarray = torch.cat([each.flatten().float() for each in tensors]).cpu().numpy()
+        return joined
+    found = torch.zeros(SKETCHED, device=device)
+    signs, begun = torch.Generator(device).manual_seed(seed), 0
+    for tensor in tensors:
+        flat = tensor.flatten().float()
+        sign = torch.randint(0, 2, flat.shape, generator=signs, device=device) * 2 - 1
+        places = (torch.arange(len(flat), device=device) + begun) % SKETCHED
+        found.index_add_(0, places, sign * flat)
+        begun += len(flat)
+    sketched: np.ndarray = found.cpu().numpy()
+    return sketched
 
 
 TWO_SIDED = 1.96
-
-
 LEAST_PROBLEMS = 8
 
 
@@ -128,9 +121,6 @@ class Noise:
 
         Args:
             halves: Each from a group of responses with a baseline of its own; shape ``(problems, 2, parameters)``.
-
-        Raises:
-            ValueError: There are fewer than 8 problems, or the shape is another one.
         """
         if halves.ndim != 3 or halves.shape[1] != 2 or len(halves) < LEAST_PROBLEMS:
             raise ValueError(

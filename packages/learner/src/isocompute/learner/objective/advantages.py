@@ -107,7 +107,6 @@ def group_mean(rewards: np.ndarray, index: np.ndarray) -> np.ndarray:
     return means
 
 
-
 def _group_deviation(rewards: np.ndarray, index: np.ndarray, std: str) -> np.ndarray:
     """The standard deviation of each reward's group."""
     counts = np.bincount(index)

@@ -26,8 +26,6 @@ from ..errors import LearnerError
 NAME = "isocompute_packed"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 """Features of attention that a model may request and that are not computed here."""
-
-
 BEYOND_ANY = 2**20
 """Tokens of a row that is longer than any window."""
 
@@ -52,11 +50,7 @@ class Passing:
         return max(int(block.shape[1]) for block in self.rows.blocks)
 
     def limit(self, window: int) -> None:
-        """Take note of a window, and refuse rows that exceed it.
-
-        Raises:
-            LearnerError: A row does.
-        """
+        """Take note of a window, and refuse rows that exceed it."""
         self.window = min(window, self.window or window)
         if self.longest > window:
             raise _refused(f"a sliding window of {window} tokens, or a chunk, which responses exceed")

@@ -120,8 +120,6 @@ class Forward:
             The hidden state that predicts each sampled token, shape ``(tokens, hidden size)``, and what follows from
             it for the token; see ``head.token_terms``.
 
-        Raises:
-            LearnerError: It is packed, and this model is run on padded ones.
         """
         if batch.rows is not None and not self.packs:
             raise LearnerError("a packed micro-batch was given to a model that is run padded; it must be padded")
@@ -164,10 +162,6 @@ class Forward:
 
         return use
 
-    @property
-    def _kind(self) -> str:
-        return type(self.policy).__name__
-
     def _settle(self) -> None:
         """Find out by a few responses whether the model is causal, can be packed, and can be checkpointed."""
         rows, altered, before = probe(vocabulary(self.policy))
@@ -182,13 +176,14 @@ class Forward:
             ahead = _largest((self.logprobs(altered_rows) - expected)[torch.from_numpy(before)])
         except Exception as error:
             raise LearnerError(
-                f"a {self._kind} cannot be run on token ids, positions and a mask alone ({reason_of(error)}): "
-                "use a decoder-only model"
+                f"a {type(self.policy).__name__} cannot be run on token ids, positions and a mask alone "
+                f"({reason_of(error)}): use a decoder-only model"
             ) from error
         if not ahead < SAME:
             raise LearnerError(
-                f"the log-probability of a token changes by {ahead:.2g} nats with what follows it: this {self._kind} "
-                "is no causal model (is_decoder and is_causal of its configuration must be on, where it has them)"
+                f"the log-probability of a token changes by {ahead:.2g} nats with what follows it: this "
+                f"{type(self.policy).__name__} is no causal model (is_decoder and is_causal of its configuration must "
+                "be on, where it has them)"
             )
         if self._config.layout != "padded":
             self._try_packing(packed_rows, expected)

@@ -30,19 +30,13 @@ from ..errors import CheckpointError, LearnerError, RankError
 from ..policy.loading import WholeTensors, weights
 from ..records.steps import Agreement, UpdateReport
 from ..saving.checkpoint import TensorFiles, parts, write_tensors
-from ..updates.learner import Learner, check_base, skipped, values_of
+from ..updates.learner import Learner, check_base, skipped, state_values
 
 PART = 2**28
 """Most bytes that are handed over in one call; a single tensor may have more."""
-
-
 STATE, WEIGHTS = "state", "weights"
-
-
 POLL_SECONDS = 0.1
 """How often a rank is asked whether its part of a checkpoint is written."""
-
-
 OnRank = Callable[[int, Iterator[tuple[str, torch.Tensor]]], Any]
 """Called on a rank with its number and the policy's tensors; on every rank it must take all of them."""
 
@@ -125,42 +119,24 @@ class LearnerGroup:
         self.config, self.version = config, 0
 
     def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
-        """Pass responses through the model, each rank its share; see ``Learner.measure``.
-
-        Raises:
-            RankError: A rank died or timed out; the group is broken.
-        """
+        """Pass responses through the model, each rank its share; see ``Learner.measure``."""
         ranks = self._in_use()
-        parts = shares(rollouts, len(ranks), free=self._free(rollouts))
+        parts = shares(rollouts, len(ranks), free=_free(rollouts, self.config))
         calls = [rank.measure.remote(part) for rank, part in zip(ranks, parts, strict=True)]
         measured: pl.DataFrame = pl.concat(self._wait(calls, "measure"))
         return measured
 
     def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> UpdateReport:
-        """Split the responses over ranks, by the tokens that they cost, and take one step together.
-
-        Args:
-            batch: As for ``Learner.update``.
-
-        Raises:
-            RankError: A rank died or timed out; the group is broken.
-        """
+        """Split the responses over ranks, by the tokens that they cost, and take one step together."""
         ranks = self._in_use()
         # Here, as a rank that refuses alone leaves the others waiting.
         check_columns(batch, ("prompt_ids", "response_ids", "logprobs"))
         check_rows(batch.filter(pl.col("response_ids").list.len() > 0))
-        parts = shares(batch, len(ranks), free=self._free(batch))
+        parts = shares(batch, len(ranks), free=_free(batch, self.config))
         calls = [rank.update.remote(part, advance=advance) for rank, part in zip(ranks, parts, strict=True)]
         first: UpdateReport = self._wait(calls, "update")[0]
         self.version += advance and first.optimizer_steps
         return first
-
-    def _free(self, batch: pl.DataFrame) -> np.ndarray | None:
-        """Which responses do not pass through the model."""
-        if "advantage" not in batch.columns:
-            return None
-        zero_variance = batch["zero_variance"].to_numpy()
-        return skipped(batch["advantage"].to_numpy(), zero_variance, self.config)
 
     def agreement(self, rollouts: pl.DataFrame) -> Agreement:
         """See ``Learner.agreement``; on every rank, as none can run a policy alone that they share."""
@@ -172,20 +148,14 @@ class LearnerGroup:
 
     def weights(self) -> RankWeights:
         """The policy's tensors by their Hugging Face names, whole; see ``Learner.weights``."""
-        return RankWeights(self._policy, self._use_weights)
-
-    def _use_weights(self, function: OnRank) -> list[Any]:
-        return self._wait([rank.use_weights.remote(function) for rank in self._in_use()], "hand over the weights")
-
-    def _policy(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self._tensors(WEIGHTS).items()
+        return RankWeights(self)
 
     def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
         """The state of the ranks; see ``Learner.state``. A few tensors of it are here at a time, as they are read.
 
         A checkpoint of it is written by the ranks, each its own rows, where they see the folder.
         """
-        return self._tensors(STATE), values_of(self)
+        return self._tensors(STATE), state_values(self.model, self.base, self.version)
 
     def _tensors(self, of: str) -> RemoteTensors:
         def fetch(names: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -213,15 +183,10 @@ class LearnerGroup:
         return all(self._wait([rank.sees.remote(str(path)) for rank in self._in_use()], "look for the checkpoint"))
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
-        """Give the ranks a state, a few tensors at a time; see ``Learner.load_state``.
-
-        Raises:
-            LearnerError: It is the state of another model, or of another base model.
-            RankError: A rank died or timed out; the group is broken.
-        """
+        """Give the ranks a state, a few tensors at a time; see ``Learner.load_state``."""
         import ray
 
-        check_base(values, self)
+        check_base(values, model=self.model, base=self.base)
         task, version, names = "load the state", int(values["version"]), list(tensors)
         self._wait([rank.expect.remote(names) for rank in self._in_use()], task)
         if isinstance(tensors, TensorFiles) and all(map(self._see, tensors.paths)):
@@ -359,27 +324,26 @@ class LearnerGroup:
         )
 
 
+def _free(batch: pl.DataFrame, config: LearnerConfig) -> np.ndarray | None:
+    """Which responses do not pass through the model; None before that is known."""
+    if "advantage" not in batch.columns:
+        return None
+    return skipped(batch["advantage"].to_numpy(), batch["zero_variance"].to_numpy(), config)
+
+
 class RankWeights(Iterable[tuple[str, torch.Tensor]]):
     """The policy's whole tensors by their Hugging Face names: handed over one by one, or used on the ranks."""
 
-    def __init__(
-        self, tensors: Callable[[], Iterator[tuple[str, torch.Tensor]]], call: Callable[[OnRank], list[Any]]
-    ) -> None:
-        self._tensors, self._call = tensors, call
+    def __init__(self, group: LearnerGroup) -> None:
+        self._group = group
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return self._tensors()
+        yield from self._group._tensors(WEIGHTS).items()
 
     def on_ranks(self, function: OnRank) -> list[Any]:
-        """Call a function on every rank, where each tensor is gathered as it is taken; none comes to this process.
-
-        Returns:
-            What it returned, by rank.
-
-        Raises:
-            RankError: A rank died or timed out; the group is broken.
-        """
-        return self._call(function)
+        """Call a function on every rank, where each tensor is gathered as it is taken; returns the results by rank."""
+        ranks = self._group._in_use()
+        return self._group._wait([rank.use_weights.remote(function) for rank in ranks], "hand over the weights")
 
 
 class RemoteTensors(Mapping[str, torch.Tensor]):
@@ -418,12 +382,7 @@ class RemoteTensors(Mapping[str, torch.Tensor]):
 
 
 def _written(ranks: Sequence[Any]) -> dict[str, str]:
-    """Wait until ranks have written their parts of a checkpoint, whatever else they do meanwhile.
-
-    Raises:
-        CheckpointError: One cannot.
-        RankError: One died.
-    """
+    """Wait until ranks have written their parts of a checkpoint, whatever else they do meanwhile."""
     import ray
 
     found: dict[str, str] = {}
@@ -513,11 +472,7 @@ class RankActor:
         return self._learner.measure(rollouts)
 
     def update(self, batch: pl.DataFrame, *, advance: bool) -> UpdateReport:
-        """Update from this rank's share; see ``Learner.update``.
-
-        Args:
-            advance: Whether the version is counted up.
-        """
+        """Update from this rank's share; see ``Learner.update``."""
         report = self._learner.update(batch, advance=advance)
         self._free_memory()
         return report
@@ -543,12 +498,7 @@ class RankActor:
         return self._held(of).sizes()
 
     def tensors(self, of: str, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Some tensors, on the CPU, as the driver may have no device; the first rank's only.
-
-        Args:
-            of: As for ``sizes``.
-            names: Their names, the same on all ranks.
-        """
+        """Some tensors, on the CPU, as the driver may have no device; the first rank's only."""
         held, first = self._held(of), self._rank == 0
         found = {}
         for name in names:
@@ -580,11 +530,7 @@ class RankActor:
         pool.shutdown(wait=False)
 
     def written(self) -> dict[str, str] | None:
-        """Return the checksums of what ``write`` has written; None while it goes on.
-
-        Raises:
-            CheckpointError: It cannot be written.
-        """
+        """Return the checksums of what ``write`` has written; None while it goes on."""
         if not self._writing.done():
             return None
         try:

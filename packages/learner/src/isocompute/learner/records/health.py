@@ -91,10 +91,6 @@ def judged(records: Iterable[Record], thresholds: Thresholds | None = None) -> b
     """Return whether a run is long enough to be judged: two windows of steps with completed responses.
 
     In a shorter one there is no start to compare with: only ``mismatch`` is looked for, and having no flag says little.
-
-    Args:
-        records: As for ``flags``.
-        thresholds: As for ``flags``.
     """
     limits = thresholds or Thresholds()
     return len(_series(_steps(records), "reward").steps) >= 2 * limits.window

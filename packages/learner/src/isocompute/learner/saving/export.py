@@ -58,12 +58,23 @@ def save_policy(weights: Weights, base: str | Path, folder: str | Path, *, dtype
     """
     final = Path(folder).absolute()
     _check_place(final, base)
-    policy = _architecture(str(base))
+    try:
+        config = AutoConfig.from_pretrained(str(base))
+    except (OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise LearnerError(f"the configuration of the base model {base} cannot be read ({reason})") from None
+    with torch.device("meta"):
+        policy: Any = AutoModelForCausalLM.from_config(config)
     given = _checked(weights.items() if isinstance(weights, Mapping) else weights, policy, str(base), dtype)
     with whole_folder(final, what="the policy", error=LearnerError) as aside:
         if get_model_conversion_mapping(policy, add_legacy=False):
             # Its files hold other tensors than the model does: transformers converts them all at once.
-            _write_converted(given, policy, aside)
+            policy.load_state_dict(dict(given), strict=False, assign=True)
+            policy.tie_weights()
+            # Its own would be checked, and refused where transformers finds fault with the base model's.
+            policy.generation_config = GenerationConfig()
+            policy.save_pretrained(aside)
+            (aside / GENERATION).unlink(missing_ok=True)
         else:
             _write(given, policy, aside)
         for name in (GENERATION, *TOKENIZER_FILES):
@@ -115,17 +126,6 @@ def save_adapter(
     return final
 
 
-def _architecture(base: str) -> Any:
-    """The base model without memory for its weights."""
-    try:
-        config = AutoConfig.from_pretrained(base)
-    except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise LearnerError(f"the configuration of the base model {base} cannot be read ({reason})") from None
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
-
-
 def _checked(
     given: Iterable[tuple[str, torch.Tensor]], policy: Any, base: str, dtype: torch.dtype | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
@@ -170,24 +170,8 @@ def _write(given: Iterable[tuple[str, torch.Tensor]], policy: Any, folder: Path)
     policy.config.save_pretrained(folder)
 
 
-def _write_converted(given: Iterable[tuple[str, torch.Tensor]], policy: Any, folder: Path) -> None:
-    policy.load_state_dict(dict(given), strict=False, assign=True)
-    policy.tie_weights()
-    # Its own would be checked, and refused where transformers finds fault with the base model's.
-    policy.generation_config = GenerationConfig()
-    policy.save_pretrained(folder)
-    (folder / GENERATION).unlink(missing_ok=True)
-
-
 def _check_place(folder: Path, base: str | Path, *, holds: str = CONFIG) -> None:
-    """Refuse a folder that would lose what it holds.
-
-    Args:
-        holds: The file by which one is known that may be replaced.
-
-    Raises:
-        LearnerError: It is the base model's, or holds something else.
-    """
+    """Refuse a folder that would lose what it holds; with the file ``holds`` it is one that may be replaced."""
     what, saved = ("model", "policy") if holds == CONFIG else ("adapter", "adapter")
     if folder.resolve() == Path(base).absolute().resolve():
         raise LearnerError(f"{folder} is the base model; the {saved} must be saved somewhere else")
