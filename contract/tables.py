@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import polars as pl
 
 __all__ = ["METRIC_PATTERN", "TableError", "check", "check_version", "concat", "read", "schema", "write"]
-
 METRIC_PATTERN = r"^(avg|best|worst)_at_\d+$"
 TABLE_KEY, VERSION_KEY = "isocompute.table", "isocompute.schema_version"
 """Keys of a Parquet file's metadata."""

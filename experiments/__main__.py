@@ -127,11 +127,7 @@ def init(name: str, like: Preset) -> None:
 
 
 def call(command: Sequence[str], variables: Mapping[str, str]) -> int:
-    """Run a command that runs stages; a signal is passed on to the stage, and this ends after it.
-
-    Raises:
-        Stopped: A signal came, and everything has ended.
-    """
+    """Run a command that runs stages; a signal is passed on to the stage, and this ends after it."""
     import psutil
 
     process = psutil.Popen(command, env=variables)

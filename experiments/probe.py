@@ -96,9 +96,6 @@ def probe(
     Args:
         model: Folder or name of the base model, and the hash of its content.
         seed: Of the responses, and of the choice of problems where not all are answered.
-
-    Raises:
-        ExperimentError: There are fewer than 8 training problems, or rollouts for them.
     """
     from isocompute.learner.noise.scale import gradients, halves
 

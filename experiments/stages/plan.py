@@ -15,7 +15,7 @@ from ..running.cells import Cell, CommandCell, Generation, Origin, surroundings_
 from ..running.command import flags_of
 from ..running.design import Design, Rates
 from ..settings import Preset, find, leaves
-from .costs import Costs, Terms, Work, in_all
+from .costs import Costs, Terms, in_all
 from .footprint import Footprint, base_config
 
 PAPER = "paper"
@@ -62,7 +62,11 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
         Its costs; None without GPUs.
     """
     settings, test = preset.sweep[name], preset.prescribe.get(name)
-    surroundings = surroundings_of(_without_libraries(preset))
+    installed = preset
+    if preset.trainer is not None:
+        # Its libraries need not be installed, since cells are not run.
+        installed = preset.model_copy(update={"trainer": preset.trainer.model_copy(update={"libraries": ()})})
+    surroundings = surroundings_of(installed)
     designs = [
         Design(
             preset=preset,
@@ -123,14 +127,15 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
         return None
     # Micro-batches have the same size in all cells; that of the largest batch is full.
     footprint = Footprint(preset=preset, cell=largest, model=model, device=terms.device)
-    work = Work(
+    costs = Costs(
+        footprint=footprint,
+        terms=terms,
         cells=[*pilot, *cells],
         tested=tested * test.rollouts if test else 0,
         evaluated=evaluated,
         questions=validation * preset.evaluation.samples,
         measured=measured,
     )
-    costs = Costs(footprint=footprint, terms=terms, work=work)
     try:
         for line in footprint.lines():
             print(line, flush=True)
@@ -145,13 +150,6 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
         print("    GPU-hours: not counted, since an engine does not fit")
         return None
     return costs
-
-
-def _without_libraries(preset: Preset) -> Preset:
-    """The preset with a command whose libraries need not be installed, since its cells do not depend on them."""
-    if preset.trainer is None:
-        return preset
-    return preset.model_copy(update={"trainer": preset.trainer.model_copy(update={"libraries": ()})})
 
 
 def _questions(preset: Preset, name: str) -> tuple[int, int]:

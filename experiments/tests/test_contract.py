@@ -162,7 +162,6 @@ EVERY = [
 ]
 """``RayTaskError`` among them."""
 OF_CODE = {"RayTaskError", "CrossLanguageError", "UserCodeException"}
-
 OUT_OF_MEMORY = """1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, \
 ID: 73cc38cf) was 14.11GB used / 23.54GB limit (0.599512)
 OOM kill reason: Memory usage 15112216576B exceeded threshold of 252765008B (1.0% of 25276502016B limit)

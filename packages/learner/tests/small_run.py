@@ -61,7 +61,6 @@ def moved(model: torch.nn.Module, size: float) -> torch.nn.Module:
 
 
 PROBLEMS = pl.DataFrame({"problem_id": [f"p{i}" for i in range(8)]})
-
 RUN = loop.RunConfig(run_id="r", rollouts_per_problem=4, problems_per_batch=4, seed=3, evaluate_every=32)
 
 

@@ -37,9 +37,7 @@ RUN = RunConfig(
 )
 
 ONE: dict[str, Any] = {"learning_rate": 1.0}
-
 PLAIN = LearnerConfig(**ONE)
-
 PPO, OF_A_BATCH = ObjectiveConfig(algorithm="ppo"), ObjectiveConfig(baseline="batch", scale="batch")
 
 

@@ -15,7 +15,6 @@ from small_run import recorded, scored, written_out
 from transformers import LlamaForCausalLM
 
 PARAMETERS = 40
-
 CONFIG = LearnerConfig(learning_rate=1.0)
 
 

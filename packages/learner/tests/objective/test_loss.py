@@ -36,7 +36,6 @@ from isocompute.learner.objective.loss import (
 from isocompute.learner.records.steps import Share, added
 
 PLAIN = LearnerConfig(learning_rate=1.0)
-
 WHOLE = LearnerConfig(
     learning_rate=1.0,
     kl=KLConfig(coefficient=0.1),
@@ -45,9 +44,7 @@ WHOLE = LearnerConfig(
 )
 
 SEEDS = st.integers(0, 2**32 - 1)
-
 SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=5).filter(any)
-
 CONFIGS = [
     LearnerConfig(
         learning_rate=1.0,
@@ -184,9 +181,7 @@ def test_the_value_loss_is_a_part_of_its_own() -> None:
 
 
 RATIOS = st.floats(0.25, 4.0)
-
 TOKENS = st.lists(st.tuples(RATIOS, st.floats(-2, 2)), min_size=1, max_size=8)
-
 CLIPS: dict[str, float | None] = {"clip_low": 0.2, "clip_high": 0.3}
 
 
@@ -278,9 +273,7 @@ def test_responses_without_tokens_change_nothing(name: str) -> None:
 
 
 LEARNER = torch.tensor([-1.0, -2.0, -0.5, -0.1], dtype=torch.float64)
-
 SAMPLER = torch.tensor([-1.5, -1.0, -0.5, -30.0], dtype=torch.float64)
-
 RESPONSE = torch.tensor([0, 0, 2, 3])
 
 

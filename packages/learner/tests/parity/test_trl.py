@@ -19,24 +19,17 @@ from isocompute.learner.records.steps import numbers
 from tiny_models import tiny_config, tiny_model
 
 SEEDS = st.integers(0, 2**32 - 1)
-
 AGREED = {"rtol": 1e-6, "atol": 1e-6}
-
 LONGEST = 9
-
 EPSILON = 1e-4
 """What TRL adds to a standard deviation."""
 
 examples = settings(max_examples=15)
 
 CLIP = {"epsilon": 0.15, "epsilon_high": 0.25}
-
 OF_CLIP = {"surrogate": "clip", "clip_low": 0.15, "clip_high": 0.25}
-
 SEQUENCE = {"epsilon": 0.05, "epsilon_high": 0.06, "importance_sampling_level": "sequence"}
-
 OF_SEQUENCE = {"surrogate": "gspo", "clip_low": 0.05, "clip_high": 0.06}
-
 LOSSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "grpo": (CLIP | {"loss_type": "grpo"}, OF_CLIP | {"aggregation": "sequence"}),
     "bnpo": (CLIP | {"loss_type": "bnpo"}, OF_CLIP | {"aggregation": "token"}),

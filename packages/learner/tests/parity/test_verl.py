@@ -95,13 +95,9 @@ def test_generalised_advantage_estimates_with_a_kl_in_the_reward(
 
 
 NONE = ImportanceConfig(level="none")
-
 AGREED = {"rtol": 1e-6, "atol": 1e-6}
-
 CLIPS = {"clip_low": 0.15, "clip_high": 0.25}
-
 MODES = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
-
 SURROGATES = {
     "clip": ("vanilla", CLIPS),
     "gspo": ("gspo", {"clip_low": 0.05, "clip_high": 0.06}),

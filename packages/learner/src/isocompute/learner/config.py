@@ -488,7 +488,14 @@ class LearnerConfig:
     """When the sampler counts as holding the learner's weights."""
 
     def __post_init__(self) -> None:
-        self._check_tolerances()
+        for name in self.sync.given:
+            # Rounding alone exceeds it; k3 is about half the square of a difference.
+            if getattr(self.sync, name) < LEAST[self.rounding] ** (2 if name == "k3" else 1):
+                whose = "the sampler has" if self.rounding == self.sampler_dtype else "the learner computes in"
+                raise LearnerError(
+                    f"sync.{name} is {getattr(self.sync, name):g}, and {whose} {self.rounding}, whose rounding alone "
+                    f"differs by more: it must be left out, so that sync follows the types, or both be in float32"
+                )
         # Whatever is missing is named now, and not in the first update.
         chosen = self.objective.resolved
         if chosen.surrogate == "policy_gradient" and {self.objective.clip_low, self.objective.clip_high} != {None}:
@@ -501,17 +508,6 @@ class LearnerConfig:
                 "batch.trained_rollouts is set, and the baseline is a critic's, which the other responses do not "
                 "sharpen: it must be left out"
             )
-
-    def _check_tolerances(self) -> None:
-        """Refuse tolerances that rounding alone exceeds."""
-        for name in self.sync.given:
-            # k3 is about half the square of a difference.
-            if getattr(self.sync, name) < LEAST[self.rounding] ** (2 if name == "k3" else 1):
-                whose = "the sampler has" if self.rounding == self.sampler_dtype else "the learner computes in"
-                raise LearnerError(
-                    f"sync.{name} is {getattr(self.sync, name):g}, and {whose} {self.rounding}, whose rounding alone "
-                    f"differs by more: it must be left out, so that sync follows the types, or both be in float32"
-                )
 
     @property
     def rounding(self) -> Dtype:

@@ -119,17 +119,45 @@ class Lists:
 
     Attributes:
         offsets: Where each list begins in the values, and the end of the last; shape ``(rows + 1,)``.
-        values: All lists joined.
+        values: All lists joined, shape ``(tokens,)``.
     """
 
     offsets: np.ndarray
     values: np.ndarray
+
+    @classmethod
+    def of(cls, values: np.ndarray, lengths: np.ndarray) -> Lists:
+        """Lists of some lengths, from their joined values."""
+        return cls(offsets=np.concatenate([[0], np.cumsum(lengths)]), values=values)
 
     @property
     def lengths(self) -> np.ndarray:
         """Length of each list, shape ``(rows,)``."""
         lengths: np.ndarray = np.diff(self.offsets)
         return lengths
+
+    @property
+    def last(self) -> np.ndarray:
+        """Where the last value of each list that has one is, shape ``(rows with values,)``."""
+        ends: np.ndarray = self.offsets[1:][self.lengths > 0] - 1
+        return ends
+
+    @property
+    def mask(self) -> np.ndarray:
+        """Where the values are in the matrix of ``padded``, shape ``(rows, longest)``."""
+        within: np.ndarray = np.arange(int(self.lengths.max(initial=0)))[None, :] < self.lengths[:, None]
+        return within
+
+    def padded(self) -> np.ndarray:
+        """The lists as a matrix filled up with 0, shape ``(rows, longest)``."""
+        matrix = np.zeros(self.mask.shape)
+        matrix[self.mask] = self.values
+        return matrix
+
+    def sums(self) -> np.ndarray:
+        """Sum of each list, shape ``(rows,)``."""
+        lengths = self.lengths
+        return np.bincount(np.repeat(np.arange(len(lengths)), lengths), weights=self.values, minlength=len(lengths))
 
     def row(self, i: int) -> np.ndarray:
         """The list of a row."""
@@ -263,9 +291,6 @@ def check_answers(rollouts: pl.DataFrame, problems: pl.DataFrame, *, samples: in
 
     A problem has ``samples`` rows or more, of which at most so many are completed: failed tries are rows, too, and what
     they hold is not looked at. A response may have no tokens where a stop text ended it at once.
-
-    Args:
-        rollouts: A table that ``check_sampled`` has let pass.
     """
     ends = pl.col("finish_reason").cast(pl.String)
     reasons = f"a finish_reason that is none of {', '.join(FINISH_REASONS)}"

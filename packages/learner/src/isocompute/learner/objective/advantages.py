@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from ..batch.responses import Lists
 from ..config import BatchConfig, Scale, Std
 from ..errors import LearnerError
 
@@ -72,7 +72,10 @@ def response_advantages(
     # The mean of equal rewards such as 0.1 is off by a rounding error.
     centred[zero_variance(rewards, index if baseline == "group" else np.zeros_like(index))] = 0.0
     if scale == "group":
-        centred[compared] /= _group_deviation(rewards[compared], _dense(index[compared]), std) + epsilon
+        own, group = rewards[compared], _dense(index[compared])
+        counts, squares = np.bincount(group), np.bincount(group, weights=(own - group_mean(own, group)) ** 2)
+        deviations = np.sqrt(squares / (np.maximum(counts - 1, 1) if std == "sample" else counts))
+        centred[compared] /= deviations[group] + epsilon
     elif scale == "batch":
         # TRL's ``scale_rewards="batch"`` takes that of the rewards themselves: here, with the baseline ``batch``.
         deviation = centred[compared].std(ddof=1 if std == "sample" else 0) if compared.sum() > 1 else 0.0
@@ -107,14 +110,6 @@ def group_mean(rewards: np.ndarray, index: np.ndarray) -> np.ndarray:
     return means
 
 
-def _group_deviation(rewards: np.ndarray, index: np.ndarray, std: str) -> np.ndarray:
-    """The standard deviation of each reward's group."""
-    counts = np.bincount(index)
-    squares = np.bincount(index, weights=(rewards - group_mean(rewards, index)) ** 2)
-    deviations: np.ndarray = np.sqrt(squares / (np.maximum(counts - 1, 1) if std == "sample" else counts))[index]
-    return deviations
-
-
 def zero_variance(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Return whether each reward's group has equal rewards (TRL counts such groups in ``frac_reward_zero_std``).
 
@@ -135,7 +130,7 @@ WHITENING_EPSILON = 1e-8
 """Added to the variance of advantages before its root divides them, as in veRL."""
 
 
-def gae(rewards: Ragged, values: Ragged, *, discount: float, gae_lambda: float) -> tuple[Ragged, Ragged]:
+def gae(rewards: Lists, values: Lists, *, discount: float, gae_lambda: float) -> tuple[Lists, Lists]:
     """Advantages and returns of sampled tokens.
 
     Â_t = δ_t + γλ·Â_{t+1} with δ_t = r_t + γ·V_{t+1} − V_t (equations 11 and 16), and the return, which the critic is
@@ -146,9 +141,6 @@ def gae(rewards: Ragged, values: Ragged, *, discount: float, gae_lambda: float) 
     Args:
         rewards: Reward of each sampled token, in most tasks 0 up to the last one.
         values: V of each, the critic's value before the token is sampled.
-
-    Returns:
-        Advantages, not whitened, and returns.
     """
     # A token of all responses at a time, side by side in memory; beyond the end of a response all numbers are 0.
     reward, value = (np.ascontiguousarray(rows.padded().T) for rows in (rewards, values))
@@ -156,8 +148,8 @@ def gae(rewards: Ragged, values: Ragged, *, discount: float, gae_lambda: float) 
     for step in reversed(range(len(reward))):
         reward[step] += discount * following - value[step] + discount * gae_lambda * running
         running, following = reward[step], value[step]
-    found = Ragged(values=reward.T[rewards.mask], lengths=rewards.lengths)
-    return found, Ragged(values=found.values + values.values, lengths=rewards.lengths)
+    found = Lists.of(reward.T[rewards.mask], rewards.lengths)
+    return found, Lists(offsets=found.offsets, values=found.values + values.values)
 
 
 def whitened(advantages: np.ndarray, *, std: str = "sample") -> np.ndarray:
@@ -225,57 +217,12 @@ def _place(groups: np.ndarray, samples: np.ndarray) -> np.ndarray:
     return place
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ragged:
-    """Rows of different lengths, joined.
-
-    The rows ``[1, 2]``, ``[]`` and ``[3]`` are the values ``[1, 2, 3]`` with the lengths ``[2, 0, 1]``.
-
-    Attributes:
-        values: Shape ``(tokens,)``.
-        lengths: Shape ``(rows,)``; its sum is ``tokens``.
-    """
-
-    values: np.ndarray
-    lengths: np.ndarray
-
-    @property
-    def row(self) -> np.ndarray:
-        """Row of each value, shape ``(tokens,)``."""
-        return np.repeat(np.arange(len(self.lengths)), self.lengths)
-
-    @property
-    def last(self) -> np.ndarray:
-        """Where the last value of each row that has one is, shape ``(rows with values,)``."""
-        ends: np.ndarray = np.cumsum(self.lengths)[self.lengths > 0] - 1
-        return ends
-
-    @property
-    def mask(self) -> np.ndarray:
-        """Where the values are in the matrix of ``padded``, shape ``(rows, longest)``."""
-        within: np.ndarray = np.arange(int(self.lengths.max(initial=0)))[None, :] < self.lengths[:, None]
-        return within
-
-    def padded(self) -> np.ndarray:
-        """The rows as a matrix filled up with 0, shape ``(rows, longest)``."""
-        matrix = np.zeros((len(self.lengths), int(self.lengths.max(initial=0))))
-        matrix[self.mask] = self.values
-        return matrix
-
-    def sums(self) -> np.ndarray:
-        """Sum of each row, shape ``(rows,)``."""
-        return np.bincount(self.row, weights=self.values, minlength=len(self.lengths))
-
-
-def ragged(table: pl.DataFrame, name: str, lengths: np.ndarray) -> Ragged:
+def ragged(table: pl.DataFrame, name: str, lengths: np.ndarray) -> Lists:
     """Read a list column of numbers per sampled token.
 
     Args:
         table: A ``rollouts`` table that a policy was measured on.
         lengths: Sampled tokens of each row.
-
-    Raises:
-        LearnerError: The column is missing, or a row has a number of values that is not its number of sampled tokens.
     """
     if name not in table.columns:
         raise LearnerError(f"the rollouts have no column {name}, which the objective needs: measure them first")
@@ -289,11 +236,10 @@ def ragged(table: pl.DataFrame, name: str, lengths: np.ndarray) -> Ragged:
             "have one for each"
         )
     values: Any = column.drop_nulls().to_arrow().flatten()
-    return Ragged(values=values.to_numpy(zero_copy_only=False).astype(np.float64), lengths=lengths)
+    return Lists.of(values.to_numpy(zero_copy_only=False).astype(np.float64), lengths)
 
 
-def listed(name: str, rows: Ragged) -> pl.Series:
+def listed(name: str, rows: Lists) -> pl.Series:
     """A list column of float32 with such rows."""
-    offsets = np.concatenate([[0], np.cumsum(rows.lengths)])
     values = pa.array(rows.values.astype(np.float32))
-    return pl.Series(name, pa.LargeListArray.from_arrays(pa.array(offsets), values))
+    return pl.Series(name, pa.LargeListArray.from_arrays(pa.array(rows.offsets), values))

@@ -99,8 +99,11 @@ def objective(inputs: ObjectiveInputs, config: LearnerConfig) -> tuple[torch.Ten
         if term is not None:
             parts[name] = term
     if chosen.baseline == "gae":
-        parts["value_loss"], of_values = _critic(inputs, config)
-        means |= of_values
+        values, returns = (_needed(getattr(inputs, name), name, "a critic") for name in ("values", "returns"))
+        parts["value_loss"] = value_loss(values, returns, inputs.old_values, clip=config.critic.clip)
+        error = returns - values.detach()
+        means |= {"value": values.detach(), "return": returns, "return_square": returns.square()}
+        means |= {"value_error": error, "value_error_square": error.square()}
     terms = torch.stack(list(parts.values())).sum(0)
     share = (inputs.weights * terms).sum()
     shares = {name: inputs.weights * parts[name].detach() for name in SHARES if name in parts}
@@ -145,19 +148,6 @@ def _regularisers(
 
 def _outside(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     return values if mask is None else torch.where(mask, torch.zeros_like(values), values)
-
-
-def _critic(inputs: ObjectiveInputs, config: LearnerConfig) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    values = _needed(inputs.values, "values", "a critic")
-    returns = _needed(inputs.returns, "returns", "a critic")
-    error = returns - values.detach()
-    return value_loss(values, returns, inputs.old_values, clip=config.critic.clip), {
-        "value": values.detach(),
-        "return": returns,
-        "return_square": returns.square(),
-        "value_error": error,
-        "value_error_square": error.square(),
-    }
 
 
 def _needed(tensor: torch.Tensor | None, name: str, reason: str) -> torch.Tensor:

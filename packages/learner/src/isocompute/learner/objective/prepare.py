@@ -8,9 +8,9 @@ import numpy as np
 import polars as pl
 import torch
 
-from ..batch.responses import check_rewards
+from ..batch.responses import Lists, check_rewards
 from ..config import LearnerConfig
-from .advantages import Ragged, alone, gae, group_index, listed, ragged, response_advantages, whitened
+from .advantages import alone, gae, group_index, listed, ragged, response_advantages, whitened
 from .loss import KL_ESTIMATORS, loss_weights
 
 
@@ -29,23 +29,15 @@ def prepare(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
     Returns:
         The rows of the cohort ``trained`` with ``advantage`` (float64) or, from a critic, the list columns
         ``advantages`` and ``returns`` (float32, one number per sampled token); with ``loss_weight`` (float64; see
-        ``advantages`` and ``returns`` (float32, one number per sampled token); with ``loss_weight`` (float64; see
         ``loss_weights``), as of one update from all rows; and with a KL in the reward ``kl`` (float64, nats per
         response).
-
-    Raises:
-        LearnerError: No advantage can be computed (see ``response_advantages``), or a column is missing or wrong.
     """
     add_advantages = from_values if config.objective.resolved.baseline == "gae" else from_rewards
     return with_loss_weights(add_advantages(rollouts, config), config)
 
 
 def with_loss_weights(batch: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
-    """Add the column ``loss_weight``: the weight of each response's tokens in the loss of an update from this table.
-
-    Args:
-        batch: The responses of one update, over all ranks.
-    """
+    """Add the column ``loss_weight``: the weight of each response's tokens in the loss of an update from this table."""
     chosen = config.objective.resolved
     counts, groups = sampled_counts(batch), group_index(batch)
     weights = loss_weights(counts, groups, aggregation=str(chosen.aggregation), constant_length=chosen.constant_length)
@@ -102,10 +94,10 @@ def from_values(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
     """
     trained = estimated(rollouts, config)
     counts = sampled_counts(trained)
-    rewards = Ragged(values=np.zeros(counts.sum()), lengths=counts)
+    rewards = Lists.of(np.zeros(counts.sum()), counts)
     if in_reward(config):
         penalty = _token_kl(trained, config)
-        rewards = Ragged(values=-config.kl.coefficient * penalty.values, lengths=counts)
+        rewards = Lists.of(-config.kl.coefficient * penalty.values, counts)
         trained = trained.with_columns(pl.Series("kl", penalty.sums(), dtype=pl.Float64))
     rewards.values[rewards.last] += _rewards(trained)[counts > 0]
     critic = config.critic
@@ -113,7 +105,7 @@ def from_values(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
         rewards, ragged(trained, "values", counts), discount=critic.discount, gae_lambda=critic.gae_lambda
     )
     if config.objective.resolved.scale == "batch":
-        advantages = Ragged(values=whitened(advantages.values, std=config.objective.std), lengths=counts)
+        advantages = Lists.of(whitened(advantages.values, std=config.objective.std), counts)
     return trained.with_columns(listed("advantages", advantages), listed("returns", returns))
 
 
@@ -128,12 +120,12 @@ def _rewards(rollouts: pl.DataFrame) -> np.ndarray:
     return rewards
 
 
-def _token_kl(rollouts: pl.DataFrame, config: LearnerConfig) -> Ragged:
+def _token_kl(rollouts: pl.DataFrame, config: LearnerConfig) -> Lists:
     """The estimate of KL(policy ‖ base) of each sampled token, of the policy before the update."""
     counts = sampled_counts(rollouts)
     policy, reference = (ragged(rollouts, name, counts) for name in ("old_logprobs", "reference_logprobs"))
     estimate = KL_ESTIMATORS[config.kl.estimator](torch.from_numpy(policy.values), torch.from_numpy(reference.values))
-    return Ragged(values=estimate.numpy(), lengths=counts)
+    return Lists.of(estimate.numpy(), counts)
 
 
 def minibatches(batch: pl.DataFrame, config: LearnerConfig, seed: int, step: int) -> Iterator[pl.DataFrame]:

@@ -28,9 +28,6 @@ def adapt(policy: Any, config: AdapterConfig) -> Any:
 
     Args:
         policy: A transformers model, whole, which may still be on the device ``meta``.
-
-    Raises:
-        LearnerError: peft is not installed, or the policy has no such layers.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model

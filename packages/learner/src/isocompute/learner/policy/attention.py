@@ -67,9 +67,6 @@ def attending(rows: PackedRows | None, *, reach: int | None = None) -> Iterator[
 
     Args:
         rows: The rows; None for an input that is not packed.
-
-    Yields:
-        What is found out about them on the way; None for an input that is not packed.
     """
     if rows is None:
         yield None
@@ -101,9 +98,6 @@ def packed_attention(
 
     Returns:
         The results, shape ``(1, positions, heads, size)``, and no weights.
-
-    Raises:
-        LearnerError: The layer asks for something that is not computed here.
     """
     if not _current:
         plain: tuple[torch.Tensor, Any] = sdpa_attention_forward(
@@ -156,9 +150,6 @@ def packed_mask(
 
     Returns:
         For a packed input a single entry, so that one that a model makes itself can be told from it.
-
-    Raises:
-        LearnerError: The mask is put together for this input alone, or a row exceeds the window.
     """
     if not _current:
         plain: torch.Tensor | None = sdpa_mask(mask_function=mask_function, device=device, **requested)

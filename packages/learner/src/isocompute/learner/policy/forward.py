@@ -16,6 +16,7 @@ import torch
 from ..batch.packing import MicroBatch, Piece, micro_batches, packed, padded
 from ..batch.responses import Responses
 from ..config import ComputeConfig
+from ..contract.files import reason_of
 from ..errors import LearnerError
 from . import adapter, attention
 from .head import Terms, token_terms
@@ -25,7 +26,6 @@ from .loading import (
     body,
     check_rotation,
     probe,
-    reason_of,
     refuse_by_place,
     rotated_otherwise_beyond,
     vocabulary,
@@ -89,11 +89,7 @@ class Forward:
         return (packed if piece.packed else padded)(responses, piece, self._device, numbers)
 
     def pieces(self, responses: Responses, rows: np.ndarray) -> Iterator[Piece]:
-        """Cut rows into what passes through the model together; see ``batch.micro_batches``.
-
-        Raises:
-            LearnerError: One is longer than transformers can rotate without regard to what passed before it.
-        """
+        """Cut rows into what passes through the model together; see ``batch.micro_batches``."""
         lengths = responses.whole_lengths[rows]
         check_rotation(self.policy.config, longest=int(lengths.max(initial=0)))
         limits = [limit for limit in (self._window, self._rotated) if limit is not None]
@@ -112,9 +108,6 @@ class Forward:
         self, batch: MicroBatch, *, entropy: bool = False, entropy_gradient: bool = False
     ) -> tuple[torch.Tensor, Terms]:
         """One forward pass.
-
-        Args:
-            batch: The micro-batch; ``attending`` holds it.
 
         Returns:
             The hidden state that predicts each sampled token, shape ``(tokens, hidden size)``, and what follows from

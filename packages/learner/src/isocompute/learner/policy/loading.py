@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ..batch.responses import OF_ROWS, Lists, Responses
 from ..config import AdapterConfig
+from ..contract.files import reason_of
 from ..errors import LearnerError
 from ..saving.checkpoint import files_of, stored_tensors, tensors_hash
 from . import adapter
@@ -152,11 +153,6 @@ def _changes_logits(policy: Any, device: str) -> bool:
     hidden = body(policy)(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
     head = policy.get_output_embeddings()(hidden)
     return not torch.allclose(whole, head, rtol=1e-3, atol=1e-3)
-
-
-def reason_of(error: Exception) -> str:
-    """Return the first line of an error's message, or its type."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class WholeTensors(Mapping[str, torch.Tensor]):

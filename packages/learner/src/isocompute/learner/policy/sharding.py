@@ -50,11 +50,7 @@ class Sharding:
 
 
 def shard(policy: Any, sharding: Sharding) -> Any:
-    """Share a policy out, in place; its weights may still be on the device ``meta``.
-
-    Raises:
-        LearnerError: Its experts are modules, and this torch would wait for ever where ranks route differently.
-    """
+    """Share a policy out, in place; its weights may still be on the device ``meta``."""
     _check_routing(policy)
     mesh = sharding.mesh
     for block in blocks(policy):

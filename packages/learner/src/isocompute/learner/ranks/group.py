@@ -102,11 +102,7 @@ class LearnerGroup:
         return not self._ranks
 
     def reset(self, config: LearnerConfig) -> None:
-        """Take every rank back to the base model, a fresh optimizer and version 0; a broken group gets new ranks.
-
-        Raises:
-            LearnerError: As when the group was made.
-        """
+        """Take every rank back to the base model, a fresh optimizer and version 0; a broken group gets new ranks."""
         if self.broken:
             self._start(config)
         else:
@@ -122,7 +118,7 @@ class LearnerGroup:
         """Pass responses through the model, each rank its share; see ``Learner.measure``."""
         ranks = self._in_use()
         parts = shares(rollouts, len(ranks), free=_free(rollouts, self.config))
-        calls = [rank.measure.remote(part) for rank, part in zip(ranks, parts, strict=True)]
+        calls = [rank.call.remote("measure", part) for rank, part in zip(ranks, parts, strict=True)]
         measured: pl.DataFrame = pl.concat(self._wait(calls, "measure"))
         return measured
 
@@ -142,8 +138,7 @@ class LearnerGroup:
         """See ``Learner.agreement``; on every rank, as none can run a policy alone that they share."""
         import ray
 
-        kept = ray.put(rollouts)
-        found: Agreement = self._wait([rank.agreement.remote(kept) for rank in self._in_use()], "compare")[0]
+        found: Agreement = self._on_each("compare", "call", "agreement", ray.put(rollouts))[0]
         return found
 
     def weights(self) -> RankWeights:
@@ -159,8 +154,7 @@ class LearnerGroup:
 
     def _tensors(self, of: str) -> RemoteTensors:
         def fetch(names: Sequence[str]) -> dict[str, torch.Tensor]:
-            calls = [rank.tensors.remote(of, names) for rank in self._in_use()]
-            found: dict[str, torch.Tensor] = self._wait(calls, f"hand over the {of}")[0]
+            found: dict[str, torch.Tensor] = self._on_each(f"hand over the {of}", "tensors", of, names)[0]
             return found
 
         (sizes,) = self._wait([self._in_use()[0].sizes.remote(of)], f"name the {of}")
@@ -175,12 +169,11 @@ class LearnerGroup:
         """
         if not self._see(folder):
             return None
-        ranks = self._in_use()
-        self._wait([rank.write.remote(str(folder)) for rank in ranks], "copy the state")
-        return partial(_written, ranks)
+        self._on_each("copy the state", "write", str(folder))
+        return partial(_written, self._ranks)
 
     def _see(self, path: Path) -> bool:
-        return all(self._wait([rank.sees.remote(str(path)) for rank in self._in_use()], "look for the checkpoint"))
+        return all(self._on_each("look for the checkpoint", "sees", str(path)))
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
         """Give the ranks a state, a few tensors at a time; see ``Learner.load_state``."""
@@ -188,14 +181,13 @@ class LearnerGroup:
 
         check_base(values, model=self.model, base=self.base)
         task, version, names = "load the state", int(values["version"]), list(tensors)
-        self._wait([rank.expect.remote(names) for rank in self._in_use()], task)
+        self._on_each(task, "call", "expect", names)
         if isinstance(tensors, TensorFiles) and all(map(self._see, tensors.paths)):
-            self._wait([rank.read.remote(tensors.paths) for rank in self._in_use()], task)
+            self._on_each(task, "read", tensors.paths)
         else:
             for part in parts(tensors.items(), most=PART):
-                kept = ray.put(part)
-                self._wait([rank.take.remote(kept) for rank in self._in_use()], task)
-        self._wait([rank.continue_at.remote(version) for rank in self._in_use()], task)
+                self._on_each(task, "call", "take", ray.put(part))
+        self._on_each(task, "continue_at", version)
         self.version = version
 
     def close(self) -> None:
@@ -279,6 +271,10 @@ class LearnerGroup:
             )
         return self._ranks
 
+    def _on_each(self, task: str, method: str, *arguments: Any) -> list[Any]:
+        """Results of the same call of every rank."""
+        return self._wait([getattr(rank, method).remote(*arguments) for rank in self._in_use()], task)
+
     def _wait(self, calls: Sequence[Any], task: str, patience: float | None = None) -> list[Any]:
         """Results of the calls, one of each rank.
 
@@ -342,8 +338,7 @@ class RankWeights(Iterable[tuple[str, torch.Tensor]]):
 
     def on_ranks(self, function: OnRank) -> list[Any]:
         """Call a function on every rank, where each tensor is gathered as it is taken; returns the results by rank."""
-        ranks = self._group._in_use()
-        return self._group._wait([rank.use_weights.remote(function) for rank in ranks], "hand over the weights")
+        return self._group._on_each("hand over the weights", "use_weights", function)
 
 
 class RemoteTensors(Mapping[str, torch.Tensor]):
@@ -467,19 +462,15 @@ class RankActor:
         self._learner.reset(config)
         return self._learner.base
 
-    def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
-        """Measure this rank's share; see ``Learner.measure``."""
-        return self._learner.measure(rollouts)
+    def call(self, method: str, argument: Any) -> Any:
+        """Call a method of its learner."""
+        return getattr(self._learner, method)(argument)
 
     def update(self, batch: pl.DataFrame, *, advance: bool) -> UpdateReport:
         """Update from this rank's share; see ``Learner.update``."""
         report = self._learner.update(batch, advance=advance)
         self._free_memory()
         return report
-
-    def agreement(self, rollouts: pl.DataFrame) -> Agreement:
-        """See ``Learner.agreement``."""
-        return self._learner.agreement(rollouts)
 
     def use_weights(self, function: OnRank) -> Any:
         """Call a function with this rank's number and the policy's tensors; see ``RankWeights.on_ranks``."""
@@ -543,14 +534,6 @@ class RankActor:
     def read(self, paths: Sequence[Path]) -> None:
         """Take over a part of a state from files; see ``Learner.take``."""
         self._learner.take(TensorFiles(paths))
-
-    def expect(self, names: Sequence[str]) -> None:
-        """See ``Learner.expect``."""
-        self._learner.expect(names)
-
-    def take(self, tensors: dict[str, torch.Tensor]) -> None:
-        """See ``Learner.take``."""
-        self._learner.take(tensors)
 
     def continue_at(self, version: int) -> None:
         """Go on from a state that was taken."""

@@ -79,9 +79,6 @@ class Checkpoints:
         may_change: Settings in which a run that continues may differ from its checkpoint, of those that change rounding
             only (``config.ROUNDING``), such as ``compute.micro_batch_tokens`` where an update ran out of memory. It is
             then the same run to rounding and no longer bit for bit, which its progress and its records say.
-
-    Raises:
-        CheckpointError: A number is below 1, there is no interval, or a setting changes more than rounding.
     """
 
     def __init__(
@@ -113,11 +110,7 @@ class Checkpoints:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the folder for one run, which ends with its process: two that save there would mix their checkpoints.
-
-        Raises:
-            CheckpointError: Another run holds it, or it cannot be made.
-        """
+        """Hold the folder for one run, which ends with its process: two that save there would mix their checkpoints."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.folder, os.O_RDONLY)
@@ -197,11 +190,7 @@ class Checkpoints:
         return self._folder_of(checkpoint.step)
 
     def settle(self) -> None:
-        """Wait for the checkpoint that is being written, if there is one.
-
-        Raises:
-            CheckpointError: It cannot be written; those before stay.
-        """
+        """Wait for the checkpoint that is being written, if there is one."""
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.result()
@@ -240,11 +229,7 @@ class Checkpoints:
             raise CheckpointError(f"{self.folder}: an old checkpoint cannot be deleted ({error.strerror})") from None
 
     def newest(self) -> Checkpoint | None:
-        """Read the newest checkpoint that is whole, or None when there is none; a damaged one is put aside.
-
-        Raises:
-            CheckpointError: All of them are damaged.
-        """
+        """Read the newest checkpoint that is whole, or None when there is none; a damaged one is put aside."""
         self.settle()
         damaged: dict[Path, str] = {}
         for folder in reversed(self._complete()):
@@ -389,12 +374,6 @@ def whole_folder(final: Path, *, what: str, error: type[LearnerError]) -> Iterat
     Args:
         what: What it is, for the message of an error.
         error: What to raise when it cannot be written.
-
-    Yields:
-        An empty folder beside it.
-
-    Raises:
-        LearnerError: ``error``, when the folder cannot be written; what was there stays.
     """
     aside = final.with_name(f".{final.name}.writing")
     try:

@@ -33,7 +33,6 @@ TOKENIZER_FILES = (
 )
 """Files of a tokenizer; a model has some of them."""
 CONFIG, GENERATION, ADAPTER = "config.json", "generation_config.json", "adapter_config.json"
-
 Weights = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
 
@@ -48,9 +47,6 @@ def save_policy(weights: Weights, base: str | Path, folder: str | Path, *, dtype
             give them, taken one after the other; a critic's head is no part of them.
         base: The base model that was trained: a folder or a name.
         dtype: Type in which it is saved; None: that of the weights, so that nothing is rounded.
-
-    Returns:
-        The folder.
 
     Raises:
         LearnerError: The base model's configuration cannot be read, the weights are not those of such a model, the
@@ -94,13 +90,6 @@ def save_adapter(
     Args:
         state: The tensors of ``Learner.state`` or of a ``Checkpoint``; what is not the adapter is left out.
         base: The base model that it was trained on: a folder or a name.
-
-    Returns:
-        The folder.
-
-    Raises:
-        LearnerError: The state has no adapter, the folder holds something else than an adapter, or it cannot be
-            written.
     """
     final = Path(folder).absolute()
     _check_place(final, base, holds=ADAPTER)

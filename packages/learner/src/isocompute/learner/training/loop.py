@@ -43,7 +43,6 @@ from .run import ProblemOrder, Progress, settings_of
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-
 PROBED, PROBE_TOKENS = 4, 16
 """Problems that a probe of the sampler's weights answers, and the most tokens of an answer."""
 
@@ -379,16 +378,13 @@ class _Loop:
 
 
 def sync_and_check(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame, run_id: str) -> pl.DataFrame:
-    """Sync, answer a few problems and compare log-probabilities.
+    """Sync, answer a few problems and compare log-probabilities; returns the responses, which were paid for.
 
     Where the learner continues with a policy that has diverged there is nothing to compare with; ``train`` finds
     the same, and ends the run as it did the first time.
 
     Args:
         sampler: Takes them, and answers two times each of the first four problems.
-
-    Returns:
-        The responses, which were paid for, as a ``rollouts`` table.
 
     Raises:
         LearnerError: The sampler says that its weights are of another type (``dtype``) than the tolerances are for.
@@ -534,9 +530,6 @@ class UpdateSteps:
 
     Attributes:
         limit: Steps of the whole run, those before a checkpoint that it continues from included.
-
-    Raises:
-        LearnerError: There is no step.
     """
 
     limit: int

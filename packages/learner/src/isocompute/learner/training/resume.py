@@ -20,7 +20,6 @@ from .run import Progress, settings_of
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-
 OF_A_BRANCH = ("run_id", "optimizer.decay", "optimizer.decay_after", "optimizer.decay_steps")
 """Settings in which a branch may differ from its trunk."""
 
@@ -159,9 +158,6 @@ def through_deaths(attempt: Callable[[], Result], *, checkpoints: Checkpoints, t
         attempt: Everything from ``learner.reset``, which starts new ranks, over ``restore`` and ``sync_and_check`` to
             ``train``; a meter that continues is part of it, too.
         tries: How often it may end from one and the same checkpoint.
-
-    Raises:
-        RankError: It has, so often.
     """
     failed, step = 0, checkpoints.newest_step()
     while True:

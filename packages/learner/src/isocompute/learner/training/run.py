@@ -49,9 +49,6 @@ class ProblemOrder:
     Args:
         problems: A ``problems`` table; the order of its rows does not matter.
         drop_above: The pass rate, or None to drop none.
-
-    Raises:
-        LearnerError: There are fewer problems than in a batch, or a problem occurs twice.
     """
 
     def __init__(

@@ -20,11 +20,11 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ..batch.packing import MicroBatch, Piece
-from ..batch.responses import Responses, check_columns, last_version, read
+from ..batch.responses import Lists, Responses, check_columns, last_version, read
 from ..config import AdapterConfig, EntropyConfig, LearnerConfig
 from ..cost.rate import Shape, forward_operations, matmul_rate, shape_of, training_operations
 from ..errors import DivergenceError, LearnerError, SyncError
-from ..objective.advantages import Ragged, listed
+from ..objective.advantages import listed
 from ..objective.loss import CLIPPED, ObjectiveInputs, loss_metrics, objective
 from ..objective.prepare import sampled_counts
 from ..policy.forward import Forward
@@ -45,9 +45,6 @@ class Learner:
 
     Args:
         ranks: The learners that take every update together, or None for this one alone.
-
-    Raises:
-        LearnerError: The model cannot be used; see ``policy.load_policy``.
     """
 
     def __init__(
@@ -77,11 +74,7 @@ class Learner:
 
     @property
     def policy(self) -> torch.nn.Module:
-        """The policy.
-
-        Raises:
-            LearnerError: There is none, because the last reset failed.
-        """
+        """The policy."""
         if "_models" not in self.__dict__:
             raise LearnerError("the learner has no model, because its last reset failed; call reset() again")
         return self._models.policy
@@ -148,9 +141,7 @@ class Learner:
                 found[name][tokens] = values.double().cpu().numpy()
         self._verify(torch.cat(compared, dim=1))
         lengths = sampled_counts(rollouts)
-        return rollouts.with_columns(
-            listed(name, Ragged(values=values, lengths=lengths)) for name, values in found.items()
-        )
+        return rollouts.with_columns(listed(name, Lists.of(values, lengths)) for name, values in found.items())
 
     def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> UpdateReport:
         """Take one optimizer step; none where that would change no weight, as of a first batch of equal rewards.
@@ -309,11 +300,7 @@ class Learner:
         self.version = int(values["version"])
 
     def expect(self, names: Collection[str]) -> None:
-        """Make ready to ``take`` a state in parts, of which these are all names, and drop the moments that there are.
-
-        Raises:
-            LearnerError: It is the state of another model, or of a learner with a critic where there is none.
-        """
+        """Make ready to ``take`` a state in parts, of which these are all names, and drop the moments there are."""
         if {name for name in names if not name.startswith("optimizer.")} != self._weights().keys():
             raise LearnerError(
                 f"the state to continue from is not one of the model {self.model} with this adapter or none"
@@ -322,11 +309,7 @@ class Learner:
         self._optimizer.forget()
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over a part of a state, which is copied one tensor at a time.
-
-        Raises:
-            LearnerError: One has another shape; those before it were taken over.
-        """
+        """Take over a part of a state, which is copied one tensor at a time."""
         mine = self._weights()
         for name in tensors:
             if name in mine:
@@ -435,9 +418,6 @@ def load_models(
 
     Args:
         ranks: The learners that take every update together; all of them call this. None for one alone.
-
-    Raises:
-        LearnerError: The model cannot be used; see ``policy.load_policy``.
     """
     compute = config.compute
     lower = torch.bfloat16 if compute.precision == "bfloat16" and dtype == torch.float32 else None

@@ -69,9 +69,6 @@ def agreement(compared: torch.Tensor, *, step: int, largest: Reduce, total: Redu
 
     Returns:
         The four figures; all 0 where no rank has a token.
-
-    Raises:
-        DivergenceError: A log-probability of the learner's own is not finite.
     """
     difference, k3, broken = compared
     tokens = difference.numel()
