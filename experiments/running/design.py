@@ -161,12 +161,7 @@ class Pilot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Result of a search at one (n, B_p).
-
-    Attributes:
-        rollouts_per_problem: n.
-        problems_per_batch: B_p.
-        grid: Every rate tried, lowest first, from ``tried``.
+    """Result of a search at one (n, B_p): every rate tried, lowest first, from ``tried``.
 
     Raises:
         ExperimentError: Every rate diverged.
@@ -263,10 +258,7 @@ def tried(trials: Iterable[Trial], base: Score) -> tuple[Tried, ...]:
     """Join the cells of one search by their learning rates, lowest first.
 
     A seed has collapsed when its end s and the base model b differ by more than two standard errors,
-    s + 2·√(e_s² + e_b²) < b.
-
-    Args:
-        base: The base model's score, of responses that selected nothing.
+    s + 2·√(e_s² + e_b²) < b. The base model's score is of responses that selected nothing.
     """
     by_rate: dict[float, list[Trial]] = {}
     for trial in trials:

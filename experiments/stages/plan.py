@@ -11,7 +11,7 @@ from isocompute.rollout import RolloutError
 from isocompute.rollout.contract.documents import parsed
 
 from ..errors import ExperimentError
-from ..running.cells import Cell, CommandCell, Generation, Origin, surroundings_of
+from ..running.cells import CommandCell, Generation, Origin, surroundings_of
 from ..running.command import flags_of
 from ..running.design import Design, Rates
 from ..settings import Preset, find, leaves
@@ -87,7 +87,12 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
     any_rate = Rates(rule="constant", found={(1, 1): 1.0})
     cells = [cell for design in designs for cell in design.cells(declared or any_rate)]
     validation, measured = _questions(preset, name)
-    evaluated = sum(_evaluation_rollouts(cell, validation) for cell in [*pilot, *cells])
+    evaluated = 0
+    for cell in [*pilot, *cells]:
+        steps = range(cell.run.batch_rollouts, cell.rollouts + 1, cell.run.batch_rollouts)
+        # Without a first evaluation that cells share.
+        own = sum(cell.run.evaluated_at(at) for at in steps) + (not cell.baseline_id)
+        evaluated += own * validation * cell.evaluation_samples
     length = preset.sampling.max_new_tokens
     if pilot:
         _print_row(name, "pilot", len(pilot), sum(cell.rollouts for cell in pilot), length)
@@ -166,10 +171,3 @@ def _questions(preset: Preset, name: str) -> tuple[int, int]:
 def _print_row(name: str, purpose: str, cells: int | str, rollouts: int, longest: int) -> None:
     runs = f"{cells:4} cells" if cells != "" else " " * 10
     print(f"{name:8} {purpose:10} {runs} {rollouts:15,} rollouts, at most {rollouts * longest:18,} tokens")
-
-
-def _evaluation_rollouts(cell: Cell, questions: int) -> int:
-    """Responses of a cell's evaluations, without a first one that cells share."""
-    steps = range(cell.run.batch_rollouts, cell.rollouts + 1, cell.run.batch_rollouts)
-    own = sum(cell.run.evaluated_at(at) for at in steps) + (not cell.baseline_id)
-    return own * questions * cell.evaluation_samples

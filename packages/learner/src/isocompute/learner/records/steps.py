@@ -156,11 +156,8 @@ class UpdateReport:
         objective: What the objective measured, by the names of ``loss_metrics``: which ones depends on the settings.
         gradient_norm: Norm of the gradient before clipping (``grad_norm`` in TRL and veRL).
         learning_rate: Learning rate used.
-        sync_error: Largest log-probability difference to the sampler in the first micro-batch, or with a lag in the
-            probe of the weights that the step made (nats).
-        sync_mean: Mean absolute difference there (nats per token).
-        sync_k3: Estimate (k3) of KL(sampler ‖ learner) there (nats per token).
-        sync_quantile: The 0.99 quantile of the absolute difference there (nats); see ``Agreement``.
+        sync_error: The maximum of the ``Agreement`` with the sampler in the first micro-batch, or with a lag in the
+            probe of the weights that the step made; ``sync_mean``, ``sync_k3`` and ``sync_quantile`` are its others.
         optimizer_steps: Optimizer steps taken; 0 where no weight could change.
         trained_tokens: Response tokens that the loss is a sum over, those of skipped responses included; of several
             passes over a batch each counts.
