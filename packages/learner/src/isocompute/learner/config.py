@@ -208,6 +208,11 @@ class KLConfig:
                 "mask_zero_variance needs place: loss, since a KL in the reward decides which groups have equal rewards"
             )
 
+    @property
+    def in_reward(self) -> bool:
+        """Whether it is part of the reward, and not of the loss."""
+        return self.coefficient > 0 and self.place == "reward"
+
 
 @settings(LearnerError)
 class EntropyConfig:
@@ -542,5 +547,4 @@ class LearnerConfig:
     @property
     def measures_for_advantages(self) -> bool:
         """Return whether advantages depend on what is measured: on values, or on a KL in the reward."""
-        in_reward = bool(self.kl.coefficient) and self.kl.place == "reward"
-        return in_reward or self.objective.resolved.baseline == "gae"
+        return self.kl.in_reward or self.objective.resolved.baseline == "gae"

@@ -71,7 +71,6 @@ def objective(inputs: ObjectiveInputs, config: LearnerConfig) -> tuple[torch.Ten
 
     Returns:
         The share as a scalar with its gradient, and the metrics that ``loss_metrics`` names.
-
     """
     chosen = config.objective.resolved
     learner = inputs.logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
@@ -314,7 +313,6 @@ def kl_k1(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
     As a term of the loss its gradient is ∇log π, whose mean over the policy's own tokens is 0: it only adds noise.
     It is for a KL in the reward, where the value counts; in the loss it is what veRL computes under that name.
-
     """
     return policy - reference
 

@@ -72,12 +72,12 @@ def estimated(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
 def from_rewards(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
     """Add ``advantage``: one number per response, relative to the rewards of others."""
     used = estimated(rollouts, config)
-    if in_reward(config):
+    if config.kl.in_reward:
         penalty = _token_kl(used, config).sums()
         used = used.with_columns(pl.Series("kl", penalty, dtype=pl.Float64))
     chosen = config.objective.resolved
     rewards = _rewards(used)
-    if in_reward(config):
+    if config.kl.in_reward:
         rewards = rewards - config.kl.coefficient * used["kl"].to_numpy()
     advantages = response_advantages(
         rewards, group_index(used), baseline=str(chosen.baseline), scale=str(chosen.scale), std=chosen.std
@@ -95,7 +95,7 @@ def from_values(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
     trained = estimated(rollouts, config)
     counts = sampled_counts(trained)
     rewards = Lists.of(np.zeros(counts.sum()), counts)
-    if in_reward(config):
+    if config.kl.in_reward:
         penalty = _token_kl(trained, config)
         rewards = Lists.of(-config.kl.coefficient * penalty.values, counts)
         trained = trained.with_columns(pl.Series("kl", penalty.sums(), dtype=pl.Float64))
@@ -107,11 +107,6 @@ def from_values(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
     if config.objective.resolved.scale == "batch":
         advantages = Lists.of(whitened(advantages.values, std=config.objective.std), counts)
     return trained.with_columns(listed("advantages", advantages), listed("returns", returns))
-
-
-def in_reward(config: LearnerConfig) -> bool:
-    """Return whether the KL is part of the reward, and not of the loss."""
-    return bool(config.kl.coefficient) and config.kl.place == "reward"
 
 
 def _rewards(rollouts: pl.DataFrame) -> np.ndarray:

@@ -112,7 +112,6 @@ class Forward:
         Returns:
             The hidden state that predicts each sampled token, shape ``(tokens, hidden size)``, and what follows from
             it for the token; see ``head.token_terms``.
-
         """
         if batch.rows is not None and not self.packs:
             raise LearnerError("a packed micro-batch was given to a model that is run padded; it must be padded")

@@ -90,7 +90,6 @@ def check_finite(broken: float, *, step: int) -> None:
     """Refuse to go on with a policy whose own log-probabilities are not finite.
 
     The sampler is not to blame: the learner computed these numbers from its own weights.
-
     """
     if broken:
         raise DivergenceError(
