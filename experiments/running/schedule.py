@@ -580,12 +580,7 @@ class Pool:
         if not event.lost and error is None:
             try:
                 if not slot.placed:
-                    host, sees = event.value
-                    if not sees:
-                        raise ExperimentError(
-                            f"the worker on {host} does not see {WORK.resolve()}: cells on several machines need a "
-                            "file system that all of them see; start from a folder on one"
-                        )
+                    self._check_folder(*event.value)
                     slot.placed, seconds = True, self.resources.start_seconds
                     self.crew.ask(slot, "open", self._config, task="load the model", seconds=seconds)
                     return
@@ -604,6 +599,14 @@ class Pool:
             event = self.lose(slot, cause(error))
         self._problem = event.lost
         print(f"a worker did not start ({event.lost}); another is started in {backoff(slot.deaths):g} s", flush=True)
+
+    @staticmethod
+    def _check_folder(host: str, sees: bool) -> None:
+        if not sees:
+            raise ExperimentError(
+                f"the worker on {host} does not see {WORK.resolve()}: cells on several machines need a file system "
+                "that all of them see; start from a folder on one"
+            )
 
 
 class Line:
