@@ -5,8 +5,8 @@ the old one. So each tensor is compared here first. A bucket travels as it is in
 Ray's object store (``InObjectStore``), in memory that two processes map, on a GPU by CUDA IPC and on CPU by a file
 (``InSharedMemory``), or over a process group apart from torch's default one (``Broadcast``), whose rank 0 is the sender
 and which is kept from one sync to the next while the same processes take the weights. gloo was run on CPU, CUDA IPC
-between two processes on an H100 and to vLLM on an H200; NCCL by the same calls is *unverified*. vLLM's own sender over
-NCCL would need the whole model's names, types and shapes before it begins, sends to one engine, and runs on GPUs only.
+and NCCL between two processes and to vLLM on an H200. vLLM's own sender over NCCL would need the whole model's names,
+types and shapes before it begins, sends to one engine, and runs on GPUs only.
 """
 
 from __future__ import annotations
