@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from isocompute.frontier.show import drawing
+from isocompute.rollout.contract.files import atomic_write
 
 from .settings import DifficultyConfig
 
@@ -27,16 +27,24 @@ def difficulty_histogram(counts: pl.DataFrame, settings: DifficultyConfig, path:
 
 
 def pyplot() -> Any:
-    """Matplotlib without a screen."""
+    """Matplotlib without a screen, whose files are the same every time."""
     import matplotlib as mpl
 
     mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "isocompute"
     from matplotlib import pyplot as plt
 
     return plt
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure as ``.svg`` and ``.png``, and close it."""
-    drawing.save(figure, path)
+    """Write a figure without a date or a version, and close it.
+
+    Args:
+        path: File name without its ending; ``.svg`` and ``.png`` are written.
+    """
+    with atomic_write(path.with_suffix(".svg")) as stream:
+        figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
+    with atomic_write(path.with_suffix(".png")) as stream:
+        figure.savefig(stream, format="png", dpi=150, metadata={"Software": None})
     pyplot().close(figure)
