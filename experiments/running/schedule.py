@@ -592,9 +592,9 @@ class Pool:
                 return
         if error is not None:
             # A GPU may be free a moment later: the model may fail to load while another worker is left.
-            refused = isinstance(error, ExperimentError)
+            hopeless = isinstance(error, ExperimentError) or slot.deaths >= HOPELESS
             alone = not any(each.ready for each in self.crew.members)
-            if not self._was_ready or (alone and (refused or slot.deaths >= HOPELESS)):
+            if not self._was_ready or (alone and hopeless):
                 raise ExperimentError(cause(error)) from None
             event = self.lose(slot, cause(error))
         self._problem = event.lost

@@ -89,9 +89,9 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
     validation, measured = _questions(preset, name)
     evaluated = 0
     for cell in [*pilot, *cells]:
-        steps = range(cell.run.batch_rollouts, cell.rollouts + 1, cell.run.batch_rollouts)
+        ends = range(cell.run.batch_rollouts, cell.rollouts + 1, cell.run.batch_rollouts)
         # Without a first evaluation that cells share.
-        own = sum(cell.run.evaluated_at(at) for at in steps) + (not cell.baseline_id)
+        own = sum(cell.run.evaluated_at(at) for at in ends) + (not cell.baseline_id)
         evaluated += own * validation * cell.evaluation_samples
     length = preset.sampling.max_new_tokens
     if pilot:
