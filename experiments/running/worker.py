@@ -147,12 +147,7 @@ class Worker:
         spool.rewind(progress.rollouts)
         validation = problems.filter(pl.col("split") == "validation")
         self._try_sync(cell, home, learner, validation, resumed_from=progress.step)
-        with (
-            Ledger.open(home / cell_folder.LEDGER, run_id=cell.run_id, resumed_from=progress.step) as ledger,
-            self._opened_pipe(cell) as pipe,
-        ):
-            if cell.learner.pipeline.lag:
-                ledger.charge_lost(progress.step, restored=progress.restored(cell.run))
+        with opened_ledger(cell, home, progress) as ledger, self._opened_pipe(cell) as pipe:
             # Not what is paid: a cell must end with the same steps however often it was killed.
             meter = UntilStopped(Meter(ledger, Limits(rollouts=cell.rollouts, counted="used")), home)
             ended = train(
@@ -336,6 +331,17 @@ def compared(config: LearnerConfig) -> LearnerConfig:
     """The settings that the agreement of engine and learner depends on, with which no reference or critic is loaded."""
     names = ("temperature", "sampler_dtype", "adapter", "compute", "sync")
     return LearnerConfig(learning_rate=1.0, **{name: getattr(config, name) for name in names})
+
+
+@contextmanager
+def opened_ledger(cell: Cell, home: Path, progress: Progress) -> Iterator[Ledger]:
+    """Open a cell's ledger where it goes on, with what a killed process had in flight charged once."""
+    with Ledger.open(home / cell_folder.LEDGER, run_id=cell.run_id, resumed_from=progress.step) as ledger:
+        if cell.learner.pipeline.lag:
+            restored = progress.restored(cell.run)
+            ledger.charge_lost(progress.step, restored=restored)
+            ledger.take_back(progress.step, restored=restored)
+        yield ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -211,6 +211,23 @@ class Ledger:
             self.charge(step + 1, {"failed": lost})
             self.end(step)
 
+    def take_back(self, step: int, *, restored: int) -> None:
+        """Take out of lost work what a killed process had charged after a step, and its checkpoint brings back.
+
+        It was generated once, and is charged again with its step. To be called after ``charge_lost``, with the same
+        arguments, before anything is charged; a second time changes nothing.
+
+        Args:
+            restored: Rollouts that the checkpoint brings back, of which those that nobody charged stay as they are.
+
+        Raises:
+            LedgerError: The ledger cannot be written, or the note of ``reserve`` not be read.
+        """
+        uncharged = under_way(self.path, self.totals.paid_training)
+        if _dispatched(self.path).exists() and restored > uncharged.rollouts:
+            taking = partial(fold.take_back, attempt=self._attempt, step=step, rollouts=restored - uncharged.rollouts)
+            self._store.write(f"what comes back after step {step}", taking)
+
     def note_limits(self, limits: Limits) -> None:
         """Record the limits in force from here on; ``Meter`` does this."""
         noted = (json.dumps(asdict(limits)),)

@@ -85,8 +85,8 @@ def train(
         meter: The budget, which alone knows where the run ends; None for one pass over the problems, unrecorded.
         checkpoints: Where to save, and when, and at the end unless the policy has diverged; None to save nothing.
         progress: From ``restore`` or ``branch``; None to continue from the newest one, after a ``sync_and_check``. With
-            a lag, what a killed process had in flight is charged before (``Ledger.charge_lost`` of
-            ``isocompute.budget``, with ``Progress.restored``).
+            a lag, what a killed process had in flight is charged before, and what it had charged and comes back is
+            taken back (``Ledger.charge_lost`` and ``take_back`` of ``isocompute.budget``, with ``Progress.restored``).
         pipe: Generates while updates are taken, with the same engines as the sampler. None where sampling and updates
             alternate, and for ``pipeline.mode`` ``constant``, which need none but the sampler.
         watch: Called with a ``StepRecord`` after each step and an ``EvaluationRecord`` after each evaluation.
@@ -130,6 +130,9 @@ def train(
             answered = sync_and_check(learner=learner, sampler=sampler, problems=problems, run_id=run.run_id)
             meter.charge(progress.step, answered.with_columns(cohort=pl.lit("eval")))
         if progress.begun:
+            if pipeline.lag:
+                # Of these, what was unfinished begins again.
+                meter.reserve(len(progress.begun) * run.batch_rollouts)
             pipe.load_state(*progress.pipe)
             progress.pipe = ({}, {})
         loop = _Loop(
@@ -251,6 +254,10 @@ class _Loop:
         taken = self.pipe.take(step)
         check_sampled(taken, problems, source=_answer_of(self.sampler))
         sampling += perf_counter() - began
+        batch = self.run.batch_rollouts
+        if lag and len(taken) != batch:
+            # Tries that were lost with an engine were generated, too.
+            self.meter.reserve(len(taken) + (len(progress.begun) - 1) * batch)
         rollouts, stale = without_stale(taken, version=version, lag=lag) if lag else (taken, taken.clear())
         rollouts = with_cohorts(rollouts, config.batch, baseline=config.objective.resolved.baseline)
         # Charged before the rollouts are checked: they were paid for, whatever is wrong with them.
