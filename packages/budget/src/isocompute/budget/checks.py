@@ -31,11 +31,7 @@ def reason(error: BaseException) -> str:
 
 
 def whole(value: Any, name: str, *, least: int) -> int:
-    """Return ``value`` as an int, or refuse it.
-
-    Raises:
-        BudgetError: It is not a whole number, or lies outside ``least`` to 2**63 - 1.
-    """
+    """Return ``value`` as an int, or refuse it."""
     try:
         number = index(value)
     except TypeError:
@@ -47,11 +43,7 @@ def whole(value: Any, name: str, *, least: int) -> int:
 
 
 def finite(value: Any, name: str, *, zero: bool = False) -> float:
-    """Return ``value`` as a finite float above 0 (or at least 0), or refuse it.
-
-    Raises:
-        BudgetError: It is not such a number.
-    """
+    """Return ``value`` as a finite float above 0 (or at least 0), or refuse it."""
     try:
         number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else nan
     except OverflowError:

@@ -59,12 +59,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print the settings, or the allocation and remarks on the settings.
-
-    Raises:
-        BudgetError: Something that is needed is not given, or given to the other direction; settings cannot be read or
-            hold a value that is not possible; or a file is asked for and they do not determine an allocation.
-    """
+    """Print the settings, or the allocation and remarks on the settings."""
     given = [name for name in ALLOCATION if getattr(arguments, name[2:].replace("-", "_")) is not None]
     if arguments.source is not None:
         if given:

@@ -47,11 +47,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print what is understood and what is missing, and write the table.
-
-    Raises:
-        BudgetError: There is nothing that looks like a log, or something is said of a run that is not there.
-    """
+    """Print what is understood and what is missing, and write the table."""
     if arguments.out is not None and arguments.out.exists() and not arguments.out.is_dir():
         raise BudgetError(f"--out {arguments.out}: is a file, and no folder")
     given = Given(

@@ -63,12 +63,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print the splits.
-
-    Raises:
-        BudgetError: A number is not possible, options that go together are given in part, no split is feasible, or
-            the file cannot be written.
-    """
+    """Print the splits."""
     if (arguments.anchor is None) != (arguments.anchor_batch is None):
         raise BudgetError("a learning rate needs both --anchor and --anchor-batch")
     most = _max_batch(arguments)
@@ -153,11 +148,7 @@ def add_model_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def model_setting(arguments: argparse.Namespace) -> Setting | None:
-    """The setting that the options describe, or None when none of them is given.
-
-    Raises:
-        BudgetError: Some of the options that go together are missing, or a value is not possible.
-    """
+    """The setting that the options describe, or None when none of them is given."""
     need = {name: getattr(arguments, name) for name in ("model_parameters", "response_tokens", "device")}
     given = [name for name, value in need.items() if value is not None]
     if not given:

@@ -78,12 +78,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Follow the command, and sum up.
-
-    Raises:
-        BudgetError: Nothing was started: there is no limit, nothing fits, or the log is not understood. Or the command
-            was ended because its log cannot be counted.
-    """
+    """Follow the command, and sum up."""
     limits = Limits.given(**{name: getattr(arguments, name) for name in LIMITS})
     given = dict(arguments.constants)
     known = None if arguments.trainer is None else trainer(arguments.trainer)

@@ -37,11 +37,7 @@ def parameters(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """A number that is not infinite.
-
-    Raises:
-        argparse.ArgumentTypeError: The text is not a finite number.
-    """
+    """A number that is not infinite."""
     try:
         value = float(text)
     except ValueError:
@@ -110,9 +106,6 @@ def write_json(document: Any, path: Path) -> None:
 
     Args:
         document: What ``json.dumps`` accepts, without NaN and infinity.
-
-    Raises:
-        BudgetError: The file cannot be written.
     """
     write_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n", error=BudgetError)
 
@@ -142,20 +135,12 @@ def add_log_arguments(parser: argparse._ActionsContainer, *, of_runs: bool = Fal
 
 
 def configuration_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The configuration that ``--config`` names, with dotted keys.
-
-    Raises:
-        BudgetError: It cannot be read.
-    """
+    """The configuration that ``--config`` names, with dotted keys."""
     return {} if arguments.config is None else plain(load(arguments.config))
 
 
 def assignment_of_run(text: str) -> tuple[str, str, str]:
-    """The parts of ``RUN:NAME=VALUE``; the run is empty for ``NAME=VALUE``.
-
-    Raises:
-        argparse.ArgumentTypeError: It is neither.
-    """
+    """The parts of ``RUN:NAME=VALUE``; the run is empty for ``NAME=VALUE``."""
     # A run's name may hold a colon or, as Hydra's folders do, an equals sign.
     parts = re.fullmatch(r"(?s)(?:(?P<run>.+?):)?(?P<name>[^:=]+)=(?P<value>.*)", text)
     if not parts:
@@ -164,11 +149,7 @@ def assignment_of_run(text: str) -> tuple[str, str, str]:
 
 
 def assignment(text: str) -> tuple[str, str]:
-    """The parts of ``NAME=VALUE``.
-
-    Raises:
-        argparse.ArgumentTypeError: It has no ``=``.
-    """
+    """The parts of ``NAME=VALUE``."""
     name, sign, value = text.partition("=")
     if not sign or not name:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")

@@ -332,11 +332,7 @@ def _begin(
 
 
 def _parts(step: int, counts: Mapping[str, Counts], shares: Sequence[int]) -> list[tuple[int, dict[str, Counts]]]:
-    """Split a charge into what it comes to in each of its steps.
-
-    Raises:
-        BudgetError: There is no share, one is below 1, or there are too many.
-    """
+    """Split a charge into what it comes to in each of its steps."""
     if shares == (1,):
         return [(step, dict(counts))]
     shares = [whole(share, "a share", least=1) for share in shares]

@@ -172,9 +172,6 @@ class Tally:
             own: Rollouts that it generated, where its log says so.
             length: Mean tokens of the responses.
             error: Rollouts that may have been started in addition.
-
-        Raises:
-            BudgetError: What a step generated is not known, or its log is impossible.
         """
         if step <= self.step:
             return
@@ -296,11 +293,7 @@ def lengths(log: Log, *names: str) -> list[float]:
 
 
 def mean_lengths(rows: Sequence[Mapping[str, float]], *names: str, where: str) -> list[float]:
-    """Mean response length at each row: the last one logged, or the first where none was logged before; 0 without any.
-
-    Raises:
-        BudgetError: A value logged cannot be a length.
-    """
+    """Mean response length at each row: the last one logged, or the first where none was before; 0 without any."""
     logged = [next((metrics[name] for name in names if name in metrics), None) for metrics in rows]
     odd = next((value for value in logged if value is not None and not 0 <= value < LONGEST_RESPONSE), None)
     if odd is not None:
@@ -391,9 +384,6 @@ def generated(log: Log, names: Entries, schedules: Sequence[Schedule], batch: in
     Args:
         schedules: Those that the run may have had.
         batch: Rollouts of a generation batch.
-
-    Raises:
-        BudgetError: The log contradicts every schedule.
     """
     last = max(step for step, _ in log.rows)
     if last > MOST_STEPS:
@@ -439,9 +429,6 @@ def possible(log: Log, every: int, accumulation: int, batches: int | None, steps
         accumulation: Micro-steps of an optimizer step.
         batches: Generation batches of an epoch, where they are known.
         steps: Optimizer steps of the run, where they are known.
-
-    Raises:
-        BudgetError: No schedule gives the epochs that are logged.
     """
     logged = [(s, m["epoch"]) for s, m in log.rows if s and m.get("epoch")]
     if not logged:

@@ -58,9 +58,6 @@ class Given:
         Args:
             runs: The names of each, one for each logger that left it.
             others: What else may be named and is no run, since it was not read.
-
-        Raises:
-            BudgetError: A run is named that is not there, or that may be several.
         """
         out = [dict[str, str]() for _ in runs]
         for name, row in self.table.items():
@@ -103,11 +100,7 @@ def _short(run: str) -> str:
 
 
 def read_table(path: Path) -> dict[str, dict[str, str]]:
-    """Settings by run, from a CSV file with a column ``run`` and one of each setting; blank cells say nothing.
-
-    Raises:
-        BudgetError: It cannot be read, or a row is not such a one.
-    """
+    """Settings by run, from a CSV file with a column ``run`` and one of each setting; blank cells say nothing."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         head = text.partition("\n")[0]

@@ -80,9 +80,6 @@ def table(
 
     Args:
         numbered: Whether runs of one n and B_p get the seeds 0, 1, 2, … in their order.
-
-    Raises:
-        BudgetError: Two runs have one seed.
     """
     if numbered:
         parts = _with_seed_numbers(parts)
@@ -92,11 +89,7 @@ def table(
 
 
 def reader_of(known: Trainer) -> LogReader:
-    """Return the reader of a trainer's logs.
-
-    Raises:
-        BudgetError: Only its settings are known.
-    """
+    """Return the reader of a trainer's logs."""
     if known.logs is None:
         able = ", ".join(name for name, other in TRAINERS.items() if other.logs)
         raise BudgetError(f"the logs of {known.title} are not read, only its settings; those of {able} are")
@@ -112,9 +105,6 @@ def rows_of(
         shared: The configuration of all runs, with dotted keys.
         given: What the user says; it takes precedence.
         used: Gathers the settings that were looked for, where another run may use what this one does not.
-
-    Raises:
-        BudgetError: A setting is missing, contradicted or unknown, or a count is impossible.
     """
     reader = reader_of(known)
     settings = settings_of(log, shared, given)
@@ -166,9 +156,6 @@ def progress_of(
     Args:
         shared: The configuration, with dotted keys.
         given: What the user says; it takes precedence.
-
-    Raises:
-        BudgetError: As ``rows_of``.
     """
     reader = reader_of(known)
     settings = settings_of(log, shared, given)
@@ -201,11 +188,7 @@ def _refuse_unused(known: Trainer, settings: Settings, given: Mapping[str, str])
 
 
 def settings_of(log: Log, shared: Mapping[str, Any], given: Mapping[str, str]) -> Settings:
-    """Join what a log, a configuration file and the user say.
-
-    Raises:
-        BudgetError: Log and file contradict each other where the user says nothing.
-    """
+    """Join what a log, a configuration file and the user say."""
     logged = plain(log.config, log.name)
     said = {key: parse_value(value) for key, value in given.items()}
     for key in logged.keys() & shared.keys() - said.keys():

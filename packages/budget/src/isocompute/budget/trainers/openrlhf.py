@@ -45,11 +45,7 @@ RESPONSES = "eval/eval_num_samples"
 
 
 def write(run: RunPlan) -> Configuration:
-    """Settings for a run.
-
-    Raises:
-        BudgetError: M is not a whole number of episodes over D problems.
-    """
+    """Settings for a run."""
     a = run.allocation
     needed = a.problems_per_batch * a.update_steps
     episodes, samples = 1, needed

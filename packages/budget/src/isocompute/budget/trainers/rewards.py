@@ -54,9 +54,6 @@ def metric_of_successes(log: Log, settings: Settings, metric: str, share: str) -
 
     Args:
         share: Metric of that share.
-
-    Raises:
-        BudgetError: There are other rewards than two, and nothing says what scale they are on.
     """
     both = [(step, m[metric], m[share]) for step, m in log.rows if metric in m and share in m]
     if settings.text("scale") or all(isclose(rate, mean, abs_tol=1e-6) for _, mean, rate in both):

@@ -105,9 +105,6 @@ def count(
     Args:
         evidence: By optimizer step.
         restarts: Of each start from a checkpoint that is known, the first and the last step that it may have been from.
-
-    Raises:
-        BudgetError: No history fits the log, or only one with many restarts.
     """
     layers = _layers(schedule, last, evidence, restarts, where=where, unlogged=True)
     slack = 0

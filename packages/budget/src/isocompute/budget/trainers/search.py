@@ -62,9 +62,6 @@ def log_sources(source: str) -> tuple[list[str], list[Unread]]:
 
     Returns:
         Sources to be read one by one, and what cannot be opened.
-
-    Raises:
-        BudgetError: There is no such file or folder.
     """
     path = Path(source)
     if is_of_mlflow(source):

@@ -487,9 +487,6 @@ class Settings:
         Args:
             names: Names of the setting, the current one first.
             default: The trainer's default, assumed and noted when the setting is missing.
-
-        Raises:
-            BudgetError: The value is not a whole number of at least 1.
         """
         name, value = self.find(*names)
         if value is None:
@@ -505,22 +502,14 @@ class Settings:
         return self.check_whole(value, name)
 
     def required(self, *names: str, default: int | None = None) -> int:
-        """A whole number of at least 1 without which a log cannot be read.
-
-        Raises:
-            BudgetError: Nothing says it, or it is not such a number.
-        """
+        """A whole number of at least 1 without which a log cannot be read."""
         value = self.whole(*names, default=default)
         if value is None:
             raise self.missing(names[0])
         return value
 
     def required_switch(self, *names: str) -> bool:
-        """Return whether a switch is on, without which a log cannot be read.
-
-        Raises:
-            BudgetError: There is no configuration that could say it, or it is neither on nor off.
-        """
+        """Return whether a switch is on, without which a log cannot be read."""
         if self.find(*names)[1] is None and not self.has_defaults:
             raise self.missing(names[0], choices="true or false")
         return self.is_on(*names)
@@ -541,11 +530,7 @@ class Settings:
         )
 
     def check_whole(self, value: Value, name: str) -> int:
-        """A value as a whole number of at least 1.
-
-        Raises:
-            BudgetError: It is not such a number.
-        """
+        """A value as a whole number of at least 1."""
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
@@ -556,11 +541,7 @@ class Settings:
         return value
 
     def is_on(self, *names: str, default: bool = False) -> bool:
-        """Return whether a switch is on.
-
-        Raises:
-            BudgetError: It is neither on nor off.
-        """
+        """Return whether a switch is on."""
         name, value = self.find(*names)
         if value is None or (isinstance(value, str) and ("$" in value or value == "None")):
             return default
@@ -636,9 +617,6 @@ class Settings:
 
         Args:
             default: The trainer's default, assumed and noted when the setting is missing.
-
-        Raises:
-            BudgetError: The value is not such a number.
         """
         value = self.find(name)[1]
         if isinstance(value, float) and not value.is_integer():

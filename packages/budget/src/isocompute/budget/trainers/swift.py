@@ -38,11 +38,7 @@ PROCESSES = {
 
 
 def write(run: RunPlan) -> Configuration:
-    """Settings for a run.
-
-    Raises:
-        BudgetError: A group of one, which ms-swift refuses, too.
-    """
+    """Settings for a run."""
     made = trl.write(run)
     return Configuration(
         settings={"rlhf_type": "grpo", **made.settings},

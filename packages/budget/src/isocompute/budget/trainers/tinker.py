@@ -119,11 +119,7 @@ class Trajectory:
 
 
 def trajectories(log: Log, step: int, name: str) -> list[Trajectory]:
-    """The trajectories of an iteration, ``train`` or ``eval_NAME``; none where no summary of them lies beside a log.
-
-    Raises:
-        BudgetError: The summary cannot be read, or a line is no trajectory.
-    """
+    """The trajectories of an iteration, ``train`` or ``eval_NAME``; none where no summary of them lies beside a log."""
     path = Path(log.name).parent / f"iteration_{step:06d}" / f"{name}_rollout_summaries.jsonl"
     if not path.is_file():
         return []
@@ -196,11 +192,7 @@ class IterationCounting:
 
     @classmethod
     def of(cls, log: Log, settings: Settings) -> IterationCounting:
-        """The count before the first iteration.
-
-        Raises:
-            BudgetError: A setting that is needed is missing.
-        """
+        """The count before the first iteration."""
         n, batch = settings.required(*GROUP), settings.required(*GROUPS)
         logged = log.keys
         # The lines of asynchronous training alone have the first, and those of streaming the second, too.
@@ -230,11 +222,7 @@ class IterationCounting:
         self._advance(step, None, self.length, 0)
 
     def iteration(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Count an iteration, and those before it.
-
-        Raises:
-            BudgetError: Its summary contradicts its metrics, or what it generated is not known.
-        """
+        """Count an iteration, and those before it."""
         whole = trajectories(self.log, step, "train")
         episodes, tokens = metrics.get(EPISODES), metrics.get(TOKENS)
         if whole:

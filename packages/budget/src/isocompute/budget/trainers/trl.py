@@ -239,11 +239,7 @@ RUNTIME = re.compile(r"eval[_/](?:(?P<set>.+)_)?runtime$")
 
 
 def write(run: RunPlan) -> Configuration:
-    """Settings for a run.
-
-    Raises:
-        BudgetError: A group of one, which TRL refuses.
-    """
+    """Settings for a run."""
     a = run.allocation
     if a.rollouts_per_problem < 2:
         raise BudgetError("TRL refuses num_generations of 1, whose advantages are all zero; take 2 or more")

@@ -236,11 +236,7 @@ DEGREES = {
 
 
 def write(run: RunPlan) -> Configuration:
-    """Settings for a run.
-
-    Raises:
-        BudgetError: Sequence parallelism without Megatron, and a batch that cannot be split evenly over all devices.
-    """
+    """Settings for a run."""
     a = run.allocation
     nodes, per_node = run.nodes
     notes = [

@@ -65,12 +65,7 @@ def _run(name: str, points: Sequence[tuple[int, int, str, float]], config: dict[
 
 
 def read_database(path: Path, layout: LogLayout) -> list[Log]:
-    """The runs of a file of SQLite: a project of Trackio's, or a store of MLflow's.
-
-    Raises:
-        BudgetError: It is of neither, or MLflow's and cannot be read.
-        DamagedLogError: It is no database, or holds what Trackio does not write.
-    """
+    """The runs of a file of SQLite: a project of Trackio's, or a store of MLflow's."""
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
             # What is no table, such as a view, may never end.

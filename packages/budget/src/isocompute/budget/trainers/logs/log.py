@@ -168,11 +168,7 @@ GROUPED = re.compile(r"[+-]?\d{1,3}(?:(?:,\d{3})+\.\d+|(?:,\d{3}){2,})", re.ASCI
 
 
 def metrics_of(entry: Mapping[str, Any], layout: LogLayout, where: str) -> dict[str, float]:
-    """The finite numbers of a log entry; infinity counts as empty, since no count or rate can be it.
-
-    Raises:
-        DamagedLogError: What is read is neither a number nor empty.
-    """
+    """The finite numbers of a log entry; infinity counts as empty, since no count or rate can be it."""
     metrics = {}
     for key, value in entry.items():
         try:
@@ -209,9 +205,6 @@ def step_columns(names: Collection[str], layout: LogLayout, named: str | None, w
 
     Returns:
         The columns; none where the log has no steps at all.
-
-    Raises:
-        BudgetError: The named column is not there, or the log has W&B's count alone.
     """
     if named is not None:
         if named not in names:
@@ -232,9 +225,6 @@ def step_of(entry: Mapping[str, Any], columns: tuple[str, ...], where: str) -> i
 
     Args:
         columns: Columns that count steps, the preferred one first.
-
-    Raises:
-        DamagedLogError: The value there is not a step.
     """
     for column in columns:
         value = entry.get(column)
@@ -264,9 +254,6 @@ def flat(document: Mapping[Any, Any], where: Path | str) -> dict[str, Any]:
 
     Args:
         where: What holds the document, for error messages.
-
-    Raises:
-        BudgetError: It is nested too deeply, contains itself, or holds a key that is too long, or too many of them.
     """
     out: dict[str, Any] = {}
     visited = 0

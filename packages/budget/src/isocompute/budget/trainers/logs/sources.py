@@ -147,11 +147,7 @@ def last_states(path: Path) -> list[Path]:
 
 
 def read_state(path: Path, layout: LogLayout) -> Log:
-    """The run of a ``trainer_state.json``, with the arguments that lie beside it or in the folder of its run.
-
-    Raises:
-        DamagedLogError: The file is not one, or an entry of it has no step or no number where one is read.
-    """
+    """The run of a ``trainer_state.json``, with the arguments that lie beside it or in the folder of its run."""
     state = _state(path)
     history = state.get("log_history")
     if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
@@ -219,9 +215,6 @@ def read_arguments(path: Path) -> dict[str, Any]:
 
     The file is a pickle, which could run code if it were loaded. Its instructions are followed here only as far as
     they push plain values and set them in a dictionary; whatever they would build is left out.
-
-    Raises:
-        DamagedLogError: It is no such file.
     """
     require_regular(path)
     try:

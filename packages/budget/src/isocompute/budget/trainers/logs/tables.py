@@ -59,10 +59,6 @@ def read_table(path: Path, data: bytes, layout: LogLayout, named: str | None) ->
 
     Args:
         named: Column that the user says counts the steps, or None.
-
-    Raises:
-        BudgetError: It has no rows, no column of steps, or its columns are of several runs.
-        DamagedLogError: It cannot be read, a row that matters has no step, or a cell that is read is no number.
     """
     left_out: list[str] = []
     commas = False
@@ -216,10 +212,6 @@ def read_lines(path: Path, data: bytes, layout: LogLayout, named: str | None) ->
 
     Args:
         named: Column that the user says counts the steps, or None.
-
-    Raises:
-        BudgetError: No line has the named column, or W&B's count of calls is the only one.
-        DamagedLogError: A line is not an object, a line with metrics that are read has no step, or one is no number.
     """
     left_out: list[str] = []
     lines = list(_objects(path, text_of(path, data), layout, left_out))
@@ -279,10 +271,6 @@ def read_console(path: Path, data: bytes, layout: LogLayout, named: str | None) 
 
     As in ``verl/utils/logger/aggregate_logger.py``: older versions print three decimals, newer ones all of them, as
     ``np.float64(0.5)`` where NumPy does. The trainer prints its configuration, too, when it starts.
-
-    Raises:
-        BudgetError: It has no such line.
-        DamagedLogError: A metric that is read is no number, or a line is damaged.
     """
     left_out: list[str] = []
     lines = text_of(path, data).split("\n")

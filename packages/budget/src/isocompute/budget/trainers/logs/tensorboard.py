@@ -102,12 +102,7 @@ LARGE = 2**16
 
 
 def read_events(files: Sequence[Path], layout: LogLayout) -> list[Log]:
-    """Runs of event files, one a folder; folders without metrics, such as those of hyperparameters, hold none.
-
-    Raises:
-        BudgetError: A file cannot be read, or one folder holds two runs.
-        DamagedLogError: A checksum does not match, or a record is no event.
-    """
+    """Runs of event files, one a folder; folders without metrics, such as those of hyperparameters, hold none."""
     folders: dict[Path, list[Path]] = {}
     for path in sorted(files):
         folders.setdefault(path.parent, []).append(path)

@@ -34,10 +34,6 @@ def read_wandb(path: Path, layout: LogLayout, named: str | None = None) -> Log |
 
     Args:
         named: Column that the user says counts the steps, or None.
-
-    Raises:
-        BudgetError: It cannot be read, or counts its rows only by W&B's own step.
-        DamagedLogError: A checksum does not match, or a record is not W&B's.
     """
     rows: list[Row] = []
     config: dict[str, Any] = {}
