@@ -13,8 +13,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from isocompute.budget import Allocation
-from isocompute.budget.trainers.doctor import Given, examine
-from isocompute.budget.trainers.evals import ingest
+from isocompute.budget.trainers.doctor import Given, examine, ingest
 from isocompute.budget.trainers.registry import convert, trainer
 from isocompute.budget.trainers.settings import RunPlan, flags, render
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers.counting import LoggedEvaluation, Spread
+from isocompute.budget.trainers.counting import LoggedEvaluation, Score, Spread, StepCount
 from isocompute.budget.trainers.evals import rows_of
 from isocompute.budget.trainers.logs.log import Log
 from isocompute.budget.trainers.registry import trainer
@@ -255,10 +255,9 @@ def points(rewards, batch):
 
 
 def evaluation(step, mean, spread=None, questions=None):
-    count = {"rollouts": 0, "tokens": 0, "count_source": "log"}
-    scores = {"avg_at_1": mean}
-    known = {"problem_set": "m", "samples": 1, "metric": "reward", "spread": spread, "questions": questions}
-    return LoggedEvaluation(step=step, scores=scores, **known, **count)
+    count = StepCount(logged=step, step=step, rollouts=0, rollouts_error=0, tokens=0, count_source="log")
+    score = Score(samples=1, scores={"avg_at_1": mean}, metric="reward", spread=spread, questions=questions)
+    return LoggedEvaluation.of(score, count, "m")
 
 
 def rated(*of, scale=""):

@@ -1,6 +1,7 @@
 """TRL's logs, against simulations of how it generates and logs that it wrote (fixtures/make.py)."""
 
 import json
+import shutil
 import random
 from operator import mul
 
@@ -9,7 +10,8 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers.evals import ingest, rows_of
+from isocompute.budget.trainers.doctor import ingest
+from isocompute.budget.trainers.evals import rows_of
 from isocompute.budget.trainers.logs.log import Log
 from isocompute.budget.trainers.registry import convert, trainer
 from isocompute.budget.trainers.settings import MissingSettingError
@@ -107,8 +109,8 @@ def test_trl_settings_that_the_log_contradicts_are_refused():
         ingested("trl", state, {**json.loads(config), **sizes}, file="trainer_state.json")
 
 
-def test_trl_asks_for_what_a_trainer_state_does_not_hold():
-    state = str(FIXTURES / "trl" / "trainer_state.json")
+def test_trl_asks_for_what_a_trainer_state_does_not_hold(tmp_path):
+    state = shutil.copy(FIXTURES / "trl" / "trainer_state.json", str(tmp_path))
     with pytest.raises(BudgetError, match="--set num_generations="):
         ingest("trl", [state])
     # How many problems were evaluated follows from how long that took, and how many a second.

@@ -33,7 +33,7 @@ def reason(error: BaseException) -> str:
 def whole(value: Any, name: str, *, least: int) -> int:
     """Return ``value`` as an int, or refuse it."""
     try:
-        number = index(value)
+        number = least - 1 if isinstance(value, bool) else index(value)
     except TypeError:
         number = least - 1
     if not least <= number <= LARGEST:

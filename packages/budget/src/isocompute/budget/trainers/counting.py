@@ -61,29 +61,6 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedEvaluation(Score):
-    """One evaluation of a run.
-
-    Attributes:
-        step: Optimizer steps taken.
-        rollouts: Generated for training up to and including it.
-        rollouts_error: By how much that may be wrong, either way.
-        tokens: Response tokens of these rollouts.
-        count_source: ``log``, ``log and formula`` where both agree, or ``formula``.
-        problem_set: Name of the problems evaluated.
-        split: ``validation``, or ``train`` for the reward of training itself.
-    """
-
-    step: int
-    rollouts: int
-    tokens: int
-    problem_set: str
-    count_source: str
-    rollouts_error: int = 0
-    split: str = "validation"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepCount:
     """Rollouts and tokens that a run had generated for training when it logged a step.
 
@@ -93,6 +70,7 @@ class StepCount:
         rollouts: Generated up to and including it.
         rollouts_error: By how much that may be wrong, either way.
         tokens: Response tokens of these rollouts.
+        count_source: ``log``, ``log and formula`` where both agree, or ``formula``.
     """
 
     logged: int
@@ -101,6 +79,27 @@ class StepCount:
     rollouts_error: int
     tokens: int
     count_source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedEvaluation(Score):
+    """One evaluation of a run.
+
+    Attributes:
+        count: What was generated for training before it.
+        problem_set: Name of the problems evaluated.
+        split: ``validation``, or ``train`` for the reward of training itself.
+    """
+
+    count: StepCount
+    problem_set: str
+    split: str = "validation"
+
+    @classmethod
+    def of(cls, score: Score, count: StepCount, problem_set: str, split: str = "validation") -> LoggedEvaluation:
+        """A score at a step."""
+        parts = {part.name: getattr(score, part.name) for part in fields(Score)}
+        return cls(count=count, problem_set=problem_set, split=split, **parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,38 +192,25 @@ class Tally:
         self.rollouts_error += error
         self.tokens += new * length
 
-    def evaluation(self, score: Score, *, step: int, problem_set: str, split: str = "validation") -> LoggedEvaluation:
-        """An evaluation with what has been counted so far.
-
-        Args:
-            step: Optimizer steps taken.
-        """
-        return LoggedEvaluation(
-            step=step,
-            rollouts=self.rollouts,
-            rollouts_error=self.rollouts_error,
-            tokens=int(self.tokens),
-            count_source="formula" if self.sources != {"log"} else "log",
-            problem_set=problem_set,
-            split=split,
-            **{part.name: getattr(score, part.name) for part in fields(Score)},
-        )
-
-    def progress(self, *, logged: int, step: int) -> StepCount:
+    def at(self, step: int, *, logged: int | None = None) -> StepCount:
         """Return what has been counted so far.
 
         Args:
-            logged: The step by the trainer's own count.
             step: Optimizer steps taken.
+            logged: The step by the trainer's own count, where it is another.
         """
         return StepCount(
-            logged=logged,
+            logged=step if logged is None else logged,
             step=step,
             rollouts=self.rollouts,
             rollouts_error=self.rollouts_error,
             tokens=int(self.tokens),
             count_source="formula" if self.sources != {"log"} else "log",
         )
+
+    def evaluations(self, scores: Mapping[str, Score], step: int, split: str = "validation") -> list[LoggedEvaluation]:
+        """The evaluations of a step, from scores by problem set."""
+        return [LoggedEvaluation.of(score, self.at(step), name, split) for name, score in scores.items()]
 
 
 Metrics = Mapping[str, float]
@@ -255,7 +241,7 @@ class Counting:
         for (step, metrics), length in zip(self.log.rows, self.lengths, strict=True):
             if self.trains(metrics):
                 self._advance(step, metrics, length)
-                points.append(self.tally.progress(logged=step, step=step * self.updates))
+                points.append(self.tally.at(step * self.updates, logged=step))
         return points
 
     def evaluations(self, scores: Mapping[int, Mapping[str, Score]]) -> list[LoggedEvaluation]:
@@ -270,10 +256,7 @@ class Counting:
                 break
             # A run that was resumed evaluates before its first step, too.
             self._advance(step, metrics, tokens)
-            found += [
-                self.tally.evaluation(score, step=step * self.updates, problem_set=name)
-                for name, score in scores.get(step, {}).items()
-            ]
+            found += self.tally.evaluations(scores.get(step, {}), step * self.updates)
         return found
 
     def _advance(self, step: int, metrics: Metrics, length: float) -> None:
@@ -283,21 +266,16 @@ class Counting:
 
 def note_no_tokens(log: Log, settings: Settings, evaluations: Sequence[LoggedEvaluation], *names: str) -> None:
     """Note that a run's mean response, the metric of one of these names, is not logged, so that tokens are unknown."""
-    if evaluations[-1].rollouts and log.keys.isdisjoint(names):
+    if evaluations and evaluations[-1].count.rollouts and log.keys.isdisjoint(names):
         settings.notes.append(f"{names[-1]} is not logged: tokens are 0 and cannot be the unit of a fit")
 
 
 def lengths(log: Log, *names: str) -> list[float]:
-    """Mean response length at each row of a log, as ``mean_lengths`` gives it."""
-    return mean_lengths([metrics for _, metrics in log.rows], *names, where=log.name)
-
-
-def mean_lengths(rows: Sequence[Mapping[str, float]], *names: str, where: str) -> list[float]:
     """Mean response length at each row: the last one logged, or the first where none was before; 0 without any."""
-    logged = [next((metrics[name] for name in names if name in metrics), None) for metrics in rows]
+    logged = [next((metrics[name] for name in names if name in metrics), None) for _, metrics in log.rows]
     odd = next((value for value in logged if value is not None and not 0 <= value < LONGEST_RESPONSE), None)
     if odd is not None:
-        raise BudgetError(f"{where}: {names[0]} is {odd:g} in entry {logged.index(odd) + 1}, which is not a length")
+        raise BudgetError(f"{log.name}: {names[0]} is {odd:g} in entry {logged.index(odd) + 1}, which is not a length")
     last = next((value for value in logged if value is not None), 0.0)
     out = []
     for value in logged:
@@ -359,7 +337,7 @@ class Generated:
         batch: Rollouts of a generation batch.
         count: Batches.
         tokens: Response tokens.
-        source: Where the count comes from, as in ``LoggedEvaluation``.
+        source: Where the count comes from, as in ``StepCount``.
     """
 
     batch: int
@@ -368,14 +346,20 @@ class Generated:
     source: str
     notes: tuple[str, ...]
 
-    def rollouts(self, step: int) -> int:
-        """Rollouts up to and including a step."""
-        return (self.count.least[step] + self.count.most[step]) * self.batch // 2
-
-    def error(self, step: int) -> int:
-        """By how much that may be wrong, if up to two starts from a checkpoint left no trace in the log."""
-        counted, rollouts = self.count, self.rollouts(step)
-        return max(counted.greatest[step] * self.batch - rollouts, rollouts - counted.fewest[step] * self.batch)
+    def at(self, step: int) -> StepCount:
+        """What was generated up to and including a step; wrong if up to two starts left no trace in the log."""
+        counted = self.count
+        rollouts = (counted.least[step] + counted.most[step]) * self.batch // 2
+        return StepCount(
+            logged=step,
+            step=step,
+            rollouts=rollouts,
+            rollouts_error=max(
+                counted.greatest[step] * self.batch - rollouts, rollouts - counted.fewest[step] * self.batch
+            ),
+            tokens=self.tokens[step],
+            count_source=self.source,
+        )
 
 
 def generated(log: Log, names: Entries, schedules: Sequence[Schedule], batch: int) -> Generated:
@@ -406,7 +390,7 @@ def generated(log: Log, names: Entries, schedules: Sequence[Schedule], batch: in
         notes = (f"{log.name}: its log shows {starts} from a checkpoint within a generation batch, which is then lost",)
     # An entry's mean is of the steps before it.
     marks = [(s, m[names.length]) for s, m in log.rows if names.length in m] or [(last, 0.0)]
-    mean_lengths([m for _, m in log.rows], names.length, where=log.name)
+    lengths(log, names.length)
     mark, tokens = 0, [0.0]
     for step in range(1, last + 1):
         mark += mark + 1 < len(marks) and step > marks[mark][0]

@@ -18,11 +18,12 @@ from ..contract import tables
 from ..contract.errors import TableError, TrackingError
 from ..contract.tracking import is_of_mlflow
 from ..errors import BudgetError
-from .evals import SHARED, join_restarts, reader_of, rows_of, settings_of, table
+from .evals import SHARED, join_restarts, plain, reader_of, rows_of, settings_of, table
 from .logs.log import Log
 from .registry import TRAINERS
+from .registry import trainer as registered
 from .search import Unread, log_sources, once, read_source, with_settings_beside
-from .settings import MissingSettingError, Value
+from .settings import MissingSettingError, Value, load
 from .trainer import Trainer
 
 RUN = "run"
@@ -199,6 +200,19 @@ def examine(
             setting that is not there.
         TrackingError: MLflow does not have it.
     """
+    runs, unread, files = _found(sources, given, trainer, shared or {})
+    if not unread and not runs:
+        raise BudgetError(f"{', '.join(sources)}: no run of {_known()} found")
+    said = given.of([(log.name, *log.also) for _, log in runs], [u.source for u in unread])
+    patients = [_examine(known, log, shared or {}, own) for (known, log), own in zip(runs, said, strict=True)]
+    _refuse_unused(patients, given, said)
+    return Report(patients=patients, unread=unread, files=files + len(unread))
+
+
+def _found(
+    sources: Sequence[str], given: Given, trainer: str | None, shared: Mapping[str, Any]
+) -> tuple[list[tuple[Trainer, Log]], list[Unread], int]:
+    """The runs of some sources, what was not read, and how many files look like logs."""
     by_trainer: dict[str, list[Log]] = {name: [] for name in TRAINERS}
     unread: list[Unread] = []
     files = 0
@@ -213,22 +227,57 @@ def examine(
                     raise
                 found, failed = {}, [Unread(source=one, reason=str(error))]
             if one == source and not found and not failed and not is_of_mlflow(one):
-                failed = [Unread(source=one, reason=f"holds no metric of {_known()}")]
+                failed = [Unread(source=one, reason=f"holds no metric of {trainer or _known()}")]
             files += bool(found)
             unread += failed
             for name, logs in found.items():
-                by_trainer[name] += [with_settings_beside(log, one, TRAINERS[name], shared or {}) for log in logs]
-    if not unread and not any(by_trainer.values()):
-        raise BudgetError(f"{', '.join(sources)}: no run of {_known()} found")
-    whole = []
+                by_trainer[name] += [with_settings_beside(log, one, TRAINERS[name], shared) for log in logs]
+    runs = []
     for name, logs in by_trainer.items():
         if logs:
             known = TRAINERS[name]
-            whole += [(known, log) for log in join_restarts(once(logs, reader_of(known)), reader_of(known))]
-    said = given.of([(log.name, *log.also) for _, log in whole], [u.source for u in unread])
-    patients = [_examine(known, log, shared or {}, own) for (known, log), own in zip(whole, said, strict=True)]
-    _refuse_unused(patients, given, said)
-    return Report(patients=patients, unread=unread, files=files + len(unread))
+            runs += [(known, log) for log in join_restarts(once(logs, reader_of(known)), reader_of(known))]
+    return runs, unread, files
+
+
+def ingest(
+    name: str, sources: Sequence[str], *, config: Path | None = None, constants: Mapping[str, str] | None = None
+) -> tuple[pl.DataFrame, list[str]]:
+    """Turn a trainer's logs into an ``evals`` table, all of them or none.
+
+    Args:
+        name: A trainer whose logs are known.
+        sources: Files, folders, ``runs:/ID``, ``mlflow:EXPERIMENT`` or tracking URIs; each run found stays a run of
+            its own.
+        config: The runs' configuration, where the logs do not hold it.
+        constants: What neither says, such as ``questions`` or a setting by the trainer's own name; these take
+            precedence over both.
+
+    Returns:
+        The table, and notes on which defaults of the trainer were used and what is biased.
+
+    Raises:
+        BudgetError: The trainer is unknown, a source cannot be read or holds no evaluation, two runs have one seed, or
+            nothing says a setting that is needed; its name is in the message.
+    """
+    reader, every = reader_of(registered(name)), dict(constants or {})
+    shared = plain(load(config)) if config else {}
+    runs, unread, _ = _found(sources, Given(every=every), name, shared)
+    if unread:
+        raise BudgetError(f"{unread[0].source}: {unread[0].reason}")
+    parts: list[tuple[str, pl.DataFrame]] = []
+    notes: list[str] = []
+    for known, log in runs:
+        rows, said = rows_of(known, log, shared, every)
+        if not rows:
+            offer = "; --set train_reward=true reads the reward of training"
+            offered = offer if "train_reward" in reader.understands else ""
+            raise BudgetError(f"{log.name}: holds no evaluation that {known.title} would have logged{offered}")
+        parts.append((log.name, pl.DataFrame(rows, infer_schema_length=None)))
+        notes += [note for note in (*log.notes, *log.left_out, *said) if note not in notes]
+    if not parts:
+        raise BudgetError(f"{', '.join(sources)}: holds no run of {name}")
+    return table(parts, notes, where=", ".join(sources), numbered=every.get("seed") == "auto")
 
 
 def _known() -> str:

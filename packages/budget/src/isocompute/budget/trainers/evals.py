@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -16,10 +15,9 @@ from ..contract import tables
 from ..errors import BudgetError
 from .counting import LARGEST_COUNT, LoggedEvaluation, StepCounts
 from .logs.log import EVALUATED, Log, flat, join
-from .logs.sources import read_logs
-from .registry import TRAINERS, trainer
+from .registry import TRAINERS
 from .rewards import success_rates
-from .settings import Batching, MissingSettingError, Settings, load, parse_value
+from .settings import Batching, MissingSettingError, Settings, parse_value
 from .trainer import LogReader, Trainer
 
 SHARED = ("problem_set", "problems", "questions", "same_before", "scale", "seed", "step_column")
@@ -29,48 +27,6 @@ INCIDENTAL = re.compile(
     r"|total_epochs|total_training_steps|(eval|save|logging|test)_(steps|freq|strategy)).*"
 )
 """Settings that may differ between two starts of one run: where it is kept, how long it goes on, when it logs."""
-
-
-def ingest(
-    name: str, sources: Sequence[str], *, config: Path | None = None, constants: Mapping[str, str] | None = None
-) -> tuple[pl.DataFrame, list[str]]:
-    """Turn a trainer's logs into an ``evals`` table.
-
-    Args:
-        name: A trainer whose logs are known.
-        sources: Files, folders, ``runs:/ID``, ``mlflow:EXPERIMENT`` or tracking URIs; each run found stays a run of
-            its own.
-        config: The runs' configuration, where the logs do not hold it.
-        constants: What neither says, such as ``questions`` or a setting by the trainer's own name; these take
-            precedence over both.
-
-    Returns:
-        The table, and notes on which defaults of the trainer were used and what is biased.
-
-    Raises:
-        BudgetError: The trainer is unknown, a source cannot be read or holds no evaluation, two runs have one seed, or
-            nothing says a setting that is needed; its name is in the message.
-    """
-    known = trainer(name)
-    reader, given = reader_of(known), dict(constants or {})
-    shared = plain(load(config)) if config else {}
-    parts: list[tuple[str, pl.DataFrame]] = []
-    notes: list[str] = []
-    for source in sources:
-        for log in join_restarts(read_logs(source, reader.layout, step_column=given.get("step_column")), reader):
-            rows, said = rows_of(known, log, shared, given)
-            if not rows:
-                raise BudgetError(
-                    f"{log.name}: holds no evaluation that {known.title} would have logged"
-                    + (
-                        "; --set train_reward=true reads the reward of training"
-                        if "train_reward" in reader.understands
-                        else ""
-                    )
-                )
-            parts.append((log.name, pl.DataFrame(rows, infer_schema_length=None)))
-            notes += [note for note in (*log.notes, *log.left_out, *said) if note not in notes]
-    return table(parts, notes, where=", ".join(sources), numbered=given.get("seed") == "auto")
 
 
 def table(
@@ -171,7 +127,7 @@ def _without_value(log: Log, reader: LogReader, evaluations: Sequence[LoggedEval
     """Say how many evaluations have no value of the metric that is read: it was NaN there, or not logged."""
     needed = reader.layout.needed
     evaluated = [any(EVALUATED.match(name) and needed.match(name) for name in m) for _, m in log.rows].count(True)
-    lacking = evaluated - len({e.step for e in evaluations})
+    lacking = evaluated - len({e.count.step for e in evaluations})
     if lacking <= 0 or any(e.split == "train" for e in evaluations):
         return []
     metrics = ", ".join(sorted({e.metric for e in evaluations if e.metric}))
@@ -315,19 +271,19 @@ def _row(
 ) -> dict[str, Any]:
     if questions is None:
         raise settings.missing("questions" if len(sets) == 1 else f"questions.{evaluation.problem_set}")
-    name = settings.text("problem_set")
+    name, count = settings.text("problem_set"), evaluation.count
     if name and len(sets) > 1:
         raise BudgetError(f"{settings.where}: problem_set is one name for the problem sets {', '.join(sets)}")
     return {
-        "step": evaluation.step,
-        "rollouts": evaluation.rollouts,
-        "tokens": evaluation.tokens,
+        "step": count.step,
+        "rollouts": count.rollouts,
+        "tokens": count.tokens,
         "problem_set": name or evaluation.problem_set,
         "split": evaluation.split,
         "questions": questions,
         "samples": evaluation.samples,
-        "count_source": evaluation.count_source,
-        "rollouts_error": evaluation.rollouts_error,
+        "count_source": count.count_source,
+        "rollouts_error": count.rollouts_error,
         **evaluation.scores,
     }
 

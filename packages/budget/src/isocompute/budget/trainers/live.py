@@ -15,7 +15,6 @@ from ..errors import BudgetError
 from .evals import join_restarts, reader_of
 from .logs.log import Log, TwoRunsError
 from .logs.sources import EVENTS, STATE, read_logs
-from .logs.tensorboard import read_events
 from .registry import TRAINERS
 from .search import LOGS, SKIPPED, log_sources, once, read_source
 from .trainer import Trainer
@@ -116,10 +115,7 @@ class LiveLog:
             return []
         reader = reader_of(self.trainer)
         path = Path(source)
-        if path.name.startswith(EVENTS):
-            logs = read_events([p for p in path.parent.iterdir() if p.name.startswith(EVENTS)], reader.layout)
-        else:
-            logs = read_logs(source, reader.layout, step_column=self._step_column)
+        logs = read_logs(source, reader.layout, step_column=self._step_column)
         if path.name == STATE:
             run = path.parent.parent if path.parent.name.startswith("checkpoint-") else path.parent
             logs = [replace(log, name=str(run)) for log in logs]

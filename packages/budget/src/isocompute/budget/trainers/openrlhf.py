@@ -158,8 +158,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     samples = settings.required("eval.n_samples_per_prompt", "eval_n_samples_per_prompt")
     scores = {step: _scores(metrics, samples) for step, metrics in log.rows if step in evaluated}
     evals = _counting(log, settings).evaluations(scores)
-    if evals:
-        note_no_tokens(log, settings, evals, LENGTH)
+    note_no_tokens(log, settings, evals, LENGTH)
     return evals
 
 

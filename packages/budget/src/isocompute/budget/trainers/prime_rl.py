@@ -197,7 +197,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
                 # It computes them where all rewards are 0 or 1, and only there.
                 binary=any(not name.startswith("avg") for name in scores),
             )
-            evals.append(tally.evaluation(score, step=step - first, problem_set=env))
+            evals.append(LoggedEvaluation.of(score, tally.at(step - first), env))
         if ROLLOUTS in metrics:
             length, exact = _length(metrics)
             with_prompts |= not exact
@@ -219,7 +219,7 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
             own = int(metrics[ROLLOUTS]) if ROLLOUTS in metrics else None
             length = _length(metrics)[0] if ROLLOUTS in metrics else 0.0
             tally.advance(step, own, length, error=_cancelled(metrics, n))
-            points.append(tally.progress(logged=step, step=step - first + 1))
+            points.append(tally.at(step - first + 1, logged=step))
     plain = points[-1].step * (batching.batch_rollouts or 0) if points else 0
     return StepCounts.of(points, tally.per_step, plain=plain)
 

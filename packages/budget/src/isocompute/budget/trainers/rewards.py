@@ -199,4 +199,4 @@ def _shown(e: LoggedEvaluation) -> str:
     if e.spread is not None and e.spread.deviation is not None:
         beyond.append(f"a standard deviation of {e.spread.deviation:g}")
     with_these = f" with {' and '.join(beyond)}" if beyond else ""
-    return f"{_name(e)} is {'not logged' if mean is None else f'{mean:g}'}{with_these} at step {e.step}"
+    return f"{_name(e)} is {'not logged' if mean is None else f'{mean:g}'}{with_these} at step {e.count.step}"

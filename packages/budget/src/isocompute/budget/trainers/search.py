@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from math import isclose
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,8 @@ from .logs.databases import MAGIC as SQLITE
 from .logs.databases import OF_MLFLOW, runs_of
 from .logs.files import OPENERS, PACKED, ZIP, ZSTD, content, name_of, text_of
 from .logs.log import LOG_CALLS, Log, LogLayout
-from .logs.sources import EVENTS, STATE, last_states, read_logs
-from .logs.tensorboard import read_events
+from .logs.sources import EVENTS, EVENTS_BEGIN, STATE, last_states, read_logs
 from .logs.wandb import MAGIC as WANDB
-from .logs.wandb import read_wandb
 from .registry import TRAINERS
 from .settings import Settings, load
 from .trainer import LogReader, Trainer
@@ -167,7 +165,7 @@ def _head(path: Path, length: int = 2**12) -> bytes:
 def _kind(path: Path) -> str:
     """The kind of a file that says it itself, whatever its name."""
     head = _head(path, 64)
-    return "wandb" if head.startswith(WANDB) else "events" if b"brain.Event:" in head else ""
+    return "wandb" if head.startswith(WANDB) else "events" if EVENTS_BEGIN in head else ""
 
 
 LONGEST = 2**26
@@ -273,11 +271,12 @@ def read_source(
     """
     if is_of_mlflow(source):
         return _stored(source, trainer)
-    path = Path(source).parent if Path(source).name.startswith(EVENTS) else Path(source)
-    if Path(source).stat().st_size == 0:
+    path = Path(source)
+    if path.stat().st_size == 0:
         return {}, [Unread(source=source, reason="is empty")]
+    name = str(path.parent if path.name.startswith(EVENTS) else path)
     try:
-        return _claimed(str(path), lambda layout: _logs(Path(source), layout, step_column), trainer), []
+        return _claimed(name, partial(read_logs, source, step_column=step_column), trainer), []
     except (BudgetError, OSError) as error:
         return {}, [_unread(source, error)]
 
@@ -290,7 +289,7 @@ def _stored(source: str, trainer: str | None) -> tuple[dict[str, list[Log]], lis
         if trainer is None and not any(map(_trainers_of, metrics)):
             continue
         try:
-            for key, logs in _claimed(name, lambda layout, read=read: [read(layout)], trainer).items():  # type: ignore[misc]
+            for key, logs in _claimed(name, read, trainer).items():
                 found.setdefault(key, []).extend(logs)
         except BudgetError as error:
             unread.append(_unread(name, error))
@@ -300,18 +299,6 @@ def _stored(source: str, trainer: str | None) -> tuple[dict[str, list[Log]], lis
 def _unread(source: str, error: Exception) -> Unread:
     said = reason(error) if isinstance(error, OSError) else str(error)
     return Unread(source=source, reason=said.removeprefix(f"{source}: "))
-
-
-def _logs(path: Path, layout: LogLayout, step_column: str | None) -> list[Log]:
-    """The runs of a file, or of all event files of its folder; none where it holds nothing that is read."""
-    kind = _kind(path)
-    if path.name.startswith(EVENTS):
-        return read_events([p for p in path.parent.iterdir() if p.name.startswith(EVENTS) and p.is_file()], layout)
-    if kind == "events":
-        return read_events([path], layout)
-    if kind == "wandb":
-        return [log for log in (read_wandb(path, layout, step_column),) if log is not None]
-    return read_logs(str(path), layout, step_column=step_column)
 
 
 def _claimed(source: str, logs_in: Callable[[LogLayout], list[Log]], trainer: str | None) -> dict[str, list[Log]]:
@@ -352,7 +339,7 @@ def _holds(log: Log, marks: re.Pattern[str]) -> bool:
 def _is_decided(path: Path) -> bool:
     """Return whether a file that no trainer's layout fits is a log by its name, or may have been one that was cut."""
     if path.name.startswith(EVENTS) or _kind(path):
-        return bool(_logs(path, _anyones(), None))
+        return bool(read_logs(str(path), _anyones()))
     if path.name == STATE or name_of(path).suffix.lower() in (".wandb", ".db"):
         return True
     named = _named_like_a_log(path) or _is_packed(path)

@@ -10,11 +10,11 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
-from math import ceil, gcd
+from math import ceil, gcd, prod
 from pathlib import Path
 from typing import Any, Literal
 
-from ..checks import LARGEST, finite, reason, shorten, whole
+from ..checks import finite, reason, shorten, whole
 from ..contract.documents import DocumentError, parsed
 from ..errors import BudgetError
 from ..planning.compute import Allocation
@@ -26,17 +26,18 @@ class Batching:
     """A trainer's batches as its settings make them: generated at once, and trained on in optimizer steps.
 
     A trainer that samples 1,024 problems at once and splits them into four optimizer steps generates 1,024 problems
-    every four steps of 256; one that accumulates four generation batches of one problem takes a step of 4.
+    every four steps of 256; one that accumulates four generation batches of one problem takes a step of 4. None is what
+    cannot be known.
 
     Attributes:
-        problems_per_batch: B_p, problems that one optimizer step trains on; None when it cannot be known.
-        rollouts_per_problem: n, or None.
-        update_steps: M, optimizer steps, or None.
-        problems_generated: Problems that are generated at once, or None.
-        generations: How often that happens in the whole run, or None.
+        problems_per_batch: B_p, problems that one optimizer step trains on.
+        rollouts_per_problem: n.
+        update_steps: M, optimizer steps.
+        problems_generated: Problems that are generated at once.
+        generations: How often that happens in the whole run.
         baseline_rollouts: Responses for each problem in addition to n and not trained on (veRL's remax: 1).
-        world_size: Devices that train, or None.
-        data_parallel: Copies of the model that share a batch, or None.
+        world_size: Devices that train.
+        data_parallel: Copies of the model that share a batch.
         unknown: What the settings leave open, and how to state it.
         inconsistent: Contradictions, and settings that do not do what they seem to.
         notes: Defaults that were assumed, and what is generated in addition.
@@ -57,27 +58,21 @@ class Batching:
     @property
     def allocation(self) -> Allocation | None:
         """The split, when all three parts are known; it generates B_p · n · M unless batches are used again."""
-        if None in (self.problems_per_batch, self.rollouts_per_problem, self.update_steps):
+        problems, n, steps = self.problems_per_batch, self.rollouts_per_problem, self.update_steps
+        if problems is None or n is None or steps is None:
             return None
-        return Allocation(
-            problems_per_batch=self.problems_per_batch,  # type: ignore[arg-type]
-            rollouts_per_problem=self.rollouts_per_problem,  # type: ignore[arg-type]
-            update_steps=self.update_steps,  # type: ignore[arg-type]
-        )
+        return Allocation(problems_per_batch=problems, rollouts_per_problem=n, update_steps=steps)
 
     @property
     def batch_rollouts(self) -> int | None:
-        """Rollouts that are generated at once, baselines included, or None."""
-        if self.problems_generated is None or self.rollouts_per_problem is None:
-            return None
-        return self.problems_generated * (self.rollouts_per_problem + self.baseline_rollouts)
+        """Rollouts that are generated at once, baselines included."""
+        n = self.rollouts_per_problem
+        return product(self.problems_generated, None if n is None else n + self.baseline_rollouts)
 
     @property
     def generated(self) -> int | None:
-        """Rollouts that the run generates, or None when they are not known."""
-        if self.generations is None or self.batch_rollouts is None:
-            return None
-        return self.batch_rollouts * self.generations
+        """Rollouts that the run generates."""
+        return product(self.batch_rollouts, self.generations)
 
 
 Value = bool | int | float | str | None | list["Value"] | dict[str, "Value"]
@@ -94,6 +89,11 @@ MOST_DEVICES = 2**20
 
 MOST_NAMED = 128
 """Largest micro-batch that a refusal proposes."""
+
+
+def _check_devices(number: int, name: str) -> None:
+    if whole(number, name, least=1) > MOST_DEVICES:
+        raise BudgetError(f"{name} is {number:,}; it must be at most {MOST_DEVICES:,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +115,7 @@ class Parallelism:
 
     def __post_init__(self) -> None:
         for name, degree in self.degrees.items():
-            if whole(degree, f"{name} parallelism", least=1) > MOST_DEVICES:
-                raise BudgetError(f"{name} parallelism is {degree:,}; it must be at most {MOST_DEVICES:,}")
+            _check_devices(degree, f"{name} parallelism")
 
     @property
     def degrees(self) -> Mapping[str, int]:
@@ -160,8 +159,7 @@ class RunPlan:
 
     def __post_init__(self) -> None:
         for name in ("world_size", "gpus_per_node"):
-            if whole(getattr(self, name), name, least=1) > MOST_DEVICES:
-                raise BudgetError(f"{name} is {getattr(self, name):,}; it must be at most {MOST_DEVICES:,}")
+            _check_devices(getattr(self, name), name)
         if self.learning_rate is not None:
             finite(self.learning_rate, "learning_rate")
         a = self.allocation
@@ -170,7 +168,22 @@ class RunPlan:
                 f"a batch of {a.problems_per_batch:,} problems cannot be drawn from {self.problems:,}; "
                 f"every trainer drops the incomplete batch, so take problems_per_batch of at most {self.problems:,}"
             )
-        self._check_devices()
+        copy = self.parallelism.devices
+        if self.world_size % copy:
+            below = self.world_size // copy * copy
+            raise BudgetError(
+                f"{self.world_size:,} devices cannot be split into copies of the model on {copy:,} each "
+                f"({self.parallelism}); world_size {_either(below, below + copy)} would"
+            )
+        if a.batch_rollouts % self.data_parallel:
+            step = self.data_parallel // gcd(self.data_parallel, a.rollouts_per_problem)
+            below = a.problems_per_batch // step * step
+            ranks = "devices" if copy == 1 else "data-parallel ranks"
+            raise BudgetError(
+                f"a batch of {a.batch_rollouts:,} rollouts ({a.problems_per_batch:,} problems × "
+                f"{a.rollouts_per_problem:,}) cannot be split evenly over {self.data_parallel} {ranks}; "
+                f"problems_per_batch {_either(below, below + step)} would"
+            )
         if self.micro_batch is not None and self.rank_rollouts % whole(self.micro_batch, "micro_batch", least=1):
             fits = [str(d) for d in range(1, min(self.rank_rollouts, MOST_NAMED) + 1) if self.rank_rollouts % d == 0]
             raise BudgetError(
@@ -178,35 +191,10 @@ class RunPlan:
                 f"rollouts of a batch; {', '.join(fits)} would"
             )
 
-    def _check_devices(self) -> None:
-        """Check that copies of the model fill the devices, and that the batch can be split evenly over the copies."""
-        a, copy = self.allocation, self.parallelism.devices
-        if self.world_size % copy:
-            below = self.world_size // copy * copy
-            fits = " or ".join(f"{w:,}" for w in (below, below + copy) if w)
-            raise BudgetError(
-                f"{self.world_size:,} devices cannot be split into copies of the model on {copy:,} each "
-                f"({self.parallelism}); world_size {fits} would"
-            )
-        if a.batch_rollouts % self.data_parallel:
-            step = self.data_parallel // gcd(self.data_parallel, a.rollouts_per_problem)
-            below = a.problems_per_batch // step * step
-            fits = " or ".join(f"{p:,}" for p in (below, below + step) if p)
-            raise BudgetError(
-                f"a batch of {a.batch_rollouts:,} rollouts ({a.problems_per_batch:,} problems × "
-                f"{a.rollouts_per_problem:,}) cannot be split evenly over {self.data_parallel} {self.ranks}; "
-                f"problems_per_batch {fits} would"
-            )
-
     @property
     def data_parallel(self) -> int:
         """Copies of the model that share a batch: devices over tensor × pipeline × context parallelism."""
         return self.world_size // self.parallelism.devices
-
-    @property
-    def ranks(self) -> str:
-        """Name of what shares a batch: devices or data-parallel ranks."""
-        return "devices" if self.parallelism.devices == 1 else "data-parallel ranks"
 
     @property
     def rank_rollouts(self) -> int:
@@ -249,12 +237,19 @@ class Configuration:
     notes: tuple[str, ...] = ()
 
 
-def largest_divisor(number: int, most: int) -> int:
-    """The largest divisor of ``number`` that is not above ``most``.
+def _either(*numbers: int) -> str:
+    """Numbers to choose from, without 0."""
+    return " or ".join(f"{number:,}" for number in numbers if number)
 
-    Args:
-        most: The largest divisor allowed, at least 1.
-    """
+
+def product(*factors: int | None) -> int | None:
+    """Multiply numbers; None when one is not known."""
+    known = [factor for factor in factors if factor is not None]
+    return prod(known) if len(known) == len(factors) else None
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of ``number`` that is not above ``most``."""
     return next(d for d in range(min(number, most), 0, -1) if number % d == 0)
 
 
@@ -336,11 +331,7 @@ def flags(words: Iterable[str]) -> dict[str, Value]:
 
 
 def render(configuration: Configuration, style: Style) -> list[str]:
-    """A trainer's settings as flags, one setting per line.
-
-    Args:
-        style: The form of the trainer's flags.
-    """
+    """A trainer's settings as flags, one setting per line."""
     if style == "hydra":
         return [f"{key}={_format_value(value)}" for key, value in configuration.settings.items()]
     settings = {key.replace("_", "-") if style == "hyphens" else key: v for key, v in configuration.settings.items()}
@@ -485,8 +476,7 @@ class Settings:
         """A whole number of at least 1, under the first of its names that is set.
 
         Args:
-            names: Names of the setting, the current one first.
-            default: The trainer's default, assumed and noted when the setting is missing.
+            default: The trainer's own, assumed and noted when the setting is missing.
         """
         name, value = self.find(*names)
         if value is None:
@@ -517,28 +507,15 @@ class Settings:
     def missing(
         self, name: str, *, choices: str = "", because: str = "it is not in its logs or configuration"
     ) -> MissingSettingError:
-        """The error for a setting without which a log cannot be read.
-
-        Args:
-            choices: What it may be.
-            because: Why it is not known.
-        """
-        return MissingSettingError(
-            f"{self.where}: {name} is not known: {because}; give it with --set {name}=VALUE",
-            name=name,
-            choices=choices,
-        )
+        """The error for a setting without which a log cannot be read."""
+        said = f"{self.where}: {name} is not known: {because}; give it with --set {name}=VALUE"
+        return MissingSettingError(said, name=name, choices=choices)
 
     def check_whole(self, value: Value, name: str) -> int:
         """A value as a whole number of at least 1."""
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
-            most = f" and at most {LARGEST}" if isinstance(value, int) and value > LARGEST else ""
-            raise BudgetError(
-                f"{self.where}: {name} is {shorten(value)}; it must be a whole number of at least 1{most}"
-            )
-        return value
+        return whole(value, f"{self.where}: {name}", least=1)
 
     def is_on(self, *names: str, default: bool = False) -> bool:
         """Return whether a switch is on."""
@@ -558,29 +535,10 @@ class Settings:
         """Note that the settings do not say something."""
         self.unknown.append(f"{what}: {names} is not set")
 
-    def product(self, *factors: int | None) -> int | None:
-        """Multiply numbers; None when one is not known."""
-        total = 1
-        for factor in factors:
-            if factor is None:
-                return None
-            total *= factor
-        return total
-
     def ranks(
-        self,
-        world: int | None,
-        *,
-        tensor: Sequence[str] = (),
-        pipeline: Sequence[str] = (),
-        context: Sequence[str] = (),
+        self, world: int | None, tensor: Sequence[str] = (), pipeline: Sequence[str] = (), context: Sequence[str] = ()
     ) -> int | None:
-        """Data-parallel ranks: devices over tensor × pipeline × context parallelism.
-
-        Args:
-            tensor: Names of the setting of tensor parallelism; none where the trainer has no such setting.
-            pipeline: Likewise of pipeline parallelism.
-            context: Likewise of context, ring-attention or Ulysses sequence parallelism.
+        """Data-parallel ranks: devices over tensor × pipeline × context parallelism, each by the names of its setting.
 
         Returns:
             The ranks, or None when they cannot be known or the devices cannot be split evenly, which is noted.
@@ -603,32 +561,20 @@ class Settings:
         return None
 
     def check_divides(self, batch: int | None, ranks: int | None, world: int | None, key: str) -> None:
-        """Note a batch that cannot be split evenly over the data-parallel ranks.
-
-        Args:
-            world: Devices that train, or None; where there are as many ranks, the note says devices.
-        """
+        """Note a batch that cannot be split evenly over the data-parallel ranks, which may be all devices."""
         if batch and ranks and batch % ranks:
             what = "devices" if ranks == world else "data-parallel ranks"
             self.inconsistent.append(f"{key}: {batch:,} rollouts cannot be split evenly over {ranks} {what}")
 
     def fraction(self, name: str, *, default: int) -> float | None:
-        """A number above 0, which need not be whole.
-
-        Args:
-            default: The trainer's default, assumed and noted when the setting is missing.
-        """
+        """A number above 0, which need not be whole; its default as of ``whole``."""
         value = self.find(name)[1]
         if isinstance(value, float) and not value.is_integer():
             return finite(value, f"{self.where}: {name}")
         return self.whole(name, default=default)
 
     def steps(self, limit: int | None, epochs: float | None, problems_per_batch: int | None, key: str) -> int | None:
-        """Batches of a run that stops at a number of steps or of epochs, whichever comes first.
-
-        Args:
-            problems_per_batch: Problems of a step.
-        """
+        """Batches of a run that stops at a number of steps or of epochs, whichever comes first."""
         batches = self.problems // problems_per_batch if self.problems and problems_per_batch else None
         if epochs is None or batches is None:
             if limit is None:
@@ -668,15 +614,10 @@ class Settings:
         """The result, with the remarks gathered so far.
 
         Args:
-            problems_generated: Problems that are generated at once.
-            generations: How often, in the whole run.
-            world_size: Devices that train.
-            data_parallel: Copies of the model that share a batch.
             updates: Optimizer steps for each generation batch; below 1 where a step takes several.
             passes: How often each response is trained on.
             problems_per_batch: Problems of an optimizer step, where not all that are generated are trained on.
             update_steps: Optimizer steps in all, where they are not generations · updates.
-            baseline_rollouts: Responses for each problem in addition to n.
         """
         if updates is not None and updates > 1:
             self.notes.append(

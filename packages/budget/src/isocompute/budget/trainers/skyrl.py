@@ -38,7 +38,7 @@ from .counting import (
 )
 from .logs.log import Log, LogLayout
 from .rewards import metric_of_successes
-from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
+from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient, product
 from .trainer import LogReader, Trainer
 
 POLICY, REFERENCE = "trainer.policy", "trainer.ref"
@@ -118,7 +118,7 @@ def parse(settings: Settings) -> Batching:
             f"trainer.train_batch_size of {problems:,} prompts is not a multiple of policy_mini_batch_size {mini:,}, "
             "which SkyRL refuses; both count prompts"
         )
-    samples = settings.product(mini, n)
+    samples = product(mini, n)
     settings.check_divides(samples, ranks, world, "policy_mini_batch_size × n_samples_per_prompt")
     micro = settings.whole("trainer.micro_train_batch_size_per_gpu")
     share = exact_quotient(samples, ranks)
@@ -266,9 +266,7 @@ def _lengths(log: Log, settings: Settings) -> list[float]:
         settings.notes.append(f"tokens are {LENGTHS[1]}, which counts what tools return, too")
     if not settings.is_on("generator.step_wise_trajectories"):
         return means
-    batch = settings.product(
-        settings.whole("trainer.train_batch_size"), settings.whole("generator.n_samples_per_prompt")
-    )
+    batch = product(settings.whole("trainer.train_batch_size"), settings.whole("generator.n_samples_per_prompt"))
     turns = lengths(log, *SEQUENCES)
     return [mean * turn / (batch or turn or 1) for mean, turn in zip(means, turns, strict=True)]
 

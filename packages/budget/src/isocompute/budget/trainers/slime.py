@@ -29,7 +29,7 @@ from ..errors import BudgetError
 from .counting import LoggedEvaluation, Score, Spread, StepCounts, Tally, lengths, note_no_tokens
 from .logs.log import Log, LogLayout
 from .rewards import metric_of_successes
-from .settings import Batching, Configuration, RunPlan, Settings, exact_quotient
+from .settings import Batching, Configuration, RunPlan, Settings, exact_quotient, product
 from .trainer import LogReader, Trainer
 
 METRIC = re.compile(r"eval/(?!step$|skipped_)(?P<set>[^/]+?)(?:-pass@(?P<k>\d+))?$")
@@ -77,13 +77,13 @@ def parse(settings: Settings) -> Batching:
     if problems is None:
         settings.note_missing("problems per batch", "rollout_batch_size")
     n = settings.whole("n_samples_per_prompt", default=1)
-    updates = _updates(settings, settings.product(problems, n))
+    updates = _updates(settings, product(problems, n))
     rollouts = settings.whole("num_rollout")
     epochs = None if rollouts else settings.whole("num_epoch")
     generations = settings.steps(rollouts, epochs, problems, "num_epoch")
     nodes = settings.whole("actor_num_nodes", default=1)
     per_node = settings.whole("actor_num_gpus_per_node", default=8)
-    world = settings.product(nodes, per_node)
+    world = product(nodes, per_node)
     ranks = settings.ranks(
         world,
         tensor=("tensor_model_parallel_size",),
@@ -208,10 +208,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
         if step in scores:
             taken = at + after
             counting.tally.advance(taken, None, length)
-            evals += [
-                counting.tally.evaluation(score, step=taken * counting.updates, problem_set=name)
-                for name, score in scores[step].items()
-            ]
+            evals += counting.tally.evaluations(scores[step], taken * counting.updates)
         counting.advance(step, metrics, length)
     note_no_tokens(log, settings, evals, LENGTH)
     if counting.tally.rollouts_error:
@@ -226,7 +223,7 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
         if _is_rollout(metrics):
             counting.advance(step, metrics, length)
-            points.append(tally.progress(logged=step, step=tally.step * counting.updates))
+            points.append(tally.at(tally.step * counting.updates, logged=step))
     return StepCounts.of(points, tally.per_step, plain=tally.step * counting.problems * counting.n)
 
 

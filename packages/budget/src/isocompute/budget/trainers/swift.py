@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from ..errors import BudgetError
 from . import trl
-from .counting import LoggedEvaluation, StepCounts
+from .counting import LoggedEvaluation, StepCount, StepCounts
 from .logs.log import Log
 from .settings import Batching, Configuration, RunPlan, Settings
 from .trainer import LogReader, Trainer
@@ -74,16 +74,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     each = _resampled(settings)
     if each is None:
         return found
-    return [
-        replace(
-            e,
-            rollouts=e.step * each,
-            rollouts_error=0,
-            tokens=e.tokens * e.step * each // max(e.rollouts, 1),
-            count_source="formula",
-        )
-        for e in found
-    ]
+    return [replace(e, count=replace(_recounted(e.count, each), rollouts_error=0)) for e in found]
 
 
 def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
@@ -92,13 +83,14 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     each = _resampled(settings)
     if each is None:
         return counts
-    points = [
-        replace(
-            p, rollouts=p.step * each, tokens=p.tokens * p.step * each // max(p.rollouts, 1), count_source="formula"
-        )
-        for p in counts.points
-    ]
-    return StepCounts.of(points, each, plain=counts.plain)
+    return StepCounts.of([_recounted(point, each) for point in counts.points], each, plain=counts.plain)
+
+
+def _recounted(count: StepCount, each: int) -> StepCount:
+    """A count with so many rollouts a step, and as many tokens to a response as before."""
+    rollouts = count.step * each
+    tokens = count.tokens * rollouts // max(count.rollouts, 1)
+    return replace(count, rollouts=rollouts, tokens=tokens, count_source="formula")
 
 
 def _resampled(settings: Settings) -> int | None:

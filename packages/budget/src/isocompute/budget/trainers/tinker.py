@@ -292,12 +292,9 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     evals: list[LoggedEvaluation] = []
     for step, metrics in log.rows:
         counting.until(step)
-        evals += [
-            counting.tally.evaluation(
-                score, step=step * substeps, problem_set=name, split="train" if training else "validation"
-            )
-            for name, score in scores.get(step, {}).items()
-        ]
+        evals += counting.tally.evaluations(
+            scores.get(step, {}), step * substeps, "train" if training else "validation"
+        )
         if _is_iteration(metrics):
             counting.iteration(step, metrics)
     if counting.ahead:
@@ -314,7 +311,7 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     for step, metrics in log.rows:
         if _is_iteration(metrics):
             counting.iteration(step, metrics)
-            points.append(counting.tally.progress(logged=step, step=(step + 1) * substeps))
+            points.append(counting.tally.at((step + 1) * substeps, logged=step))
     return StepCounts.of(points, counting.tally.per_step, plain=counting.tally.step * counting.batch)
 
 

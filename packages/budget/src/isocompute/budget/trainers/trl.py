@@ -33,8 +33,8 @@ from .counting import (
     Entries,
     Generated,
     LoggedEvaluation,
+    Score,
     Spread,
-    StepCount,
     StepCounts,
     generated,
     possible,
@@ -42,7 +42,7 @@ from .counting import (
 )
 from .logs.log import Log, LogLayout
 from .schedule import Schedule
-from .settings import Batching, Configuration, MissingSettingError, RunPlan, Settings, exact_quotient
+from .settings import Batching, Configuration, MissingSettingError, RunPlan, Settings, exact_quotient, product
 from .trainer import LogReader, Trainer
 
 LAUNCHED = ("num_processes", "nproc_per_node", "nnodes")
@@ -158,17 +158,7 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     if not logged:
         return StepCounts(points=(), following=batching.batch_rollouts)
     counted, schedules = count(log, settings)
-    points = [
-        StepCount(
-            logged=step,
-            step=step,
-            rollouts=counted.rollouts(step),
-            rollouts_error=counted.error(step),
-            tokens=counted.tokens[step],
-            count_source=counted.source,
-        )
-        for step in logged
-    ]
+    points = [counted.at(step) for step in logged]
     schedule, steps = schedules[0], logged[-1]
     endless = replace(schedule, batches=None)
     plain = steps * counted.batch * schedule.accumulation // schedule.every
@@ -352,37 +342,30 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
             )
         questions = whole_of(log, f"{prefix}runtime", f"{prefix}samples_per_second")
         # What is logged are means over batches, each over the responses that were scored.
-        size = None if training or in_part else settings.product(each, batching.world_size)
+        size = None if training or in_part else product(each, batching.world_size)
         deviation = name[: -len("mean")] + "std" if name.endswith("/mean") else f"{name}_std"
         settings.notes.append(f"avg_at_{samples} is {name}")
         before = 0
         for step, metrics in log.rows:
             if name not in metrics:
                 continue
+            at = counts.at(step)
             if training:
-                questions, before = max((counts.rollouts(step) - before) // samples, 1), counts.rollouts(step)
-            evals.append(
-                LoggedEvaluation(
-                    step=step,
-                    rollouts=counts.rollouts(step),
-                    rollouts_error=counts.error(step),
-                    tokens=counts.tokens[step],
-                    count_source=counts.source,
-                    problem_set=kind,
-                    samples=samples,
-                    scores={f"avg_at_{samples}": metrics[name]},
-                    metric=name,
-                    spread=Spread(deviation=metrics.get(deviation), size=size, corrected=True),
-                    questions=None if in_part and not training else questions,
-                    split="train" if training else "validation",
-                )
+                questions, before = max((at.rollouts - before) // samples, 1), at.rollouts
+            score = Score(
+                samples=samples,
+                scores={f"avg_at_{samples}": metrics[name]},
+                metric=name,
+                spread=Spread(deviation=metrics.get(deviation), size=size, corrected=True),
+                questions=None if in_part and not training else questions,
             )
+            evals.append(LoggedEvaluation.of(score, at, kind, "train" if training else "validation"))
     if training:
         settings.notes.append(
             "TRAINING REWARD: measured on the problems that are trained on, by the policy before each update; it says "
             "how a run learnt, not how well it answers problems that it has not seen"
         )
-    return sorted(evals, key=lambda e: (e.step, e.problem_set))
+    return sorted(evals, key=lambda e: (e.count.step, e.problem_set))
 
 
 def _scored_in_part(log: Log, settings: Settings, prefix: str) -> list[str]:

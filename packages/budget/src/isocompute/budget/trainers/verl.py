@@ -43,7 +43,7 @@ from .counting import (
     note_no_tokens,
 )
 from .logs.log import Log, LogLayout
-from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
+from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient, product
 from .trainer import LogReader, Trainer
 
 ACTOR = "actor_rollout_ref.actor"
@@ -305,9 +305,9 @@ def parse(settings: Settings) -> Batching:
         )
     dynamic = settings.is_on(f"{ACTOR}.use_dynamic_bsz")
     sharing = ranks if engine == "megatron" or dynamic else world
-    settings.check_divides(settings.product(problems, n), sharing, world, "data.train_batch_size × rollout.n")
+    settings.check_divides(product(problems, n), sharing, world, "data.train_batch_size × rollout.n")
     if mini != problems:
-        settings.check_divides(settings.product(mini, n), ranks, world, "ppo_mini_batch_size × rollout.n")
+        settings.check_divides(product(mini, n), ranks, world, "ppo_mini_batch_size × rollout.n")
     if not dynamic:
         parts = {"a mini-batch": mini, **({"a batch": problems} if engine == "megatron" and mini != problems else {})}
         _check_micro_batch(settings, parts, n, ranks)
@@ -321,7 +321,7 @@ def parse(settings: Settings) -> Batching:
         settings.whole("trainer.total_training_steps"), epochs, fetched and fetched * least, "trainer.total_epochs"
     )
     if loaded and fetched:
-        whole = settings.product(epochs, settings.problems and settings.problems // fetched, fetched, n)
+        whole = product(epochs, settings.problems and settings.problems // fetched, fetched, n)
         most = "" if whole is None else f"at most {whole:,} rollouts and "
         settings.notes.append(
             f"the former trainer loads {fetched:,} prompts at once, and with filter_groups a step takes {least:,} or "
@@ -370,8 +370,8 @@ def _parse_fully_async(settings: Settings, mini: int | None, n: int | None) -> B
     if prompts is None:
         settings.note_missing("update steps", "rollout.total_rollout_steps")
     nodes = settings.whole("trainer.nnodes", default=1)
-    world = settings.product(nodes, settings.whole("trainer.n_gpus_per_node", default=8))
-    problems = settings.product(mini, fetches, batches)
+    world = product(nodes, settings.whole("trainer.n_gpus_per_node", default=8))
+    problems = product(mini, fetches, batches)
     settings.notes.append(
         "the fully asynchronous trainer generates ahead of the steps it takes, on further devices: up to "
         "1 + staleness_threshold versions of the parameters"
@@ -395,7 +395,7 @@ def _check_micro_batch(settings: Settings, of: Mapping[str, int | None], n: int 
     """
     micro = settings.whole(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
     for name, prompts in of.items():
-        share = exact_quotient(settings.product(prompts, n), ranks)
+        share = exact_quotient(product(prompts, n), ranks)
         if micro and share and share % micro:
             settings.inconsistent.append(
                 f"ppo_micro_batch_size_per_gpu counts responses: {micro} does not divide the {share:,} that a "
@@ -437,8 +437,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
         for step, by_source in scored.items()
     }
     evals = counting.evaluations(found)
-    if evals:
-        note_no_tokens(log, settings, evals, LENGTH)
+    note_no_tokens(log, settings, evals, LENGTH)
     return evals
 
 

@@ -28,10 +28,10 @@ def read_store(source: str, layout: LogLayout) -> list[Log]:
         DamagedLogError: A step of a metric is not one.
         TrackingError: No such run or experiment, or it holds no run.
     """
-    return [read(layout) for _, _, read in runs_of(source)]
+    return [log for _, _, read in runs_of(source) for log in read(layout)]
 
 
-def runs_of(source: str) -> Iterator[tuple[str, set[str], Callable[[LogLayout], Log]]]:
+def runs_of(source: str) -> Iterator[tuple[str, set[str], Callable[[LogLayout], list[Log]]]]:
     """The runs of an MLflow store: ``runs:/RUN_ID``, ``mlflow:EXPERIMENT``, or a tracking URI for every run there.
 
     Yields:
@@ -59,9 +59,11 @@ def _points(client: Any, run: Any, source: str) -> list[tuple[int, int, str, flo
         )
 
 
-def _run(name: str, points: Sequence[tuple[int, int, str, float]], config: dict[str, Any], layout: LogLayout) -> Log:
+def _run(
+    name: str, points: Sequence[tuple[int, int, str, float]], config: dict[str, Any], layout: LogLayout
+) -> list[Log]:
     rows: list[Row] = [(step, metrics_of({key: value}, layout, name)) for _, step, key, value in points]
-    return join(name, [rows], layout, config)
+    return [join(name, [rows], layout, config)]
 
 
 def read_database(path: Path, layout: LogLayout) -> list[Log]:
