@@ -1,8 +1,8 @@
 """TRL's logs, against simulations of how it generates and logs that it wrote (fixtures/make.py)."""
 
 import json
-import shutil
 import random
+import shutil
 from operator import mul
 
 import pytest

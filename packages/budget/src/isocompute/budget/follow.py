@@ -21,9 +21,9 @@ from typing import Any, Literal, NoReturn
 from .checks import reason
 from .errors import BudgetError
 from .ledger.counts import Counts
-from .ledger.hook import Hook
 from .ledger.ledger import MOST_SHARES, History, Ledger
 from .ledger.limits import Limits, Standing
+from .ledger.meter import Hook
 from .ledger.store import Lock
 from .trainers.counting import StepCounts
 from .trainers.evals import joined, progress_of, reader_of, settings_of

@@ -20,9 +20,9 @@ from typing import Any
 from .checks import shorten
 from .errors import BudgetError
 from .ledger.counts import Counts, split
-from .ledger.hook import Hook
 from .ledger.ledger import Ledger
 from .ledger.limits import Counted, Limits, Standing
+from .ledger.meter import Hook
 
 __all__ = ["Attachment", "attach"]
 
@@ -200,7 +200,7 @@ class Attachment(Hook):
         refused = self._refusal(step + 1, self.standing_after(step)) if more else ""
         if not refused:
             self.open(step)
-            self.charge_lost(step)
+            self.ledger.charge_lost(step)
         return refused
 
     def open(self, resumed_from: Any) -> Ledger:
@@ -237,7 +237,7 @@ class Attachment(Hook):
         if self._clock is None:
             self.start_clock()
         if self._ledger is not None and self._trainer.model.training:
-            self.reserve(len(prompts) * self._accelerator.num_processes)
+            self.ledger.reserve(len(prompts) * self._accelerator.num_processes)
         generated = self._generate(prompts)
         prompt_ids, completion_ids, tool_mask = generated[:3]
         responses = sum(map(len, completion_ids))

@@ -18,8 +18,8 @@ from weakref import WeakSet
 from .checks import shorten, whole
 from .errors import BudgetError
 from .ledger.counts import Counts
-from .ledger.hook import Hook
 from .ledger.limits import LIMITS, Limits, Standing
+from .ledger.meter import Hook
 
 __all__ = ["AgentLoopManager", "ReplayBuffer"]
 
@@ -180,7 +180,7 @@ class Budget(Hook):
         self.start_clock()
         if not only:
             restored = self._restore(trainer.replay_buffer)
-            self.charge_lost(step, restored=self._groups["train"].rollouts)
+            self.ledger.charge_lost(step, restored=self._groups["train"].rollouts)
             more = step < self._last_step
             refused = self._refusal(step + 1, self._batch, before=self._ahead(restored)) if more else ""
             if refused:
@@ -203,7 +203,7 @@ class Budget(Hook):
         groups = dispatched(prompts, rollout.n)
         rollouts = sum(n for _, n in groups)
         self._admit(rollouts)
-        self.reserve(self._groups["train"].rollouts + rollouts)
+        self.ledger.reserve(self._groups["train"].rollouts + rollouts)
         for uid, n in groups:
             self._groups["train"].add(uid, n)
         if self._refilling:

@@ -101,25 +101,14 @@ def split(counts: Counts, shares: Sequence[int]) -> list[Counts]:
 
 
 def check_cohorts(counts: Mapping[str, Counts]) -> None:
-    """Refuse counts under a name that is not a cohort's.
-
-    Raises:
-        BudgetError: There is no such cohort.
-    """
+    """Refuse counts under a name that is not a cohort's."""
     for cohort in counts:
         if cohort not in COHORTS:
             raise BudgetError(f"{cohort!r} is not a cohort; the cohorts are {', '.join(COHORTS)}")
 
 
 def charged_counts(charged: Mapping[str, Counts] | pl.DataFrame) -> Mapping[str, Counts]:
-    """Return a charge as counts by cohort.
-
-    Args:
-        charged: Counts by cohort, or a ``rollouts`` table as ``counts_by_cohort`` takes it.
-
-    Raises:
-        BudgetError: It is neither, there is no such cohort, or the table is not as ``counts_by_cohort`` wants it.
-    """
+    """Return a charge as counts by cohort: it is that, or a table as ``counts_by_cohort`` takes it."""
     if isinstance(charged, Mapping):
         check_cohorts(charged)
         return charged

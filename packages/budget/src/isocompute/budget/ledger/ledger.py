@@ -57,10 +57,16 @@ class Ledger:
 
     What is under way is in no charge: a file beside it, ``run.ledger.dispatched``, holds how many rollouts all attempts
     have dispatched for training, so that the next process charges as lost what a killed one had not charged.
+
+    Attributes:
+        path: The file.
+        run_id: The run it belongs to.
+        attempt: Number of this attempt at the run, from 1.
     """
 
     def __init__(self, opened: Store, run_id: str, attempt: int) -> None:
-        self._store, self._run_id, self._attempt = opened, run_id, attempt
+        self.path, self.run_id, self.attempt = opened.path, run_id, attempt
+        self._store = opened
         self._closed: tuple[Totals, float, int] | None = None
 
     @classmethod
@@ -97,21 +103,6 @@ class Ledger:
             raise
         _tell_of_losses(path, attempt, step, before, after)
         return cls(opened, run_id, attempt)
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self._store.path
-
-    @property
-    def run_id(self) -> str:
-        """The run it belongs to."""
-        return self._run_id
-
-    @property
-    def attempt(self) -> int:
-        """Number of this attempt at the run, from 1."""
-        return self._attempt
 
     @property
     def used(self) -> Counts:
@@ -176,25 +167,16 @@ class Ledger:
             device_seconds = finite(device_seconds, "device_seconds", zero=True)
         if not counts and not device_seconds and step <= self.last_step:
             return
-        charging = partial(fold.charge, attempt=self._attempt, parts=parts, device_seconds=device_seconds)
+        charging = partial(fold.charge, attempt=self.attempt, parts=parts, device_seconds=device_seconds)
         self._store.write(f"the charge for step {step}", charging)
 
     def end(self, step: int) -> None:
-        """Record that the attempt ended after a step: what it generated for later ones was not used, and is lost work.
-
-        Raises:
-            BudgetError: The step is negative.
-            LedgerError: The ledger cannot be written.
-        """
+        """Record that the attempt ended after a step: what it generated for later ones is lost work."""
         step = whole(step, "step", least=0)
         self._store.write("the end of the attempt", partial(fold.end, step=step))
 
     def reserve(self, rollouts: int) -> None:
-        """Note that so many rollouts for training are under way, before those of them that are new are dispatched.
-
-        Raises:
-            LedgerError: The note cannot be written.
-        """
+        """Note that so many rollouts for training are under way, before those of them that are new are dispatched."""
         dispatched = self.totals.paid_training.rollouts + rollouts
         with atomic_write(_dispatched(self.path), error=LedgerError) as stream:
             stream.write(f"{dispatched}\n".encode())
@@ -276,9 +258,6 @@ def under_way(path: Path, paid: Counts, *, restored: int = 0) -> Counts:
         path: The ledger's file.
         paid: Generated for training by all attempts.
         restored: As for ``Ledger.charge_lost``.
-
-    Raises:
-        LedgerError: The note of ``Ledger.reserve`` cannot be read.
     """
     note = _dispatched(path)
     try:
@@ -347,27 +326,22 @@ def _parts(step: int, counts: Mapping[str, Counts], shares: Sequence[int]) -> li
 
 
 def _step(path: Path, resumed_from: int | Literal["last"] | None, last: int, before: Totals, *, charged: bool) -> int:
-    """The step that an attempt goes on after.
-
-    Raises:
-        LedgerError: None was given although there are charges, or the ledger never reached it.
-    """
+    """The step that an attempt goes on after."""
     if resumed_from == "last":
         return last
     if resumed_from is None:
         if last or charged:
             survives = bool(last or any(before.canonical.values()))
             raise LedgerError(
-                f"{path}: has charges{f' up to step {last}' if survives else ', all of them lost'}, so say "
-                "where this attempt goes on: resumed_from='last' keeps them all, resumed_from=STEP what was charged up "
-                "to the step of a checkpoint, resumed_from=0 nothing; the rest was paid for and becomes lost work"
+                f"{path}: has charges{f' up to step {last}' if survives else ', all of them lost'}: say which this "
+                "attempt keeps, resumed_from='last' all, resumed_from=STEP those up to a checkpoint's, resumed_from=0 "
+                "none; the rest becomes lost work"
             )
         return 0
     if resumed_from > last:
         raise LedgerError(
-            f"{path}: cannot resume from step {resumed_from}, because the ledger ends at step {last}; "
-            "the checkpoint and the ledger must be of one run, and a step that generates nothing must be charged "
-            "as well"
+            f"{path}: cannot resume from step {resumed_from}, since the ledger ends at step {last}; it must be of "
+            "the checkpoint's run, and a step that generates nothing must be charged as well"
         )
     return resumed_from
 
@@ -633,11 +607,7 @@ def _ledger_files(source: str | Path) -> list[Path]:
 
 
 def run_id_of(path: Path) -> str:
-    """The run of a ledger, or folder/name of the path of one that is not there yet.
-
-    Raises:
-        LedgerError: The file is not a ledger.
-    """
+    """The run of a ledger, or folder/name of the path of one that is not there yet."""
     if path.exists() and (run_id := History.read(path).run_id):
         return run_id
     path = path.resolve()

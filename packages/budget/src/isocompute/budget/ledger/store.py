@@ -58,11 +58,6 @@ class Lock:
     """The hold of its one writer on a ledger, which ends with the process."""
 
     def __init__(self, path: Path) -> None:
-        """Take it.
-
-        Raises:
-            LedgerError: Another writer has it, the folder cannot be written to, or its file system has no locks.
-        """
         target = Path(os.path.realpath(path))
         self._beside = target.with_name(f"{target.name}-lock")
         self._process = os.getpid()
@@ -112,9 +107,7 @@ class Lock:
 def _lock(handle: int, *, release: bool = False) -> None:
     """Lock a file, of POSIX or of Windows, without waiting, or release it, also for the forks that hold it.
 
-    Raises:
-        BlockingIOError: Another holds it.
-        OSError: Its file system has no locks.
+    Another's lock is a ``BlockingIOError``, a file system without locks another ``OSError``.
     """
     try:
         import fcntl
@@ -150,11 +143,7 @@ class Store:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a file, created without an attempt if it does not exist, and lock out other writers.
-
-        Raises:
-            LedgerError: It cannot be opened or is no ledger, another writer has it, or its file system has no locks.
-        """
+        """Open a file, created without an attempt if it does not exist, and lock out other writers."""
         lock = Lock(path)
         try:
             made = not os.path.lexists(os.path.realpath(path))
@@ -168,17 +157,8 @@ class Store:
             lock.release()
             raise
 
-    @property
-    def forked(self) -> bool:
-        """True in a fork of the process that opened it."""
-        return os.getpid() != self._process
-
     def read(self, act: Callable[[sqlite3.Connection], T]) -> T:
-        """Read what was charged so far.
-
-        Raises:
-            LedgerError: It is closed, belongs to another process, or cannot be read.
-        """
+        """Read what was charged so far."""
         with _use:
             sql = self._usable()
             try:
@@ -192,11 +172,7 @@ class Store:
         """Change the ledger in one transaction: when this returns, it is on the disk.
 
         Args:
-            what: What is written, for messages.
-
-        Raises:
-            LedgerError: It is closed, belongs to another process, its file is gone, or it cannot be written. Nothing
-                was changed.
+            what: What is written, for messages. Where they are raised, nothing was changed.
         """
         with _use:
             sql = self._usable()
@@ -222,13 +198,12 @@ class Store:
     def close(self, *, abandon: bool = False) -> None:
         """Let another writer in. Closing twice does nothing; a fork has nothing to close.
 
+        A file that is gone is an error, if that was not said yet, and closed all the same.
+
         Args:
             abandon: Whether to remove a file that was created, since nothing was written to it.
-
-        Raises:
-            LedgerError: The file is gone, and that was not said yet. It is closed all the same.
         """
-        if self.forked or self._sql is None:
+        if os.getpid() != self._process or self._sql is None:
             return
         with _use:
             try:
@@ -247,7 +222,7 @@ class Store:
     def _usable(self) -> sqlite3.Connection:
         if self._sql is None:
             raise LedgerError(f"{self.path}: the ledger is closed")
-        if self.forked:
+        if os.getpid() != self._process:
             raise LedgerError(
                 f"{self.path}: was opened by process {self._process} and is used by its fork {os.getpid()}; a ledger "
                 "has one writer, so charge through the process that opened it"
@@ -270,9 +245,6 @@ def read(path: Path, act: Callable[[sqlite3.Connection], T]) -> T:
     """Read a ledger as it is at one moment; a run may be charging it at the same time.
 
     What a killed process left half-done is undone first.
-
-    Raises:
-        LedgerError: It cannot be read, or is no ledger.
     """
     with _use:
         sql = _connected(path)
@@ -286,11 +258,7 @@ def read(path: Path, act: Callable[[sqlite3.Connection], T]) -> T:
 
 
 def is_ledger(path: Path) -> bool:
-    """Return whether a file begins as a ledger does, also one of a former version.
-
-    Raises:
-        LedgerError: It cannot be read.
-    """
+    """Return whether a file begins as a ledger does, also one of a former version."""
     head = _head(path)
     return head.startswith(FORMER) or (head.startswith(b"SQLite format 3\0") and head[68:] == APPLICATION.to_bytes(4))
 
@@ -311,11 +279,7 @@ def _empty() -> bytes:
 
 
 def _connected(path: Path, *, writes: bool = False) -> sqlite3.Connection:
-    """Open a ledger; also for a reader so that it can undo what was left half-done.
-
-    Raises:
-        LedgerError: It cannot be opened, or is no ledger.
-    """
+    """Open a ledger; also for a reader so that it can undo what was left half-done."""
     _check_file(path)
     sql = None
     try:
