@@ -175,11 +175,7 @@ class Command:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, with this process's input, output and environment.
-
-        Raises:
-            BudgetError: It cannot be started.
-        """
+        """Start it, with this process's input, output and environment."""
         try:
             self._process = subprocess.Popen(self.words, start_new_session=True)
         except (OSError, ValueError) as error:
@@ -251,11 +247,7 @@ def passing_on(command: Command) -> Iterator[None]:
 
 
 def require_groups() -> None:
-    """Refuse systems without process groups.
-
-    Raises:
-        BudgetError: This is Windows.
-    """
+    """Refuse systems without process groups."""
     if sys.platform == "win32":
         raise BudgetError("a command is followed on Linux and macOS only, since Windows has no process groups")
 

@@ -36,9 +36,6 @@ class Counts:
         rollouts: Responses generated.
         prompt_tokens: Prompt tokens, counted once per response.
         response_tokens: Response tokens generated.
-
-    Raises:
-        BudgetError: A count is negative or not a whole number.
     """
 
     rollouts: int = 0

@@ -32,9 +32,6 @@ class Limits:
         device_seconds: A run stops after the step that reaches it: seconds times devices held.
         money: A run stops after the step that reaches it; needs the price.
         price_per_device_hour: What an hour of a device costs, in the same currency.
-
-    Raises:
-        BudgetError: A limit is not above 0 or not whole where it must be, or money has no price.
     """
 
     rollouts: int | None = None

@@ -43,9 +43,6 @@ class Meter:
 
         Args:
             rollouts: Rollouts that it would generate for training, B_p · n.
-
-        Raises:
-            BudgetError: The step is negative, or the rollouts are fewer than one.
         """
         step, rollouts = whole(step, "step", least=0), whole(rollouts, "rollouts", least=1)
         return self._standing.admission(step, rollouts)
@@ -93,9 +90,6 @@ class Hook:
         path: The ledger's file.
         devices: Devices held, for which device time is charged.
         reason: Why the run was ended; empty before, and where it ended for another reason.
-
-    Raises:
-        BudgetError: There is no limit, or the devices are not at least 1.
     """
 
     closed = "the ledger is not open"

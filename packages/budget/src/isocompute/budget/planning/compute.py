@@ -32,9 +32,6 @@ class Allocation:
         problems_per_batch: B_p, problems sampled at every step.
         rollouts_per_problem: n, responses sampled for each of them.
         update_steps: M, steps taken.
-
-    Raises:
-        BudgetError: One of the three is not a whole number of at least 1.
     """
 
     problems_per_batch: int
@@ -47,11 +44,7 @@ class Allocation:
 
     @classmethod
     def within(cls, rollouts: int, *, problems_per_batch: int, rollouts_per_problem: int) -> Allocation:
-        """Return the allocation with the most update steps that a budget allows.
-
-        Raises:
-            BudgetError: The budget does not pay for one step.
-        """
+        """Return the allocation with the most update steps that a budget allows."""
         one_step = cls(problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, update_steps=1)
         steps = whole(rollouts, "the budget", least=1) // one_step.batch_rollouts
         if steps < 1:
@@ -83,9 +76,6 @@ class Allocation:
             anchor_batch: The batch it was measured at, in rollouts.
             scaling: ``sqrt`` is anchor · √(B / anchor_batch), the rule of the IsoCompute Playbook
                 (arXiv 2603.12151, Factor 3); ``linear`` is anchor · B / anchor_batch; ``constant`` is anchor.
-
-        Raises:
-            BudgetError: The anchor is not a positive number, or the scaling has no such name.
         """
         if not (isfinite(anchor) and anchor > 0):
             raise BudgetError(f"the anchor learning rate is {anchor!r}; it must be a positive number")
@@ -146,9 +136,6 @@ class Model:
         width: d, size of the hidden state, for the attention term.
         vocabulary: Size of the vocabulary, for the memory of the logits and a head in float32.
         kv_values: Values that an engine keeps of a token in each layer; None for keys and values as wide as the model.
-
-    Raises:
-        BudgetError: A size is not a whole number of at least 1, or only one of layers and width is given.
     """
 
     parameters: int
@@ -203,9 +190,6 @@ class Lengths:
         response_tokens: Mean response when training begins.
         growth: Mean response at the end over that at the beginning; linear in between.
         spread: Relative uncertainty of the mean over the run.
-
-    Raises:
-        BudgetError: A length is negative or above 10^9, the growth not positive, or the spread not between 0 and 1.
     """
 
     prompt_tokens: float = 0.0
@@ -288,11 +272,7 @@ DEVICES: Mapping[str, Device] = {
 
 
 def device(name: str) -> Device:
-    """An accelerator by its name.
-
-    Raises:
-        BudgetError: There is no such accelerator.
-    """
+    """An accelerator by its name."""
     if name not in DEVICES:
         raise BudgetError(f"{name!r} is not a known device; the known ones are {', '.join(DEVICES)}")
     return DEVICES[name]
@@ -305,9 +285,6 @@ class Utilisation:
     Attributes:
         generation: Low, likely and high, while sampling.
         training: Low, likely and high, while training.
-
-    Raises:
-        BudgetError: Shares are not in ascending order between 0 and 1.
     """
 
     generation: tuple[float, float, float] = (0.05, 0.15, 0.3)
@@ -410,9 +387,6 @@ class Setting:
         shared_prompt: Whether the engine prefills a prompt once for its n responses (prefix caching).
         float32_head: Whether the trainer's output head multiplies in float32: four products of 2·V·d FLOPs for each
             token, since logits are computed again in the backward pass.
-
-    Raises:
-        BudgetError: ``extra_forwards`` is below 0, the speed not positive, or the size of a head in float32 not known.
     """
 
     model: Model
@@ -440,9 +414,6 @@ class Setting:
 
         Args:
             rollouts_per_problem: n, responses that share a prompt.
-
-        Raises:
-            BudgetError: It is below 1.
         """
         n = whole(rollouts_per_problem, "rollouts_per_problem", least=1)
         model, prompt, forwards = self.model, self.lengths.prompt_tokens, self.extra_forwards
@@ -479,9 +450,6 @@ class Setting:
 
         Returns:
             Bytes; the activations are 0 where the model's shape is not known.
-
-        Raises:
-            BudgetError: ``world_size`` is below 1.
         """
         world, model = whole(world_size, "world_size", least=1), self.model
         tokens = (self.lengths.prompt_tokens + self.lengths.means[-1]) * micro_batch

@@ -24,15 +24,11 @@ class Constraints:
         rollouts: C, the budget.
         max_batch: B_max, most rollouts in a batch.
         rollouts_per_problem: Values of n to consider; empty takes the powers of two from 2.
-        problems_per_batch: Values of B_p to consider; empty takes the powers of two from 1.
+        problems_per_batch: Values of B_p to consider; empty takes the powers of two from 8, where there are any.
         min_steps: Fewest update steps that are worth a run.
         problems: D, problems in the training set, or None.
         max_epochs: Most visits to each problem, B_p·M / D; needs ``problems``.
         world_size: Devices that train; a batch must be a multiple of their number.
-
-    Raises:
-        BudgetError: A number is not whole and positive, an axis holds a value twice or too many, or the epochs
-            are limited without ``problems``.
     """
 
     rollouts: int
@@ -54,9 +50,11 @@ class Constraints:
                 f"max_epochs is {self.max_epochs!r} and problems {self.problems!r}; a limit on epochs must be positive "
                 "and finite, and needs the number of problems"
             )
-        for name, first in (("rollouts_per_problem", 2), ("problems_per_batch", 1)):
+        fewest = 8 if self.max_batch >= 8 else 1
+        for name, first in (("rollouts_per_problem", 2), ("problems_per_batch", fewest)):
             given = tuple(whole(value, name, least=1) for value in getattr(self, name))
-            values = tuple(sorted(set(given))) or _powers_of_two(first, self.max_batch)
+            powers = (2**k for k in range(first.bit_length() - 1, self.max_batch.bit_length()))
+            values = tuple(sorted(set(given) or powers))
             if given and len(values) < len(given):
                 raise BudgetError(f"{name} holds a value twice: {', '.join(map(str, given))}")
             if len(values) > LONGEST_AXIS:
@@ -66,10 +64,9 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """One feasible split.
+    """One feasible split, with as many steps as the budget pays for.
 
     Attributes:
-        allocation: The split, with as many steps as the budget pays for.
         unused: Rollouts of the budget that make no further step.
         epochs: Visits to each problem, or None when their number is not known.
     """
@@ -81,12 +78,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """One split that is not feasible.
-
-    Attributes:
-        limit: The limit that it exceeds, in the same words for all splits that exceed it.
-        reason: Why, with the numbers.
-    """
+    """One split that is not feasible: the limit that it exceeds, in words for all that exceed it, and the numbers."""
 
     problems_per_batch: int
     rollouts_per_problem: int
@@ -133,8 +125,7 @@ def _check(limits: Constraints, problems: int, n: int) -> Split | LeftOut:
         whole_batches = f"batches that cannot be split evenly over {limits.world_size} devices"
         exceeded = whole_batches, f"{batch:,} rollouts leave {over} over"
     elif steps < limits.min_steps:
-        pays = f"the budget pays for {_steps(steps)} of {batch:,}"
-        exceeded = f"fewer than {_steps(limits.min_steps)}", pays
+        exceeded = f"fewer than {_steps(limits.min_steps)}", f"the budget pays for {_steps(steps)} of {batch:,}"
     elif limits.max_epochs is not None and epochs is not None and epochs > limits.max_epochs:
         exceeded = f"more than {limits.max_epochs:g} epochs", f"each problem would be visited {epochs:,.1f} times"
     if exceeded is not None:
@@ -146,7 +137,3 @@ def _check(limits: Constraints, problems: int, n: int) -> Split | LeftOut:
 
 def _steps(steps: int) -> str:
     return f"{steps:,} step{'' if steps == 1 else 's'}"
-
-
-def _powers_of_two(first: int, most: int) -> tuple[int, ...]:
-    return tuple(2**k for k in range(first.bit_length() - 1, most.bit_length()))

@@ -255,10 +255,6 @@ def ingest(
 
     Returns:
         The table, and notes on which defaults of the trainer were used and what is biased.
-
-    Raises:
-        BudgetError: The trainer is unknown, a source cannot be read or holds no evaluation, two runs have one seed, or
-            nothing says a setting that is needed; its name is in the message.
     """
     reader, every = reader_of(registered(name)), dict(constants or {})
     shared = plain(load(config)) if config else {}

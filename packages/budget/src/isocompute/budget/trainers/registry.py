@@ -29,11 +29,7 @@ TRAINERS: Mapping[str, Trainer] = {
 
 
 def trainer(name: str) -> Trainer:
-    """The trainer called ``name``.
-
-    Raises:
-        BudgetError: There is no such trainer.
-    """
+    """The trainer called ``name``."""
     if name not in TRAINERS:
         raise BudgetError(f"{name!r} is not a known trainer; the known ones are {', '.join(TRAINERS)}")
     return TRAINERS[name]
@@ -44,9 +40,6 @@ def convert(name: str, run: RunPlan) -> Configuration:
 
     Args:
         run: Allocation, devices, how the model is spread over them, and what else is known.
-
-    Raises:
-        BudgetError: There is no such trainer, or it cannot do exactly this; the message says what would work.
     """
     known = trainer(name)
     lacking = [kind for kind, degree in run.parallelism.degrees.items() if degree > 1 and kind not in known.parallelism]
@@ -70,9 +63,6 @@ def read(
         settings: Dotted keys and their values; those that have nothing to do with batches or steps are ignored.
         world_size: Devices that train, where the settings do not say (TRL).
         problems: D, problems in the training set, where steps follow from epochs.
-
-    Raises:
-        BudgetError: There is no such trainer, a value is no number of the right kind, or the settings are endless.
     """
     if world_size is not None:
         whole(world_size, "world_size", least=1)

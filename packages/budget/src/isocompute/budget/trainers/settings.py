@@ -104,9 +104,6 @@ class Parallelism:
         tensor: Devices that share each layer's matrices.
         pipeline: Devices that hold different layers.
         context: Devices that share each sequence (context, ring-attention or Ulysses sequence parallelism).
-
-    Raises:
-        BudgetError: A degree is not a whole number of at least 1.
     """
 
     tensor: int = 1
@@ -144,9 +141,6 @@ class RunPlan:
             divisor of its share of the batch up to 8. It changes memory and speed and nothing that is learned.
         problems: D, problems in the training set; None when it is not known.
         learning_rate: Learning rate to write, or None to leave the trainer's.
-
-    Raises:
-        BudgetError: A number is out of range, or the devices or the batch cannot be split evenly.
     """
 
     allocation: Allocation
