@@ -47,9 +47,7 @@ class Difference:
     """Why one figure of a run is not the other.
 
     Attributes:
-        mechanism: Its name, one of ``MECHANISMS``.
         rollouts: By how much the later figure is larger.
-        sentence: What happened.
     """
 
     mechanism: str
@@ -62,8 +60,6 @@ class Audit:
     """Three accounts of one run, None where one does not say; rollouts unless it is said otherwise.
 
     Attributes:
-        name: Where its log is.
-        trainer: That logged it.
         steps: Update steps that the log shows.
         rollouts: Generated for training by then, as the log says.
         rollouts_error: By how much that may be wrong.
@@ -116,10 +112,6 @@ def audit(
         source: Its log, see ``LiveLog``.
         trainer: That logged it, where its metrics do not say.
         shared: Its configuration, with dotted keys, where the log lacks it.
-
-    Raises:
-        BudgetError: There is no log or more than one run in it, or it cannot be counted.
-        LedgerError: The ledger is damaged.
     """
     shared, given = shared or {}, given or {}
     live = LiveLog(source, trainer, step_column=given.get("step_column"))

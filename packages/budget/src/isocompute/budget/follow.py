@@ -1,7 +1,7 @@
 """A command followed by its log, and ended in an orderly way before it goes over its budget.
 
 ``follow`` runs a ``Command`` in a session of its own; ``Charging`` charges a ledger with what its log says that it
-generated (``LiveLog``); ``Ending`` ends it with all that it started.
+generated (``LiveLog``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from .checks import reason
 from .errors import BudgetError
@@ -44,7 +44,6 @@ class Outcome:
     Attributes:
         status: Its exit status, the negative number of the signal that ended it.
         reason: Why it was ended at its budget; empty where it ended by itself.
-        sent: Names of the signals that it was sent to end it.
     """
 
     status: int
@@ -59,71 +58,41 @@ class Outcome:
         return self.status if self.status >= 0 else 128 - self.status
 
 
-class Ending:
-    """The orderly end of a command: a signal, and where that is not enough SIGTERM and then SIGKILL.
-
-    Attributes:
-        sent: Names of the signals sent so far.
-    """
-
-    def __init__(self, command: Command, first: signal.Signals, grace: float) -> None:
-        rest = [number for number in (signal.SIGTERM, signal.SIGKILL) if number is not first]
-        self.sent: list[str] = []
-        self._command, self._left, self._grace = command, [first, *rest], grace
-        self._next = 0.0
-
-    def go_on(self) -> None:
-        """Send the next signal when its time has come."""
-        if self._left and time.monotonic() >= self._next:
-            number = self._left.pop(0)
-            self.sent.append(number.name)
-            self._next = time.monotonic() + self._grace
-            self._command.send(number)
-
-
 def follow(
-    command: Command,
-    charging: Charging,
-    *,
-    first: signal.Signals = signal.SIGINT,
-    grace: float = 60.0,
-    silence: float = 600.0,
-    say: Callable[[str], None] = print,
+    command: Command, charging: Charging, *, silence: float = 600.0, say: Callable[[str], None] = print
 ) -> Outcome:
     """Run a command until it ends or its next step does not fit.
 
     Args:
-        first: Signal that asks the command to end.
-        grace: Seconds that it has to do so before SIGTERM, and then again before SIGKILL.
         silence: Seconds without a new entry in the log after which a warning is said.
 
     Raises:
         BudgetError: Nothing was started, since nothing could be counted or no step fits; or the command was ended,
             since its log cannot be counted or its ledger not written.
     """
-    require_groups()
+    if sys.platform == "win32":
+        raise BudgetError("a command is followed on Linux and macOS only, since Windows has no process groups")
     with passing_on(command):
         try:
             charging.begin()
             charging.start_clock()
             command.start()
-            ending = Ending(command, first, grace)
             try:
-                outcome = _watch(command, charging, ending, silence, say)
+                outcome = _watch(command, charging, silence, say)
             except BaseException:
                 # Nobody would hold it to its budget any more.
                 while command.wait(SHORTEST) is None:
-                    ending.go_on()
+                    command.end()
                 raise
             finally:
-                _end_rest(command, ending if ending.sent else Ending(command, signal.SIGTERM, grace))
+                command.end_rest()
             charging.look(ended=True)
             return outcome
         finally:
             charging.close()
 
 
-def _watch(command: Command, charging: Charging, ending: Ending, silence: float, say: Callable[[str], None]) -> Outcome:
+def _watch(command: Command, charging: Charging, silence: float, say: Callable[[str], None]) -> Outcome:
     reason, problem, lagged = "", None, False
     status, heard, interval = None, time.monotonic(), SHORTEST
     while (status := command.wait(interval)) is None:
@@ -144,23 +113,14 @@ def _watch(command: Command, charging: Charging, ending: Ending, silence: float,
         if not reason and problem is None and (reason := charging.refusal()):
             say(f"the command is ended: {reason}")
         if reason or problem is not None:
-            ending.go_on()
+            command.end()
         elif time.monotonic() - heard > silence:
             heard = time.monotonic()
             say(f"nothing new was logged for {silence:g} seconds, and nothing is counted: {charging.standstill()}")
-        interval = min(max(SHORTEST, SHARE * (time.monotonic() - began)), SHORTEST if ending.sent else LONGEST)
+        interval = min(max(SHORTEST, SHARE * (time.monotonic() - began)), SHORTEST if command.sent else LONGEST)
     if problem is not None:
         raise problem
-    return Outcome(status=status, reason=reason, sent=tuple(ending.sent))
-
-
-def _end_rest(command: Command, ending: Ending) -> None:
-    """End what the command left running: nothing would count what it goes on to generate."""
-    while command.runs():
-        ending.go_on()
-        if ending.sent[-1] == signal.SIGKILL.name:
-            return
-        time.sleep(SHORTEST)
+    return Outcome(status=status, reason=reason, sent=tuple(command.sent))
 
 
 PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
@@ -168,10 +128,22 @@ PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 
 class Command:
-    """A command, and the processes of its group."""
+    """A command, the processes of its group, and their orderly end: a signal, then SIGTERM, and then SIGKILL.
 
-    def __init__(self, words: Sequence[str]) -> None:
-        self.words = list(words)
+    Attributes:
+        sent: Names of the signals sent to end it.
+    """
+
+    def __init__(self, words: Sequence[str], *, first: signal.Signals = signal.SIGINT, grace: float = 60.0) -> None:
+        """Take what is to be started.
+
+        Args:
+            first: Signal that asks the command to end.
+            grace: Seconds that it has to do so before SIGTERM, and then again before SIGKILL.
+        """
+        self.words, self.sent = list(words), list[str]()
+        self._left = [first, *(number for number in (signal.SIGTERM, signal.SIGKILL) if number is not first)]
+        self._grace, self._next = grace, 0.0
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -181,17 +153,8 @@ class Command:
         except (OSError, ValueError) as error:
             raise BudgetError(f"{self.words[0]}: cannot be started ({reason(error)})") from None
 
-    @property
-    def started(self) -> bool:
-        """True once it was started."""
-        return self._process is not None
-
     def wait(self, seconds: float) -> int | None:
-        """Wait for its first process to end.
-
-        Returns:
-            Its exit status, the negative number of the signal that ended it, or None if it still runs.
-        """
+        """Wait for its first process; returns its exit status, of a signal the negative number, or None if it runs."""
         if self._process is None:
             return None
         try:
@@ -199,11 +162,30 @@ class Command:
         except subprocess.TimeoutExpired:
             return None
 
-    def send(self, number: int) -> None:
-        """Send a signal to every process of its group; nothing happens where there is none left."""
+    def end(self) -> None:
+        """Send the next signal of its end when its time has come."""
+        if self._left and time.monotonic() >= self._next:
+            number = self._left.pop(0)
+            self.sent.append(number.name)
+            self._next = time.monotonic() + self._grace
+            self.send(number)
+
+    def end_rest(self) -> None:
+        """End what the command left running: nothing would count what it goes on to generate."""
+        if not self.sent:
+            self._left = [signal.SIGTERM, signal.SIGKILL]
+        while self.runs():
+            self.end()
+            if self.sent[-1] == signal.SIGKILL.name:
+                return
+            time.sleep(SHORTEST)
+
+    def send(self, number: int) -> bool:
+        """Send a signal to every process of its group that is left; returns whether it was started."""
         if self._process is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
+        return self._process is not None
 
     def runs(self) -> bool:
         """Return whether a process of its group is left, once the first one was waited for."""
@@ -230,9 +212,8 @@ def passing_on(command: Command) -> Iterator[None]:
         return
 
     def pass_on(number: int, _: object) -> None:
-        if not command.started:
-            _exit(number)
-        command.send(number)
+        if not command.send(number):
+            raise SystemExit(128 + number)
 
     before = {}
     for name in PASSED_ON:
@@ -246,12 +227,6 @@ def passing_on(command: Command) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def require_groups() -> None:
-    """Refuse systems without process groups."""
-    if sys.platform == "win32":
-        raise BudgetError("a command is followed on Linux and macOS only, since Windows has no process groups")
-
-
 def _living(group: int) -> bool:
     """Return whether a process group has a member that is not a zombie."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -261,10 +236,6 @@ def _living(group: int) -> bool:
             if int(of_group) == group and state not in "ZX":
                 return True
     return False
-
-
-def _exit(number: int) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 LONGEST_CHARGED = 60.0
@@ -307,12 +278,7 @@ class Charging(Hook):
         self._starts: object = None
 
     def begin(self) -> None:
-        """Before the command starts: make sure that it can be counted, and that its next step may fit.
-
-        Raises:
-            BudgetError: No step fits, or the log is not understood. The ledger is as it was.
-            LedgerError: The ledger is damaged, of another run or held by another writer.
-        """
+        """Before the command starts: make sure that it can be counted, and that its next step may fit."""
         seen = self._live.look()
         # What lies in the folder of a run that has not begun need not be a log.
         if seen.problem and not seen.logs and (not self._new or Path(self._live.source).is_file()):
@@ -342,10 +308,6 @@ class Charging(Hook):
 
         Returns:
             Whether something was charged.
-
-        Raises:
-            BudgetError: The log cannot be counted, or two runs write to it.
-            LedgerError: The ledger cannot be written.
         """
         if self._ledger is not None and self._seconds() > LONGEST_CHARGED * self.devices:
             self._charge_time()
@@ -406,11 +368,7 @@ class Charging(Hook):
         return self._live.problem or f"{self._live.source} holds no entry of a trainer that is known"
 
     def _charge_new(self, log: Log, first: int, starts: object) -> bool:
-        """Charge what was logged from a step on.
-
-        Args:
-            starts: What changes when the trainer is started again.
-        """
+        """Charge what was logged from a step on; ``starts`` is what changes when the trainer is started again."""
         if not log.rows:
             return False
         progressed = self._progress(log)

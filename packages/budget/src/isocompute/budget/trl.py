@@ -124,12 +124,7 @@ class Attachment(Hook):
 
     @property
     def standing(self) -> Standing:
-        """Spending so far; only rank 0 has it while the trainer trains.
-
-        Raises:
-            BudgetError: It is asked on another rank.
-            LedgerError: The ledger cannot be read.
-        """
+        """Spending so far; only rank 0 has it while the trainer trains."""
         if not self._accelerator.is_main_process:
             raise BudgetError("rank 0 alone has the ledger; ask there what was spent")
         ahead = sum(self._ahead.values(), Counts()) if self._ledger is not None else Counts()
@@ -137,12 +132,7 @@ class Attachment(Hook):
         return replace(charged, used=charged.used - ahead, ahead=ahead)
 
     def begin(self, args: Any, state: Any, dataloader: Any) -> None:
-        """Open the ledger at the step that the trainer goes on after, unless the next one does not fit.
-
-        Raises:
-            BudgetError: The next step does not fit, in every process.
-            LedgerError: The ledger never reached that step, or cannot be written.
-        """
+        """Open the ledger at the step that the trainer goes on after, unless the next one does not fit."""
         self.close()
         epochs, epoch_steps, _, _, _, epoch_passes, _ = self._trainer.set_initial_training_values(args, dataloader)
         self._passes = Passes(
@@ -351,7 +341,6 @@ class Passes:
         """Count the passes of its step, and of those after it, that use a generation.
 
         Args:
-            position: Position of the step in its epoch.
             left: Passes of the step that are still to come.
             lasts: Passes that use the generation.
         """
@@ -365,7 +354,6 @@ class Passes:
         """The generations of a step that is to come, each as the shares of the steps that use it.
 
         Args:
-            position: Position of the step in its epoch.
             done: Passes since the process began.
             filled: Whether the trainer has rollouts.
         """
@@ -377,9 +365,5 @@ class Passes:
         ]
 
     def lasts(self, done: int) -> int:
-        """Passes until the trainer generates again.
-
-        Args:
-            done: Passes since the process began.
-        """
+        """Passes until the trainer generates again."""
         return self.every - done % self.every

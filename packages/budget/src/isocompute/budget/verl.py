@@ -43,10 +43,6 @@ class ReplayBuffer:
     """The replay buffer that veRL would make without it, which also charges what is sampled from it and evicted.
 
     Named in ``trainer.v1.sampler.custom_sampler``; ``sampler_kwargs`` there is the budget (``read_settings``).
-
-    Raises:
-        BudgetError: The budget makes no sense, or it is not veRL's trainer that makes the buffer.
-        LedgerError: The file is not a ledger.
     """
 
     def __new__(cls, **options: Any) -> Any:
@@ -82,12 +78,7 @@ class AgentLoopManager:
 
     @classmethod
     def create(cls, *args: Any, config: Any, **options: Any) -> AgentLoopManager:
-        """Make veRL's manager, and open the ledger after the step of the checkpoint that was loaded.
-
-        Raises:
-            BudgetError: The trainer has no budget, or not even the next step fits.
-            LedgerError: The ledger never reached that step, or cannot be written.
-        """
+        """Make veRL's manager, and open the ledger after the step of the checkpoint that was loaded."""
         budget = next((budget for budget in _BUDGETS if budget.trainer.config is config), None)
         if budget is None:
             raise BudgetError(
@@ -100,11 +91,7 @@ class AgentLoopManager:
         return cls(AgentLoopManagerTQ.create(*args, config=config, **options), budget)
 
     def generate_sequences(self, prompts: Any) -> None:
-        """Reserve a batch, and dispatch it.
-
-        Raises:
-            BudgetError: It does not fit.
-        """
+        """Reserve a batch, and dispatch it."""
         self._budget.dispatch(prompts)
         self._manager.generate_sequences(prompts)
 
@@ -167,12 +154,7 @@ class Budget(Hook):
         return replace(super().standing, ahead=Counts(rollouts=self._groups["train"].rollouts))
 
     def begin(self) -> None:
-        """Open the ledger after the step that the trainer goes on after.
-
-        Raises:
-            BudgetError: The next step does not fit.
-            LedgerError: The ledger never reached that step, or cannot be written.
-        """
+        """Open the ledger after the step that the trainer goes on after."""
         trainer = self.trainer
         step, only = trainer.global_steps, trainer.config.trainer.get("val_only", False)
         self.open("last" if only else step)
@@ -226,7 +208,6 @@ class Budget(Hook):
         """Charge groups that leave the replay buffer to the step in progress, or an evaluation's to the step before.
 
         Args:
-            partition: ``train`` or ``val``.
             cohorts: Groups by what becomes of them; those that were charged already are left out.
             tags: veRL's tags by trajectory.
         """
@@ -245,9 +226,6 @@ class Budget(Hook):
 
     def settle(self, tags: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
         """All responses of a step were sampled: decide which step is the last.
-
-        Args:
-            tags: veRL's tags by trajectory.
 
         Returns:
             What is logged.
@@ -352,10 +330,6 @@ def read_settings(config: Any) -> dict[str, Any]:
     """The ledger, limits, run and devices of ``trainer.v1.sampler.sampler_kwargs``, as ``Budget`` takes them.
 
     A relative path is one from the folder in which the trainer's process runs.
-
-    Raises:
-        BudgetError: Another version of veRL is installed, rollouts are replayed, a key is unknown, there is no
-            ledger, or no limit or one that makes no sense.
     """
     _check_version()
     if config.skip.rollout_tq.enable:
@@ -422,7 +396,6 @@ class Groups:
         """Let go of some prompts, and count what they came to.
 
         Args:
-            uids: The prompts; those that are charged already are left out.
             tags: veRL's tags by trajectory, ``{uid}_{session}_{index}``, with its lengths.
             written: Of trajectories, the tokens of the response that were not sampled.
 
@@ -451,11 +424,7 @@ def of_prompts(uids: Container[str], tags: Mapping[str, Tag]) -> dict[str, Tag]:
 
 
 def dispatched(prompts: Any, default: int) -> list[tuple[str, int]]:
-    """The prompts of a batch, with as many rollouts as veRL's workers generate for each.
-
-    Args:
-        default: Where the batch does not say so itself.
-    """
+    """The prompts of a batch, with as many rollouts as veRL's workers generate for each."""
     uids = [str(uid) for uid in prompts["uid"]]
     each = list(prompts["__rollout_n__"]) if "__rollout_n__" in prompts.keys() else [default] * len(uids)  # noqa: SIM118
     return [(uid, int(n)) for uid, n in zip(uids, each, strict=True)]

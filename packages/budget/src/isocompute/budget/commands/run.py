@@ -38,41 +38,26 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "run", help="end a command that trains at its budget, by its log", description=DESCRIPTION
     )
     parser.add_argument("--ledger", required=True, type=Path, metavar="FILE", help="made if it is not there")
-    parser.add_argument(
-        "--log",
-        required=True,
-        metavar="FOLDER",
-        help="where the trainer's logger writes (also a file, mlflow:EXPERIMENT or a tracking URI such as "
-        "sqlite:///mlflow.db); it need not exist yet",
-    )
+    said = "where the trainer's logger writes (also a file, mlflow:EXPERIMENT or a tracking URI); it need not exist yet"
+    parser.add_argument("--log", required=True, metavar="FOLDER", help=said)
     limits = parser.add_argument_group("limits, at least one")
     limits.add_argument("--rollouts", type=whole, metavar="C", help="at most so many are generated for training")
     limits.add_argument("--response-tokens", type=whole, metavar="T", help="the step that reaches it is the last")
     limits.add_argument("--device-hours", type=number, metavar="H", help="wall time times --devices")
     limits.add_argument("--money", type=number, metavar="SUM", help="needs --price-per-device-hour")
     limits.add_argument("--price-per-device-hour", type=number, metavar="PRICE", help="in the same currency")
-    limits.add_argument(
-        "--counted",
-        choices=["paid", "used"],
-        default="paid",
-        help="whether rollouts and tokens of lost work count too (default: %(default)s)",
-    )
+    said = "whether rollouts and tokens of lost work count too (default: %(default)s)"
+    limits.add_argument("--counted", choices=["paid", "used"], default="paid", help=said)
     log = parser.add_argument_group("the log")
     add_log_arguments(log)
-    log.add_argument(
-        "--silence",
-        type=number,
-        default=600,
-        metavar="SECONDS",
-        help="warn when nothing was logged for so long (default: %(default)s)",
-    )
+    said = "warn when nothing was logged for so long (default: %(default)s)"
+    log.add_argument("--silence", type=number, default=600, metavar="SECONDS", help=said)
     end = parser.add_argument_group("the command")
     end.add_argument("--devices", type=whole, default=1, metavar="N", help="devices that it holds (default: 1)")
     end.add_argument("--run-id", metavar="ID", help="the run (default: the ledger's, or folder/name of a new one)")
     end.add_argument("--signal", default="SIGINT", metavar="NAME", help="what asks it to end (default: %(default)s)")
-    end.add_argument(
-        "--grace", type=number, default=60, metavar="SECONDS", help="how long it has to end (default: %(default)s)"
-    )
+    said = "how long it has to end (default: %(default)s)"
+    end.add_argument("--grace", type=number, default=60, metavar="SECONDS", help=said)
     end.add_argument("command", nargs="+", metavar="COMMAND", help="after --: what to start, with its arguments")
     parser.set_defaults(run=run)
 
@@ -94,14 +79,9 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     )
     if shutil.which(arguments.command[0]) is None:
         raise BudgetError(f"{arguments.command[0]}: there is no such command")
-    outcome = follow(
-        Command(arguments.command),
-        charging,
-        first=_signal(arguments.signal),
-        grace=finite(arguments.grace, "--grace", zero=True),
-        silence=finite(arguments.silence, "--silence"),
-        say=_say,
-    )
+    grace = finite(arguments.grace, "--grace", zero=True)
+    command = Command(arguments.command, first=_signal(arguments.signal), grace=grace)
+    outcome = follow(command, charging, silence=finite(arguments.silence, "--silence"), say=_say)
     arguments.exit_status = outcome.exit_status
     yield f"{arguments.ledger}: {_ended(outcome, charging.last)}"
     yield from budget_lines(History.read(arguments.ledger))

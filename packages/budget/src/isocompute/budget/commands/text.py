@@ -93,20 +93,12 @@ def labelled_lines(rows: Iterable[tuple[str, str]]) -> Iterable[str]:
 
 
 def plural(number: int, noun: str) -> str:
-    """A number with its noun.
-
-    Args:
-        noun: The noun in the singular; the plural adds an s.
-    """
+    """A number with its noun."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def write_json(document: Any, path: Path) -> None:
-    """Write a document, whole or not at all.
-
-    Args:
-        document: What ``json.dumps`` accepts, without NaN and infinity.
-    """
+    """Write a document, whole or not at all."""
     write_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n", error=BudgetError)
 
 

@@ -33,9 +33,7 @@ class Counts:
         Counts(rollouts=32, prompt_tokens=320, response_tokens=480)
 
     Attributes:
-        rollouts: Responses generated.
         prompt_tokens: Prompt tokens, counted once per response.
-        response_tokens: Response tokens generated.
     """
 
     rollouts: int = 0

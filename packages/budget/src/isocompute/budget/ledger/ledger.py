@@ -59,8 +59,6 @@ class Ledger:
     have dispatched for training, so that the next process charges as lost what a killed one had not charged.
 
     Attributes:
-        path: The file.
-        run_id: The run it belongs to.
         attempt: Number of this attempt at the run, from 1.
     """
 
@@ -255,7 +253,6 @@ def under_way(path: Path, paid: Counts, *, restored: int = 0) -> Counts:
     """Return the rollouts that were dispatched and not charged; their tokens are unknown.
 
     Args:
-        path: The ledger's file.
         paid: Generated for training by all attempts.
         restored: As for ``Ledger.charge_lost``.
     """
@@ -371,10 +368,8 @@ class Attempt:
     Attributes:
         resumed_from: The last step that it took over from those before it.
         began: When, in UTC, to the second.
-        host: Name of the machine.
         job: The scheduler's name of the job; None without a scheduler.
         salt: Random, so that two runs that charge the same are not taken for copies of each other.
-        charges: How often it charged.
     """
 
     resumed_from: int
@@ -390,9 +385,7 @@ class History:
     """A ledger as it is read, at one moment.
 
     Attributes:
-        where: The file.
         run_id: The run it belongs to; empty when nothing was recorded yet.
-        attempts: The attempts at it.
         limits: The limits last in force, or None when no meter was set on the ledger.
         last_step: The last step that was reached and not rolled back, or 0.
         device_seconds: Device time that was paid for, by all attempts.
@@ -413,11 +406,7 @@ class History:
 
     @classmethod
     def read(cls, path: str | Path) -> History:
-        """Read a ledger; a run may be charging it at the same time.
-
-        Raises:
-            LedgerError: The file cannot be read, is not a ledger, or is damaged.
-        """
+        """Read a ledger; a run may be charging it at the same time."""
         return store.read(Path(path), partial(_history, str(path)))
 
     @property
@@ -502,9 +491,6 @@ class Account:
             The group, then for ``rollouts``, ``prompt_tokens`` and ``response_tokens`` each the canonical
             sum, ``lost_…`` and ``paid_…``. By step or run, ``eval`` and ``pilot`` rows are summed with the
             rest, since they were paid for as well.
-
-        Raises:
-            BudgetError: There is no such group.
         """
         import polars as pl
 
@@ -572,9 +558,6 @@ def drop_copies(histories: Iterable[History]) -> list[History]:
 
     Returns:
         One history per run; of a ledger and an earlier copy of it, the longer one.
-
-    Raises:
-        LedgerError: Two ledgers of one run differ.
     """
     kept: dict[str, History] = {}
     for history in histories:

@@ -87,7 +87,6 @@ class Hook:
     It reserves what is to be generated, charges what was, and stops the run.
 
     Attributes:
-        path: The ledger's file.
         devices: Devices held, for which device time is charged.
         reason: Why the run was ended; empty before, and where it ended for another reason.
     """

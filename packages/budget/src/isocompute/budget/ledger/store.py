@@ -129,9 +129,6 @@ class Store:
     """A ledger that is open for writing.
 
     Only the process that opened it may use it; its threads take turns.
-
-    Attributes:
-        path: The file.
     """
 
     def __init__(self, path: Path, lock: Lock, sql: sqlite3.Connection, *, made: bool) -> None:

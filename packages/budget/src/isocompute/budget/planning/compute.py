@@ -170,10 +170,6 @@ class Model:
     def attention(self, begin: float, end: float) -> float:
         """FLOPs of attention in a forward pass over some positions of a sequence, 2·L·d·(end² − begin²).
 
-        Args:
-            begin: First position, in tokens.
-            end: Position after the last.
-
         Returns:
             FLOPs; 0 where the layers and the width are not known.
         """
@@ -443,10 +439,6 @@ class Setting:
 
     def memory(self, *, world_size: int, micro_batch: int = 1) -> Memory:
         """Memory of one device in a sharded trainer that holds an inference engine, too.
-
-        Args:
-            world_size: Devices that share the training state.
-            micro_batch: Rollouts in one forward and backward pass of a device.
 
         Returns:
             Bytes; the activations are 0 where the model's shape is not known.

@@ -140,7 +140,6 @@ def latency(model: Model, on: Device, *, context: float, devices: int = 1, float
     Args:
         context: Mean tokens that a response sees while it grows: its prompt, and what it has generated.
         devices: Devices that share the model (tensor parallelism), without loss.
-        float32_head: Whether its output head is in float32.
     """
     share = 1 / whole(devices, "devices", least=1)
     head = model.head if float32_head else 0

@@ -127,8 +127,6 @@ class StepCounts:
         Where no setting says what a step generates, the next one is taken to be like the last.
 
         Args:
-            per_step: Rollouts of a logged step, or None.
-            plain: Rollouts of these steps by the settings alone.
             baselines: Rollouts that only served as baselines.
         """
         more = {"remax baselines": baselines, "refill": (points[-1].rollouts if points else 0) - plain - baselines}
@@ -147,10 +145,6 @@ class Tally:
         per_step: Rollouts of a step whose count is not logged, where that is known.
         reason_unknown: Why it is not known otherwise, and what a log must hold to say it.
         episode: Steps of a pass over the problems, if its last batch is short, and the rollouts that this one lacks.
-        rollouts: Generated up to and including it.
-        rollouts_error: By how much that may be wrong.
-        tokens: Response tokens of these rollouts.
-        sources: Where the counts came from so far.
     """
 
     where: str
@@ -167,8 +161,6 @@ class Tally:
         """Count all steps up to one.
 
         Args:
-            step: The step; nothing happens where it has been counted already.
-            own: Rollouts that it generated, where its log says so.
             length: Mean tokens of the responses.
             error: Rollouts that may have been started in addition.
         """
@@ -196,7 +188,6 @@ class Tally:
         """Return what has been counted so far.
 
         Args:
-            step: Optimizer steps taken.
             logged: The step by the trainer's own count, where it is another.
         """
         return StepCount(
@@ -245,11 +236,7 @@ class Counting:
         return points
 
     def evaluations(self, scores: Mapping[int, Mapping[str, Score]]) -> list[LoggedEvaluation]:
-        """The evaluations of a run.
-
-        Args:
-            scores: By logged step and problem set; one or more.
-        """
+        """The evaluations of a run."""
         found = []
         for (step, metrics), tokens in zip(self.log.rows, self.lengths, strict=True):
             if step > max(scores):
@@ -331,14 +318,7 @@ class Entries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """Rollouts and tokens that a run generated, by optimizer step.
-
-    Attributes:
-        batch: Rollouts of a generation batch.
-        count: Batches.
-        tokens: Response tokens.
-        source: Where the count comes from, as in ``StepCount``.
-    """
+    """Rollouts and tokens that a run generated, by optimizer step."""
 
     batch: int
     count: Count
@@ -363,12 +343,7 @@ class Generated:
 
 
 def generated(log: Log, names: Entries, schedules: Sequence[Schedule], batch: int) -> Generated:
-    """Count what a run generated, as its log says and one of several schedules explains.
-
-    Args:
-        schedules: Those that the run may have had.
-        batch: Rollouts of a generation batch.
-    """
+    """Count what a run generated, as its log says and one of several schedules explains."""
     last = max(step for step, _ in log.rows)
     if last > MOST_STEPS:
         raise BudgetError(f"{log.name}: it logs step {last:,}, and no run has more than {MOST_STEPS:,} optimizer steps")
@@ -406,14 +381,7 @@ def generated(log: Log, names: Entries, schedules: Sequence[Schedule], batch: in
 
 
 def possible(log: Log, every: int, accumulation: int, batches: int | None, steps: int | None) -> list[Schedule]:
-    """The schedules that a run may have had, from the epochs that are logged.
-
-    Args:
-        every: Micro-steps from one generation batch to the next.
-        accumulation: Micro-steps of an optimizer step.
-        batches: Generation batches of an epoch, where they are known.
-        steps: Optimizer steps of the run, where they are known.
-    """
+    """The schedules that a run may have had, from the epochs that are logged."""
     logged = [(s, m["epoch"]) for s, m in log.rows if s and m.get("epoch")]
     if not logged:
         return [Schedule(every=every, accumulation=accumulation, batches=batches)]

@@ -39,7 +39,6 @@ class Given:
         table: Of each run, as a table says it.
         every: Of all runs.
         runs: Run, name and value.
-        file: Where the table stands.
     """
 
     table: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -146,12 +145,9 @@ class Patient:
     Attributes:
         also: Where other loggers left it.
         rows: Of ``evals``; none where something is missing.
-        settings: What is known of it, by name.
         read: Names of the settings that it is read by; none where it could not be read to the end.
         missing: Settings that nothing says, and what each may be, where that is known.
         training: Whether the rows are of the reward of training.
-        notes: Defaults that were used, and what is biased.
-        problem: Why it cannot be read, or an empty text.
     """
 
     name: str
@@ -190,15 +186,7 @@ def examine(
     """Find runs and say what is understood of each.
 
     Args:
-        sources: Folders, files, MLflow experiments or tracking URIs.
-        given: What the user says.
-        trainer: Whose logs they are; None where their metrics say it.
         shared: The configuration of all runs, with dotted keys, where their logs lack it.
-
-    Raises:
-        BudgetError: There is no such file or folder, nothing in it looks like a log, or the user names a run or a
-            setting that is not there.
-        TrackingError: MLflow does not have it.
     """
     runs, unread, files = _found(sources, given, trainer, shared or {})
     if not unread and not runs:
@@ -246,10 +234,8 @@ def ingest(
     """Turn a trainer's logs into an ``evals`` table, all of them or none.
 
     Args:
-        name: A trainer whose logs are known.
         sources: Files, folders, ``runs:/ID``, ``mlflow:EXPERIMENT`` or tracking URIs; each run found stays a run of
             its own.
-        config: The runs' configuration, where the logs do not hold it.
         constants: What neither says, such as ``questions`` or a setting by the trainer's own name; these take
             precedence over both.
 

@@ -59,7 +59,6 @@ def rows_of(
 
     Args:
         shared: The configuration of all runs, with dotted keys.
-        given: What the user says; it takes precedence.
         used: Gathers the settings that were looked for, where another run may use what this one does not.
     """
     reader = reader_of(known)
@@ -107,12 +106,7 @@ def rows_of(
 def progress_of(
     known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str]
 ) -> tuple[StepCounts, Settings, Batching]:
-    """Count what a run generated for training, step by step, and return the settings that this follows from.
-
-    Args:
-        shared: The configuration, with dotted keys.
-        given: What the user says; it takes precedence.
-    """
+    """Count what a run generated for training, step by step, and return the settings that this follows from."""
     reader = reader_of(known)
     settings = settings_of(log, shared, given)
     batching = known.parse(settings)
@@ -251,11 +245,7 @@ def _first(log: Log, reader: LogReader) -> int:
 
 
 def _questions(settings: Settings, evaluation: LoggedEvaluation, sets: Sequence[str]) -> int | None:
-    """How many problems of a set were evaluated, as the user or the log says.
-
-    Args:
-        sets: Those of the run.
-    """
+    """How many problems of a set were evaluated, as the user or the log says."""
     name = evaluation.problem_set
     own = settings.whole(f"questions.{name}", f"questions.{name.replace('/', '.')}")
     if own is None and len(sets) > 1 and settings.find("questions")[1] is not None:

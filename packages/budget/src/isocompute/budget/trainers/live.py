@@ -27,8 +27,6 @@ class Look:
     """The content of a log when it was looked at.
 
     Attributes:
-        logs: Its runs.
-        problem: Why what is there cannot be read, or an empty text.
         settled: Whether nothing was written since the look before, so that the last entry is whole.
     """
 

@@ -205,11 +205,7 @@ def _counting(log: Log, settings: Settings) -> Counting:
 
 
 def _short(log: Log, settings: Settings, most: int) -> dict[int, tuple[int | None, int]]:
-    """By how many rollouts steps may be wrong because they may end an episode, where its prompts are not known.
-
-    Args:
-        most: What a last batch may lack.
-    """
+    """By how many rollouts steps may be wrong because they may end an episode, where its prompts are not known."""
     steps = sorted({step for step, _ in log.rows if step})
     episodes = settings.whole("train.num_episodes", "num_episodes") or 1
     length = -(-steps[-1] // episodes) if steps else 1
@@ -221,7 +217,6 @@ def _taken(log: Log, whole: int | None, n: int, batch: int, share: float) -> dic
     """Rollouts of each step by its pass rate, and by how much they may be wrong: a short batch has several shares.
 
     Args:
-        whole: Prompts of an episode, where they are known.
         share: The pass rate where every prompt passes.
     """
     counts: dict[int, tuple[int | None, int]] = {}

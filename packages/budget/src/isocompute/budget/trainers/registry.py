@@ -36,11 +36,7 @@ def trainer(name: str) -> Trainer:
 
 
 def convert(name: str, run: RunPlan) -> Configuration:
-    """Settings with which a trainer generates exactly C = B_p · n · M rollouts in M optimizer steps.
-
-    Args:
-        run: Allocation, devices, how the model is spread over them, and what else is known.
-    """
+    """Settings with which a trainer generates exactly C = B_p · n · M rollouts in M optimizer steps."""
     known = trainer(name)
     lacking = [kind for kind, degree in run.parallelism.degrees.items() if degree > 1 and kind not in known.parallelism]
     if lacking:

@@ -27,15 +27,11 @@ def success_rates(
 ) -> tuple[list[LoggedEvaluation], list[str]]:
     """Evaluations with success rates for scores, each problem set on the scale of its own.
 
-    Args:
-        declared: The scale that the user says it has, or an empty text.
-
     Returns:
         The evaluations in their order, and what is to be said of scales other than 0 and 1.
 
     Raises:
         MissingSettingError: They may be of rewards -1 and 1, which nothing proves.
-        BudgetError: No scale fits, so that rewards other than of success and failure are in it.
     """
     if declared not in ("", *SCALES):
         raise BudgetError(f"{where}: scale is {declared!r}; it must be {', '.join(SCALES)}")
@@ -50,11 +46,7 @@ def success_rates(
 
 
 def metric_of_successes(log: Log, settings: Settings, metric: str, share: str) -> str:
-    """The metric of a problem set's successes: its mean reward, or where rewards are -1 and 1 the share of the 1s.
-
-    Args:
-        share: Metric of that share.
-    """
+    """The metric of a problem set's successes: its mean reward, or where rewards are -1 and 1 the share of the 1s."""
     both = [(step, m[metric], m[share]) for step, m in log.rows if metric in m and share in m]
     if settings.text("scale") or all(isclose(rate, mean, abs_tol=1e-6) for _, mean, rate in both):
         return metric

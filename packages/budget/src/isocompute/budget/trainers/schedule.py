@@ -103,7 +103,6 @@ def count(
     """Count the batches generated, as far as a log shows it.
 
     Args:
-        evidence: By optimizer step.
         restarts: Of each start from a checkpoint that is known, the first and the last step that it may have been from.
     """
     layers = _layers(schedule, last, evidence, restarts, where=where, unlogged=True)

@@ -258,16 +258,8 @@ def read_source(
 ) -> tuple[dict[str, list[Log]], list[Unread]]:
     """The runs of a log by the trainer that left them, and what of it was not read and why.
 
-    Args:
-        source: As ``log_sources`` finds them.
-        trainer: The only one that may have left it, if it is known.
-        step_column: Column of steps, where the trainer's own is missing.
-
     Returns:
         Neither runs nor a reason where it is readable, and no log of a trainer that is known.
-
-    Raises:
-        TrackingError: MLflow does not have it.
     """
     if is_of_mlflow(source):
         return _stored(source, trainer)

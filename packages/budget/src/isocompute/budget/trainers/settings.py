@@ -136,11 +136,9 @@ class RunPlan:
     trains on half of a batch.
 
     Attributes:
-        world_size: Devices that train.
         micro_batch: Rollouts that a data-parallel rank holds in one forward and backward pass; None takes the largest
             divisor of its share of the batch up to 8. It changes memory and speed and nothing that is learned.
         problems: D, problems in the training set; None when it is not known.
-        learning_rate: Learning rate to write, or None to leave the trainer's.
     """
 
     allocation: Allocation
@@ -265,9 +263,6 @@ def load(source: Path) -> dict[str, Value]:
 
     Returns:
         Dotted keys and their values; references such as ``${data.train_batch_size}`` are followed.
-
-    Raises:
-        BudgetError: The file cannot be read or understood, is of another kind, or is YAML and PyYAML is not installed.
     """
     suffix = source.suffix.lower()
     if suffix not in (".yaml", ".yml", ".json", ".toml", *SCRIPTS):

@@ -130,9 +130,6 @@ class RolloutCounting:
         tally: Its step is the number of rollouts trained on.
         updates: Optimizer steps of a rollout.
         clock: What the trainer's step counts in a rollout: 1, or its optimizer steps.
-        filters: Whether a filter drops groups.
-        problems: Groups of a rollout.
-        n: Samples of a group.
         at_once: Groups that are sampled together.
     """
 

@@ -87,11 +87,7 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
 
 
 def _counting(log: Log, settings: Settings, batching: Batching, tokens: Sequence[float]) -> Counting:
-    """The run's count.
-
-    Args:
-        tokens: Mean tokens of the model's in a response, at each row.
-    """
+    """The run's count."""
     n = settings.required(f"{ROLLOUT}.n")
     mini = settings.required(f"{ACTOR}.ppo_mini_batch_size")
     if _is_fully_async(settings):
@@ -388,11 +384,7 @@ def _parse_fully_async(settings: Settings, mini: int | None, n: int | None) -> B
 
 
 def _check_micro_batch(settings: Settings, of: Mapping[str, int | None], n: int | None, ranks: int | None) -> None:
-    """Note a micro-batch that does not divide a rank's share of the parts that veRL checks.
-
-    Args:
-        of: Prompts of each part, by its name.
-    """
+    """Note a micro-batch that does not divide a rank's share of the parts that veRL checks."""
     micro = settings.whole(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
     for name, prompts in of.items():
         share = exact_quotient(product(prompts, n), ranks)

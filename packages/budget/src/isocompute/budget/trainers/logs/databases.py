@@ -22,12 +22,7 @@ OF_MLFLOW = {"alembic_version", "experiments", "runs", "metrics", "latest_metric
 
 
 def read_store(source: str, layout: LogLayout) -> list[Log]:
-    """The runs of an MLflow store.
-
-    Raises:
-        DamagedLogError: A step of a metric is not one.
-        TrackingError: No such run or experiment, or it holds no run.
-    """
+    """The runs of an MLflow store."""
     return [log for _, _, read in runs_of(source) for log in read(layout)]
 
 
@@ -36,9 +31,6 @@ def runs_of(source: str) -> Iterator[tuple[str, set[str], Callable[[LogLayout], 
 
     Yields:
         The name of a run, its metrics, and what reads it.
-
-    Raises:
-        TrackingError: No such run or experiment, or it holds no run.
     """
     client, runs = tracking.runs_of(source)
     if not runs:

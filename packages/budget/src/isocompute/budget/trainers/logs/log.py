@@ -48,7 +48,6 @@ class Log:
     Attributes:
         name: Where it comes from; no two runs share a name.
         rows: Metrics by the trainer's step, in order; several entries of one step are joined.
-        config: The configuration that the log holds, flat, with dotted keys.
         restarts: First step logged after each start from a checkpoint that the log shows.
         changed: Settings that a later start changed, each with its values before and after.
         notes: What to know of how the rows were joined.
@@ -81,7 +80,6 @@ def join(name: str, starts: Sequence[Iterable[Row]], layout: LogLayout, config: 
 
     Args:
         starts: Metrics by step, for each time that the trainer is known to have been started.
-        config: The configuration that the log holds, with dotted keys.
 
     Raises:
         TwoRunsError: The entries are of two runs: the steps of a metric begin again.
@@ -199,10 +197,6 @@ LOG_CALLS = ("_step", "Step")
 def step_columns(names: Collection[str], layout: LogLayout, named: str | None, where: str) -> tuple[str, ...]:
     """Those of a log's columns that count the trainer's steps, the preferred one first.
 
-    Args:
-        names: Columns of a table, or keys of a line.
-        named: Column that the user says it is.
-
     Returns:
         The columns; none where the log has no steps at all.
     """
@@ -221,11 +215,7 @@ def step_columns(names: Collection[str], layout: LogLayout, named: str | None, w
 
 
 def step_of(entry: Mapping[str, Any], columns: tuple[str, ...], where: str) -> int | None:
-    """The trainer's step of one row, or None where the row has none; ``3/50`` is step 3 of 50, as ms-swift writes it.
-
-    Args:
-        columns: Columns that count steps, the preferred one first.
-    """
+    """The trainer's step of one row, or None where the row has none; ``3/50`` is step 3 of 50, as ms-swift writes it."""
     for column in columns:
         value = entry.get(column)
         if isinstance(value, str) and (parts := re.fullmatch(r"(\d{1,15})/\d+", value.strip(), re.ASCII)):
@@ -250,11 +240,7 @@ MOST_KEYS = 100_000
 
 
 def flat(document: Mapping[Any, Any], where: Path | str) -> dict[str, Any]:
-    """Nested mappings as one, with dotted keys, and lists of mappings by index; W&B's ``{"value": …}`` is its value.
-
-    Args:
-        where: What holds the document, for error messages.
-    """
+    """Nested mappings as one, with dotted keys, lists of mappings by index, and W&B's ``{"value": …}`` as its value."""
     out: dict[str, Any] = {}
     visited = 0
     left = [("", iter(document.items()))]

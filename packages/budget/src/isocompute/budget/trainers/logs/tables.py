@@ -55,11 +55,7 @@ def _runs(path: Path, entries: Iterable[Entry], layout: LogLayout, left_out: Seq
 
 
 def read_table(path: Path, data: bytes, layout: LogLayout, named: str | None) -> list[Log]:
-    """Runs of a wide table, such as a CSV export of W&B, whose columns may be called ``RUN - METRIC``.
-
-    Args:
-        named: Column that the user says counts the steps, or None.
-    """
+    """Runs of a wide table, such as a CSV export of W&B, whose columns may be called ``RUN - METRIC``."""
     left_out: list[str] = []
     commas = False
     if data.startswith(b"PAR1"):
@@ -125,7 +121,6 @@ def _csv(
 
     Args:
         known: Columns of steps, by which the delimiter is told.
-        left_out: Gathers what was not read.
     """
     said = re.match(r"sep=(.)\r?\n", text)
     text = text[said.end() :] if said else text
@@ -208,11 +203,7 @@ def _is_cell(text: str) -> bool:
 
 
 def read_lines(path: Path, data: bytes, layout: LogLayout, named: str | None) -> list[Log]:
-    """Runs of a file of JSON lines: flat metrics with a step, or veRL's ``{"step": …, "data": {…}}``.
-
-    Args:
-        named: Column that the user says counts the steps, or None.
-    """
+    """Runs of a file of JSON lines: flat metrics with a step, or veRL's ``{"step": …, "data": {…}}``."""
     left_out: list[str] = []
     lines = list(_objects(path, text_of(path, data), layout, left_out))
     if named is not None and not any(named in fields for _, fields in lines):

@@ -127,12 +127,7 @@ def read_events(files: Sequence[Path], layout: LogLayout) -> list[Log]:
 
 
 def _read(path: Path, layout: LogLayout, config: dict[str, Any], left_out: list[str]) -> list[Row]:
-    """Scalars of one file by entry.
-
-    Args:
-        config: Gathers the arguments that it holds.
-        left_out: Gathers what was not read.
-    """
+    """Scalars of one file by entry."""
     entries: list[tuple[int, dict[str, float]]] = []
     closed = True
     for position, payload, check in _payloads(path, left_out):

@@ -30,11 +30,7 @@ HISTORY, CONFIG, RUN = 2, 5, 17
 
 
 def read_wandb(path: Path, layout: LogLayout, named: str | None = None) -> Log | None:
-    """The run of a ``.wandb`` file, or None where it logged nothing that is read.
-
-    Args:
-        named: Column that the user says counts the steps, or None.
-    """
+    """The run of a ``.wandb`` file, or None where it logged nothing that is read."""
     rows: list[Row] = []
     config: dict[str, Any] = {}
     left_out: list[str] = []
