@@ -9,7 +9,7 @@ engine takes devices or whole nodes of the cluster away from training.
 
 from __future__ import annotations
 
-from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
+from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient, product
 from .trainer import Trainer
 
 DTENSOR, MEGATRON = "policy.dtensor_cfg", "policy.megatron_cfg"
@@ -61,32 +61,23 @@ def parse(settings: Settings) -> Batching:
     problems = settings.whole("grpo.num_prompts_per_step", default=32)
     n = settings.whole("grpo.num_generations_per_prompt", default=16)
     batch = settings.whole("policy.train_global_batch_size", default=512)
-    micro = settings.whole("policy.train_micro_batch_size")
     world = _training_devices(settings)
     if settings.is_on(f"{MEGATRON}.enabled"):
-        ranks = settings.ranks(
-            world,
-            tensor=(f"{MEGATRON}.tensor_model_parallel_size",),
-            pipeline=(f"{MEGATRON}.pipeline_model_parallel_size",),
-            context=(f"{MEGATRON}.context_parallel_size",),
-        )
+        names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+        ranks = settings.ranks(world, *((f"{MEGATRON}.{name}",) for name in names))
     else:
         ranks = settings.ranks(
             world, tensor=(f"{DTENSOR}.tensor_parallel_size",), context=(f"{DTENSOR}.context_parallel_size",)
         )
-    generated = problems * n if problems and n else None
+    generated = product(problems, n)
     parts = exact_quotient(generated, batch)
     if generated and batch and parts is None:
         settings.inconsistent.append(
             f"train_global_batch_size counts samples: the {generated:,} of a step ({problems:,} prompts × {n:,}) are "
             f"not a multiple of {batch:,}"
         )
-    settings.check_divides(batch, ranks, world, "policy.train_global_batch_size")
-    share = exact_quotient(batch, ranks)
-    if micro and share and share % micro:
-        settings.inconsistent.append(
-            f"train_micro_batch_size counts samples: {micro} does not divide the {share:,} of a data-parallel rank"
-        )
+    settings.check_divides(batch, ranks, "policy.train_global_batch_size")
+    settings.check_micro_batch("policy.train_micro_batch_size", batch)
     steps = settings.steps(
         settings.whole("grpo.max_num_steps", default=1_000_000),
         settings.whole("grpo.max_num_epochs", default=1),
@@ -94,19 +85,10 @@ def parse(settings: Settings) -> Batching:
         "grpo.max_num_epochs",
     )
     if settings.is_on("grpo.use_dynamic_sampling"):
-        settings.notes.append(
-            "dynamic sampling generates more than B_p · n · M rollouts; how many is known only afterwards"
-        )
+        settings.note_more("dynamic sampling")
     if settings.is_on("grpo.async_grpo.enabled"):
         settings.notes.append("asynchronous training generates ahead, and ignores grpo.max_num_epochs")
-    return settings.batching(
-        problems_generated=problems,
-        rollouts_per_problem=n,
-        generations=steps,
-        updates=parts,
-        world_size=world,
-        data_parallel=ranks,
-    )
+    return settings.batching(problems_generated=problems, rollouts_per_problem=n, generations=steps, updates=parts)
 
 
 def _training_devices(settings: Settings) -> int | None:

@@ -93,8 +93,6 @@ def parse(settings: Settings) -> Batching:
         generations=steps,
         updates=parts * passes,
         passes=passes,
-        world_size=world,
-        data_parallel=ranks,
     )
 
 

@@ -35,7 +35,7 @@ from .counting import (
     note_no_tokens,
 )
 from .logs.log import Log, LogLayout
-from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
+from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient, product
 from .trainer import LogReader, Trainer
 
 METRIC = re.compile(r"^eval/(?:eval_)?(?P<set>.+)_pass(?:@)?(?P<k>\d+)$")
@@ -99,9 +99,8 @@ def parse(settings: Settings) -> Batching:
     passes = settings.whole("train.max_epochs", "max_epochs") or 1
     episodes = settings.whole("train.num_episodes", "num_episodes", default=1)
     nodes = settings.whole("actor.num_nodes", "actor_num_nodes", default=1)
-    per_node = settings.whole("actor.num_gpus_per_node", "actor_num_gpus_per_node", default=8)
-    world = nodes * per_node if nodes and per_node else None
-    generated = problems * n if problems and n else None
+    world = product(nodes, settings.whole("actor.num_gpus_per_node", "actor_num_gpus_per_node", default=8))
+    generated = product(problems, n)
     parts = exact_quotient(generated, batch)
     if generated and batch and parts is None:
         settings.inconsistent.append(
@@ -113,7 +112,7 @@ def parse(settings: Settings) -> Batching:
         tensor=("ds.tensor_parallel_size", "ds_tensor_parallel_size"),
         context=("ds.ring_attn_size", "ring_attn_size"),
     )
-    settings.check_divides(batch, ranks, world, "train.batch_size")
+    settings.check_divides(batch, ranks, "train.batch_size")
     samples = settings.whole("data.max_samples", "max_samples")
     if samples and settings.problems:
         samples = min(samples, settings.problems)
@@ -134,9 +133,7 @@ def parse(settings: Settings) -> Batching:
             )
         steps = prompts // problems * episodes
     if settings.is_on("algo.dynamic_filtering_enable", "dynamic_filtering"):
-        settings.notes.append(
-            "dynamic filtering generates more than B_p · n · M rollouts; how many is known only afterwards"
-        )
+        settings.note_more("dynamic filtering")
     if settings.is_on("train.async_enable", "async_train"):
         settings.notes.append("asynchronous training generates ahead of the steps it takes")
     return settings.batching(
@@ -145,8 +142,6 @@ def parse(settings: Settings) -> Batching:
         generations=steps,
         updates=parts * passes if parts else None,
         passes=passes,
-        world_size=world,
-        data_parallel=ranks,
     )
 
 

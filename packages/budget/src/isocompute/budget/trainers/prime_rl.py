@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from ..errors import BudgetError
 from .counting import LoggedEvaluation, Score, Spread, StepCounts, Tally, best_samples
 from .logs.log import Log, LogLayout
-from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
+from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient, product
 from .trainer import LogReader, Trainer
 
 # A list of tables: in a file, or one entry a flag (--orchestrator.train.source.0.group-size 8).
@@ -113,14 +113,8 @@ def parse(settings: Settings) -> Batching:
         "prime-rl samples ahead; stale and failed rollouts, and groups that replace discarded ones, are generated in "
         "addition"
     )
-    world = _world(settings)
-    return settings.batching(
-        problems_generated=problems,
-        rollouts_per_problem=n,
-        generations=steps,
-        world_size=world,
-        data_parallel=settings.ranks(world, context=("trainer.model.cp", "model.cp")),
-    )
+    settings.ranks(_world(settings), context=("trainer.model.cp", "model.cp"))
+    return settings.batching(problems_generated=problems, rollouts_per_problem=n, generations=steps)
 
 
 def _group(settings: Settings) -> int | None:
@@ -164,8 +158,7 @@ def _world(settings: Settings) -> int | None:
     nodes = settings.whole("deployment.num_train_nodes")
     if nodes is None:
         return settings.whole("deployment.num_train_gpus", default=1)
-    per_node = settings.whole("deployment.gpus_per_node", default=8)
-    return nodes * per_node if per_node else None
+    return product(nodes, settings.whole("deployment.gpus_per_node", default=8))
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:

@@ -431,6 +431,8 @@ class Settings:
         values: Dotted keys and their values.
         where: The file or the run, for error messages.
         world_size: Devices that train, as the caller knows them.
+        devices: Devices that train, as the settings say.
+        data_parallel: Copies of the model that share a batch, once ``ranks`` found them.
         given: Names that the user says, against logs and files.
         has_defaults: Whether what is left out has the trainer's default: not where there is no configuration.
         read: Names that were looked for.
@@ -440,6 +442,8 @@ class Settings:
     where: str
     world_size: int | None = None
     problems: int | None = None
+    devices: int | None = None
+    data_parallel: int | None = None
     given: frozenset[str] = frozenset()
     has_defaults: bool = True
     unknown: list[str] = field(default_factory=list)
@@ -527,11 +531,15 @@ class Settings:
     def ranks(
         self, world: int | None, tensor: Sequence[str] = (), pipeline: Sequence[str] = (), context: Sequence[str] = ()
     ) -> int | None:
-        """Data-parallel ranks: devices over tensor × pipeline × context parallelism, each by the names of its setting.
+        """Keep the devices and return the data-parallel ranks: devices over tensor × pipeline × context parallelism.
+
+        Args:
+            tensor: Names of its setting; so the others.
 
         Returns:
-            The ranks, or None when they cannot be known or the devices cannot be split evenly, which is noted.
+            None when they cannot be known or the devices cannot be split evenly, which is noted.
         """
+        self.devices, self.data_parallel = world, None
         copy, said = 1, []
         for names in (tensor, pipeline, context):
             if not names or self.find(*names)[1] is None:
@@ -542,18 +550,30 @@ class Settings:
             copy *= degree
             if degree > 1:
                 said.append(f"{self.find(*names)[0]} {degree}")
-        if world is None or world % copy == 0:
-            return world and world // copy
-        self.inconsistent.append(
-            f"{world} devices cannot be split into copies of the model on {copy} each ({', '.join(said)})"
-        )
-        return None
+        if world and world % copy:
+            self.inconsistent.append(
+                f"{world} devices cannot be split into copies of the model on {copy} each ({', '.join(said)})"
+            )
+        else:
+            self.data_parallel = world and world // copy
+        return self.data_parallel
 
-    def check_divides(self, batch: int | None, ranks: int | None, world: int | None, key: str) -> None:
+    def check_divides(self, batch: int | None, ranks: int | None, key: str) -> None:
         """Note a batch that cannot be split evenly over the data-parallel ranks, which may be all devices."""
         if batch and ranks and batch % ranks:
-            what = "devices" if ranks == world else "data-parallel ranks"
+            what = "devices" if ranks == self.devices else "data-parallel ranks"
             self.inconsistent.append(f"{key}: {batch:,} rollouts cannot be split evenly over {ranks} {what}")
+
+    def check_micro_batch(self, key: str, rollouts: int | None, of: str = "of a data-parallel rank") -> None:
+        """Note a micro-batch, in rollouts, that does not divide a data-parallel rank's share of a batch."""
+        micro, share = self.whole(key), exact_quotient(rollouts, self.data_parallel)
+        if micro and share and share % micro:
+            name = key.rpartition(".")[2]
+            self.inconsistent.append(f"{name} counts responses: {micro} does not divide the {share:,} {of}")
+
+    def note_more(self, what: str, where: str = "") -> None:
+        """Note what generates in addition to the plan."""
+        self.notes.append(f"{what} generates more than B_p · n · M rollouts; how many is known only afterwards{where}")
 
     def fraction(self, name: str, *, default: int) -> float | None:
         """A number above 0, which need not be whole; its default as of ``whole``."""
@@ -592,8 +612,6 @@ class Settings:
         problems_generated: int | None,
         rollouts_per_problem: int | None,
         generations: int | None,
-        world_size: int | None,
-        data_parallel: int | None,
         updates: Fraction | int | None = 1,
         passes: int = 1,
         problems_per_batch: Fraction | int | None = None,
@@ -612,8 +630,8 @@ class Settings:
             self.notes.append(
                 f"each batch gets {float(updates):,g} optimizer steps, of which only the first is on-policy"
             )
-        if self.world_size is not None and world_size is not None and self.world_size != world_size:
-            self.inconsistent.append(f"the settings are for {world_size} devices, not for {self.world_size}")
+        if None not in (self.world_size, self.devices) and self.world_size != self.devices:
+            self.inconsistent.append(f"the settings are for {self.devices} devices, not for {self.world_size}")
         per_step = problems_generated * passes / Fraction(updates) if problems_generated and updates else None
         per_step = per_step if problems_per_batch is None else Fraction(problems_per_batch)
         if per_step is not None and per_step.denominator > 1:
@@ -630,8 +648,8 @@ class Settings:
             problems_generated=problems_generated,
             generations=generations,
             baseline_rollouts=baseline_rollouts,
-            world_size=world_size,
-            data_parallel=data_parallel,
+            world_size=self.devices,
+            data_parallel=self.data_parallel,
             unknown=tuple(self.unknown),
             inconsistent=tuple(self.inconsistent),
             notes=tuple(self.notes),

@@ -110,7 +110,7 @@ def parse(settings: Settings) -> Batching:
     passes = settings.whole("trainer.update_epochs_per_batch") or 1
     nodes = settings.whole(f"{PLACEMENT}.policy_num_nodes", default=1)
     per_node = settings.whole(f"{PLACEMENT}.policy_num_gpus_per_node", default=1)
-    world = nodes * per_node if nodes and per_node else None
+    world = product(nodes, per_node)
     ranks = _ranks(settings, world)
     mini_batches = exact_quotient(problems, mini)
     if problems and mini and mini_batches is None:
@@ -119,14 +119,8 @@ def parse(settings: Settings) -> Batching:
             "which SkyRL refuses; both count prompts"
         )
     samples = product(mini, n)
-    settings.check_divides(samples, ranks, world, "policy_mini_batch_size × n_samples_per_prompt")
-    micro = settings.whole("trainer.micro_train_batch_size_per_gpu")
-    share = exact_quotient(samples, ranks)
-    if micro and share and share % micro:
-        settings.inconsistent.append(
-            f"micro_train_batch_size_per_gpu counts samples: {micro} does not divide the {share:,} of a data-parallel "
-            "rank"
-        )
+    settings.check_divides(samples, ranks, "policy_mini_batch_size × n_samples_per_prompt")
+    settings.check_micro_batch("trainer.micro_train_batch_size_per_gpu", samples)
     _placement(settings, world, (nodes, per_node))
     steps = settings.steps(
         settings.whole("trainer.max_training_steps"),
@@ -135,17 +129,13 @@ def parse(settings: Settings) -> Batching:
         "trainer.epochs",
     )
     if settings.values.get("trainer.algorithm.dynamic_sampling.type") is not None:
-        settings.notes.append(
-            "dynamic sampling generates more than B_p · n · M rollouts; how many is known only afterwards"
-        )
+        settings.note_more("dynamic sampling")
     return settings.batching(
         problems_generated=problems,
         rollouts_per_problem=n,
         generations=steps,
         updates=mini_batches * passes if mini_batches else None,
         passes=passes,
-        world_size=world,
-        data_parallel=ranks,
     )
 
 

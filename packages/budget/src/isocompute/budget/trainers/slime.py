@@ -38,6 +38,7 @@ DROPPED = re.compile(r"rollout/dynamic_filter/drop_")
 LENGTH = "rollout/response_len/mean"
 TRAINED = ("rollout/response_len/", "rollout/truncated_ratio", "rollout/repetition_frac", "rollout/dynamic_filter/")
 """Metrics of a rollout for training."""
+DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 FILTER = "dynamic_sampling_filter_path"
 OWN_FILTERS = "check_reward_nonzero_std"
 """What the filters that always give a reason are called."""
@@ -47,11 +48,7 @@ def write(run: RunPlan) -> Configuration:
     """Settings for a run."""
     a, p = run.allocation, run.parallelism
     nodes, per_node = run.nodes
-    degrees = {
-        "tensor_model_parallel_size": p.tensor,
-        "pipeline_model_parallel_size": p.pipeline,
-        "context_parallel_size": p.context,
-    }
+    degrees = dict(zip(DEGREES, (p.tensor, p.pipeline, p.context), strict=True))
     return Configuration(
         settings={
             "rollout_batch_size": a.problems_per_batch,
@@ -83,26 +80,12 @@ def parse(settings: Settings) -> Batching:
     generations = settings.steps(rollouts, epochs, problems, "num_epoch")
     nodes = settings.whole("actor_num_nodes", default=1)
     per_node = settings.whole("actor_num_gpus_per_node", default=8)
-    world = product(nodes, per_node)
-    ranks = settings.ranks(
-        world,
-        tensor=("tensor_model_parallel_size",),
-        pipeline=("pipeline_model_parallel_size",),
-        context=("context_parallel_size",),
-    )
-    settings.check_divides(settings.whole("global_batch_size"), ranks, world, "global_batch_size")
+    ranks = settings.ranks(product(nodes, per_node), *((name,) for name in DEGREES))
+    settings.check_divides(settings.whole("global_batch_size"), ranks, "global_batch_size")
     if settings.find(FILTER)[1] is not None:
-        settings.notes.append(
-            f"{FILTER} generates more than B_p · n · M rollouts; how many is known only afterwards "
-            "(rollout/dynamic_filter/drop_…)"
-        )
+        settings.note_more(FILTER, " (rollout/dynamic_filter/drop_…)")
     return settings.batching(
-        problems_generated=problems,
-        rollouts_per_problem=n,
-        generations=generations,
-        updates=updates,
-        world_size=world,
-        data_parallel=ranks,
+        problems_generated=problems, rollouts_per_problem=n, generations=generations, updates=updates
     )
 
 

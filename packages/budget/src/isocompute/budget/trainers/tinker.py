@@ -93,13 +93,12 @@ def parse(settings: Settings) -> Batching:
         settings.unknown.append("update steps: they follow from the number of problems; give --problems D")
     if settings.matching(ASYNC) and settings.is_on(REMOVES):
         settings.notes.append("groups without a spread of rewards are replaced, in addition to B_p · n · M rollouts")
+    settings.ranks(settings.world_size)
     return settings.batching(
         problems_generated=groups,
         rollouts_per_problem=n,
         generations=min((each for each in (limit, steps) if each), default=None),
         updates=settings.whole("num_substeps") or 1,
-        world_size=settings.world_size,
-        data_parallel=settings.world_size,
     )
 
 

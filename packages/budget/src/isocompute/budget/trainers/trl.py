@@ -285,6 +285,7 @@ def parse(settings: Settings) -> Batching:
         settings.notes.append(
             "evaluations generate in addition: num_generations_eval for each prompt of the evaluation set"
         )
+    settings.ranks(sizes.world)
     return settings.batching(
         problems_generated=problems,
         rollouts_per_problem=sizes.n,
@@ -292,8 +293,6 @@ def parse(settings: Settings) -> Batching:
         updates=updates,
         passes=sizes.iterations,
         update_steps=steps,
-        world_size=sizes.world,
-        data_parallel=sizes.world,
     )
 
 

@@ -290,8 +290,7 @@ def parse(settings: Settings) -> Batching:
     problems = settings.whole("data.train_batch_size", default=1024)
     passes = settings.whole(f"{ACTOR}.ppo_epochs") or 1
     nodes = settings.whole("trainer.nnodes", default=1)
-    per_node = settings.whole("trainer.n_gpus_per_node", default=8)
-    world = nodes * per_node if nodes and per_node else None
+    world = product(nodes, settings.whole("trainer.n_gpus_per_node", default=8))
     engine, ranks = _engine(settings, world)
     mini_batches = exact_quotient(problems, mini)
     if problems and mini and mini_batches is None:
@@ -301,12 +300,15 @@ def parse(settings: Settings) -> Batching:
         )
     dynamic = settings.is_on(f"{ACTOR}.use_dynamic_bsz")
     sharing = ranks if engine == "megatron" or dynamic else world
-    settings.check_divides(product(problems, n), sharing, world, "data.train_batch_size × rollout.n")
+    settings.check_divides(product(problems, n), sharing, "data.train_batch_size × rollout.n")
     if mini != problems:
-        settings.check_divides(product(mini, n), ranks, world, "ppo_mini_batch_size × rollout.n")
+        settings.check_divides(product(mini, n), ranks, "ppo_mini_batch_size × rollout.n")
     if not dynamic:
+        micro = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
         parts = {"a mini-batch": mini, **({"a batch": problems} if engine == "megatron" and mini != problems else {})}
-        _check_micro_batch(settings, parts, n, ranks)
+        for name, prompts in parts.items():
+            of = f"that a data-parallel rank has of {name} ({prompts or 0:,} prompts × {n} / {ranks})"
+            settings.check_micro_batch(micro, product(prompts, n), of)
     generated, filters = settings.whole("data.gen_batch_size"), settings.is_on("algorithm.filter_groups.enable")
     # The former trainer's loader gives batches of gen_batch_size, of which a step takes one or more.
     loaded = bool(filters and generated and problems and generated != problems and not is_v1(settings))
@@ -325,10 +327,7 @@ def parse(settings: Settings) -> Batching:
             "afterwards (train/num_gen_batches)"
         )
     elif filters or (generated and problems and generated != problems):
-        settings.notes.append(
-            "filter_groups generates until a batch is full, so more than B_p · n · M rollouts; how many is known "
-            "only afterwards (training/filter_groups/evicted_samples)"
-        )
+        settings.note_more("filter_groups", " (training/filter_groups/evicted_samples)")
     remax = has_baseline(settings)
     if remax:
         settings.notes.append(
@@ -352,8 +351,6 @@ def parse(settings: Settings) -> Batching:
         passes=passes,
         problems_per_batch=mini if loaded else None,
         update_steps=steps * updates if loaded and steps and updates else None,
-        world_size=world,
-        data_parallel=ranks,
         baseline_rollouts=int(remax),
     )
 
@@ -366,7 +363,7 @@ def _parse_fully_async(settings: Settings, mini: int | None, n: int | None) -> B
     if prompts is None:
         settings.note_missing("update steps", "rollout.total_rollout_steps")
     nodes = settings.whole("trainer.nnodes", default=1)
-    world = product(nodes, settings.whole("trainer.n_gpus_per_node", default=8))
+    _engine(settings, product(nodes, settings.whole("trainer.n_gpus_per_node", default=8)))
     problems = product(mini, fetches, batches)
     settings.notes.append(
         "the fully asynchronous trainer generates ahead of the steps it takes, on further devices: up to "
@@ -378,21 +375,7 @@ def _parse_fully_async(settings: Settings, mini: int | None, n: int | None) -> B
         generations=prompts // problems if prompts and problems else None,
         updates=fetches * batches * passes,
         passes=passes,
-        world_size=world,
-        data_parallel=_engine(settings, world)[1],
     )
-
-
-def _check_micro_batch(settings: Settings, of: Mapping[str, int | None], n: int | None, ranks: int | None) -> None:
-    """Note a micro-batch that does not divide a rank's share of the parts that veRL checks."""
-    micro = settings.whole(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
-    for name, prompts in of.items():
-        share = exact_quotient(product(prompts, n), ranks)
-        if micro and share and share % micro:
-            settings.inconsistent.append(
-                f"ppo_micro_batch_size_per_gpu counts responses: {micro} does not divide the {share:,} that a "
-                f"data-parallel rank has of {name} ({prompts:,} prompts × {n} / {ranks})"
-            )
 
 
 def _engine(settings: Settings, world: int | None) -> tuple[str, int | None]:

@@ -215,7 +215,7 @@ def step_columns(names: Collection[str], layout: LogLayout, named: str | None, w
 
 
 def step_of(entry: Mapping[str, Any], columns: tuple[str, ...], where: str) -> int | None:
-    """The trainer's step of one row, or None where the row has none; ``3/50`` is step 3 of 50, as ms-swift writes it."""
+    """The trainer's step of one row, or None where it has none; ``3/50`` is step 3 of 50, as ms-swift writes it."""
     for column in columns:
         value = entry.get(column)
         if isinstance(value, str) and (parts := re.fullmatch(r"(\d{1,15})/\d+", value.strip(), re.ASCII)):
@@ -240,7 +240,7 @@ MOST_KEYS = 100_000
 
 
 def flat(document: Mapping[Any, Any], where: Path | str) -> dict[str, Any]:
-    """Nested mappings as one, with dotted keys, lists of mappings by index, and W&B's ``{"value": …}`` as its value."""
+    """Nested mappings as one, with dotted keys, lists of mappings by index and W&B's ``{"value": …}`` as its value."""
     out: dict[str, Any] = {}
     visited = 0
     left = [("", iter(document.items()))]
