@@ -172,7 +172,7 @@ def test_a_default_that_a_configuration_leaves_out_is_noted():
 def test_verls_v1_trainer_fetches_a_batch_in_pieces():
     pieces = {**VERL, "data.gen_batch_size": 2}
     assert rollouts("verl", VERL_ROW, {**pieces, "trainer.use_v1": True}) == [64]
-    with pytest.raises(BudgetError, match=r"gen_batch_size is 2 .*8"):
+    with pytest.raises(BudgetError, match=r"gen_batch_size is 2, .*8"):
         rollouts("verl", VERL_ROW, {**pieces, "trainer.use_v1": False})
 
 

@@ -85,7 +85,7 @@ def test_openrlhf_takes_whole_episodes_or_says_how_many_steps_it_can(split, prob
     if allocation.update_steps <= problems // allocation.problems_per_batch or allocation.update_steps % batches == 0:
         configuration = convert("openrlhf", run)
     else:
-        with pytest.raises(BudgetError, match="ends a run with an episode") as error:
+        with pytest.raises(BudgetError, match="ends with an episode") as error:
             convert("openrlhf", run)
         steps = int(str(error.value).split(" or ")[-1].split()[0].replace(",", ""))
         configuration = convert("openrlhf", run_of(*list(split.values())[:2], steps, problems=problems))
@@ -118,12 +118,12 @@ WRONG = [
     ("verl", {"data.train_batch_size": 4, "actor_rollout_ref.actor.ppo_mini_batch_size": 1024}, "both count prompts"),
     ("verl", {"data.train_batch_size": 4, "trainer.n_gpus_per_node": 3}, "cannot be split evenly over 3 devices"),
     ("openrlhf", {"rollout.batch_size": 8, "rollout.n_samples_per_prompt": 3, "train.batch_size": 16}, "count"),
-    ("openrlhf", {"rollout.batch_size": 128, "data.max_samples": 200}, "incomplete batch of 72 of 128"),
+    ("openrlhf", {"rollout.batch_size": 128, "data.max_samples": 200}, "a batch of 72 of 128"),
     ("prime-rl", {"orchestrator.batch_size": 100, "orchestrator.group_size": 16}, "whole groups of 16"),
     ("prime-rl", {"max_steps": 5, "trainer.max_steps": 6}, "max_steps differs"),
     ("prime-rl", {"orchestrator.batch_size": 8, "orchestrator.token_batch_size": 9}, "both set"),
     ("skyrl", {"trainer.train_batch_size": 100, "trainer.policy_mini_batch_size": 64}, "both count prompts"),
-    ("skyrl", {"trainer.micro_train_batch_size_per_gpu": 3}, "micro_train_batch_size_per_gpu counts samples"),
+    ("skyrl", {"trainer.micro_train_batch_size_per_gpu": 3}, "micro_train_batch_size_per_gpu counts responses: 3"),
     ("trl", {"parallelism_config_cp_size": 2}, "which TRL's GRPO trainer refuses"),
     ("nemo-rl", {"grpo.num_prompts_per_step": 10, "policy.train_global_batch_size": 48}, "counts samples"),
     ("nemo-rl", {f"{ENGINE}.enabled": False, f"{ENGINE}.resources.gpus_per_node": 1}, "leaves no device"),
@@ -260,7 +260,7 @@ def test_remax_pays_for_one_more_response_a_problem():
     found = read("verl", {**settings, **former}, problems=10**6)
     assert found.allocation.rollouts == 2_560
     assert found.generated == 5_120
-    assert any("remax samples one greedy response per prompt" in note for note in found.notes)
+    assert any("remax samples a greedy response" in note for note in found.notes)
     # The default trainer since 0.9 has no such baseline.
     assert read("verl", {**settings, "algorithm.adv_estimator": "remax"}, problems=10**6).generated == 2_560
 

@@ -78,7 +78,7 @@ TRL_CONFIG = {k: v for k, v in TRL.items() if k not in ("steps_per_generation", 
 
 @pytest.mark.parametrize("known", [{}, {"steps_per_generation": 2}, {"generation_batch_size": 128}])
 def test_trl_asks_for_a_world_size_that_does_not_follow(known):
-    with pytest.raises(BudgetError, match="--set world_size=NUMBER"):
+    with pytest.raises(BudgetError, match="--set world_size="):
         rollouts("trl", TRL_ROWS, {**TRL_CONFIG, **known})
 
 
@@ -197,7 +197,7 @@ def test_a_mean_over_the_responses_that_were_scored_is_not_over_all_problems(hal
     log = Log(name="a run", rows=joined(rows))
     if not scored:
         return
-    with pytest.raises(MissingSettingError, match="of how many problems") as asked:
+    with pytest.raises(MissingSettingError, match="--set questions=") as asked:
         rows_of(trainer("trl"), log, TRL, {"metric": "math"})
     assert asked.value.name == "questions"
     found, _ = rows_of(trainer("trl"), log, TRL, {"metric": "math", "questions": str(questions // 2)})

@@ -20,6 +20,10 @@ from .settings import Settings
 
 LARGEST_COUNT = 2**53
 """A larger count is wrong: a float holds every whole number up to here."""
+TRAINING_REWARD = (
+    "TRAINING REWARD: measured on the problems that are trained on, by the policy before each update; it says how a "
+    "run learnt, not how well it answers problems that it has not seen"
+)
 LONGEST_RESPONSE = 2**40
 """A longer mean response, in tokens, is wrong."""
 

@@ -80,11 +80,8 @@ class Given:
         known = [runs[k][0] for k in found] or [own[0] for own in runs]
         more = f", … ({len(known)})" if len(known) > MOST_LISTED else ""
         listed = ", ".join(known[:MOST_LISTED]) + more
-        raise BudgetError(
-            f"{where}{name} may be each of {listed}: say more of its path"
-            if found
-            else f"{where}there is no run {name}; there are {listed}"
-        )
+        none = f"{where}there is no run {name}; there are {listed}"
+        raise BudgetError(f"{where}{name} may be each of {listed}: say more of its path" if found else none)
 
 
 def _is(name: str, run: str) -> bool:
@@ -123,15 +120,6 @@ def read_table(path: Path) -> dict[str, dict[str, str]]:
             raise BudgetError(f"{path}: row {number} {f'names the run {run} again' if run else 'names no run'}")
         out[run] = {name: value for name, value in row.items() if value}
     return out
-
-
-def table_of(settings: Mapping[str, Mapping[str, str]], columns: Sequence[str]) -> str:
-    """The text of a table of runs, with blank cells for what is not known."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([RUN, *columns])
-    writer.writerows([run, *(known.get(name, "") for name in columns)] for run, known in settings.items())
-    return stream.getvalue()
 
 
 MOST_QUESTIONS = 20
@@ -287,14 +275,15 @@ def _near(name: str, known: frozenset[str]) -> str:
 
 def to_be_filled_in(patients: Sequence[Patient]) -> str:
     """A table of runs with all that is missing of any, to be given back with ``--runs``; blank where it is missing."""
-    columns = dict.fromkeys(name for patient in patients for name in patient.missing)
-    rows = {p.name: {name: _text(p.settings[name]) for name in columns if name in p.settings} for p in patients}
-    return table_of(rows, [*columns])
-
-
-def _text(value: Value) -> str:
-    """A value as it is given again; none where it cannot be."""
-    return str(value) if isinstance(value, bool | int | float | str) else ""
+    columns = list(dict.fromkeys(name for patient in patients for name in patient.missing))
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([RUN, *columns])
+    for patient in patients:
+        known = [patient.settings.get(name) for name in columns]
+        # Others cannot be given again.
+        writer.writerow([patient.name, *(v if isinstance(v, bool | int | float | str) else "" for v in known)])
+    return stream.getvalue()
 
 
 def written(patients: Sequence[Patient]) -> tuple[pl.DataFrame, list[str]]:
@@ -306,10 +295,7 @@ def written(patients: Sequence[Patient]) -> tuple[pl.DataFrame, list[str]]:
     seen: dict[tuple[Any, ...], int] = {}
     for patient in measured:
         frame = pl.DataFrame(patient.rows, infer_schema_length=None)
-        cell = (
-            *(frame[c][0] for c in ("rollouts_per_problem", "problems_per_batch", "learning_rate")),
-            frame["seed"][0],
-        )
+        cell = tuple(frame[c][0] for c in ("rollouts_per_problem", "problems_per_batch", "learning_rate", "seed"))
         if cell in seen:
             number = frame["seed"][0] + seen[cell]
             notes.append(f"{patient.name} has the seed of another run like it, and is numbered {number}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -131,10 +132,8 @@ def _without_value(log: Log, reader: LogReader, evaluations: Sequence[LoggedEval
 def _refuse_unused(known: Trainer, settings: Settings, given: Mapping[str, str]) -> None:
     unused = sorted(set(given) - settings.read)
     if unused:
-        raise BudgetError(
-            f"there is no setting {unused[0]} that {known.title} logs are read by; there are "
-            f"{', '.join(sorted(settings.read))}"
-        )
+        there = ", ".join(sorted(settings.read))
+        raise BudgetError(f"there is no setting {unused[0]} that {known.title} logs are read by; there are {there}")
 
 
 def settings_of(log: Log, shared: Mapping[str, Any], given: Mapping[str, str]) -> Settings:
@@ -143,10 +142,8 @@ def settings_of(log: Log, shared: Mapping[str, Any], given: Mapping[str, str]) -
     said = {key: parse_value(value) for key, value in given.items()}
     for key in logged.keys() & shared.keys() - said.keys():
         if None not in (logged[key], shared[key]) and str(logged[key]) != str(shared[key]):
-            raise BudgetError(
-                f"{log.name}: {key} is {logged[key]} in its logs and {shared[key]} in the configuration file; say "
-                f"which with --set {key}=VALUE"
-            )
+            both = f"{logged[key]} in its logs and {shared[key]} in the configuration file"
+            raise BudgetError(f"{log.name}: {key} is {both}; say which with --set {key}=VALUE")
     merged = {**shared, **{k: v for k, v in logged.items() if v is not None}, **said}
     settings = Settings(values=merged, where=log.name, given=frozenset(said))
     # A trainer's state is not a configuration, whatever it repeats of one.
@@ -163,13 +160,12 @@ def join_restarts(logs: Sequence[Log], reader: LogReader) -> list[Log]:
     """
     out: list[Log] = []
     for log in sorted(logs, key=lambda log: _first(log, reader)):
-        before = next((k for k, other in enumerate(out) if _goes_on(other, log, reader)), None)
-        if before is None:
-            met = [_differences(other, log) for other in out if _meets(other, log, reader)] if steps_before(log) else []
-            nearest = min(met, key=len) if met else {}
-            out.append(replace(log, changed={**log.changed, **nearest}))
-            continue
-        out[before] = joined(out[before], log, reader)
+        met = [(k, _differences(other, log)) for k, other in enumerate(out) if _meets(other, log, reader)]
+        before, nearest = min(met, key=lambda each: len(each[1]), default=(None, {}))
+        if before is not None and not nearest:
+            out[before] = joined(out[before], log, reader)
+        else:
+            out.append(replace(log, changed={**log.changed, **(nearest if steps_before(log) else {})}))
     order = {log.name: k for k, log in enumerate(logs)}
     return sorted(out, key=lambda log: order[log.name])
 
@@ -184,11 +180,6 @@ def joined(first: Log, second: Log, reader: LogReader) -> Log:
     changed = {**first.changed, **second.changed}
     left_out = (*first.left_out, *second.left_out)
     return replace(whole, restarts=restarts, changed=changed, notes=notes, left_out=left_out)
-
-
-def _goes_on(first: Log, second: Log, reader: LogReader) -> bool:
-    """Return whether a log is of a later start of the same run."""
-    return _meets(first, second, reader) and not _differences(first, second)
 
 
 def _meets(first: Log, second: Log, reader: LogReader) -> bool:
@@ -220,14 +211,11 @@ def _check_begins(log: Log, settings: Settings) -> None:
     before = steps_before(log)
     if read:
         said = ", ".join(f"{key} {new} after {old}" for key, (old, new) in ((k, log.changed[k]) for k in read))
-        raise BudgetError(
-            f"{log.name}: goes on with a run under other settings, {said}, so that it is no run of one n and one "
-            "batch: leave it out"
-        )
+        raise BudgetError(f"{log.name}: goes on with a run under other settings, {said}: leave it out")
     if before and not settings.is_on("same_before"):
         raise MissingSettingError(
-            f"{log.name}: begins after step {before:,}, and what these steps generated is in no log: give the log of "
-            "them too, or say --set same_before=true if their settings were the same",
+            f"{log.name}: begins after step {before:,}: give the log of these steps too, or say --set same_before=true "
+            "if their settings were the same",
             name="same_before",
             choices="true",
         )
@@ -249,10 +237,8 @@ def _questions(settings: Settings, evaluation: LoggedEvaluation, sets: Sequence[
     name = evaluation.problem_set
     own = settings.whole(f"questions.{name}", f"questions.{name.replace('/', '.')}")
     if own is None and len(sets) > 1 and settings.find("questions")[1] is not None:
-        raise BudgetError(
-            f"{settings.where}: questions is one number for the problem sets {', '.join(sets)}: give each its own, as "
-            f"--set questions.{sets[0]}=NUMBER"
-        )
+        one = f"questions is one number for the problem sets {', '.join(sets)}"
+        raise BudgetError(f"{settings.where}: {one}: give each its own, as --set questions.{sets[0]}=NUMBER")
     return own or settings.whole("questions") or evaluation.questions
 
 
@@ -295,19 +281,17 @@ def _rate(settings: Settings, reader: LogReader) -> float | None:
 def plain(config: Mapping[str, Any], where: str = "the settings") -> dict[str, Any]:
     """Dotted keys, and the values of what MLflow keeps as text."""
     nested = flat(config, where)
-    return {
-        key.replace("/", "."): parse_value(value) if isinstance(value, str) else value for key, value in nested.items()
-    }
+    return {k.replace("/", "."): parse_value(v) if isinstance(v, str) else v for k, v in nested.items()}
 
 
 def _with_seed_numbers(parts: Sequence[tuple[str, pl.DataFrame]]) -> list[tuple[str, pl.DataFrame]]:
     """Runs of one n and B_p with the seeds 0, 1, 2, … in the order of their sources."""
-    counts: dict[tuple[int, int], int] = {}
+    counts = Counter[tuple[int, int]]()
     out = []
     for name, part in parts:
         cell = (part["rollouts_per_problem"][0], part["problems_per_batch"][0])
-        out.append((name, part.with_columns(seed=pl.lit(counts.get(cell, 0)))))
-        counts[cell] = counts.get(cell, 0) + 1
+        out.append((name, part.with_columns(seed=pl.lit(counts[cell]))))
+        counts[cell] += 1
     return out
 
 
@@ -320,9 +304,8 @@ def _refuse_one_seed(parts: Sequence[tuple[str, pl.DataFrame]]) -> None:
             other = seen.setdefault(cell, name)
             if other != name:
                 raise BudgetError(
-                    f"{other} and {name} have one seed, {cell[2]}, at n = {cell[0]} and B_p = {cell[1]}, so that one "
-                    "curve would be drawn through both: leave one out if they are the same run, else read them "
-                    "apart with --set seed=NUMBER each, or number them all with --set seed=auto"
+                    f"{other} and {name} have one seed, {cell[2]}, at n = {cell[0]} and B_p = {cell[1]}: leave one "
+                    "out if they are the same run, else give each a seed (--set seed=NUMBER, or seed=auto for all)"
                 )
 
 

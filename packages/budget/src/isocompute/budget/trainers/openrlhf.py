@@ -54,8 +54,8 @@ def write(run: RunPlan) -> Configuration:
         if a.update_steps % batches:
             below = a.update_steps // batches * batches
             raise BudgetError(
-                f"OpenRLHF ends a run with an episode, and {run.problems:,} problems make episodes of {batches:,} "
-                f"batches, so it cannot take {a.update_steps:,} steps; {below:,} or {below + batches:,} would do"
+                f"OpenRLHF ends with an episode, and {run.problems:,} problems make one of {batches:,} batches, not "
+                f"{a.update_steps:,} steps; {below:,} or {below + batches:,} would do"
             )
         episodes, samples = a.update_steps // batches, batches * a.problems_per_batch
     nodes, per_node = run.nodes
@@ -119,17 +119,14 @@ def parse(settings: Settings) -> Batching:
     prompts = samples or settings.problems
     steps = None
     if prompts is None:
-        settings.unknown.append(
-            "update steps: they follow from train.num_episodes and the number of prompts; give --problems D"
-        )
+        settings.note_epochs("train.num_episodes")
     elif problems and episodes:
         if settings.problems is None:
             settings.notes.append(f"the prompt set is assumed to hold data.max_samples = {prompts:,} prompts")
         if prompts % problems:
             settings.inconsistent.append(
-                f"{prompts:,} prompts end each episode with an incomplete batch of {prompts % problems:,} of "
-                f"{problems:,}; data.max_samples {prompts // problems * problems:,} would leave it out, and it is not "
-                "counted here"
+                f"{prompts:,} prompts end an episode with a batch of {prompts % problems:,} of {problems:,}, which is "
+                f"not counted here; data.max_samples {prompts // problems * problems:,} would leave it out"
             )
         steps = prompts // problems * episodes
     if settings.is_on("algo.dynamic_filtering_enable", "dynamic_filtering"):
@@ -274,9 +271,8 @@ def _is_of_responses(settings: Settings, rates: list[float], n: int) -> bool:
     if said or n == 1 or max(rates) > 100 or settings.matching(r"(?:rollout|algo)\..*"):
         return said != "prompts"
     raise BudgetError(
-        f"{settings.where}: {RATE} is a percentage of prompts up to OpenRLHF 0.9.8 and counts the {n} responses of "
-        "each prompt since 0.9.9, and the log does not say which: --set pass_rate_of=prompts for the former, --set "
-        "pass_rate_of=responses for the latter"
+        f"{settings.where}: {RATE} is of prompts up to OpenRLHF 0.9.8 and of their {n} responses since 0.9.9, and the "
+        "log does not say which: --set pass_rate_of=prompts or --set pass_rate_of=responses"
     )
 
 

@@ -67,18 +67,10 @@ def write(run: RunPlan) -> Configuration:
         },
         notes=(
             "orchestrator.batch_size counts samples, not prompts",
-            *(
-                ()
-                if one_machine
-                else (
-                    "several machines need [inference] and [slurm] sections; num_infer_nodes is 1, the minimum; "
-                    "raise it as sampling needs",
-                )
-            ),
+            *(() if one_machine else ("several machines need [inference] and [slurm]; num_infer_nodes is at least 1",)),
             "a group_size of a source of problems would override orchestrator.group_size",
-            "prime-rl samples ahead: rollouts in flight at the end, stale (max_off_policy_steps) or failed, and groups "
-            "that replace discarded ones (constant_trainer_batch_size, since September 2026), are "
-            f"generated in addition to the {a.rollouts:,} that are trained on",
+            "prime-rl samples ahead: rollouts in flight at the end, stale (max_off_policy_steps), failed or replaced "
+            f"(constant_trainer_batch_size, since September 2026) are generated in addition to the {a.rollouts:,}",
         ),
     )
 
@@ -109,10 +101,7 @@ def parse(settings: Settings) -> Batching:
     steps = shared or next(iter(parts), None)
     if steps is None and not settings.unknown:
         settings.note_missing("update steps (prime-rl then runs for ever)", "max_steps")
-    settings.notes.append(
-        "prime-rl samples ahead; stale and failed rollouts, and groups that replace discarded ones, are generated in "
-        "addition"
-    )
+    settings.notes.append("prime-rl samples ahead; stale, failed and discarded rollouts are generated in addition")
     settings.ranks(_world(settings), context=("trainer.model.cp", "model.cp"))
     return settings.batching(problems_generated=problems, rollouts_per_problem=n, generations=steps)
 
@@ -131,10 +120,8 @@ def _group(settings: Settings) -> int | None:
     if shared is not None:
         sizes.add(shared)
     if len(sizes) > 1:
-        settings.unknown.append(
-            f"rollouts per problem: groups of {' and '.join(f'{size:,}' for size in sorted(sizes))} are mixed, because "
-            "a source's group_size overrides orchestrator.group_size"
-        )
+        mixed = " and ".join(f"{size:,}" for size in sorted(sizes))
+        settings.unknown.append(f"rollouts per problem: groups of {mixed} are mixed, by a group_size of the sources")
         return None
     n = sizes.pop()
     overridden, value = settings.find(*names)
@@ -255,9 +242,7 @@ def _counting(log: Log, settings: Settings, evaluated: int) -> tuple[Tally, int]
     logged = log.keys
     reason_unknown = f"its log holds no {ROLLOUTS}, which counts discarded groups too, where the batch does not"
     if ROLLOUTS not in logged and "progress/samples" in logged:
-        reason_unknown = (
-            f"progress/samples counts what was trained on, and {ROLLOUTS} (since prime-rl 0.7) is not logged"
-        )
+        reason_unknown = f"progress/samples is what was trained on, and {ROLLOUTS} (since prime-rl 0.7) is not logged"
     trained = [step for step, metrics in log.rows if ROLLOUTS in metrics or "progress/samples" in metrics]
     first = min([evaluated, *trained, 1])
     per_step = settings.whole("rollouts_per_step")

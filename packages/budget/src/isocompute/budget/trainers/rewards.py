@@ -55,9 +55,8 @@ def metric_of_successes(log: Log, settings: Settings, metric: str, share: str) -
         settings.notes.append(f"{metric} is of rewards -1 and 1: {share} is read as a success rate")
         return share
     raise BudgetError(
-        f"{log.name}: {metric} is {other[1]:g} and {share} {other[2]:g} at step {other[0]}, so that there are rewards "
-        "other than 0 and 1, or -1 and 1: say which there are with --set scale=…, or name another metric with --set "
-        "metric=NAME"
+        f"{log.name}: {metric} is {other[1]:g} and {share} {other[2]:g} at step {other[0]}, of rewards other than 0 "
+        "and 1, or -1 and 1: say which with --set scale=…, or name another metric with --set metric=NAME"
     )
 
 
@@ -74,25 +73,20 @@ def _scale(evaluations: Sequence[LoggedEvaluation], declared: str, where: str) -
     worst = next((e for e in evaluations if not _fits(e, tried)), evaluations[0])
     if tried in fitting:
         raise BudgetError(
-            f"{where}: {_name(worst)} has other rewards than 0 and 1 in it, because what the trainer logs of such "
-            "alone (as pass@k) is not there: say --set scale=rate if only a part of the log is"
+            f"{where}: {_name(worst)} has other rewards than 0 and 1, of which alone the trainer logs pass@k: say "
+            "--set scale=rate if only a part of the log is there"
         )
     low, high = SCALES[tried]
+    other = "name the accuracy's own metric with --set metric=NAME"
     said = f"{where}: {_shown(worst)}, which is not a success rate of rewards {low:g} and {high:g}"
     if "sign" in fitting and not declared:
-        raise MissingSettingError(
-            f"{said}: say --set scale=sign if they are -1 and 1, or name the accuracy's own metric with "
-            "--set metric=NAME",
-            name="scale",
-            choices="sign",
-        )
+        cure = "say --set scale=sign if they are -1 and 1"
+        raise MissingSettingError(f"{said}: {cure}, or {other}", name="scale", choices="sign")
     if worst.questions and _fits(replace(worst, questions=None), tried):
-        raise BudgetError(
-            f"{said}, of {worst.questions:,} × {worst.samples:,} responses: say how many problems were evaluated with "
-            f"--set questions.{worst.problem_set}=NUMBER, or name the accuracy's own metric with --set metric=NAME"
-        )
+        cure = f"say how many problems were evaluated with --set questions.{worst.problem_set}=NUMBER"
+        raise BudgetError(f"{said}, of {worst.questions:,} × {worst.samples:,} responses: {cure}, or {other}")
     percent = ", or say --set scale=percent if they are 0 and 100" if "percent" in fitting and not declared else ""
-    raise BudgetError(f"{said}: name the accuracy's own metric with --set metric=NAME{percent}")
+    raise BudgetError(f"{said}: {other}{percent}")
 
 
 def _fits(e: LoggedEvaluation, scale: str) -> bool:

@@ -571,6 +571,10 @@ class Settings:
             name = key.rpartition(".")[2]
             self.inconsistent.append(f"{name} counts responses: {micro} does not divide the {share:,} {of}")
 
+    def note_epochs(self, key: str) -> None:
+        """Note that the number of steps follows from epochs over problems that are not known."""
+        self.unknown.append(f"update steps: they follow from {key} and the number of problems; give --problems D")
+
     def note_more(self, what: str, where: str = "") -> None:
         """Note what generates in addition to the plan."""
         self.notes.append(f"{what} generates more than B_p · n · M rollouts; how many is known only afterwards{where}")
@@ -587,9 +591,7 @@ class Settings:
         batches = self.problems // problems_per_batch if self.problems and problems_per_batch else None
         if epochs is None or batches is None:
             if limit is None:
-                self.unknown.append(
-                    f"update steps: they follow from {key} and the number of problems; give --problems D"
-                )
+                self.note_epochs(key)
             elif epochs is not None and epochs < limit:
                 self.notes.append(
                     f"{limit:,} steps are reached only with at least {ceil(limit / epochs):,} batches of problems "

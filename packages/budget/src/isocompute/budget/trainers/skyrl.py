@@ -142,8 +142,7 @@ def parse(settings: Settings) -> Batching:
 def _ranks(settings: Settings, world: int | None) -> int | None:
     """Data-parallel ranks of the policy, under Megatron or FSDP."""
     if settings.values.get("trainer.strategy") == "megatron":
-        tensor, pipeline, context = ((f"{POLICY}.megatron_config.{name}",) for name in DEGREES)
-        return settings.ranks(world, tensor=tensor, pipeline=pipeline, context=context)
+        return settings.ranks(world, *((f"{POLICY}.megatron_config.{name}",) for name in DEGREES))
     return settings.ranks(world, context=(f"{POLICY}.sequence_parallel_size",))
 
 
@@ -159,10 +158,8 @@ def _placement(settings: Settings, world: int | None, policy: tuple[int | None, 
             each *= settings.whole(*names) or 1
         engines = settings.whole(f"{ENGINE}.num_engines", "generator.num_inference_engines") or 1
         if engines * each != world:
-            settings.inconsistent.append(
-                f"colocate_all: {engines} engines of {each} devices are {engines * each}, and the policy has {world}; "
-                "SkyRL requires the two to be equal"
-            )
+            has = f"{engines} engines of {each} devices are {engines * each}, and the policy has {world}"
+            settings.inconsistent.append(f"colocate_all: {has}; SkyRL requires the two to be equal")
         return
     reference = tuple(settings.whole(f"{PLACEMENT}.ref_num_{part}") or 1 for part in ("nodes", "gpus_per_node"))
     used = settings.is_on("trainer.algorithm.use_kl_loss", default=True) or settings.is_on(
@@ -205,10 +202,8 @@ def _counting(log: Log, settings: Settings) -> Counting:
         raise settings.missing(name, choices=str(ns[0]))
     n = n or settings.required(name, default=5)
     if ns and ns != [n]:
-        raise BudgetError(
-            f"{log.name}: {name} is {n}, and the log has reward/avg_pass_at_{' and '.join(map(str, ns))}: its settings "
-            "are not those of this log"
-        )
+        logs = " and ".join(map(str, ns))
+        raise BudgetError(f"{log.name}: {name} is {n}, and its log, of other settings, has reward/avg_pass_at_{logs}")
     problems = settings.required("trainer.train_batch_size", default=1024)
     mini = settings.required("trainer.policy_mini_batch_size", default=256)
     updates = max(problems // mini, 1) * settings.required("trainer.update_epochs_per_batch", default=1)

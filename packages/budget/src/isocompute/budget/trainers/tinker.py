@@ -33,7 +33,7 @@ from typing import Any
 
 from ..checks import reason
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, Score, Spread, StepCounts, Tally
+from .counting import TRAINING_REWARD, LoggedEvaluation, Score, Spread, StepCounts, Tally
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings
 from .trainer import LogReader, Trainer
@@ -90,7 +90,7 @@ def parse(settings: Settings) -> Batching:
         if limit and limit > steps:
             settings.inconsistent.append(f"the problems end the run after {steps:,} of {limit:,} steps")
     elif limit is None:
-        settings.unknown.append("update steps: they follow from the number of problems; give --problems D")
+        settings.note_epochs("max_steps")
     if settings.matching(ASYNC) and settings.is_on(REMOVES):
         settings.notes.append("groups without a spread of rewards are replaced, in addition to B_p · n · M rollouts")
     settings.ranks(settings.world_size)
@@ -263,9 +263,8 @@ class IterationCounting:
             if episodes in (None, len(part)) and tokens in (None, sum(t.tokens for t in part)):
                 return
         raise BudgetError(
-            f"{self.log.name}: step {step} is logged with {episodes or 0:g} trajectories and {tokens or 0:g} tokens, "
-            f"and the summary in iteration_{step:06d} has {len(whole):,} and {sum(t.tokens for t in whole):,}: they "
-            "are not of one run"
+            f"{self.log.name}: step {step} has {episodes or 0:g} trajectories and {tokens or 0:g} tokens, its summary "
+            f"in iteration_{step:06d} {len(whole):,} and {sum(t.tokens for t in whole):,}: they are not of one run"
         )
 
 
@@ -354,17 +353,12 @@ def _training_scores(log: Log, settings: Settings) -> Scores:
         of = trajectories(log, step, "train")
         if f"env/all/{what}" in metrics:
             if not of and _removes(log, settings):
-                raise BudgetError(
-                    f"{log.name}: the rewards of training are of the groups that {REMOVES} left, and there is no "
-                    f"summary of all in iteration_{step:06d}"
-                )
+                left = f"{REMOVES} left, and there is no summary of all in iteration_{step:06d}"
+                raise BudgetError(f"{log.name}: the rewards of training are of the groups that {left}")
             # What was logged may be of the groups that were left only.
             samples = None if of else settings.required(*GROUP)
             found[step] = {"train": _score(log, "env/all/", what, step, {} if of else metrics, of, samples)}
-    settings.notes.append(
-        "TRAINING REWARD: measured on the problems that are trained on, by the policy before each update; it says how "
-        "a run learnt, not how well it answers problems that it has not seen"
-    )
+    settings.notes.append(TRAINING_REWARD)
     return found
 
 
@@ -399,9 +393,8 @@ def _score(
         )
     values = [value for t in of for value in t.values.get(what, ())]
     found = mean(values) if values else float("nan")
-    if episodes not in (None, len(of)) or (
-        logged is not None and not isclose(found, logged, rel_tol=1e-5, abs_tol=1e-6)
-    ):
+    differs = logged is not None and not isclose(found, logged, rel_tol=1e-5, abs_tol=1e-6)
+    if episodes not in (None, len(of)) or differs:
         raise BudgetError(
             f"{log.name}: {prefix}{what} is {logged or 0:g} of {episodes or 0:g} trajectories at step {step}, and the "
             f"summary in iteration_{step:06d} has {found:g} of {len(of):,}: they are not of one run"

@@ -30,6 +30,7 @@ from operator import mul
 from ..checks import shorten
 from ..errors import BudgetError
 from .counting import (
+    TRAINING_REWARD,
     Entries,
     Generated,
     LoggedEvaluation,
@@ -42,7 +43,7 @@ from .counting import (
 )
 from .logs.log import Log, LogLayout
 from .schedule import Schedule
-from .settings import Batching, Configuration, MissingSettingError, RunPlan, Settings, exact_quotient, product
+from .settings import Batching, Configuration, RunPlan, Settings, exact_quotient, product
 from .trainer import LogReader, Trainer
 
 LAUNCHED = ("num_processes", "nproc_per_node", "nnodes")
@@ -86,19 +87,14 @@ def batch_sizes(settings: Settings) -> BatchSizes:
     if world is None and batch and kept and device:
         world = exact_quotient(batch, device * kept)
     if world is None and not any(remark.startswith("world size") for remark in settings.unknown):
-        settings.unknown.append(
-            "world size: the number of processes is the launcher's (accelerate launch --num_processes); "
-            "give --world-size"
-        )
+        settings.unknown.append("world size: the launcher says it (accelerate --num_processes); give --world-size")
     if batch is None and device and accumulated and world:
         batch = device * world * (kept or accumulated)
     if kept is None and batch and device and world:
         kept = exact_quotient(batch, device * world)
         if kept is None:
-            settings.inconsistent.append(
-                f"generation_batch_size of {batch:,} is not a multiple of the {device * world:,} completions "
-                f"of one pass ({device:,} × {world})"
-            )
+            one = f"{device * world:,} completions of one pass ({device:,} × {world})"
+            settings.inconsistent.append(f"generation_batch_size of {batch:,} is not a multiple of the {one}")
     if n == 1:
         settings.inconsistent.append("num_generations is 1, which TRL refuses: it takes a group of 2 or more")
     elif batch and n and batch % n:
@@ -136,8 +132,8 @@ def _processes(settings: Settings) -> int | None:
             settings.inconsistent.append(f"parallelism_config_{key} is above 1, which TRL's GRPO trainer refuses")
     if (settings.whole("parallelism_config_tp_size", "parallelism_config.tp_size") or 1) > 1:
         settings.unknown.append(
-            "world size: TRL counts every process as a data-parallel rank, and with parallelism_config_tp_size above 1 "
-            "they are not; what it then generates cannot be known from the settings"
+            "world size: TRL counts every process as a data-parallel rank, which with parallelism_config_tp_size above "
+            "1 they are not"
         )
         return None
     said = {key: value for key in LAUNCHED if (value := settings.find(key)[1]) is not None}
@@ -191,8 +187,8 @@ def count(log: Log, settings: Settings) -> tuple[Generated, Sequence[Schedule]]:
     """Count what a run generated, by optimizer step, and return the schedules by which it may have."""
     if FORMER_LENGTH in log.keys:
         raise BudgetError(
-            f"{log.name}: logs {FORMER_LENGTH} without {TOKENS}, as TRL did before 0.16: whether its "
-            "per_device_train_batch_size counts prompts (0.14) or completions (0.15) is not known, so it is not read"
+            f"{log.name}: logs {FORMER_LENGTH} without {TOKENS}, as TRL did before 0.16, whose "
+            "per_device_train_batch_size counts prompts (0.14) or completions (0.15): it is not read"
         )
     settings.required("per_device_train_batch_size", "trainer_state.train_batch_size", default=8)
     accumulated = settings.required("gradient_accumulation_steps", default=1)
@@ -204,12 +200,8 @@ def count(log: Log, settings: Settings) -> tuple[Generated, Sequence[Schedule]]:
     if batch is None or every is None or sizes.world is None:
         if any("parallelism" in remark for remark in known.unknown):
             raise BudgetError(f"{log.name}: {'; '.join(known.unknown)}")
-        raise MissingSettingError(
-            f"{log.name}: world_size (the trainer's processes, one per GPU) is not known: it would follow from "
-            "generation_batch_size and steps_per_generation, which are not both in its logs or configuration; give it "
-            "with --set world_size=NUMBER",
-            name="world_size",
-        )
+        both = "generation_batch_size and steps_per_generation, which say it, are not both logged or configured"
+        raise settings.missing("world_size", because=both)
     batches = settings.problems // (batch // sizes.n) if settings.problems and sizes.n else None
     if batches is None and every % accumulated and not any(m.get("epoch") for _, m in log.rows):
         raise settings.missing("problems")
@@ -264,9 +256,8 @@ def parse(settings: Settings) -> Batching:
     if updates and sizes.every and sizes.accumulated and problems:
         batches = None if settings.problems is None else settings.problems // problems
         if batches == 0:
-            settings.inconsistent.append(
-                f"{settings.problems:,} problems hold no whole generation batch of {problems:,}: TRL generates nothing"
-            )
+            nothing = f"hold no whole generation batch of {problems:,}: TRL generates nothing"
+            settings.inconsistent.append(f"{settings.problems:,} problems {nothing}")
             steps, generations = 0, 0
         else:
             schedule = Schedule(every=sizes.every, accumulation=sizes.accumulated, batches=batches)
@@ -274,17 +265,11 @@ def parse(settings: Settings) -> Batching:
                 steps = -int(-epochs * schedule.epoch_steps // 1)
             generations = None if steps is None else schedule.generations(0, steps)
             if steps and batches is None and sizes.every % sizes.accumulated:
-                settings.notes.append(
-                    "the last optimizer step of an epoch may be short, and generate less; give --problems D to count it"
-                )
+                settings.notes.append("an epoch's last step may be short, and generate less; give --problems D")
     if steps is None:
-        settings.unknown.append(
-            "update steps: they follow from num_train_epochs and the number of problems; give --problems D"
-        )
+        settings.note_epochs("num_train_epochs")
     if settings.text("eval_strategy", default="no") != "no":
-        settings.notes.append(
-            "evaluations generate in addition: num_generations_eval for each prompt of the evaluation set"
-        )
+        settings.notes.append("evaluations generate in addition: num_generations_eval for each of their prompts")
     settings.ranks(sizes.world)
     return settings.batching(
         problems_generated=problems,
@@ -316,13 +301,11 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     training = settings.is_on("train_reward")
     names = log.keys
     prefixes = {""} if training else {m[1] for k in names if (m := re.match(r"(eval_(?:[^/]+_)?)rewards?(?:/.*)?$", k))}
-    logged = {prefix: _metric(settings, prefix, names, log.name) for prefix in sorted(prefixes)}
+    logged = {prefix: _metric(settings, prefix, names) for prefix in sorted(prefixes)}
     known = {prefix: name for prefix, name in logged.items() if name in names}
-    if logged and not known and settings.text("metric"):
-        functions = sorted({k.split("/")[1] for k in names if re.match(r"(?:eval_.*)?rewards/.+/mean$", k)})
-        raise BudgetError(
-            f"{log.name}: metric is {settings.text('metric')!r}, which is not logged; there are {', '.join(functions)}"
-        )
+    if logged and not known and (wanted := settings.text("metric")):
+        functions = ", ".join(sorted({k.split("/")[1] for k in names if re.match(r"(?:eval_.*)?rewards/.+/mean$", k)}))
+        raise BudgetError(f"{log.name}: metric is {wanted!r}, which is not logged; there are {functions}")
     logged = known
     if not logged:
         return []
@@ -334,10 +317,8 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
         kind = prefix.removeprefix("eval_").removesuffix("_") or ("train" if training else "eval")
         in_part = _scored_in_part(log, settings, prefix)
         if in_part and not training and settings.find(f"questions.{kind}", "questions")[1] is None:
-            raise MissingSettingError(
-                f"{log.name}: {prefix}reward is not the sum of {', '.join(in_part)}, so that they scored a part of the "
-                f"responses only: say of how many problems {name} is, with --set questions=NUMBER",
-                name="questions",
+            raise settings.missing(
+                "questions", because=f"{prefix}reward is not the sum of {', '.join(in_part)}, which scored a part only"
             )
         questions = whole_of(log, f"{prefix}runtime", f"{prefix}samples_per_second")
         # What is logged are means over batches, each over the responses that were scored.
@@ -360,10 +341,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
             )
             evals.append(LoggedEvaluation.of(score, at, kind, "train" if training else "validation"))
     if training:
-        settings.notes.append(
-            "TRAINING REWARD: measured on the problems that are trained on, by the policy before each update; it says "
-            "how a run learnt, not how well it answers problems that it has not seen"
-        )
+        settings.notes.append(TRAINING_REWARD)
     return sorted(evals, key=lambda e: (e.count.step, e.problem_set))
 
 
@@ -376,9 +354,8 @@ def _scored_in_part(log: Log, settings: Settings, prefix: str) -> list[str]:
     names = {k for k in log.keys if k.startswith(f"{prefix}rewards/") and k.endswith("/mean")}
     whole = [m for _, m in log.rows if total in m and names <= m.keys()]
     weights = settings.find("reward_weights")[1]
-    given = (
-        [float(w) for w in weights if isinstance(w, int | float)] if isinstance(weights, list) else [1.0] * len(names)
-    )
+    listed = weights if isinstance(weights, list) else [1.0] * len(names)
+    given = [float(weight) for weight in listed if isinstance(weight, int | float)]
     # Releases differ in whether the sum that is logged is weighted.
     orders = {(1.0,) * len(names), *(permutations(given) if len(names) <= MOST_PERMUTED else [tuple(given)])}
     summed = any(
@@ -391,7 +368,7 @@ def _scored_in_part(log: Log, settings: Settings, prefix: str) -> list[str]:
     return [] if summed or not names else sorted(names)
 
 
-def _metric(settings: Settings, prefix: str, names: set[str], where: str) -> str:
+def _metric(settings: Settings, prefix: str, names: set[str]) -> str:
     """The metric to read: the one named, else that of the only reward function."""
     wanted = settings.text("metric")
     if wanted:
@@ -400,12 +377,7 @@ def _metric(settings: Settings, prefix: str, names: set[str], where: str) -> str
     each = sorted(k for k in names if k.startswith(f"{prefix}rewards/") and k.endswith("/mean"))
     if len(each) > 1:
         functions = ", ".join(k.split("/")[1] for k in each)
-        raise MissingSettingError(
-            f"{where}: {prefix}reward sums the rewards {functions}, of which one may be the success rate: name it with "
-            "--set metric=NAME",
-            name="metric",
-            choices=functions,
-        )
+        raise settings.missing("metric", choices=functions, because=f"{prefix}reward sums the rewards {functions}")
     return each[0] if each else f"{prefix}reward"
 
 
