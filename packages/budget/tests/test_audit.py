@@ -4,8 +4,8 @@ import json
 
 import pytest
 from isocompute.budget import BudgetError, Counts, Ledger
-from isocompute.budget.audit import OF_LEDGER, audit
 from isocompute.budget.cli import main
+from isocompute.budget.commands.audit import OF_LEDGER, audit
 from reading_logs import DOCS, VERL, lines, settings
 
 TRL = settings(

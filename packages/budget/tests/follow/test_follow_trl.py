@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from isocompute.budget import History
-from isocompute.budget.audit import audit
 from isocompute.budget.cli import main
+from isocompute.budget.commands.audit import audit
 from reading_logs import needed
 
 pytestmark = pytest.mark.slow("a run of TRL's")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
-from isocompute.budget.trainers.logs.tensorboard import _checksum
+from isocompute.budget.trainers.logs.records import _checksum
 from isocompute.budget.trainers.registry import TRAINERS
 from reading_logs import DOCS, FIXTURES, logged_run
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from ..checks import whole
 from ..errors import BudgetError
 from .logs.log import flat
-from .nemo_rl import NEMO_RL
-from .open_instruct import OPEN_INSTRUCT
 from .openrlhf import OPENRLHF
+from .others import NEMO_RL, OPEN_INSTRUCT
 from .prime_rl import PRIME_RL
 from .settings import Batching, Configuration, RunPlan, Settings, Value
 from .skyrl import SKYRL

@@ -22,12 +22,10 @@ from ..checks import reason
 from ..contract.tracking import is_of_mlflow
 from ..errors import BudgetError, DamagedLogError
 from .evals import plain
-from .logs.databases import MAGIC as SQLITE
-from .logs.databases import OF_MLFLOW, runs_of
 from .logs.files import OPENERS, PACKED, ZIP, ZSTD, content, name_of, text_of
 from .logs.log import LOG_CALLS, Log, LogLayout
-from .logs.sources import EVENTS, EVENTS_BEGIN, STATE, last_states, read_logs
-from .logs.wandb import MAGIC as WANDB
+from .logs.records import WANDB
+from .logs.sources import EVENTS, EVENTS_BEGIN, OF_MLFLOW, SQLITE, STATE, last_states, read_logs, runs_of
 from .registry import TRAINERS
 from .settings import Settings, load
 from .trainer import LogReader, Trainer
