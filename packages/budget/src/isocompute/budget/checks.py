@@ -52,3 +52,9 @@ def finite(value: Any, name: str, *, zero: bool = False) -> float:
         least = "of at least" if zero else "above"
         raise BudgetError(f"{name} is {shorten(value)}; it must be a finite number {least} 0")
     return number
+
+
+def check_whole_fields(of: object, *names: str, least: int) -> None:
+    """Keep fields of a frozen dataclass as ints, or refuse the one that is no whole number."""
+    for name in names:
+        object.__setattr__(of, name, whole(getattr(of, name), name, least=least))

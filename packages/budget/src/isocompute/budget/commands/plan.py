@@ -13,10 +13,8 @@ from ..planning.compute import (
     DEVICES,
     GIBIBYTE,
     SPREAD,
-    Device,
     Interval,
     Lengths,
-    Memory,
     Model,
     Setting,
     Utilisation,
@@ -150,15 +148,6 @@ def _shares(text: str) -> tuple[float, float, float]:
     return low, likely, high
 
 
-def _memory_line(needed: Memory, on: Device) -> str:
-    left_out = "" if needed.activations else ", without activations (give the layers and the width)"
-    verdict = "" if needed.total <= on.memory else ", which does not fit"
-    return (
-        f"memory: {needed.total / GIBIBYTE:,.1f} of {on.memory / GIBIBYTE:,.1f} GiB of {on.name}, for 16 bytes per "
-        f"parameter shared by the devices and an engine's weights{left_out}{verdict}"
-    )
-
-
 def format_figure(value: float) -> str:
     """A number in readable form: whole, with two decimals, or in scientific notation."""
     if value >= 1e12:
@@ -216,7 +205,13 @@ def plan_lines(plan: Grid, rows: list[dict[str, Any]], arguments: argparse.Names
         needed = setting.memory(world_size=arguments.world_size, micro_batch=arguments.micro_batch)
         tokens = setting.lengths.tokens_of(limits.rollouts)
         yield f"response tokens: {tokens.likely:,.0f} ({tokens.low:,.0f}-{tokens.high:,.0f})"
-        yield _memory_line(needed, setting.device)
+        left_out = "" if needed.activations else ", without activations (give the layers and the width)"
+        verdict = "" if needed.total <= setting.device.memory else ", which does not fit"
+        yield (
+            f"memory: {needed.total / GIBIBYTE:,.1f} of {setting.device.memory / GIBIBYTE:,.1f} GiB of "
+            f"{setting.device.name}, for 16 bytes per parameter shared by the devices and an engine's weights"
+            f"{left_out}{verdict}"
+        )
         alone = "no device waits for another, nor for the longest response of a batch"
         yield from (f"assumed: {sentence}" for sentence in (*rows[0]["assumptions"], alone))
 

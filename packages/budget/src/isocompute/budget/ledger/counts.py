@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..checks import shorten, whole
+from ..checks import check_whole_fields, shorten
 from ..contract.errors import printable
 from ..errors import BudgetError
 
@@ -41,8 +41,7 @@ class Counts:
     response_tokens: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("rollouts", "prompt_tokens", "response_tokens"):
-            object.__setattr__(self, name, whole(getattr(self, name), name, least=0))
+        check_whole_fields(self, "rollouts", "prompt_tokens", "response_tokens", least=0)
 
     def __add__(self, other: object) -> Counts:
         if not isinstance(other, Counts):

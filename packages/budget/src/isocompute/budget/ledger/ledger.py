@@ -86,7 +86,12 @@ class Ledger:
                 ``resumed_from`` was left out.
         """
         path = Path(path)
-        _check_run_id(path, run_id)
+        try:
+            length = len(run_id.encode())
+        except UnicodeEncodeError:
+            raise LedgerError(f"{path}: the run_id {run_id!r} is not text that UTF-8 can hold") from None
+        if not 0 < length <= LONGEST_RUN_ID:
+            raise LedgerError(f"{path}: a run_id must have 1 to {LONGEST_RUN_ID} bytes, not {length}")
         if resumed_from not in (None, "last"):
             resumed_from = whole(resumed_from, "resumed_from", least=0)
         if not path.exists():
@@ -268,15 +273,6 @@ def under_way(path: Path, paid: Counts, *, restored: int = 0) -> Counts:
 
 def _dispatched(path: Path) -> Path:
     return path.with_name(f"{path.name}.dispatched")
-
-
-def _check_run_id(path: Path, run_id: str) -> None:
-    try:
-        length = len(run_id.encode())
-    except UnicodeEncodeError:
-        raise LedgerError(f"{path}: the run_id {run_id!r} is not text that UTF-8 can hold") from None
-    if not 0 < length <= LONGEST_RUN_ID:
-        raise LedgerError(f"{path}: a run_id must have 1 to {LONGEST_RUN_ID} bytes, not {length}")
 
 
 def _progress(sql: sqlite3.Connection) -> tuple[float, int]:
@@ -562,7 +558,7 @@ def drop_copies(histories: Iterable[History]) -> list[History]:
     kept: dict[str, History] = {}
     for history in histories:
         other = kept.setdefault(history.run_id, history)
-        shorter, longer = sorted((other, history), key=_length)
+        shorter, longer = sorted((other, history), key=lambda h: (len(h.attempts), sum(a.charges for a in h.attempts)))
         # Of an attempt, which has one writer, the copies differ in how far they go.
         pairs = zip(shorter.attempts, longer.attempts, strict=False)
         if any(ours.salt != theirs.salt or ours.charges > theirs.charges for ours, theirs in pairs):
@@ -572,10 +568,6 @@ def drop_copies(histories: Iterable[History]) -> list[History]:
             )
         kept[history.run_id] = longer
     return list(kept.values())
-
-
-def _length(history: History) -> tuple[int, int]:
-    return len(history.attempts), sum(attempt.charges for attempt in history.attempts)
 
 
 def _ledger_files(source: str | Path) -> list[Path]:

@@ -146,8 +146,10 @@ class Store:
             made = not os.path.lexists(os.path.realpath(path))
             if made:
                 # Whole at once, so that an empty file is never a ledger that is only beginning.
-                with atomic_write(os.path.realpath(path), error=LedgerError, replace=False) as stream:
-                    stream.write(_empty())
+                whole = atomic_write(os.path.realpath(path), error=LedgerError, replace=False)
+                with whole as stream, contextlib.closing(sqlite3.connect(":memory:")) as sql:
+                    sql.executescript(SCHEMA)
+                    stream.write(sql.serialize())
             with _use:
                 return cls(path, lock, _connected(path, writes=True), made=made)
         except BaseException:
@@ -267,12 +269,6 @@ def _head(path: Path) -> bytes:
             return stream.read(HEAD_BYTES)
     except OSError as error:
         raise LedgerError(f"{path}: cannot be read ({reason(error)})") from None
-
-
-def _empty() -> bytes:
-    with contextlib.closing(sqlite3.connect(":memory:")) as sql:
-        sql.executescript(SCHEMA)
-        return sql.serialize()
 
 
 def _connected(path: Path, *, writes: bool = False) -> sqlite3.Connection:

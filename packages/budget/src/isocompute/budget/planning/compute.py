@@ -9,12 +9,12 @@ share anything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 from typing import Literal
 
-from ..checks import finite, whole
+from ..checks import check_whole_fields, finite, whole
 from ..errors import BudgetError
 
 Scaling = Literal["sqrt", "linear", "constant"]
@@ -39,8 +39,7 @@ class Allocation:
     update_steps: int
 
     def __post_init__(self) -> None:
-        for name in ("problems_per_batch", "rollouts_per_problem", "update_steps"):
-            object.__setattr__(self, name, whole(getattr(self, name), name, least=1))
+        check_whole_fields(self, "problems_per_batch", "rollouts_per_problem", "update_steps", least=1)
 
     @classmethod
     def within(cls, rollouts: int, *, problems_per_batch: int, rollouts_per_problem: int) -> Allocation:
@@ -106,6 +105,17 @@ class Interval:
     high: float
     assumptions: tuple[str, ...] = ()
 
+    @classmethod
+    def sure(cls, amount: float) -> Interval:
+        """An amount that is known."""
+        return cls(low=amount, likely=amount, high=amount)
+
+    def over(self, rates: Sequence[float], *assumptions: str) -> Interval:
+        """The time that it takes at a low, a likely and a high rate, and what these assume."""
+        slow, likely, fast = rates
+        said = (*self.assumptions, *assumptions)
+        return Interval(low=self.low / fast, likely=self.likely / likely, high=self.high / slow, assumptions=said)
+
     def __add__(self, other: Interval) -> Interval:
         """The sum, as wide as if both were off in the same direction."""
         return Interval(
@@ -151,9 +161,7 @@ class Model:
             if value is not None or name == "parameters":
                 whole(value, name, least=1)
         if self.active > self.parameters:
-            raise BudgetError(
-                f"active_parameters is {self.active:,}, more than the {self.parameters:,} parameters that there are"
-            )
+            raise BudgetError(f"active_parameters is {self.active:,}, more than the {self.parameters:,} parameters")
         if (self.layers is None) != (self.width is None):
             raise BudgetError("the attention term needs both the layers and the width of the model, or neither")
 
@@ -200,9 +208,7 @@ class Lengths:
                 f"at least 0 and the response more, and both at most {LONGEST:,}"
             )
         if not 0 < self.growth <= LONGEST:
-            raise BudgetError(
-                f"the growth of responses is {self.growth!r}; it must be a positive factor (1 for no growth)"
-            )
+            raise BudgetError(f"the growth of responses is {self.growth!r}; it must be a positive factor")
         if not 0 <= self.spread < 1:
             raise BudgetError(f"the spread of lengths is {self.spread!r}; it must lie between 0 and 1")
 
@@ -276,12 +282,7 @@ def device(name: str) -> Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Utilisation:
-    """Shares of a device's peak that are reached (model FLOPs utilisation): assumed unless they were measured.
-
-    Attributes:
-        generation: Low, likely and high, while sampling.
-        training: Low, likely and high, while training.
-    """
+    """Low, likely and high shares of a device's peak (model FLOPs utilisation): assumed unless they were measured."""
 
     generation: tuple[float, float, float] = (0.05, 0.15, 0.3)
     training: tuple[float, float, float] = (0.25, 0.35, 0.5)
@@ -290,10 +291,8 @@ class Utilisation:
         for name in ("generation", "training"):
             low, likely, high = getattr(self, name)
             if not 0 < low <= likely <= high <= 1:
-                raise BudgetError(
-                    f"the utilisation in {name} is {low}, {likely}, {high}; it must be in ascending "
-                    "order between 0 and 1"
-                )
+                said = f"the utilisation in {name} is {low}, {likely}, {high}"
+                raise BudgetError(f"{said}; it must be in ascending order between 0 and 1")
 
 
 HEAD = (0.6, 0.85, 0.95)
@@ -309,15 +308,8 @@ def seconds(flops: Interval, on: Device, shares: tuple[float, float, float], doi
     """
     slow, likely, fast = shares
     reached = f"{slow:.0%} to {fast:.0%} (likely {likely:.0%})" if slow < fast else f"{likely:.0%}"
-    return Interval(
-        low=flops.low / (on.peak * fast),
-        likely=flops.likely / (on.peak * likely),
-        high=flops.high / (on.peak * slow),
-        assumptions=(
-            *flops.assumptions,
-            f"{doing} reaches {reached} of the {on.peak / 1e12:,.0f} TFLOP/s of {on.name}",
-        ),
-    )
+    said = f"{doing} reaches {reached} of the {on.peak / 1e12:,.0f} TFLOP/s of {on.name}"
+    return flops.over([on.peak * share for share in shares], said)
 
 
 def head_seconds(flops: Interval, on: Device) -> Interval:
@@ -353,12 +345,10 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The cost of generating rollouts and training on all of them.
+    """The cost of generating rollouts and training on all of them, in device-seconds.
 
     Attributes:
         flops: FLOPs of prefill and sampling, of the trainer's passes, and of a head in float32, which is in neither.
-        sampling: Device-seconds of generating.
-        training: Device-seconds of training.
     """
 
     flops: tuple[Interval, Interval, Interval]
@@ -457,15 +447,11 @@ class Setting:
         model, lengths, forwards = self.model, self.lengths, self.extra_forwards
         said = [lengths.assumption, "2·N FLOPs per token prefilled or generated, 6·N per token trained on"]
         if model.active < model.parameters:
-            said.append(
-                f"a token passes through {model.active:,} of the {model.parameters:,} parameters, and devices hold "
-                "them all"
-            )
+            held = f"{model.active:,} of the {model.parameters:,} parameters, and devices hold them all"
+            said.append(f"a token passes through {held}")
         if forwards:
-            said.append(
-                f"{forwards} further forward {'passes' if forwards > 1 else 'pass'} of the trainer, "
-                "2·N FLOPs per token each"
-            )
+            passes = f"{forwards} further forward {'passes' if forwards > 1 else 'pass'}"
+            said.append(f"{passes} of the trainer, 2·N FLOPs per token each")
         said.append(
             "the attention term is left out (give the layers and the width)"
             if model.layers is None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import inf
 
-from ..checks import whole
+from ..checks import check_whole_fields, whole
 from ..errors import BudgetError
 from .compute import Allocation
 
@@ -41,8 +41,7 @@ class Constraints:
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("rollouts", "max_batch", "min_steps", "world_size"):
-            object.__setattr__(self, name, whole(getattr(self, name), name, least=1))
+        check_whole_fields(self, "rollouts", "max_batch", "min_steps", "world_size", least=1)
         if self.problems is not None:
             whole(self.problems, "problems", least=1)
         if self.max_epochs is not None and (self.problems is None or not 0 < self.max_epochs < inf):

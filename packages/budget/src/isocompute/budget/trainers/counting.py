@@ -219,6 +219,7 @@ class Counting:
 
     Attributes:
         updates: Optimizer steps of each logged step.
+        batch: Rollouts of a logged step by the settings alone.
         lengths: Mean tokens of a response at each row.
         trains: Whether a row is of training, and not of an evaluation alone.
     """
@@ -226,18 +227,20 @@ class Counting:
     log: Log
     tally: Tally
     updates: int
+    batch: int
     lengths: Sequence[float]
     own: Own
     trains: Callable[[Metrics], bool]
 
-    def progress(self) -> list[StepCount]:
-        """What was generated for training at each step."""
+    def progress(self, *, one_in: int = 0) -> StepCounts:
+        """What was generated for training at each step, one in so many only as a baseline."""
         points = []
         for (step, metrics), length in zip(self.log.rows, self.lengths, strict=True):
             if self.trains(metrics):
                 self._advance(step, metrics, length)
                 points.append(self.tally.at(step * self.updates, logged=step))
-        return points
+        baselines = self.tally.rollouts // one_in if one_in else 0
+        return StepCounts.of(points, self.tally.per_step, plain=self.tally.step * self.batch, baselines=baselines)
 
     def evaluations(self, scores: Mapping[int, Mapping[str, Score]]) -> list[LoggedEvaluation]:
         """The evaluations of a run."""

@@ -67,7 +67,12 @@ class LiveLog:
         Raises:
             TwoRunsError: One log has the entries of two runs.
         """
-        path = _database(self.source) if self.remote else Path(self.source)
+        path: Path | None = Path(self.source)
+        if self.remote:
+            own = self.source if self.source.startswith(STORES) else ""
+            uri = own or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
+            # A server has no file.
+            path = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
         if self.remote and path is not None and not _has_metrics(path):
             # Whoever reads a store while it is being made makes both fail.
             return self._last
@@ -140,12 +145,6 @@ def _stamp(path: Path) -> Iterator[tuple[str, int, int]]:
     except OSError:
         return
     yield str(path), status.st_size, status.st_mtime_ns
-
-
-def _database(source: str) -> Path | None:
-    """The file of a local MLflow store, or None where a server has it."""
-    uri = source if source.startswith(STORES) else os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
-    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
 
 
 def _has_metrics(path: Path) -> bool:

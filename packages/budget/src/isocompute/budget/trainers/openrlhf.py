@@ -26,7 +26,6 @@ from .counting import (
     LARGEST_COUNT,
     Counting,
     LoggedEvaluation,
-    Metrics,
     Score,
     Spread,
     StepCounts,
@@ -156,16 +155,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
 
 def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     """Count what each step of a run generated for training."""
-    counting = _counting(log, settings)
-    points = counting.progress()
-    n = settings.required("rollout.n_samples_per_prompt", "n_samples_per_prompt")
-    problems = settings.required("rollout.batch_size", "rollout_batch_size")
-    plain = points[-1].logged * problems * n if points else 0
-    return StepCounts.of(points, counting.tally.per_step, plain=plain)
-
-
-def _trains(metrics: Metrics) -> bool:
-    return any(key.startswith("train/") and key != "train/global_step" for key in metrics)
+    return _counting(log, settings).progress()
 
 
 def _counting(log: Log, settings: Settings) -> Counting:
@@ -190,9 +180,10 @@ def _counting(log: Log, settings: Settings) -> Counting:
         log=log,
         tally=tally,
         updates=max(problems * n // train, 1) * epochs,
+        batch=problems * n,
         lengths=lengths(log, LENGTH),
         own=lambda step, _: logged.get(step, (None, 0)),
-        trains=_trains,
+        trains=lambda metrics: any(key.startswith("train/") and key != "train/global_step" for key in metrics),
     )
 
 
@@ -276,7 +267,7 @@ def _is_of_responses(settings: Settings, rates: list[float], n: int) -> bool:
     )
 
 
-def _scores(metrics: Metrics, samples: int) -> dict[str, Score]:
+def _scores(metrics: Mapping[str, float], samples: int) -> dict[str, Score]:
     by_set: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
         if match := METRIC.match(name):

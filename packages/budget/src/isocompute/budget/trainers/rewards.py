@@ -7,12 +7,12 @@ granted where nothing contradicts them; others are declared (``scale``), unless 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import floor, isclose, sqrt
 
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, Spread
+from .counting import LoggedEvaluation, Score, Spread
 from .logs.log import Log
 from .settings import MissingSettingError, Settings
 
@@ -58,6 +58,23 @@ def metric_of_successes(log: Log, settings: Settings, metric: str, share: str) -
         f"{log.name}: {metric} is {other[1]:g} and {share} {other[2]:g} at step {other[0]}, of rewards other than 0 "
         "and 1, or -1 and 1: say which with --set scale=…, or name another metric with --set metric=NAME"
     )
+
+
+def mean_scores(
+    log: Log, metric: str, best: str, samples: int, *, low: float = 0.0, binary: bool | None = None
+) -> Iterator[tuple[int, Score]]:
+    """The scores of a problem set, by step: means, and the best of all samples where that is logged.
+
+    Args:
+        low: What a failure is rewarded with.
+    """
+    for step, metrics in log.rows:
+        if metric in metrics:
+            columns = {f"avg_at_{samples}": (metrics[metric] - low) / (1 - low)}
+            if samples > 1 and best in metrics:
+                columns[f"best_at_{samples}"] = metrics[best]
+            spread = Spread(size=samples)
+            yield step, Score(samples=samples, scores=columns, metric=metric, spread=spread, binary=binary)
 
 
 def _scale(evaluations: Sequence[LoggedEvaluation], declared: str, where: str) -> str:

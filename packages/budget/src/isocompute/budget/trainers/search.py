@@ -77,7 +77,8 @@ def _below(root: Path) -> tuple[list[str], list[Unread]]:
 
     for folder, below, files in os.walk(root, onerror=closed):
         here = Path(folder)
-        if _is_mlflow(here):
+        # A store of MLflow's own files, such as mlruns.
+        if any(b"artifact_location" in _head(meta) for meta in sorted(here.glob("*/meta.yaml"))[:3]):
             sources.append(here.resolve().as_uri())
             below.clear()
             continue
@@ -113,11 +114,6 @@ def _named_like_a_log(path: Path) -> bool:
 def _no_file(path: Path) -> Unread:
     what = "links to nothing" if path.is_symlink() and not path.exists() else "is a pipe, a socket or a device"
     return Unread(source=str(path), reason=what)
-
-
-def _is_mlflow(folder: Path) -> bool:
-    """Return whether a folder is a store of MLflow's own files, such as ``mlruns``."""
-    return any(b"artifact_location" in _head(meta) for meta in sorted(folder.glob("*/meta.yaml"))[:3])
 
 
 def _source_of(path: Path) -> str | None:
@@ -304,7 +300,7 @@ def _claimed(source: str, logs_in: Callable[[LogLayout], list[Log]], trainer: st
         except BudgetError as error:
             problems[name] = error
             continue
-        own = [log for log in logs if log.name not in claimed and _holds(log, marks)]
+        own = [g for g in logs if g.name not in claimed and any(map(marks.match, {*g.config, *g.keys}))]
         if own:
             found[name] = own
             claimed |= {log.name for log in own}
@@ -320,10 +316,6 @@ def _claimed(source: str, logs_in: Callable[[LogLayout], list[Log]], trainer: st
         if name in theirs or damaged or trainer is not None or _is_decided(Path(source)):
             raise problems[name]
     return found
-
-
-def _holds(log: Log, marks: re.Pattern[str]) -> bool:
-    return any(map(marks.match, {*log.config, *log.keys}))
 
 
 def _is_decided(path: Path) -> bool:
@@ -378,7 +370,7 @@ def with_settings_beside(log: Log, source: str, known: Trainer, shared: Mapping[
         if not said.keys() & _names(known.name):
             continue
         own = {key: value for key, value in plain(log.config, log.name).items() if value is not None}
-        read = _names(known.name) | {*reader_names(known)}
+        read = _names(known.name) | ({*known.logs.seeds, *known.logs.learning_rates} if known.logs else set())
         new = {key: value for key, value in said.items() if key not in own and key not in shared}
         other = sorted(k for k in read & said.keys() & own.keys() if str(own[k]) != str(said[k]))
         if new.keys() & read:
@@ -389,11 +381,6 @@ def with_settings_beside(log: Log, source: str, known: Trainer, shared: Mapping[
         config = {**(new if new.keys() & read else {}), **log.config}
         return replace(log, config=config, notes=(*log.notes, *notes))
     return replace(log, notes=(*log.notes, *notes))
-
-
-def reader_names(known: Trainer) -> Sequence[str]:
-    """Names of the settings of seed and learning rate."""
-    return () if known.logs is None else (*known.logs.seeds, *known.logs.learning_rates)
 
 
 def once(logs: Sequence[Log], reader: LogReader) -> list[Log]:

@@ -30,14 +30,13 @@ from .counting import (
     LoggedEvaluation,
     Metrics,
     Score,
-    Spread,
     StepCounts,
     Tally,
     lengths,
     note_no_tokens,
 )
 from .logs.log import Log, LogLayout
-from .rewards import metric_of_successes
+from .rewards import mean_scores, metric_of_successes
 from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient, product
 from .trainer import LogReader, Trainer
 
@@ -187,9 +186,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
 
 def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     """Count what each step of a run generated for training."""
-    counting = _counting(log, settings)
-    points, tally = counting.progress(), counting.tally
-    return StepCounts.of(points, tally.per_step, plain=tally.step * (batching.batch_rollouts or 0))
+    return _counting(log, settings).progress()
 
 
 def _counting(log: Log, settings: Settings) -> Counting:
@@ -207,7 +204,10 @@ def _counting(log: Log, settings: Settings) -> Counting:
     problems = settings.required("trainer.train_batch_size", default=1024)
     mini = settings.required("trainer.policy_mini_batch_size", default=256)
     updates = max(problems // mini, 1) * settings.required("trainer.update_epochs_per_batch", default=1)
-    given, sampling = settings.whole("rollouts_per_step"), _sampling(settings)
+    given, name = settings.whole("rollouts_per_step"), "trainer.algorithm.dynamic_sampling.type"
+    sampling = settings.find(name)[1]
+    if sampling is None and not settings.has_defaults and name not in settings.given:
+        raise settings.missing(name, choices="filter, replace or none")
     if sampling and given is None:
         because = f"dynamic_sampling.type is {sampling}, and how many batches of {problems * n:,} it took is not logged"
         raise settings.missing("rollouts_per_step", because=because)
@@ -228,19 +228,11 @@ def _counting(log: Log, settings: Settings) -> Counting:
         log=log,
         tally=tally,
         updates=updates,
+        batch=problems * n,
         lengths=_lengths(log, settings),
         own=own,
         trains=lambda metrics: any(map(TRAINED.match, metrics)),
     )
-
-
-def _sampling(settings: Settings) -> str:
-    """The kind of dynamic sampling, or an empty text."""
-    name = "trainer.algorithm.dynamic_sampling.type"
-    value = settings.find(name)[1]
-    if value is None and not settings.has_defaults and name not in settings.given:
-        raise settings.missing(name, choices="filter, replace or none")
-    return "" if value is None else str(value)
 
 
 def _lengths(log: Log, settings: Settings) -> list[float]:
@@ -273,17 +265,11 @@ def _scores(log: Log, settings: Settings) -> dict[int, dict[str, Score]]:
         if metric not in logged:
             raise BudgetError(f"{log.name}: there is no metric {metric}")
         metric = metric_of_successes(log, settings, metric, f"eval/{name}/mean_positive_reward")
-        settings.notes.append(f"avg_at_{samples} is {metric}")
         # Passes are shares, on whatever scale rewards are.
         shares = settings.text("scale") in ("", "rate") and all(m.get(metric, 0.0) <= 1 for _, m in log.rows)
-        for step, metrics in log.rows:
-            if metric in metrics:
-                columns = {f"avg_at_{samples}": metrics[metric]}
-                if samples > 1 and shares and best in metrics:
-                    columns[f"best_at_{samples}"] = metrics[best]
-                spread = Spread(size=samples)
-                score = Score(samples=samples, scores=columns, metric=metric, spread=spread)
-                found.setdefault(step, {})[name] = score
+        settings.notes.append(f"avg_at_{samples} is {metric}")
+        for step, score in mean_scores(log, metric, best if shares else "", samples):
+            found.setdefault(step, {})[name] = score
     return found
 
 

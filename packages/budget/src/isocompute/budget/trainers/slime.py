@@ -26,9 +26,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, Score, Spread, StepCounts, Tally, lengths, note_no_tokens
+from .counting import LoggedEvaluation, Score, StepCounts, Tally, lengths, note_no_tokens
 from .logs.log import Log, LogLayout
-from .rewards import metric_of_successes
+from .rewards import mean_scores, metric_of_successes
 from .settings import Batching, Configuration, RunPlan, Settings, exact_quotient, product
 from .trainer import LogReader, Trainer
 
@@ -227,16 +227,10 @@ def _scores(log: Log, settings: Settings) -> dict[int, dict[str, Score]]:
             settings.notes.append(f"{mean} is of rewards -1 and 1 (rm_type dapo): it is read as a success rate")
             low = -1.0
         metric = metric_of_successes(log, settings, mean, f"{mean}-pass@1")
-        first, best = f"eval/{name}-pass@1", f"eval/{name}-pass@{samples}"
+        best = f"{mean}-pass@{samples}" if settings.text("scale") in ("", "rate") else ""
+        binary = True if f"{mean}-pass@1" in logged and not settings.text("scale") else None
         settings.notes.append(f"avg_at_{samples} is {metric}")
-        for step, metrics in log.rows:
-            if metric not in metrics:
-                continue
-            columns = {f"avg_at_{samples}": (metrics[metric] - low) / (1 - low)}
-            if samples > 1 and best in metrics and settings.text("scale") in ("", "rate"):
-                columns[f"best_at_{samples}"] = metrics[best]
-            binary = True if first in metrics and not settings.text("scale") else None
-            score = Score(samples=samples, scores=columns, metric=metric, spread=Spread(size=samples), binary=binary)
+        for step, score in mean_scores(log, metric, best, samples, low=low, binary=binary):
             found.setdefault(step, {})[name] = score
     return found
 

@@ -66,19 +66,10 @@ LENGTH = "response_length/mean"
 def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     """Count what each step of a run generated for training."""
     counting = _counting(log, settings, batching, lengths(log, LENGTH))
-    points, per_step = counting.progress(), counting.tally.per_step
-    last, n = points[-1] if points else None, settings.required(f"{ROLLOUT}.n")
     if _is_fully_async(settings):
-        plain = (last.logged if last else 0) * (batching.batch_rollouts or 0)
-        return StepCounts.of(points, per_step, plain=plain)
-    problems = settings.required("data.train_batch_size")
-    prompts = (last.rollouts if last else 0) // (n + batching.baseline_rollouts)
-    counts = StepCounts.of(
-        points,
-        per_step,
-        plain=(last.logged if last else 0) * problems * n,
-        baselines=prompts * batching.baseline_rollouts,
-    )
+        return counting.progress()
+    n, problems = settings.required(f"{ROLLOUT}.n"), settings.required("data.train_batch_size")
+    counts = counting.progress(one_in=n + 1 if batching.baseline_rollouts else 0)
     mode = settings.text(f"{V1}.trainer_mode", default="sync")
     if mode == "sync" or not is_v1(settings):
         return counts
@@ -92,6 +83,7 @@ def _counting(log: Log, settings: Settings, batching: Batching, tokens: Sequence
     mini = settings.required(f"{ACTOR}.ppo_mini_batch_size")
     if _is_fully_async(settings):
         tally, own, updates = _versions(log, settings, mini, n)
+        batch = batching.batch_rollouts or 0
     else:
         if settings.find("data.train_batch_size")[1] in (None, 0) and GENERATED in log.keys:
             raise settings.missing(f"{ASYNC}.trigger_parameter_sync_step")
@@ -99,7 +91,8 @@ def _counting(log: Log, settings: Settings, batching: Batching, tokens: Sequence
         updates = max(problems // mini, 1) * settings.required(f"{ACTOR}.ppo_epochs", default=1)
         _check_one_batch(log)
         tally, own = _prompts(log, settings, problems, n + batching.baseline_rollouts)
-    return Counting(log=log, tally=tally, updates=updates, lengths=tokens, own=own, trains=_trains)
+        batch = problems * n
+    return Counting(log=log, tally=tally, updates=updates, batch=batch, lengths=tokens, own=own, trains=_trains)
 
 
 def _trains(metrics: Metrics) -> bool:

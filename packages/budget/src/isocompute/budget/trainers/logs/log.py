@@ -94,8 +94,13 @@ def join(name: str, starts: Sequence[Iterable[Row]], layout: LogLayout, config: 
         for step, logged in entries:
             metrics = layout.entry(logged) if layout.entry else logged
             needed = [key for key in metrics if layout.needed.match(key)]
-            # Each metric has a clock of its own: an evaluation that takes long is logged after later steps.
-            back = [key for key in needed if key in latest and _logged_before(key, step, metrics, latest, whole)]
+            # Each metric has a clock of its own: an evaluation that takes long is logged after later steps. What was
+            # logged before, for this step or a later one, with another value went back.
+            back = [
+                key
+                for key in needed
+                if step < latest.get(key, -1) or (step == latest.get(key) and whole[step][key] != metrics[key])
+            ]
             counted = any(not EVALUATED.match(key) for key in latest)
             if back and counted and all(EVALUATED.match(key) and first[key] < step == latest[key] for key in back):
                 notes.append(f"{name} evaluated step {step} again: the first evaluation counts")
@@ -123,13 +128,6 @@ def join(name: str, starts: Sequence[Iterable[Row]], layout: LogLayout, config: 
     return Log(
         name=name, rows=sorted(whole.items()), config=dict(config or {}), restarts=tuple(restarts), notes=tuple(notes)
     )
-
-
-def _logged_before(
-    key: str, step: int, metrics: Mapping[str, float], latest: Mapping[str, int], whole: Mapping[int, dict[str, float]]
-) -> bool:
-    """Return whether a metric was logged before, for this step or a later one, with another value."""
-    return step < latest[key] or (step == latest[key] and whole[step][key] != metrics[key])
 
 
 def cell(value: Any) -> float | None:
@@ -232,6 +230,16 @@ def step_of(entry: Mapping[str, Any], columns: tuple[str, ...], where: str) -> i
         if number < 0:
             raise DamagedLogError(f"{where} has the {column} {number:g}; steps count from 0")
         return int(number)
+    return None
+
+
+def row_of(entry: Mapping[str, Any], columns: tuple[str, ...], layout: LogLayout, where: str) -> Row | None:
+    """The step and the metrics of an entry; None where it has no step and nothing that is read."""
+    step, metrics = step_of(entry, columns, where), metrics_of(entry, layout, where)
+    if step is not None:
+        return step, metrics
+    if any(layout.needed.match(key) for key in metrics):
+        raise DamagedLogError(f"{where} has no {' or '.join(columns) or layout.steps[0]}")
     return None
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from ...checks import reason
 from ...errors import BudgetError, DamagedLogError
 from .files import content
-from .log import Log, LogLayout, Row, flat, join, metrics_of, step_columns, step_of
+from .log import Log, LogLayout, Row, flat, join, metrics_of, row_of, step_columns, step_of
 
 
 class Message:
@@ -208,15 +208,10 @@ def _checksum(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _table() -> tuple[int, ...]:
-    """What each byte makes of a CRC-32C."""
-    table = list(range(256))
-    for _ in range(8):
-        table = [crc >> 1 ^ (0x82F63B78 if crc & 1 else 0) for crc in table]
-    return tuple(table)
-
-
-TABLE = _table()
+TABLE = list(range(256))
+"""What each byte makes of a CRC-32C."""
+for _ in range(8):
+    TABLE = [crc >> 1 ^ (0x82F63B78 if crc & 1 else 0) for crc in TABLE]
 
 
 def _scalar(value: Message) -> float | None:
@@ -272,14 +267,10 @@ def read_wandb(path: Path, layout: LogLayout, named: str | None = None) -> Log |
             raise DamagedLogError(f"{where} is damaged, or not W&B's ({reason(error)})") from None
         for entry in histories:
             empty = False
-            metrics = metrics_of(entry, layout, where)
-            if not any(layout.needed.match(key) for key in metrics):
+            if not any(layout.needed.match(key) for key in metrics_of(entry, layout, where)):
                 continue
             columns = (named,) if named else step_columns(entry, layout, None, str(path))
-            step = step_of(entry, columns, where)
-            if step is None:
-                raise DamagedLogError(f"{where} has no {' or '.join(columns) or layout.steps[0]}")
-            rows.append((step, metrics))
+            rows += [row for row in (row_of(entry, columns, layout, where),) if row is not None]
     if empty:
         raise DamagedLogError(f"{path}: no metric was logged{''.join(f'; {said}' for said in left_out)}")
     return replace(join(str(path), [rows], layout, config), left_out=tuple(left_out)) if rows else None

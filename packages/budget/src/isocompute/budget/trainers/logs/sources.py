@@ -26,7 +26,7 @@ from ...contract import tracking
 from ...contract.errors import TrackingError
 from ...errors import BudgetError, DamagedLogError
 from .files import content, name_of, require_regular, text_of
-from .log import Log, LogLayout, Row, fields_of, flat, join, metrics_of, step_columns, step_of
+from .log import Log, LogLayout, Row, fields_of, flat, join, metrics_of, row_of, step_columns, step_of
 from .records import WANDB, read_events, read_wandb
 from .tables import is_console, read_console, read_lines, read_table
 
@@ -115,13 +115,8 @@ def read_state(path: Path, layout: LogLayout) -> Log:
         rows.append((step, metrics_of(entry, layout, where)))
     # Every checkpoint says how many tokens had been seen by then.
     left_out = []
-    for other in dict.fromkeys(
-        (
-            path,
-            *path.parent.parent.glob("checkpoint-*/trainer_state.json"),
-            *path.parent.glob("checkpoint-*/trainer_state.json"),
-        )
-    ):
+    checkpoints = [p for folder in (path.parent.parent, path.parent) for p in folder.glob(f"checkpoint-*/{STATE}")]
+    for other in dict.fromkeys((path, *checkpoints)):
         try:
             rows += _seen(other, state if other == path else _state(other))
         except BudgetError as error:
@@ -252,17 +247,13 @@ def runs_of(source: str) -> Iterator[tuple[str, set[str], Callable[[LogLayout], 
         raise TrackingError(f"{source}: the {kind} holds no run")
     for run in runs:
         name = f"runs:/{run.info.run_id}" + (f" ({run.info.run_name})" if run.info.run_name else "")
-        yield name, set(run.data.metrics), partial(_run, name, _points(client, run, source), dict(run.data.params))
-
-
-def _points(client: Any, run: Any, source: str) -> list[tuple[int, int, str, float]]:
-    """What a run logged: time, step, metric and value."""
-    with tracking.answering(source):
-        return sorted(
-            (int(point.timestamp), int(point.step), key, float(point.value))
-            for key in run.data.metrics
-            for point in client.get_metric_history(str(run.info.run_id), key)
-        )
+        with tracking.answering(source):
+            points = sorted(
+                (int(point.timestamp), int(point.step), key, float(point.value))
+                for key in run.data.metrics
+                for point in client.get_metric_history(str(run.info.run_id), key)
+            )
+        yield name, set(run.data.metrics), partial(_run, name, points, dict(run.data.params))
 
 
 def _run(
@@ -308,12 +299,9 @@ def _projects(path: Path, database: sqlite3.Connection, layout: LogLayout) -> li
         where = f"{path}: entry {number} ({name})"
         entry = fields_of(_object(path, f"entry {number} ({name})", document), layout, where)
         names[run] = name
-        metrics = metrics_of(entry, layout, where)
-        step = step_of(entry, step_columns(entry, layout, None, str(path)), where)
-        if step is not None:
-            rows.setdefault(run, []).append((step, metrics))
-        elif any(layout.needed.match(key) for key in metrics):
-            raise DamagedLogError(f"{where} has no {layout.steps[0]}")
+        row = row_of(entry, step_columns(entry, layout, None, str(path)), layout, where)
+        if row is not None:
+            rows.setdefault(run, []).append(row)
     return [join(f"{path} ({names[run]})", [entries], layout, configs.get(run)) for run, entries in rows.items()]
 
 

@@ -26,7 +26,7 @@ from ...checks import reason
 from ...contract.errors import printable
 from ...errors import BudgetError, DamagedLogError
 from .files import text_of
-from .log import LOG_CALLS, Log, LogLayout, Row, cell, fields_of, flat, join, metrics_of, step_columns, step_of
+from .log import LOG_CALLS, Log, LogLayout, Row, cell, fields_of, flat, join, row_of, step_columns
 
 Entry = tuple[str, Mapping[str, Any], tuple[str, ...]]
 """Where a row stands, its fields, and the columns that count its steps."""
@@ -39,15 +39,12 @@ def _runs(path: Path, entries: Iterable[Entry], layout: LogLayout, left_out: Seq
     by_run: dict[str, list[Row]] = {}
     stepless = None
     for where, entry, columns in entries:
-        step, metrics = step_of(entry, columns, where), metrics_of(entry, layout, where)
-        if step is None:
-            lacking = f"{where} has no {' or '.join(columns) or 'step'}"
-            if any(layout.needed.match(key) for key in metrics):
-                raise DamagedLogError(lacking)
-            stepless = stepless or lacking
+        row = row_of(entry, columns, layout, where)
+        if row is None:
+            stepless = stepless or f"{where} has no {' or '.join(columns) or layout.steps[0]}"
             continue
         label = next((str(entry[c]) for c in RUNS if isinstance(entry.get(c), str | int)), "")
-        by_run.setdefault(label, []).append((step, metrics))
+        by_run.setdefault(label, []).append(row)
     if not by_run:
         raise BudgetError(stepless or f"{path}: holds no metrics")
     logs = [join(f"{path} ({label})" if label else str(path), [rows], layout) for label, rows in by_run.items()]
@@ -59,7 +56,10 @@ def read_table(path: Path, data: bytes, layout: LogLayout, named: str | None) ->
     left_out: list[str] = []
     commas = False
     if data.startswith(b"PAR1"):
-        header, rows = _parquet(path, data)
+        if problem := _problem(data):
+            raise DamagedLogError(f"{path}: is damaged, or no Parquet ({problem})")
+        frame = pl.read_parquet(io.BytesIO(data))
+        header, rows = frame.columns, [list(row) for row in frame.iter_rows()]
     else:
         known = {*layout.steps, *LOG_CALLS, named}
         header, rows, commas = _csv(path, text_of(path, data), known, left_out)
@@ -105,13 +105,6 @@ def _problem(data: bytes) -> str:
         return reason(error)
     said = tried.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
     return printable(said or f"exit status {tried.returncode}") if tried.returncode else ""
-
-
-def _parquet(path: Path, data: bytes) -> tuple[list[str], list[list[Any]]]:
-    if problem := _problem(data):
-        raise DamagedLogError(f"{path}: is damaged, or no Parquet ({problem})")
-    frame = pl.read_parquet(io.BytesIO(data))
-    return frame.columns, [list(row) for row in frame.iter_rows()]
 
 
 def _csv(
