@@ -71,7 +71,14 @@ def attach(
             no limit or one that makes no sense.
         LedgerError: The file is not a ledger, or is of another run.
     """
-    _check_trainer(trainer)
+    try:
+        from trl import GRPOTrainer
+    except ImportError as error:
+        raise BudgetError(f"TRL cannot be imported ({error}); install it with 'pip install trl'") from None
+    if not isinstance(trainer, GRPOTrainer):
+        raise BudgetError(f"a budget is attached to TRL's GRPOTrainer, not to {shorten(trainer)}")
+    if trainer.is_in_train:
+        raise BudgetError("the trainer trains already; attach the budget before trainer.train()")
     limits = Limits.given(
         rollouts=rollouts,
         response_tokens=response_tokens,
@@ -81,17 +88,6 @@ def attach(
         counted=counted,
     )
     return Attachment(trainer, Path(path), run_id=run_id, limits=limits, devices=devices)
-
-
-def _check_trainer(trainer: Any) -> None:
-    try:
-        from trl import GRPOTrainer
-    except ImportError as error:
-        raise BudgetError(f"TRL cannot be imported ({error}); install it with 'pip install trl'") from None
-    if not isinstance(trainer, GRPOTrainer):
-        raise BudgetError(f"a budget is attached to TRL's GRPOTrainer, not to {shorten(trainer)}")
-    if trainer.is_in_train:
-        raise BudgetError("the trainer trains already; attach the budget before trainer.train()")
 
 
 class Attachment(Hook):
@@ -105,10 +101,8 @@ class Attachment(Hook):
 
     def __init__(self, trainer: Any, path: Path, *, run_id: str | None, limits: Limits, devices: int | None) -> None:
         if hasattr(trainer, MARK):
-            raise BudgetError(
-                f"the trainer has a budget already, with the ledger {getattr(trainer, MARK).path}; attach one budget, "
-                "which may have several limits"
-            )
+            path = getattr(trainer, MARK).path
+            raise BudgetError(f"the trainer has a budget already, with the ledger {path}; one may have several limits")
         self._trainer, self._accelerator = trainer, trainer.accelerator
         devices = self._accelerator.num_processes if devices is None else devices
         super().__init__(path, limits, run_id=run_id, devices=devices)
@@ -162,8 +156,7 @@ class Attachment(Hook):
         self._position += 1
         if not self._counted:
             raise BudgetError(
-                "a step was taken and nothing was counted, so this trainer does not generate with _generate, as "
-                "GRPOTrainer of TRL 1.16 does; its budget cannot be enforced"
+                "a step was taken and nothing counted: this trainer does not generate with _generate, as TRL's does"
             )
         refused = self._decided(partial(self._settle_step, state.global_step))
         if not refused or control.should_training_stop:
@@ -323,8 +316,6 @@ class Passes:
     Attributes:
         accumulation: Passes of an optimizer step.
         every: Passes from one generation to the next.
-        epoch_passes: Passes of an epoch.
-        epoch_steps: Optimizer steps of an epoch.
     """
 
     accumulation: int

@@ -33,7 +33,6 @@ SAMPLER = (
     "trainer.v1.sampler.custom_sampler.name=ReplayBuffer"
 )
 OTHERS = ("ledger", "run_id", "devices")
-READ = "0.9."
 SINGLE_TURN = "single_turn_agent"
 """The one agent loop of veRL's in which everything in a response was sampled."""
 _BUDGETS: WeakSet[Budget] = WeakSet()
@@ -225,11 +224,7 @@ class Budget(Hook):
             self.charge(self.trainer.global_steps, counts)
 
     def settle(self, tags: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-        """All responses of a step were sampled: decide which step is the last.
-
-        Returns:
-            What is logged.
-        """
+        """All responses of a step were sampled: decide which step is the last, and return what is logged."""
         trainer = self.trainer
         step = trainer.global_steps
         self.charge(step, {})
@@ -331,12 +326,14 @@ def read_settings(config: Any) -> dict[str, Any]:
 
     A relative path is one from the folder in which the trainer's process runs.
     """
-    _check_version()
+    try:
+        installed = version("verl")
+    except PackageNotFoundError:
+        raise BudgetError("veRL is not installed; install it with 'pip install \"verl==0.9.*\"'") from None
+    if not installed.startswith("0.9."):
+        raise BudgetError(f'veRL {installed} is installed, and this budget is for 0.9; install "verl==0.9.*"')
     if config.skip.rollout_tq.enable:
-        raise BudgetError(
-            "skip.rollout_tq.enable=True trains on rollouts of an earlier run, so there is nothing to count; set "
-            "it to False, or leave out trainer.v1.sampler.custom_sampler"
-        )
+        raise BudgetError("skip.rollout_tq.enable=True trains on rollouts of an earlier run: there is nothing to count")
     given: Mapping[str, Any] = dict(config.trainer.v1.sampler.sampler_kwargs or {})
     known = (*OTHERS, *LIMITS)
     for name in given:
@@ -358,18 +355,6 @@ def read_settings(config: Any) -> dict[str, Any]:
         "run_id": given.get("run_id"),
         "devices": None if devices is None else whole(devices, f"{KEYS}.devices", least=1),
     }
-
-
-def _check_version() -> None:
-    try:
-        installed = version("verl")
-    except PackageNotFoundError:
-        raise BudgetError("veRL is not installed; install it with 'pip install \"verl==0.9.*\"'") from None
-    if not installed.startswith(READ):
-        raise BudgetError(
-            f"veRL {installed} is installed, and this budget was written against 0.9, whose trainer may differ; "
-            'install "verl==0.9.*"'
-        )
 
 
 class Groups:
@@ -396,7 +381,6 @@ class Groups:
         """Let go of some prompts, and count what they came to.
 
         Args:
-            tags: veRL's tags by trajectory, ``{uid}_{session}_{index}``, with its lengths.
             written: Of trajectories, the tokens of the response that were not sampled.
 
         Returns:

@@ -47,11 +47,7 @@ ZERO_VARIANCE = re.compile(r"(?:train/)?frac_reward_zero_std")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Why one figure of a run is not the other.
-
-    Attributes:
-        rollouts: By how much the later figure is larger.
-    """
+    """Why one figure of a run is not the other."""
 
     mechanism: str
     rollouts: int
@@ -63,14 +59,9 @@ class Audit:
     """Three accounts of one run, None where one does not say; rollouts unless it is said otherwise.
 
     Attributes:
-        steps: Update steps that the log shows.
-        rollouts: Generated for training by then, as the log says.
-        rollouts_error: By how much that may be wrong.
-        tokens: Response tokens of these.
         evaluated: Rollouts of the logged evaluations.
         without_signal: Share of groups whose rewards are all equal, the mean over the entries that say it.
         differences: From B_p · n · M over the log to what was paid for training; they add up.
-        notes: What no figure shows.
     """
 
     name: str

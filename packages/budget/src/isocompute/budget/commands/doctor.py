@@ -56,12 +56,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         runs=[said for said in arguments.constants if said[0]],
         file=str(arguments.runs),
     )
-    report = examine(
-        arguments.path,
-        given,
-        trainer=arguments.trainer,
-        shared=configuration_of(arguments),
-    )
+    report = examine(arguments.path, given, trainer=arguments.trainer, shared=configuration_of(arguments))
     patients, out = report.patients, arguments.out
     for patient in patients:
         yield from _lines(patient)
@@ -96,17 +91,13 @@ def _written(report: Report, out: Path) -> Iterable[str]:
 
 def _lost(report: Report) -> str:
     """The line that counts what is not in the table; none where everything is."""
-    parts = []
-    without = sum(not patient.rows for patient in report.patients)
-    if without:
-        parts.append(f"{without:,} of {plural(len(report.patients), 'run')} {_were(without)} not understood")
-    if report.unread:
-        parts.append(f"{len(report.unread):,} of {plural(report.files, 'file')} {_were(len(report.unread))} not read")
-    return " and ".join(parts)
-
-
-def _were(number: int) -> str:
-    return "was" if number == 1 else "were"
+    without, unread = sum(not patient.rows for patient in report.patients), len(report.unread)
+    counts = (without, len(report.patients), "run", "understood"), (unread, report.files, "file", "read")
+    return " and ".join(
+        f"{lacking:,} of {plural(of, noun)} {'was' if lacking == 1 else 'were'} not {what}"
+        for lacking, of, noun, what in counts
+        if lacking
+    )
 
 
 def _to_be_filled_in(patients: Sequence[Patient], path: Path, given: Path | None) -> Iterable[str]:

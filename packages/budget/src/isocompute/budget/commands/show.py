@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from math import fsum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..ledger.counts import COHORTS, TRAINING_COHORTS
 from ..ledger.fold import COUNTED
 from ..ledger.ledger import GROUPS, Account, History, account
 from ..ledger.limits import Standing
 from .text import SOURCES, aligned_table, plural, write_json
-
-if TYPE_CHECKING:
-    import polars as pl
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,13 +42,11 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         yield from _attempt_lines(total)
         yield ""
     sums = total.by(arguments.by)
-    rows = sums.rows()
+    rows, totals = sums.rows(), [("everything", *sums.drop(sums.columns[0]).sum().row(0))]
     if arguments.by == "cohort":
         rows = sorted(rows, key=lambda row: COHORTS.index(row[0]))
-        training = [row for row in rows if row[0] in TRAINING_COHORTS]
-        totals = [("training", *_column_sums(training, sums)), ("everything", *_column_sums(rows, sums))]
-    else:
-        totals = [("everything", *_column_sums(rows, sums))]
+        training = sums.filter(sums["cohort"].is_in(TRAINING_COHORTS))
+        totals = [("training", *training.drop("cohort").sum().row(0)), *totals]
     header = [arguments.by]
     for name in COUNTED:
         header += [name.replace("_", " "), "+ lost", "= paid"]
@@ -143,10 +138,3 @@ def _paid_line(name: str, limit: int, used: int, lost: int, counted: str) -> str
 
 def _overshoot(over: float, form: str) -> str:
     return f", {over:{form}} over" if over > 0 else ""
-
-
-def _column_sums(rows: Iterable[Sequence[int]], like: pl.DataFrame) -> list[int]:
-    sums = [0] * (like.width - 1)
-    for row in rows:
-        sums = [total + value for total, value in zip(sums, row[1:], strict=True)]
-    return sums

@@ -57,9 +57,6 @@ class Ledger:
 
     What is under way is in no charge: a file beside it, ``run.ledger.dispatched``, holds how many rollouts all attempts
     have dispatched for training, so that the next process charges as lost what a killed one had not charged.
-
-    Attributes:
-        attempt: Number of this attempt at the run, from 1.
     """
 
     def __init__(self, opened: Store, run_id: str, attempt: int) -> None:
@@ -381,10 +378,8 @@ class History:
     """A ledger as it is read, at one moment.
 
     Attributes:
-        run_id: The run it belongs to; empty when nothing was recorded yet.
         limits: The limits last in force, or None when no meter was set on the ledger.
         last_step: The last step that was reached and not rolled back, or 0.
-        device_seconds: Device time that was paid for, by all attempts.
         times: Attempt, step and device-seconds of the charges that took device time.
         canonical: Rows of what survived, in the order of the ``ledger`` table and its columns.
         lost: Rows of what was paid for and lost, with the attempt in addition.

@@ -30,8 +30,6 @@ class Limits:
         response_tokens: A run stops after the step that reaches it, since a step's tokens are not known
             before they are generated.
         device_seconds: A run stops after the step that reaches it: seconds times devices held.
-        money: A run stops after the step that reaches it; needs the price.
-        price_per_device_hour: What an hour of a device costs, in the same currency.
     """
 
     rollouts: int | None = None
@@ -96,7 +94,6 @@ class Standing:
     Attributes:
         used: C_used up to the last step taken.
         ahead: Under way, or generated for later steps: used when they are taken, lost when they are not.
-        lost: Generated for training and lost.
         device_seconds: Device time of everything, evaluations included.
     """
 

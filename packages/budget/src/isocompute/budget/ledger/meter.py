@@ -24,7 +24,6 @@ class Meter:
     ``charge``.
 
     Attributes:
-        limits: The limits that are enforced.
         charge: ``Ledger.charge``: records what a step generated, by cohort, admitted or not.
         reserve: ``Ledger.reserve``: notes how many rollouts for training are under way.
     """
@@ -87,7 +86,6 @@ class Hook:
     It reserves what is to be generated, charges what was, and stops the run.
 
     Attributes:
-        devices: Devices held, for which device time is charged.
         reason: Why the run was ended; empty before, and where it ended for another reason.
     """
 

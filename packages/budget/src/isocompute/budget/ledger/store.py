@@ -168,11 +168,7 @@ class Store:
                 raise LedgerError(f"{self.path}: {_said(self.path, error)}") from None
 
     def write(self, what: str, act: Callable[[sqlite3.Connection], T]) -> T:
-        """Change the ledger in one transaction: when this returns, it is on the disk.
-
-        Args:
-            what: What is written, for messages. Where they are raised, nothing was changed.
-        """
+        """Change the ledger in one transaction: when this returns, it is on the disk."""
         with _use:
             sql = self._usable()
             if self._writing:

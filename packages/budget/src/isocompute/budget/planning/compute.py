@@ -71,8 +71,6 @@ class Allocation:
         """The learning rate for this batch, from one that was measured at another.
 
         Args:
-            anchor: Learning rate that works at ``anchor_batch``.
-            anchor_batch: The batch it was measured at, in rollouts.
             scaling: ``sqrt`` is anchor · √(B / anchor_batch), the rule of the IsoCompute Playbook
                 (arXiv 2603.12151, Factor 3); ``linear`` is anchor · B / anchor_batch; ``constant`` is anchor.
         """

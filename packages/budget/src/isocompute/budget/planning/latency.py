@@ -199,9 +199,6 @@ class Placement:
     """Devices of a run, all of which are held from its beginning to its end.
 
     Attributes:
-        ranks: Devices that an update is shared by.
-        engines: Engines that a batch is shared by.
-        devices: Devices of each engine.
         held: All devices: fewer than those of ranks and engines where they take turns on the same ones.
         pipelined: Whether engines sample while ranks learn from what was sampled before, which is off-policy.
         switch: Seconds of a step in which devices go from the one to the other; None for none.

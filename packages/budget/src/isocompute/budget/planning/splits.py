@@ -25,10 +25,8 @@ class Constraints:
         max_batch: B_max, most rollouts in a batch.
         rollouts_per_problem: Values of n to consider; empty takes the powers of two from 2.
         problems_per_batch: Values of B_p to consider; empty takes the powers of two from 8, where there are any.
-        min_steps: Fewest update steps that are worth a run.
         problems: D, problems in the training set, or None.
         max_epochs: Most visits to each problem, B_p·M / D; needs ``problems``.
-        world_size: Devices that train; a batch must be a multiple of their number.
     """
 
     rollouts: int

@@ -48,12 +48,9 @@ class Score:
     """What is logged of one problem set in an evaluation.
 
     Attributes:
-        samples: Responses to a problem.
         scores: By metric column: means of rewards as they are logged, success rates once ``success_rates`` made them.
-        metric: Name of the mean in the log.
         spread: What is logged of the rewards beside their means; None where that says nothing.
         binary: Whether the trainer found all rewards to be 0 or 1; None where it does not say.
-        questions: How many problems, where the log says so.
     """
 
     samples: int
@@ -71,9 +68,7 @@ class StepCount:
     Attributes:
         logged: The step by the trainer's own count.
         step: Optimizer steps taken.
-        rollouts: Generated up to and including it.
         rollouts_error: By how much that may be wrong, either way.
-        tokens: Response tokens of these rollouts.
         count_source: ``log``, ``log and formula`` where both agree, or ``formula``.
     """
 
@@ -91,7 +86,6 @@ class LoggedEvaluation(Score):
 
     Attributes:
         count: What was generated for training before it.
-        problem_set: Name of the problems evaluated.
         split: ``validation``, or ``train`` for the reward of training itself.
     """
 
@@ -111,7 +105,6 @@ class StepCounts:
     """Rollouts and tokens generated for training, at each step that a run logged.
 
     Attributes:
-        points: In the order of steps.
         following: Rollouts of the step after the last one that is logged, where settings say so or steps are alike.
         plain: Rollouts of these steps by the settings alone: whole batches or parts of them, each generated once.
         more: What was generated in addition to these, or less, by mechanism.

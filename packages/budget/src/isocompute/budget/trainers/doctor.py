@@ -37,7 +37,6 @@ class Given:
 
     Attributes:
         table: Of each run, as a table says it.
-        every: Of all runs.
         runs: Run, name and value.
     """
 
@@ -131,11 +130,9 @@ class Patient:
     """A run that was found.
 
     Attributes:
-        also: Where other loggers left it.
         rows: Of ``evals``; none where something is missing.
         read: Names of the settings that it is read by; none where it could not be read to the end.
         missing: Settings that nothing says, and what each may be, where that is known.
-        training: Whether the rows are of the reward of training.
     """
 
     name: str
@@ -181,7 +178,14 @@ def examine(
         raise BudgetError(f"{', '.join(sources)}: no run of {_known()} found")
     said = given.of([(log.name, *log.also) for _, log in runs], [u.source for u in unread])
     patients = [_examine(known, log, shared or {}, own) for (known, log), own in zip(runs, said, strict=True)]
-    _refuse_unused(patients, given, said)
+    for patient, own in zip(patients, said, strict=True):
+        unused = sorted(own.keys() - given.every.keys() - patient.read) if patient.read else []
+        if unused:
+            raise BudgetError(f"{patient.name}: is not read by a setting {unused[0]}; {_near(unused[0], patient.read)}")
+    read = frozenset[str]().union(*(patient.read for patient in patients))
+    unused = sorted(given.every.keys() - read)
+    if unused and patients and all(patient.read for patient in patients):
+        raise BudgetError(f"no run is read by a setting {unused[0]}; {_near(unused[0], read)}")
     return Report(patients=patients, unread=unread, files=files + len(unread))
 
 
@@ -252,18 +256,6 @@ def ingest(
 
 def _known() -> str:
     return ", ".join(name for name, known in TRAINERS.items() if known.logs)
-
-
-def _refuse_unused(patients: Sequence[Patient], given: Given, said: Sequence[Mapping[str, str]]) -> None:
-    """Refuse a setting by which no run is read, and one of a run by which that is not."""
-    for patient, own in zip(patients, said, strict=True):
-        unused = sorted(own.keys() - given.every.keys() - patient.read) if patient.read else []
-        if unused:
-            raise BudgetError(f"{patient.name}: is not read by a setting {unused[0]}; {_near(unused[0], patient.read)}")
-    read = frozenset[str]().union(*(patient.read for patient in patients))
-    unused = sorted(given.every.keys() - read)
-    if unused and patients and all(patient.read for patient in patients):
-        raise BudgetError(f"no run is read by a setting {unused[0]}; {_near(unused[0], read)}")
 
 
 def _near(name: str, known: frozenset[str]) -> str:

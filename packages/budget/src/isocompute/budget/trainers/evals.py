@@ -78,7 +78,11 @@ def rows_of(
     if not evaluations:
         return [], []
     settings.notes += _without_value(log, reader, evaluations)
-    n, problems = batching.rollouts_per_problem, batching.problems_per_batch
+    n, problems, rate = (
+        batching.rollouts_per_problem,
+        batching.problems_per_batch,
+        settings.find(*reader.learning_rates)[1],
+    )
     if n is None or problems is None:
         # Readers ask for what they need, so this is what only the settings could say; no steps follow from them here.
         remarks = [r for r in batching.unknown + batching.inconsistent if not r.startswith("update steps")]
@@ -88,7 +92,7 @@ def rows_of(
         "rollouts_per_problem": n,
         "problems_per_batch": problems,
         "seed": _seed(settings, reader),
-        "learning_rate": _rate(settings, reader),
+        "learning_rate": float(rate) if isinstance(rate, int | float) and not isinstance(rate, bool) else None,
     }
     if None not in asked:
         evaluations = [replace(e, questions=questions) for e, questions in zip(evaluations, asked, strict=True)]
@@ -271,11 +275,6 @@ def _seed(settings: Settings, reader: LogReader) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or abs(value) >= 2**53:
         raise BudgetError(f"{settings.where}: seed is {value}; it must be a whole number, or auto")
     return int(value)
-
-
-def _rate(settings: Settings, reader: LogReader) -> float | None:
-    value = settings.find(*reader.learning_rates)[1]
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def plain(config: Mapping[str, Any], where: str = "the settings") -> dict[str, Any]:

@@ -102,18 +102,22 @@ def parse(settings: Settings) -> Batching:
     if steps is None and not settings.unknown:
         settings.note_missing("update steps (prime-rl then runs for ever)", "max_steps")
     settings.notes.append("prime-rl samples ahead; stale, failed and discarded rollouts are generated in addition")
-    settings.ranks(_world(settings), context=("trainer.model.cp", "model.cp"))
+    nodes = settings.whole("deployment.num_train_nodes")
+    if nodes is None:
+        world = settings.whole("deployment.num_train_gpus", default=1)
+    else:
+        world = product(nodes, settings.whole("deployment.gpus_per_node", default=8))
+    settings.ranks(world, context=("trainer.model.cp", "model.cp"))
     return settings.batching(problems_generated=problems, rollouts_per_problem=n, generations=steps)
 
 
 def _group(settings: Settings) -> int | None:
     """The group: that of the sources of problems where they set one, otherwise the orchestrator's."""
-    names = GROUP
     sources = _sources(settings)
     own = {number: value for number, value in sources.items() if value is not None}
     shared = None
     if len(own) < max(1, len(sources)):
-        shared = settings.whole(*names, default=1)
+        shared = settings.whole(*GROUP, default=1)
         if shared is None:
             return None
     sizes = {settings.check_whole(value, f"{SOURCES[0]}.{number}.group_size") for number, value in own.items()}
@@ -124,7 +128,7 @@ def _group(settings: Settings) -> int | None:
         settings.unknown.append(f"rollouts per problem: groups of {mixed} are mixed, by a group_size of the sources")
         return None
     n = sizes.pop()
-    overridden, value = settings.find(*names)
+    overridden, value = settings.find(*GROUP)
     if own and value is not None and value != n:
         settings.notes.append(f"the group_size of the sources, {n:,}, overrides {overridden}")
     return n
@@ -139,13 +143,6 @@ def _sources(settings: Settings) -> dict[str, Value]:
             if key.startswith(f"{name}.") and number.isdigit():
                 sizes[number] = value if field == "group_size" else sizes.get(number)
     return sizes
-
-
-def _world(settings: Settings) -> int | None:
-    nodes = settings.whole("deployment.num_train_nodes")
-    if nodes is None:
-        return settings.whole("deployment.num_train_gpus", default=1)
-    return product(nodes, settings.whole("deployment.gpus_per_node", default=8))
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:

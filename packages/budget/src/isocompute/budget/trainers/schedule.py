@@ -84,9 +84,7 @@ class Count:
 
     Attributes:
         least: By step, from 0 on, with the fewest restarts that explain the log.
-        most: Likewise.
         fewest: By step, from 0 on, with up to two more restarts.
-        greatest: Likewise.
         unexplained: Restarts, or entries at odds with the tokens generated, that had to be assumed.
     """
 

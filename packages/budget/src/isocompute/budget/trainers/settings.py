@@ -31,12 +31,10 @@ class Batching:
 
     Attributes:
         problems_per_batch: B_p, problems that one optimizer step trains on.
-        rollouts_per_problem: n.
         update_steps: M, optimizer steps.
         problems_generated: Problems that are generated at once.
         generations: How often that happens in the whole run.
         baseline_rollouts: Responses for each problem in addition to n and not trained on (veRL's remax: 1).
-        world_size: Devices that train.
         data_parallel: Copies of the model that share a batch.
         unknown: What the settings leave open, and how to state it.
         inconsistent: Contradictions, and settings that do not do what they seem to.
@@ -411,12 +409,7 @@ def _format_value(value: Value) -> str:
 
 
 class MissingSettingError(BudgetError):
-    """A log cannot be read without a setting that nothing says.
-
-    Attributes:
-        name: Its name, to be given with ``--set``.
-        choices: What it may be, where that is known.
-    """
+    """A log cannot be read without a setting that nothing says."""
 
     def __init__(self, message: str, *, name: str, choices: str = "") -> None:
         super().__init__(message)
@@ -428,8 +421,6 @@ class Settings:
     """A trainer's settings while they are read, with remarks gathered on the way.
 
     Attributes:
-        values: Dotted keys and their values.
-        where: The file or the run, for error messages.
         world_size: Devices that train, as the caller knows them.
         devices: Devices that train, as the settings say.
         data_parallel: Copies of the model that share a batch, once ``ranks`` found them.

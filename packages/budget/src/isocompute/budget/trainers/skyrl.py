@@ -110,7 +110,10 @@ def parse(settings: Settings) -> Batching:
     nodes = settings.whole(f"{PLACEMENT}.policy_num_nodes", default=1)
     per_node = settings.whole(f"{PLACEMENT}.policy_num_gpus_per_node", default=1)
     world = product(nodes, per_node)
-    ranks = _ranks(settings, world)
+    if settings.values.get("trainer.strategy") == "megatron":
+        ranks = settings.ranks(world, *((f"{POLICY}.megatron_config.{name}",) for name in DEGREES))
+    else:
+        ranks = settings.ranks(world, context=(f"{POLICY}.sequence_parallel_size",))
     mini_batches = exact_quotient(problems, mini)
     if problems and mini and mini_batches is None:
         settings.inconsistent.append(
@@ -136,13 +139,6 @@ def parse(settings: Settings) -> Batching:
         updates=mini_batches * passes if mini_batches else None,
         passes=passes,
     )
-
-
-def _ranks(settings: Settings, world: int | None) -> int | None:
-    """Data-parallel ranks of the policy, under Megatron or FSDP."""
-    if settings.values.get("trainer.strategy") == "megatron":
-        return settings.ranks(world, *((f"{POLICY}.megatron_config.{name}",) for name in DEGREES))
-    return settings.ranks(world, context=(f"{POLICY}.sequence_parallel_size",))
 
 
 def _placement(settings: Settings, world: int | None, policy: tuple[int | None, int | None]) -> None:

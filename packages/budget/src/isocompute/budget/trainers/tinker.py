@@ -170,8 +170,6 @@ class IterationCounting:
     """The count of a run while its lines are read.
 
     Attributes:
-        tally: Its step is the number of iterations done.
-        batch: Rollouts of a whole batch.
         streams: Whether groups are dropped before they are counted.
         ahead: Whether groups are generated ahead of their iteration.
         logs_episodes: Whether iterations log how many trajectories they had.

@@ -50,8 +50,6 @@ class Log:
         rows: Metrics by the trainer's step, in order; several entries of one step are joined.
         restarts: First step logged after each start from a checkpoint that the log shows.
         changed: Settings that a later start changed, each with its values before and after.
-        notes: What to know of how the rows were joined.
-        also: Where other loggers left the same run.
         left_out: What of the source was not read, such as a last entry that a kill cut off.
     """
 
