@@ -284,7 +284,10 @@ class Charging(Hook):
         if seen.problem and not seen.logs and (not self._new or Path(self._live.source).is_file()):
             raise BudgetError(seen.problem)
         self._before = {log.name: log for log in seen.logs}
-        self._following = self._batch()
+        if self._live.trainer is not None:
+            # As far as a batch is known before anything is logged.
+            settings = settings_of(Log(name="the settings", rows=[]), self._shared, self._given)
+            self._following = self._live.trainer.parse(settings).batch_rollouts or 1
         progressed = None
         if not self._new and len(seen.logs) == 1:
             progressed = self._progress(seen.logs[0])
@@ -331,11 +334,9 @@ class Charging(Hook):
             first = log.restarts[-1]
         starts = (log.restarts, log.notes)
         if not seen.settled and ended:
-            try:
+            # It may have been killed while it logged.
+            with suppress(BudgetError):
                 return self._charge_new(log, first, starts)
-            except BudgetError:
-                # It may have been killed while it logged.
-                pass
         return self._charge_new(log if seen.settled else self._without_last(log), first, starts)
 
     def refusal(self) -> str:
@@ -363,9 +364,8 @@ class Charging(Hook):
 
     def standstill(self) -> str:
         """Why nothing is charged, in words."""
-        if self.last is not None:
-            return f"the last entry is of step {self.last:,}"
-        return self._live.problem or f"{self._live.source} holds no entry of a trainer that is known"
+        none = self._live.problem or f"{self._live.source} holds no entry of a trainer that is known"
+        return none if self.last is None else f"the last entry is of step {self.last:,}"
 
     def _charge_new(self, log: Log, first: int, starts: object) -> bool:
         """Charge what was logged from a step on; ``starts`` is what changes when the trainer is started again."""
@@ -469,13 +469,6 @@ class Charging(Hook):
     def _progress(self, log: Log) -> StepCounts:
         self._reader()
         return progress_of(self._live.trainer, log, self._shared, self._given)[0]  # type: ignore[arg-type]
-
-    def _batch(self) -> int:
-        """Rollouts of a batch, as far as they are known before anything is logged."""
-        if self._live.trainer is None:
-            return 1
-        settings = settings_of(Log(name="the settings", rows=[]), self._shared, self._given)
-        return self._live.trainer.parse(settings).batch_rollouts or 1
 
     def _charge_time(self) -> None:
         self.charge(self.last or self.ledger.last_step, {})

@@ -16,7 +16,6 @@ from ..ledger.ledger import History
 from ..trainers.counting import StepCounts
 from ..trainers.evals import progress_of, reader_of, settings_of
 from ..trainers.live import LiveLog
-from ..trainers.logs.log import Log
 from ..trainers.registry import trainer as registered
 from ..trainers.settings import Batching
 from ..trainers.trainer import Trainer
@@ -132,6 +131,7 @@ def audit(
         evaluated = None
     history = None if ledger is None else History.read(ledger)
     last = progressed.points[-1]
+    shares = [metrics[key] for _, metrics in log.rows for key in metrics if ZERO_VARIANCE.fullmatch(key)]
     return Audit(
         name=log.name,
         trainer=live.trainer,
@@ -142,15 +142,10 @@ def audit(
         tokens=last.tokens,
         evaluated=evaluated,
         history=history,
-        without_signal=_without_signal(log),
+        without_signal=sum(shares) / len(shares) if shares else None,
         differences=tuple(_differences(batching, progressed, history)),
         notes=tuple(_notes(batching, progressed, settings.notes, log.notes)),
     )
-
-
-def _without_signal(log: Log) -> float | None:
-    shares = [metrics[key] for _, metrics in log.rows for key in metrics if ZERO_VARIANCE.fullmatch(key)]
-    return sum(shares) / len(shares) if shares else None
 
 
 def _differences(batching: Batching, progressed: StepCounts, history: History | None) -> list[Difference]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import BudgetError
 from ..planning.compute import Allocation
 from ..trainers.registry import TRAINERS, convert, read, trainer
-from ..trainers.settings import Batching, Parallelism, RunPlan, Value, flags, load, nested, render
+from ..trainers.settings import Batching, Parallelism, RunPlan, flags, load, nested, render
 from .text import labelled_lines, number, whole, write_json
 
 ALLOCATION = ("--rollouts-per-problem", "--problems-per-batch", "--update-steps")
@@ -122,7 +122,14 @@ def _learning_rate(allocation: Allocation, arguments: argparse.Namespace) -> flo
 
 def _read(arguments: argparse.Namespace) -> Iterable[str]:
     """The allocation, and remarks on the settings."""
-    settings, where = _settings(arguments.settings)
+    first, *rest = arguments.settings
+    if "=" not in first and not first.startswith("-"):
+        # Flags override the file that they follow.
+        settings, where = {**load(Path(first)), **flags(rest)}, first
+    else:
+        settings, where = flags(arguments.settings), "the flags"
+    if not settings:
+        raise BudgetError(f"{where}: no settings were given; give a file, or flags after --")
     known = trainer(arguments.source)
     batching = read(known.name, settings, world_size=arguments.world_size, problems=arguments.problems, where=where)
     split = batching.problems_generated != batching.problems_per_batch
@@ -150,18 +157,6 @@ def _read(arguments: argparse.Namespace) -> Iterable[str]:
                 f"{where}: no allocation to write: {'; '.join(batching.unknown or batching.inconsistent)}"
             )
         write_json(_document(batching), arguments.json)
-
-
-def _settings(given: Sequence[str]) -> tuple[dict[str, Value], str]:
-    """Settings of a file, which flags after it override, or of flags alone, and where they come from."""
-    first, *rest = given
-    if "=" not in first and not first.startswith("-"):
-        settings, where = {**load(Path(first)), **flags(rest)}, first
-    else:
-        settings, where = flags(given), "the flags"
-    if not settings:
-        raise BudgetError(f"{where}: no settings were given; give a file, or flags after --")
-    return settings, where
 
 
 def _document(batching: Batching) -> dict[str, Any]:

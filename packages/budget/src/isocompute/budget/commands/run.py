@@ -79,8 +79,10 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     )
     if shutil.which(arguments.command[0]) is None:
         raise BudgetError(f"{arguments.command[0]}: there is no such command")
-    grace = finite(arguments.grace, "--grace", zero=True)
-    command = Command(arguments.command, first=_signal(arguments.signal), grace=grace)
+    grace, name = finite(arguments.grace, "--grace", zero=True), f"SIG{arguments.signal.removeprefix('SIG')}"
+    if name not in signal.Signals.__members__:
+        raise BudgetError(f"--signal is {arguments.signal}; it must be a signal's name, such as SIGINT or SIGUSR1")
+    command = Command(arguments.command, first=signal.Signals[name], grace=grace)
     outcome = follow(command, charging, silence=finite(arguments.silence, "--silence"), say=_say)
     arguments.exit_status = outcome.exit_status
     yield f"{arguments.ledger}: {_ended(outcome, charging.last)}"
@@ -94,13 +96,6 @@ def _ended(outcome: Outcome, last: int | None) -> str:
         return f"the command ended by itself {after}, with {how}"
     sent = ", then ".join(outcome.sent)
     return f"ended at its budget {after} ({sent}; the command ended with {how}): {outcome.reason}"
-
-
-def _signal(name: str) -> signal.Signals:
-    try:
-        return signal.Signals[name if name.startswith("SIG") else f"SIG{name}"]
-    except KeyError:
-        raise BudgetError(f"--signal is {name}; it must be the name of a signal, such as SIGINT or SIGUSR1") from None
 
 
 def _say(text: str) -> None:

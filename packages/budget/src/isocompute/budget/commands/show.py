@@ -39,7 +39,9 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     yield from _heading_lines(total)
     yield ""
     if arguments.attempts:
-        yield from _attempt_lines(total)
+        attempts = [(h.run_id, k, *each.values()) for h in total.histories for k, each in enumerate(_attempts(h), 1)]
+        header = ["run", "attempt", "after step", "began", "host", "job"]
+        yield from aligned_table(header, [["-" if value is None else value for value in row] for row in attempts])
         yield ""
     sums = total.by(arguments.by)
     rows, totals = sums.rows(), [("everything", *sums.drop(sums.columns[0]).sum().row(0))]
@@ -83,15 +85,6 @@ def _attempts(history: History) -> list[dict[str, Any]]:
     return [{name: getattr(attempt, name) for name in names} for attempt in history.attempts]
 
 
-def _attempt_lines(total: Account) -> Iterable[str]:
-    rows = [
-        (history.run_id, number, *("-" if value is None else value for value in attempt.values()))
-        for history in total.histories
-        for number, attempt in enumerate(_attempts(history), 1)
-    ]
-    yield from aligned_table(["run", "attempt", "after step", "began", "host", "job"], rows)
-
-
 def _heading_lines(total: Account) -> Iterable[str]:
     runs = total.ledger["run_id"].n_unique()
     if len(total.histories) == 1 and not total.tables:
@@ -117,7 +110,11 @@ def budget_lines(history: History) -> Iterable[str]:
     for name in ("rollouts", "response_tokens"):
         limit = getattr(limits, name)
         if limit is not None:
-            line = _paid_line(name.replace("_", " "), limit, getattr(used, name), getattr(lost, name), limits.counted)
+            said, own, gone = name.replace("_", " "), getattr(used, name), getattr(lost, name)
+            paid = own + gone
+            line = f"paid {paid:,} of {limit:,} {said} ({paid / limit:.1%}): {own:,} used and {gone:,} lost"
+            if limits.counted == "used":
+                line = f"paid {paid:,} {said}: {own:,} used, of {limit:,} ({own / limit:.1%}), and {gone:,} lost"
             yield line + _overshoot(getattr(standing.counted, name) - limit, ",")
     if limits.device_seconds is not None:
         line = f"paid {spent:,.0f} of {limits.device_seconds:,.0f} device-seconds ({spent / limits.device_seconds:.1%})"
@@ -126,14 +123,6 @@ def budget_lines(history: History) -> Iterable[str]:
         cost = standing.money
         line = f"paid {cost:,.2f} of {limits.money:,.2f} in money ({cost / limits.money:.1%})"
         yield line + _overshoot(cost - limits.money, ",.2f")
-
-
-def _paid_line(name: str, limit: int, used: int, lost: int, counted: str) -> str:
-    """Say what was generated for training, with the limit beside what it counts."""
-    if counted == "paid":
-        paid = used + lost
-        return f"paid {paid:,} of {limit:,} {name} ({paid / limit:.1%}): {used:,} used and {lost:,} lost"
-    return f"paid {used + lost:,} {name}: {used:,} used, of {limit:,} ({used / limit:.1%}), and {lost:,} lost"
 
 
 def _overshoot(over: float, form: str) -> str:

@@ -460,7 +460,8 @@ def _allows(names: Entries, metrics: Metrics, batch: int, generations: int) -> b
         return False
     wholes = [metrics[name] * generations for name in names.wholes if name in metrics]
     wholes += [metrics[name] * generations * batch for name in (names.length, *names.shares) if name in metrics]
-    return all(_could_be_whole(value) for value in wholes)
+    # Up to single precision; large sums say nothing.
+    return all(value >= 1e5 or abs(value - round(value)) < 1e-3 + 1e-6 * value for value in wholes)
 
 
 def _mean_length(log: Log, names: Entries, start: int) -> float:
@@ -478,11 +479,6 @@ def _prompt(
         return 0.0, 0.0
     prompt = max(median(new / made - length for new, made, length in known), 0.0)
     return prompt, median(abs(new - made * (length + prompt)) for new, made, length in known)
-
-
-def _could_be_whole(value: float) -> bool:
-    """Return whether a logged sum is whole, up to single precision; large ones say nothing."""
-    return value >= 1e5 or abs(value - round(value)) < 1e-3 + 1e-6 * value
 
 
 def _agrees(tokens: float, each: float, scatter: float, batches: int) -> bool | None:

@@ -87,11 +87,15 @@ def rows_of(
         # Readers ask for what they need, so this is what only the settings could say; no steps follow from them here.
         remarks = [r for r in batching.unknown + batching.inconsistent if not r.startswith("update steps")]
         raise BudgetError(f"{log.name}: {'; '.join(remarks).replace('--world-size', '--set world_size=NUMBER')}")
+    seed = settings.find("seed", *reader.seeds)[1]
+    seed = 0 if seed in (None, "auto") else seed
+    if isinstance(seed, bool) or not isinstance(seed, int | float) or seed != int(seed) or abs(seed) >= 2**53:
+        raise BudgetError(f"{log.name}: seed is {seed}; it must be a whole number, or auto")
     common = {
         "run_id": sha256(repr((log.name, sorted(settings.values.items(), key=str))).encode()).hexdigest()[:16],
         "rollouts_per_problem": n,
         "problems_per_batch": problems,
-        "seed": _seed(settings, reader),
+        "seed": int(seed),
         "learning_rate": float(rate) if isinstance(rate, int | float) and not isinstance(rate, bool) else None,
     }
     if None not in asked:
@@ -266,15 +270,6 @@ def _row(
         "rollouts_error": count.rollouts_error,
         **evaluation.scores,
     }
-
-
-def _seed(settings: Settings, reader: LogReader) -> int:
-    value = settings.find("seed", *reader.seeds)[1]
-    if value in (None, "auto"):
-        return 0
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or abs(value) >= 2**53:
-        raise BudgetError(f"{settings.where}: seed is {value}; it must be a whole number, or auto")
-    return int(value)
 
 
 def plain(config: Mapping[str, Any], where: str = "the settings") -> dict[str, Any]:

@@ -83,7 +83,9 @@ def _scale(evaluations: Sequence[LoggedEvaluation], declared: str, where: str) -
     other_rewards = any(e.binary is False for e in evaluations)
     if declared in fitting or ("rate" in fitting and not declared and not other_rewards):
         return declared or "rate"
-    proved = [s for s in fitting if s != "rate" and not declared and any(_proves(e, s) for e in evaluations)]
+    # The spread of one batch follows from its mean and leaves no doubt.
+    sure = [e for e in evaluations if e.spread is not None and e.spread.deviation and _groups(e) == 1]
+    proved = [s for s in fitting if s != "rate" and not declared and any(_fits(e, s) for e in sure)]
     if proved:
         return proved[0]
     tried = declared or "rate"
@@ -124,7 +126,9 @@ def _fits(e: LoggedEvaluation, scale: str) -> bool:
             # The best and the worst of all responses to a problem are those of the problem.
             of = e.questions * (int(k) if kind == "avg" else 1)
             exact = kind == "avg" or (int(k) == e.samples and not column.endswith("_biased"))
-            if exact and of < MOST_RESPONSES and not _could_be_whole(rate * of, rounding[column] * of):
+            # Up to single precision, and to how a mean was rounded.
+            slack = 1e-3 + 1e-6 * rate * of + rounding[column] * of * 1.001
+            if exact and of < MOST_RESPONSES and abs(rate * of - round(rate * of)) > slack:
                 return False
     if e.spread is None or scaled.spread is None or scaled.spread.deviation is None or mean is None:
         return True
@@ -163,12 +167,6 @@ def _most(rate: float, spread: Spread, groups: int | None) -> float:
     return most * (sqrt(size / (size - 1)) if spread.corrected and size > 1 else 1)
 
 
-def _proves(e: LoggedEvaluation, scale: str) -> bool:
-    """Return whether a spread leaves no doubt of a scale: that of one batch follows from its mean."""
-    spread = e.spread
-    return spread is not None and bool(spread.deviation) and _groups(e) == 1 and _fits(e, scale)
-
-
 def _scaled(e: LoggedEvaluation, low: float, high: float) -> LoggedEvaluation:
     """An evaluation with failures at 0 and successes at 1."""
     width = high - low
@@ -178,11 +176,6 @@ def _scaled(e: LoggedEvaluation, low: float, high: float) -> LoggedEvaluation:
         spread = replace(spread, deviation=spread.deviation / width)
     within = {c: min(max(rate, 0.0), 1.0) if -1e-6 <= rate <= 1 + 1e-6 else rate for c, rate in rates.items()}
     return replace(e, scores=within, spread=spread)
-
-
-def _could_be_whole(count: float, rounding: float) -> bool:
-    """Return whether a number of successes is whole, up to single precision and to how a mean was rounded."""
-    return abs(count - round(count)) <= 1e-3 + 1e-6 * count + rounding * 1.001
 
 
 def _rounding(value: float) -> float:

@@ -71,6 +71,7 @@ def log_sources(source: str) -> tuple[list[str], list[Unread]]:
 
 def _below(root: Path) -> tuple[list[str], list[Unread]]:
     sources, unread = [str(state) for state in last_states(root) if state.is_file()], []
+    beside = [known.logs.beside for known in TRAINERS.values() if known.logs and known.logs.beside]
 
     def closed(error: OSError) -> None:
         unread.append(Unread(source=str(error.filename), reason=f"cannot be opened ({reason(error)})"))
@@ -95,15 +96,9 @@ def _below(root: Path) -> tuple[list[str], list[Unread]]:
             elif path.name.startswith(EVENTS):
                 sources += [] if events else [str(path)]
                 events = True
-            elif path.name != STATE and not _beside(path.name) and (found := _source_of(path)) is not None:
-                sources.append(found)
+            elif path.name != STATE and not any(names.fullmatch(path.name) for names in beside):
+                sources += [found for found in (_source_of(path),) if found is not None]
     return sources, unread
-
-
-def _beside(name: str) -> bool:
-    """Return whether a trainer writes a file of this name with its logs, which is none itself."""
-    readers = [known.logs for known in TRAINERS.values() if known.logs]
-    return any(reader.beside.fullmatch(name) for reader in readers if reader.beside)
 
 
 def _named_like_a_log(path: Path) -> bool:

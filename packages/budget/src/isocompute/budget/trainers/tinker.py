@@ -334,7 +334,11 @@ def _scores(log: Log, settings: Settings) -> Scores:
         sizes = Counter(len(group) for of in summaries.values() for group in groups(of))
         rows = dict(log.rows)
         for step, of in summaries.items():
-            samples = None if of else sizes.most_common(1)[0][0] if sizes else _test_group(log, settings, prefix)
+            samples = None if of else sizes.most_common(1)[0][0] if sizes else 0
+            if samples == 0:
+                # In most recipes one to a question.
+                mixed = any(m.get(f"{prefix}by_group/frac_mixed", 0.0) > 0 for _, m in log.rows)
+                samples = settings.required(*TEST_GROUP, default=None if mixed else 1)
             score = _score(log, prefix, what, step, rows[step], of, samples)
             found.setdefault(step, {})[name if tag == "all" else f"{name}/{tag}"] = score
     return found
@@ -406,13 +410,6 @@ def _score(
         if samples > 1:
             columns[f"best_at_{samples}"] = mean(max(t.values[what][0] for t in group) for group in every)
     return Score(samples=samples, questions=len(every), scores=columns, metric=prefix + what, spread=spread)
-
-
-def _test_group(log: Log, settings: Settings, prefix: str) -> int:
-    """Trajectories to a question of an evaluation of which there is no summary: 1 in most recipes."""
-    if any(m.get(f"{prefix}by_group/frac_mixed", 0.0) > 0 for _, m in log.rows):
-        return settings.required(*TEST_GROUP)
-    return settings.required(*TEST_GROUP, default=1)
 
 
 TINKER = Trainer(

@@ -117,7 +117,14 @@ def _csv(
     """
     said = re.match(r"sep=(.)\r?\n", text)
     text = text[said.end() :] if said else text
-    delimiter = said[1] if said else _delimiter(text, known)
+    begin = text.lstrip("\r\n").split("\n", 1)[0]
+
+    def columns(delimiter: str) -> list[str]:
+        return [name.rpartition(" - ")[2].strip() for row in csv.reader([begin], delimiter=delimiter) for name in row]
+
+    # With which the header has a column of steps, or else the most columns.
+    best = max(",;\t", key=lambda d: (not set(known).isdisjoint(columns(d)), len(columns(d))))
+    delimiter = said[1] if said else best
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows: list[list[Any]] = []
@@ -143,16 +150,6 @@ def _csv(
     if len(rows) > 1 and not text.endswith(("\n", '"')) and not left_out:
         left_out.append(f"{path}: its last row has no end of line; where the file was cut off, its last number was too")
     return header, rows[1:], delimiter != ","
-
-
-def _delimiter(text: str, known: Collection[str | None]) -> str:
-    """The delimiter with which a header has a column of steps, or else the most columns."""
-    header = text.lstrip("\r\n").split("\n", 1)[0]
-
-    def columns(delimiter: str) -> list[str]:
-        return [name.rpartition(" - ")[2].strip() for row in csv.reader([header], delimiter=delimiter) for name in row]
-
-    return max(",;\t", key=lambda d: (not set(known).isdisjoint(columns(d)), len(columns(d))))
 
 
 SWAP = str.maketrans(",.", ".,")
