@@ -110,10 +110,17 @@ class Attachment(Hook):
         self._position = self._done_before_step = 0
         # Of what this attempt charged, the parts of steps that were not taken yet.
         self._ahead: dict[int, Counts] = {}
-        self._counted = False
+        self._counted = self._begun = False
         self._generate, trainer._generate = trainer._generate, self._counting
         self._log, trainer.log = trainer.log, self._logging
-        trainer.add_callback(_callback(self))
+        from transformers import TrainerCallback
+
+        callback = TrainerCallback()
+        callback.on_train_begin, callback.on_train_end = self.begin, self.end
+        callback.on_epoch_begin = self.begin_epoch
+        callback.on_step_begin, callback.on_step_end = self.begin_step, self.end_step
+        callback.on_evaluate = callback.on_predict = self.evaluated
+        trainer.add_callback(callback)
         setattr(trainer, MARK, self)
 
     @property
@@ -125,10 +132,11 @@ class Attachment(Hook):
         charged = super().standing
         return replace(charged, used=charged.used - ahead, ahead=ahead)
 
-    def begin(self, args: Any, state: Any, dataloader: Any) -> None:
+    def begin(self, args: Any, state: Any, control: Any, *, train_dataloader: Any, **_: Any) -> None:
         """Open the ledger at the step that the trainer goes on after, unless the next one does not fit."""
         self.close()
-        epochs, epoch_steps, _, _, _, epoch_passes, _ = self._trainer.set_initial_training_values(args, dataloader)
+        initial = self._trainer.set_initial_training_values(args, train_dataloader)
+        epochs, epoch_steps, *_, epoch_passes, _ = initial
         self._passes = Passes(
             accumulation=args.gradient_accumulation_steps,
             every=args.steps_per_generation * self._trainer.num_iterations,
@@ -136,22 +144,21 @@ class Attachment(Hook):
             epoch_steps=epoch_steps,
         )
         self._position = 0 if args.ignore_data_skip else state.global_step % epoch_steps
-        self._ahead, self.reason = {}, ""
+        self._ahead, self.reason, self._begun = {}, "", False
         more = state.global_step // epoch_steps < epochs
         refused = self._decided(partial(self._open_if_admitted, state.global_step, more))
         if refused:
             raise BudgetError(f"{self.path}: not even the next step fits, so nothing is trained: {refused}")
 
-    def begin_epoch(self, first: bool) -> None:
+    def begin_epoch(self, *_: Any, **__: Any) -> None:
         """An epoch begins; all but the first of a process begin with their first step."""
-        if not first:
-            self._position = 0
+        self._position, self._begun = 0 if self._begun else self._position, True
 
-    def begin_step(self) -> None:
+    def begin_step(self, *_: Any, **__: Any) -> None:
         """An optimizer step begins."""
         self._done_before_step = self._trainer._step
 
-    def end_step(self, args: Any, state: Any, control: Any) -> None:
+    def end_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """An optimizer step was taken: end the run if the next one may not be, with all that its last step is due."""
         self._position += 1
         if not self._counted:
@@ -171,7 +178,12 @@ class Attachment(Hook):
         if args.save_strategy == "steps":
             control.should_save = True
 
-    def end(self, state: Any) -> None:
+    def evaluated(self, *_: Any, **__: Any) -> None:
+        """An evaluation outside of training has the ledger for itself."""
+        if not self._trainer.is_in_train:
+            self.close()
+
+    def end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
         """Training ended: what was generated for later steps is lost work."""
         if self._ledger is not None:
             self.charge(state.global_step, {})
@@ -274,39 +286,6 @@ class Attachment(Hook):
         if said[1] is not None:
             raise said[1]
         return str(said[0])
-
-
-def _callback(budget: Attachment) -> Any:
-    """Make the callback that the trainer calls."""
-    from transformers import TrainerCallback
-
-    class BudgetCallback(TrainerCallback):  # type: ignore[misc]
-        """Hands the trainer's events to its budget."""
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            self.epochs = 0
-            budget.begin(args, state, given["train_dataloader"])
-
-        def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            budget.begin_epoch(first=not self.epochs)
-            self.epochs += 1
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            budget.begin_step()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            budget.end_step(args, state, control)
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            budget.end(state)
-
-        def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if not budget._trainer.is_in_train:
-                budget.close()
-
-        on_predict = on_evaluate
-
-    return BudgetCallback()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
