@@ -157,7 +157,7 @@ OPEN = [
     ("prime-rl", {"orchestrator.token_batch_size": 4096}, "makes batches of tokens"),
     ("verl", {"data.train_batch_size": "$BATCH"}, "data.train_batch_size is $BATCH, which is only known when"),
     ("trl", {"num_processes": "$NPROC"}, "num_processes is '$NPROC', which is only known when the script runs"),
-    ("trl", {"num_processes": 8, "parallelism_config_tp_size": 2}, "counts every process as a data-parallel rank"),
+    ("trl", {"num_processes": 8, "parallelism_config_tp_size": 2}, "counts every process as a rank"),
     ("verl", {"actor_rollout_ref.actor.ulysses_sequence_parallel_size": "$SP"}, "parallel_size is $SP"),
 ]
 

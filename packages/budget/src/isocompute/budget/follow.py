@@ -321,10 +321,8 @@ class Charging(Hook):
         self._done = settled
         ours = [log for log in seen.logs if _mark(log) != _mark(self._before.get(log.name))]
         if len(ours) > 1 and settled:
-            raise BudgetError(
-                f"{self._live.source}: two runs were logged since the command began, {ours[0].name} and "
-                f"{ours[1].name}: give each a folder of its own"
-            )
+            names = f"{ours[0].name} and {ours[1].name}"
+            raise BudgetError(f"{self._live.source}: two runs were logged since the command began, {names}")
         if len(ours) != 1:
             return False
         log = self._with_beginning(ours[0])
@@ -377,10 +375,7 @@ class Charging(Hook):
         resumed = max((point.step for point in progressed.points if point.logged < first), default=0)
         if self.last is None:
             if self._new and resumed and log.name in self._before:
-                raise BudgetError(
-                    f"{self.path}: {log.name} goes on after step {resumed}, of which this ledger knows nothing: "
-                    "give the ledger of that run"
-                )
+                raise BudgetError(f"{self.path}: {log.name} goes on after step {resumed}: give the ledger of that run")
             self.last = resumed
             if self._ledger is None:
                 self.open(self.last)

@@ -48,9 +48,9 @@ class ReplayBuffer:
         """Make it, with what veRL hands to a custom sampler."""
         trainer: Any = getattr(options.get("refill_fn"), "__self__", None)
         if not hasattr(trainer, "_build_replay_buffer"):
+            refill = options.get("refill_fn")
             raise BudgetError(
-                "this replay buffer is made by the trainer of veRL 0.9 (trainer.use_v1=True), whose method its "
-                f"refill_fn is, and refill_fn is {options.get('refill_fn')!r}"
+                f"refill_fn is {refill!r}, and no method of the trainer of veRL 0.9 (trainer.use_v1=True)"
             )
         budget = Budget(trainer, **read_settings(trainer.config))
         # To a custom sampler veRL passes none of its settings of filters; its own buffer gets them all.
@@ -81,8 +81,7 @@ class AgentLoopManager:
         budget = next((budget for budget in _BUDGETS if budget.trainer.config is config), None)
         if budget is None:
             raise BudgetError(
-                "the trainer's replay buffer is not that of a budget, so nothing would be charged; with "
-                f"trainer.use_v1=True, set {SAMPLER}"
+                f"the trainer's replay buffer is not that of a budget; with trainer.use_v1=True, set {SAMPLER}"
             )
         budget.begin()
         from verl.trainer.ppo.v1 import AgentLoopManagerTQ

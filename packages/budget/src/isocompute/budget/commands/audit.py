@@ -220,10 +220,7 @@ def _notes(batching: Batching, progressed: StepCounts, *of_log: Any) -> list[str
     if interval > 1:
         notes.append(f"the log has an entry every {interval} steps: what was generated after the last one is not in it")
     if progressed.ahead:
-        notes.append(
-            f"warm-up: {progressed.ahead:,} rollouts are started ahead of their step, so that as many may have been "
-            "generated at the end that no step has used and no log counts"
-        )
+        notes.append(f"warm-up: {progressed.ahead:,} rollouts are started ahead of their step, and no log counts them")
     return list(dict.fromkeys([*notes, *batching.inconsistent]))
 
 

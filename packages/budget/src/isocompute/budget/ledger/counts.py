@@ -109,10 +109,7 @@ def charged_counts(charged: Mapping[str, Counts] | pl.DataFrame) -> Mapping[str,
     # A caller with a polars table has loaded polars; a run that charges plain counts never needs it.
     polars = sys.modules.get("polars")
     if polars is None or not isinstance(charged, polars.DataFrame):
-        raise BudgetError(
-            f"what is charged is {shorten(charged)}; it must be counts by cohort or a rollouts table, a polars "
-            "DataFrame"
-        )
+        raise BudgetError(f"what is charged is {shorten(charged)}; it must be counts by cohort or a rollouts table")
     return counts_by_cohort(charged)
 
 

@@ -557,10 +557,8 @@ def drop_copies(histories: Iterable[History]) -> list[History]:
         # Of an attempt, which has one writer, the copies differ in how far they go.
         pairs = zip(shorter.attempts, longer.attempts, strict=False)
         if any(ours.salt != theirs.salt or ours.charges > theirs.charges for ours, theirs in pairs):
-            raise LedgerError(
-                f"{shorter.where} and {longer.where} are both ledgers of run {history.run_id} and differ; "
-                "leave out the one that is not the run's own"
-            )
+            both = f"{shorter.where} and {longer.where} are both ledgers of run {history.run_id}"
+            raise LedgerError(f"{both} and differ; leave out the one that is not the run's own")
         kept[history.run_id] = longer
     return list(kept.values())
 

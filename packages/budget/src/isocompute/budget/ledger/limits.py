@@ -68,9 +68,7 @@ class Limits:
     def require_one(self) -> None:
         """Refuse to hold a run to nothing."""
         if all(limit is None for limit in (self.rollouts, self.response_tokens, self.device_seconds, self.money)):
-            raise BudgetError(
-                "there is no limit to hold the run to; give rollouts, response_tokens, device_hours or money"
-            )
+            raise BudgetError("there is no limit to hold the run to: no rollouts, response_tokens, time or money")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

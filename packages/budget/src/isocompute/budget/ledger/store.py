@@ -67,9 +67,7 @@ class Lock:
                 # Whoever had it removed the file meanwhile.
                 self._close()
         except BlockingIOError:
-            raise LedgerError(
-                f"{path}: another writer has this ledger open; a run has one writer, so stop the other one first"
-            ) from None
+            raise LedgerError(f"{path}: another writer has this ledger open; stop that one first") from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise LedgerError(f"{path}: cannot be opened for writing ({reason(error)})") from None
@@ -230,10 +228,7 @@ class Store:
         except OSError as error:
             raise LedgerError(f"{self.path}: cannot be inspected ({reason(error)}), so nothing is charged") from None
         if self._gone:
-            raise LedgerError(
-                f"{self.path}: was removed or replaced while it was open, so what is charged to it could not be read; "
-                "this ledger takes no more charges"
-            )
+            raise LedgerError(f"{self.path}: was removed or replaced while it was open, and takes no more charges")
 
 
 def read(path: Path, act: Callable[[sqlite3.Connection], T]) -> T:

@@ -47,10 +47,8 @@ class Allocation:
         one_step = cls(problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, update_steps=1)
         steps = whole(rollouts, "the budget", least=1) // one_step.batch_rollouts
         if steps < 1:
-            raise BudgetError(
-                f"a budget of {rollouts:,} rollouts does not pay for one step of {one_step.batch_rollouts:,} "
-                f"({problems_per_batch:,} problems × {rollouts_per_problem:,} rollouts)"
-            )
+            batch = f"{problems_per_batch:,} problems × {rollouts_per_problem:,} rollouts"
+            raise BudgetError(f"a budget of {rollouts:,} rollouts does not pay for one step of {batch}")
         return cls(problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, update_steps=steps)
 
     @property

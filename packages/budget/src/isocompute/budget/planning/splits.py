@@ -43,10 +43,8 @@ class Constraints:
         if self.problems is not None:
             whole(self.problems, "problems", least=1)
         if self.max_epochs is not None and (self.problems is None or not 0 < self.max_epochs < inf):
-            raise BudgetError(
-                f"max_epochs is {self.max_epochs!r} and problems {self.problems!r}; a limit on epochs must be positive "
-                "and finite, and needs the number of problems"
-            )
+            said = f"max_epochs is {self.max_epochs!r} and problems {self.problems!r}"
+            raise BudgetError(f"{said}; it must be positive and finite, and needs the number of problems")
         fewest = 8 if self.max_batch >= 8 else 1
         for name, first in (("rollouts_per_problem", 2), ("problems_per_batch", fewest)):
             given = tuple(whole(value, name, least=1) for value in getattr(self, name))

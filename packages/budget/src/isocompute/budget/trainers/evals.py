@@ -106,9 +106,7 @@ def rows_of(
     for row in rows:
         for count in ("step", "rollouts", "tokens"):
             if not 0 <= row[count] < LARGEST_COUNT:
-                raise BudgetError(
-                    f"{log.name}: adds up to {row[count]:.3g} {count}, which is impossible: a count in it is wrong"
-                )
+                raise BudgetError(f"{log.name}: adds up to {row[count]:.3g} {count}, which is impossible")
     return rows, sorted(set(settings.notes))
 
 

@@ -68,16 +68,12 @@ def parse_open_instruct(settings: Settings) -> Batching:
     if batch and episodes:
         steps = episodes // batch
         if episodes % batch:
-            settings.inconsistent.append(
-                f"total_episodes of {episodes:,} is not a multiple of a batch of {batch:,}; "
-                f"the last {episodes % batch:,} are never generated"
-            )
+            over = f"of {batch:,}; the last {episodes % batch:,} are never generated"
+            settings.inconsistent.append(f"total_episodes of {episodes:,} is not a multiple of a batch {over}")
         if not steps:
             settings.inconsistent.append(f"total_episodes of {episodes:,} is less than one batch of {batch:,}")
     if batch and ahead:
-        settings.notes.append(
-            f"sampling runs {ahead} batches ahead: {ahead * batch:,} rollouts are started in addition"
-        )
+        settings.notes.append(f"sampling runs {ahead} batches ahead: {ahead * batch:,} rollouts in addition")
     if settings.is_on("active_sampling"):
         settings.notes.append("active_sampling generates until a batch is full; how much is known only afterwards")
     learners = settings.values.get("num_learners_per_node")
@@ -89,14 +85,10 @@ def parse_open_instruct(settings: Settings) -> Batching:
         world = sum(c for c in counts if isinstance(c, int))
     else:
         world = None
-        settings.unknown.append(
-            f"world size: num_learners_per_node is {shorten(learners)}; it is a list of whole numbers"
-        )
+        settings.unknown.append(f"world size: num_learners_per_node is {shorten(learners)}; it is a list of numbers")
     ranks = settings.ranks(world, context=("sequence_parallel_size",))
     if batch and ranks and batch < ranks:
-        settings.inconsistent.append(
-            f"a batch of {batch:,} rollouts is less than one for each of {ranks} data-parallel ranks"
-        )
+        settings.inconsistent.append(f"a batch of {batch:,} rollouts is less than one for each of {ranks} ranks")
     return settings.batching(
         problems_generated=problems,
         rollouts_per_problem=n,

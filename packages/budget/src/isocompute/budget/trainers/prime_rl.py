@@ -82,18 +82,14 @@ def parse(settings: Settings) -> Batching:
     if batch is None and tokens is None:
         batch = settings.whole("orchestrator.batch_size", default=128)
     elif tokens is not None:
-        settings.unknown.append(
-            f"problems per batch: token_batch_size of {tokens:,} makes batches of tokens; set orchestrator.batch_size"
-        )
+        settings.unknown.append(f"problems per batch: token_batch_size of {tokens:,} makes batches of tokens")
         if batch is not None:
             settings.inconsistent.append("batch_size and token_batch_size are both set, which prime-rl refuses")
             batch = None
     n = _group(settings)
     problems = exact_quotient(batch, n)
     if batch and n and problems is None:
-        settings.inconsistent.append(
-            f"orchestrator.batch_size counts samples: {batch:,} do not hold whole groups of {n:,}; prime-rl refuses"
-        )
+        settings.inconsistent.append(f"orchestrator.batch_size counts samples: {batch:,} hold no whole groups of {n:,}")
     shared = settings.whole("max_steps")
     parts = {settings.whole(f"{part}.max_steps") for part in ("trainer", "orchestrator")} - {None}
     if len(parts) > 1 or (shared and parts - {shared}):

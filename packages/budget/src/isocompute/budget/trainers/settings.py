@@ -154,10 +154,8 @@ class RunPlan:
             finite(self.learning_rate, "learning_rate")
         a = self.allocation
         if self.problems is not None and whole(self.problems, "problems", least=1) < a.problems_per_batch:
-            raise BudgetError(
-                f"a batch of {a.problems_per_batch:,} problems cannot be drawn from {self.problems:,}; "
-                f"every trainer drops the incomplete batch, so take problems_per_batch of at most {self.problems:,}"
-            )
+            drawn = f"a batch of {a.problems_per_batch:,} problems cannot be drawn from {self.problems:,}"
+            raise BudgetError(f"{drawn}; take problems_per_batch of at most {self.problems:,}")
         copy = self.parallelism.devices
         if self.world_size % copy:
             below = self.world_size // copy * copy
@@ -176,10 +174,8 @@ class RunPlan:
             )
         if self.micro_batch is not None and self.rank_rollouts % whole(self.micro_batch, "micro_batch", least=1):
             fits = [str(d) for d in range(1, min(self.rank_rollouts, MOST_NAMED) + 1) if self.rank_rollouts % d == 0]
-            raise BudgetError(
-                f"micro_batch is {self.micro_batch}, which does not divide a rank's {self.rank_rollouts:,} "
-                f"rollouts of a batch; {', '.join(fits)} would"
-            )
+            said = f"micro_batch is {self.micro_batch}, which does not divide a rank's {self.rank_rollouts:,} rollouts"
+            raise BudgetError(f"{said}; {', '.join(fits)} would")
 
     @property
     def data_parallel(self) -> int:
@@ -265,8 +261,7 @@ def load(source: Path) -> dict[str, Value]:
     suffix = source.suffix.lower()
     if suffix not in (".yaml", ".yml", ".json", ".toml", *SCRIPTS):
         raise BudgetError(
-            f"{source}: settings are not read from {suffix} files; give YAML, JSON, TOML, a launch script (.sh) or, "
-            "after --, flags"
+            f"{source}: settings are not read from {suffix} files; give YAML, JSON, TOML, a script or flags"
         )
     try:
         with source.open(encoding="utf-8") as stream:
@@ -284,10 +279,7 @@ def load(source: Path) -> dict[str, Value]:
     except DocumentError as error:
         raise BudgetError(f"{source}: {error}") from None
     except ImportError:
-        raise BudgetError(
-            f'{source}: reading YAML needs PyYAML: pip install "isocompute-budget[yaml]"; JSON, TOML, scripts and '
-            "flags do without"
-        ) from None
+        raise BudgetError(f'{source}: YAML needs PyYAML: pip install "isocompute-budget[yaml]"') from None
     if not isinstance(document, Mapping):
         raise BudgetError(f"{source}: holds no settings (its top level must be keys with values)")
     return _resolve_references(flat(document, source))
@@ -584,9 +576,9 @@ class Settings:
             if limit is None:
                 self.note_epochs(key)
             elif epochs is not None and epochs < limit:
+                least = f"only with at least {ceil(limit / epochs):,} batches of problems per epoch"
                 self.notes.append(
-                    f"{limit:,} steps are reached only with at least {ceil(limit / epochs):,} batches of problems "
-                    f"per epoch, because {key} is {epochs:,}; give --problems D to have it checked"
+                    f"{limit:,} steps are reached {least}, because {key} is {epochs:,}; give --problems D"
                 )
             return limit
         by_epochs = ceil(epochs * batches)
@@ -628,10 +620,8 @@ class Settings:
         per_step = problems_generated * passes / Fraction(updates) if problems_generated and updates else None
         per_step = per_step if problems_per_batch is None else Fraction(problems_per_batch)
         if per_step is not None and per_step.denominator > 1:
-            self.notes.append(
-                f"an optimizer step takes the responses of {float(per_step):g} problems: B_p is rounded to "
-                f"{max(1, round(per_step)):,}"
-            )
+            rounded = f"B_p is rounded to {max(1, round(per_step)):,}"
+            self.notes.append(f"an optimizer step takes the responses of {float(per_step):g} problems: {rounded}")
         if update_steps is None and generations and updates:
             update_steps = int(generations * updates)
         return Batching(

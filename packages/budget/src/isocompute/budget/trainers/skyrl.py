@@ -116,10 +116,8 @@ def parse(settings: Settings) -> Batching:
         ranks = settings.ranks(world, context=(f"{POLICY}.sequence_parallel_size",))
     mini_batches = exact_quotient(problems, mini)
     if problems and mini and mini_batches is None:
-        settings.inconsistent.append(
-            f"trainer.train_batch_size of {problems:,} prompts is not a multiple of policy_mini_batch_size {mini:,}, "
-            "which SkyRL refuses; both count prompts"
-        )
+        multiple = f"is not a multiple of policy_mini_batch_size {mini:,}; both count prompts"
+        settings.inconsistent.append(f"trainer.train_batch_size of {problems:,} prompts {multiple}")
     samples = product(mini, n)
     settings.check_divides(samples, ranks, "policy_mini_batch_size × n_samples_per_prompt")
     settings.check_micro_batch("trainer.micro_train_batch_size_per_gpu", samples)

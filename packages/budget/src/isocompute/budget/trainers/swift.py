@@ -59,10 +59,7 @@ def parse(settings: Settings) -> Batching:
             settings.notes.append(f"{name} is not set; the default of 1 is assumed")
     settings.values = {**settings.values, **added}
     if settings.find("train_iters")[1] is not None:
-        raise BudgetError(
-            f"{settings.where}: is of ms-swift's Megatron trainer (train_iters), whose batches are other settings: its "
-            "logs are not read"
-        )
+        raise BudgetError(f"{settings.where}: is of ms-swift's Megatron trainer (train_iters), whose logs are not read")
     if settings.is_on("dynamic_sample"):
         settings.notes.append("dynamic_sample generates more than B_p · n · M rollouts; how many is not logged")
     return trl.parse(settings)
@@ -99,10 +96,8 @@ def _resampled(settings: Settings) -> int | None:
     if not settings.is_on("dynamic_sample"):
         return None
     if each is None:
-        raise settings.missing(
-            "rollouts_per_step",
-            because="dynamic_sample generates until enough groups have a spread, and how often is not logged",
-        )
+        because = "dynamic_sample generates until enough groups have a spread, and how often is not logged"
+        raise settings.missing("rollouts_per_step", because=because)
     return each
 
 

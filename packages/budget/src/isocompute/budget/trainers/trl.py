@@ -99,8 +99,7 @@ def batch_sizes(settings: Settings) -> BatchSizes:
         settings.inconsistent.append("num_generations is 1, which TRL refuses: it takes a group of 2 or more")
     elif batch and n and batch % n:
         settings.inconsistent.append(
-            f"per_device_train_batch_size counts completions: a generation batch of {batch:,} completions does "
-            f"not hold whole groups of {n:,}"
+            f"per_device_train_batch_size counts completions: {batch:,} at once hold no whole groups of {n:,}"
         )
     elif device and n and device < n:
         settings.notes.append(
@@ -119,9 +118,8 @@ def _per_device(settings: Settings) -> int | None:
         return state
     device = settings.whole("per_device_train_batch_size", default=8)
     if device and state and device != state and "per_device_train_batch_size" not in settings.given:
-        settings.inconsistent.append(
-            f"per_device_train_batch_size is {state} in the trainer's state and {device} in the configuration"
-        )
+        both = f"{state} in the trainer's state and {device} in the configuration"
+        settings.inconsistent.append(f"per_device_train_batch_size is {both}")
     return device
 
 
@@ -131,10 +129,7 @@ def _processes(settings: Settings) -> int | None:
         if (settings.whole(f"parallelism_config_{key}", f"parallelism_config.{key}") or 1) > 1:
             settings.inconsistent.append(f"parallelism_config_{key} is above 1, which TRL's GRPO trainer refuses")
     if (settings.whole("parallelism_config_tp_size", "parallelism_config.tp_size") or 1) > 1:
-        settings.unknown.append(
-            "world size: TRL counts every process as a data-parallel rank, which with parallelism_config_tp_size above "
-            "1 they are not"
-        )
+        settings.unknown.append("world size: with parallelism_config_tp_size TRL counts every process as a rank")
         return None
     said = {key: value for key in LAUNCHED if (value := settings.find(key)[1]) is not None}
     words = [f"{key} is {shorten(value)}" for key, value in said.items() if isinstance(value, str)]
@@ -317,9 +312,8 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
         kind = prefix.removeprefix("eval_").removesuffix("_") or ("train" if training else "eval")
         in_part = _scored_in_part(log, settings, prefix)
         if in_part and not training and settings.find(f"questions.{kind}", "questions")[1] is None:
-            raise settings.missing(
-                "questions", because=f"{prefix}reward is not the sum of {', '.join(in_part)}, which scored a part only"
-            )
+            part = f"{prefix}reward is not the sum of {', '.join(in_part)}, which scored a part only"
+            raise settings.missing("questions", because=part)
         questions = whole_of(log, f"{prefix}runtime", f"{prefix}samples_per_second")
         # What is logged are means over batches, each over the responses that were scored.
         size = None if training or in_part else product(each, batching.world_size)

@@ -310,9 +310,7 @@ def parse(settings: Settings) -> Batching:
     mode = settings.text(f"{V1}.trainer_mode", default="sync")
     if mode != "sync" and is_v1(settings):
         ahead = settings.values.get(f"{V1}.{mode}.num_warmup_batches", 1)
-        settings.notes.append(
-            f"{mode} starts {ahead} batches ahead, and replaces what it evicts, in addition to B_p · n · M rollouts"
-        )
+        settings.notes.append(f"{mode} starts {ahead} batches ahead, and replaces what it evicts, in addition")
         if mode == "separate_async":
             settings.notes.append(f"{mode} samples on {ROLLOUT}.nnodes × {ROLLOUT}.n_gpus_per_node further devices")
     updates = mini_batches * passes if mini_batches else None
@@ -338,9 +336,7 @@ def _parse_fully_async(settings: Settings, mini: int | None, n: int | None) -> B
     nodes = settings.whole("trainer.nnodes", default=1)
     _ranks(settings, product(nodes, settings.whole("trainer.n_gpus_per_node", default=8)))
     problems = product(mini, fetches, batches)
-    settings.notes.append(
-        "generates up to 1 + staleness_threshold versions of the parameters ahead, on further devices"
-    )
+    settings.notes.append("up to 1 + staleness_threshold versions are generated ahead, on further devices")
     return settings.batching(
         problems_generated=problems,
         rollouts_per_problem=n,

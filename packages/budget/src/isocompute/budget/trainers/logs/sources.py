@@ -82,10 +82,7 @@ def read_logs(source: str, layout: LogLayout, *, step_column: str | None = None)
 
 def _refuse_column(source: str, step_column: str | None) -> None:
     if step_column is not None:
-        raise BudgetError(
-            f"{source}: has one step for each metric and no column {step_column!r}; step_column is for tables and "
-            "JSON lines"
-        )
+        raise BudgetError(f"{source}: has no column {step_column!r}; step_column is for tables and JSON lines")
 
 
 def last_states(path: Path) -> list[Path]:
@@ -178,7 +175,7 @@ def read_arguments(path: Path) -> dict[str, Any]:
         raise
     except (*UNREADABLE, zipfile.BadZipFile, zlib.error, struct.error) as error:
         raise DamagedLogError(
-            f"{path}: is not the training_args.bin of a transformers Trainer, or is damaged ({reason(error)})"
+            f"{path}: is not the training_args.bin of a Trainer, or is damaged ({reason(error)})"
         ) from None
 
 
@@ -275,9 +272,7 @@ def read_database(path: Path, layout: LogLayout) -> list[Log]:
     except BudgetError:
         raise
     except (sqlite3.Error, OSError, ValueError) as error:
-        raise DamagedLogError(
-            f"{path}: is damaged, or no database of Trackio's or MLflow's ({reason(error)})"
-        ) from None
+        raise DamagedLogError(f"{path}: is damaged, or not Trackio's nor MLflow's ({reason(error)})") from None
     if OF_MLFLOW - tables:
         has = ", ".join(sorted(tables)) or "no table"
         raise BudgetError(f"{path}: is no database of Trackio's or MLflow's: it has {has}")
