@@ -121,6 +121,7 @@ def asked(source, given):
 
 def trackio(path, config, rows):
     """Trackio's database of one run."""
+    path.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_id TEXT, run_name TEXT, metrics TEXT)")
         database.execute("CREATE TABLE configs (id INTEGER PRIMARY KEY, run_id TEXT, config TEXT)")

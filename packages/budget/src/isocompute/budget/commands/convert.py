@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from ..errors import BudgetError
 from ..planning.compute import Allocation
 from ..trainers.registry import TRAINERS, convert, read, trainer
-from ..trainers.settings import Batching, Parallelism, RunPlan, flags, load, nested, render
-from .text import labelled_lines, number, whole, write_json
+from ..trainers.settings import Parallelism, RunPlan, flags, load, render
+from .text import labelled_lines, number, whole
 
 ALLOCATION = ("--rollouts-per-problem", "--problems-per-batch", "--update-steps")
 """The options that say an allocation."""
@@ -54,7 +52,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--learning-rate-anchor", type=whole, metavar="B", help="the batch it was tuned at, in rollouts, to scale it"
     )
     rate.add_argument("--scaling", choices=("sqrt", "linear", "constant"), default="sqrt", help="default: %(default)s")
-    to.add_argument("--json", type=Path, metavar="FILE", help="also write the settings, or the allocation")
     to.set_defaults(run=run)
 
 
@@ -106,8 +103,6 @@ def _write(arguments: argparse.Namespace) -> Iterable[str]:
             f"# the learning rate is {arguments.learning_rate:g} at {arguments.learning_rate_anchor:,} rollouts, with "
             f"{arguments.scaling} scaling to {a.batch_rollouts:,}"
         )
-    if arguments.json is not None:
-        write_json(nested(configuration.settings), arguments.json)
 
 
 def _learning_rate(allocation: Allocation, arguments: argparse.Namespace) -> float | None:
@@ -151,24 +146,3 @@ def _read(arguments: argparse.Namespace) -> Iterable[str]:
             yield f"{kind.removesuffix('s')}: {remark}"
     if arguments.strict and (batching.unknown or batching.inconsistent or batching.notes):
         arguments.exit_status = 1
-    if arguments.json is not None:
-        if batching.allocation is None:
-            raise BudgetError(
-                f"{where}: no allocation to write: {'; '.join(batching.unknown or batching.inconsistent)}"
-            )
-        write_json(_document(batching), arguments.json)
-
-
-def _document(batching: Batching) -> dict[str, Any]:
-    """A batching with an allocation."""
-    assert batching.allocation is not None
-    return {
-        **asdict(batching.allocation),
-        "rollouts": batching.generated,
-        "baseline_rollouts_per_problem": batching.baseline_rollouts,
-        "problems_generated_at_once": batching.problems_generated,
-        "devices": batching.world_size,
-        "data_parallel_ranks": batching.data_parallel,
-        "inconsistent": batching.inconsistent,
-        "notes": batching.notes,
-    }

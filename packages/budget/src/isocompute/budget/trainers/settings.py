@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from math import ceil, gcd, prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ..checks import finite, reason, shorten, whole
 from ..contract.documents import DocumentError, parsed
@@ -315,18 +315,6 @@ def render(configuration: Configuration, style: Style) -> list[str]:
         return [f"{key}={_format_value(value)}" for key, value in configuration.settings.items()]
     settings = {key.replace("_", "-") if style == "hyphens" else key: v for key, v in configuration.settings.items()}
     return [f"--{key} {_format_value(value)}" for key, value in settings.items()]
-
-
-def nested(settings: Mapping[str, Value]) -> dict[str, Any]:
-    """Dotted keys as a nested document, as in the trainers' own files."""
-    document: dict[str, Any] = {}
-    for key, value in settings.items():
-        *parents, last = key.split(".")
-        inner = document
-        for parent in parents:
-            inner = inner.setdefault(parent, {})
-        inner[last] = value
-    return document
 
 
 def _parse_script(text: str, source: Path) -> dict[str, Value]:

@@ -31,8 +31,6 @@ OPENERS: dict[bytes, Callable[[IO[bytes]], BufferedIOBase]] = {
 }
 """What unpacks a file that begins so."""
 ZIP, ZSTD = b"PK\x03\x04", b"\x28\xb5\x2f\xfd"
-MARKS = (*OPENERS, ZIP, ZSTD)
-"""Beginnings of compressed files."""
 BOMS = {
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF32_LE: "utf-32",

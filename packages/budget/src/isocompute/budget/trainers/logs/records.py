@@ -171,8 +171,7 @@ def _tfrecords(path: Path, left_out: list[str]) -> Iterator[tuple[int, bytes, in
     position = 0
     while position < len(data):
         rest = len(data) - position
-        if not data[position : position + 12].strip(b"\0") and not data[position:].strip(b"\0"):
-            left_out.append(f"{path}: its last {rest:,} bytes are zeros, as after a crash, and are left out")
+        if _ends_in_zeros(path, data, position, left_out):
             return
         if rest >= 12:
             length, check = struct.unpack_from("<QI", data, position)
@@ -187,6 +186,13 @@ def _tfrecords(path: Path, left_out: list[str]) -> Iterator[tuple[int, bytes, in
             _verify(path, position, payload, check)
         yield position, payload, check
         position += 16 + length
+
+
+def _ends_in_zeros(path: Path, data: bytes, position: int, left_out: list[str]) -> bool:
+    zeros = not data[position : position + 7].strip(b"\0") and not data[position:].strip(b"\0")
+    if zeros:
+        left_out.append(f"{path}: its last {len(data) - position:,} bytes are zeros, as after a crash: left out")
+    return zeros
 
 
 def _verify(path: Path, position: int, payload: bytes, check: int) -> None:
@@ -315,8 +321,7 @@ def _leveldb(path: Path, left_out: list[str]) -> Iterator[tuple[int, bytes]]:
             position += BLOCK - position % BLOCK
             continue
         rest = len(data) - position
-        if not data[position : position + HEADER].strip(b"\0") and not data[position:].strip(b"\0"):
-            left_out.append(f"{path}: its last {rest:,} bytes are zeros, as after a crash, and are left out")
+        if _ends_in_zeros(path, data, position, left_out):
             return
         begin = position if before is None else begin
         check, length, kind = struct.unpack_from("<IHB", data, position) if rest >= HEADER else (0, 0, 0)
