@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -239,7 +240,7 @@ def ingest(
     runs, unread, _ = _found(sources, Given(every=every), name, shared)
     if unread:
         raise BudgetError(f"{unread[0].source}: {unread[0].reason}")
-    parts: list[tuple[str, pl.DataFrame]] = []
+    parts: list[tuple[str, list[dict[str, Any]]]] = []
     notes: list[str] = []
     for known, log in runs:
         rows, said = rows_of(known, log, shared, every)
@@ -247,7 +248,7 @@ def ingest(
             offer = "; --set train_reward=true reads the reward of training"
             offered = offer if "train_reward" in reader.understands else ""
             raise BudgetError(f"{log.name}: holds no evaluation that {known.title} would have logged{offered}")
-        parts.append((log.name, pl.DataFrame(rows, infer_schema_length=None)))
+        parts.append((log.name, rows))
         notes += [note for note in (*log.notes, *log.left_out, *said) if note not in notes]
     if not parts:
         raise BudgetError(f"{', '.join(sources)}: holds no run of {name}")
@@ -284,16 +285,15 @@ def written(patients: Sequence[Patient]) -> tuple[pl.DataFrame, list[str]]:
     # A curve of evaluations and one of training rewards are not of one quantity.
     measured = [p for p in whole if not p.training] or whole
     parts, notes = [], []
-    seen: dict[tuple[Any, ...], int] = {}
+    seen = Counter[tuple[Any, ...]]()
     for patient in measured:
-        frame = pl.DataFrame(patient.rows, infer_schema_length=None)
-        cell = tuple(frame[c][0] for c in ("rollouts_per_problem", "problems_per_batch", "learning_rate", "seed"))
-        if cell in seen:
-            number = frame["seed"][0] + seen[cell]
+        first = patient.rows[0]
+        cell = tuple(first[c] for c in ("rollouts_per_problem", "problems_per_batch", "learning_rate", "seed"))
+        number = first["seed"] + seen[cell]
+        if seen[cell]:
             notes.append(f"{patient.name} has the seed of another run like it, and is numbered {number}")
-            frame = frame.with_columns(seed=pl.lit(number))
-        seen[cell] = seen.get(cell, 0) + 1
-        parts.append((patient.name, frame))
+        seen[cell] += 1
+        parts.append((patient.name, [{**row, "seed": number} for row in patient.rows]))
     return table(parts, notes, where="the runs", numbered=False)
 
 

@@ -31,18 +31,33 @@ INCIDENTAL = re.compile(
 
 
 def table(
-    parts: Sequence[tuple[str, pl.DataFrame]], notes: list[str], *, where: str, numbered: bool
+    parts: Sequence[tuple[str, list[dict[str, Any]]]], notes: list[str], *, where: str, numbered: bool
 ) -> tuple[pl.DataFrame, list[str]]:
     """The rows of several runs as one checked table.
 
     Args:
         numbered: Whether runs of one n and B_p get the seeds 0, 1, 2, … in their order.
     """
-    if numbered:
-        parts = _with_seed_numbers(parts)
-    _refuse_one_seed(parts)
-    frame, dropped = _without_partial_metrics(pl.concat([part for _, part in parts], how="diagonal_relaxed"))
-    return tables.check(frame, "evals", where=where), notes + dropped
+    counts = Counter[tuple[int, int]]()
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, rows in parts:
+        cell = rows[0]["rollouts_per_problem"], rows[0]["problems_per_batch"]
+        for row in rows:
+            row["seed"] = counts[cell] if numbered else row["seed"]
+            # A fit would take two runs for one.
+            other = seen.setdefault((*cell, row["seed"], row["problem_set"]), name)
+            if other != name:
+                raise BudgetError(
+                    f"{other} and {name} have one seed, {row['seed']}, at n = {cell[0]} and B_p = {cell[1]}: leave one "
+                    "out if they are the same run, else give each a seed (--set seed=NUMBER, or seed=auto for all)"
+                )
+        counts[cell] += 1
+    frame = pl.DataFrame([row for _, rows in parts for row in rows], infer_schema_length=None)
+    # Every avg_at_k is one quantity; another metric must be of all evaluations.
+    metrics = [c for c in frame.columns if re.match(tables.METRIC_PATTERN, c) and not c.startswith("avg_at_")]
+    partial = [c for c in metrics if frame[c].null_count()]
+    dropped = [f"left out, because not every evaluation has it: {', '.join(partial)}"] if partial else []
+    return tables.check(frame.drop(partial), "evals", where=where), notes + dropped
 
 
 def reader_of(known: Trainer) -> LogReader:
@@ -71,23 +86,19 @@ def rows_of(
     sets = sorted({e.problem_set for e in evaluations})
     asked = [_questions(settings, e, sets) for e in evaluations]
     settings.read.update(SHARED, reader.understands, reader.seeds, reader.learning_rates)
-    if used is not None:
-        used |= settings.read
-    else:
+    if used is None:
         _refuse_unused(known, settings, given)
+    else:
+        used |= settings.read
     if not evaluations:
         return [], []
     settings.notes += _without_value(log, reader, evaluations)
-    n, problems, rate = (
-        batching.rollouts_per_problem,
-        batching.problems_per_batch,
-        settings.find(*reader.learning_rates)[1],
-    )
+    n, problems = batching.rollouts_per_problem, batching.problems_per_batch
     if n is None or problems is None:
         # Readers ask for what they need, so this is what only the settings could say; no steps follow from them here.
         remarks = [r for r in batching.unknown + batching.inconsistent if not r.startswith("update steps")]
         raise BudgetError(f"{log.name}: {'; '.join(remarks).replace('--world-size', '--set world_size=NUMBER')}")
-    seed = settings.find("seed", *reader.seeds)[1]
+    seed, rate = settings.find("seed", *reader.seeds)[1], settings.find(*reader.learning_rates)[1]
     seed = 0 if seed in (None, "auto") else seed
     if isinstance(seed, bool) or not isinstance(seed, int | float) or seed != int(seed) or abs(seed) >= 2**53:
         raise BudgetError(f"{log.name}: seed is {seed}; it must be a whole number, or auto")
@@ -274,37 +285,3 @@ def plain(config: Mapping[str, Any], where: str = "the settings") -> dict[str, A
     """Dotted keys, and the values of what MLflow keeps as text."""
     nested = flat(config, where)
     return {k.replace("/", "."): parse_value(v) if isinstance(v, str) else v for k, v in nested.items()}
-
-
-def _with_seed_numbers(parts: Sequence[tuple[str, pl.DataFrame]]) -> list[tuple[str, pl.DataFrame]]:
-    """Runs of one n and B_p with the seeds 0, 1, 2, … in the order of their sources."""
-    counts = Counter[tuple[int, int]]()
-    out = []
-    for name, part in parts:
-        cell = (part["rollouts_per_problem"][0], part["problems_per_batch"][0])
-        out.append((name, part.with_columns(seed=pl.lit(counts[cell]))))
-        counts[cell] += 1
-    return out
-
-
-def _refuse_one_seed(parts: Sequence[tuple[str, pl.DataFrame]]) -> None:
-    """Refuse two runs that a fit would take for one."""
-    seen: dict[tuple[int, int, int, str], str] = {}
-    for name, part in parts:
-        keys = ["rollouts_per_problem", "problems_per_batch", "seed", "problem_set"]
-        for cell in part.select(keys).unique().sort(keys).iter_rows():
-            other = seen.setdefault(cell, name)
-            if other != name:
-                raise BudgetError(
-                    f"{other} and {name} have one seed, {cell[2]}, at n = {cell[0]} and B_p = {cell[1]}: leave one "
-                    "out if they are the same run, else give each a seed (--set seed=NUMBER, or seed=auto for all)"
-                )
-
-
-def _without_partial_metrics(frame: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
-    """Leave out metrics that some evaluations lack, where others are of all; every avg_at_k is one quantity."""
-    metrics = [column for column in frame.columns if re.match(tables.METRIC_PATTERN, column)]
-    partial = [c for c in metrics if frame[c].null_count() and not c.startswith("avg_at_")]
-    if not partial:
-        return frame, []
-    return frame.drop(partial), [f"left out, because not every evaluation has it: {', '.join(partial)}"]
