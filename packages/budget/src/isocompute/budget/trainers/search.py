@@ -11,7 +11,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import isclose
@@ -25,7 +25,18 @@ from .evals import plain
 from .logs.files import OPENERS, PACKED, ZIP, ZSTD, content, name_of, text_of
 from .logs.log import LOG_CALLS, Log, LogLayout
 from .logs.records import WANDB
-from .logs.sources import EVENTS, EVENTS_BEGIN, OF_MLFLOW, SQLITE, STATE, last_states, read_logs, runs_of
+from .logs.sources import (
+    EVENTS,
+    EVENTS_BEGIN,
+    OF_MLFLOW,
+    SQLITE,
+    STATE,
+    has_metrics,
+    last_states,
+    opened,
+    read_logs,
+    runs_of,
+)
 from .registry import TRAINERS
 from .settings import Settings, load
 from .trainer import LogReader, Trainer
@@ -128,13 +139,8 @@ def _source_of(path: Path) -> str | None:
 def _database(path: Path) -> str | None:
     """A database of MLflow's as a tracking URI, or one of Trackio's; None for others and where nothing was logged."""
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            # A view may never end.
-            found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE '%VIRTUAL%'")
-            tables = {str(name) for (name,) in found}
-            if not tables & {"experiments", "metrics"}:
-                return None
-            if "metrics" in tables and database.execute("SELECT 1 FROM metrics LIMIT 1").fetchone() is None:
+        with opened(path) as (database, tables):
+            if not (has_metrics(database, tables) if "metrics" in tables else "experiments" in tables):
                 return None
     except (sqlite3.Error, OSError, ValueError):
         # Who reads it says what is wrong with it.

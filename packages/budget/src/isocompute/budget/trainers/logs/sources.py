@@ -15,7 +15,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -260,13 +260,23 @@ def _run(
     return [join(name, [rows], layout, config)]
 
 
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[sqlite3.Connection, set[str]]]:
+    """Open a database to read it, and name its tables: what is none, such as a view, may never end."""
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+        found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE '%VIRTUAL%'")
+        yield database, {str(name) for (name,) in found}
+
+
+def has_metrics(database: sqlite3.Connection, tables: set[str]) -> bool:
+    """Return whether something was logged to MLflow's store or Trackio's project."""
+    return "metrics" in tables and database.execute("SELECT 1 FROM metrics LIMIT 1").fetchone() is not None
+
+
 def read_database(path: Path, layout: LogLayout) -> list[Log]:
     """The runs of a file of SQLite: a project of Trackio's, or a store of MLflow's."""
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            # What is no table, such as a view, may never end.
-            found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE '%VIRTUAL%'")
-            tables = {str(name) for (name,) in found}
+        with opened(path) as (database, tables):
             if {"metrics", "configs"} <= tables:
                 return _projects(path, database, layout)
     except BudgetError:
