@@ -304,14 +304,7 @@ class Charging(Hook):
         self._lock = Lock(self.path)
 
     def look(self, *, ended: bool = False) -> bool:
-        """Charge what the log shows by now.
-
-        Args:
-            ended: Whether the command has ended, so that its last entry is whole.
-
-        Returns:
-            Whether something was charged.
-        """
+        """Charge what the log shows by now, whole where the command has ended; returns whether there was any."""
         if self._ledger is not None and self._seconds() > LONGEST_CHARGED * self.devices:
             self._charge_time()
         seen = self._live.look()

@@ -67,11 +67,7 @@ def _whole(text: str, digits: str, scale: int) -> int:
 
 
 def aligned_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterable[str]:
-    """A table: the first column to the left, the others to the right, numbers with commas.
-
-    Yields:
-        The lines, the header first.
-    """
+    """The lines of a table: the first column to the left, the others to the right, numbers with commas."""
     cells = [list(header)]
     cells += [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -103,11 +99,7 @@ def write_json(document: Any, path: Path) -> None:
 
 
 def add_log_arguments(parser: argparse._ActionsContainer, *, of_runs: bool = False) -> None:
-    """Add ``--trainer``, ``--config`` and ``--set``: whose log it is, and what it does not say.
-
-    Args:
-        of_runs: Whether there are several runs, so that a setting may be that of one: ``RUN:NAME=VALUE``.
-    """
+    """Add ``--trainer``, ``--config`` and ``--set``: whose log it is, and what it, or one of several runs, lacks."""
     parser.add_argument(
         "--trainer",
         choices=[name for name, known in TRAINERS.items() if known.logs],

@@ -182,11 +182,7 @@ class Ledger:
             stream.write(f"{dispatched}\n".encode())
 
     def charge_lost(self, step: int, *, restored: int = 0) -> None:
-        """Charge, after a step, rollouts under way when a process died.
-
-        Args:
-            restored: Rollouts that its checkpoint brought back.
-        """
+        """Charge, after a step, rollouts under way when a process died, but those that its checkpoint restored."""
         lost = under_way(self.path, self.totals.paid_training, restored=restored)
         if lost:
             LOGGER.warning("%s: %d rollouts that a killed process dispatched count as lost", self.path, lost.rollouts)
@@ -252,12 +248,7 @@ class Ledger:
 
 
 def under_way(path: Path, paid: Counts, *, restored: int = 0) -> Counts:
-    """Return the rollouts that were dispatched and not charged; their tokens are unknown.
-
-    Args:
-        paid: Generated for training by all attempts.
-        restored: As for ``Ledger.charge_lost``.
-    """
+    """Return the rollouts that were dispatched and neither paid for nor restored; their tokens are unknown."""
     note = _dispatched(path)
     try:
         dispatched = int(note.read_text())
@@ -406,11 +397,7 @@ class History:
         return tuple(attempt.resumed_from for attempt in self.attempts)
 
     def totals(self, *, resumed_from: int | None = None) -> Totals:
-        """Sums by cohort, of what survived and of what was lost; ``fold`` says which is which.
-
-        Args:
-            resumed_from: The sums as they will be once an attempt goes on after this step.
-        """
+        """Sums by cohort, of what survived and what was lost (``fold``), once an attempt goes on after a step."""
         last = self.last_step if resumed_from is None else resumed_from
         kept = ((step > last, cohort, *counted) for _, step, cohort, *counted in self.canonical)
         lost = ((True, cohort, *counted) for _, _, cohort, *counted, _ in self.lost)
@@ -545,11 +532,7 @@ def account(sources: Sequence[str | Path]) -> Account:
 
 
 def drop_copies(histories: Iterable[History]) -> list[History]:
-    """Leave out copies among several ledgers, so that merging them counts nothing twice.
-
-    Returns:
-        One history per run; of a ledger and an earlier copy of it, the longer one.
-    """
+    """One history per run: of a ledger and an earlier copy of it, the longer one, so that nothing counts twice."""
     kept: dict[str, History] = {}
     for history in histories:
         other = kept.setdefault(history.run_id, history)

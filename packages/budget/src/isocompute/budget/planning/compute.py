@@ -424,11 +424,7 @@ class Setting:
         return Estimate(flops=(generation, passes, in_head), sampling=sampling, training=training)
 
     def memory(self, *, world_size: int, micro_batch: int = 1) -> Memory:
-        """Memory of one device in a sharded trainer that holds an inference engine, too.
-
-        Returns:
-            Bytes; the activations are 0 where the model's shape is not known.
-        """
+        """Memory of one device (bytes) in a sharded trainer that holds an engine; without a shape, no activations."""
         world, model = whole(world_size, "world_size", least=1), self.model
         tokens = (self.lengths.prompt_tokens + self.lengths.means[-1]) * micro_batch
         per_token = 2 * (model.layers or 0) * (model.width or 0) + 4 * (model.vocabulary or 0)

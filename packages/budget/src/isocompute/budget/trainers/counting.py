@@ -182,11 +182,7 @@ class Tally:
         self.tokens += new * length
 
     def at(self, step: int, *, logged: int | None = None) -> StepCount:
-        """Return what has been counted so far.
-
-        Args:
-            logged: The step by the trainer's own count, where it is another.
-        """
+        """Return what has been counted so far; ``logged`` is the step by the trainer's own count, if another."""
         return StepCount(
             logged=step if logged is None else logged,
             step=step,

@@ -163,17 +163,9 @@ class Report:
 
 
 def examine(
-    sources: Sequence[str],
-    given: Given,
-    *,
-    trainer: str | None = None,
-    shared: Mapping[str, Any] | None = None,
+    sources: Sequence[str], given: Given, *, trainer: str | None = None, shared: Mapping[str, Any] | None = None
 ) -> Report:
-    """Find runs and say what is understood of each.
-
-    Args:
-        shared: The configuration of all runs, with dotted keys, where their logs lack it.
-    """
+    """Find runs and say what is understood of each; ``shared`` is the configuration of all, if logs lack it."""
     runs, unread, files = _found(sources, given, trainer, shared or {})
     if not unread and not runs:
         raise BudgetError(f"{', '.join(sources)}: no run of {_known()} found")

@@ -33,11 +33,7 @@ INCIDENTAL = re.compile(
 def table(
     parts: Sequence[tuple[str, list[dict[str, Any]]]], notes: list[str], *, where: str, numbered: bool
 ) -> tuple[pl.DataFrame, list[str]]:
-    """The rows of several runs as one checked table.
-
-    Args:
-        numbered: Whether runs of one n and B_p get the seeds 0, 1, 2, … in their order.
-    """
+    """The rows of several runs as one checked table; ``numbered``, those of one n and B_p get the seeds 0, 1, 2, …."""
     counts = Counter[tuple[int, int]]()
     seen: dict[tuple[Any, ...], str] = {}
     for name, rows in parts:

@@ -197,11 +197,7 @@ def _short(log: Log, settings: Settings, most: int) -> dict[int, tuple[int | Non
 
 
 def _taken(log: Log, whole: int | None, n: int, batch: int, share: float) -> dict[int, tuple[int | None, int]]:
-    """Rollouts of each step by its pass rate, and by how much they may be wrong: a short batch has several shares.
-
-    Args:
-        share: The pass rate where every prompt passes.
-    """
+    """Rollouts of each step by its pass rate (``share`` where every prompt passes), and how wrong they may be."""
     counts: dict[int, tuple[int | None, int]] = {}
     left = whole
     for step, metrics in log.rows:

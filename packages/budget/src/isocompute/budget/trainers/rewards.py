@@ -25,10 +25,7 @@ MOST_RESPONSES = 100_000
 def success_rates(
     evaluations: Sequence[LoggedEvaluation], declared: str, *, where: str
 ) -> tuple[list[LoggedEvaluation], list[str]]:
-    """Evaluations with success rates for scores, each problem set on the scale of its own.
-
-    Returns:
-        The evaluations in their order, and what is to be said of scales other than 0 and 1.
+    """Evaluations with success rates for scores, each problem set on its own scale, and notes on scales other than 0, 1.
 
     Raises:
         MissingSettingError: They may be of rewards -1 and 1, which nothing proves.

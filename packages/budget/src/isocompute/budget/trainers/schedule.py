@@ -134,11 +134,7 @@ def _layers(
     where: str,
     unlogged: bool,
 ) -> list[Layer] | None:
-    """The states that each step may have, from 0 on; None where they are too many to keep.
-
-    Args:
-        unlogged: Whether there may be restarts of which nothing was logged.
-    """
+    """The states that each step may have, with restarts unlogged or not; None where they are too many to keep."""
     layers: list[Layer] = [{(0, 0, 0, 0): (0, set())}]
     kept = 0
     for step in range(1, last + 1):

@@ -63,12 +63,9 @@ class Unread:
 
 
 def log_sources(source: str) -> tuple[list[str], list[Unread]]:
-    """Find what may be logs of runs below a source: folders of a run, and files that are one.
+    """Find what may be logs of runs below a source, to be read one by one, and what cannot be opened.
 
     Only regular files are opened, and links to folders are not followed.
-
-    Returns:
-        Sources to be read one by one, and what cannot be opened.
     """
     path = Path(source)
     if is_of_mlflow(source):
@@ -251,11 +248,7 @@ def _texts(path: Path) -> Iterator[str]:
 def read_source(
     source: str, trainer: str | None = None, *, step_column: str | None = None
 ) -> tuple[dict[str, list[Log]], list[Unread]]:
-    """The runs of a log by the trainer that left them, and what of it was not read and why.
-
-    Returns:
-        Neither runs nor a reason where it is readable, and no log of a trainer that is known.
-    """
+    """The runs of a log by the trainer that left them, and what was not read and why; neither where it is none."""
     if is_of_mlflow(source):
         return _stored(source, trainer)
     path = Path(source)

@@ -191,11 +191,7 @@ LOG_CALLS = ("_step", "Step")
 
 
 def step_columns(names: Collection[str], layout: LogLayout, named: str | None, where: str) -> tuple[str, ...]:
-    """Those of a log's columns that count the trainer's steps, the preferred one first.
-
-    Returns:
-        The columns; none where the log has no steps at all.
-    """
+    """Those of a log's columns that count the trainer's steps, the preferred one first; none where it has no steps."""
     if named is not None:
         if named not in names:
             raise BudgetError(f"{where}: has no column {named!r}; it has {', '.join(names)}")

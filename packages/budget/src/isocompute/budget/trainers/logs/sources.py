@@ -233,11 +233,7 @@ def read_store(source: str, layout: LogLayout) -> list[Log]:
 
 
 def runs_of(source: str) -> Iterator[tuple[str, set[str], Callable[[LogLayout], list[Log]]]]:
-    """The runs of an MLflow store: ``runs:/RUN_ID``, ``mlflow:EXPERIMENT``, or a tracking URI for every run there.
-
-    Yields:
-        The name of a run, its metrics, and what reads it.
-    """
+    """The runs of an MLflow store or one of its experiments: the name of each, its metrics, and what reads it."""
     client, runs = tracking.runs_of(source)
     if not runs:
         kind = "experiment" if source.startswith("mlflow:") else "store"
