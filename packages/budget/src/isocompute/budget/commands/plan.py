@@ -13,15 +13,18 @@ from ..planning.compute import (
     DEVICES,
     GIBIBYTE,
     SPREAD,
+    Constraints,
+    Grid,
     Interval,
     Lengths,
     Model,
     Setting,
+    Split,
     Utilisation,
     device,
+    grid,
     price,
 )
-from ..planning.splits import Constraints, Grid, Split, grid
 from .text import aligned_table, number, parameters, plural, whole, whole_numbers, write_json
 
 

@@ -25,7 +25,7 @@ MOST_RESPONSES = 100_000
 def success_rates(
     evaluations: Sequence[LoggedEvaluation], declared: str, *, where: str
 ) -> tuple[list[LoggedEvaluation], list[str]]:
-    """Evaluations with success rates for scores, each problem set on its own scale, and notes on scales other than 0, 1.
+    """Evaluations with success rates for scores, each set on a scale of its own, and notes on scales other than 0, 1.
 
     Raises:
         MissingSettingError: They may be of rewards -1 and 1, which nothing proves.
