@@ -142,8 +142,8 @@ def _csv(
         if len(row) == len(header):
             continue
         if number < len(rows) - 1 or len(row) > len(header) or text.endswith("\n"):
-            said = f"row {number} has {len(row)} cells, and the header has {len(header)}"
-            raise DamagedLogError(f"{path}: is damaged, or no CSV: {said}")
+            uneven = f"row {number} has {len(row)} cells, and the header has {len(header)}"
+            raise DamagedLogError(f"{path}: is damaged, or no CSV: {uneven}")
         left_out.append(f"{path}: its last row, {number}, is incomplete and is left out")
         del rows[-1]
     if len(rows) > 1 and not text.endswith(("\n", '"')) and not left_out:
