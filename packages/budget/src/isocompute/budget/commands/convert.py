@@ -10,7 +10,7 @@ from ..errors import BudgetError
 from ..planning.compute import Allocation
 from ..trainers.registry import TRAINERS, convert, read, trainer
 from ..trainers.settings import Parallelism, RunPlan, flags, load, render
-from .text import labelled_lines, number, whole
+from .text import number, whole
 
 ALLOCATION = ("--rollouts-per-problem", "--problems-per-batch", "--update-steps")
 """The options that say an allocation."""
@@ -35,22 +35,15 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     to.add_argument("--update-steps", type=whole, metavar="M", help="optimizer steps")
     to.add_argument("--problems", type=whole, metavar="D", help="training problems, where steps follow from epochs")
     devices = to.add_argument_group("the devices, and how one copy of the model is spread over them")
-    devices.add_argument(
-        "--world-size", type=whole, metavar="W", help="devices that train (default: 1, or what the settings say)"
-    )
+    devices.add_argument("--world-size", type=whole, metavar="W", help="that train (default: 1, or as settings say)")
     devices.add_argument("--gpus-per-node", type=whole, default=8, metavar="G", help="at most (default: %(default)s)")
-    devices.add_argument(
-        "--micro-batch", type=whole, metavar="m", help="rollouts a data-parallel rank holds in one pass"
-    )
+    devices.add_argument("--micro-batch", type=whole, metavar="m", help="rollouts a rank holds in one pass")
     for kind, shares in (("tensor", "each layer"), ("pipeline", "the layers"), ("context", "each sequence")):
-        devices.add_argument(
-            f"--{kind}-parallel", type=whole, default=1, metavar="K", help=f"devices that share {shares} (default: 1)"
-        )
+        said = f"devices that share {shares} (default: 1)"
+        devices.add_argument(f"--{kind}-parallel", type=whole, default=1, metavar="K", help=said)
     rate = to.add_argument_group("the learning rate, by default the trainer's own")
     rate.add_argument("--learning-rate", type=number, metavar="RATE", help="as it was tuned")
-    rate.add_argument(
-        "--learning-rate-anchor", type=whole, metavar="B", help="the batch it was tuned at, in rollouts, to scale it"
-    )
+    rate.add_argument("--learning-rate-anchor", type=whole, metavar="B", help="the batch it was tuned at, in rollouts")
     rate.add_argument("--scaling", choices=("sqrt", "linear", "constant"), default="sqrt", help="default: %(default)s")
     to.set_defaults(run=run)
 
@@ -129,18 +122,17 @@ def _read(arguments: argparse.Namespace) -> Iterable[str]:
     batching = read(known.name, settings, world_size=arguments.world_size, problems=arguments.problems, where=where)
     split = batching.problems_generated != batching.problems_per_batch
     spread = batching.data_parallel != batching.world_size
-    yield from labelled_lines(
-        (label, "unknown" if value is None else f"{value:,}")
-        for label, value in (
-            ("problems per batch", batching.problems_per_batch),
-            ("rollouts per problem", batching.rollouts_per_problem),
-            ("update steps", batching.update_steps),
-            ("rollouts", batching.generated),
-            *((("problems generated at once", batching.problems_generated),) if split else ()),
-            ("devices", batching.world_size),
-            *((("data-parallel ranks", batching.data_parallel),) if spread else ()),
-        )
-    )
+    rows = [
+        ("problems per batch", batching.problems_per_batch),
+        ("rollouts per problem", batching.rollouts_per_problem),
+        ("update steps", batching.update_steps),
+        ("rollouts", batching.generated),
+        *((("problems generated at once", batching.problems_generated),) if split else ()),
+        ("devices", batching.world_size),
+        *((("data-parallel ranks", batching.data_parallel),) if spread else ()),
+    ]
+    width = max(len(label) for label, _ in rows)
+    yield from (f"{label:{width}}  {'unknown' if value is None else f'{value:,}'}" for label, value in rows)
     for kind in ("unknown", "inconsistent", "notes"):
         for remark in getattr(batching, kind):
             yield f"{kind.removesuffix('s')}: {remark}"

@@ -30,19 +30,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog="Exit status: 0 where everything that looks like a log was read and is in the table, 3 where some of it "
         "is not, 1 where nothing is, 2 after an error.",
     )
-    parser.add_argument(
-        "path", nargs="+", metavar="PATH", help="folders, files, mlflow:EXPERIMENT, a tracking URI or database"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help=f"write evals.parquet and manifest.json there, and {RUNS} to be filled in where something is missing",
-    )
+    parser.add_argument("path", nargs="+", metavar="PATH", help="folders, files, mlflow:EXPERIMENT, a tracking URI")
+    said = f"write evals.parquet and manifest.json there, and {RUNS} to be filled in where something is missing"
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help=said)
     add_log_arguments(parser, of_runs=True)
-    parser.add_argument(
-        "--runs", type=Path, metavar="FILE", help=f"settings of each run: {RUNS}, with a row for each of them"
-    )
+    parser.add_argument("--runs", type=Path, metavar="FILE", help=f"settings of each run, a row each: {RUNS}")
     parser.set_defaults(run=run)
 
 

@@ -487,9 +487,8 @@ beyond the budget. Evaluations and prompt tokens are not counted, and device tim
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
-    parser = commands.add_parser(
-        "run", help="end a command that trains at its budget, by its log", description=DESCRIPTION
-    )
+    said = "end a command that trains at its budget, by its log"
+    parser = commands.add_parser("run", help=said, description=DESCRIPTION)
     parser.add_argument("--ledger", required=True, type=Path, metavar="FILE", help="made if it is not there")
     said = "where the trainer's logger writes (also a file, mlflow:EXPERIMENT or a tracking URI); it need not exist yet"
     parser.add_argument("--log", required=True, metavar="FOLDER", help=said)

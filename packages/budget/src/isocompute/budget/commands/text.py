@@ -80,14 +80,6 @@ def _cell(value: object) -> str:
     return f"{value:,}" if number else printable(str(value))
 
 
-def labelled_lines(rows: Iterable[tuple[str, str]]) -> Iterable[str]:
-    """Lines of a label and its value, in two columns."""
-    rows = list(rows)
-    width = max((len(label) for label, _ in rows), default=0)
-    for label, value in rows:
-        yield f"{label.ljust(width)}  {value}"
-
-
 def plural(number: int, noun: str) -> str:
     """A number with its noun."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
@@ -100,22 +92,12 @@ def write_json(document: Any, path: Path) -> None:
 
 def add_log_arguments(parser: argparse._ActionsContainer, *, of_runs: bool = False) -> None:
     """Add ``--trainer``, ``--config`` and ``--set``: whose log it is, and what it, or one of several runs, lacks."""
-    parser.add_argument(
-        "--trainer",
-        choices=[name for name, known in TRAINERS.items() if known.logs],
-        help="whose log it is (default: as its metrics say)",
-    )
+    read = [name for name, known in TRAINERS.items() if known.logs]
+    parser.add_argument("--trainer", choices=read, help="whose log it is (default: as its metrics say)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="the run's configuration, where the log lacks it")
-    parser.add_argument(
-        "--set",
-        dest="constants",
-        action="append",
-        default=[],
-        type=assignment_of_run if of_runs else assignment,
-        metavar="[RUN:]NAME=VALUE" if of_runs else "NAME=VALUE",
-        help=f"what neither log nor configuration say{', of all runs or of one' if of_runs else ''}: questions=300, or "
-        "a setting by the trainer's own name",
-    )
+    kind, form = (assignment_of_run, "[RUN:]NAME=VALUE") if of_runs else (assignment, "NAME=VALUE")
+    said = "what neither log nor configuration say: questions=300, or a setting by the trainer's own name"
+    parser.add_argument("--set", dest="constants", action="append", default=[], type=kind, metavar=form, help=said)
 
 
 def configuration_of(arguments: argparse.Namespace) -> dict[str, Any]:
