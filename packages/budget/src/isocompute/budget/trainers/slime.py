@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ..errors import BudgetError
 from .counting import LoggedEvaluation, Score, StepCounts, Tally, lengths, note_no_tokens
@@ -105,24 +104,37 @@ def _updates(settings: Settings, batch: int | None) -> int | None:
     return steps
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutCounting:
-    """How a run's rollouts are counted.
+    """The count of a run's rollouts, by the steps of its tally.
 
     Attributes:
-        tally: Its step is the number of rollouts trained on.
         updates: Optimizer steps of a rollout.
         clock: What the trainer's step counts in a rollout: 1, or its optimizer steps.
-        at_once: Groups that are sampled together.
     """
 
-    tally: Tally
-    updates: int
-    clock: int
-    filters: bool
-    problems: int
-    n: int
-    at_once: int
+    def __init__(self, log: Log, settings: Settings) -> None:
+        """Begin before the first rollout."""
+        self.n = settings.required("n_samples_per_prompt", default=1)
+        self.problems, updates = settings.required("rollout_batch_size"), settings.whole("num_steps_per_rollout")
+        if updates is None:
+            updates = max(self.problems * self.n // settings.required("global_batch_size"), 1)
+        self.updates = updates
+        logged, path = any(map(DROPPED.match, log.keys)), settings.find(FILTER)[1]
+        if path is None and not (logged or settings.has_defaults or FILTER in settings.given):
+            raise settings.missing(FILTER, choices="a path, or none")
+        per_step = settings.whole("rollouts_per_step")
+        unknown = path is not None and not logged and OWN_FILTERS not in str(path)
+        if unknown and per_step is None:
+            because = f"{FILTER} is {path}, which gave no reasons, so that what it dropped is not logged"
+            raise settings.missing("rollouts_per_step", because=because)
+        self.filters = logged or path is not None
+        self.tally = Tally(
+            where=log.name,
+            per_step=per_step or (None if self.filters else self.problems * self.n),
+            reason_unknown="groups that were dropped are logged with a rollout, and that one is not",
+        )
+        self.clock = self.updates if settings.is_on("wandb_always_use_train_step") else 1
+        self.at_once = max(settings.whole("over_sampling_batch_size") or self.problems, self.problems)
 
     def advance(self, logged: int, metrics: Mapping[str, float], length: float) -> None:
         """Count the rollout that a row is of, if it is of one."""
@@ -138,45 +150,12 @@ def _is_rollout(metrics: Mapping[str, float]) -> bool:
     return any(key.startswith(TRAINED) for key in metrics)
 
 
-def _counting(log: Log, settings: Settings) -> RolloutCounting:
-    """The run's count."""
-    n = settings.required("n_samples_per_prompt", default=1)
-    problems = settings.required("rollout_batch_size")
-    updates = settings.whole("num_steps_per_rollout")
-    if updates is None:
-        updates = max(problems * n // settings.required("global_batch_size"), 1)
-    logged = any(map(DROPPED.match, log.keys))
-    path = settings.find(FILTER)[1]
-    if path is None and not (logged or settings.has_defaults or FILTER in settings.given):
-        raise settings.missing(FILTER, choices="a path, or none")
-    per_step = settings.whole("rollouts_per_step")
-    unknown = path is not None and not logged and OWN_FILTERS not in str(path)
-    if unknown and per_step is None:
-        because = f"{FILTER} is {path}, which gave no reasons, so that what it dropped is not logged"
-        raise settings.missing("rollouts_per_step", because=because)
-    filters = logged or path is not None
-    tally = Tally(
-        where=log.name,
-        per_step=per_step or (None if filters else problems * n),
-        reason_unknown="groups that were dropped are logged with a rollout, and that one is not",
-    )
-    return RolloutCounting(
-        tally=tally,
-        updates=updates,
-        clock=updates if settings.is_on("wandb_always_use_train_step") else 1,
-        filters=filters,
-        problems=problems,
-        n=n,
-        at_once=max(settings.whole("over_sampling_batch_size") or problems, problems),
-    )
-
-
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
     """The evaluations of a run."""
     scores = _scores(log, settings)
     if not scores:
         return []
-    counting = _counting(log, settings)
+    counting = RolloutCounting(log, settings)
     interval = settings.required("eval_interval")
     evals: list[LoggedEvaluation] = []
     for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
@@ -198,7 +177,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
 
 def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     """Count what each rollout of a run generated."""
-    counting = _counting(log, settings)
+    counting = RolloutCounting(log, settings)
     tally, points = counting.tally, []
     for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
         if _is_rollout(metrics):

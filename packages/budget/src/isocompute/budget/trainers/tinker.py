@@ -25,7 +25,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isclose, isfinite
 from pathlib import Path
 from statistics import mean, stdev
@@ -165,54 +165,26 @@ def _with_a_spread(of: Sequence[Trajectory]) -> list[Trajectory]:
     return [t for group in kept or every[:1] for t in group]
 
 
-@dataclass(slots=True, kw_only=True)
 class IterationCounting:
-    """The count of a run while its lines are read.
+    """The count of a run while its lines are read; ``failed`` is what had failed, by metric, before a line."""
 
-    Attributes:
-        streams: Whether groups are dropped before they are counted.
-        ahead: Whether groups are generated ahead of their iteration.
-        logs_episodes: Whether iterations log how many trajectories they had.
-        failed: What had failed, by metric, when the line before was logged.
-    """
-
-    log: Log
-    settings: Settings
-    tally: Tally
-    batch: int
-    n: int
-    streams: bool
-    ahead: bool
-    logs_episodes: bool
-    length: float
-    failed: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, log: Log, settings: Settings) -> IterationCounting:
-        """The count before the first iteration."""
-        n, batch = settings.required(*GROUP), settings.required(*GROUPS)
-        logged = log.keys
-        # The lines of asynchronous training alone have the first, and those of streaming the second, too.
-        ahead = "training_client/step" in logged or bool(settings.matching(ASYNC))
-        streams = ahead or "sampling_client/step_max" in logged
+    def __init__(self, log: Log, settings: Settings) -> None:
+        """Begin before the first iteration."""
+        self.log, self.settings, logged = log, settings, log.keys
+        self.n, self.batch = settings.required(*GROUP), settings.required(*GROUP) * settings.required(*GROUPS)
+        # Groups are generated ahead, or dropped before they are counted: the lines of asynchronous training alone have
+        # the first metric, and those of streaming the second, too.
+        self.ahead = "training_client/step" in logged or bool(settings.matching(ASYNC))
+        self.streams = self.ahead or "sampling_client/step_max" in logged
         given, reason_unknown = settings.whole("rollouts_per_step"), ""
-        if ahead and _removes(log, settings):
+        if self.ahead and _removes(log, settings):
             reason_unknown = "groups without a spread of rewards were replaced"
             if given is None and SKIPPED not in logged:
                 raise settings.missing("rollouts_per_step", because=f"{reason_unknown}, and how many is not logged")
-        per_step = given or (None if reason_unknown else batch * n)
-        tally = Tally(where=log.name, per_step=per_step, reason_unknown=reason_unknown)
-        return cls(
-            log=log,
-            settings=settings,
-            tally=tally,
-            batch=batch * n,
-            n=n,
-            streams=streams,
-            ahead=ahead,
-            logs_episodes=EPISODES in logged,
-            length=next((m[TOKENS] / m[EPISODES] for _, m in log.rows if m.get(EPISODES) and TOKENS in m), 0.0),
-        )
+        per_step = given or (None if reason_unknown else self.batch)
+        self.tally = Tally(where=log.name, per_step=per_step, reason_unknown=reason_unknown)
+        self.logs_episodes, self.failed = EPISODES in logged, dict[str, float]()
+        self.length = next((m[TOKENS] / m[EPISODES] for _, m in log.rows if m.get(EPISODES) and TOKENS in m), 0.0)
 
     def until(self, step: int) -> None:
         """Count the iterations before one."""
@@ -284,7 +256,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     scores = _training_scores(log, settings) if training else _scores(log, settings)
     if not scores:
         return []
-    counting, substeps = IterationCounting.of(log, settings), settings.whole("num_substeps") or 1
+    counting, substeps = IterationCounting(log, settings), settings.whole("num_substeps") or 1
     evals: list[LoggedEvaluation] = []
     for step, metrics in log.rows:
         counting.until(step)
@@ -302,7 +274,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
 
 def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     """Count what each iteration of a run generated."""
-    counting, points = IterationCounting.of(log, settings), []
+    counting, points = IterationCounting(log, settings), []
     substeps = settings.whole("num_substeps") or 1
     for step, metrics in log.rows:
         if _is_iteration(metrics):
