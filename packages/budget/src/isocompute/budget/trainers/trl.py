@@ -29,34 +29,15 @@ from operator import mul
 
 from ..checks import shorten
 from ..errors import BudgetError
-from .counting import (
-    TRAINING_REWARD,
-    Entries,
-    Generated,
-    LoggedEvaluation,
-    Score,
-    Spread,
-    StepCounts,
-    generated,
-    possible,
-    whole_of,
-)
+from .counting import TRAINING_REWARD, LoggedEvaluation, Score, Spread, StepCounts, whole_of
 from .logs.log import Log, LogLayout
-from .schedule import Schedule
+from .schedule import ENTRY, LENGTH, TOKENS, Generated, Schedule, generated, possible
 from .settings import Batching, Configuration, RunPlan, Settings, exact_quotient, product
 from .trainer import LogReader, Trainer
 
 LAUNCHED = ("num_processes", "nproc_per_node", "nnodes")
-LENGTH, TOKENS = "completions/mean_length", "num_tokens"
 MOST_PERMUTED = 5
 """Weights of so many reward functions are tried in every order, because the log does not say which is whose."""
-ENTRIES = Entries(
-    entry="loss",
-    length=LENGTH,
-    tokens=(TOKENS, "trainer_state.num_tokens"),
-    wholes=("completions/min_length", "completions/max_length"),
-    shares=("completions/clipped_ratio", "frac_reward_zero_std"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +126,7 @@ def _processes(settings: Settings) -> int | None:
 
 def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     """Count what each step of a run generated for training."""
-    logged = [s for s, m in log.rows if s and (ENTRIES.entry in m or LENGTH in m or TOKENS in m)]
+    logged = [s for s, m in log.rows if s and (ENTRY in m or LENGTH in m or TOKENS[0] in m)]
     if not logged:
         return StepCounts(points=(), following=batching.batch_rollouts)
     counted, schedules = count(log, settings)
@@ -182,7 +163,7 @@ def count(log: Log, settings: Settings) -> tuple[Generated, Sequence[Schedule]]:
     """Count what a run generated, by optimizer step, and return the schedules by which it may have."""
     if FORMER_LENGTH in log.keys:
         raise BudgetError(
-            f"{log.name}: logs {FORMER_LENGTH} without {TOKENS}, as TRL did before 0.16, whose "
+            f"{log.name}: logs {FORMER_LENGTH} without {TOKENS[0]}, as TRL did before 0.16, whose "
             "per_device_train_batch_size counts prompts (0.14) or completions (0.15): it is not read"
         )
     settings.required("per_device_train_batch_size", "trainer_state.train_batch_size", default=8)
@@ -202,10 +183,10 @@ def count(log: Log, settings: Settings) -> tuple[Generated, Sequence[Schedule]]:
         raise settings.missing("problems")
     steps = settings.whole("trainer_state.max_steps", "max_steps") if settings.find("max_steps")[1] != -1 else None
     schedules = possible(log, every, accumulated, batches, steps)
-    counted = generated(log, ENTRIES, schedules, batch)
+    counted = generated(log, schedules, batch)
     settings.notes += counted.notes
     if LENGTH not in log.keys:
-        settings.notes.append(f"{LENGTH} is not logged: tokens are 0 ({TOKENS} counts prompts too)")
+        settings.notes.append(f"{LENGTH} is not logged: tokens are 0 ({TOKENS[0]} counts prompts too)")
     return counted, schedules
 
 
@@ -279,7 +260,7 @@ def parse(settings: Settings) -> Batching:
 def entry(metrics: Mapping[str, float]) -> Mapping[str, float]:
     """One entry with Trainer's names in the form of its own state, and its evaluation set in TRL's metrics."""
     plain = {re.sub(r"^train/|^eval/", lambda m: "" if m[0] == "train/" else "eval_", k): v for k, v in metrics.items()}
-    length = LENGTH if TOKENS in plain else FORMER_LENGTH
+    length = LENGTH if TOKENS[0] in plain else FORMER_LENGTH
     plain = {FORMER.sub(lambda m: m[1] + (f"{m[2]}/mean" if m[2] else length), k): v for k, v in plain.items()}
     sets = {match["set"] for key in plain if (match := RUNTIME.match(key)) and match["set"]}
     if len(sets) != 1:
