@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,31 +43,14 @@ SHORTEST, LONGEST, SHARE = 0.2, 5.0, 5
 """Seconds between two looks at the log: at least and at most so many, and so many times what the last look took."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The end of a command.
-
-    Attributes:
-        status: Its exit status, the negative number of the signal that ended it.
-        reason: Why it was ended at its budget; empty where it ended by itself.
-    """
-
-    status: int
-    reason: str = ""
-    sent: tuple[str, ...] = ()
-
-    @property
-    def exit_status(self) -> int:
-        """As a shell would have it: 128 plus a signal's number, and ``AT_BUDGET`` at the budget."""
-        if self.reason:
-            return AT_BUDGET
-        return self.status if self.status >= 0 else 128 - self.status
-
-
 def follow(
     command: Command, charging: Charging, *, silence: float = 600.0, say: Callable[[str], None] = print
-) -> Outcome:
+) -> tuple[int, str, str]:
     """Run a command until it ends or its next step does not fit.
+
+    Returns:
+        Its exit status, or the negative number of the signal that ended it; why it was ended at its budget, or an empty
+        text; and the signals that it was sent.
 
     Args:
         silence: Seconds without a new entry in the log after which a warning is said.
@@ -98,7 +81,7 @@ def follow(
             charging.close()
 
 
-def _watch(command: Command, charging: Charging, silence: float, say: Callable[[str], None]) -> Outcome:
+def _watch(command: Command, charging: Charging, silence: float, say: Callable[[str], None]) -> tuple[int, str, str]:
     reason, problem, lagged = "", None, False
     status, heard, interval = None, time.monotonic(), SHORTEST
     while (status := command.wait(interval)) is None:
@@ -126,7 +109,7 @@ def _watch(command: Command, charging: Charging, silence: float, say: Callable[[
         interval = min(max(SHORTEST, SHARE * (time.monotonic() - began)), SHORTEST if command.sent else LONGEST)
     if problem is not None:
         raise problem
-    return Outcome(status=status, reason=reason, sent=tuple(command.sent))
+    return status, reason, ", then ".join(command.sent)
 
 
 PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
@@ -535,19 +518,14 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     if name not in signal.Signals.__members__:
         raise BudgetError(f"--signal is {arguments.signal}; it must be a signal's name, such as SIGINT or SIGUSR1")
     command = Command(arguments.command, first=signal.Signals[name], grace=grace)
-    outcome = follow(command, charging, silence=finite(arguments.silence, "--silence"), say=_say)
-    arguments.exit_status = outcome.exit_status
-    yield f"{arguments.ledger}: {_ended(outcome, charging.last)}"
+    status, why, sent = follow(command, charging, silence=finite(arguments.silence, "--silence"), say=_say)
+    # As a shell would have it: 128 plus a signal's number.
+    arguments.exit_status = AT_BUDGET if why else status if status >= 0 else 128 - status
+    after = "before anything was logged" if charging.last is None else f"after step {charging.last:,}"
+    how = f"status {status}" if status >= 0 else signal.Signals(-status).name
+    said = f"ended at its budget {after} ({sent}; the command ended with {how}): {why}"
+    yield f"{arguments.ledger}: {said if why else f'the command ended by itself {after}, with {how}'}"
     yield from budget_lines(History.read(arguments.ledger))
-
-
-def _ended(outcome: Outcome, last: int | None) -> str:
-    after = "before anything was logged" if last is None else f"after step {last:,}"
-    how = f"status {outcome.status}" if outcome.status >= 0 else signal.Signals(-outcome.status).name
-    if not outcome.reason:
-        return f"the command ended by itself {after}, with {how}"
-    sent = ", then ".join(outcome.sent)
-    return f"ended at its budget {after} ({sent}; the command ended with {how}): {outcome.reason}"
 
 
 def _say(text: str) -> None:

@@ -263,68 +263,57 @@ MOST_STEPS = 1_000_000
 """Optimizer steps of the longest run that is taken for one: each costs about a kilobyte."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """Rollouts and tokens that a run generated, by optimizer step."""
+    """Rollouts and tokens that a run generated, by optimizer step, as its log says and one of some schedules explains.
 
-    batch: int
-    count: Count
-    tokens: Sequence[int]
-    source: str
-    notes: tuple[str, ...]
+    Attributes:
+        notes: Starts that the log shows and does not name.
+    """
+
+    def __init__(self, log: Log, schedules: Sequence[Schedule], batch: int) -> None:
+        """Count them in batches of so many rollouts."""
+        last = max(step for step, _ in log.rows)
+        if last > MOST_STEPS:
+            raise BudgetError(f"{log.name}: it logs step {last:,}, and no run has more than {MOST_STEPS:,} steps")
+        restarts = [(max((s for s, _ in log.rows if s < r), default=0), r) for r in log.restarts]
+        counts, refused, says = [], None, False
+        for schedule in schedules:
+            evidence = _evidence(log, schedule, batch)
+            says = bool(evidence)
+            try:
+                counts.append(count(schedule, last, evidence, restarts, where=log.name))
+            except BudgetError as error:
+                refused = error
+        if not counts:
+            raise refused or BudgetError(f"{log.name}: no schedule is known by which it could have generated")
+        counted = merged(counts)
+        # An entry's mean is of the steps before it.
+        marks = [(s, m[LENGTH]) for s, m in log.rows if LENGTH in m] or [(last, 0.0)]
+        lengths(log, LENGTH)
+        mark, tokens = 0, [0.0]
+        for step in range(1, last + 1):
+            mark += mark + 1 < len(marks) and step > marks[mark][0]
+            made = counted.least[step] + counted.most[step] - counted.least[step - 1] - counted.most[step - 1]
+            tokens.append(tokens[-1] + made / 2 * batch * marks[mark][1])
+        self.batch, self.notes = batch, list[str]()
+        self._count, self._tokens = counted, [int(t + 1e-6) for t in tokens]
+        self._source = "log and formula" if says else "formula"
+        if counted.unexplained:
+            starts = "a start" if counted.unexplained == 1 else f"{counted.unexplained} starts"
+            self.notes.append(f"{log.name}: its log shows {starts} from within a generation batch, which is then lost")
 
     def at(self, step: int) -> StepCount:
         """What was generated up to and including a step; wrong if up to two starts left no trace in the log."""
-        counted = self.count
-        rollouts = (counted.least[step] + counted.most[step]) * self.batch // 2
+        counted, batch = self._count, self.batch
+        rollouts = (counted.least[step] + counted.most[step]) * batch // 2
         return StepCount(
             logged=step,
             step=step,
             rollouts=rollouts,
-            rollouts_error=max(
-                counted.greatest[step] * self.batch - rollouts, rollouts - counted.fewest[step] * self.batch
-            ),
-            tokens=self.tokens[step],
-            count_source=self.source,
+            rollouts_error=max(counted.greatest[step] * batch - rollouts, rollouts - counted.fewest[step] * batch),
+            tokens=self._tokens[step],
+            count_source=self._source,
         )
-
-
-def generated(log: Log, schedules: Sequence[Schedule], batch: int) -> Generated:
-    """Count what a run generated, as its log says and one of several schedules explains."""
-    last = max(step for step, _ in log.rows)
-    if last > MOST_STEPS:
-        raise BudgetError(f"{log.name}: it logs step {last:,}, and no run has more than {MOST_STEPS:,} optimizer steps")
-    restarts = [(max((s for s, _ in log.rows if s < r), default=0), r) for r in log.restarts]
-    counts, refused, says = [], None, False
-    for schedule in schedules:
-        evidence = _evidence(log, schedule, batch)
-        says = bool(evidence)
-        try:
-            counts.append(count(schedule, last, evidence, restarts, where=log.name))
-        except BudgetError as error:
-            refused = error
-    if not counts:
-        raise refused or BudgetError(f"{log.name}: no schedule is known by which it could have generated")
-    counted = merged(counts)
-    notes: tuple[str, ...] = ()
-    if counted.unexplained:
-        starts = "a start" if counted.unexplained == 1 else f"{counted.unexplained} starts"
-        notes = (f"{log.name}: its log shows {starts} from a checkpoint within a generation batch, which is then lost",)
-    # An entry's mean is of the steps before it.
-    marks = [(s, m[LENGTH]) for s, m in log.rows if LENGTH in m] or [(last, 0.0)]
-    lengths(log, LENGTH)
-    mark, tokens = 0, [0.0]
-    for step in range(1, last + 1):
-        mark += mark + 1 < len(marks) and step > marks[mark][0]
-        made = counted.least[step] + counted.most[step] - counted.least[step - 1] - counted.most[step - 1]
-        tokens.append(tokens[-1] + made / 2 * batch * marks[mark][1])
-    return Generated(
-        batch=batch,
-        count=counted,
-        tokens=[int(t + 1e-6) for t in tokens],
-        source="log and formula" if says else "formula",
-        notes=notes,
-    )
 
 
 def possible(log: Log, every: int, accumulation: int, batches: int | None, steps: int | None) -> list[Schedule]:

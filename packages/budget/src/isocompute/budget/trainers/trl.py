@@ -31,7 +31,7 @@ from ..checks import shorten
 from ..errors import BudgetError
 from .counting import TRAINING_REWARD, LoggedEvaluation, Score, Spread, StepCounts, whole_of
 from .logs.log import Log, LogLayout
-from .schedule import ENTRY, LENGTH, TOKENS, Generated, Schedule, generated, possible
+from .schedule import ENTRY, LENGTH, TOKENS, Generated, Schedule, possible
 from .settings import Batching, Configuration, RunPlan, Settings, exact_quotient, product
 from .trainer import LogReader, Trainer
 
@@ -183,7 +183,7 @@ def count(log: Log, settings: Settings) -> tuple[Generated, Sequence[Schedule]]:
         raise settings.missing("problems")
     steps = settings.whole("trainer_state.max_steps", "max_steps") if settings.find("max_steps")[1] != -1 else None
     schedules = possible(log, every, accumulated, batches, steps)
-    counted = generated(log, schedules, batch)
+    counted = Generated(log, schedules, batch)
     settings.notes += counted.notes
     if LENGTH not in log.keys:
         settings.notes.append(f"{LENGTH} is not logged: tokens are 0 ({TOKENS[0]} counts prompts too)")
