@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ from ..trainers.counting import StepCounts
 from ..trainers.evals import progress_of, reader_of, settings_of
 from ..trainers.live import LiveLog
 from ..trainers.registry import trainer as registered
-from ..trainers.settings import Batching
+from ..trainers.settings import Batching, product
 from ..trainers.trainer import Trainer
 from .text import add_log_arguments, aligned_table, configuration_of, write_json
 
@@ -53,7 +54,6 @@ class Difference:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
     """Three accounts of one run, None where one does not say; rollouts unless it is said otherwise.
 
@@ -63,89 +63,50 @@ class Audit:
         differences: From B_p · n · M over the log to what was paid for training; they add up.
     """
 
-    name: str
-    trainer: Trainer
-    batching: Batching
-    steps: int
-    rollouts: int
-    rollouts_error: int
-    tokens: int
-    evaluated: int | None
-    without_signal: float | None
-    history: History | None
-    differences: tuple[Difference, ...]
-    notes: tuple[str, ...]
+    def __init__(
+        self,
+        source: str,
+        ledger: Path | None = None,
+        *,
+        trainer: Trainer | None = None,
+        shared: Mapping[str, Any] | None = None,
+        given: Mapping[str, str] | None = None,
+    ) -> None:
+        """Line up what is known of one run.
 
-    @property
-    def per_step(self) -> int | None:
-        """B_p · n, what an update step trains on."""
-        batching = self.batching
-        if batching.problems_per_batch is None or batching.rollouts_per_problem is None:
-            return None
-        return batching.problems_per_batch * batching.rollouts_per_problem
-
-    @property
-    def planned(self) -> int | None:
-        """B_p · n · M."""
-        steps = self.batching.update_steps
-        return self.per_step * steps if self.per_step and steps else None
-
-
-def audit(
-    source: str,
-    ledger: Path | None = None,
-    *,
-    trainer: Trainer | None = None,
-    shared: Mapping[str, Any] | None = None,
-    given: Mapping[str, str] | None = None,
-) -> Audit:
-    """Line up what is known of one run.
-
-    Args:
-        source: Its log, see ``LiveLog``.
-        trainer: That logged it, where its metrics do not say.
-        shared: Its configuration, with dotted keys, where the log lacks it.
-    """
-    shared, given = shared or {}, given or {}
-    live = LiveLog(source, trainer, step_column=given.get("step_column"))
-    seen = live.look()
-    if not seen.logs or live.trainer is None:
-        raise BudgetError(seen.problem or f"{source}: no run of a trainer that is known is logged there")
-    if len(seen.logs) > 1:
-        names = ", ".join(log.name for log in seen.logs)
-        raise BudgetError(f"{source}: holds {len(seen.logs)} runs, of which one is audited at a time: {names}")
-    log = seen.logs[0]
-    progressed, settings, batching = progress_of(live.trainer, log, shared, given)
-    if not progressed.points:
-        raise BudgetError(f"{log.name}: no step of training is logged")
-    try:
-        anew = settings_of(log, shared, given)
-        evaluations = reader_of(live.trainer).evaluations(log, anew, live.trainer.parse(anew))
-        questions = settings.whole("questions")
-        evaluated = (
-            None
-            if any(not (questions or e.questions) for e in evaluations)
-            else sum((questions or e.questions or 0) * e.samples for e in evaluations if e.split == "validation")
-        )
-    except BudgetError:
-        evaluated = None
-    history = None if ledger is None else History.read(ledger)
-    last = progressed.points[-1]
-    shares = [metrics[key] for _, metrics in log.rows for key in metrics if ZERO_VARIANCE.fullmatch(key)]
-    return Audit(
-        name=log.name,
-        trainer=live.trainer,
-        batching=batching,
-        steps=last.step,
-        rollouts=last.rollouts,
-        rollouts_error=last.rollouts_error,
-        tokens=last.tokens,
-        evaluated=evaluated,
-        history=history,
-        without_signal=sum(shares) / len(shares) if shares else None,
-        differences=tuple(_differences(batching, progressed, history)),
-        notes=tuple(_notes(batching, progressed, settings.notes, log.notes)),
-    )
+        Args:
+            source: Its log, see ``LiveLog``.
+            trainer: That logged it, where its metrics do not say.
+            shared: Its configuration, with dotted keys, where the log lacks it.
+        """
+        shared, given = shared or {}, given or {}
+        live = LiveLog(source, trainer, step_column=given.get("step_column"))
+        seen = live.look()
+        if not seen.logs or live.trainer is None:
+            raise BudgetError(seen.problem or f"{source}: no run of a trainer that is known is logged there")
+        if len(seen.logs) > 1:
+            names = ", ".join(log.name for log in seen.logs)
+            raise BudgetError(f"{source}: holds {len(seen.logs)} runs, of which one is audited at a time: {names}")
+        log = seen.logs[0]
+        progressed, settings, batching = progress_of(live.trainer, log, shared, given)
+        if not progressed.points:
+            raise BudgetError(f"{log.name}: no step of training is logged")
+        self.name, self.trainer, self.batching, self.last = log.name, live.trainer, batching, progressed.points[-1]
+        self.per_step = product(batching.problems_per_batch, batching.rollouts_per_problem)
+        self.planned = product(self.per_step, batching.update_steps)
+        self.evaluated: int | None = None
+        with suppress(BudgetError):
+            anew = settings_of(log, shared, given)
+            evaluations = reader_of(live.trainer).evaluations(log, anew, live.trainer.parse(anew))
+            questions = settings.whole("questions")
+            if all(questions or e.questions for e in evaluations):
+                validated = [e for e in evaluations if e.split == "validation"]
+                self.evaluated = sum((questions or e.questions or 0) * e.samples for e in validated)
+        self.history = None if ledger is None else History.read(ledger)
+        shares = [metrics[key] for _, metrics in log.rows for key in metrics if ZERO_VARIANCE.fullmatch(key)]
+        self.without_signal = sum(shares) / len(shares) if shares else None
+        self.differences = _differences(batching, progressed, self.history)
+        self.notes = _notes(batching, progressed, settings.notes, log.notes)
 
 
 def _differences(batching: Batching, progressed: StepCounts, history: History | None) -> list[Difference]:
@@ -241,7 +202,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
     """Print the table, and a sentence for each difference."""
-    audited = audit(
+    audited = Audit(
         arguments.source,
         arguments.ledger,
         trainer=None if arguments.trainer is None else registered(arguments.trainer),
@@ -272,7 +233,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
 def _rows(audited: Audit) -> list[tuple[str, int | None, int | None, int | None]]:
     """Figures by name: of the settings, the log and the ledger."""
     batching, history = audited.batching, audited.history
-    per_step = None if not audited.steps else round(audited.rollouts / audited.steps)
+    per_step = None if not audited.last.step else round(audited.last.rollouts / audited.last.step)
     paid: dict[str, int | None] = {}
     if history is not None:
         totals, steps = history.totals(), history.last_step
@@ -291,11 +252,11 @@ def _rows(audited: Audit) -> list[tuple[str, int | None, int | None, int | None]
     rows = {
         "rollouts per problem": (batching.rollouts_per_problem, None),
         "problems per batch": (batching.problems_per_batch, None),
-        "update steps": (batching.update_steps, audited.steps),
+        "update steps": (batching.update_steps, audited.last.step),
         "rollouts per step": (audited.per_step, per_step),
-        "rollouts for training": (audited.planned, audited.rollouts),
+        "rollouts for training": (audited.planned, audited.last.rollouts),
         **{name: (None, None) for name in paid if name.startswith("  ")},
-        "response tokens paid": (None, audited.tokens),
+        "response tokens paid": (None, audited.last.tokens),
         "rollouts of evaluations": (None, audited.evaluated),
     }
     return [(name, *values, paid.get(name)) for name, values in rows.items()]
@@ -308,8 +269,8 @@ def _bridge(audited: Audit) -> Iterable[str]:
     for difference in audited.differences:
         if difference.mechanism not in OF_LEDGER:
             yield f"{difference.rollouts:+,} {difference.mechanism}: {difference.sentence}"
-    error = f" ± {audited.rollouts_error:,}" if audited.rollouts_error else ""
-    yield f"{audited.rollouts:,}{error} rollouts were generated for training, by the log"
+    error = f" ± {audited.last.rollouts_error:,}" if audited.last.rollouts_error else ""
+    yield f"{audited.last.rollouts:,}{error} rollouts were generated for training, by the log"
     for difference in audited.differences:
         if difference.mechanism in OF_LEDGER:
             yield f"{difference.rollouts:+,} {difference.mechanism}: {difference.sentence}"
@@ -335,8 +296,8 @@ def _document(audited: Audit, rows: list[tuple[str, int | None, int | None, int 
         "figures": {
             name.strip(): {"settings": said, "log": logged, "ledger": paid} for name, said, logged, paid in rows
         },
-        "rollouts_error": audited.rollouts_error,
+        "rollouts_error": audited.last.rollouts_error,
         "without_signal": audited.without_signal,
         "differences": [asdict(difference) for difference in audited.differences],
-        "notes": list(audited.notes),
+        "notes": audited.notes,
     }
