@@ -48,12 +48,12 @@ def follow(
 ) -> tuple[int, str, str]:
     """Run a command until it ends or its next step does not fit.
 
+    Args:
+        silence: Seconds without a new entry in the log after which a warning is said.
+
     Returns:
         Its exit status, or the negative number of the signal that ended it; why it was ended at its budget, or an empty
         text; and the signals that it was sent.
-
-    Args:
-        silence: Seconds without a new entry in the log after which a warning is said.
 
     Raises:
         BudgetError: Nothing was started, since nothing could be counted or no step fits; or the command was ended,

@@ -499,8 +499,6 @@ def account(sources: Sequence[str | Path]) -> Account:
         LedgerError: A ledger is damaged, or two ledgers of one run differ.
         TableError: A table is not what it should be, or two disagree about a charge.
     """
-    import polars as pl
-
     from ..contract import tables
 
     histories: list[History] = []
@@ -512,17 +510,13 @@ def account(sources: Sequence[str | Path]) -> Account:
             others.append(str(source))
     histories = [history for history in drop_copies(histories) if history.run_id]
     where = ", ".join(str(source) for source in sources)
-    # One frame of all runs first: checking a thousand small tables one by one takes longer than reading them.
-    recorded = pl.concat([history.table() for history in histories]) if histories else pl.DataFrame()
-    parts = [recorded] if not recorded.is_empty() else []
+    # One frame of all runs: checking a thousand small tables one by one takes longer than reading them.
+    recorded = _table([row for history in histories for row in history.canonical])
+    parts = [recorded] if len(recorded) else []
     parts += [tables.read(source, "ledger") for source in others]
     if not parts:
         raise LedgerError(f"{where}: nothing was charged yet")
-    nothing = pl.DataFrame(schema={**parts[0].schema, "attempt": pl.Int64()})
-    lost = pl.concat(
-        [nothing, *(history.lost_work() for history in histories if len(history.resumed_from) > 1)],
-        how="diagonal_relaxed",
-    )
+    lost = _table([row for history in histories for row in history.lost], "attempt")
     return Account(
         ledger=tables.concat(parts, "ledger", where=where),
         lost_work=lost.sort("run_id", "step", "cohort", "attempt"),
