@@ -247,7 +247,7 @@ def _rows(audited: Audit) -> list[tuple[str, int | None, int | None, int | None]
             "  and lost": totals.lost_training.rollouts,
             "  paid": both.rollouts,
             "response tokens paid": both.response_tokens,
-            "rollouts of evaluations": totals.canonical["eval"].rollouts + totals.lost["eval"].rollouts,
+            "rollouts of evaluations": _evaluated(history),
         }
     rows = {
         "rollouts per problem": (batching.rollouts_per_problem, None),
@@ -274,18 +274,21 @@ def _bridge(audited: Audit) -> Iterable[str]:
     for difference in audited.differences:
         if difference.mechanism in OF_LEDGER:
             yield f"{difference.rollouts:+,} {difference.mechanism}: {difference.sentence}"
+    evaluated = audited.evaluated
     if audited.history is not None:
-        totals = audited.history.totals()
         yield f"{_paid(audited.history):,} rollouts were paid for training, by the ledger"
-        evaluated = totals.canonical["eval"].rollouts + totals.lost["eval"].rollouts
-        if evaluated:
-            yield f"{evaluated:+,} evaluations: they are paid for, and in no budget of rollouts"
-    elif audited.evaluated:
-        yield f"{audited.evaluated:+,} evaluations: they are paid for, and in no budget of rollouts"
+        evaluated = _evaluated(audited.history)
+    if evaluated:
+        yield f"{evaluated:+,} evaluations: they are paid for, and in no budget of rollouts"
 
 
 def _paid(history: History) -> int:
     return history.totals().paid_training.rollouts
+
+
+def _evaluated(history: History) -> int:
+    totals = history.totals()
+    return totals.canonical["eval"].rollouts + totals.lost["eval"].rollouts
 
 
 def _document(audited: Audit, rows: list[tuple[str, int | None, int | None, int | None]]) -> dict[str, Any]:

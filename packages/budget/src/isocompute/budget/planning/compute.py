@@ -276,10 +276,9 @@ class Model:
     kv_values: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("parameters", "active_parameters", "layers", "width", "vocabulary", "kv_values"):
-            value = getattr(self, name)
-            if value is not None or name == "parameters":
-                whole(value, name, least=1)
+        optional = ("active_parameters", "layers", "width", "vocabulary", "kv_values")
+        given = (name for name in optional if getattr(self, name) is not None)
+        check_whole_fields(self, "parameters", *given, least=1)
         if self.active > self.parameters:
             raise BudgetError(f"active_parameters is {self.active:,}, more than the {self.parameters:,} parameters")
         if (self.layers is None) != (self.width is None):
