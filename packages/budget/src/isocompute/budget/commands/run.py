@@ -516,7 +516,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         raise BudgetError(f"{arguments.command[0]}: there is no such command")
     grace, name = finite(arguments.grace, "--grace", zero=True), f"SIG{arguments.signal.removeprefix('SIG')}"
     if name not in signal.Signals.__members__:
-        raise BudgetError(f"--signal is {arguments.signal}; it must be a signal's name, such as SIGINT or SIGUSR1")
+        raise BudgetError(f"--signal is {arguments.signal}; it must be the name of a signal, such as SIGINT")
     command = Command(arguments.command, first=signal.Signals[name], grace=grace)
     status, why, sent = follow(command, charging, silence=finite(arguments.silence, "--silence"), say=_say)
     # As a shell would have it: 128 plus a signal's number.
