@@ -203,7 +203,7 @@ class Ledger:
         """
         uncharged = under_way(self.path, self.totals.paid_training)
         if _dispatched(self.path).exists() and restored > uncharged.rollouts:
-            taking = partial(fold.take_back, attempt=self._attempt, step=step, rollouts=restored - uncharged.rollouts)
+            taking = partial(fold.take_back, attempt=self.attempt, step=step, rollouts=restored - uncharged.rollouts)
             self._store.write(f"what comes back after step {step}", taking)
 
     def note_limits(self, limits: Limits) -> None:
