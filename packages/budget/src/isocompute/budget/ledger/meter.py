@@ -6,13 +6,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..checks import whole
 from ..errors import BudgetError
 from .counts import Counts
 from .ledger import History, Ledger, run_id_of, under_way
 from .limits import Admission, Limits, Standing
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 class Meter:
@@ -22,15 +25,10 @@ class Meter:
     unless the limits say otherwise (``Limits.counted``), all that was paid for, also what was lost when an earlier
     attempt ended. Device time and money are held against all that was paid. One driver calls ``admit`` and then
     ``charge``.
-
-    Attributes:
-        charge: ``Ledger.charge``: records what a step generated, by cohort, admitted or not.
-        reserve: ``Ledger.reserve``: notes how many rollouts for training are under way.
     """
 
     def __init__(self, ledger: Ledger, limits: Limits) -> None:
         self.limits, self._ledger = limits, ledger
-        self.charge, self.reserve = ledger.charge, ledger.reserve
         ledger.note_limits(limits)
 
     def admit(self, step: int, rollouts: int) -> Admission:
@@ -45,6 +43,21 @@ class Meter:
         """
         step, rollouts = whole(step, "step", least=0), whole(rollouts, "rollouts", least=1)
         return self._standing.admission(step, rollouts)
+
+    def charge(
+        self,
+        step: int,
+        charged: Mapping[str, Counts] | pl.DataFrame,
+        *,
+        shares: Sequence[int] = (1,),
+        device_seconds: float = 0.0,
+    ) -> None:
+        """Record what a step generated, by cohort, admitted or not; see ``Ledger.charge``."""
+        self._ledger.charge(step, charged, shares=shares, device_seconds=device_seconds)
+
+    def reserve(self, rollouts: int) -> None:
+        """Note how many rollouts for training are under way; see ``Ledger.reserve``."""
+        self._ledger.reserve(rollouts)
 
     @property
     def used(self) -> Counts:
