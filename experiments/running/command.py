@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 from isocompute.budget import TRAINING_COHORTS, Allocation, History
-from isocompute.budget.trainers.evals import ingest
+from isocompute.budget.trainers.doctor import ingest
 from isocompute.budget.trainers.registry import convert, trainer
 from isocompute.budget.trainers.settings import Configuration, RunPlan, render
 from isocompute.learner import EvaluationRecord

@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget.trainers.evals import ingest
+from isocompute.budget.trainers.doctor import ingest
 from isocompute.learner import ResponseStatistics, StepRecord
 from isocompute.rollout import tracking as rollout_tracking
 from isocompute.rollout.contract import tables, tracking
