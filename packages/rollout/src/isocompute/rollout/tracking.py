@@ -19,11 +19,7 @@ SQLITE = "sqlite:///"
 
 
 def ensure_store(uri: str | None = None) -> str:
-    """Point MLflow at a store that answers, made where a local one is not there; returns its address.
-
-    Raises:
-        TrackingError: MLflow is not installed, or the store cannot be reached or made.
-    """
+    """Point MLflow at a store that answers, made where a local one is not there; returns its address."""
     uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
     with _alone(uri):
         connect(uri, create=True)
@@ -96,9 +92,6 @@ def log_artifacts(
 
     Returns:
         The MLflow run id; ``runs:/ID/NAME`` is then a source.
-
-    Raises:
-        TrackingError: MLflow is not installed or does not answer.
     """
     ensure_store()
     client = mlflow_module().MlflowClient()

@@ -69,10 +69,6 @@ def answers_of(
         problems: The questions; None for all that were answered.
         k: Responses drawn; None for as many as most questions have.
         choice: Selects one of several runs, by the columns of ``CHOICE``; None where flags cannot.
-
-    Raises:
-        RolloutError: The table holds several runs, steps or phases and none is chosen, or nothing as chosen;
-            its responses chose the questions; or more than a tenth of the questions have too few.
     """
     for name in CHOICE:
         rollouts = _picked(rollouts, name, choice, where=where)

@@ -39,11 +39,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Measure the problems and say their mean pass rate.
-
-    Raises:
-        RolloutError: The arguments contradict one another, or the responses cannot be counted.
-    """
+    """Measure the problems and say their mean pass rate."""
     if (arguments.rollouts is None) == (arguments.model is None):
         raise RolloutError("difficulty needs either rollouts to count in or --model to measure with")
     if arguments.model is None:

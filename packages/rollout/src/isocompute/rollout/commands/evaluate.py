@@ -54,11 +54,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Score the responses and print a table of the scores.
-
-    Raises:
-        RolloutError: The arguments contradict one another, or the responses cannot be scored.
-    """
+    """Score the responses and print a table of the scores."""
     _check(arguments)
     with contextlib.ExitStack() as stack:
         yield from deliver(arguments, partial(_evaluate, stack=stack))

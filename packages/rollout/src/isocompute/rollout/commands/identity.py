@@ -40,9 +40,6 @@ def described(settings: RunSettings, problems: pl.DataFrame, *, phase: str, prom
     Args:
         prompts: Hash of their prompts as they are rendered (``PromptMaker.digest``), on which versions of libraries and
             a tokenizer's chat template have a say.
-
-    Raises:
-        RolloutError: A verifier is unknown or refused, or lacks its library.
     """
     scoring = scoring_from(settings.scoring)
     columns = [name for name in PROBLEM_COLUMNS if name in problems.columns]
@@ -75,11 +72,7 @@ def run_id(description: Mapping[str, Any]) -> str:
 
 
 def verifiers_of(names: Iterable[str]) -> dict[str, str]:
-    """Return versions of the libraries that rules use, and a hash of the code of each function of the user's own.
-
-    Raises:
-        RolloutError: A rule is unknown or refused, or lacks its library.
-    """
+    """Return versions of the libraries that rules use, and a hash of the code of each function of the user's own."""
     known = {*names}
     kinds = {rule(name).base.partition(":")[0] for name in known}
     return {LIBRARIES[kind]: _version(LIBRARIES[kind]) for kind in kinds & {*LIBRARIES}} | code_of_rules(known)

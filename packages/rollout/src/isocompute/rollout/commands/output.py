@@ -68,11 +68,7 @@ class Output:
 
 
 def read(address: str, name: str) -> Source:
-    """Read a table from wherever it is, and remember the files that it came from.
-
-    Raises:
-        IsoComputeError: There is no such source, or what it holds is not the table.
-    """
+    """Read a table from wherever it is, and remember the files that it came from."""
     if is_of_mlflow(address):
         # Read from the very files whose hashes are logged: an experiment may gain runs in between.
         files = fetch(address, name)
@@ -90,22 +86,14 @@ def read(address: str, name: str) -> Source:
 
 
 def rewarded(rollouts: pl.DataFrame, **details: Any) -> Output:
-    """Return a ``rollouts`` table as output, with its mean reward and its faults.
-
-    Args:
-        **details: Further fields of ``Output``.
-    """
+    """Return a ``rollouts`` table as output, with its mean reward and its faults."""
     mean = float(rollouts["reward"].to_numpy().mean())
     parts = [f"{len(rollouts):,} rollouts", f"mean reward {mean:.3f}", *faults(rollouts)]
     return Output(name="rollouts", table=rollouts, summary=", ".join(parts), metrics={"mean_reward": mean}, **details)
 
 
 def faults(rollouts: pl.DataFrame) -> Iterator[str]:
-    """Say how many responses were cut off, failed, or broke their verifiers, and why.
-
-    Yields:
-        A few words for each that there is.
-    """
+    """Say how many responses were cut off, failed, or broke their verifiers, and why."""
     answered = rollouts.filter(pl.col("finish_reason") != "aborted")
     cut = int((answered["finish_reason"] == "length").sum())
     if cut:
@@ -133,14 +121,7 @@ def add_flags(command: argparse.ArgumentParser, *, out: str = "the .parquet or .
 
 
 def deliver(arguments: argparse.Namespace, make: Callable[[argparse.Namespace], Output]) -> Iterator[str]:
-    """Make something, write it to ``--out`` and log it to ``--log``.
-
-    Yields:
-        Lines to print.
-
-    Raises:
-        IsoComputeError: It cannot be made, written or logged.
-    """
+    """Make something, write it to ``--out`` and log it to ``--log``."""
     _check_path(arguments.out, "--out", getattr(arguments, "files", TABLE_FILES))
     for name, allowed in BESIDES.items():
         path = getattr(arguments, name, None)

@@ -43,11 +43,7 @@ def add_set_flags(command: argparse.ArgumentParser) -> None:
 
 
 def load_set(arguments: argparse.Namespace) -> tuple[Loaded, dict[str, Any]]:
-    """Load the set that the flags name, and say from where.
-
-    Raises:
-        RolloutError: There is no such set, or it cannot be loaded.
-    """
+    """Load the set that the flags name, and say from where."""
     source = named_set(
         arguments.set,
         folder=arguments.folder,

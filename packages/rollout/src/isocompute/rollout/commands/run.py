@@ -116,11 +116,7 @@ class SamplingRun:
     _sampler: Sampler | None = None
 
     def rollouts(self) -> pl.DataFrame:
-        """Return the run's ``rollouts`` table, sampled as far as it is not there.
-
-        Raises:
-            RolloutError: As ``sample``.
-        """
+        """Return the run's ``rollouts`` table, sampled as far as it is not there."""
         if self.complete is not None:
             return self.complete
         request = {"seed": self.settings.seed, "step": 0, "phase": self.phase, "run_id": self.run_id}
@@ -128,12 +124,7 @@ class SamplingRun:
             return sample_completed(self, self.problems, samples=self.settings.samples, **request)
 
     def sample(self, problems: pl.DataFrame, *, samples: int, first_sample: int = 0, **request: Any) -> pl.DataFrame:
-        """Return the ``rollouts`` table, as a sampler's ``sample`` does.
-
-        Raises:
-            RolloutError: As the sampler; the message says how much is kept.
-            Interrupted: Ctrl-C.
-        """
+        """Return the ``rollouts`` table, as a sampler's ``sample`` does."""
         groups: dict[str, pa.RecordBatch] = {}
         for problem_id in problems["problem_id"].to_list():
             group = self.store.group(problem_id, first_sample=first_sample, samples=samples)
@@ -198,10 +189,6 @@ def begin(
     Args:
         stack: Closed when the command ends.
         reusable: Whether ``--out`` holds the rollouts themselves, so that a file there may be this run's, complete.
-
-    Raises:
-        RolloutError: A flag is wrong, ``--out`` is there already, another process works on it or left it with other
-            settings, or no problem can be scored.
     """
     settings, shard = settings_from(arguments), getattr(arguments, "shard", None)
     wanted = chosen(problems.table, limit=arguments.limit, shard=shard)
@@ -250,15 +237,7 @@ def _written_by(run_id: str, out: Path, problems: pl.DataFrame) -> pl.DataFrame 
 
 
 def place_shard(arguments: argparse.Namespace, name: str) -> None:
-    """Let ``--out`` be the shard's file in the folder of all shards, which reads as one table.
-
-    Args:
-        arguments: The command's arguments; ``out`` is replaced.
-        name: The table's name, which its file must have there.
-
-    Raises:
-        RolloutError: The shard is none, or ``--out`` is a file.
-    """
+    """Let ``--out`` be the shard's file in the folder of all shards, which reads as one table."""
     if arguments.shard is None:
         return
     part, parts = shard_of(arguments.shard)

@@ -106,11 +106,7 @@ def add_sampling(command: argparse.ArgumentParser, *, required: bool, samples: i
 
 
 def refuse_unused(arguments: argparse.Namespace) -> None:
-    """Refuse flags of sampling that a command without a model would ignore.
-
-    Raises:
-        RolloutError: One of them is given.
-    """
+    """Refuse flags of sampling that a command without a model would ignore."""
     for action in arguments.sampling_flags:
         if getattr(arguments, action.dest) != action.default:
             raise RolloutError(f"{action.option_strings[0]} needs --model: nothing is sampled without it")
@@ -125,9 +121,6 @@ class RunSettings:
         server: Flags of the server, for kind ``openai``.
         scorer: Scores with the settings ``scoring``.
         samples: Responses per problem.
-
-    Raises:
-        RolloutError: A value is out of its range, a key is unknown, or flags of a server and the sampler disagree.
     """
 
     model: str
@@ -163,9 +156,6 @@ class RunSettings:
 
         Args:
             responses: Most that will be asked for at a time.
-
-        Raises:
-            RolloutError: As ``open_sampler``.
         """
         options: dict[str, Any] = {}
         if self.prompting != Prompting():
@@ -185,11 +175,7 @@ class RunSettings:
 
 
 def settings_from(arguments: argparse.Namespace) -> RunSettings:
-    """Return the settings that the flags ask for.
-
-    Raises:
-        RolloutError: A value is out of its range, a key is unknown, or flags contradict each other.
-    """
+    """Return the settings that the flags ask for."""
     engine = {} if arguments.engine_config is None else yaml_mapping(arguments.engine_config)
     return RunSettings(
         model=arguments.model,

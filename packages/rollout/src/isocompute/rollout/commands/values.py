@@ -19,11 +19,7 @@ from ..scoring.scorer import Scorer, default_scorer
 
 
 def pairs(given: Sequence[str], *, flag: str) -> dict[str, Any]:
-    """Return the values of a repeatable flag ``KEY=VALUE``; a value is read as YAML.
-
-    Raises:
-        RolloutError: One is not a pair, or a key is given twice.
-    """
+    """Return the values of a repeatable flag ``KEY=VALUE``; a value is read as YAML."""
     found: dict[str, Any] = {}
     for text in given:
         key, separator, value = text.partition("=")
@@ -41,11 +37,7 @@ def pairs(given: Sequence[str], *, flag: str) -> dict[str, Any]:
 
 
 def yaml_mapping(path: Path) -> dict[str, Any]:
-    """Return the mapping that a YAML (or JSON) file holds.
-
-    Raises:
-        RolloutError: It cannot be read, or holds something else.
-    """
+    """Return the mapping that a YAML (or JSON) file holds."""
     settings = _yaml(path)
     if not isinstance(settings, dict):
         raise RolloutError(f"{path}: must be a mapping of settings")
@@ -53,11 +45,7 @@ def yaml_mapping(path: Path) -> dict[str, Any]:
 
 
 def yaml_mappings(path: Path) -> list[dict[str, Any]]:
-    """Return the mappings of a YAML (or JSON) file that holds one, or a list of them.
-
-    Raises:
-        RolloutError: It cannot be read, or holds something else.
-    """
+    """Return the mappings of a YAML (or JSON) file that holds one, or a list of them."""
     settings = _yaml(path)
     found = settings if isinstance(settings, list) else [settings]
     if not found or not all(isinstance(each, dict) for each in found):
@@ -87,21 +75,13 @@ def add_scoring(command: argparse.ArgumentParser) -> argparse.Action:
 
 
 def scorer_of(arguments: argparse.Namespace) -> Scorer:
-    """Return the scorer with the settings of the flag, or that of the process without it.
-
-    Raises:
-        RolloutError: A setting is unknown or out of its range.
-    """
+    """Return the scorer with the settings of the flag, or that of the process without it."""
     settings = scoring_from(pairs(arguments.scoring, flag="--scoring"))
     return Scorer(settings) if arguments.scoring else default_scorer()
 
 
 def shard_of(text: str) -> tuple[int, int]:
-    """Return I and K of ``I/K``.
-
-    Raises:
-        RolloutError: It is not a shard.
-    """
+    """Return I and K of ``I/K``."""
     part, separator, parts = text.partition("/")
     if separator and part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts):
         return int(part), int(parts)
@@ -112,13 +92,6 @@ def chosen(problems: pl.DataFrame, *, limit: int | None, shard: str | None) -> p
     """Return the problems of a shard, of the first so many by ``problem_id``.
 
     Which shard a problem belongs to depends on its id alone. The shards of a limited run partition its problems.
-
-    Args:
-        limit: How many; None for all.
-        shard: ``I/K``; None for all.
-
-    Raises:
-        RolloutError: The limit is below 1, the shard is none, or it holds no problem.
     """
     if limit is not None and limit < 1:
         raise RolloutError(f"--limit is {limit}; it must be at least 1")

@@ -31,10 +31,6 @@ def candidates(source: ReasoningGymSource, scorer: Scorer | None = None) -> Iter
 
     Args:
         scorer: In whose sandbox programs are executed; by default the one of this process.
-
-    Raises:
-        RolloutError: The library is not installed, it refuses the task or a setting, the task is one of
-            ``scoring.rules.REFUSED``, or its generator executes programs and this machine cannot isolate it.
     """
     try:
         import reasoning_gym

@@ -55,12 +55,7 @@ def of_file(source: LocalSource) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def of_hub(source: HubSource) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each row with its number, in shuffled order.
-
-    Raises:
-        RolloutError: ``datasets`` is not installed, the revision is missing, the dataset cannot be loaded,
-            or it lacks a column.
-    """
+    """Yield each row with its number, in shuffled order."""
     try:
         import datasets
     except ImportError:
@@ -96,11 +91,7 @@ def _help(source: HubSource) -> str:
 
 
 def used_columns(source: HubSource | LocalSource, columns: Sequence[str], *, where: str) -> list[str]:
-    """Return the columns that problems are made of; others may hold what cannot be read here, such as images.
-
-    Raises:
-        RolloutError: There is none of a column's name, nor one that its path begins with.
-    """
+    """Return the columns that problems are made of; others may hold what cannot be read here, such as images."""
     used = []
     for path in filter(None, (source.prompt, source.answer, source.metadata)):
         column = path if path in columns else path.partition(".")[0]
@@ -140,16 +131,7 @@ def _object(line: str, *, where: str) -> dict[str, Any]:
 
 
 def candidate(row: Mapping[str, Any], source: HubSource | LocalSource, *, where: str) -> Candidate:
-    """Return the problem in a row, with a ``fault`` where its answer is none.
-
-    Args:
-        row: Columns and plain values.
-        where: The source and the row, for messages.
-
-    Raises:
-        RolloutError: A column is missing, the prompt is no text or chat that a problem can have, or the metadata are
-            no mapping.
-    """
+    """Return the problem in a row, with a ``fault`` where its answer is none."""
     prompt = prompt_text(reach(row, source.prompt, where), where=where)
     answer, fault = answer_text(reach(row, source.answer, where), source.verifier)
     if isinstance(source, SetSource):
@@ -188,9 +170,6 @@ def prompt_text(value: Any, *, where: str) -> str:
     Args:
         value: A text, a number, a message, or a list of messages with ``role`` and ``content``, or ``from`` and
             ``value``.
-
-    Raises:
-        RolloutError: It is nothing of that kind, or a conversation of several turns.
     """
     if isinstance(value, Mapping):
         value = [value]

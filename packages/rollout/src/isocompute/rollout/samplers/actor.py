@@ -40,11 +40,7 @@ class Verifiers:
 
 
 def connected_ray() -> Any:
-    """Return Ray, connected to the cluster of ``RAY_ADDRESS`` or to one started here.
-
-    Raises:
-        RolloutError: Ray is not installed, or cannot be started or joined.
-    """
+    """Return Ray, connected to the cluster of ``RAY_ADDRESS`` or to one started here."""
     try:
         import ray
     except ImportError:

@@ -160,9 +160,6 @@ class Faults:
         """Refuse to go on where nothing could be scored so far.
 
         Not in the call that finds it: its responses were paid for, and must reach whoever counts them.
-
-        Raises:
-            RolloutError: All problems answered so far cannot be scored.
         """
         if self._reasons and not self._scored:
             problem_id, reason = next(iter(self._reasons.items()))
@@ -320,11 +317,7 @@ class Sampler:
             self.sleep()
 
     def check_whole(self) -> None:
-        """Refuse to sample from weights of which a sync has left only a part.
-
-        Raises:
-            RolloutError: The latest sync failed.
-        """
+        """Refuse to sample from weights of which a sync has left only a part."""
         if not self._whole:
             raise RolloutError(
                 "the last sync failed, so the engine's weights may be incomplete; sync again before sampling"
@@ -364,11 +357,7 @@ class Sampler:
         self.end_sync(version)
 
     def begin_sync(self, *, in_flight: bool = False) -> None:
-        """Begin to take weights over in parts; nothing is sampled until ``end_sync``.
-
-        Args:
-            in_flight: Whether streams may be open, as for ``sync``.
-        """
+        """Begin to take weights over in parts; nothing is sampled until ``end_sync``."""
         self._tear(in_flight=in_flight)
         with loading():
             self._begin_load()
@@ -417,11 +406,7 @@ class Sampler:
         raise NotImplementedError
 
     def lengths(self, problems: pl.DataFrame) -> list[int]:
-        """Return the length of each problem's prompt (tokens), after every check that ``sample`` makes beforehand.
-
-        Raises:
-            RolloutError: As ``sample``, before anything is sampled.
-        """
+        """Return the length of each problem's prompt (tokens), after every check that ``sample`` makes beforehand."""
         raise NotImplementedError
 
     def probe(self) -> list[float]:

@@ -129,11 +129,7 @@ class Decoding:
         self._cache.reorder_cache(chosen)
 
     def unfinished(self, failure: str | None = None) -> list[tuple[int, Response]]:
-        """Return the responses as far as they are, as aborted ones, with the indices of their requests.
-
-        Args:
-            failure: Why they are.
-        """
+        """Return the responses as far as they are, as aborted ones, with the indices of their requests."""
         return [(row.index, row.response("aborted", failure=failure)) for row in self._rows]
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -172,11 +168,7 @@ KV = ("keys", "values")
 
 
 def layers(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return keys and values of each layer of a cache: (responses, heads, tokens, width).
-
-    Raises:
-        RolloutError: It holds something else, as that of a sliding window or of linear attention does.
-    """
+    """Return keys and values of each layer of a cache: (responses, heads, tokens, width)."""
     from transformers.cache_utils import DynamicLayer
 
     other = [type(layer).__name__ for layer in cache.layers if type(layer) is not DynamicLayer]

@@ -115,9 +115,6 @@ class InFlightPipe:
         """Admit the groups of a step's batch; nothing is waited for. They begin in the order of their admission.
 
         What replicas refuse of them, ``take`` raises.
-
-        Raises:
-            RolloutError: The step's batch is in the pipe already, or has a problem twice.
         """
         if step in self._begun:
             raise RolloutError(f"the batch of step {step} is in the pipe already; it must be taken first")
@@ -150,19 +147,11 @@ class InFlightPipe:
             self._waited += perf_counter() - began
 
     def push(self, weights: Any, version: int) -> None:
-        """Let weights enter the replicas, which go on with them once the probes of all agree.
-
-        Raises:
-            RolloutError: As of ``Replicas.sync``; nothing is sampled any more.
-        """
+        """Let weights enter the replicas, which go on with them once the probes of all agree."""
         self._do(self._guarded, self._push, weights, version).result()
 
     def answer(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
-        """Answer other problems with the current weights, for ``Replicas``; what waits for training goes after them.
-
-        Raises:
-            RolloutError: A problem comes twice, or a push came before the groups were read to their end.
-        """
+        """Answer other problems with the current weights, for ``Replicas``; what waits for training goes after them."""
         _check_once(problems)
         arriving: SimpleQueue[pa.RecordBatch | BaseException] = SimpleQueue()
         version = self._do(self._answer, problems, draw, arriving).result()
@@ -242,11 +231,7 @@ class InFlightPipe:
     # What follows runs in the pipe's thread.
 
     def _do(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Let the thread call a function between two turns.
-
-        Raises:
-            RolloutError: The pipe is closed.
-        """
+        """Let the thread call a function between two turns."""
         self._check_open()
         done: Future[Any] = Future()
 

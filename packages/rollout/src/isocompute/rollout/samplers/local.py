@@ -58,9 +58,6 @@ class LocalSampler(Sampler):
 
     Args:
         scorer: Scores responses while others are generated; by default the one of this process.
-
-    Raises:
-        RolloutError: The tokenizer cannot be loaded.
     """
 
     retokenizes = False
@@ -111,11 +108,7 @@ class LocalSampler(Sampler):
         return [float(answered[index].logprobs[0]) for index in range(PROBES)]
 
     def checked(self, problems: pl.DataFrame) -> list[list[int]]:
-        """Return the prompts of problems; refuse what cannot be answered or scored.
-
-        Raises:
-            RolloutError: As ``sample``, before anything is sampled.
-        """
+        """Return the prompts of problems; refuse what cannot be answered or scored."""
         self.faults.check()
         self.scorer.check(problems["verifier"].to_list())
         named = zip(problems["problem_id"].to_list(), problems["prompt"].to_list(), strict=True)
@@ -179,11 +172,7 @@ class LocalSampler(Sampler):
             raise failure
 
     def columns(self, *, versions: bool = False) -> Columns:
-        """Return the columns of tables.
-
-        Args:
-            versions: Whether they say which weights have drawn which tokens.
-        """
+        """Return the columns of tables."""
         return Columns(
             keep_text=self.sampling.keep_text,
             sampled=self.sampling.interruption is not None,
@@ -336,9 +325,6 @@ def controlled(requests: Sequence[Request], sampling: Sampling, tokenizer: Any) 
 
     Returns:
         The requests to begin with, and what decides whether a response to one is finished.
-
-    Raises:
-        RolloutError: The phrase of an interruption has no token, or leaves no room for an answer.
     """
     cut = sampling.interruption
     if cut is None:
@@ -405,11 +391,7 @@ def _joined(first: Response, inserted: Sequence[int], last: Response, tokenizer:
 
 
 def drawn_length(seed: int, cut: Interruption) -> int:
-    """Return the length (tokens) at which a response is interrupted: uniform, and a function of its seed alone.
-
-    Args:
-        seed: The response's own seed.
-    """
+    """Return the length (tokens) at which a response is interrupted: uniform, and a function of its seed alone."""
     return cut.lowest + _hash(seed, "interrupted") % (cut.highest - cut.lowest + 1)
 
 

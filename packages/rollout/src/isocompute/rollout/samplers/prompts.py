@@ -47,11 +47,7 @@ RESERVED = (
 
 @settings(RolloutError)
 class Prompting:
-    """Settings of prompts.
-
-    Raises:
-        RolloutError: A value is of the wrong type, or not one of the choices.
-    """
+    """Settings of prompts."""
 
     template: Template = "auto"
     """``chat`` renders the tokenizer's chat template, ``plain`` takes the text as it is, ``auto`` is ``chat`` where the
@@ -84,9 +80,6 @@ def prompting_from(plain: Mapping[str, Any]) -> Prompting:
 
     Args:
         plain: Fields of ``Prompting``; ``examples`` as a list of pairs.
-
-    Raises:
-        RolloutError: A key is unknown or a value cannot be used.
     """
     return made_of(Prompting, plain, RolloutError, "prompting")
 
@@ -147,23 +140,14 @@ class PromptMaker:
         return [*turns, {"role": "user", "content": text}]
 
     def digest(self, problems: pl.DataFrame) -> str:
-        """Return a hash of what the prompts of problems say, whatever their order and length.
-
-        Raises:
-            RolloutError: A text is empty, or the chat template refuses it.
-        """
+        """Return a hash of what the prompts of problems say, whatever their order and length."""
         digest = hashlib.sha256()
         for problem_id, text in sorted(problems.select("problem_id", "prompt").iter_rows()):
             digest.update(json.dumps([problem_id, self._rendered(problem_id, text), self._wants_bos]).encode())
         return digest.hexdigest()[:16]
 
     def ids(self, problem_id: str, text: str) -> list[int]:
-        """Return the token ids of a prompt.
-
-        Raises:
-            RolloutError: The text is empty, the chat template refuses it, or the prompt is longer than
-                ``max_prompt_tokens``.
-        """
+        """Return the token ids of a prompt."""
         # By text: two tables may give one id to two prompts.
         if text not in self._made:
             rendered = self._rendered(problem_id, text)
@@ -239,11 +223,7 @@ def _is_date(value: str) -> bool:
 
 
 def load_tokenizer(model: str) -> Any:
-    """Load a model's tokenizer.
-
-    Raises:
-        RolloutError: transformers is not installed, or the tokenizer cannot be loaded.
-    """
+    """Load a model's tokenizer."""
     try:
         from transformers import AutoTokenizer
     except ImportError:
@@ -272,11 +252,7 @@ def stop_tokens(model: str, tokenizer: Any) -> list[int]:
 
 
 def check_folder(model: str | Path) -> None:
-    """Refuse a folder that holds no model; libraries would look for a model of its name on the hub.
-
-    Raises:
-        RolloutError: The folder has no ``config.json``.
-    """
+    """Refuse a folder that holds no model; libraries would look for a model of its name on the hub."""
     if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
         raise RolloutError(f"the base model {model} cannot be loaded (its folder holds no config.json)")
 

@@ -29,9 +29,6 @@ class Interruption:
     """Forced interruption (ScaleRL): a response that is still going on at a drawn length is cut.
 
     A phrase is inserted that asks for the answer, and the policy goes on from there.
-
-    Raises:
-        RolloutError: The lengths are not in order, or the phrase is empty.
     """
 
     lowest: Count = 10_000
@@ -59,9 +56,6 @@ class LengthPenalty:
     evaluation and a measured difficulty tell what is right, however long.
 
     With ``longest=10`` and ``margin=4`` a right response of 6 tokens earns 1, one of 8 earns 0.5, one of 10 or more 0.
-
-    Raises:
-        RolloutError: A length is not a whole number of at least 1, or the margin is longer than ``longest``.
     """
 
     longest: Count
@@ -88,11 +82,7 @@ class LengthPenalty:
 
 @settings(RolloutError)
 class Sampling:
-    """Settings of sampling, the same for every engine.
-
-    Raises:
-        RolloutError: A value is out of its range.
-    """
+    """Settings of sampling, the same for every engine."""
 
     temperature: float = 1.0
     """Softmax temperature: 0, or from 0.01 to below 100. At 0 the most probable token is taken each time, top_p, top_k
@@ -137,9 +127,6 @@ def sampling_from(plain: Mapping[str, Any]) -> Sampling:
     Args:
         plain: Fields of ``Sampling``; lists for its tuples, mappings or None for ``interruption`` and
             ``length_penalty``.
-
-    Raises:
-        RolloutError: A key is unknown or a value is out of its range.
     """
     return made_of(Sampling, plain, RolloutError, "sampling")
 
@@ -262,9 +249,6 @@ class EngineConfig:
     | `async_scheduling` | off | as vLLM decides |
     | `sleep` | – | 0 |
     | `memory_share` | of free memory: 0.9 | of the GPU: 0.9 |
-
-    Raises:
-        RolloutError: A value is out of its range, or cannot be combined with another.
     """
 
     profile: Literal["auto", "cpu", "cuda"] = "auto"
@@ -307,9 +291,6 @@ class EngineConfig:
             cuda: Whether the engine runs on a CUDA device.
             responses: Most that will be asked for at a time; an engine for fewer than ``max_concurrent`` takes less
                 memory.
-
-        Raises:
-            RolloutError: The settings do not fit the device or the requests.
         """
         if self.profile == "cuda" and not cuda:
             raise RolloutError(
@@ -391,12 +372,5 @@ class Engine:
 
 
 def engine_from(plain: Mapping[str, Any]) -> EngineConfig:
-    """Make engine settings from plain values, as JSON, YAML and a command line hold them.
-
-    Args:
-        plain: Fields of ``EngineConfig``.
-
-    Raises:
-        RolloutError: A key is unknown or a value is out of its range.
-    """
+    """Make engine settings from plain values, as JSON, YAML and a command line hold them."""
     return made_of(EngineConfig, plain, RolloutError, "engine")

@@ -138,11 +138,7 @@ class TransformersSampler(LocalSampler):
         )
 
     def check_joins(self) -> None:
-        """Refuse a model of which responses cannot begin beside others in the making.
-
-        Raises:
-            RolloutError: Padding changes its scores, or its cache is not one of plain keys and values.
-        """
+        """Refuse a model of which responses cannot begin beside others in the making."""
         if self._spread == 1:
             raise RolloutError(
                 f"the model {self.model} in {self.dtype} gives other scores beside padding (by more than {SAME:g} "

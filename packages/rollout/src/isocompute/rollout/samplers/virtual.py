@@ -99,11 +99,7 @@ class VirtualPipe:
         self._next = 0
 
     def begin(self, problems: pl.DataFrame, *, samples: int, seed: int, step: int, run_id: str) -> None:
-        """Admit the groups of a step's batch, by problem; nothing is waited for.
-
-        Raises:
-            RolloutError: The step was begun before, a group needs more than all slots, or as ``Sampler.sample``.
-        """
+        """Admit the groups of a step's batch, by problem; nothing is waited for."""
         if step in self._scored:
             raise RolloutError(f"step {step} was begun before and not taken since; each step must be begun once")
         self._check_room(samples)
@@ -132,9 +128,6 @@ class VirtualPipe:
 
         Returns:
             The ``rollouts`` table with its columns ``versions`` and ``version_starts``, by problem and sample.
-
-        Raises:
-            RolloutError: The step was not begun, the latest push failed, or a response cannot be scored.
         """
         if step not in self._scored:
             raise RolloutError(f"step {step} was not begun or was taken before; each must be begun and taken once")
@@ -149,9 +142,6 @@ class VirtualPipe:
         """Let the time of an update pass, then let weights take the place of those before.
 
         They enter between two steps of decoding: at the end of the one in which the update ends.
-
-        Args:
-            weights: As for ``Sampler.sync``.
         """
         luck = np.random.default_rng((self.seed, version)).standard_normal()
         end = self.clock + self.update_time * exp(self.jitter * luck)
@@ -267,11 +257,7 @@ class VirtualPipe:
         return tensors | {name: packed(table) for name, table in tables.items()}, values
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
-        """Go on from a state, with a sampler of the same settings that holds the weights of then.
-
-        Raises:
-            RolloutError: A group in it needs more than all slots.
-        """
+        """Go on from a state, with a sampler of the same settings that holds the weights of then."""
         for draw in values["draws"]:
             self._check_room(draw["samples"])
         self._clear()

@@ -72,11 +72,7 @@ class Manifest:
 
 
 def manifest(model: str) -> Manifest:
-    """Return the tensors of a model, from its configuration alone: nothing is allocated.
-
-    Raises:
-        RolloutError: The configuration cannot be read.
-    """
+    """Return the tensors of a model, from its configuration alone: nothing is allocated."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -164,9 +160,6 @@ def rounded(weights: Iterable[tuple[str, Any]], dtype: str | None) -> Iterator[t
     """Give large matrices in float32 an engine's type of 16 bits, which it would give them itself: half the bytes.
 
     What an engine may hold in float32 is small, such as norms, biases and routers, and stays as it is.
-
-    Args:
-        weights: Pairs of a Hugging Face name and a tensor, read once.
     """
     import torch
 
@@ -177,15 +170,7 @@ def rounded(weights: Iterable[tuple[str, Any]], dtype: str | None) -> Iterator[t
 
 
 def check_tied(pairs: Mapping[str, str], brought: Mapping[str, Any]) -> None:
-    """Compare the values of tensors that a sync brings under two names.
-
-    Args:
-        pairs: From one name to the other.
-        brought: The tensors by name.
-
-    Raises:
-        RolloutError: They differ, so the learner does not tie what the model ties.
-    """
+    """Compare the values of tensors that a sync brings under two names."""
     for name, source in pairs.items():
         one, other = brought[name], brought[source]
         if one is not other and one.data_ptr() != other.data_ptr() and not bool((one == other).all()):
@@ -276,11 +261,7 @@ class Payload(Protocol):
     """A bucket of weights."""
 
     def tensors(self, device: Any) -> list[tuple[str, torch.Tensor]]:
-        """Return Hugging Face names and tensors, in the process that takes them.
-
-        Args:
-            device: Where the model is.
-        """
+        """Return Hugging Face names and tensors, in the process that takes them."""
         ...
 
 
@@ -324,11 +305,7 @@ class InSharedMemory:
     handle: bytes
 
     def tensors(self, device: Any) -> list[tuple[str, torch.Tensor]]:
-        """Return copies, which vLLM may hold until a layer is complete.
-
-        Raises:
-            RolloutError: The model is on another device.
-        """
+        """Return copies, which vLLM may hold until a layer is complete."""
         if place_of(device) != self.place:
             raise RolloutError(
                 f"weights shared on {self.place} were sent to a model on {place_of(device)}; the transport must be "
@@ -437,11 +414,7 @@ class Underway:
         self._done, self._seconds = _aside(work), seconds
 
     def wait(self) -> None:
-        """Wait until it is over.
-
-        Raises:
-            EngineError: It was cut off, or took too long.
-        """
+        """Wait until it is over."""
         try:
             self._done.result(self._seconds)
         except TimeoutError:
@@ -476,9 +449,6 @@ class BroadcastGroup:
 
     Attributes:
         on_gpus: Whether tensors must be on a GPU.
-
-    Raises:
-        AbsentError: Some ranks did not come, or could not be connected.
     """
 
     def __init__(self, key: str, rendezvous: Rendezvous, store: Any, rank: int, check: Callable[[], object]) -> None:
@@ -534,11 +504,7 @@ _current: BroadcastGroup | None = None
 
 
 def current() -> BroadcastGroup:
-    """Return this process's group.
-
-    Raises:
-        RolloutError: It has none.
-    """
+    """Return this process's group."""
     if _current is None:
         raise RolloutError("this process has not joined the group that weights are broadcast to; sync again")
     return _current
@@ -561,9 +527,6 @@ def connect(
         world: Number of ranks, this one included.
         invite: Asks the others to join.
         check: Raises an error where one of them cannot; it is called again and again until all have joined.
-
-    Raises:
-        AbsentError: Some did not come in ``JOIN_SECONDS``, or could not be connected.
     """
     global _current
     if _current is not None and _current.key == key:
@@ -595,14 +558,7 @@ def connect(
 
 
 def join(rendezvous: Rendezvous, rank: int) -> None:
-    """Join a sender's group, in place of any that this process had.
-
-    Args:
-        rank: From 1.
-
-    Raises:
-        EngineError: It does not come about.
-    """
+    """Join a sender's group, in place of any that this process had."""
     global _current
     leave()
 

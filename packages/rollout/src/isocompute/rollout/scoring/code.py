@@ -72,9 +72,6 @@ def code_of_rules(verifiers: Iterable[str]) -> dict[str, str]:
     """Hash of the code behind each rule that is a function of one's own, with the modules beside it that it imports.
 
     What it reads from other files, or imports by a name that it computes, is not seen.
-
-    Raises:
-        RolloutError: The module of a rule is not there or cannot be read.
     """
     bases = sorted({rule(name).base for name in set(verifiers)})
     return {base: _hash_of_rule(base) for base in bases if base.startswith("python:")}

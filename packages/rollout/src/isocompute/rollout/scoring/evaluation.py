@@ -131,11 +131,7 @@ def sample_completed(sampler: Sampler, problems: pl.DataFrame, *, samples: int, 
 
 
 def lacking(problems: pl.DataFrame, rollouts: pl.DataFrame, samples: int) -> pl.DataFrame:
-    """Return the problems with fewer completed responses than asked for, with the number that each ``lacks``.
-
-    Args:
-        samples: Responses asked for per problem.
-    """
+    """Return the problems with fewer completed responses than asked for, with the number that each ``lacks``."""
     completed = successes(rollouts).select("problem_id", completed=pl.col("samples").cast(pl.Int64))
     counted = problems.join(completed, on="problem_id", how="left", maintain_order="left")
     lacks = samples - pl.col("completed").fill_null(0)
@@ -223,9 +219,6 @@ def differences(ours: pl.DataFrame, theirs: pl.DataFrame, ks: Sequence[int]) -> 
 
     Pairing removes what the questions have in common: their standard error is that of the differences.
 
-    Args:
-        ks: Responses drawn.
-
     Raises:
         RolloutError: The two have no question in common, or a question has too few responses.
     """
@@ -253,11 +246,7 @@ def differences(ours: pl.DataFrame, theirs: pl.DataFrame, ks: Sequence[int]) -> 
 
 
 def usual_samples(counts: pl.DataFrame) -> int:
-    """Return the number of responses that most questions have; of two as frequent, the larger.
-
-    Args:
-        counts: With the column ``samples``.
-    """
+    """Return the number of responses that most questions have; of two as frequent, the larger."""
     frequent = counts.group_by("samples").len().sort("len", "samples")
     return int(frequent["samples"][-1])
 
@@ -498,13 +487,6 @@ def split(problems: pl.DataFrame, wanted: DifficultySplit, *, min_samples: int =
 
     Problems keep the side they were generated for; on each side those with the smallest ``problem_id`` (a
     hash, so an arbitrary but fixed choice) are taken.
-
-    Args:
-        problems: A ``problems`` table with ``pass_rate``.
-        min_samples: Responses that a problem must have been measured with.
-
-    Raises:
-        RolloutError: A side cannot be filled; the message says how many problems there are and what would help.
     """
     found = inside(problems, lowest=wanted.lowest, highest=wanted.highest, min_samples=min_samples)
     parts = []
@@ -533,9 +515,6 @@ def inside(problems: pl.DataFrame, *, lowest: float, highest: float, min_samples
 
     Returns:
         A ``problems`` table, sorted by ``problem_id``.
-
-    Raises:
-        RolloutError: The interval is not within 0 to 1, or no problem was measured so often.
     """
     if not 0 <= lowest <= highest <= 1:
         raise RolloutError(f"pass rates from {lowest} to {highest} are asked for; an interval within 0 to 1 is needed")

@@ -124,9 +124,6 @@ class Rule:
 def rule(name: str) -> Rule:
     """Return the rule that a name describes.
 
-    Args:
-        name: As in the ``verifier`` column, such as ``exact|last_line``.
-
     Raises:
         RolloutError: There is no such rule or extraction, the library it needs is not installed, or the task is
             refused (``REFUSED``).
@@ -239,24 +236,13 @@ def _resolved(reference: str) -> Any:
 
 
 def check_task(task: str) -> None:
-    """Refuse a task that is on the list.
-
-    Raises:
-        RolloutError: It is on the list; the message names the task and says why.
-    """
+    """Refuse a task that is on the list."""
     if task in REFUSED:
         raise RolloutError(f"reasoning-gym's task {task} is refused: {REFUSED[task]}")
 
 
 def extraction(words: Sequence[str]) -> Extraction:
-    """Return the function that applies words one after another.
-
-    Args:
-        words: As above.
-
-    Raises:
-        RolloutError: A word is unknown, a mark or pattern is empty, or a pattern cannot be compiled.
-    """
+    """Return the function that applies words one after another."""
     steps = [_step(word) for word in words]
 
     def extract(response: str) -> str | None:
@@ -347,11 +333,7 @@ def after(mark: str, *, required: bool = True) -> Extraction:
 
 
 def regex(pattern: str) -> Extraction:
-    """Return a function that gives the last match of a pattern: its first group, or all of it where there is none.
-
-    Raises:
-        RolloutError: It cannot be read.
-    """
+    """Return a function that gives the last match of a pattern: its first group, or all of it where there is none."""
     try:
         compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
@@ -401,11 +383,7 @@ def encode_metadata(value: Any) -> str:
 
 
 def decode_metadata(text: str, *, where: str) -> dict[str, Any]:
-    """Return the mapping that ``encode_metadata`` wrote, with its tuples.
-
-    Raises:
-        RolloutError: The text is not JSON, or not a mapping.
-    """
+    """Return the mapping that ``encode_metadata`` wrote, with its tuples."""
     try:
         value = json.loads(text, object_hook=_restored)
     except (ValueError, RecursionError):
@@ -416,11 +394,7 @@ def decode_metadata(text: str, *, where: str) -> dict[str, Any]:
 
 
 def from_column(value: Any, *, where: str) -> str:
-    """Return the text for a value of a user's column: a mapping, the JSON text of one, or nothing.
-
-    Raises:
-        RolloutError: It is neither.
-    """
+    """Return the text for a value of a user's column: a mapping, the JSON text of one, or nothing."""
     if value is None or value == "":
         return ""
     if not isinstance(value, str | Mapping):

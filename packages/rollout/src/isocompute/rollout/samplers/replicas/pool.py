@@ -277,11 +277,7 @@ class Replicas(Sampler):
         return [m.index for m in self.crew.members if m.actor is not None and (not current or m.sync == current)]
 
     def make_current(self) -> None:
-        """Let replicas that have come up with the current weights answer.
-
-        Raises:
-            RolloutError: One says that it has the current weights, and does not sample from them.
-        """
+        """Let replicas that have come up with the current weights answer."""
         for member in self._idle():
             if member.sync is not None or member.said is None or member.said.sync != self.sync_number:
                 continue
@@ -307,11 +303,7 @@ class Replicas(Sampler):
             dispatch.close()
 
     def carry(self, pipe: Carrier | None) -> None:
-        """Answer everything through a pipe from now on, or through none.
-
-        Raises:
-            RolloutError: A stream is open.
-        """
+        """Answer everything through a pipe from now on, or through none."""
         if pipe is not None and self._streams:
             raise RolloutError("a stream is still open, beside which no pipe can use the replicas; close it first")
         self._streams += 1 if pipe is not None else -1
@@ -628,9 +620,6 @@ def transport_of(wanted: str, *, num_gpus: float) -> str:
     Args:
         wanted: ``auto`` or one of ``TRANSPORTS``. ``auto`` is ``object_store`` for replicas without a GPU, ``nccl`` for
             those with GPUs of their own, and ``ipc`` for those that have a share of one, which they share with a rank.
-
-    Raises:
-        RolloutError: There is no such transport, or the replicas cannot use it.
     """
     if wanted not in ("auto", *TRANSPORTS):
         raise RolloutError(f"transport is {wanted!r}; it must be auto or one of {', '.join(TRANSPORTS)}")
@@ -649,9 +638,6 @@ def agreed(probes: dict[int, list[float]], *, tolerance: float) -> list[float]:
     Args:
         probes: ``Sampler.probe`` of each by its index.
         tolerance: How far log-probabilities may lie apart (nats).
-
-    Raises:
-        RolloutError: They do not agree, so not all have taken over the same weights.
     """
     first, *others = sorted(probes.items())
     for index, probe in others:

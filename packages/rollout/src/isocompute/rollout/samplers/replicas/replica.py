@@ -154,9 +154,6 @@ class Replica:
         Args:
             sync: Number of the sync whose weights must answer; 0 is the model's own.
             in_flight: Whether new weights may enter meanwhile, for which no call may last long.
-
-        Raises:
-            RolloutError: The weights here are of another sync, or not whole.
         """
         if sync != self._sync or not self._whole:
             whole = "whole" if self._whole else "torn"
@@ -249,9 +246,6 @@ class Replica:
 
         Args:
             buckets: How many buckets they came in.
-
-        Raises:
-            RolloutError: Not all of them came.
         """
         self._expect(sync)
         if self._buckets != buckets:

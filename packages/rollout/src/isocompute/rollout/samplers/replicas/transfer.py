@@ -100,11 +100,7 @@ class Transfer:
         return Sent(buckets=sending.count, reached=[one.index for one in own], lost=sending.lost, failure=failure)
 
     def device(self) -> str:
-        """Return the device on which buckets are packed.
-
-        Raises:
-            RolloutError: This process has no GPU, and must have one.
-        """
+        """Return the device on which buckets are packed."""
         if self.transport != "nccl" and (self.transport != "ipc" or said(self.receivers[0]).place.startswith("CPU")):
             return "cpu"
         import torch
@@ -190,11 +186,7 @@ class _Sending:
             self._crew.ask(one, "take", payload, self._transfer.number, task=self._transfer.task)
 
     def _group(self) -> BroadcastGroup:
-        """Connect this process and all workers of all replicas.
-
-        Raises:
-            EngineError: A replica died, or did not come.
-        """
+        """Connect this process and all workers of all replicas."""
         ranks, world = {}, 1
         for one in self._left:
             ranks[one.index] = range(world, world + said(one).workers)
@@ -225,12 +217,7 @@ class _Sending:
         return group
 
     def _settle(self) -> None:
-        """Wait for the replicas' answers, and let go of those that died or hang.
-
-        Raises:
-            RolloutError: One refuses the weights.
-            EngineError: One is lost that others receive a broadcast with.
-        """
+        """Wait for the replicas' answers, and let go of those that died or hang."""
         while self._crew.busy:
             self._note(self._crew.wait())
         if self._underway is not None:

@@ -109,9 +109,6 @@ class Client:
             and password in it are sent as basic authentication where there is no key, and dropped where there is one.
         api_key: Sent as a bearer token, without blanks around it and to this address only: redirects are not followed.
         timeout_seconds: Deadline of one answer, from the request to its last byte.
-
-    Raises:
-        RolloutError: The address, the key, or the proxy that the environment names, is not valid.
     """
 
     def __init__(self, base_url: str, *, api_key: str | None = None, timeout_seconds: float = 600.0) -> None:
@@ -263,11 +260,7 @@ class Server:
 
 
 class Servers:
-    """Servers of one model.
-
-    Args:
-        clients: One per server, at least one.
-    """
+    """Servers of one model."""
 
     def __init__(self, clients: Sequence[Client]) -> None:
         if not clients:

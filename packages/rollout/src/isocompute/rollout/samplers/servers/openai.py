@@ -94,20 +94,12 @@ class OpenAISampler(LocalSampler):
             raise
 
     def use(self, sampling: Sampling) -> None:
-        """Sample differently from now on; see ``Sampler.use``.
-
-        Raises:
-            RolloutError: Responses or prompts may be longer, or it asks for what the protocol cannot do.
-        """
+        """Sample differently from now on; see ``Sampler.use``."""
         _check_protocol(self._protocol, sampling)
         super().use(sampling)
 
     def sync(self, weights: Any, version: int, *, in_flight: bool = False) -> None:
-        """Refuse: a server's weights cannot be replaced.
-
-        Raises:
-            RolloutError: Always.
-        """
+        """Refuse: a server's weights cannot be replaced."""
         raise RolloutError(
             f"the weights of {self._servers} cannot be replaced: use the openai sampler for difficulty and evaluation "
             "only, and train with vllm or transformers"
@@ -194,14 +186,7 @@ def _check_protocol(protocol: str, sampling: Sampling) -> None:
 
 
 async def served_name(servers: Servers, model: str, wanted: str | None) -> str:
-    """Return a model's name at servers, checked against their lists.
-
-    Args:
-        wanted: Its name, if it is known.
-
-    Raises:
-        RolloutError: None of them answers, or one refuses or has no such model.
-    """
+    """Return a model's name at servers, checked against their lists."""
     name, silent = wanted, []
     for server in servers.all:
         url = server.client.base_url
@@ -228,11 +213,7 @@ async def served_name(servers: Servers, model: str, wanted: str | None) -> str:
 
 
 def vocabulary(model: str, tokenizer: Any) -> int:
-    """Return how many tokens a model has; its output may be wider than its tokenizer.
-
-    Args:
-        model: Directory or name of the model; there may be only a tokenizer.
-    """
+    """Return how many tokens a model has; its output may be wider than its tokenizer."""
     from transformers import AutoConfig
 
     try:

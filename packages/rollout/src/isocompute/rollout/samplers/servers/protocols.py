@@ -64,14 +64,7 @@ class Body:
         return sent
 
     def blamed(self, reason: str, refused: frozenset[str]) -> frozenset[str]:
-        """Return the groups to leave out next: those that a refusal names, or else all.
-
-        Args:
-            refused: Groups already left out.
-
-        Raises:
-            RolloutError: The refusal names a field that changes what is sampled.
-        """
+        """Return the groups to leave out next: those that a refusal names, or else all."""
         words = set(re.findall(r"\w+", reason))
         left = {group: fields for group, fields in self.optional.items() if group not in refused}
         named = frozenset(group for group, fields in left.items() if words & set(fields))
@@ -183,12 +176,7 @@ class Reply:
 
 
 def read(answer: Any, request: Request, *, protocol: str) -> Reply:
-    """Return what an answer says.
-
-    Raises:
-        RolloutError: The server's chat template makes another prompt of the messages than the tokenizer here.
-        Wrong: It is not an answer of this protocol, or it is one to another prompt.
-    """
+    """Return what an answer says."""
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise Wrong("its answer has no choices, so it is not OpenAI's protocol")
@@ -243,11 +231,7 @@ class Reader:
         self._tokenizer, self._vocabulary, self._ends, self._stops = tokenizer, vocabulary, ends, stops
 
     def response(self, answer: Reply, request: Request) -> Response:
-        """Return the response that an answer holds.
-
-        Raises:
-            Wrong: It ended for another reason than ``stop`` or ``length``, or its counts do not agree.
-        """
+        """Return the response that an answer holds."""
         if answer.finish_reason not in {"stop", "length"}:
             raise Wrong(f"its response finished with {answer.finish_reason!r} instead of 'stop' or 'length'")
         if answer.ids is None and answer.text is None:

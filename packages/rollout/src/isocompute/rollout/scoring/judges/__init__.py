@@ -23,11 +23,7 @@ class Judge(Protocol):
     """Scores the rules of one worker pool."""
 
     def executing(self, base: str) -> bool:
-        """Return whether a rule may execute what a response says, so that each response needs a process of its own.
-
-        Args:
-            base: Name of the rule, without answer extraction.
-        """
+        """Return whether a rule may execute what a response says, so that each response needs a process of its own."""
         ...
 
     def prepare(self, base: str, answer: str, metadata: str) -> Scored:

@@ -71,11 +71,7 @@ class MathJudge(NoGenerator):
                 forget()
 
     def equivalent(self, response: str, answer: str) -> bool:
-        """Return whether math-verify finds the answer's value in the response, without a limit of its own.
-
-        Raises:
-            RolloutError: It finds no value in the answer itself, so that no response could be right.
-        """
+        """Return whether math-verify finds the answer's value in the response, without a limit of its own."""
         gold = self._gold(answer)
         if not gold:
             raise RolloutError(f"math-verify reads no value in the reference answer {answer[:60]!r}")

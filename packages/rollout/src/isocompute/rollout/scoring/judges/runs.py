@@ -79,11 +79,7 @@ class Test:
 
 
 class RunsJudge(NoGenerator):
-    """Runs programs and compares what they print.
-
-    Args:
-        apart: Keeps a program apart from this process.
-    """
+    """Runs programs and compares what they print."""
 
     def __init__(self, apart: Apart | None = None) -> None:
         self._apart = apart or Apart()

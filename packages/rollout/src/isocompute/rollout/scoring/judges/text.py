@@ -9,11 +9,7 @@ from ...errors import RolloutError
 
 
 def same(response: str, answer: str) -> bool:
-    """Say whether two texts agree up to white space round them.
-
-    Args:
-        response: The response, or what was extracted from it.
-    """
+    """Say whether two texts agree up to white space round them."""
     return response.strip() == answer.strip()
 
 

@@ -151,12 +151,7 @@ def _end_children() -> None:
 
 
 def nurse(settings: dict[str, Any], report: layers.Report, group: Group) -> None:
-    """Load the library of a pool, give up all rights, and keep one worker running.
-
-    Args:
-        report: The layers entered so far.
-        group: The control group that this process is in, if any.
-    """
+    """Load the library of a pool, give up all rights, and keep one worker running."""
     layers.die_with_parent()
     if os.getpid() != 1:
         # Whoever kills all processes that there are must be in a namespace.
@@ -300,11 +295,7 @@ class Worker:
         self._extraction: Callable[..., Extraction] = lru_cache(maxsize=64)(lambda *words: extraction(words))
 
     def work(self) -> None:
-        """Answer requests until there are no more.
-
-        Raises:
-            NoProcessError: A response needs a process, and none can be started.
-        """
+        """Answer requests until there are no more."""
         with os.fdopen(self._given, "rb") as lines:
             for line in lines:
                 request = json.loads(line)

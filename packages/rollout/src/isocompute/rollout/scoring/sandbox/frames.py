@@ -67,9 +67,6 @@ def number_in(line: bytes, request: int) -> tuple[int, bytes]:
 
     Args:
         line: Without its end.
-
-    Raises:
-        FrameError: It answers another request, or is none of a worker's lines.
     """
     first, _, rest = line.partition(b" ")
     number, _, reply = rest.partition(b" ")
@@ -79,14 +76,7 @@ def number_in(line: bytes, request: int) -> tuple[int, bytes]:
 
 
 def death_in(line: bytes) -> dict[str, Any]:
-    """Return how a worker ended: ``died``, and whether to ask ``again``.
-
-    Args:
-        line: Without its end.
-
-    Raises:
-        FrameError: It says something else.
-    """
+    """Return how a worker ended: ``died``, and whether to ask ``again``."""
     try:
         end = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,7 @@
-"""Calls of the kernel that Python has no function for: namespaces, capabilities, Landlock, filters of system calls."""
+"""Calls of the kernel that Python has no function for: namespaces, capabilities, Landlock, filters of system calls.
+
+What the kernel refuses or does not know is an ``OSError``.
+"""
 
 from __future__ import annotations
 
@@ -42,30 +45,18 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def prctl(option: int, *values: int) -> None:
-    """Change a property of this process.
-
-    Raises:
-        OSError: The kernel refuses.
-    """
+    """Change a property of this process."""
     padded = [ctypes.c_ulong(value) for value in (*values, 0, 0, 0, 0)[:4]]
     _checked(_libc.prctl(option, *padded))
 
 
 def unshare(flags: int) -> None:
-    """Give this process namespaces of its own.
-
-    Raises:
-        OSError: The kernel refuses.
-    """
+    """Give this process namespaces of its own."""
     _checked(_libc.unshare(flags))
 
 
 def syscall(number: int, *values: object) -> int:
-    """Make a system call by its number.
-
-    Raises:
-        OSError: The kernel refuses or does not know it.
-    """
+    """Make a system call by its number."""
     return _checked(_libc.syscall(ctypes.c_long(number), *values))
 
 
@@ -127,11 +118,7 @@ def _make_mounts_read_only() -> None:
 
 
 def capabilities(kept: int = 0) -> None:
-    """Give up capabilities; those kept are also those of programs that this process runs.
-
-    Raises:
-        OSError: The kernel refuses, or the machine is of an unknown kind.
-    """
+    """Give up capabilities; those kept are also those of programs that this process runs."""
     number = CAPSET.get(os.uname().machine)
     if number is None:
         raise OSError(f"no number of capset is known for {os.uname().machine}")
@@ -192,9 +179,6 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], *, execute:
 
     Returns:
         The version of Landlock's interface.
-
-    Raises:
-        OSError: The kernel has no Landlock, or refuses.
     """
     known = version()
     if not known:
@@ -230,11 +214,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def nest() -> None:
-    """Enter a domain of Landlock: this process can then neither trace nor, from version 6 on, signal its parent.
-
-    Raises:
-        OSError: The kernel has no Landlock, or refuses.
-    """
+    """Enter a domain of Landlock: this process can then neither trace nor, from version 6 on, signal its parent."""
     known = version()
     if not known:
         raise OSError("the kernel has no Landlock")
@@ -355,11 +335,7 @@ _PREPARING = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict
 
 
 def of_worker(*, execute: bool) -> Calls:
-    """Return the calls of the processes that start what executes a response: they may still set limits.
-
-    Args:
-        execute: Whether programs may be run.
-    """
+    """Return the calls of the processes that start what executes a response: they may still set limits."""
     prctl = (Values(argument=0, allowed=(*_PRCTL, PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER)),)
     refused = () if execute else ("execve", "execveat")
     return {**{name: () for name in NUMBERS if name not in refused}, **_EVERYWHERE, "prctl": prctl}
@@ -407,11 +383,7 @@ ALLOWED: Line = (_RETURN, 0, 0, _ALLOW)
 
 
 def enter_filter(program: bytes) -> None:
-    """Enter a filter, with all children; ``no_new_privs`` must be set.
-
-    Raises:
-        OSError: The kernel refuses.
-    """
+    """Enter a filter, with all children; ``no_new_privs`` must be set."""
     own = program.replace(struct.pack("=I", OWN_PROCESS), struct.pack("=I", os.getpid()))
     code = ctypes.create_string_buffer(own, len(own))
     head = ctypes.create_string_buffer(struct.pack("@HP", len(own) // 8, ctypes.addressof(code)))
@@ -423,9 +395,6 @@ def compiled(calls: Calls, machine: str | None = None) -> bytes:
 
     Args:
         machine: As ``uname`` names it; by default this machine.
-
-    Raises:
-        OSError: The machine is of an unknown kind.
     """
     machine = machine or os.uname().machine
     if machine not in ARCHITECTURES:

@@ -242,9 +242,6 @@ def apart(program: str, readable: Sequence[str]) -> Apart:
 
     Args:
         readable: Folders that interpreter and libraries are in.
-
-    Raises:
-        OSError: No filter is known for this machine.
     """
     command = [
         program,

@@ -75,11 +75,7 @@ def counted_alone(report: Report) -> bool:
 
 
 def most_processes(report: Report) -> int:
-    """Return the limit on processes for a response: with this user's others where the kernel counts them together.
-
-    Args:
-        report: What ``enter`` returned.
-    """
+    """Return the limit on processes for a response: with this user's others where the kernel counts them together."""
     if counted_alone(report):
         return PROCESSES
     return MORE_PROCESSES + sum(found.threads for found in running.of_user(os.geteuid()))
@@ -137,9 +133,6 @@ def confine(limits: Limits, keep: Collection[int]) -> None:
 
     Args:
         keep: The only file descriptors above 2 that stay open.
-
-    Raises:
-        OSError: A layer that the sandbox has cannot be entered.
     """
     first = 3
     for descriptor in sorted(keep):

@@ -264,9 +264,6 @@ class ScoringProcess:
 
         Returns:
             A reply for each value, in order.
-
-        Raises:
-            RolloutError: No process can be started.
         """
         replies: list[Reply] = []
         failures = 0
@@ -293,11 +290,7 @@ class ScoringProcess:
         return failed
 
     def started(self) -> Report:
-        """Start a process where none runs; return the layers of its sandbox.
-
-        Raises:
-            RolloutError: It does not start.
-        """
+        """Start a process where none runs; return the layers of its sandbox."""
         if self._process is not None and self._process.poll() is None:
             return self.report
         program = bubblewrap_for(self._pool, self._config)
@@ -537,12 +530,7 @@ def _path(*, user_code: bool) -> list[str]:
 
 
 def readable(path: Sequence[str], more: Sequence[str] = ()) -> list[str]:
-    """Return what scoring reads: the interpreter, installed libraries and this package.
-
-    Args:
-        path: The ``sys.path`` of this process.
-        more: Files and folders besides.
-    """
+    """Return what scoring reads: the interpreter, installed libraries and this package."""
     package = str(Path(__file__).resolve().parents[4])
     own = [str(Path(prefix) / name) for prefix in (sys.prefix, sys.base_prefix) for name in INSTALLED]
     places = [place for name, place in sysconfig.get_paths().items() if name != "data"]
@@ -552,11 +540,7 @@ def readable(path: Sequence[str], more: Sequence[str] = ()) -> list[str]:
 
 
 def report(config: ScoringConfig | None = None) -> list[str]:
-    """Try in a sandbox all that a response must not do; return lines on layers, limits, and the rules that this allows.
-
-    Raises:
-        RolloutError: The sandbox does not start, or the test process in it gives no answer.
-    """
+    """Try in a sandbox all that a response must not do; return lines on layers, limits and the rules allowed."""
     config = config or ScoringConfig()
     process = ScoringProcess("exact", config)
     try:
@@ -580,12 +564,7 @@ def report(config: ScoringConfig | None = None) -> list[str]:
 
 
 def words(layer: str, layers: Mapping[str, str], outcomes: Mapping[str, str]) -> str:
-    """Return the state of a layer, if all attempts that it is there for were refused.
-
-    Args:
-        layers: State of each when it was set up.
-        outcomes: ``refused`` or ``done`` for each attempt.
-    """
+    """Return the state of a layer, if all attempts that it is there for were refused."""
     if not layers.get(layer):
         return "missing"
     done = [attempt for attempt, of in ATTEMPTS.items() if of == layer and outcomes.get(attempt) != "refused"]
