@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -42,6 +42,9 @@ def described(settings: RunSettings, problems: pl.DataFrame, *, phase: str, prom
             a tokenizer's chat template have a say.
     """
     scoring = scoring_from(settings.scoring)
+    verifiers = problems["verifier"].unique().to_list()
+    kinds = {rule(name).base.partition(":")[0] for name in verifiers}
+    libraries = {LIBRARIES[kind]: _version(LIBRARIES[kind]) for kind in kinds & {*LIBRARIES}}
     columns = [name for name in PROBLEM_COLUMNS if name in problems.columns]
     content = problems.sort("problem_id").select(columns).write_json()
     return {
@@ -53,7 +56,8 @@ def described(settings: RunSettings, problems: pl.DataFrame, *, phase: str, prom
         "engine": {name: settings.engine[name] for name in ARITHMETIC if name in settings.engine},
         "scoring": {name: getattr(scoring, name) for name in LIMITS}
         | ({"readable": scoring.readable} if scoring.readable else {}),
-        "verifiers": verifiers_of(problems["verifier"].unique().to_list()),
+        # Versions of libraries that rules use, and a hash of the code of each function of the user's own.
+        "verifiers": libraries | code_of_rules(verifiers),
         "version": _version("isocompute-rollout"),
         "sampling": asdict(settings.sampling),
         "prompting": asdict(settings.prompting),
@@ -69,13 +73,6 @@ def run_id(description: Mapping[str, Any]) -> str:
     """Return the id of a run that is ``described`` so: 16 hexadecimal digits."""
     text = json.dumps(description, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def verifiers_of(names: Iterable[str]) -> dict[str, str]:
-    """Return versions of the libraries that rules use, and a hash of the code of each function of the user's own."""
-    known = {*names}
-    kinds = {rule(name).base.partition(":")[0] for name in known}
-    return {LIBRARIES[kind]: _version(LIBRARIES[kind]) for kind in kinds & {*LIBRARIES}} | code_of_rules(known)
 
 
 def content_of(model: str) -> str:

@@ -19,7 +19,7 @@ from ..samplers.registry import KINDS, open_sampler
 from ..samplers.sampling import EngineConfig, Interruption, Sampling, engine_from, sampling_from
 from ..scoring.config import scoring_from
 from ..scoring.scorer import Scorer, default_scorer
-from .values import add_scoring, pairs, scorer_of, yaml_mapping
+from .values import add_scoring, pairs, scorer_of, yaml_mappings
 
 TRANSFORMERS = ("device", "dtype", "batch_size")
 """Settings of the engine, where it is transformers."""
@@ -176,11 +176,19 @@ class RunSettings:
 
 def settings_from(arguments: argparse.Namespace) -> RunSettings:
     """Return the settings that the flags ask for."""
-    engine = {} if arguments.engine_config is None else yaml_mapping(arguments.engine_config)
+    engine = {} if arguments.engine_config is None else yaml_mappings(arguments.engine_config, several=False)[0]
+    sampling: dict[str, Any] = {name: getattr(arguments, name) for name in (*NUMBERS, "keep_text", "stop")}
+    sampling["stop_token_ids"] = arguments.stop_token_id
+    phrase = {} if arguments.interrupt_phrase is None else {"phrase": arguments.interrupt_phrase}
+    if arguments.interrupt is not None:
+        lowest, highest = arguments.interrupt
+        sampling["interruption"] = {"lowest": lowest, "highest": highest, **phrase}
+    elif phrase:
+        raise RolloutError("--interrupt-phrase needs --interrupt LOWEST HIGHEST")
     return RunSettings(
         model=arguments.model,
         kind=arguments.sampler,
-        sampling=_sampling(arguments),
+        sampling=sampling_from(sampling),
         prompting=Prompting(
             template=arguments.template,
             system=arguments.system,
@@ -197,18 +205,6 @@ def settings_from(arguments: argparse.Namespace) -> RunSettings:
         samples=arguments.samples,
         seed=arguments.seed,
     )
-
-
-def _sampling(arguments: argparse.Namespace) -> Sampling:
-    settings: dict[str, Any] = {name: getattr(arguments, name) for name in (*NUMBERS, "keep_text", "stop")}
-    settings["stop_token_ids"] = arguments.stop_token_id
-    phrase = {} if arguments.interrupt_phrase is None else {"phrase": arguments.interrupt_phrase}
-    if arguments.interrupt is not None:
-        lowest, highest = arguments.interrupt
-        settings["interruption"] = {"lowest": lowest, "highest": highest, **phrase}
-    elif phrase:
-        raise RolloutError("--interrupt-phrase needs --interrupt LOWEST HIGHEST")
-    return sampling_from(settings)
 
 
 def _examples(path: Path) -> tuple[tuple[str, str], ...]:

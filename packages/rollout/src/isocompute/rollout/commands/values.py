@@ -36,30 +36,19 @@ def pairs(given: Sequence[str], *, flag: str) -> dict[str, Any]:
     return found
 
 
-def yaml_mapping(path: Path) -> dict[str, Any]:
-    """Return the mapping that a YAML (or JSON) file holds."""
-    settings = _yaml(path)
-    if not isinstance(settings, dict):
-        raise RolloutError(f"{path}: must be a mapping of settings")
-    return settings
-
-
-def yaml_mappings(path: Path) -> list[dict[str, Any]]:
-    """Return the mappings of a YAML (or JSON) file that holds one, or a list of them."""
-    settings = _yaml(path)
-    found = settings if isinstance(settings, list) else [settings]
-    if not found or not all(isinstance(each, dict) for each in found):
-        raise RolloutError(f"{path}: must be a mapping of settings, or a list of such mappings")
-    return found
-
-
-def _yaml(path: Path) -> Any:
+def yaml_mappings(path: Path, *, several: bool = True) -> list[dict[str, Any]]:
+    """Return the mappings of a YAML (or JSON) file that holds one, or a list of them where there may be several."""
     try:
-        return parsed(path.read_text("utf-8"))
+        settings = parsed(path.read_text("utf-8"))
     except (OSError, UnicodeError) as error:
         raise RolloutError(f"{path}: cannot be read ({reason_of(error)})") from None
     except DocumentError as error:
         raise RolloutError(f"{path}: {error}") from None
+    found = settings if several and isinstance(settings, list) else [settings]
+    if not found or not all(isinstance(each, dict) for each in found):
+        more = ", or a list of such mappings" if several else ""
+        raise RolloutError(f"{path}: must be a mapping of settings{more}")
+    return found
 
 
 def add_scoring(command: argparse.ArgumentParser) -> argparse.Action:
@@ -99,11 +88,8 @@ def chosen(problems: pl.DataFrame, *, limit: int | None, shard: str | None) -> p
     if shard is None:
         return problems
     part, parts = shard_of(shard)
-    keep = [_hash(problem_id) % parts == part - 1 for problem_id in problems["problem_id"].to_list()]
+    hashes = (blake2b(problem_id.encode(), digest_size=8).digest() for problem_id in problems["problem_id"])
+    keep = [int.from_bytes(hashed, "big") % parts == part - 1 for hashed in hashes]
     if not any(keep):
         raise RolloutError(f"--shard {shard} holds none of the {len(problems)} problems: take fewer shards")
     return problems.filter(pl.Series(keep))
-
-
-def _hash(problem_id: str) -> int:
-    return int.from_bytes(blake2b(problem_id.encode(), digest_size=8).digest(), "big")

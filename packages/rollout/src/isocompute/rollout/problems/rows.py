@@ -46,7 +46,10 @@ def of_file(source: LocalSource) -> Iterator[tuple[int, dict[str, Any]]]:
         rows = _lines(path)
         used = used_columns(source, list(dict.fromkeys(name for row in rows for name in row)), where=str(path))
     else:
-        frame = _parquet(path)
+        try:
+            frame = pl.read_parquet(path)
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise RolloutError(f"{path}: not readable as parquet ({reason_of(error)})") from None
         used = used_columns(source, frame.columns, where=str(path))
         rows = frame.select(used).to_dicts()
     order = pl.int_range(len(rows), eager=True).sample(fraction=1.0, shuffle=True, seed=source.seed)
@@ -74,20 +77,14 @@ def of_hub(source: HubSource) -> Iterator[tuple[int, dict[str, Any]]]:
             split=source.split,
         )
     except Exception as error:
-        raise RolloutError(
-            f"the dataset {source.dataset} cannot be loaded ({reason_of(error)}){_help(source)}"
-        ) from None
+        advice = ""
+        if isinstance(source, SetSource) and not source.origin:
+            advice = f": where the hub cannot be reached, give a copy with --folder (it needs {source.files})"
+        raise RolloutError(f"the dataset {source.dataset} cannot be loaded ({reason_of(error)}){advice}") from None
     used = used_columns(source, data.column_names, where=source.name)
     order = np.random.default_rng(source.seed).permutation(len(data))
     held = data.select(order).select_columns(used)
     yield from ((int(number) + 1, row) for number, row in zip(order, held, strict=True))
-
-
-def _help(source: HubSource) -> str:
-    """Return advice for somebody without the hub."""
-    if not isinstance(source, SetSource) or source.origin:
-        return ""
-    return f": where the hub cannot be reached, give a copy with --folder (it needs {source.files})"
 
 
 def used_columns(source: HubSource | LocalSource, columns: Sequence[str], *, where: str) -> list[str]:
@@ -99,13 +96,6 @@ def used_columns(source: HubSource | LocalSource, columns: Sequence[str], *, whe
             raise RolloutError(f"{where}: there is no column {path} (it has {', '.join(columns)})")
         used.append(column)
     return list(dict.fromkeys(used))
-
-
-def _parquet(path: Path) -> pl.DataFrame:
-    try:
-        return pl.read_parquet(path)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise RolloutError(f"{path}: not readable as parquet ({reason_of(error)})") from None
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -123,10 +113,10 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 def _object(line: str, *, where: str) -> dict[str, Any]:
     try:
         row = parsed(line, "json")
+        if not isinstance(row, dict):
+            raise DocumentError("no JSON object")
     except DocumentError as error:
         raise RolloutError(f"{where}: {error}; each line must be a JSON object with a problem") from None
-    if not isinstance(row, dict):
-        raise RolloutError(f"{where}: no JSON object; each line must be one, with a problem")
     return row
 
 
@@ -138,8 +128,11 @@ def candidate(row: Mapping[str, Any], source: HubSource | LocalSource, *, where:
         answer = source.answer_in(answer)
     besides = reach(row, source.metadata, where) if source.metadata else None
     metadata = rules.from_column(besides, where=source.name)
-    if not (prompt + answer + metadata).isascii():
-        _check_encoding(prompt + answer + metadata, where)
+    try:
+        (prompt + answer + metadata).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise RolloutError(f"{where} holds {half!r}, half of a character; its texts must be Unicode") from None
     return Candidate(prompt=prompt, answer=answer, verifier=source.verifier, metadata=metadata, fault=fault)
 
 
@@ -233,10 +226,10 @@ def answer_text(value: Any, verifier: str) -> tuple[str, str]:
     text = _scalar(value)
     if text is not None:
         return text, ""
-    if isinstance(value, list | Mapping):
-        text = rules.encode_metadata(value)
-        return text, "" if _reads_json(verifier) else f"its answer is no text, but a {_kind(value)}"
-    return "", f"its answer is no text, but a {_kind(value)}"
+    nested = isinstance(value, list | Mapping)
+    kind = "struct" if isinstance(value, Mapping) else type(value).__name__
+    fault = "" if nested and _reads_json(verifier) else f"its answer is no text, but a {kind}"
+    return rules.encode_metadata(value) if nested else "", fault
 
 
 MISSING = "it has no answer (null)"
@@ -259,19 +252,6 @@ def _scalar(value: Any) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, int | float | Decimal | date | time) and not _missing(value) else None
-
-
-def _check_encoding(text: str, where: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RolloutError(
-            f"{where} holds {text[error.start]!r}, half of a character; its texts must be Unicode"
-        ) from None
-
-
-def _kind(value: Any) -> str:
-    return "struct" if isinstance(value, Mapping) else type(value).__name__
 
 
 def _shown(value: Any) -> str:

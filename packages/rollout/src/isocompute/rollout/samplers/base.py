@@ -269,35 +269,15 @@ class Sampler:
         table = pl.DataFrame(pl.from_arrow(pa.Table.from_batches(batches or [self._no_rows()])))
         return table.sort("problem_id", "sample")
 
-    def stream(
-        self,
-        problems: pl.DataFrame,
-        *,
-        samples: int,
-        seed: int,
-        step: int,
-        phase: str = "train",
-        run_id: str = "",
-        first_sample: int = 0,
-        max_new_tokens: int | None = None,
-    ) -> Iterator[pa.RecordBatch]:
-        """Answer each problem ``samples`` times, and yield each group as soon as it is complete and scored.
+    def stream(self, problems: pl.DataFrame, **request: Any) -> Iterator[pa.RecordBatch]:
+        """Answer problems as ``sample`` does, and yield each group as soon as it is complete and scored.
 
         Yields:
             The rows of the ``rollouts`` table of one problem, by sample; problems in the order in which they finish.
             Closing the iterator ends what is unfinished.
         """
-        draw = Draw(
-            samples=samples,
-            seed=seed,
-            step=step,
-            phase=phase,
-            run_id=run_id,
-            first_sample=first_sample,
-            max_new_tokens=max_new_tokens,
-        )
         feed = Feed()
-        feed.add(problems.sort("problem_id"), draw)
+        feed.add(problems.sort("problem_id"), Draw(**request))
         with closing(self.answer(feed)) as answered:
             yield from (batch for batch in answered if batch is not None)
 

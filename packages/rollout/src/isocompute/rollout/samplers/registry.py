@@ -85,7 +85,17 @@ def open_sampler(
             does not answer.
     """
     if replicas is not None:
-        return _replicated(kind, model, sampling, replicas, scoring=scoring, **options)
+        if kind not in REPLICATED:
+            raise RolloutError(f"a sampler {kind!r} has no replicas; {' and '.join(REPLICATED)} have")
+        from .actor import connected_ray
+        from .replicas.pool import Replicas
+
+        settings = dict(replicas)
+        if "num_gpus" not in settings and (kind == "vllm" or str(options.get("device")).startswith("cuda")):
+            shared = (options.get("engine") or EngineConfig()).tensor_parallel or 1
+            settings["num_gpus"] = float(shared) if connected_ray().cluster_resources().get("GPU") else 0.0
+        opener = partial(open_sampler, kind, model, sampling, scoring=scoring, **options)
+        return Replicas(opener, model, sampling, **settings)
     if scoring is not None and scoring != default_scorer().config:
         options["scorer"] = Scorer(scoring)
     if kind == "vllm":
@@ -126,22 +136,3 @@ def open_pipe(sampler: Sampler, mode: str, **options: Any) -> InFlightPipe | Vir
 
         return VirtualPipe(sampler, **options)
     raise RolloutError(f"there is no mode of a pipe called {mode!r}; there are in_flight and virtual")
-
-
-def _replicated(kind: str, model: str, sampling: Sampling, replicas: Mapping[str, Any], **options: Any) -> Sampler:
-    """Open replicas of a sampler."""
-    if kind not in REPLICATED:
-        raise RolloutError(f"a sampler {kind!r} has no replicas; {' and '.join(REPLICATED)} have")
-    from .replicas.pool import Replicas
-
-    settings = dict(replicas)
-    if "num_gpus" not in settings and (kind == "vllm" or str(options.get("device")).startswith("cuda")):
-        engine = options.get("engine") or EngineConfig()
-        settings["num_gpus"] = float(engine.tensor_parallel or 1) if _has_gpus() else 0.0
-    return Replicas(partial(open_sampler, kind, model, sampling, **options), model, sampling, **settings)
-
-
-def _has_gpus() -> bool:
-    from .actor import connected_ray
-
-    return bool(connected_ray().cluster_resources().get("GPU"))

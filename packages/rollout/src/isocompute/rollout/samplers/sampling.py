@@ -138,9 +138,9 @@ class Draw:
     samples: int
     seed: int
     step: int
-    phase: str
-    run_id: str
-    first_sample: int
+    phase: str = "train"
+    run_id: str = ""
+    first_sample: int = 0
     max_new_tokens: int | None = None
 
 
