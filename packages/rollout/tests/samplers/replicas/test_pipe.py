@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -114,8 +115,8 @@ def test_what_is_sampled_beside_goes_before_training_groups_that_wait_in_their_o
         def add(step: int, phase: str, place: int) -> None:
             draw = Draw(samples=2, seed=1, step=step, phase=phase, run_id="", first_sample=0)
             groups = problems(step, 3)
-            works = replicas.expected.work(dict.fromkeys(groups["problem_id"], 0), 2)
-            dispatch.add([replace(work, place=place) for work in works], groups, draw)
+            costs = replicas.expected.costs(dict.fromkeys(groups["problem_id"], 0), 2)
+            dispatch.add(costs, groups, draw, places=repeat(place))
 
         add(1, "train", 1)
         add(2, "train", 2)
@@ -241,14 +242,15 @@ def test_what_is_abandoned_while_a_replica_fails_keeps_the_answers_of_others_and
     with latency.replicas(3, limit=4, tick=GATHER_SECONDS) as replicas:
         dispatch = Dispatch(replicas, in_flight=True)
 
-        def add(step: int, count: int, failed_on: int | None = None) -> None:
-            draw = Draw(samples=2, seed=1, step=step, phase="train", run_id="", first_sample=0)
+        def add(step: int, count: int) -> None:
+            draw = Draw(samples=2, seed=1, step=step)
             groups = problems(step, count)
-            works = replicas.expected.work(dict.fromkeys(groups["problem_id"], 0), 2)
-            dispatch.add([replace(work, failed_on=failed_on) for work in works], groups, draw)
+            dispatch.add(replicas.expected.costs(dict.fromkeys(groups["problem_id"], 0), 2), groups, draw)
 
+        add(1, 12)
         # Lost for the second time with whichever replica.
-        add(1, 12, NOBODY)
+        waiting = dispatch._queue._waiting
+        waiting[:] = [replace(work, failed_on=NOBODY) for work in waiting]
         came = {group["problem_id"][0].as_py() for _, group in dispatch.turn(GATHER_SECONDS)}
         members = replicas.crew.members
         coming = {group["problem_id"][0].as_py() for m in members[1:] for group in m.call.value.groups}
@@ -279,7 +281,7 @@ def test_groups_that_came_before_an_evaluation_was_refused_are_taken() -> None:
                 pipe._dispatch.pause()
             raise RolloutError("refused")
 
-        patch.setattr(replicas, "work", refuse)
+        patch.setattr(replicas, "costs", refuse)
         begin(pipe, 1)
         with pytest.raises(RolloutError, match="refused"):
             replicas.sample(problems(0, 1), samples=1, seed=1, step=0, phase="eval")

@@ -197,10 +197,10 @@ def test_replicas_with_known_lengths_share_the_tokens_equally() -> None:
 
 def test_a_group_is_expected_to_be_as_long_as_the_problems_last_one() -> None:
     expected = Expected(100)
-    assert [work.cost for work in expected.work({"a": 10, "b": 4}, 8)] == [8 * 110, 8 * 104]
+    assert expected.costs({"a": 10, "b": 4}, 8) == {"a": 8 * 110, "b": 8 * 104}
     expected.learn("a", [3, 5])
     # Of a problem that was never answered, the mean of those that were.
-    assert [work.cost for work in expected.work({"a": 10, "b": 4}, 8)] == [8 * 14, 8 * 8]
+    assert expected.costs({"a": 10, "b": 4}, 8) == {"a": 8 * 14, "b": 8 * 8}
     expected.learn("b", [10])
     expected.learn("a", [6])
     assert [expected.of(name) for name in ("a", "b", "c")] == [6, 10, 8]

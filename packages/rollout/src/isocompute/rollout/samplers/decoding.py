@@ -69,7 +69,11 @@ class Decoding:
             logits.append(scores)
         if begun:
             logits.append(self._begin(begun))
-        tokens, logprobs = self._drawn(torch.cat(logits))
+        with torch.inference_mode():
+            scores = distribution(torch.cat(logits), self._sampling)
+            greedy = self._sampling.temperature == 0
+            tokens = scores.argmax(-1) if greedy else draw(scores, self._uniforms.next())
+            logprobs = scores.gather(-1, tokens[:, None]).squeeze(-1)
         finished, left, version = [], [], self._version()
         for place, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True)):
             response = self._rows[place].add(token, logprob, version)
@@ -104,16 +108,6 @@ class Decoding:
     def _row(self, index: int, request: Request) -> Row:
         stop = StopTexts(self._tokenizer, self._sampling.stop) if self._sampling.stop else None
         return Row(index, request, self._ends, stop)
-
-    def _drawn(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the next token of each response and its log-probability."""
-        import torch
-
-        with torch.inference_mode():
-            scores = distribution(logits, self._sampling)
-            greedy = self._sampling.temperature == 0
-            tokens = scores.argmax(-1) if greedy else draw(scores, self._uniforms.next())
-            return tokens, scores.gather(-1, tokens[:, None]).squeeze(-1)
 
     def _keep(self, places: Sequence[int]) -> None:
         """Go on with the responses at some places."""
@@ -380,10 +374,7 @@ class StopTexts:
         self._begin, self._end = self._end, len(self._ids)
         before = len(self._text)
         self._text += new
-        return self._cut(before)
-
-    def _cut(self, before: int) -> str | None:
-        """The text before the stop text that is complete first, among those that reach beyond ``before`` characters."""
+        # Only texts that reach beyond what was there before.
         places = [(self._text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._stop]
         ends = [(at + len(stop), at) for at, stop in places if at >= 0]
         # The earliest end, since one token may complete several; of those that end together the longest.

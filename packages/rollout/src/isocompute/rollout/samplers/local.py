@@ -235,13 +235,16 @@ class Part:
             return None
         del self._buffered[row]
         responses = [group[sample] for sample in range(samples)]
+        # Batch decoding is several times cheaper than one call per response.
+        unread = [r.ids for r in responses if r.text is None]
+        decoded = iter(self._sampler.tokenizer.batch_decode(unread, skip_special_tokens=True))
         return Group(
             row=row,
             first=self._first + row * samples,
             problem_id=self._problems["problem_id"][row],
             prompt_ids=self._prompts[row],
             responses=responses,
-            texts=self._texts(responses),
+            texts=[next(decoded) if r.text is None else r.text for r in responses],
         )
 
     def items(self, group: Group) -> list[Item]:
@@ -262,13 +265,6 @@ class Part:
                 for verdict, response in zip(verdicts, group.responses, strict=True)
             ]
         return columns.batch(group, verdicts, draw=self._draw, version=self._sampler.weights_version)
-
-    def _texts(self, responses: Sequence[Response]) -> list[str]:
-        # Batch decoding is several times cheaper than one call per response.
-        decoded = iter(
-            self._sampler.tokenizer.batch_decode([r.ids for r in responses if r.text is None], skip_special_tokens=True)
-        )
-        return [next(decoded) if r.text is None else r.text for r in responses]
 
 
 class Scoring:

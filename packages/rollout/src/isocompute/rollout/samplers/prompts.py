@@ -31,7 +31,6 @@ CPU_SECONDS, MEMORY = 5, 2**30
 """Most of both that the rendering of a short message may take; a healthy one takes milliseconds and kilobytes."""
 _MAY_GROW = re.compile(r"\brange\b|\bmacro\b|\bformat\b|\*")
 """Parts of a chat template without which it goes through its messages alone."""
-_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 Template = Literal["auto", "chat", "plain"]
 TEMPLATES: tuple[Template, ...] = get_args(Template)
 RESERVED = (
@@ -68,7 +67,11 @@ class Prompting:
     3's falls back on; today's would make other prompts from midnight on."""
 
     def __post_init__(self) -> None:
-        if not _is_date(self.date):
+        try:
+            written = datetime.fromisoformat(self.date).strftime("%Y-%m-%d")
+        except ValueError:
+            written = ""
+        if written != self.date:
             raise RolloutError(f"date is {self.date!r}; it must be a date such as 2024-07-26")
         for name in self.chat_options:
             if name in RESERVED:
@@ -163,15 +166,18 @@ class PromptMaker:
     def _rendered(self, problem_id: str, text: str) -> str:
         if not text:
             raise RolloutError(f"problem {problem_id} has an empty prompt; it must have a text")
-        return self._chat(problem_id, text) if self.chat else self._plain(text)
+        wanted = self._prompting
+        if not self.chat:
+            parts = [wanted.system] if wanted.system else []
+            parts += [question + answer for question, answer in wanted.examples]
+            return wanted.separator.join([*parts, text])
 
-    def _chat(self, problem_id: str, text: str) -> str:
         try:
             rendered: str = self._tokenizer.apply_chat_template(
                 list(self.messages(text)),
                 tokenize=False,
                 add_generation_prompt=True,
-                **{"strftime_now": self._day.strftime, **self._prompting.chat_options},
+                **{"strftime_now": self._day.strftime, **wanted.chat_options},
             )
         except ImportError:
             raise RolloutError(
@@ -184,12 +190,6 @@ class PromptMaker:
                 "another prompting, such as template: plain"
             ) from None
         return rendered
-
-    def _plain(self, text: str) -> str:
-        wanted = self._prompting
-        parts = [wanted.system] if wanted.system else []
-        parts += [question + answer for question, answer in wanted.examples]
-        return wanted.separator.join([*parts, text])
 
     def _begun(self, ids: list[int]) -> list[int]:
         """Begin with the beginning-of-sequence token once, or without it, as wanted."""
@@ -210,16 +210,6 @@ def _ends(given: str) -> bool:
         )
     except subprocess.TimeoutExpired:
         return False
-
-
-def _is_date(value: str) -> bool:
-    if not _DATE.fullmatch(value):
-        return False
-    try:
-        datetime.fromisoformat(value)
-    except ValueError:
-        return False
-    return True
 
 
 def load_tokenizer(model: str) -> Any:
@@ -264,20 +254,13 @@ def not_loaded(model: str, error: BaseException) -> RolloutError:
         error: What the library raised; the message quotes its first line.
     """
     for name in COMPANIONS:
-        if (misfit := _misfit(name)) is not None:
+        try:
+            if find_spec(name) is not None:
+                import_module(name)
+        except Exception as misfit:
+            # A library of another build raises errors of any class.
             return RolloutError(
                 f"{model} was not loaded, because the installed {name} does not fit this torch ({reason_of(misfit)}); "
                 f"remove it, since nothing here needs it: pip uninstall --yes {' '.join(COMPANIONS)}"
             )
     return RolloutError(f"the base model {model} cannot be loaded ({reason_of(error)})")
-
-
-def _misfit(name: str) -> BaseException | None:
-    """Return what importing an installed library raises; None where it is not installed, or can be imported."""
-    try:
-        if find_spec(name) is not None:
-            import_module(name)
-    except Exception as error:
-        # A library of another build raises errors of any class.
-        return error
-    return None

@@ -103,7 +103,7 @@ class VirtualPipe:
         if step in self._scored:
             raise RolloutError(f"step {step} was begun before and not taken since; each step must be begun once")
         self._check_room(samples)
-        draw = Draw(samples=samples, seed=seed, step=step, phase="train", run_id=run_id, first_sample=0)
+        draw = Draw(samples=samples, seed=seed, step=step, run_id=run_id)
         end = self._next + len(problems) * samples
         self._admit(problems.sort("problem_id"), [draw] * len(problems), range(self._next, end, samples))
         self._next, self._scored[step] = end, []
@@ -291,40 +291,34 @@ def _frame(batches: Sequence[pa.RecordBatch]) -> pl.DataFrame:
     return pl.DataFrame(pl.from_arrow(pa.Table.from_batches(batches)))
 
 
+RESPONSES: Mapping[str, Any] = {
+    "index": pl.Int64,
+    "ids": pl.List(pl.Int32),
+    "logprobs": pl.List(pl.Float32),
+    "finish_reason": pl.String,
+    "text": pl.String,
+    "versions": pl.List(pl.List(pl.Int64)),
+}
+"""Columns of responses with the indices of their requests."""
+
+
 def _responses(responses: Sequence[tuple[int, Response]]) -> pl.DataFrame:
-    """Return responses as a table, with the indices of their requests."""
-    return pl.DataFrame(
-        {
-            "index": [index for index, _ in responses],
-            "ids": [r.ids.tolist() for _, r in responses],
-            "logprobs": [r.logprobs.tolist() for _, r in responses],
-            "finish_reason": [r.finish_reason for _, r in responses],
-            "text": [r.text for _, r in responses],
-            "starts": [[start for start, _ in r.versions] for _, r in responses],
-            "versions": [[version for _, version in r.versions] for _, r in responses],
-        },
-        schema={
-            "index": pl.Int64,
-            "ids": pl.List(pl.Int32),
-            "logprobs": pl.List(pl.Float32),
-            "finish_reason": pl.String,
-            "text": pl.String,
-            "starts": pl.List(pl.Int64),
-            "versions": pl.List(pl.Int64),
-        },
-    )
+    rows = [
+        (i, r.ids.tolist(), r.logprobs.tolist(), r.finish_reason, r.text, list(map(list, r.versions)))
+        for i, r in responses
+    ]
+    return pl.DataFrame(rows, schema=RESPONSES, orient="row")
 
 
 def _read(table: pl.DataFrame) -> Iterator[tuple[int, Response]]:
-    """Yield the responses of a table of ``_responses``."""
-    for row in table.iter_rows(named=True):
+    for index, ids, logprobs, finish_reason, text, versions in table.iter_rows():
         yield (
-            row["index"],
+            index,
             Response(
-                ids=np.array(row["ids"], np.int32),
-                logprobs=np.array(row["logprobs"], np.float32),
-                finish_reason=row["finish_reason"],
-                text=row["text"],
-                versions=tuple(zip(row["starts"], row["versions"], strict=True)),
+                ids=np.array(ids, np.int32),
+                logprobs=np.array(logprobs, np.float32),
+                finish_reason=finish_reason,
+                text=text,
+                versions=tuple((start, version) for start, version in versions),
             ),
         )

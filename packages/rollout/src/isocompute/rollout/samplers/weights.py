@@ -147,8 +147,14 @@ def checked(weights: Iterable[tuple[str, Any]], wanted: Manifest) -> Iterator[tu
         seen.add(name)
         if name in tied:
             first[name] = tensor
-            pairs = {n: s for n, s in wanted.tied.items() if n in first and s in first and name in (n, s)}
-            check_tied(pairs, first)
+            for two in wanted.tied.items():
+                if name not in two or not first.keys() >= {*two}:
+                    continue
+                one, other = first[two[0]], first[two[1]]
+                if one is not other and one.data_ptr() != other.data_ptr() and not bool((one == other).all()):
+                    raise RolloutError(
+                        f"a sync brings {two[0]} and {two[1]} with different values, and the model ties them"
+                    )
         yield name, tensor
     missing = [name for name in wanted.shapes if name not in seen and name not in wanted.tied]
     if missing:
@@ -167,14 +173,6 @@ def rounded(weights: Iterable[tuple[str, Any]], dtype: str | None) -> Iterator[t
     for name, tensor in weights:
         large = len(tensor.shape) > 1 and min(tensor.shape[-2:]) > SMALL
         yield name, tensor.to(lower) if lower and large and tensor.dtype == torch.float32 else tensor
-
-
-def check_tied(pairs: Mapping[str, str], brought: Mapping[str, Any]) -> None:
-    """Compare the values of tensors that a sync brings under two names."""
-    for name, source in pairs.items():
-        one, other = brought[name], brought[source]
-        if one is not other and one.data_ptr() != other.data_ptr() and not bool((one == other).all()):
-            raise RolloutError(f"a sync brings {name} and {source} with different values, and the model ties them")
 
 
 @contextmanager
@@ -333,7 +331,9 @@ class Broadcast:
         """Wait for it."""
         import torch
 
-        group = current()
+        group = _current
+        if group is None:
+            raise RolloutError("this process has not joined the group that weights are broadcast to; sync again")
         packed = torch.empty(self.contents.nbytes, dtype=torch.uint8, device=device if group.on_gpus else "cpu")
         group.broadcast(packed).wait()
         return self.contents.unpacked(packed.to(device))
@@ -501,13 +501,6 @@ class AbsentError(EngineError):
 
 
 _current: BroadcastGroup | None = None
-
-
-def current() -> BroadcastGroup:
-    """Return this process's group."""
-    if _current is None:
-        raise RolloutError("this process has not joined the group that weights are broadcast to; sync again")
-    return _current
 
 
 def connect(

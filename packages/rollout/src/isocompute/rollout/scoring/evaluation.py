@@ -196,16 +196,20 @@ def scores(counts: pl.DataFrame, ks: Sequence[int]) -> list[Score]:
     if counts.is_empty():
         raise RolloutError("there are no questions to score")
     responses = int(counts["samples"].sum())
-    found = []
+    found, fewest = [], int(counts["samples"].to_numpy().min())
     for metric, k, values in _estimates(counts, ks):
         value, questions = float(values.mean()), len(values)
         certain, trials = value in (0.0, 1.0), responses if metric == "avg" else questions
+        error = None
+        if not certain and fewest >= (2 if metric == "avg" else 2 * k):
+            variances = sampling_variance(metric, counts["successes"].to_numpy(), counts["samples"].to_numpy(), k)
+            error = float(np.sqrt(max(variances.sum(), 0.0)) / questions)
         found.append(
             Score(
                 name=f"{metric}_at_{k}",
                 value=value,
                 standard_error=None if certain else _standard_error(values),
-                sampling_error=None if certain else _sampling_error(metric, counts, k),
+                sampling_error=error,
                 questions=questions,
                 interval=wilson_interval(value, questions) if certain else None,
                 sampling_interval=wilson_interval(value, trials) if certain else None,
@@ -271,14 +275,6 @@ def _newcombe(one: float, other: float, questions: int) -> tuple[float, float] |
     )
 
 
-def _sampling_error(metric: str, counts: pl.DataFrame, k: int) -> float | None:
-    fewest = int(counts["samples"].to_numpy().min())
-    if fewest < (2 if metric == "avg" else 2 * k):
-        return None
-    variances = sampling_variance(metric, counts["successes"].to_numpy(), counts["samples"].to_numpy(), k)
-    return float(np.sqrt(max(variances.sum(), 0.0)) / len(variances))
-
-
 def avg_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
     """Expected mean reward of k responses (avg@k): successes / samples, for any k.
 
@@ -329,10 +325,8 @@ def sampling_variance(metric: str, successes: ArrayLike, samples: ArrayLike, k: 
         One value per problem.
 
     Raises:
-        RolloutError: There are too few samples, there is no such metric, or as for the estimators.
+        RolloutError: There are too few samples, or as for the estimators.
     """
-    if metric not in ("avg", "best", "worst"):
-        raise RolloutError(f"there is no metric {metric!r}; there are avg, best and worst")
     drawn = 1 if metric == "avg" else k
     c, m = _checked(successes, samples, 2 * drawn)
     right = m - c if metric == "best" else c
@@ -495,10 +489,16 @@ def split(problems: pl.DataFrame, wanted: DifficultySplit, *, min_samples: int =
         if len(candidates) < count:
             total = len(problems.filter(pl.col("split") == side))
             mean = float(problems["pass_rate"].to_numpy().mean())
+            advice = (
+                f"generate other {side} problems (easier or harder ones), or move the interval to where problems are"
+            )
+            if len(candidates):
+                needed = int(np.ceil(1.1 * count * total / len(candidates) / 100)) * 100
+                advice = f"generate about {needed:,} {side} problems, widen the interval, or make the set smaller"
             raise RolloutError(
                 f"the set {wanted.name} needs {count} {side} problems with a pass rate from {wanted.lowest:g} to "
                 f"{wanted.highest:g}, and {len(candidates)} of {total} measured ones have it (the mean pass rate "
-                f"is {mean:.2f}): {_advice(count, len(candidates), total, side)}"
+                f"is {mean:.2f}): {advice}"
             )
         parts.append(candidates.head(count))
     return pl.concat(parts).sort("problem_id")
@@ -533,13 +533,6 @@ def inside(problems: pl.DataFrame, *, lowest: float, highest: float, min_samples
             )
         problems = problems.filter(pl.col("pass_rate_samples") >= min_samples)
     return problems.filter(pl.col("pass_rate").is_between(lowest, highest)).sort("problem_id")
-
-
-def _advice(wanted: int, found: int, total: int, side: str) -> str:
-    if not found:
-        return f"generate other {side} problems (easier or harder ones), or move the interval to where problems are"
-    needed = int(np.ceil(1.1 * wanted * total / found / 100)) * 100
-    return f"generate about {needed:,} {side} problems, widen the interval, or make the set smaller"
 
 
 def histogram(problems: pl.DataFrame, *, bins: int = 16) -> pl.DataFrame:

@@ -116,8 +116,13 @@ class Rule:
 
     def written(self, answer: str) -> str:
         """Return a reference answer as a policy would write it."""
-        # A policy is asked to box what math-verify reads.
-        return written(self.words or (("boxed",) if self.base == "math" else ()), answer)
+        # A policy is asked to box what math-verify reads; a pattern cannot be reversed.
+        for word in reversed(self.words or (("boxed",) if self.base == "math" else ())):
+            if word == "boxed":
+                answer = box(answer)
+            elif word.startswith(("after:", "after?:")):
+                answer = word.partition(":")[2] + answer
+        return answer
 
 
 @cache
@@ -139,11 +144,20 @@ def rule(name: str) -> Rule:
         _needs("reasoning_gym", "reasoning-gym", "reasoning-gym")
     elif base == "math":
         _needs("math_verify", "math-verify", "math")
-        words = list(anchored(words))
+        # Math-verify needs an anchor round what the words find.
+        words += ["box" if words[-1] == "boxed" else "formula"] if words else []
     elif base.startswith("python:"):
         _check_reference(base)
     elif base not in {"exact", "runs"}:
-        base = _found(base)
+        installed = {point.name: point.value.replace(" ", "") for point in entry_points(group=ENTRY_POINTS)}
+        named = {**installed, **_registered}
+        if base not in named:
+            more = "".join(f", {known}" for known in sorted(named))
+            raise RolloutError(
+                f"there is no verifier called {base!r}; there are exact, math, runs, reasoning_gym:TASK and "
+                f"python:MODULE:FUNCTION{more}"
+            )
+        base = f"python:{named[base]}"
     return Rule(name=name, base=base, words=tuple(words), partial=partial)
 
 
@@ -203,20 +217,6 @@ def _split(name: str) -> list[str]:
     return parts
 
 
-def _found(base: str) -> str:
-    """Return the function that is registered under a name, here or by an entry point."""
-    if base in _registered:
-        return f"python:{_registered[base]}"
-    installed = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
-    if base in installed:
-        return f"python:{installed[base].replace(' ', '')}"
-    more = "".join(f", {known}" for known in sorted({*_registered, *installed}))
-    raise RolloutError(
-        f"there is no verifier called {base!r}; there are exact, math, runs, reasoning_gym:TASK and "
-        f"python:MODULE:FUNCTION{more}"
-    )
-
-
 def _needs(module: str, library: str, extra: str) -> None:
     if module not in sys.modules and find_spec(module) is None:
         raise RolloutError(f'verifying needs {library}: pip install "isocompute-rollout[{extra}]"')
@@ -258,12 +258,9 @@ def extraction(words: Sequence[str]) -> Extraction:
 
 def _step(word: str) -> Extraction:
     kind, _, value = word.partition(":")
-    if word == "boxed":
-        return boxed
-    if word == "last_line":
-        return last_line
-    if word in {"box", "formula"}:
-        return box if word == "box" else formula
+    plain: dict[str, Extraction] = {"boxed": boxed, "last_line": last_line, "box": box, "formula": formula}
+    if word in plain:
+        return plain[word]
     if kind in {"after", "after?", "regex"}:
         if not value:
             raise RolloutError(f"{kind}: of a verifier needs {'a pattern' if kind == 'regex' else 'a mark'} after it")
@@ -272,23 +269,6 @@ def _step(word: str) -> Extraction:
         f"there is no answer extraction called {word!r}; there are boxed, last_line, after:MARK, after?:MARK and "
         "regex:PATTERN"
     )
-
-
-def anchored(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words for math-verify: with one more, which puts what they find into the anchor that it needs."""
-    if not words:
-        return ()
-    return (*words, "box" if words[-1] == "boxed" else "formula")
-
-
-def written(words: Sequence[str], answer: str) -> str:
-    """Return a response from which the words extract an answer; a pattern cannot be reversed."""
-    for word in reversed(words):
-        if word == "boxed":
-            answer = f"\\boxed{{{answer}}}"
-        elif word.startswith(("after:", "after?:")):
-            answer = word.partition(":")[2] + answer
-    return answer
 
 
 def boxed(response: str) -> str | None:

@@ -10,14 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import ProblemError, RolloutError
 from .config import ScoringConfig
 from .judges.text import same
 from .rules import Rule, decode_metadata, extraction, rule
 from .sandbox.frames import Group, Reply
-from .sandbox.layers import Report
 from .sandbox.process import WorkerPool
 
 Problem = tuple[str, str, str]
@@ -181,10 +180,6 @@ class Scorer:
             raise RolloutError(faults[0])
         return [decode_metadata(reply["problem"], where=verifier) for reply in replies if "problem" in reply]
 
-    def layers(self) -> Report:
-        """Return the state of each layer of the sandbox on this machine; an empty text where it is missing."""
-        return self._pool("exact").report().result()
-
     def close(self) -> None:
         """End the processes; the next item starts others."""
         if self._owner != os.getpid():
@@ -262,20 +257,7 @@ def default_scorer() -> Scorer:
     return Scorer()
 
 
-@cache
-def _scorer(seconds: float) -> Scorer:
-    return Scorer(ScoringConfig(seconds=seconds))
-
-
-class Verifier(Protocol):
-    """A binary reward function."""
-
-    def __call__(self, response: str, answer: str, metadata: str = "") -> bool:
-        """Return whether the response is right."""
-        ...
-
-
-def verifier(name: str, *, seconds: float = 5.0, scorer: Scorer | None = None) -> Verifier:
+def verifier(name: str, *, scorer: Scorer | None = None) -> Callable[..., bool]:
     """Return the rule called ``name``, which scores in a sandboxed process.
 
     * ``exact``: the response, stripped, is the answer.
@@ -291,20 +273,18 @@ def verifier(name: str, *, seconds: float = 5.0, scorer: Scorer | None = None) -
 
     Args:
         name: Name of the rule, as in the ``verifier`` column.
-        seconds: Processor time one response may take; what takes more is wrong.
-        scorer: Scores with limits of its own, whatever ``seconds`` says.
+        scorer: By default the one of this process.
 
     Returns:
-        The rule; verdicts of short responses are cached.
+        A function of a response, an answer and metadata, if any: whether the response is right. Verdicts of short
+        responses are cached.
 
     Raises:
         RolloutError: There is no such rule, the library it needs is not installed, the task is refused
             (``rules.REFUSED``), or the rule needs an isolation that this machine's kernel does not give. The rule
             itself raises it when metadata that it needs are missing or unreadable.
     """
-    if scorer is None:
-        scorer = default_scorer() if seconds == default_scorer().config.seconds else _scorer(seconds)
-    used = scorer
+    used = scorer or default_scorer()
     used.check([name])
 
     def right(response: str, answer: str, metadata: str = "") -> bool:

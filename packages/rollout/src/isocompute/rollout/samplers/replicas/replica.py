@@ -18,7 +18,7 @@ from ...errors import EngineError, RolloutError
 from ..actor import Verifiers, resources
 from ..base import Faults, Feed
 from ..sampling import Draw, Sampling
-from ..weights import Manifest, Payload, Rendezvous
+from ..weights import Manifest, Payload
 from .crew import LONGEST_WAIT, Crew, Event, Member
 
 if TYPE_CHECKING:
@@ -129,13 +129,9 @@ class Replica:
             holds=self._sampler.holds,
         )
 
-    def use(self, sampling: Sampling) -> None:
-        """Sample differently from now on; see ``Sampler.use``."""
-        self._sampler.use(sampling)
-
-    def sleep(self) -> None:
-        """Leave the device to others; see ``Sampler.sleep``."""
-        self._sampler.sleep()
+    def call(self, method: str, *arguments: Any) -> None:
+        """Call a method of the sampler: ``use``, ``sleep`` or ``join``."""
+        getattr(self._sampler, method)(*arguments)
 
     def manifest(self) -> Manifest:
         """Return which tensors a sync must bring."""
@@ -230,10 +226,6 @@ class Replica:
             self.end()
         self._sync, self._buckets, self._whole = sync, 0, False
         self._sampler.begin_sync(in_flight=in_flight)
-
-    def join(self, rendezvous: Rendezvous, rank: int) -> None:
-        """Join the group over which weights are broadcast; see ``Sampler.join``."""
-        self._sampler.join(rendezvous, rank)
 
     def take(self, payload: Payload, sync: int) -> None:
         """Take over one bucket of a sync's weights."""

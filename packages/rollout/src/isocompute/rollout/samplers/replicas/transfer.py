@@ -196,7 +196,7 @@ class _Sending:
             for one in self._left:
                 task, rank = f"join {GROUP}", ranks[one.index][0]
                 # The group's own timeout, which tells who is missing, comes first.
-                self._crew.ask(one, "join", rendezvous, rank, task=task, seconds=2 * self._transfer.seconds)
+                self._crew.ask(one, "call", "join", rendezvous, rank, task=task, seconds=2 * self._transfer.seconds)
 
         try:
             group = connect(

@@ -18,7 +18,7 @@ from ..local import LocalSampler
 from ..prompts import Prompting
 from ..sampling import Continue, Finished, Request, Response, Sampling, aborted
 from .client import Client, Failed, Refused, Server, Servers, background, run
-from .protocols import PROTOCOLS, WRONG_REQUEST, Reader, ask, body, read
+from .protocols import PROTOCOLS, WRONG_REQUEST, ask, body, read, response_of
 
 TOO_LARGE = 413
 
@@ -87,7 +87,15 @@ class OpenAISampler(LocalSampler):
             self._protocol = protocol
             self._chat_options = dict((prompting or Prompting()).chat_options)
             self._at_a_time = concurrency * len(addresses)
-            self._vocabulary = vocabulary(self.model, self.tokenizer)
+            from transformers import AutoConfig
+
+            try:
+                width = int(AutoConfig.from_pretrained(self.model).get_text_config().vocab_size)
+            except (OSError, ValueError, AttributeError):
+                # There may be only a tokenizer.
+                width = 0
+            # A model's output may be wider than its tokenizer.
+            self._vocabulary = max(width, len(self.tokenizer))
             self.served_model = run(served_name(self._servers, self.model, served_model))
         except BaseException:
             self.close()
@@ -171,10 +179,14 @@ class OpenAISampler(LocalSampler):
         except Refused as error:
             where = f"the server at {server.client.base_url}"
             raise Refused(f"{where} refuses ({error})", status=error.status) from None
-        reader = Reader(
-            self.tokenizer, vocabulary=self._vocabulary, ends=self.stop_token_ids, stops=bool(self.sampling.stop)
+        return response_of(
+            read(answer, request, protocol=self._protocol),
+            request,
+            tokenizer=self.tokenizer,
+            vocabulary=self._vocabulary,
+            ends=self.stop_token_ids,
+            stops=bool(self.sampling.stop),
         )
-        return reader.response(read(answer, request, protocol=self._protocol), request)
 
 
 def _check_protocol(protocol: str, sampling: Sampling) -> None:
@@ -210,17 +222,6 @@ async def served_name(servers: Servers, model: str, wanted: str | None) -> str:
     if len(silent) == len(servers.all):
         raise RolloutError(silent[0])
     return name or model
-
-
-def vocabulary(model: str, tokenizer: Any) -> int:
-    """Return how many tokens a model has; its output may be wider than its tokenizer."""
-    from transformers import AutoConfig
-
-    try:
-        width = int(AutoConfig.from_pretrained(model).get_text_config().vocab_size)
-    except (OSError, ValueError, AttributeError):
-        width = 0
-    return max(width, len(tokenizer))
 
 
 def in_parallel(

@@ -219,39 +219,32 @@ def _too_large(
     kind: str,
     longest: int,
 ) -> RolloutError:
-    """Say what does not fit, and which setting would make it fit."""
+    """Say what does not fit, and the first setting that would make it fit."""
     total = sum(needed.values()) + max(kv_least, (engine.kv_cache_gib or 0) * GIB)
-    place = "GPU" if engine.device == "cuda" else "CPU"
-    parts = ", ".join(
-        f"{name} {size / GIB:.1f}" for name, size in [*needed.items(), ("KV cache of one request", kv_least)] if size
-    )
-    remedy = _remedy(needed, kv_least, engine, over=total - available, kind=kind, longest=longest)
-    return RolloutError(
-        f"the model {model} needs {total / GIB:.1f} GiB on the {place} ({parts}) and {available / GIB:.1f} GiB "
-        f"are available to the engine: {remedy}"
-    )
-
-
-def _remedy(
-    needed: Mapping[str, float], kv_least: float, engine: Engine, *, over: float, kind: str, longest: int
-) -> str:
-    """Return the first setting that would make room for ``over`` bytes."""
-    if engine.kv_cache_gib is not None and over <= engine.kv_cache_gib * GIB - kv_least:
-        return f"kv_cache_gib must be at most {floor((engine.kv_cache_gib - over / GIB) * 100) / 100:g}"
+    over = total - available
     # A pass must hold the responses generated together, and without chunked prefill the longest request.
     fewest = max(engine.max_concurrent, 0 if engine.chunked_prefill else longest)
     tokens = floor(engine.max_batched_tokens * (1 - over / needed["activations"]) / 256) * 256
-    if tokens >= fewest:
-        return f"max_batched_tokens must be at most {tokens}"
     concurrent = floor(engine.max_concurrent * (1 - over / needed["logits"]))
-    if concurrent >= 1:
-        return f"max_concurrent must be at most {concurrent}"
-    if kind == "float32" and over < (needed["weights"] + needed["packed"]) / 2:
-        return "dtype must be bfloat16"
-    if engine.device == "cuda":
+    if engine.kv_cache_gib is not None and over <= engine.kv_cache_gib * GIB - kv_least:
+        remedy = f"kv_cache_gib must be at most {floor((engine.kv_cache_gib - over / GIB) * 100) / 100:g}"
+    elif tokens >= fewest:
+        remedy = f"max_batched_tokens must be at most {tokens}"
+    elif concurrent >= 1:
+        remedy = f"max_concurrent must be at most {concurrent}"
+    elif kind == "float32" and over < (needed["weights"] + needed["packed"]) / 2:
+        remedy = "dtype must be bfloat16"
+    elif engine.device == "cuda":
         now = f"memory_share, now {engine.memory_share:g}, or tensor_parallel, now {engine.tensor_parallel}"
-        return f"{now}, must be larger"
-    return "the model must be smaller, or the machine larger"
+        remedy = f"{now}, must be larger"
+    else:
+        remedy = "the model must be smaller, or the machine larger"
+    parts = {**needed, "KV cache of one request": kv_least}
+    return RolloutError(
+        f"the model {model} needs {total / GIB:.1f} GiB on the {'GPU' if engine.device == 'cuda' else 'CPU'} "
+        f"({', '.join(f'{name} {size / GIB:.1f}' for name, size in parts.items() if size)}) and "
+        f"{available / GIB:.1f} GiB are available to the engine: {remedy}"
+    )
 
 
 def has_cuda() -> bool:

@@ -33,7 +33,7 @@ from ..local import PROBES, LocalSampler
 from ..prompts import Prompting, check_folder, not_loaded
 from ..sampling import ABANDONED, Continue, Engine, EngineConfig, Finished, Request, Response, Sampling, aborted
 from ..weights import InProcess, Payload, Rendezvous, place_of
-from .memory import GIB, MemoryPlan, ModelSize, available_to, estimate, has_cuda, size_of
+from .memory import GIB, MemoryPlan, available_to, estimate, has_cuda, size_of
 
 # Read by vLLM at import: the scheduler in this process, and no thread of its own choosing on CPU.
 for _name, _value in {
@@ -126,25 +126,22 @@ class VllmSampler(LocalSampler):
         self._stamp(self._version)
 
     def _planned(self) -> MemoryPlan | None:
+        from transformers import AutoConfig
+
         available = available_to(self.engine)
         try:
-            size = self._size()
+            whole = AutoConfig.from_pretrained(self.model)
+            config, of_all = whole.get_text_config().to_dict(), whole.to_dict()
+            # A model of text and images states it for both.
+            config["quantization_config"] = of_all.get("quantization_config") or config.get("quantization_config")
+            # Some folders hold the weights twice, as consolidated.safetensors, too.
+            stored = sum(file.stat().st_size for file in Path(self.model).glob("model*.safetensors"))
+            size = size_of(config, parameters=self.manifest.elements, stored=float(stored))
         except Exception as error:
             # vLLM runs models that transformers has no causal language model for, and refuses what is no model itself.
             _log.info("memory of the engine of %s: not estimated (%s)", self.model, error)
             return None
         return estimate(size, self.engine, self._opened, model=self.model, available=available)
-
-    def _size(self) -> ModelSize:
-        from transformers import AutoConfig
-
-        whole = AutoConfig.from_pretrained(self.model)
-        config = whole.get_text_config().to_dict()
-        # A model of text and images states it for both.
-        config["quantization_config"] = whole.to_dict().get("quantization_config") or config.get("quantization_config")
-        # Some folders hold the weights twice, as consolidated.safetensors, too.
-        stored = sum(file.stat().st_size for file in Path(self.model).glob("model*.safetensors"))
-        return size_of(config, parameters=self.manifest.elements, stored=float(stored))
 
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:
         self._sleep.on("sample")
@@ -506,11 +503,19 @@ class WeightWorker:
 
         Linear layers are packed on CPU, where ``load_weights`` alone fails.
         """
-        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+        from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-        self.forget_torn_weights()
+        model = self.model_runner.get_model()
+        # A reload that was cut off would mix its tensors into this one.
+        torn = [info for info in map(get_layerwise_info, model.modules()) if info.can_load()]
+        for info in torn:
+            info.loaded_weights.clear()
+            info.load_numel = 0
         with self._configured():
-            initialize_layerwise_reload(self.model_runner.get_model())
+            if torn:
+                finalize_layerwise_reload(model, self.model_config)
+            initialize_layerwise_reload(model)
 
     def take_weights(self, payload: Payload) -> None:
         """Load one part of the weights."""
@@ -519,11 +524,17 @@ class WeightWorker:
 
     def end_weights(self) -> None:
         """Pack the layers again."""
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
+        model = self.model_runner.get_model()
         with self._configured():
-            finalize_layerwise_reload(self.model_runner.get_model(), self.model_config)
-        self.repack_tied_head()
+            finalize_layerwise_reload(model, self.model_config)
+        # Only layers that were loaded are packed, and an output head that is the embedding was not.
+        if self.model_config.hf_config.get_text_config().tie_word_embeddings:
+            for module in model.modules():
+                if isinstance(module, ParallelLMHead):
+                    module.quant_method.process_weights_after_loading(module)
 
     def join_broadcast(self, rendezvous: Rendezvous, rank: int) -> None:
         """Join the group over which weights are broadcast.
@@ -538,30 +549,6 @@ class WeightWorker:
         from vllm.config import set_current_vllm_config
 
         return set_current_vllm_config(self.vllm_config)
-
-    def forget_torn_weights(self) -> None:
-        """Undo a reload that was cut off, which would otherwise mix its tensors into the next."""
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-        from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-
-        model = self.model_runner.get_model()
-        torn = [info for info in map(get_layerwise_info, model.modules()) if info.can_load()]
-        for info in torn:
-            info.loaded_weights.clear()
-            info.load_numel = 0
-        if torn:
-            with self._configured():
-                finalize_layerwise_reload(model, self.model_config)
-
-    def repack_tied_head(self) -> None:
-        """Pack the output head again where it is the embedding: a reload packs only layers that it loads."""
-        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
-        if not self.model_config.hf_config.get_text_config().tie_word_embeddings:
-            return
-        for module in self.model_runner.get_model().modules():
-            if isinstance(module, ParallelLMHead):
-                module.quant_method.process_weights_after_loading(module)
 
 
 _OPEN: set[int] = set()

@@ -126,17 +126,14 @@ def _wait(nursery: int, watch: Watch | None) -> None:
             timeout = watch.look() * 1000
     end = os.waitid(os.P_PID, nursery, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if end is not None and end.si_status:
-        print(f"the process that loads the library ended ({_how(end)})", file=sys.stderr, flush=True)
+        how = ended(end.si_status if end.si_code == os.CLD_EXITED else -end.si_status)
+        print(f"the process that loads the library ended ({how})", file=sys.stderr, flush=True)
 
 
 def _reap(child: int) -> None:
     """Reap orphans that have ended, and not the child that is waited for."""
     while (end := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and end.si_pid != child:
         os.waitpid(end.si_pid, 0)
-
-
-def _how(end: os.waitid_result) -> str:
-    return ended(end.si_status if end.si_code == os.CLD_EXITED else -end.si_status)
 
 
 def _end_children() -> None:
@@ -193,7 +190,10 @@ def nurse(settings: dict[str, Any], report: layers.Report, group: Group) -> None
         if worker is None:
             _write(replies, {"died": NO_PROCESS, "again": True})
             return
-        status = _waited(worker)
+        pid, status = os.wait()
+        while pid != worker:
+            # Orphans are reaped, too.
+            pid, status = os.wait()
         if status == 0:
             return
         _clear(contained=contained)
@@ -232,14 +232,6 @@ def _work(worker: Worker) -> None:
         status = AGAIN
     finally:
         os._exit(status)
-
-
-def _waited(worker: int) -> int:
-    """Reap whatever ends, orphans too, until the worker has; return its status."""
-    while True:
-        pid, status = os.wait()
-        if pid == worker:
-            return status
 
 
 def _clear(*, contained: bool) -> None:
@@ -325,7 +317,8 @@ class Worker:
         for draw in request.get("draws", ()):
             self._drawn(draw)
         for targets in request.get("probes", ()):
-            self._say(said(in_a_child(partial(_tried, targets), self._limits, kinds=("probes",))))
+            probe = partial(lambda targets: said({"probes": json.dumps(tried(targets))}), targets)
+            self._say(said(in_a_child(probe, self._limits, kinds=("probes",))))
         self._buffer(numbered(self._request, COMPLETE))
 
     def _scored(
@@ -419,10 +412,6 @@ class Worker:
         self._written = time.monotonic()
 
 
-def _tried(targets: dict[str, Any]) -> bytes:
-    return said({"probes": json.dumps(tried(targets))})
-
-
 def _reply(score: Scored, extract: Extraction | None, *, faults: bool, response: str) -> bytes:
     """Score a response; return the line that says its score, or how it broke its rule.
 
@@ -482,7 +471,10 @@ def in_a_child(
     data, late = _read(reading, child, HEAD.size + largest, limits.wall_seconds)
     status = _end(child, contained=limits.contained)
     used = spent() - before
-    data += _left(reading)
+    # Bytes that it has written besides its reply.
+    os.set_blocking(reading, False)
+    with contextlib.suppress(BlockingIOError):
+        data += os.read(reading, 1)
     os.close(reading)
     if late:
         return limits.late
@@ -578,14 +570,6 @@ def _read_until(reading: int, child: int, ending: list[int], most: int, end: flo
             return data, False
         if len(data) >= HEAD.size and len(data) >= HEAD.size + HEAD.unpack_from(data)[1]:
             return data, False
-
-
-def _left(reading: int) -> bytes:
-    """Return bytes that a child has written besides its reply."""
-    os.set_blocking(reading, False)
-    with contextlib.suppress(BlockingIOError):
-        return os.read(reading, 1)
-    return b""
 
 
 def _end(child: int, *, contained: bool) -> int:

@@ -76,11 +76,12 @@ def show_only(readable: Iterable[str]) -> None:
     for path in sorted(map(Path, {*paths, *map(os.path.realpath, paths)})):
         if not trees.keys() & {path, *path.parents}:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-                trees[path] = _tree(path)
+                name, flags = ctypes.c_char_p(bytes(path)), OPEN_TREE_CLONE | os.O_CLOEXEC | AT_RECURSIVE
+                trees[path] = syscall(OPEN_TREE, ctypes.c_int(AT_FDCWD), name, ctypes.c_uint(flags))
     # Any folder would do: what is in it has been taken hold of.
     root = Path("/usr")
-    flags = ctypes.c_ulong(MS_NOSUID | MS_NODEV)
-    _checked(_libc.mount(b"none", bytes(root), b"tmpfs", flags, b"mode=755,size=1m"))
+    options = ctypes.c_ulong(MS_NOSUID | MS_NODEV)
+    _checked(_libc.mount(b"none", bytes(root), b"tmpfs", options, b"mode=755,size=1m"))
     for path, tree in trees.items():
         place = root / path.relative_to("/")
         if stat.S_ISDIR(os.fstat(tree).st_mode):
@@ -96,25 +97,9 @@ def show_only(readable: Iterable[str]) -> None:
     syscall(PIVOT_ROOT[os.uname().machine], ctypes.c_char_p(b"."), ctypes.c_char_p(b"."))
     _checked(_libc.umount2(b".", MNT_DETACH))
     os.chdir("/")
-    _make_mounts_read_only()
-
-
-def _tree(path: Path) -> int:
-    """Take hold of what is mounted at a path and below."""
-    flags = OPEN_TREE_CLONE | os.O_CLOEXEC | AT_RECURSIVE
-    return syscall(OPEN_TREE, ctypes.c_int(AT_FDCWD), ctypes.c_char_p(bytes(path)), ctypes.c_uint(flags))
-
-
-def _make_mounts_read_only() -> None:
     attributes = ctypes.create_string_buffer(struct.pack("=4Q", MOUNT_ATTR_RDONLY, 0, 0, 0))
-    syscall(
-        MOUNT_SETATTR,
-        ctypes.c_int(AT_FDCWD),
-        ctypes.c_char_p(b"/"),
-        ctypes.c_uint(AT_RECURSIVE),
-        attributes,
-        ctypes.c_size_t(32),
-    )
+    where, recursive = (ctypes.c_int(AT_FDCWD), ctypes.c_char_p(b"/")), ctypes.c_uint(AT_RECURSIVE)
+    syscall(MOUNT_SETATTR, *where, recursive, attributes, ctypes.c_size_t(32))
 
 
 def capabilities(kept: int = 0) -> None:

@@ -70,7 +70,8 @@ def counted_alone(report: Report) -> bool:
         report: What ``enter`` returned.
     """
     if report["user"] == "namespace":
-        return _kernel() >= COUNTS_BY_NAMESPACE
+        kernel_version = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
+        return kernel_version >= COUNTS_BY_NAMESPACE
     return report["user"].startswith(f"uid {FIRST_FREE_USER // 10**8}")
 
 
@@ -79,11 +80,6 @@ def most_processes(report: Report) -> int:
     if counted_alone(report):
         return PROCESSES
     return MORE_PROCESSES + sum(found.threads for found in running.of_user(os.geteuid()))
-
-
-def _kernel() -> tuple[int, ...]:
-    """Return the version of the kernel, such as (5, 14)."""
-    return tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -293,8 +293,7 @@ class ScoringProcess:
         """Start a process where none runs; return the layers of its sandbox."""
         if self._process is not None and self._process.poll() is None:
             return self.report
-        program = bubblewrap_for(self._pool, self._config)
-        if program:
+        if self._pool == "runs" and "bubblewrap" not in self._config.without and (program := layers.bubblewrap_path()):
             # Where it can set up nothing, the sandbox's own layers are around each program.
             with contextlib.suppress(RolloutError):
                 return self._started(program)
@@ -302,6 +301,8 @@ class ScoringProcess:
 
     def _started(self, program: str) -> Report:
         self.close()
+        kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+        one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         self._group = groups.make()
         self._process = subprocess.Popen(
@@ -310,7 +311,7 @@ class ScoringProcess:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             bufsize=0,
-            env=variables(),
+            env={**kept, **one_thread, "PYTHONHASHSEED": "0", "HOME": "/"},
             start_new_session=True,
         )
         line = self._line(START_SECONDS)
@@ -487,7 +488,11 @@ def command(pool: str, config: ScoringConfig, program: str, group: str = "") -> 
     """
     user_code = pool.startswith("python:")
     executes = user_code or pool == "runs"
-    path = _path(user_code=user_code)
+    here = ""
+    with contextlib.suppress(OSError):
+        here = str(Path.cwd())
+    # With this folder for a user's verifier: console scripts lack it.
+    path = list(dict.fromkeys([*(p or here for p in sys.path), *([here] if user_code and here else ())]))
     settings = {
         "pool": pool,
         "path": path,
@@ -506,27 +511,6 @@ def command(pool: str, config: ScoringConfig, program: str, group: str = "") -> 
         "without": [*config.without, *(layers.INSTEAD_OF if program else ())],
     }
     return [sys.executable, "-P", "-B", "-W", "ignore", str(Path(boot.__file__).resolve()), json.dumps(settings)]
-
-
-def bubblewrap_for(pool: str, config: ScoringConfig) -> str:
-    """Return where bubblewrap is, if it is to keep the programs of a pool apart; an empty text otherwise."""
-    return layers.bubblewrap_path() if pool == "runs" and "bubblewrap" not in config.without else ""
-
-
-def variables() -> dict[str, str]:
-    """Return the variables of a pool's processes."""
-    kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-    one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
-    return {**kept, **one_thread, "PYTHONHASHSEED": "0", "HOME": "/"}
-
-
-def _path(*, user_code: bool) -> list[str]:
-    """Return the ``sys.path`` of a process, with this folder for a user's verifier: console scripts lack it."""
-    here = ""
-    with contextlib.suppress(OSError):
-        here = str(Path.cwd())
-    path = [p or here for p in sys.path]
-    return list(dict.fromkeys([*path, here] if user_code and here else path))
 
 
 def readable(path: Sequence[str], more: Sequence[str] = ()) -> list[str]:
