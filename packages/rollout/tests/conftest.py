@@ -105,7 +105,7 @@ class Tiny:
     def sample_fed(self, sampler: Any, samples: int = 4) -> pl.DataFrame:
         """Return the same table, for which the sampler is given another problem whenever a response has finished."""
         feed, parts = Feed(), [self.problems[row : row + 1] for row in range(len(self.problems))]
-        draw = Draw(samples=samples, seed=3, step=1, phase="train", run_id="r", first_sample=0)
+        draw = Draw(samples=samples, seed=3, step=1, run_id="r")
         feed.add(parts.pop(), draw)
         groups = []
         for group in sampler.answer(feed):

@@ -83,15 +83,9 @@ def log_artifacts(
     metrics: Mapping[str, float],
     inputs: Mapping[str, Path],
 ) -> str:
-    """Log one finished run that carries tables or documents.
+    """Log one finished run that carries tables or documents, and is linked to its inputs by their content.
 
-    Args:
-        experiment: Name of the experiment, made when it is not there.
-        run_name: Name shown in the UI.
-        inputs: Name to file of what the run was made from, linked by content.
-
-    Returns:
-        The MLflow run id; ``runs:/ID/NAME`` is then a source.
+    Returns the MLflow run id; ``runs:/ID/NAME`` is then a source.
     """
     ensure_store()
     client = mlflow_module().MlflowClient()
@@ -112,11 +106,7 @@ def log_artifacts(
 
 
 def attach(run_id: str, artifacts: Mapping[str, Path], *, figures: Collection[Path] = ()) -> None:
-    """Log files as named artifacts of an existing run.
-
-    Args:
-        figures: Files without such a name, which are only looked at.
-    """
+    """Log files as named artifacts of an existing run; figures have no such name, and are only looked at."""
     client = mlflow_module().MlflowClient()
     for figure in figures:
         client.log_artifact(run_id, str(figure), "figures")

@@ -184,14 +184,21 @@ def answers_of(
     """Return the counted responses of one run to the questions, chosen from a table that may hold more.
 
     Responses that select never measure: those of phase ``difficulty`` say nothing of a set that they have chosen.
-
-    Args:
-        problems: The questions; None for all that were answered.
-        k: Responses drawn; None for as many as most questions have.
-        choice: Selects one of several runs, by the columns of ``CHOICE``; None where flags cannot.
+    Without problems all that were answered are the questions, and without k as many are drawn as most of them have.
+    ``choice`` selects one of several runs, by the columns of ``CHOICE``; None where flags cannot.
     """
     for name in CHOICE:
-        rollouts = _picked(rollouts, name, choice, where=where)
+        value, values = None if choice is None else choice[name], rollouts[name].unique().sort().to_list()
+        shown = ", ".join(map(str, values[:5]))
+        if value is not None and value not in values:
+            raise RolloutError(f"{where}: has no responses of {name} {value} (it has {shown})")
+        if value is not None:
+            rollouts = rollouts.filter(pl.col(name) == value)
+        elif len(values) > 1:
+            flag = f"--{name.replace('_', '-')}"
+            advice = "a table with one is needed" if choice is None else f"{flag} must choose one"
+            shown += ", ..." if len(values) > 5 else ""
+            raise RolloutError(f"{where}: holds responses of {len(values)} {name}s ({shown}); {advice}")
     answered = rollouts["problem_id"].unique()
     if problems is not None:
         names = problems["problem_id"].to_list()
@@ -228,22 +235,6 @@ def answers_of(
         **{name: rollouts[name][0] for name in CHOICE},
     }
     return Answers(counts=enough, k=drawn, faults=tuple(faults(rollouts)), document=document)
-
-
-def _picked(rollouts: pl.DataFrame, name: str, choice: Mapping[str, Any] | None, *, where: str) -> pl.DataFrame:
-    """Return the rows of one run, step or phase."""
-    value = None if choice is None else choice[name]
-    values = rollouts[name].unique().sort().to_list()
-    if value is None and len(values) == 1:
-        return rollouts
-    if value is None:
-        flag = f"--{name.replace('_', '-')}"
-        advice = "a table with one is needed" if choice is None else f"{flag} must choose one"
-        shown = ", ".join(map(str, values[:5])) + (", ..." if len(values) > 5 else "")
-        raise RolloutError(f"{where}: holds responses of {len(values)} {name}s ({shown}); {advice}")
-    if value not in values:
-        raise RolloutError(f"{where}: has no responses of {name} {value} (it has {', '.join(map(str, values[:5]))})")
-    return rollouts.filter(pl.col(name) == value)
 
 
 def _output(ours: Answers, paired: Sequence[Score] | None, arguments: argparse.Namespace, **details: Any) -> Output:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -35,11 +36,8 @@ def described(settings: RunSettings, problems: pl.DataFrame, *, phase: str, prom
     """Return all that a run's rows depend on, as plain values, and nothing that changes the speed only.
 
     The problems are those of the whole table: ``--shard`` and ``--limit`` choose from it, so that shards are one run
-    and a run with a higher limit continues one with a lower.
-
-    Args:
-        prompts: Hash of their prompts as they are rendered (``PromptMaker.digest``), on which versions of libraries and
-            a tokenizer's chat template have a say.
+    and a run with a higher limit continues one with a lower. ``prompts`` is the hash of their prompts as they are
+    rendered (``PromptMaker.digest``), on which versions of libraries and a tokenizer's chat template have a say.
     """
     scoring = scoring_from(settings.scoring)
     verifiers = problems["verifier"].unique().to_list()
@@ -82,19 +80,15 @@ def content_of(model: str) -> str:
     """
     if Path(model).is_dir():
         return _hash_of(Path(model))
-    try:
+    cached: object = None
+    # The library is not installed, or this is no name that the hub could know; where there is no connection, no such
+    # model or no access, the engine says so itself, if it is needed at all.
+    with suppress(Exception):
         from huggingface_hub import HfApi, try_to_load_from_cache
 
-        if not os.environ.get("HF_HUB_OFFLINE"):
-            try:
-                return str(HfApi().model_info(model, timeout=5).sha)
-            except Exception:
-                # No connection, no such model or no access: the engine says so itself, if it is needed at all.
-                pass
         cached = try_to_load_from_cache(model, "config.json")
-    except Exception:
-        # The library is not installed, or this is no name that the hub could know.
-        return ""
+        if not os.environ.get("HF_HUB_OFFLINE"):
+            return str(HfApi().model_info(model, timeout=5).sha)
     return Path(cached).parent.name if isinstance(cached, str) else ""
 
 

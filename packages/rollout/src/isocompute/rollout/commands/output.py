@@ -29,12 +29,7 @@ BESIDES = {"rollouts_out": ROLLOUT_FILES, "pass_rates": TABLE_FILES}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A table that a command read.
-
-    Attributes:
-        address: Where it was read from, as given.
-        files: The files read; those of an MLflow source are copies.
-    """
+    """A table that a command read from an address, and the files read; those of an MLflow source are copies."""
 
     address: str
     table: pl.DataFrame

@@ -181,8 +181,7 @@ def begin(
 ) -> Iterator[SamplingRun]:
     """Prepare a run: its id, the lock on ``--out`` until the command ends, and the groups kept from an earlier process.
 
-    Args:
-        reusable: Whether ``--out`` holds the rollouts themselves, so that a file there may be this run's, complete.
+    Where ``--out`` holds the rollouts themselves, a file there may be this run's, complete, and is ``reusable``.
     """
     settings, shard = settings_from(arguments), getattr(arguments, "shard", None)
     wanted = chosen(problems.table, limit=arguments.limit, shard=shard)

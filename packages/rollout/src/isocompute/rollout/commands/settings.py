@@ -23,30 +23,22 @@ from .values import add_scoring, pairs, scorer_of, yaml_mappings
 
 TRANSFORMERS = ("device", "dtype", "batch_size")
 """Settings of the engine, where it is transformers."""
-NUMBERS = {
-    "temperature": "0 takes the most probable token each time",
-    "top_p": "share of the probability sampled from",
-    "top_k": "most probable tokens sampled from, 0 for all",
-    "min_p": "least probability of a token, as a share of the most probable one's",
-    "max_new_tokens": "longest response",
-    "max_prompt_tokens": "longest prompt",
-}
+NUMBERS = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "max_prompt_tokens")
 SERVER = ("base_url", "protocol", "served_model", "concurrency", "timeout")
 
 
 def add_sampling(command: argparse.ArgumentParser, *, required: bool, samples: int, shards: bool) -> None:
-    """Add the flags.
-
-    Args:
-        required: Whether the command cannot do without a model.
-        samples: Responses per problem by default.
-        shards: Whether a run may be one of several that share a folder.
-    """
+    """Add the flags: ``required``, whether a model is; ``shards``, whether several runs may share a folder."""
     actions: list[argparse.Action] = []
     group: Any = command
 
     def flag(name: str, help: str, **options: Any) -> None:
         actions.append(group.add_argument(name, help=help, **options))
+
+    def meaning(kind: Any, name: str) -> str:
+        """Return the first sentence that a setting's own description has."""
+        said = " ".join(kind.__pydantic_fields__[name].description.replace("``", "").split())
+        return said[0].lower() + said[1:].partition(". ")[0].rstrip(".")
 
     command.add_argument(
         "--model",
@@ -64,32 +56,28 @@ def add_sampling(command: argparse.ArgumentParser, *, required: bool, samples: i
         parts = "only the I-th of K parts of the problems, by a hash of problem_id; --out is then the folder of all K"
         flag("--shard", parts, metavar="I/K")
     group = command.add_argument_group("sampling")
-    for name, meaning in NUMBERS.items():
+    for name in NUMBERS:
         value = getattr(Sampling(), name)
-        words = f"{meaning} (default {value:g})"
+        words = f"{meaning(Sampling, name)} (default {value:g})"
         flag(f"--{name.replace('_', '-')}", words, type=type(value), default=value, metavar="N")
     repeated: dict[str, Any] = {"action": "append", "default": []}
-    flag("--stop", "text at which a response ends (repeatable)", metavar="TEXT", **repeated)
-    ending = "token at which a response ends, besides those of the model (repeatable)"
+    flag("--stop", f"{meaning(Sampling, 'stop')} (repeatable)", metavar="TEXT", **repeated)
+    ending = f"{meaning(Sampling, 'stop_token_ids')} (repeatable)"
     flag("--stop-token-id", ending, type=int, metavar="ID", **repeated)
-    flag("--keep-text", "add a column with the text of each response", action="store_true")
+    flag("--keep-text", meaning(Sampling, "keep_text"), action="store_true")
     cut = "cut a response at a length drawn between the two and ask for its answer (forced interruption)"
     flag("--interrupt", cut, type=int, nargs=2, metavar=("LOWEST", "HIGHEST"))
     flag("--interrupt-phrase", f"what asks for it (default {Interruption().phrase!r})", metavar="TEXT")
     group = command.add_argument_group("prompts")
     prompting = Prompting()
-    rendered = "render the tokenizer's chat template, take the text as it is, or the first where there is one (auto)"
-    flag("--template", rendered, default=prompting.template, choices=TEMPLATES)
-    flag("--system", "system prompt", default=prompting.system, metavar="TEXT")
+    flag("--template", meaning(Prompting, "template"), default=prompting.template, choices=TEMPLATES)
+    flag("--system", meaning(Prompting, "system"), default=prompting.system, metavar="TEXT")
     flag("--few-shot", "examples: a .jsonl file with the keys prompt and answer", type=Path, metavar="FILE")
-    between = "text between the parts of a plain prompt (default: an empty line)"
-    flag("--separator", between, default=prompting.separator, metavar="TEXT")
-    begin = "begin a plain prompt with the beginning-of-sequence token, or not (by default as the tokenizer does)"
-    flag("--bos", begin, action=argparse.BooleanOptionalAction, default=None)
+    flag("--separator", meaning(Prompting, "separator"), default=prompting.separator, metavar="TEXT")
+    flag("--bos", meaning(Prompting, "bos"), action=argparse.BooleanOptionalAction, default=None)
     more = "a further argument of the chat template, such as enable_thinking=false (repeatable)"
     flag("--chat-option", more, metavar="KEY=VALUE", **repeated)
-    today = f"the date that a chat template writes for today's (default {prompting.date})"
-    flag("--date", today, default=prompting.date, metavar="YYYY-MM-DD")
+    flag("--date", meaning(Prompting, "date"), default=prompting.date, metavar="YYYY-MM-DD")
     group = command.add_argument_group("engine")
     known = f"vllm: {', '.join(f.name for f in fields(EngineConfig))}; transformers: {', '.join(TRANSFORMERS)}"
     flag("--engine", f"a setting of the engine (repeatable; {known})", metavar="KEY=VALUE", **repeated)
@@ -114,14 +102,7 @@ def refuse_unused(arguments: argparse.Namespace) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Settings of a run besides its problems.
-
-    Attributes:
-        kind: Name of the sampler (``samplers.registry.KINDS``).
-        server: Flags of the server, for kind ``openai``.
-        scorer: Scores with the settings ``scoring``.
-        samples: Responses per problem.
-    """
+    """Settings of a run besides its problems; ``kind`` is that of the sampler, ``scorer`` has those of ``scoring``."""
 
     model: str
     kind: str
@@ -152,11 +133,7 @@ class RunSettings:
             )
 
     def open(self, responses: int) -> Sampler:
-        """Open the sampler.
-
-        Args:
-            responses: Most that will be asked for at a time.
-        """
+        """Open the sampler, for at most so many responses at a time."""
         options: dict[str, Any] = {}
         if self.prompting != Prompting():
             options["prompting"] = self.prompting

@@ -27,10 +27,7 @@ class Groups(Store):
     """The groups of one run that is to become the file ``OUT``, in ``OUT.partial``.
 
     A group is all responses of one call to one problem, as an Arrow IPC stream. Closed without one, it leaves no file.
-
-    Args:
-        out: The file that the groups will be written to.
-        settings: All that the run's rows depend on; a file that holds others is refused.
+    One with other settings, which are all that the run's rows depend on, is refused.
     """
 
     def __init__(self, out: Path, settings: Mapping[str, Any]) -> None:

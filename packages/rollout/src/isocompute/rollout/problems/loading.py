@@ -10,12 +10,12 @@ import polars as pl
 from ..contract import tables
 from ..errors import ProblemError, RolloutError
 from ..scoring.evaluation import DROPPED
-from ..scoring.judges.runs import tests_fault
+from ..scoring.judges.runs import tests_of
 from ..scoring.rules import own_response, rule
 from ..scoring.scorer import Scorer, verifier
 from . import reasoning_gym, rows
 from .named import SetSource
-from .sources import Candidate, HubSource, ReasoningGymSource, Source, problem_id
+from .sources import Candidate, HubSource, ReasoningGymSource, Source, normalised, problem_id
 
 LARGEST_DROPPED_SHARE = 0.01
 """Share of the problems examined whose own answer may fail before the source is refused."""
@@ -48,9 +48,6 @@ def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
     Two prompts are the same problem when they agree up to case and white space. A problem whose own answer, written
     as a response, does not score 1 is dropped, and the next candidate takes its place; a function of the user's own is
     not asked, since it may expect more than the bare answer.
-
-    Args:
-        scorer: Scores the answers; by default the one of this process.
 
     Raises:
         RolloutError: The source cannot be read, has too few distinct problems, or more than 1 % of the problems
@@ -117,21 +114,17 @@ def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
 
 def joined(parts: Sequence[Loaded]) -> Loaded:
     """Join the problems of several sources, each once: one that is on both sides stays on the validation side."""
-    same = pl.col("prompt").str.to_lowercase().str.replace_all(r"\s+", " ").str.strip_chars()
     problems = pl.concat([part.problems for part in parts], how="diagonal_relaxed")
-    problems = problems.sort("split", "problem_id", descending=[True, False]).unique(same, keep="first")
+    problems = problems.sort("split", "problem_id", descending=[True, False])
+    first = pl.Series([normalised(prompt) for prompt in problems["prompt"]], dtype=pl.String).is_first_distinct()
     return Loaded(
-        problems=tables.check(problems, "problems", where="the sources"),
+        problems=tables.check(problems.filter(first), "problems", where="the sources"),
         dropped=pl.concat([part.dropped for part in parts]),
     )
 
 
 def candidates(source: Source, scorer: Scorer | None = None) -> Iterator[Candidate]:
-    """Yield the problems of a source one after another; they may repeat.
-
-    Args:
-        scorer: In whose sandbox generators execute programs; by default the one of this process.
-    """
+    """Yield the problems of a source one after another; they may repeat. Generators execute programs in the sandbox."""
     if isinstance(source, ReasoningGymSource):
         return reasoning_gym.candidates(source, scorer)
     found = rows.of_hub(source) if isinstance(source, HubSource) else rows.of_file(source)
@@ -144,7 +137,11 @@ def _fault(candidate: Candidate, scorer: Scorer | None) -> str:
         return candidate.fault
     if rule(candidate.verifier).base == "runs":
         # The answer is tests, and no program that passes them.
-        return tests_fault(candidate.answer)
+        try:
+            tests_of(candidate.answer)
+        except ProblemError as error:
+            return str(error)
+        return ""
     answer, own = candidate.answer, rule(candidate.verifier).base.startswith("python:")
     name, response = (candidate.verifier, "") if own else own_response(candidate.verifier, answer)
     scores = verifier(name, scorer=scorer)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..errors import RolloutError
+from ..errors import RolloutError, library
 from ..scoring import rules
 from ..scoring.scorer import Scorer, default_scorer
 from .sources import Candidate, ReasoningGymSource
@@ -30,16 +30,8 @@ def candidates(source: ReasoningGymSource, scorer: Scorer | None = None) -> Iter
 
     Its prompt is its question, and its settings, question and metadata are kept for the scorer; that of ``BARE`` needs
     only the answer.
-
-    Args:
-        scorer: In whose sandbox programs are executed; by default the one of this process.
     """
-    try:
-        import reasoning_gym
-    except ImportError:
-        raise RolloutError(
-            'these problems need reasoning-gym: pip install "isocompute-rollout[reasoning-gym]"'
-        ) from None
+    reasoning_gym = library("reasoning_gym", extra="reasoning-gym")
     draws = DRAWS_PER_PROBLEM * (source.train + source.validation)
     try:
         dataset: Any = reasoning_gym.create_dataset(source.task, size=draws, seed=source.seed, **dict(source.settings))

@@ -14,7 +14,7 @@ import polars as pl
 
 from ..contract.documents import DocumentError, parsed
 from ..contract.files import reason_of
-from ..errors import RolloutError
+from ..errors import RolloutError, library
 from ..scoring import rules
 from .named import SetSource
 from .sources import Candidate, HubSource, LocalSource
@@ -59,10 +59,7 @@ def of_file(source: LocalSource) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def of_hub(source: HubSource) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield each row with its number, in shuffled order."""
-    try:
-        import datasets
-    except ImportError:
-        raise RolloutError('these problems need datasets: pip install "isocompute-rollout[hub]"') from None
+    datasets = library("datasets", extra="hub")
     local = Path(source.dataset).is_dir()
     if not local and not source.revision:
         raise RolloutError(
@@ -103,21 +100,20 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
-                if line.strip():
-                    rows.append(_object(line, where=f"{path}: line {number}"))
+                if not line.strip():
+                    continue
+                try:
+                    row = parsed(line, "json")
+                    if not isinstance(row, dict):
+                        raise DocumentError("no JSON object")
+                except DocumentError as error:
+                    raise RolloutError(
+                        f"{path}: line {number}: {error}; each line must be a JSON object with a problem"
+                    ) from None
+                rows.append(row)
     except (UnicodeDecodeError, OSError) as error:
         raise RolloutError(f"{path}: not readable as jsonl ({reason_of(error)})") from None
     return rows
-
-
-def _object(line: str, *, where: str) -> dict[str, Any]:
-    try:
-        row = parsed(line, "json")
-        if not isinstance(row, dict):
-            raise DocumentError("no JSON object")
-    except DocumentError as error:
-        raise RolloutError(f"{where}: {error}; each line must be a JSON object with a problem") from None
-    return row
 
 
 def candidate(row: Mapping[str, Any], source: HubSource | LocalSource, *, where: str) -> Candidate:
@@ -137,14 +133,7 @@ def candidate(row: Mapping[str, Any], source: HubSource | LocalSource, *, where:
 
 
 def reach(row: Mapping[str, Any], column: str, where: str) -> Any:
-    """Follow a dotted column name into a row.
-
-    Args:
-        column: A column, or a path into nested ones such as ``reward_model.ground_truth``.
-
-    Returns:
-        What stands there; None also where what should hold it is null.
-    """
+    """Return what a column, or a path into nested ones, holds in a row; None also where what should hold it is null."""
     if column in row:
         return row[column]
     value: Any = row
@@ -158,12 +147,7 @@ def reach(row: Mapping[str, Any], column: str, where: str) -> Any:
 
 
 def prompt_text(value: Any, *, where: str) -> str:
-    """Return the text of a prompt: the value itself, or of chat messages a system message and the user's after it.
-
-    Args:
-        value: A text, a number, a message, or a list of messages with ``role`` and ``content``, or ``from`` and
-            ``value``.
-    """
+    """Return the text of a prompt: the value itself, or of chat messages a system message and the user's after it."""
     if isinstance(value, Mapping):
         value = [value]
     if not isinstance(value, list):

@@ -32,12 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """All responses to one problem.
-
-    Attributes:
-        row: Index of the problem.
-        first: Index of the first of its requests.
-    """
+    """All responses to one problem, by its row and the index of their first request."""
 
     row: int
     first: int = 0
@@ -78,11 +73,7 @@ class Columns:
         self.schema = pa.schema([(name, kind) for name, kind in types.items() if self._optional.get(name, True)])
 
     def batch(self, group: Group, verdicts: Sequence[Verdict], *, draw: Draw, version: int) -> pa.RecordBatch:
-        """Return the rows of one group.
-
-        Args:
-            version: That of the weights which sampled the responses that do not say it themselves.
-        """
+        """Return the rows of one group; ``version`` is that of responses that do not say it themselves."""
         responses, rows = group.responses, len(group.responses)
         spans = [r.versions or ((0, version),) for r in responses]
         values: dict[str, Any] = {
@@ -91,35 +82,22 @@ class Columns:
             "phase": [draw.phase] * rows,
             "problem_id": [group.problem_id] * rows,
             "sample": np.arange(draw.first_sample, draw.first_sample + rows, dtype=np.int32),
-            "prompt_ids": _lists([np.asarray(group.prompt_ids, np.int32)] * rows, np.int32),
-            "response_ids": _lists([r.ids for r in responses], np.int32),
-            "logprobs": _lists([r.logprobs for r in responses], np.float32),
+            "prompt_ids": [np.asarray(group.prompt_ids, np.int32)] * rows,
+            "response_ids": [r.ids for r in responses],
+            "logprobs": [r.logprobs for r in responses],
             "reward": [v.reward for v in verdicts],
             "finish_reason": [r.finish_reason for r in responses],
             "weights_version": [each[0][1] for each in spans],
             "score_error": [v.error for v in verdicts],
             "failure": [r.failure for r in responses],
             "text": list(group.texts),
-            "sampled": _lists(
-                [np.ones(len(r.ids), np.bool_) if r.sampled is None else r.sampled for r in responses], np.bool_
-            ),
+            "sampled": [np.ones(len(r.ids), np.bool_) if r.sampled is None else r.sampled for r in responses],
             "retokenized": [r.retokenized for r in responses],
-            "versions": _lists([[of for _, of in each] for each in spans], np.int64),
-            "version_starts": _lists([[start for start, _ in each] for each in spans], np.int32),
+            "versions": [[of for _, of in each] for each in spans],
+            "version_starts": [[start for start, _ in each] for each in spans],
         }
-        arrays = [
-            values[field.name] if isinstance(values[field.name], pa.Array) else pa.array(values[field.name], field.type)
-            for field in self.schema
-        ]
+        arrays = [pa.array(values[field.name], field.type) for field in self.schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-
-def _lists(rows: Sequence[Any], dtype: Any) -> pa.Array:
-    """Build a list column from offsets and values."""
-    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum([len(r) for r in rows], out=offsets[1:])
-    values = np.concatenate([np.asarray(r, dtype) for r in rows]) if rows else np.zeros(0, dtype)
-    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 
 class Faults:
@@ -170,16 +148,12 @@ class Faults:
 
 
 class Feed:
-    """Problems for a sampler to answer; more may be added while it does.
-
-    Attributes:
-        unfinished: Responses to them that are not finished.
-        trains: Whether some are for training.
-    """
+    """Problems for a sampler to answer; more may be added while it does."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[pl.DataFrame, Draw]] = []
         self.unfinished = 0
+        """Responses to them that are not finished."""
         self.trains = False
 
     def add(self, problems: pl.DataFrame, draw: Draw) -> None:
@@ -208,6 +182,7 @@ class Sampler:
         plan: What the engine needs of its device's memory, as a table to be read; empty where that is not known.
         dtype: Type of the weights that sample, such as ``bfloat16``; None where that is not known, as of a server.
         faults: Problems that could not be scored so far.
+        retokenizes: Whether responses may come as text that is tokenized here; the table then says which did.
         sleeps: Whether it leaves its device to others after each training batch, until it is used again.
         holds: Most unfinished responses that it has a use for at a time: more would only wait in it.
         in_flight: Whether weights may change while a stream is open; its table then says which have drawn a token.
@@ -215,6 +190,7 @@ class Sampler:
 
     plan = ""
     dtype: str | None = None
+    retokenizes = False
     holds = 2**31
 
     def __init__(self, model: str | Path, sampling: Sampling) -> None:
@@ -248,7 +224,7 @@ class Sampler:
         Args:
             problems: A ``problems`` table.
             samples: Responses per problem.
-            seed: The run's seed; every response's own is derived from it (``seeds.response_seed``).
+            seed: The run's seed; every response's own is derived from it (``sampling.response_seed``).
             step: Update step the responses are for (cumulative rollouts for phase ``eval``).
             phase: What they are for: ``train``, ``eval``, ``difficulty``, ``baseline`` or ``canary``.
             first_sample: Index of a problem's first response; above 0 where earlier attempts have failed.
@@ -266,8 +242,8 @@ class Sampler:
         draw: dict[str, Any] = {"seed": seed, "step": step, "phase": phase, "run_id": run_id}
         draw |= {"first_sample": first_sample, "max_new_tokens": max_new_tokens}
         batches = list(self.stream(problems, samples=samples, **draw))
-        table = pl.DataFrame(pl.from_arrow(pa.Table.from_batches(batches or [self._no_rows()])))
-        return table.sort("problem_id", "sample")
+        table = pa.Table.from_batches(batches, None if batches else self.columns().schema)
+        return pl.DataFrame(pl.from_arrow(table)).sort("problem_id", "sample")
 
     def stream(self, problems: pl.DataFrame, **request: Any) -> Iterator[pa.RecordBatch]:
         """Answer problems as ``sample`` does, and yield each group as soon as it is complete and scored.
@@ -302,6 +278,15 @@ class Sampler:
             raise RolloutError(
                 "the last sync failed, so the engine's weights may be incomplete; sync again before sampling"
             )
+
+    def columns(self, *, versions: bool = False) -> Columns:
+        """Return the columns of tables."""
+        return Columns(
+            keep_text=self.sampling.keep_text,
+            sampled=self.sampling.interruption is not None,
+            retokenized=self.retokenizes,
+            versions=versions or self.in_flight,
+        )
 
     def use(self, sampling: Sampling) -> None:
         """Sample differently from now on, with the same engine and weights.
@@ -361,15 +346,11 @@ class Sampler:
 
     @property
     def place(self) -> str:
-        """The device that the model is on (``payloads.place_of``)."""
+        """The device that the model is on (``weights.place_of``)."""
         return place_of("cpu")
 
     def join(self, rendezvous: Rendezvous, rank: int) -> None:
-        """Join the group over which weights are broadcast.
-
-        Args:
-            rank: That of this sampler's first process, from 1.
-        """
+        """Join the group over which weights are broadcast; ``rank`` is that of this sampler's first process, from 1."""
         weights.join(rendezvous, rank)
 
     def _tear(self, *, in_flight: bool = False) -> None:
@@ -413,10 +394,6 @@ class Sampler:
     def _batches(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
         """Yield the groups of some problems."""
         raise NotImplementedError
-
-    def _no_rows(self) -> pa.RecordBatch:
-        """Return a batch without rows, for a table without problems."""
-        return pa.RecordBatch.from_pylist([], Columns().schema)
 
     def _begin_load(self) -> None:
         """Make the engine ready for weights in parts, whatever an earlier sync has left of it."""

@@ -239,11 +239,7 @@ class Uniforms:
         self.add(seeds)
 
     def add(self, seeds: Sequence[int], *, taken: int = 0) -> None:
-        """Draw for other responses, too.
-
-        Args:
-            taken: How many numbers of each were taken before.
-        """
+        """Draw for other responses, too, of each of which so many numbers were taken before."""
         import torch
 
         for seed in seeds:
@@ -358,11 +354,7 @@ class StopTexts:
         self._text = ""
 
     def add(self, token: int) -> str | None:
-        """Take the next token of the response.
-
-        Returns:
-            The response's text up to the stop text, once there is one; before that None.
-        """
+        """Take the next token; returns the response's text up to the stop text, once there is one."""
         self._ids.append(token)
         # A token's text may depend on the one before it, so that some are decoded again with each new one.
         known = self._decoded(self._ids[self._begin : self._end])

@@ -253,25 +253,22 @@ class InFlightPipe:
     def _run(self) -> None:
         while self._open:
             try:
-                self._once()
+                waits = bool(self._beside) or any(entry.taken is not None for entry in self._steps.values())
+                # Where no replica is left, somebody who waits must hear of it.
+                works = self._failure is None and (self._dispatch.works or (waits and bool(self._dispatch.missing)))
+                self._count(self._dispatch.unused if works else 1.0)
+                try:
+                    call = self._calls.get(block=not works)
+                except Empty:
+                    self._sort(self._dispatch.turn(GATHER_SECONDS))
+                else:
+                    call()
             except BaseException as error:
                 # Without this thread whoever waits would do so for ever.
                 self._fail(error)
         with suppress(Empty):
             while True:
                 self._calls.get(block=False)()
-
-    def _once(self) -> None:
-        waits = bool(self._beside) or any(entry.taken is not None for entry in self._steps.values())
-        # Where no replica is left, somebody who waits must hear of it.
-        works = self._failure is None and (self._dispatch.works or (waits and bool(self._dispatch.missing)))
-        self._count(self._dispatch.unused if works else 1.0)
-        try:
-            call = self._calls.get(block=not works)
-        except Empty:
-            self._sort(self._dispatch.turn(GATHER_SECONDS))
-        else:
-            call()
 
     def _count(self, share: float) -> None:
         """Begin a stretch of time in which a share of the replicas has nothing to do."""
@@ -329,13 +326,12 @@ class InFlightPipe:
 
     def _rows_of(self, work: QueuedGroup, why: str) -> pl.DataFrame:
         """Rows of a try of which there is nothing."""
-        draw, sampling = work.batch.draw, self._pool.sampling
-        responses = [aborted(why)] * draw.samples
-        texts = [""] * draw.samples
+        draw = work.batch.draw
+        responses, texts = [aborted(why)] * draw.samples, [""] * draw.samples
         group = Group(row=0, problem_id=work.problem_id, prompt_ids=[], responses=responses, texts=texts)
-        columns = Columns(keep_text=sampling.keep_text, sampled=sampling.interruption is not None, versions=True)
         verdicts = [Verdict(reward=0.0)] * draw.samples
-        batch = columns.batch(group, verdicts, draw=draw, version=self._pool.weights_version)
+        columns, version = self._pool.columns(versions=True), self._pool.weights_version
+        batch = columns.batch(group, verdicts, draw=draw, version=version)
         return pl.DataFrame(pl.from_arrow(batch))
 
     def _admit(self, entry: _Step) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..contract.files import reason_of
 from ..contract.settings import made_of, settings
-from ..errors import RolloutError
+from ..errors import RolloutError, library
 from . import template_trial
 
 if TYPE_CHECKING:
@@ -79,19 +79,12 @@ class Prompting:
 
 
 def prompting_from(plain: Mapping[str, Any]) -> Prompting:
-    """Make prompting from plain values, as JSON, YAML and ``dataclasses.asdict`` hold them.
-
-    Args:
-        plain: Fields of ``Prompting``; ``examples`` as a list of pairs.
-    """
+    """Make prompting from plain values, as JSON, YAML and ``dataclasses.asdict`` hold them."""
     return made_of(Prompting, plain, RolloutError, "prompting")
 
 
 class PromptMaker:
     """Makes prompts with one tokenizer.
-
-    Args:
-        max_prompt_tokens: Longest prompt (tokens).
 
     Raises:
         RolloutError: A chat template or a beginning-of-sequence token is asked for, and the tokenizer has none; or the
@@ -104,7 +97,7 @@ class PromptMaker:
             raise RolloutError(
                 "the template chat is asked for, and the tokenizer has no chat template; use plain or auto"
             )
-        self._bos: int | None = tokenizer.bos_token_id
+        self._bos: Any = tokenizer.bos_token_id
         if prompting.bos and self._bos is None:
             raise RolloutError("bos is true, and the tokenizer has no beginning-of-sequence token; leave it out")
         self.chat = prompting.template == "chat" or (prompting.template == "auto" and has_template)
@@ -153,8 +146,13 @@ class PromptMaker:
         """Return the token ids of a prompt."""
         # By text: two tables may give one id to two prompts.
         if text not in self._made:
-            rendered = self._rendered(problem_id, text)
-            ids = self._begun(list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"]))
+            ids = list(self._tokenizer(self._rendered(problem_id, text), add_special_tokens=False)["input_ids"])
+            # Begun with the beginning-of-sequence token once, or without it, as wanted.
+            begins = ids[:1] == [self._bos]
+            if self._wants_bos and not begins:
+                ids = [self._bos, *ids]
+            elif self._wants_bos is False and begins:
+                del ids[0]
             if not 0 < len(ids) <= self._longest:
                 raise RolloutError(
                     f"problem {problem_id} has a prompt of {len(ids)} tokens; it must have between 1 and "
@@ -171,7 +169,6 @@ class PromptMaker:
             parts = [wanted.system] if wanted.system else []
             parts += [question + answer for question, answer in wanted.examples]
             return wanted.separator.join([*parts, text])
-
         try:
             rendered: str = self._tokenizer.apply_chat_template(
                 list(self.messages(text)),
@@ -191,13 +188,6 @@ class PromptMaker:
             ) from None
         return rendered
 
-    def _begun(self, ids: list[int]) -> list[int]:
-        """Begin with the beginning-of-sequence token once, or without it, as wanted."""
-        begins = bool(ids) and ids[0] == self._bos
-        if self._wants_bos and not begins and self._bos is not None:
-            return [self._bos, *ids]
-        return ids[1:] if self._wants_bos is False and begins else ids
-
 
 @cache
 def _ends(given: str) -> bool:
@@ -214,14 +204,11 @@ def _ends(given: str) -> bool:
 
 def load_tokenizer(model: str) -> Any:
     """Load a model's tokenizer."""
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise RolloutError('transformers is not installed: pip install "isocompute-rollout[transformers]"') from None
+    transformers = library("transformers", extra="transformers")
     if Path(model).is_absolute() and not Path(model).is_dir():
         raise RolloutError(f"the base model {model} cannot be loaded (there is no such folder)")
     try:
-        return AutoTokenizer.from_pretrained(model)
+        return transformers.AutoTokenizer.from_pretrained(model)
     except Exception as error:
         # Libraries raise errors of any class for damaged files.
         raise not_loaded(model, error) from None
@@ -248,11 +235,7 @@ def check_folder(model: str | Path) -> None:
 
 
 def not_loaded(model: str, error: BaseException) -> RolloutError:
-    """Return what to raise for a model that a library could not load, or for the library that is to blame.
-
-    Args:
-        error: What the library raised; the message quotes its first line.
-    """
+    """Return what to raise for a model that a library could not load, or for the library that is to blame."""
     for name in COMPANIONS:
         try:
             if find_spec(name) is not None:

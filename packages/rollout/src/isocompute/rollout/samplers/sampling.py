@@ -68,13 +68,7 @@ class LengthPenalty:
             raise RolloutError(f"margin is {self.margin}; it must be at most longest, which is {self.longest}")
 
     def reward(self, reward: float, *, tokens: int, phase: str) -> float:
-        """Return the reward of a response with its penalty.
-
-        Args:
-            reward: From its verifier, from 0 to 1.
-            tokens: Its length (tokens), inserted ones included.
-            phase: What it is for; nothing changes outside ``train``.
-        """
+        """Return the reward of a response with its penalty; inserted tokens count."""
         if phase != "train" or reward != 1.0:
             return reward
         return reward + min(0.0, max(-1.0, (self.longest - tokens) / self.margin - 1.0))
@@ -122,12 +116,7 @@ class Sampling:
 
 
 def sampling_from(plain: Mapping[str, Any]) -> Sampling:
-    """Make the settings of a sampler from plain values, as JSON, YAML and ``dataclasses.asdict`` hold them.
-
-    Args:
-        plain: Fields of ``Sampling``; lists for its tuples, mappings or None for ``interruption`` and
-            ``length_penalty``.
-    """
+    """Make the settings of a sampler from plain values, as JSON, YAML and ``dataclasses.asdict`` hold them."""
     return made_of(Sampling, plain, RolloutError, "sampling")
 
 
@@ -189,11 +178,7 @@ class Response:
 
 
 def joined_versions(first: Versions, last: Versions, *, at: int) -> Versions:
-    """Return the versions of two responses that follow one another.
-
-    Args:
-        at: Token of the whole from which on it is the second one.
-    """
+    """Return the versions of two responses, of which the second one begins at a token of the whole."""
     later = [(at + start, version) for start, version in last]
     if first and later and later[0][1] == first[-1][1]:
         del later[0]
@@ -225,12 +210,8 @@ def as_it_is(index: int, response: Response) -> Request | Response:
 def response_seed(seed: int, phase: str, step: int, problem_id: str, sample: int) -> int:
     """Return the seed of one response: a 63-bit hash of what identifies it within a run.
 
-    n and the batch are not part of it, so runs that differ in these share their luck (common random numbers).
-
-    Args:
-        phase: What the response is for: ``train``, ``eval``, ``difficulty``, ``baseline`` or ``canary``.
-        step: Update step, or cumulative rollouts for phase ``eval``.
-        sample: Index of the response among those to its problem.
+    n and the batch are not part of it, so runs that differ in these share their luck (common random numbers). The
+    arguments are those of ``Sampler.sample``; ``sample`` is the index of the response among those to its problem.
     """
     key = f"{seed}/{phase}/{step}/{problem_id}/{sample}".encode()
     return int.from_bytes(blake2b(key, digest_size=8).digest(), "big") >> 1
@@ -238,18 +219,7 @@ def response_seed(seed: int, phase: str, step: int, problem_id: str, sample: int
 
 @settings(RolloutError)
 class EngineConfig:
-    """Settings of an engine, with a profile for CPU and one for CUDA. None takes the profile's default.
-
-    | setting | `cpu` | `cuda` |
-    |---|---|---|
-    | `dtype` | `float32` | `auto`: the model's own, 16 bits if that is `float32` |
-    | `max_concurrent` | 1,024 | 512 |
-    | `max_batched_tokens` | 16,384, or the longest request | 8,192 |
-    | `chunked_prefill`, `prefix_caching`, `cuda_graphs` | off | on |
-    | `async_scheduling` | off | as vLLM decides |
-    | `sleep` | – | 0 |
-    | `memory_share` | of free memory: 0.9 | of the GPU: 0.9 |
-    """
+    """Settings of an engine. None takes the default of the profile, for CPU or for CUDA (``resolved``)."""
 
     profile: Literal["auto", "cpu", "cuda"] = "auto"
     """``cpu``, ``cuda``, or ``auto``: ``cuda`` where there is a CUDA device."""
@@ -288,7 +258,6 @@ class EngineConfig:
 
         Args:
             longest: Longest request (tokens), prompt and response.
-            cuda: Whether the engine runs on a CUDA device.
             responses: Most that will be asked for at a time; an engine for fewer than ``max_concurrent`` takes less
                 memory.
         """
@@ -343,13 +312,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """Settings with concrete values; see ``EngineConfig``.
-
-    Attributes:
-        device: ``cpu`` or ``cuda``.
-        async_scheduling: None as vLLM decides.
-        kv_cache_gib: None as the memory allows.
-    """
+    """Settings with concrete values; see ``EngineConfig``. None is left to vLLM, and to the memory there is."""
 
     device: str
     dtype: str

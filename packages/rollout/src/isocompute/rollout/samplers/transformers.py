@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..contract.files import reason_of
-from ..errors import RolloutError
+from ..errors import RolloutError, library
 from ..scoring.scorer import Scorer
 from .decoding import Decoding, layers, padded, with_one_more
 from .local import LocalSampler
@@ -34,10 +34,6 @@ class TransformersSampler(LocalSampler):
     are multiplied by other kernels. Prompts of different lengths are answered together, the shorter ones padded, where
     the model was seen to give the same scores with padding as without.
 
-    Args:
-        dtype: Type of the weights: ``float32``, ``bfloat16`` or ``float16``.
-        scorer: Scores responses; by default the one of this process.
-
     Raises:
         RolloutError: torch or transformers is not installed, the model cannot be loaded, or an argument is not valid.
     """
@@ -59,11 +55,9 @@ class TransformersSampler(LocalSampler):
             raise RolloutError(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
         check_folder(model)
         super().__init__(model, sampling, prompting=prompting, scorer=scorer)
-        try:
-            import torch
-            from transformers import AutoModelForCausalLM
-        except ImportError:
-            raise RolloutError('torch is not installed: pip install "isocompute-rollout[transformers]"') from None
+        torch = library("torch", extra="transformers")
+        from transformers import AutoModelForCausalLM
+
         try:
             loaded = AutoModelForCausalLM.from_pretrained(self.model, dtype=getattr(torch, dtype))
         except Exception as error:
@@ -165,11 +159,7 @@ class TransformersSampler(LocalSampler):
             return False
 
     def _forward(self, given: torch.Tensor, mask: torch.Tensor | None, cache: Any) -> tuple[torch.Tensor, Any]:
-        """Return the logits after the last of some tokens, and the cache.
-
-        Args:
-            mask: Which places of the cache and of these tokens are no padding; None where there is none.
-        """
+        """Return the logits after the last of some tokens, and the cache; the mask is 0 at its padding and theirs."""
         import torch
 
         with torch.inference_mode():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from itertools import chain
 from math import exp
 from typing import TYPE_CHECKING, Any
@@ -26,23 +26,6 @@ from .transformers import TransformersSampler
 
 if TYPE_CHECKING:
     import torch
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Admitted:
-    """A group that is not scored yet.
-
-    Attributes:
-        problem: Its row of the ``problems`` table.
-        first: Index of its first request.
-        heard: What the engine has answered, by index, from which follows how far the group is.
-    """
-
-    part: Part
-    problem: pl.DataFrame
-    draw: Draw
-    first: int
-    heard: list[tuple[int, Response]] = field(default_factory=list)
 
 
 class VirtualPipe:
@@ -87,10 +70,12 @@ class VirtualPipe:
         """Forget everything that was admitted."""
         self._decoding = self.sampler.decoding()
         self._scoring = Scoring(self.sampler.scorer, self.sampler.faults)
-        self._groups: dict[int, Admitted] = {}
-        """Those that are not scored, in the order of their admission, by the index of their first request."""
-        self._waiting: deque[Admitted] = deque()
-        self._alive: dict[int, Admitted] = {}
+        self._groups: dict[int, Part] = {}
+        """Groups that are not scored, in the order of their admission, by the index of their first request."""
+        self._heard: dict[int, list[tuple[int, Response]]] = {}
+        """What the engine has answered to each, with the index of the request, from which follows how far it is."""
+        self._waiting: deque[Part] = deque()
+        self._alive: dict[int, Part] = {}
         """The group of each request that has begun and is not finished."""
         self._following: list[tuple[int, Request]] = []
         """Requests by which interrupted responses go on at the next step."""
@@ -114,13 +99,13 @@ class VirtualPipe:
 
     def _admit(self, problems: pl.DataFrame, draws: Sequence[Draw], firsts: Sequence[int]) -> None:
         prompts = self.sampler.checked(problems)
-        admitted: list[Admitted] = []
-        for row, (prompt, draw, first) in enumerate(zip(prompts, draws, firsts, strict=True)):
-            problem = problems[row : row + 1]
-            part = Part(self.sampler, problem, [prompt], draw, first=first)
-            admitted.append(Admitted(part=part, problem=problem, draw=draw, first=first))
         # What is refused of one leaves none of them here.
+        admitted = [
+            Part(self.sampler, problems[row : row + 1], [prompt], draw, first=first)
+            for row, (prompt, draw, first) in enumerate(zip(prompts, draws, firsts, strict=True))
+        ]
         self._groups |= {group.first: group for group in admitted}
+        self._heard |= {group.first: [] for group in admitted}
         self._waiting.extend(admitted)
 
     def take(self, step: int) -> pl.DataFrame:
@@ -166,16 +151,16 @@ class VirtualPipe:
         while self._waiting and len(self._alive) + self._waiting[0].draw.samples <= self.slots:
             yield from self._start(self._waiting.popleft())
 
-    def _start(self, group: Admitted) -> list[tuple[int, Request]]:
-        requests = list(enumerate(group.part.requests, group.first))
+    def _start(self, group: Part) -> list[tuple[int, Request]]:
+        requests = list(enumerate(group.requests, group.first))
         self._alive |= {index: group for index, _ in requests}
         return requests
 
     def _hear(self, index: int, response: Response) -> Request | None:
         """Take what the engine answers to a request; returns the next one where the response goes on."""
         group = self._alive[index]
-        group.heard.append((index, response))
-        following = group.part.control(index, response)
+        self._heard[group.first].append((index, response))
+        following = group.control(index, response)
         if isinstance(following, Request):
             return following
         self._end(index, following)
@@ -183,7 +168,7 @@ class VirtualPipe:
 
     def _end(self, index: int, response: Response) -> None:
         """Take a finished response, and score its group where that is complete."""
-        part = self._alive.pop(index).part
+        part = self._alive.pop(index)
         whole = part.finished(index, response)
         if whole is not None:
             self._scoring.submit(whole, part.items(whole))
@@ -198,9 +183,9 @@ class VirtualPipe:
     def _collect(self) -> None:
         """Wait for the verdicts on all groups that are complete."""
         for group, verdicts in self._scoring.rest():
-            admitted = self._groups.pop(group.first)
-            rows = admitted.part.rows(self._columns, group, verdicts)
-            self._scored[admitted.draw.step].append(_frame([rows]))
+            part = self._groups.pop(group.first)
+            del self._heard[group.first]
+            self._scored[part.draw.step].append(_frame([part.rows(self._columns, group, verdicts)]))
 
     def _table(self, groups: Sequence[pl.DataFrame]) -> pl.DataFrame:
         none = _frame([pa.RecordBatch.from_pylist([], self._columns.schema)])
@@ -214,7 +199,7 @@ class VirtualPipe:
             and count as wrong.
         """
         for index, _ in self._following:
-            so_far = dict(self._alive[index].heard)[index]
+            so_far = dict(self._heard[self._alive[index].first])[index]
             self._end(index, replace(so_far, finish_reason="aborted", failure=ABANDONED))
         for index, response in self._decoding.unfinished(ABANDONED):
             self._hear(index, response)
@@ -238,12 +223,12 @@ class VirtualPipe:
         """Return what a checkpoint must hold to go on from here to the bit: tensors, and values for JSON."""
         self._collect()
         groups = list(self._groups.values())
-        heard = [each for group in groups for each in group.heard]
+        heard = list(chain.from_iterable(self._heard.values()))
         tensors = self._decoding.state()
         tables = {"heard": _responses(heard), "unfinished": _responses(self._decoding.unfinished())}
         tables["scored"] = self._table(list(chain.from_iterable(self._scored.values())))
         if groups:
-            tables["problems"] = pl.concat([group.problem for group in groups])
+            tables["problems"] = pl.concat([group.problems for group in groups])
         values = {
             "clock": self.clock,
             "idle": [self._time, self._free, self._waited],

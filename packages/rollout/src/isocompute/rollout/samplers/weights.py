@@ -199,11 +199,7 @@ class Contents:
     nbytes: int
 
     def unpacked(self, packed: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-        """Return names and tensors, which are views of ``packed``.
-
-        Args:
-            packed: The run of bytes, shape ``(nbytes,)``, uint8.
-        """
+        """Return names and tensors, which are views of ``packed``, shape ``(nbytes,)``, uint8."""
         import torch
 
         tensors, begin = [], 0
@@ -340,11 +336,7 @@ class Broadcast:
 
 
 def share(contents: Contents, packed: torch.Tensor) -> InSharedMemory:
-    """Let other processes on the device map a bucket; whoever calls keeps it until they have.
-
-    Args:
-        packed: Its bytes, shape ``(nbytes,)``, uint8.
-    """
+    """Let other processes on the device map a bucket, uint8; whoever calls keeps it until they have."""
     import torch.multiprocessing as processes
     from torch.multiprocessing.reductions import reduce_tensor
 
@@ -378,12 +370,7 @@ def place_of(device: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """The address at which the ranks of a group find each other.
-
-    Attributes:
-        backend: One of ``BACKENDS``.
-        seconds: Timeout of each broadcast.
-    """
+    """The address at which the ranks of a group find each other; ``seconds`` is the timeout of each broadcast."""
 
     backend: str
     host: str
@@ -441,15 +428,7 @@ def _aside(work: Callable[[], Any]) -> Future[Any]:
 
 
 class BroadcastGroup:
-    """This process's membership of the group.
-
-    Args:
-        key: Names the processes that it connects.
-        check: Raises an error where the group will not come about.
-
-    Attributes:
-        on_gpus: Whether tensors must be on a GPU.
-    """
+    """This process's membership of the group; ``connect`` says what its arguments are."""
 
     def __init__(self, key: str, rendezvous: Rendezvous, store: Any, rank: int, check: Callable[[], object]) -> None:
         self.key, self.on_gpus, self._seconds = key, rendezvous.backend == "nccl", rendezvous.seconds
@@ -489,15 +468,12 @@ class BroadcastGroup:
 
 
 class AbsentError(EngineError):
-    """A group did not come about.
-
-    Attributes:
-        ranks: Those that did not come; none where all came and could not be connected.
-    """
+    """A group did not come about."""
 
     def __init__(self, ranks: list[int], why: str) -> None:
         super().__init__(f"there is no group to broadcast weights to ({why}); sync again before sampling")
         self.ranks = ranks
+        """Those that did not come; none where all came and could not be connected."""
 
 
 _current: BroadcastGroup | None = None

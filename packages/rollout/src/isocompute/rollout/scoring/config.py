@@ -68,11 +68,7 @@ class ScoringConfig:
 
 
 def scoring_from(plain: Mapping[str, Any]) -> ScoringConfig:
-    """Make the configuration from plain settings such as ``{"seconds": 2, "workers": 4}``.
-
-    Args:
-        plain: Fields of ``ScoringConfig``; ``readable`` and ``without`` may be lists, or texts separated by commas.
-    """
+    """Make the configuration from plain settings; ``readable`` and ``without`` may be texts separated by commas."""
     values = dict(plain)
     for name in ("readable", "without"):
         value = values.get(name)

@@ -40,30 +40,22 @@ class Sampler(Protocol):
         run_id: str,
         first_sample: int = 0,
     ) -> pl.DataFrame:
-        """Return a ``rollouts`` table.
-
-        Args:
-            step: Cumulative rollouts trained on.
-            first_sample: Index of a problem's first response; given only where earlier responses were aborted.
-        """
+        """Return a ``rollouts`` table; ``first_sample`` is given only where earlier responses were aborted."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationResult:
-    """Responses and scores of one evaluation.
-
-    Attributes:
-        metrics: ``avg_at_k``, ``best_at_k`` and ``worst_at_k``, means over the questions.
-        rollouts: The ``rollouts`` table behind them, aborted responses included.
-        pass_rates: ``problem_id``, ``successes``, ``samples``: the completed responses of every problem.
-        questions: Number of problems with at least k completed responses; the metrics are means over these.
-    """
+    """Responses and scores of one evaluation."""
 
     metrics: Mapping[str, float]
+    """``avg_at_k``, ``best_at_k`` and ``worst_at_k``, means over the questions."""
     rollouts: pl.DataFrame
+    """The ``rollouts`` table behind them, aborted responses included."""
     pass_rates: pl.DataFrame
+    """``problem_id``, ``successes``, ``samples``: the completed responses of every problem."""
     questions: int
+    """Number of problems with at least k completed responses; the metrics are means over these."""
     samples: int
 
 
@@ -93,13 +85,8 @@ def evaluate(
         )
     rates = successes(rollouts)
     complete = rates.filter(pl.col("samples") >= samples)
-    counts: Any = (complete["successes"].to_numpy(), complete["samples"].to_numpy(), samples)
     return EvaluationResult(
-        metrics={
-            f"avg_at_{samples}": float(avg_at_k(*counts).mean()),
-            f"best_at_{samples}": float(best_at_k(*counts).mean()),
-            f"worst_at_{samples}": float(worst_at_k(*counts).mean()),
-        },
+        metrics={f"{metric}_at_{k}": float(values.mean()) for metric, k, values in _estimates(complete, [samples])},
         rollouts=rollouts,
         pass_rates=rates,
         questions=len(complete),
@@ -110,11 +97,7 @@ def evaluate(
 def sample_completed(sampler: Sampler, problems: pl.DataFrame, *, samples: int, **request: Any) -> pl.DataFrame:
     """Answer every problem ``samples`` times, and sample again, at most twice, where responses were aborted.
 
-    Args:
-        **request: The other arguments of ``Sampler.sample``: ``seed``, ``step``, ``phase`` and ``run_id``.
-
-    Returns:
-        A ``rollouts`` table, aborted responses included; those sampled again have new sample indices.
+    Returns a ``rollouts`` table, aborted responses included; those sampled again have new sample indices.
     """
     rollouts = sampler.sample(problems, samples=samples, **request)
     first_sample = samples
@@ -143,9 +126,6 @@ def successes(rollouts: pl.DataFrame) -> pl.DataFrame:
 
     Right is a reward of exactly 1. With a length penalty the rewards of phase ``train`` are less for right responses
     that are long: ``score`` writes them without penalty.
-
-    Args:
-        rollouts: A ``rollouts`` table, of which ``problem_id``, ``reward`` and ``finish_reason`` are read.
 
     Returns:
         ``problem_id``, ``successes`` i32, ``samples`` i32, sorted by problem.
@@ -191,7 +171,6 @@ def scores(counts: pl.DataFrame, ks: Sequence[int]) -> list[Score]:
 
     Args:
         counts: ``problem_id``, ``successes`` and ``samples``, each with at least the largest k samples.
-        ks: Responses drawn.
     """
     if counts.is_empty():
         raise RolloutError("there are no questions to score")
@@ -222,9 +201,6 @@ def differences(ours: pl.DataFrame, theirs: pl.DataFrame, ks: Sequence[int]) -> 
     """Return the mean differences between two policies on the questions that both answered, ours minus theirs.
 
     Pairing removes what the questions have in common: their standard error is that of the differences.
-
-    Raises:
-        RolloutError: The two have no question in common, or a question has too few responses.
     """
     both = ours.join(theirs, on="problem_id", suffix="_theirs").sort("problem_id")
     if both.is_empty():
@@ -316,16 +292,9 @@ def sampling_variance(metric: str, successes: ArrayLike, samples: ArrayLike, k: 
     estimate may be negative; their mean over many questions is what is used.
 
     Args:
-        metric: ``avg``, ``best`` or ``worst``.
-        successes: Responses with reward 1, per problem.
         samples: Responses sampled, per problem: at least 2 for ``avg``, and at least 2k for the others.
-        k: Responses drawn.
 
-    Returns:
-        One value per problem.
-
-    Raises:
-        RolloutError: There are too few samples, or as for the estimators.
+    The other arguments, and what is returned, are those of the estimators.
     """
     drawn = 1 if metric == "avg" else k
     c, m = _checked(successes, samples, 2 * drawn)
@@ -337,10 +306,6 @@ def wilson_interval(rate: float, trials: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a proportion, which has a width at 0 and 1 too, where √(p(1 − p)/N) is 0.
 
     Its ends are the p with |rate − p| = z·√(p(1 − p)/N), z = 1.96 (Wilson, JASA 22, 1927).
-
-    Args:
-        rate: Share of successes, within 0 to 1.
-        trials: N, at least 1.
     """
     shrinkage = Z**2 / trials
     middle = (rate + shrinkage / 2) / (1 + shrinkage)
@@ -350,12 +315,7 @@ def wilson_interval(rate: float, trials: int) -> tuple[float, float]:
 
 
 def proportion_error(rate: float, trials: int) -> float:
-    """Standard error of a proportion: √(p(1 − p)/N), and at 0 and 1 what a Wilson interval of its width has.
-
-    Args:
-        rate: Share of successes, p, within 0 to 1.
-        trials: N, at least 1.
-    """
+    """Standard error of a proportion: √(p(1 − p)/N), and at 0 and 1 what a Wilson interval of its width has."""
     if 0 < rate < 1:
         return float((rate * (1 - rate) / trials) ** 0.5)
     lowest, highest = wilson_interval(rate, trials)
@@ -395,8 +355,14 @@ def without_unusable(problems: pl.DataFrame, scorer: Scorer) -> tuple[pl.DataFra
     columns = (problems["verifier"].to_list(), problems["answer"].to_list(), metadata_of(problems))
     futures = [_request(name, answer, note, scorer) for name, answer, note in zip(*columns, strict=True)]
     scorer.flush()
-    reasons = pl.Series("reason", [_reason(future) for future in futures], dtype=pl.String)
-    marked = problems.with_columns(reasons)
+    reasons: list[str | None] = []
+    for future in futures:
+        try:
+            future.result()
+            reasons.append(None)
+        except ProblemError as error:
+            reasons.append(str(error))
+    marked = problems.with_columns(reason=pl.Series(reasons, dtype=pl.String))
     dropped = marked.filter(pl.col("reason").is_not_null()).select(*DROPPED)
     if len(dropped) == len(problems) and len(problems):
         raise RolloutError(
@@ -420,28 +386,11 @@ def _request(name: str, answer: str, metadata: str, scorer: Scorer) -> Future[li
     return done
 
 
-def _reason(future: Future[list[Verdict]]) -> str | None:
-    try:
-        future.result()
-    except ProblemError as error:
-        return str(error)
-    return None
-
-
 def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bool = False) -> pl.DataFrame:
-    """Add ``pass_rate`` and ``pass_rate_samples`` (avg@m over the m responses) to the problems answered.
+    """Add ``pass_rate`` and ``pass_rate_samples`` (avg@m over the m responses) to the problems answered, by their id.
 
     What selects never measures: responses that selected problems overstate how well those problems fit the interval
-    (regression to the mean); fresh ones do not.
-
-    Args:
-        fresh: Write ``fresh_pass_rate`` and ``fresh_pass_rate_samples`` instead: the responses selected nothing.
-
-    Returns:
-        The problems that have completed responses, sorted by ``problem_id``.
-
-    Raises:
-        RolloutError: Responses of phase ``difficulty`` are given as fresh, or those of phase ``baseline`` are not.
+    (regression to the mean); fresh ones do not, and add ``fresh_pass_rate`` and ``fresh_pass_rate_samples``.
     """
     wrong = "difficulty" if fresh else "baseline"
     if "phase" in rollouts.columns and (rollouts["phase"] == wrong).any():
@@ -508,13 +457,6 @@ def inside(problems: pl.DataFrame, *, lowest: float, highest: float, min_samples
     """Return the problems whose pass rate lies in an interval.
 
     A pass rate of 0 after m responses is a bound, not a zero: with 95 % confidence the problem's own is below 3 / m.
-
-    Args:
-        problems: A ``problems`` table with ``pass_rate``.
-        min_samples: Responses that a problem must have been measured with.
-
-    Returns:
-        A ``problems`` table, sorted by ``problem_id``.
     """
     if not 0 <= lowest <= highest <= 1:
         raise RolloutError(f"pass rates from {lowest} to {highest} are asked for; an interval within 0 to 1 is needed")
@@ -536,14 +478,6 @@ def inside(problems: pl.DataFrame, *, lowest: float, highest: float, min_samples
 
 
 def histogram(problems: pl.DataFrame, *, bins: int = 16) -> pl.DataFrame:
-    """Count problems by pass rate (IsoCompute Playbook, figure 2).
-
-    Args:
-        problems: A ``problems`` table with ``pass_rate``.
-        bins: Intervals of equal width from 0 to 1.
-
-    Returns:
-        ``lowest`` and ``highest`` (the edges of a bin) and ``problems`` (how many lie in it).
-    """
+    """Count problems by pass rate, in intervals of equal width from 0 to 1 (IsoCompute Playbook, figure 2)."""
     counts, edges = np.histogram(problems["pass_rate"].to_numpy(), bins=bins, range=(0.0, 1.0))
     return pl.DataFrame({"lowest": edges[:-1], "highest": edges[1:], "problems": counts})

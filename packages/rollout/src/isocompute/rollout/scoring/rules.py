@@ -133,7 +133,9 @@ def rule(name: str) -> Rule:
         RolloutError: There is no such rule or extraction, the library it needs is not installed, or the task is
             refused (``REFUSED``).
     """
-    base, *words = _split(name)
+    # A pattern takes the rest.
+    plain, bar, pattern = name.partition("|regex:")
+    base, *words = [*plain.split("|"), *([f"regex:{pattern}"] if bar else [])]
     partial = "partial" in words
     words = [word for word in words if word != "partial"]
     extraction(words)
@@ -188,7 +190,11 @@ def register(name: str, function: Callable[..., Any] | str) -> None:
         raise RolloutError(f"a verifier cannot be called {name!r}: a new name of letters, digits, . and - is needed")
     reference = function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
     _check_reference(f"python:{reference}")
-    if not isinstance(function, str) and _resolved(reference) is not function:
+    module, _, path = reference.partition(":")
+    found: Any = sys.modules.get(module) if module != "__main__" else None
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(function, str) and found is not function:
         raise RolloutError(
             f"the verifier {name} cannot be imported as {reference}: it must be a function "
             "at the top level of a module, not one of __main__"
@@ -204,19 +210,6 @@ def registered() -> dict[str, str]:
     return dict(_registered)
 
 
-def _split(name: str) -> list[str]:
-    parts: list[str] = []
-    rest: str | None = name
-    while rest is not None:
-        if rest.startswith("regex:") and parts:
-            # A pattern takes the rest.
-            return [*parts, rest]
-        part, bar, after = rest.partition("|")
-        parts.append(part)
-        rest = after if bar else None
-    return parts
-
-
 def _needs(module: str, library: str, extra: str) -> None:
     if module not in sys.modules and find_spec(module) is None:
         raise RolloutError(f'verifying needs {library}: pip install "isocompute-rollout[{extra}]"')
@@ -225,14 +218,6 @@ def _needs(module: str, library: str, extra: str) -> None:
 def _check_reference(base: str) -> None:
     if not re.fullmatch(r"python:[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", base):
         raise RolloutError(f"the verifier {base} must be python:MODULE:FUNCTION, such as python:my_rules:judge")
-
-
-def _resolved(reference: str) -> Any:
-    module, _, function = reference.partition(":")
-    found: Any = sys.modules.get(module)
-    for name in function.split("."):
-        found = getattr(found, name, None)
-    return found if module != "__main__" else None
 
 
 def check_task(task: str) -> None:
@@ -300,9 +285,8 @@ def last_line(response: str) -> str | None:
 def after(mark: str, *, required: bool = True) -> Extraction:
     """Return a function that gives the text after the last mark.
 
-    Args:
-        required: Whether a response without the mark has no answer, as one that was cut off in its thinking; else all
-            of it is taken.
+    Where the mark is required, a response without it has no answer, as one that was cut off in its thinking; else all
+    of it is taken.
     """
 
     def follows(response: str) -> str | None:
@@ -407,6 +391,4 @@ def _plain(value: Any) -> Any:
 
 
 def _restored(value: dict[str, Any]) -> Any:
-    if value.keys() == {TUPLE} and isinstance(value[TUPLE], list):
-        return tuple(value[TUPLE])
-    return value
+    return tuple(value[TUPLE]) if value.keys() == {TUPLE} and isinstance(value[TUPLE], list) else value

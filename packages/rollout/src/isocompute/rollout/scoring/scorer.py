@@ -148,11 +148,7 @@ class Scorer:
         return batch
 
     def flush(self, *, held: float = 0.0) -> None:
-        """Send buffered responses, without waiting for more.
-
-        Args:
-            held: Only where nothing was sent for so long (s).
-        """
+        """Send buffered responses without waiting for more, only where nothing was sent for so long (s)."""
         if not self._buffered or time.monotonic() - self._sent < held:
             return
         with self._lock:
@@ -168,11 +164,7 @@ class Scorer:
         """Generate problems in the sandbox, for a generator that executes programs.
 
         Args:
-            verifier: Rule of the problems.
-            draws: For each problem ``task``, ``settings``, ``size``, ``seed`` and ``index``.
-
-        Returns:
-            The problems that the generator gave; one that it did not finish in time is left out.
+            draws: For each problem the arguments of ``Judge.draw``; one that is not finished in time is left out.
         """
         replies = self._pool(rule(verifier).pool).each("draws", list(draws)).result()
         faults = [reply["fault"] for reply in replies if "fault" in reply]
@@ -258,31 +250,15 @@ def default_scorer() -> Scorer:
 
 
 def verifier(name: str, *, scorer: Scorer | None = None) -> Callable[..., bool]:
-    """Return the rule called ``name``, which scores in a sandboxed process.
-
-    * ``exact``: the response, stripped, is the answer.
-    * ``math``: math-verify finds the answer's value in the response.
-    * ``reasoning_gym:TASK``: the task's own scorer, with the settings, question and metadata of the problem's
-      ``metadata`` column, gives exactly 1; its partial scores count as wrong.
-    * ``runs``: the program in the response prints what each test in the answer wants.
-    * ``python:MODULE:FUNCTION``, or a name given by ``register`` or an entry point: a function of your own.
-
-    Words after the name, separated by ``|``, say where in the response the answer stands: ``exact|boxed``,
-    ``exact|last_line``, ``exact|after:####`` (``after?:`` takes a response without the mark whole),
-    ``exact|regex:PATTERN``.
-
-    Args:
-        name: Name of the rule, as in the ``verifier`` column.
-        scorer: By default the one of this process.
+    """Return the rule called ``name`` (``rules``, ``judges``), which scores in a sandboxed process.
 
     Returns:
         A function of a response, an answer and metadata, if any: whether the response is right. Verdicts of short
         responses are cached.
 
     Raises:
-        RolloutError: There is no such rule, the library it needs is not installed, the task is refused
-            (``rules.REFUSED``), or the rule needs an isolation that this machine's kernel does not give. The rule
-            itself raises it when metadata that it needs are missing or unreadable.
+        RolloutError: The rule cannot be used (``Scorer.check``). The rule itself raises it when metadata that it needs
+            are missing or unreadable.
     """
     used = scorer or default_scorer()
     used.check([name])
@@ -327,10 +303,7 @@ def when_all(futures: Collection[Future[Any]], do: Callable[[], None]) -> None:
 
 
 def verdict_of(reply: Reply, *, partial: bool) -> Verdict:
-    """Return the verdict that a reply says.
-
-    Args:
-        partial: Whether fractions count.
+    """Return the verdict that a reply says, fractions kept or counted as 0.
 
     Raises:
         ProblemError: No response to the problem can be scored.

@@ -45,8 +45,6 @@ class Replicas(Sampler):
     Seeds belong to responses, so tokens do not depend on the number of replicas.
 
     Args:
-        opener: Opens one replica's sampler, in its process; it is pickled (``functools.partial`` of ``open_sampler``).
-        model: Directory or name of the model, for messages.
         placement: A Ray placement group to be in, such as one shared with learner ranks; by default one of its own,
             with a bundle for each.
         bundles: The bundle of each replica in it; by default the first ones.
@@ -100,7 +98,17 @@ class Replicas(Sampler):
         self.expected, self.sync_number = Expected(sampling.max_new_tokens), 0
         devices = {"num_cpus": num_cpus, "num_gpus": num_gpus}
         if placement is None:
-            placement = self._own_placement = self._reserved(devices, replicas, start_seconds)
+            from ray.util.placement_group import placement_group, remove_placement_group
+
+            bundle = {"CPU": num_cpus, "GPU": num_gpus}
+            placement = placement_group([{k: v for k, v in bundle.items() if v}] * replicas, strategy="PACK")
+            if not placement.wait(start_seconds):
+                remove_placement_group(placement)
+                raise RolloutError(
+                    f"{replicas} replicas need {num_cpus:g} CPUs and {num_gpus:g} GPUs each, and in {start_seconds:g} "
+                    f"s the cluster had no room for them (it has {resources(self._ray)})"
+                )
+            self._own_placement = placement
         self._places = [{**devices, "scheduling_strategy": s} for s in _strategies(placement, bundles, replicas)]
         self._opener, self._start_seconds = opener, start_seconds
         # Half of an answer's, so that ranks that send a bucket are not taken for dead first.
@@ -316,20 +324,6 @@ class Replicas(Sampler):
                 raise event.error
         self.crew.fill()
 
-    def _reserved(self, devices: dict[str, float], replicas: int, seconds: float) -> Any:
-        """Reserve a placement group with a bundle for each replica."""
-        from ray.util.placement_group import placement_group, remove_placement_group
-
-        bundle = {"CPU": devices["num_cpus"], "GPU": devices["num_gpus"]}
-        group: Any = placement_group([{k: v for k, v in bundle.items() if v}] * replicas, strategy="PACK")
-        if not group.wait(seconds):
-            remove_placement_group(group)
-            raise RolloutError(
-                f"{replicas} replicas need {bundle['CPU']:g} CPUs and {bundle['GPU']:g} GPUs each, and in {seconds:g} "
-                f"s the cluster had no room for them (it has {resources(self._ray)})"
-            )
-        return group
-
 
 def _strategies(placement: Any, bundles: Sequence[int] | None, replicas: int) -> list[Any]:
     """Return a scheduling strategy for each replica."""
@@ -402,10 +396,7 @@ class Dispatch:
         return 1 - sum(map(bool, self._given.values())) / len(self._crew.members)
 
     def turn(self, seconds: float = LONGEST_WAIT) -> list[tuple[Batch, pa.RecordBatch]]:
-        """Hand out groups, and wait for answers no longer than some seconds.
-
-        Returns:
-            The groups that are there, and the batch of each.
+        """Hand out groups, and wait for answers no longer than some seconds; returns those there, each with its batch.
 
         Raises:
             EngineError: A group was lost with two replicas, or no replica is left for one.
@@ -446,8 +437,7 @@ class Dispatch:
     def abandon(self) -> tuple[list[pa.RecordBatch], list[QueuedGroup]]:
         """Take everything out, and begin empty; what replicas fail with meanwhile is not raised.
 
-        Returns:
-            What replicas have generated of their unfinished groups, and the groups of which none says it.
+        Returns what replicas have generated of their unfinished groups, and the groups of which none says it.
         """
         self._settle()
         begun = [member for index in self._given if (member := self._crew.members[index]).idle]
@@ -519,24 +509,21 @@ class Dispatch:
             load[index] += work.cost
             room[index] -= work.batch.draw.samples
         for member in current:
-            if taken[member.index] or self._given.get(member.index):
-                self._go_on(member, taken[member.index])
-
-    def _go_on(self, member: ReplicaMember, works: list[QueuedGroup]) -> None:
-        """Let a replica answer some groups besides those that it has."""
-        begins = member.index not in self._given
-        given, self._actors[member.index] = self._given.setdefault(member.index, {}), member.actor
-        parts: list[Part] = []
-        for batch, of_batch in groupby(works, key=lambda work: work.batch):
-            these = list(of_batch)
-            given.update({(batch.draw.phase, batch.draw.step, work.problem_id): work for work in these})
-            parts.append((batch.problems[[batch.rows[work.problem_id] for work in these]], batch.draw))
-        more, task = self._queue.reachable([member.index]), f"answer {_named(p for *_, p in given)}"
-        if begins:
-            told = (self._verifiers, self._pool.sync_number, self._in_flight)
-            self._crew.ask(member, "begin", parts, *told, more, task=task)
-        else:
-            self._crew.ask(member, "go_on", parts, more, task=task)
+            works, begins = taken[member.index], member.index not in self._given
+            if not works and not self._given.get(member.index):
+                continue
+            given, self._actors[member.index] = self._given.setdefault(member.index, {}), member.actor
+            parts: list[Part] = []
+            for batch, of_batch in groupby(works, key=lambda work: work.batch):
+                these = list(of_batch)
+                given.update({(batch.draw.phase, batch.draw.step, work.problem_id): work for work in these})
+                parts.append((batch.problems[[batch.rows[work.problem_id] for work in these]], batch.draw))
+            more, task = self._queue.reachable([member.index]), f"answer {_named(p for *_, p in given)}"
+            if begins:
+                told = (self._verifiers, self._pool.sync_number, self._in_flight)
+                self._crew.ask(member, "begin", parts, *told, more, task=task)
+            else:
+                self._crew.ask(member, "go_on", parts, more, task=task)
 
     def _answered(self, member: ReplicaMember, answer: Answered) -> None:
         """Add the groups of an answer to those that are there."""
@@ -612,12 +599,7 @@ def transport_of(wanted: str, *, num_gpus: float) -> str:
 
 
 def agreed(probes: dict[int, list[float]], *, tolerance: float) -> list[float]:
-    """Return what all replicas say of their weights.
-
-    Args:
-        probes: ``Sampler.probe`` of each by its index.
-        tolerance: How far log-probabilities may lie apart (nats).
-    """
+    """Return what all replicas say of their weights, by their probes, which may lie so far apart (nats)."""
     first, *others = sorted(probes.items())
     for index, probe in others:
         apart = max((abs(a - b) for a, b in zip(first[1], probe, strict=True)), default=0.0)

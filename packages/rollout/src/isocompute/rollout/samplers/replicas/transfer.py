@@ -81,12 +81,11 @@ class Transfer:
         return sent
 
     def send(self, rank: int, weights: Iterable[tuple[str, Any]]) -> Sent:
-        """Send the weights.
-
-        Args:
-            weights: Pairs of a Hugging Face name and a tensor, read once.
-        """
-        own = self._own(rank)
+        """Send the weights, pairs of a Hugging Face name and a tensor, which are read once."""
+        own = list(self.receivers) if rank == 0 else []
+        if self.transport == "ipc":
+            here = place_of(self.device())
+            own = [one for one in self.receivers if said(one).place == here and (rank == 0 or here.startswith("GPU"))]
         sending = _Sending(self, own)
         failure: Exception | None = None
         try:
@@ -111,13 +110,6 @@ class Transfer:
                 "it must be object_store"
             )
         return "cuda"
-
-    def _own(self, rank: int) -> list[ReplicaMember]:
-        """Return the replicas that a rank sends to."""
-        if self.transport != "ipc":
-            return list(self.receivers) if rank == 0 else []
-        here = place_of(self.device())
-        return [one for one in self.receivers if said(one).place == here and (rank == 0 or here.startswith("GPU"))]
 
 
 def said(member: ReplicaMember) -> Opened:

@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pyarrow as pa
-
 from ...errors import RolloutError
 from ...scoring.scorer import Scorer
 from ..local import LocalSampler
@@ -33,11 +31,8 @@ class OpenAISampler(LocalSampler):
     here, which may split it differently than the policy did (column ``retokenized``), and the end-of-sequence token is
     added where it stopped, unless stop texts were asked for and the server does not say what ended it.
     Log-probabilities are the server's, and left empty where it reports none or, for text, where its tokens are not
-    those made here; vLLM applies the temperature to them with ``--logprobs-mode processed_logprobs``.
-
-    A request goes to the server with the fewest in flight, and after a failure to another one; a server that keeps
-    failing is left out for a while. A request that fails each time (no connection, 5xx, a timeout, a wrong count) is a
-    response that was ``aborted`` with the reason in ``failure``, as long as others succeed.
+    those made here. A request that fails each time is a response that was ``aborted`` with the reason in ``failure``,
+    as long as others succeed.
 
     Args:
         model: Directory or name of the model whose tokenizer encodes prompts and decodes responses.
@@ -46,12 +41,12 @@ class OpenAISampler(LocalSampler):
         protocol: ``completions`` (prompts as token ids) or ``chat`` (as messages, for servers that have nothing else).
         api_key: Sent as a bearer token.
         served_model: The model's name at the server; by default ``model``, or the only one there is.
-        concurrency: Requests in flight at a time at each server, at least 1.
+        concurrency: Requests in flight at a time at each server.
         timeout_seconds: Deadline of one answer, up to its last byte.
 
     Raises:
-        RolloutError: An address, the protocol, the concurrency or the timeout is not valid, forced interruption is
-            asked for with ``chat``, the tokenizer cannot be loaded, no server answers, or one has no such model.
+        RolloutError: An argument is not valid, the tokenizer cannot be loaded, no server answers, or one has no such
+            model.
     """
 
     retokenizes = True
@@ -116,9 +111,6 @@ class OpenAISampler(LocalSampler):
     def close(self) -> None:
         """Close the connections; the servers stay as they are."""
         run(self._servers.close())
-
-    def _no_rows(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pylist([], self.columns().schema)
 
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:
         reached = False

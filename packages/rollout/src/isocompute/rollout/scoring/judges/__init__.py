@@ -17,32 +17,15 @@ from .text import Judge, Scored, TextJudge
 
 
 def load(pool: str, apart: Apart | None = None) -> Judge:
-    """Load the library of a pool.
-
-    Args:
-        pool: ``exact``, ``math``, ``reasoning_gym``, ``runs`` or ``python:MODULE:FUNCTION``.
-        apart: Keeps the programs of ``runs`` apart from this process.
-    """
-    if pool == "exact":
-        return TextJudge()
-    if pool == "math":
-        return MathJudge()
-    if pool == "reasoning_gym":
-        return TaskJudge()
+    """Load the library of a pool (``Rule.pool``); programs of ``runs`` may be kept apart from this process."""
     if pool == "runs":
         return RunsJudge(apart)
-    return CallableJudge(pool)
+    kinds: dict[str, Callable[[], Judge]] = {"exact": TextJudge, "math": MathJudge, "reasoning_gym": TaskJudge}
+    return kinds[pool]() if pool in kinds else CallableJudge(pool)
 
 
 class CallableJudge(Judge):
-    """Scores with a function of the user's own, of response, answer and metadata, that is imported by its name.
-
-    Args:
-        base: ``python:MODULE:FUNCTION``; a function may stand within a class.
-
-    Attributes:
-        sources: What stays readable: the folders of the module's package, or its file where it belongs to none.
-    """
+    """Scores with a function of the user's own, of response, answer and metadata, that is imported by its name."""
 
     def __init__(self, base: str) -> None:
         module, _, function = base.removeprefix("python:").partition(":")
@@ -61,6 +44,7 @@ class CallableJudge(Judge):
         self._function: Callable[[str, str, dict[str, Any]], bool | float] = found
         # A folder without an __init__ is no package here: a working folder may be one.
         parts, self.sources = module.split("."), list[str]()
+        """What stays readable: the folders of the module's package, or its file where it belongs to none."""
         for length in range(1, len(parts) + 1):
             package = sys.modules[".".join(parts[:length])]
             if package.__file__ is not None:

@@ -149,15 +149,6 @@ def tests_of(answer: str) -> tuple[tuple[Test, ...], float | None]:
     return tuple(_test(i, test) for i, test in enumerate(value["tests"], 1)), seconds
 
 
-def tests_fault(answer: str) -> str:
-    """Return why no program can be tested by an answer; an empty text where one can."""
-    try:
-        tests_of(answer)
-    except ProblemError as error:
-        return str(error)
-    return ""
-
-
 def program_of(response: str) -> str:
     """Return the program in a response: its last closed block that is tagged as Python.
 

@@ -36,12 +36,7 @@ class Judge:
         raise NotImplementedError
 
     def draw(self, task: str, settings: Mapping[str, Any], *, size: int, seed: int, index: int) -> str:
-        """Generate a problem and return its text (``rules.encode_metadata``); refused where there is no generator.
-
-        Args:
-            task: Name of the generator.
-            size: Problems that the generator is made for.
-        """
+        """Generate a problem, with a generator made for ``size`` of them, as ``rules.encode_metadata`` writes it."""
         raise RolloutError(f"{task} is not a generator of problems")
 
 

@@ -165,7 +165,8 @@ def nurse(settings: dict[str, Any], report: layers.Report, group: Group) -> None
         readable = [*settings["readable"], *(judge.sources if isinstance(judge, CallableJudge) else ())]
         report = layers.restrict(report, readable, settings["without"], execute=settings["executes"])
         if settings["bubblewrap"]:
-            report = layers.with_bubblewrap(report)
+            network = " + ".join(word for word in (report["network"], "seccomp") if word)
+            report = {**report, "files": layers.NAME, "network": network}
     except RolloutError as error:
         _write(replies, {"fault": str(error)})
         return
@@ -540,43 +541,34 @@ def _run(work: Callable[[], bytes], writing: int, key: int, limits: Limits) -> N
 
 def _read(reading: int, child: int, most: int, seconds: float) -> tuple[bytes, bool]:
     """Read a reply until it is whole, the child ends, or the time is up; return whether it was up."""
-    try:
-        # Others that the child has started may keep its pipe open.
-        ending = [os.pidfd_open(child)]
-    except (AttributeError, OSError):
-        ending = []
-    try:
-        return _read_until(reading, child, ending, most, time.monotonic() + seconds)
-    finally:
-        for descriptor in ending:
-            os.close(descriptor)
-
-
-def _read_until(reading: int, child: int, ending: list[int], most: int, end: float) -> tuple[bytes, bool]:
-    data = b""
-    while True:
-        left = end - time.monotonic()
-        if left <= 0:
-            return data, True
-        ready = select.select([reading, *ending], [], [], min(left, REAP_SECONDS))[0]
-        if not ready:
-            _reap(child)
-            continue
-        if reading not in ready:
-            return data, False
-        part = os.read(reading, most + 1 - len(data))
-        data += part
-        if not part or len(data) > most:
-            return data, False
-        if len(data) >= HEAD.size and len(data) >= HEAD.size + HEAD.unpack_from(data)[1]:
-            return data, False
+    data, end, watched = b"", time.monotonic() + seconds, [reading]
+    with contextlib.ExitStack() as opened:
+        with contextlib.suppress(AttributeError, OSError):
+            # Others that the child has started may keep its pipe open.
+            watched.append(os.pidfd_open(child))
+            opened.callback(os.close, watched[-1])
+        while True:
+            left = end - time.monotonic()
+            if left <= 0:
+                return data, True
+            ready = select.select(watched, [], [], min(left, REAP_SECONDS))[0]
+            if not ready:
+                _reap(child)
+                continue
+            if reading not in ready:
+                return data, False
+            part = os.read(reading, most + 1 - len(data))
+            data += part
+            if not part or len(data) > most:
+                return data, False
+            if len(data) >= HEAD.size and len(data) >= HEAD.size + HEAD.unpack_from(data)[1]:
+                return data, False
 
 
 def _end(child: int, *, contained: bool) -> int:
-    """Kill a child and all that it has started, and reap them: their time and memory count as this response's.
+    """Kill and reap a child and all that it has started, whose time and memory count as this response's.
 
-    Returns:
-        The child's status.
+    Returns the child's status.
     """
     if contained:
         # Everybody in the namespace but its first process and this one.
@@ -603,11 +595,7 @@ def _broken(status: int, used: float, limits: Limits) -> str:
 
 
 def ended(code: int) -> str:
-    """Return how a process ended.
-
-    Args:
-        code: Its exit code, below 0 for a signal.
-    """
+    """Return how a process with an exit code, below 0 for a signal, ended."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -61,13 +61,9 @@ def syscall(number: int, *values: object) -> int:
 
 
 def show_only(readable: Iterable[str]) -> None:
-    """Enter a mount namespace in which these files and folders, read-only, are all that there is.
+    """Enter a mount namespace in which these files and folders, read-only, are all that there is, from Linux 5.12 on.
 
-    Args:
-        readable: Paths; those that do not exist, or lie in another one, are passed over.
-
-    Raises:
-        OSError: The kernel refuses, or is older than 5.12.
+    Those that do not exist, or lie in another one, are passed over.
     """
     unshare(CLONE_NEWNS)
     _checked(_libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None))
@@ -155,15 +151,8 @@ def version_in(words: str) -> int:
 def restrict_files(readable: Iterable[str], writable: Iterable[str], *, execute: bool) -> int:
     """Take from this process all rights on files but reading in some folders; from version 4 on also TCP.
 
-    From version 6 on it can send no signal outside either.
-
-    Args:
-        readable: Folders and files that may be read; those that do not exist are passed over.
-        writable: Files, such as devices, that may be written too.
-        execute: Whether programs in the readable folders may be run.
-
-    Returns:
-        The version of Landlock's interface.
+    From version 6 on it can send no signal outside either. Folders and files that do not exist are passed over;
+    ``execute`` says whether programs in the readable ones may be run. Returns the version of Landlock's interface.
     """
     known = version()
     if not known:
@@ -376,11 +365,7 @@ def enter_filter(program: bytes) -> None:
 
 
 def compiled(calls: Calls, machine: str | None = None) -> bytes:
-    """Return the filter that allows calls and refuses all others.
-
-    Args:
-        machine: As ``uname`` names it; by default this machine.
-    """
+    """Return the filter that allows calls and refuses all others, on a machine as ``uname`` names it."""
     machine = machine or os.uname().machine
     if machine not in ARCHITECTURES:
         raise OSError(f"no filter is known for {machine}")
@@ -391,23 +376,19 @@ def compiled(calls: Calls, machine: str | None = None) -> bytes:
     for number in blocks:
         segments.setdefault(number + 1, [UNKNOWN if number + 1 >= FIRST_RECENT else REFUSED])
     segments |= blocks
+    # Neighbours that do the same are one.
+    merged: list[tuple[int, list[Line]]] = []
+    for start, block in sorted(segments.items()):
+        if not merged or merged[-1][1] != block:
+            merged.append((start, block))
     program: list[Line] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, ARCHITECTURES[machine]),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
-        *_search(_merged(segments)),
+        *_search(merged),
     ]
     return b"".join(struct.pack("=HBBI", *line) for line in program)
-
-
-def _merged(segments: Mapping[int, list[Line]]) -> list[tuple[int, list[Line]]]:
-    """Segments in order, neighbours that do the same as one."""
-    merged: list[tuple[int, list[Line]]] = []
-    for start, block in sorted(segments.items()):
-        if not merged or merged[-1][1] != block:
-            merged.append((start, block))
-    return merged
 
 
 def _search(segments: Sequence[tuple[int, list[Line]]]) -> list[Line]:

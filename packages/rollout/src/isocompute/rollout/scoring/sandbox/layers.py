@@ -267,12 +267,6 @@ def apart(program: str, readable: Sequence[str]) -> Apart:
     return Apart(command=tuple(command), filter=kernel.compiled(calls))
 
 
-def with_bubblewrap(report: Report) -> Report:
-    """Return the layers of a sandbox in which bubblewrap is around each program."""
-    network = " + ".join(word for word in (report["network"], "seccomp") if word)
-    return {**report, "files": NAME, "network": network}
-
-
 def tried(targets: dict[str, Any]) -> dict[str, str]:
     """Try all that a response must not be able to do; return ``done`` or ``refused`` for each attempt.
 
