@@ -26,12 +26,7 @@ pytest.register_assert_rewrite("every_sampler", "every_sync")
 
 
 class Tiny:
-    """A Llama of two layers over digits, signs and the bytes of two characters, é and 😀.
-
-    Args:
-        folder: Where it is saved.
-        tied: Whether its output head is its embedding.
-    """
+    """A Llama of two layers over digits, signs and the bytes of two characters, é and 😀; its head may be tied."""
 
     sampling = Sampling(max_new_tokens=8, max_prompt_tokens=8)
     problems = pl.DataFrame(

@@ -139,7 +139,7 @@ class HashedSampler(Sampler):
             tokens, texts = [ord(c) for c in prompt], [""] * len(responses)
             group = Group(row=row, problem_id=problem_id, prompt_ids=tokens, responses=responses, texts=texts)
             verdicts = [Verdict(reward=float(r.ids[0] % 2)) for r in responses]
-            yield self.columns().batch(group, verdicts, draw=draw, version=self._version)
+            yield self.columns().batch(group, verdicts, draw=draw, version=self.weights_version)
 
     def _response(self, draw: Draw, problem_id: str, sample: int) -> Response:
         seed = response_seed(draw.seed, draw.phase, draw.step, problem_id, sample)

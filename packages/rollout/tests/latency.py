@@ -88,7 +88,7 @@ class LatencyEngine(Sampler):
                 draw, problem_id, sample = waiting.popleft()
                 self.begun.setdefault(problem_id, self.clock.now)
                 length = self._length(draw, problem_id, sample)
-                heappush(alive, (steps + length, draw.step, problem_id, sample, self._version, draw))
+                heappush(alive, (steps + length, draw.step, problem_id, sample, self.weights_version, draw))
             self.alive.append((self.clock.now, len(alive)))
             each = self.step + self.each * len(alive)
             seconds = min(self.tick, (alive[0][0] - steps) * each)

@@ -15,7 +15,6 @@ from typing import Any
 import polars as pl
 
 from ..scoring.code import code_of_rules
-from ..scoring.config import scoring_from
 from ..scoring.rules import rule
 from .settings import RunSettings
 
@@ -39,7 +38,7 @@ def described(settings: RunSettings, problems: pl.DataFrame, *, phase: str, prom
     and a run with a higher limit continues one with a lower. ``prompts`` is the hash of their prompts as they are
     rendered (``PromptMaker.digest``), on which versions of libraries and a tokenizer's chat template have a say.
     """
-    scoring = scoring_from(settings.scoring)
+    scoring = settings.scorer.config
     verifiers = problems["verifier"].unique().to_list()
     kinds = {rule(name).base.partition(":")[0] for name in verifiers}
     libraries = {LIBRARIES[kind]: _version(LIBRARIES[kind]) for kind in kinds & {*LIBRARIES}}

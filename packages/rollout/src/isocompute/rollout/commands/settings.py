@@ -17,7 +17,6 @@ from ..samplers.base import Sampler
 from ..samplers.prompts import TEMPLATES, Prompting
 from ..samplers.registry import KINDS, open_sampler
 from ..samplers.sampling import EngineConfig, Interruption, Sampling, engine_from, sampling_from
-from ..scoring.config import scoring_from
 from ..scoring.scorer import Scorer, default_scorer
 from .values import add_scoring, pairs, scorer_of, yaml_mappings
 
@@ -102,7 +101,7 @@ def refuse_unused(arguments: argparse.Namespace) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Settings of a run besides its problems; ``kind`` is that of the sampler, ``scorer`` has those of ``scoring``."""
+    """Settings of a run besides its problems; ``kind`` is that of the sampler."""
 
     model: str
     kind: str
@@ -110,7 +109,6 @@ class RunSettings:
     prompting: Prompting
     engine: Mapping[str, Any] = field(default_factory=dict)
     server: Mapping[str, Any] = field(default_factory=dict)
-    scoring: Mapping[str, Any] = field(default_factory=dict)
     scorer: Scorer = field(default_factory=default_scorer, compare=False)
     samples: int
     seed: int
@@ -124,7 +122,6 @@ class RunSettings:
             raise RolloutError("--sampler openai needs --base-url, such as http://localhost:8000/v1")
         if self.kind == "openai" and self.engine:
             raise RolloutError("--engine cannot be combined with --sampler openai: a server has its engine already")
-        scoring_from(self.scoring)
         if self.kind == "vllm":
             engine_from(self.engine)
         elif unknown := [name for name in self.engine if name not in TRANSFORMERS]:
@@ -134,11 +131,7 @@ class RunSettings:
 
     def open(self, responses: int) -> Sampler:
         """Open the sampler, for at most so many responses at a time."""
-        options: dict[str, Any] = {}
-        if self.prompting != Prompting():
-            options["prompting"] = self.prompting
-        if self.scoring:
-            options["scorer"] = self.scorer
+        options: dict[str, Any] = {"prompting": self.prompting, "scorer": self.scorer}
         if self.kind == "openai":
             options |= {
                 {"base_url": "base_urls", "timeout": "timeout_seconds"}.get(k, k): v for k, v in self.server.items()
@@ -176,7 +169,6 @@ def settings_from(arguments: argparse.Namespace) -> RunSettings:
             date=arguments.date,
         ),
         engine=engine | pairs(arguments.engine, flag="--engine"),
-        scoring=pairs(arguments.scoring, flag="--scoring"),
         scorer=scorer_of(arguments),
         server={name: value for name in SERVER if (value := getattr(arguments, name)) is not None},
         samples=arguments.samples,

@@ -179,12 +179,15 @@ class Sampler:
     tensors its model has (``manifest``) and how weights reach its engine (``_load``).
 
     Attributes:
+        weights_version: Policy version: that of the weights that sample; 0 is the model's own.
         plan: What the engine needs of its device's memory, as a table to be read; empty where that is not known.
         dtype: Type of the weights that sample, such as ``bfloat16``; None where that is not known, as of a server.
         faults: Problems that could not be scored so far.
         retokenizes: Whether responses may come as text that is tokenized here; the table then says which did.
         sleeps: Whether it leaves its device to others after each training batch, until it is used again.
         holds: Most unfinished responses that it has a use for at a time: more would only wait in it.
+        workers: Processes that share the model.
+        place: The device that the model is on, or the first of several (``weights.place_of``).
         in_flight: Whether weights may change while a stream is open; its table then says which have drawn a token.
     """
 
@@ -192,20 +195,16 @@ class Sampler:
     dtype: str | None = None
     retokenizes = False
     holds = 2**31
+    workers = 1
 
     def __init__(self, model: str | Path, sampling: Sampling) -> None:
         self.model = str(model)
         self.sampling = self._opened = sampling
         self.faults = Faults()
         self.sleeps = self.in_flight = False
-        self._version = 0
+        self.weights_version, self.place = 0, place_of("cpu")
         self._whole = True
         self._streams = 0
-
-    @property
-    def weights_version(self) -> int:
-        """Policy version: that of the weights that sample; 0 is the model's own."""
-        return self._version
 
     def sample(
         self,
@@ -339,16 +338,6 @@ class Sampler:
         self._stamp(version)
         self._whole = True
 
-    @property
-    def workers(self) -> int:
-        """Processes that share the model."""
-        return 1
-
-    @property
-    def place(self) -> str:
-        """The device that the model is on (``weights.place_of``)."""
-        return place_of("cpu")
-
     def join(self, rendezvous: Rendezvous, rank: int) -> None:
         """Join the group over which weights are broadcast; ``rank`` is that of this sampler's first process, from 1."""
         weights.join(rendezvous, rank)
@@ -407,7 +396,7 @@ class Sampler:
 
     def _stamp(self, version: int) -> None:
         """Stamp what is sampled from now on with ``version``."""
-        self._version = version
+        self.weights_version = version
 
 
 def pairs(weights: Any) -> Iterable[tuple[str, Any]]:

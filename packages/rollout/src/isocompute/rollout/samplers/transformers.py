@@ -66,7 +66,7 @@ class TransformersSampler(LocalSampler):
             self._policy: Any = loaded.to(device).eval()
         except (RuntimeError, AssertionError) as error:
             raise RolloutError(f"device is {device!r}, where the model cannot be placed ({reason_of(error)})") from None
-        self._device, self.dtype = device, dtype
+        self._device, self.dtype, self.place = device, dtype, place_of(device)
         self._batch_size = batch_size
         # Of several lengths of prompts, each is to fill a batch.
         self.holds = 4 * batch_size
@@ -74,11 +74,6 @@ class TransformersSampler(LocalSampler):
         takes = inspect.signature(self._policy.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
         self._spread = SPREAD if {"attention_mask", "position_ids"} <= set(takes) and self._leaves_padding_out() else 1
-
-    @property
-    def place(self) -> str:
-        """The device that the model is on; see ``Sampler.place``."""
-        return place_of(self._device)
 
     def _load(self, payload: Payload) -> None:
         import torch
@@ -128,7 +123,7 @@ class TransformersSampler(LocalSampler):
             tokenizer=self.tokenizer,
             ends=frozenset(self.stop_token_ids),
             device=self._device,
-            version=lambda: self._version,
+            version=lambda: self.weights_version,
         )
 
     def check_joins(self) -> None:

@@ -139,17 +139,15 @@ class VirtualPipe:
     def _step(self) -> None:
         """Draw a token of every response, those included for which there is room from now on."""
         self.sampler.check_whole()
-        begun, self._following = [*self._following, *self._started()], []
+        begun, self._following = self._following, []
+        # Those that have waited longest, as far as there is room.
+        while self._waiting and len(self._alive) + self._waiting[0].draw.samples <= self.slots:
+            begun += self._start(self._waiting.popleft())
         self._pass(1.0)
         for index, response in self._decoding.step(begun):
             following = self._hear(index, response)
             if following is not None:
                 self._following.append((index, following))
-
-    def _started(self) -> Iterator[tuple[int, Request]]:
-        """Start the groups that have waited longest, as far as there is room; yields their requests."""
-        while self._waiting and len(self._alive) + self._waiting[0].draw.samples <= self.slots:
-            yield from self._start(self._waiting.popleft())
 
     def _start(self, group: Part) -> list[tuple[int, Request]]:
         requests = list(enumerate(group.requests, group.first))

@@ -353,15 +353,24 @@ def without_unusable(problems: pl.DataFrame, scorer: Scorer) -> tuple[pl.DataFra
     """
     scorer.check(problems["verifier"].unique().to_list())
     columns = (problems["verifier"].to_list(), problems["answer"].to_list(), metadata_of(problems))
-    futures = [_request(name, answer, note, scorer) for name, answer, note in zip(*columns, strict=True)]
+    reasons: list[str | None] = [None] * len(problems)
+    futures: dict[int, Future[list[Verdict]]] = {}
+    for row, (name, answer, note) in enumerate(zip(*columns, strict=True)):
+        if not rule(name).base.startswith("python:"):
+            rule_name, response = own_response(name, answer)
+            item = Item(verifier=rule_name, response=response, answer=answer, metadata=note)
+            futures[row] = scorer.submit([item], hold=True)
+        elif note:
+            try:
+                decode_metadata(note, where=name)
+            except RolloutError as error:
+                reasons[row] = str(error)
     scorer.flush()
-    reasons: list[str | None] = []
-    for future in futures:
+    for row, future in futures.items():
         try:
             future.result()
-            reasons.append(None)
         except ProblemError as error:
-            reasons.append(str(error))
+            reasons[row] = str(error)
     marked = problems.with_columns(reason=pl.Series(reasons, dtype=pl.String))
     dropped = marked.filter(pl.col("reason").is_not_null()).select(*DROPPED)
     if len(dropped) == len(problems) and len(problems):
@@ -370,20 +379,6 @@ def without_unusable(problems: pl.DataFrame, scorer: Scorer) -> tuple[pl.DataFra
             f"{dropped['reason'][0]}"
         )
     return marked.filter(pl.col("reason").is_null()).drop("reason"), dropped
-
-
-def _request(name: str, answer: str, metadata: str, scorer: Scorer) -> Future[list[Verdict]]:
-    if not rule(name).base.startswith("python:"):
-        rule_name, response = own_response(name, answer)
-        return scorer.submit([Item(verifier=rule_name, response=response, answer=answer, metadata=metadata)], hold=True)
-    done: Future[list[Verdict]] = Future()
-    try:
-        if metadata:
-            decode_metadata(metadata, where=name)
-        done.set_result([])
-    except RolloutError as error:
-        done.set_exception(ProblemError(str(error)))
-    return done
 
 
 def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bool = False) -> pl.DataFrame:

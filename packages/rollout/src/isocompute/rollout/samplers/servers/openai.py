@@ -80,7 +80,6 @@ class OpenAISampler(LocalSampler):
         try:
             super().__init__(model, sampling, prompting=prompting, scorer=scorer)
             self._protocol = protocol
-            self._chat_options = dict((prompting or Prompting()).chat_options)
             self._at_a_time = concurrency * len(addresses)
             from transformers import AutoConfig
 
@@ -164,7 +163,7 @@ class OpenAISampler(LocalSampler):
             protocol=self._protocol,
             served_model=self.served_model,
             stop_token_ids=self.stop_token_ids,
-            chat_options=self._chat_options,
+            chat_options=self._prompting.chat_options,
         )
         try:
             answer = await ask(server, PROTOCOLS[self._protocol], wanted)

@@ -97,7 +97,6 @@ class MemoryPlan:
         logits: Logits and log-probabilities of the responses generated together, in float32.
         overhead: Graphs and workspaces, or the process.
         kv_token: KV cache of one token.
-        kv_least: KV cache of one such request.
         available: Memory that the engine may take.
         kv: KV cache that it gets.
         concurrent: Longest requests that fit into it together.
@@ -110,7 +109,6 @@ class MemoryPlan:
     logits: float
     overhead: float
     kv_token: float
-    kv_least: float
     available: float
     kv: float
     concurrent: int
@@ -211,7 +209,6 @@ def estimate(size: ModelSize, engine: Engine, sampling: Sampling, *, model: str,
     return MemoryPlan(
         device=engine.device,
         kv_token=kv_token,
-        kv_least=kv_least,
         available=available,
         kv=kv,
         concurrent=min(engine.max_concurrent, int(kv // kv_least)),

@@ -120,8 +120,10 @@ class VllmSampler(LocalSampler):
         name = f"the vLLM engine of {self.model}"
         self._sleep = Sleep(self._llm, level=self.engine.sleep, name=name)
         self.sleeps, self.holds = self.engine.sleep > 0, self.engine.max_concurrent
+        self.workers = self.engine.tensor_parallel
+        self.place = place_of("cpu" if self.engine.device == "cpu" else "cuda:0")
         self._loop = EngineLoop(self._llm.llm_engine, name=name, most=self.engine.max_concurrent)
-        self._stamp(self._version)
+        self._stamp(self.weights_version)
 
     def _planned(self) -> MemoryPlan | None:
         from transformers import AutoConfig
@@ -144,16 +146,6 @@ class VllmSampler(LocalSampler):
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:
         self._sleep.on("sample")
         return self._loop.run(requests, control, sampling=self.sampling, stop_token_ids=self.stop_token_ids)
-
-    @property
-    def workers(self) -> int:
-        """GPUs that share the model; see ``Sampler.workers``."""
-        return self.engine.tensor_parallel
-
-    @property
-    def place(self) -> str:
-        """The device that the model is on, or the first of several; see ``Sampler.place``."""
-        return place_of("cpu" if self.engine.device == "cpu" else "cuda:0")
 
     def join(self, rendezvous: Rendezvous, rank: int) -> None:
         """Let every worker join the group over which weights are broadcast; see ``Sampler.join``."""
