@@ -326,8 +326,7 @@ def test_what_has_no_end_is_refused_at_once(name: str) -> None:
 @pytest.mark.parametrize(
     ("file", "kind", "read"),
     [
-        ("q.yaml", RolloutError, values.yaml_mapping),
-        ("r.yaml", RolloutError, values.yaml_mappings),
+        ("q.yaml", RolloutError, values.yaml_mappings),
         ("params.yaml", ExperimentError, reading.load),
         ("--engine key", RolloutError, lambda path: values.pairs([f"key={path.read_text()}"], flag="--engine")),
     ],
