@@ -53,8 +53,7 @@ def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
         RolloutError: The source cannot be read, has too few distinct problems, or more than 1 % of the problems
             examined are dropped, or the verifier is unknown or refused.
     """
-    known = isinstance(source, SetSource)
-    whole, key = (source.whole, source.key) if known else (False, source.name)
+    whole, key = (source.whole, source.key) if isinstance(source, SetSource) else (False, source.name)
     needed = source.train + source.validation
     seen: set[str] = set()
     kept: list[Candidate] = []

@@ -29,9 +29,9 @@ from typing import Any, NoReturn
 
 from ...errors import ProblemError, RolloutError
 from .. import running
-from ..judges import CallableJudge, Judge, Scored, load
+from ..judges import CallableJudge, load
 from ..judges.programs import Apart, spent
-from ..judges.text import TextJudge
+from ..judges.text import Judge, Scored, TextJudge
 from ..rules import Extraction, extraction
 from . import kernel, layers
 from .frames import COMPLETE, NO_VERDICT, READ, FrameError, Reply, numbered, reply_in, said
