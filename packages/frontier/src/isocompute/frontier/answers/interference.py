@@ -122,7 +122,7 @@ def _at_best_rates(rows: pl.DataFrame, metric: str) -> list[str]:
     """Run ids of each n at the rate of its highest reward."""
     ends = rows.group_by("rollouts_per_problem").agg(pl.col("rollouts").max())
     keys = ["rollouts_per_problem", "learning_rate", "seed", "run_id"]
-    last = rows.filter(pl.col("rollouts") <= ends["rollouts"].min() * (1 + NEAR)).sort("rollouts")
+    last = rows.filter(pl.col("rollouts") <= ends["rollouts"].to_numpy().min() * (1 + NEAR)).sort("rollouts")
     last = last.group_by(keys, maintain_order=True).agg(pl.col(metric).last())
     rate = ["rollouts_per_problem", "learning_rate"]
     if last["learning_rate"].null_count():
