@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import log2
-from typing import Any
 
 from scipy import stats
 
@@ -36,22 +35,6 @@ def n_star(number: Sequence[float]) -> str:
     """A vertex in log2 n with its interval, as n."""
     value, low, high = (2**each for each in number)
     return f"{value:.1f} ({low:.1f}–{high:.1f})"
-
-
-def crossings(measured: Measured) -> str:
-    """After how many epochs of an n the next larger one leads."""
-    pairs = next(iter(measured.values()))["crossings"]
-    rows = [[name, *map(_crossing, own["crossings"])] for name, own in measured.items()]
-    return table(["unit", *(f"n = {pair['few']} → {pair['many']}" for pair in pairs)], rows)
-
-
-def _crossing(own: Mapping[str, Any]) -> str:
-    leads = f"leads with {own['probability']:.0%}"
-    if own["epochs"] is None:
-        return f"not yet in {own['last']:.0f}; {leads}"
-    middle, low = (f"{'≤ ' * (own[name] <= own['first'])}{own[name]:.0f}" for name in ("epochs", "low"))
-    high = "not yet" if own["high"] is None else f"{own['high']:.0f}"
-    return f"{middle} ({low}–{high}); {leads}"
 
 
 def failures(measured: Measured) -> dict[str, str]:

@@ -86,7 +86,6 @@ def page(found: Mapping[str, Any]) -> str:
             "freedom": ", ".join(f"{reads[name][1].estimate.freedom:.1f}" for name in SHIFTS),
             "paired": _paired(measured, answers["Q3"]),
             "protocols": advice.protocols(measured),
-            "crossings": advice.crossings(measured),
             "signals": advice.signals(measured),
             "guess": advice.guessed(measured, document["guess of n"]),
             "regret": advice.regret(measured),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -19,8 +18,6 @@ from .whole import Whole
 
 LEAST_UPDATES = 64
 """No number rests on a point with fewer update steps."""
-STEPS = 65
-"""Budgets among which a crossing is sought, log-uniform."""
 LATE = 1.5
 """Evaluations since a budget over this are those that measure it: the last two of the grid."""
 Number = tuple[float, float, float]
@@ -214,36 +211,6 @@ class Posteriors:
                 drawn.append(rewards(self._of_equal_batches, cells, self.whole.budget, healthy=how == "healthy"))
         kept = [only in (0, cell.rollouts_per_problem) for cell in equal]
         return np.asarray((drawn[0] - drawn[1])[:, kept].mean(axis=1))
-
-    def crossings(self) -> list[dict[str, Any]]:
-        """For each n and the next larger one: the epochs C/(n·D) of the smaller from which on the larger leads.
-
-        Both at their best rates. ``probability`` is that it leads at C_max; ``epochs``, ``low`` and ``high`` are
-        quantiles of the crossing over all draws, null where that has not come by C_max (``last``); none is sought
-        before the larger has 64 updates (``first``).
-        """
-        found = []
-        for few, many in zip(self.tuned, self.tuned[1:], strict=False):
-            at = np.geomspace(LEAST_UPDATES * many.batch_rollouts, self.whole.budget, STEPS)
-            drawn = self.fit.whole(at)
-            ahead = drawn[:, self.fit.settings.index(many)] > drawn[:, self.fit.settings.index(few)]
-            last_behind = np.where(ahead, -1, np.arange(STEPS)).max(axis=1)
-            crossed = np.append(at, np.inf)[last_behind + 1] / (few.rollouts_per_problem * self.whole.problems)
-            ends = np.quantile(crossed, [0.5, TAIL, 1 - TAIL], method="inverted_cdf")
-            epochs, low, high = (float(end) if np.isfinite(end) else None for end in ends)
-            found.append(
-                {
-                    "few": few.rollouts_per_problem,
-                    "many": many.rollouts_per_problem,
-                    "probability": float(ahead[:, -1].mean()),
-                    "epochs": epochs,
-                    "low": low,
-                    "high": high,
-                    "first": float(at[0]) / (few.rollouts_per_problem * self.whole.problems),
-                    "last": self.whole.budget / (few.rollouts_per_problem * self.whole.problems),
-                }
-            )
-        return found
 
     def prescribed(self, always: Sequence[int], how: str = "expected") -> tuple[dict[str, float], dict[str, Array]]:
         """As of ``prescribed``, among all constant rates, with n = 8 at each rate as further rivals."""

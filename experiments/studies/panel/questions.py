@@ -36,7 +36,6 @@ class Question:
         unit: Of the number; empty for a reward, a share or an exponent.
         less: Settings whose mean n* is taken off that of the first of them, base by base; empty where every unit has a
             number of its own.
-        only: Settings that have a number; all by default.
     """
 
     asks: str
@@ -44,7 +43,6 @@ class Question:
     rule: Rule
     unit: str = ""
     less: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
 
 
 QUESTIONS = {
@@ -108,7 +106,6 @@ QUESTIONS = {
         asks="Is a rare way missed at small n?",
         statistic="slope of its share (mean length), per octave of n",
         rule=Rule(claimed="above"),
-        only=("needle",),
     ),
     "Q12": Question(
         asks="Does interference favour larger n?",

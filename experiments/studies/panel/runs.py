@@ -82,7 +82,6 @@ def measure(whole: Whole) -> dict[str, Any]:
         "factors": own.factors(TUNED),
         "regret by n": by_n(own),
         "regret": regret,
-        "crossings": own.crossings(),
         "signal": whole.probe["groups_with_signal"],
         "spread": own.fit.posterior.split_r_hat,
         "power law": _share((power["forecast"] - power["end"]).abs() <= WITHIN),
