@@ -3,7 +3,7 @@
     python -m benchmarks.learner [--trl PYTHON] [--size 0.9M] [--samples 16 64] [--new-tokens 16 64] [--blocks 6]
     python -m benchmarks.learner --skip [--samples 16 64] [--new-tokens 16 64] [--blocks 6]
     python -m benchmarks.learner --rate | --linear | --flat
-    python -m benchmarks.learner --cuda [--trl PYTHON] | --update | --engine | --agreement | --largest
+    python -m benchmarks.learner --cuda [--trl PYTHON] [--blocks 6] | --update | --engine | --agreement | --largest
 
 Without an option whole steps (sampling as ``sampler: auto`` chooses, update, sync) of a Llama of random weights are
 timed: 8 problems a batch, coin flips for rewards, temperature 1, no KL, float32, one thread. TRL takes the same steps
@@ -18,7 +18,7 @@ updates of up to 16,384 recorded responses, ``--flat`` the memory of the process
 and ends with an error where it misses its criterion. Beside TRL these are the lower ends of the intervals of both
 ratios of speeds, equal shares of groups of equal rewards, and mean lengths within 2 % of each other.
 
-The last five need a GPU, and ``--cuda`` and ``--largest`` are unverified: whole steps of 0.5 billion parameters, n = 64
+The last five need a GPU, and ``--largest`` is unverified: whole steps of 0.5 billion parameters, n = 64
 and 512 new tokens, beside TRL with vLLM; the update of such a step alone; vLLM beside a learner; a sampler's
 log-probabilities beside the learner's; and the largest model that trains, by prediction and by trying.
 """
@@ -43,7 +43,7 @@ def main() -> int:
         ("rate", "an update's share of the rate of a matrix product"),
         ("linear", "cost of a token in small and large updates"),
         ("flat", "memory over 1,000 steps"),
-        ("cuda", "0.5 billion parameters beside TRL with vLLM on a GPU (unverified)"),
+        ("cuda", "0.5 billion parameters beside TRL with vLLM on a GPU"),
         ("update", "an update of 0.5 billion parameters alone, on a GPU"),
         ("engine", "vLLM beside a learner of 0.5 billion parameters, on a GPU"),
         ("agreement", "a sampler's log-probabilities beside the learner's, on a GPU"),
@@ -55,7 +55,6 @@ def main() -> int:
     parser.add_argument("--samples", type=int, nargs="+", default=[16, 64], help="responses per problem")
     parser.add_argument("--new-tokens", type=int, nargs="+", default=[16, 64], help="most tokens of a response")
     parser.add_argument("--blocks", type=int, default=6, help="blocks of each way")
-    parser.add_argument("--cuda-one", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--largest-one", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     try:
@@ -97,9 +96,8 @@ def check(asked: argparse.Namespace) -> None:
 
 def _needs_gpu(asked: argparse.Namespace) -> str:
     """The option that needs a GPU; empty if there is none."""
-    of_processes = {"cuda": asked.cuda_one, "largest": asked.largest_one}
     names = ("cuda", "update", "engine", "agreement", "largest")
-    return next((name for name in names if getattr(asked, name) or of_processes.get(name)), "")
+    return next((name for name in names if getattr(asked, name)), "largest" if asked.largest_one else "")
 
 
 def _run(asked: argparse.Namespace) -> list[str]:
@@ -131,9 +129,6 @@ def _run(asked: argparse.Namespace) -> list[str]:
 def _on_cuda(asked: argparse.Namespace) -> list[str]:
     from . import cuda
 
-    if asked.cuda_one:
-        cuda.one_of_ours(asked.cuda_one)
-        return []
     if asked.largest_one:
         cuda.one_size(asked.largest_one)
         return []
@@ -145,7 +140,7 @@ def _on_cuda(asked: argparse.Namespace) -> list[str]:
     ):
         if getattr(asked, name):
             return run()
-    return cuda.beside(python=asked.trl)
+    return cuda.beside(python=asked.trl, blocks=asked.blocks)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """On a GPU: 0.5 billion parameters, an update alone, with vLLM, and beside TRL; and the largest model.
 
-The last two are *unverified*.
+The last is *unverified*.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import closing
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import polars as pl
 from isocompute.learner import Learner, LearnerConfig, SyncError
 from isocompute.learner.config import ComputeConfig, SyncConfig
@@ -26,14 +26,13 @@ from isocompute.learner.updates.sync import check_sync
 from isocompute.rollout import EngineConfig, Prompting, Sampling, open_sampler
 
 from benchmarks.sampler import SHAPES, NoScoring, character_tokenizer, save_policy
-from experiments.errors import ExperimentError
 
 from . import recorded, theirs
-from .compare import Block, Process, ours
+from .compare import OURS, TRL, Block, Process, ours, ratio, unlike
 from .steps import CoinFlips, Steps, problems_table
 
-SAMPLES, NEW_TOKENS, PROMPT = 64, 512, 8
-BLOCK_STEPS, ROUNDS = 3, 2
+SAMPLES, NEW_TOKENS, PROMPT = 64, 512, theirs.PROMPT
+BLOCK_STEPS, ROUNDS = 2, 2
 ENGINE_SHARE = 0.4
 """Of the GPU's memory, beside a learner."""
 CONFIG = LearnerConfig(
@@ -67,69 +66,78 @@ TRIED = (0.9, 0.95, 1.0, 1.05)
 """Layers tried, as multiples of the most that are predicted to fit."""
 
 
-def beside(*, python: Path | None) -> list[str]:
-    """Print tokens per second and the share of the GPU's rate, ours and TRL's, one after the other and back.
+def beside(*, python: Path | None, blocks: int) -> list[str]:
+    """Print tokens per second and the share of the GPU's rate, ours and TRL's, in interleaved blocks of steps.
 
-    Each has the GPU to itself: both hold a learner and an engine.
+    Both hold an engine and a learner on the GPU, each in a process of its own, and only one of them takes steps at a
+    time; what PyTorch keeps of the GPU for later is given back after each block.
 
     Args:
         python: An interpreter with trl[vllm]==1.16.*, or None: then ours alone is timed.
+        blocks: Blocks of each.
+
+    Returns:
+        What of the two was not the same work.
 
     Raises:
-        ExperimentError: One of the two ended with an error.
+        ExperimentError: TRL's process ended with an error.
     """
+    import torch
+
     rate = matmul_rate("cuda", _bfloat16())
     parameters = parameters_of({**SMALL, "model_type": "qwen2", "tie_word_embeddings": True})
-    order = ["ours", "TRL", "TRL", "ours"] if python is not None else ["ours"]
-    found: dict[str, list[Block]] = {}
-    with tempfile.TemporaryDirectory() as name:
-        save(Path(name), SMALL)
-        for _ in range(ROUNDS):
-            for way in order:
-                if way == "ours":
-                    command = [sys.executable, "-m", "benchmarks.learner", "--cuda-one", name]
-                    done = subprocess.run(command, capture_output=True, text=True)
-                    if done.returncode != 0:
-                        raise ExperimentError(f"our own process ended: {_last(done.stderr)}")
-                    block = Block(**json.loads(done.stdout.splitlines()[-1]))
-                else:
-                    assert python is not None
-                    with Process(
-                        python, Path(name), samples=SAMPLES, new_tokens=NEW_TOKENS, checkpointing=True, cuda=True
-                    ) as process:
-                        process.take(1)
-                        block = process.take(BLOCK_STEPS)
-                found.setdefault(way, []).append(block)
-    for way, blocks in found.items():
-        speeds = [block.tokens / block.seconds for block in blocks]
+    settings = EngineConfig(memory_share=theirs.ENGINE_SHARE, dtype="bfloat16")
+    sampling = Sampling(max_new_tokens=NEW_TOKENS, max_prompt_tokens=PROMPT)
+    plain = Prompting(template="plain")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        save(folder, SMALL)
+        sampler: Any = open_sampler("vllm", str(folder), sampling, scorer=NoScoring(), engine=settings, prompting=plain)
+        stack.callback(sampler.close)
+        learner, flips = Learner(folder, CONFIG, device="cuda"), CoinFlips(sampler)
+        sampler.sync(learner.weights(), learner.version)
+        problems = problems_table(8 * theirs.PROBLEMS_PER_BATCH)
+        given: dict[str, Any] = {"groups": theirs.PROBLEMS_PER_BATCH, "samples": SAMPLES, "folder": folder / "none"}
+        steps = Steps(learner, flips, problems, **given)
+        ways: dict[str, Callable[[int], Block]] = {OURS: ours(steps, flips, _seconds)}
+        # The first step loads code.
+        ways[OURS](1)
+        steps.records.clear()
+        torch.cuda.empty_cache()
+        if python is not None:
+            process = Process(python, folder, samples=SAMPLES, new_tokens=NEW_TOKENS, checkpointing=True, cuda=True)
+            ways[TRL] = stack.enter_context(process).take
+            ways[TRL](1)
+        found: dict[str, list[Block]] = {name: [] for name in ways}
+        for block in range(blocks):
+            for name in list(ways)[:: 1 if block % 2 == 0 else -1]:
+                made = ways[name](BLOCK_STEPS)
+                torch.cuda.empty_cache()
+                found[name].append(made)
+                print(f"{name}: {made.tokens} tokens in {made.seconds:.2f} s", flush=True)
+        said = steps.phases()
+    for name, each in found.items():
+        speeds = [block.tokens / block.seconds for block in each]
+        mean = sum(block.tokens for block in each) / sum(block.seconds for block in each)
         # 6·N for the update and 2·N for sampling a token.
-        share = 8.0 * parameters * float(np.mean(speeds)) / rate
+        share = 8.0 * parameters * mean / rate
         print(
-            f"{way}: {np.mean(speeds):.0f} tokens per second ({min(speeds):.0f} to {max(speeds):.0f}), {share:.3f} of "
+            f"{name}: {mean:.0f} tokens per second ({min(speeds):.0f} to {max(speeds):.0f}), {share:.3f} of "
             f"the {rate / 1e12:.0f} TFLOP/s of a matrix product in bfloat16"
         )
-    return []
+    print(f"ours, wall time per rollout: {said}")
+    if TRL not in found:
+        return []
+    print("over TRL: {:.2f} (95 %: {:.2f} to {:.2f})".format(*ratio(found[OURS], found[TRL])))
+    return unlike(found[OURS], found[TRL])
 
 
-def one_of_ours(folder: Path) -> None:
-    """Take some whole steps, and print what they took as JSON."""
-    sampling = Sampling(max_new_tokens=NEW_TOKENS, max_prompt_tokens=PROMPT)
-    engine: Any = open_sampler(
-        "vllm",
-        str(folder),
-        sampling,
-        scorer=NoScoring(),
-        engine=EngineConfig(memory_share=ENGINE_SHARE),
-        prompting=Prompting(template="plain"),
-    )
-    learner = Learner(folder, CONFIG, device="cuda")
-    flips = CoinFlips(engine)
-    engine.sync(learner.weights(), learner.version)
-    problems = problems_table(8 * theirs.PROBLEMS_PER_BATCH)
-    steps = Steps(learner, flips, problems, groups=theirs.PROBLEMS_PER_BATCH, samples=SAMPLES, folder=folder / "none")
-    steps.take(1)
-    print(json.dumps(asdict(ours(steps, flips, perf_counter)(BLOCK_STEPS))), flush=True)
-    engine.close()
+def _seconds() -> float:
+    """The time on the wall once the GPU has done what it was given."""
+    import torch
+
+    torch.cuda.synchronize()
+    return perf_counter()
 
 
 def largest() -> list[str]:

@@ -13,12 +13,10 @@ from isocompute.rollout.samplers.weights import stored_parameters
 
 from benchmarks.sampler import NoScoring
 
-from .theirs import LEARNING_RATE, coin_flips, prompts
+from .theirs import LEARNING_RATE, PROMPT, coin_flips, prompts
 
 CONFIG = LearnerConfig(learning_rate=LEARNING_RATE)
 """GRPO without KL and without entropy, in float32; warm-up and clipping of the gradient as in TRL's settings."""
-PROMPT = 8
-"""Most tokens of a prompt."""
 NEVER = 2**30
 """Evaluations are this many steps apart."""
 

@@ -24,6 +24,10 @@ PROBLEMS_PER_BATCH = 8
 LEARNING_RATE = 1e-6
 """So small that the policies stay what they were, and with them the lengths of responses."""
 WARMUP_STEPS = 10
+ENGINE_SHARE = 0.15
+"""Of the GPU's memory, for the engine of either side: both sides are on it."""
+PROMPT = 8
+"""Most tokens of a prompt."""
 
 
 def prompts(count: int) -> list[str]:
@@ -53,6 +57,14 @@ def cpu_seconds() -> float:
     """CPU-seconds of this process and of the children that have ended."""
     own = os.times()
     return own.user + own.system + own.children_user + own.children_system
+
+
+def gpu_seconds() -> float:
+    """The time on the wall once the GPU has done what it was given."""
+    import torch
+
+    torch.cuda.synchronize()
+    return perf_counter()
 
 
 class Tally:
@@ -89,11 +101,14 @@ def on_cpu(samples: int) -> dict[str, Any]:
     return {"use_cpu": True, "bf16": False, "per_device_train_batch_size": PROBLEMS_PER_BATCH * samples}
 
 
-def on_cuda(samples: int) -> dict[str, Any]:
-    """Return the settings of a step on a GPU (*unverified*): bfloat16, and vLLM in the same process.
+def on_cuda(samples: int, new_tokens: int) -> dict[str, Any]:
+    """Return the settings of a step on a GPU: bfloat16, and vLLM in the same process.
+
+    Weights and moments have the type of the model's file, bfloat16, as TRL has them by default.
 
     Args:
         samples: Responses per problem.
+        new_tokens: Most tokens of a response.
     """
     together = 16
     steps = PROBLEMS_PER_BATCH * samples // together
@@ -103,7 +118,8 @@ def on_cuda(samples: int) -> dict[str, Any]:
         "gradient_accumulation_steps": steps,
         "use_vllm": True,
         "vllm_mode": "colocate",
-        "vllm_gpu_memory_utilization": 0.4,
+        "vllm_gpu_memory_utilization": ENGINE_SHARE,
+        "vllm_max_model_length": PROMPT + new_tokens,
     }
 
 
@@ -155,7 +171,7 @@ def serve(asked: argparse.Namespace, answers: TextIO) -> None:
 
     torch.set_num_threads(1)
     tally, samples = Tally(asked.samples), asked.samples
-    clock = perf_counter if asked.cuda else cpu_seconds
+    clock = gpu_seconds if asked.cuda else cpu_seconds
 
     class Paced(TrainerCallback):  # type: ignore[misc]
         """Halts the training loop between the steps that were asked for."""
@@ -166,6 +182,9 @@ def serve(asked: argparse.Namespace, answers: TextIO) -> None:
             """Wait for the next number where none is left."""
             del arguments, rest
             if not self.left:
+                if asked.cuda:
+                    # The other side takes its steps meanwhile.
+                    torch.cuda.empty_cache()
                 line = sys.stdin.readline()
                 if not line.strip():
                     raise SystemExit(0)
@@ -184,7 +203,8 @@ def serve(asked: argparse.Namespace, answers: TextIO) -> None:
                 print(json.dumps(found), file=answers, flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
-        device = {**(on_cuda if asked.cuda else on_cpu)(samples), "gradient_checkpointing": asked.checkpointing}
+        device = on_cuda(samples, asked.new_tokens) if asked.cuda else on_cpu(samples)
+        device["gradient_checkpointing"] = asked.checkpointing
         made = trainer(
             asked.model, samples=samples, new_tokens=asked.new_tokens, tally=tally, folder=folder, device=device
         )

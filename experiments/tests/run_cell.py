@@ -35,9 +35,16 @@ def main(
     rollouts: int = 96,
     sampler: Literal["vllm", "transformers"] = "transformers",
     lag: int = 0,
+    address: str = "",
     **checkpoints: int,
 ) -> None:
-    """Run it, or what is left of it, in one folder after another; the problems are in the folder above."""
+    """Run it, or what is left of it, in one folder after another; the problems are in the folder above.
+
+    Args:
+        address: Of a Ray cluster to join.
+    """
+    if address:
+        os.environ["RAY_ADDRESS"] = address
     base = cell_folder.content_hash(BASE)
     resources = ResourcesConfig(
         sampler=sampler,

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,10 +19,12 @@ import polars as pl
 import psutil
 import pytest
 import torch
-from isocompute.budget import Ledger
+from isocompute.budget import History, Ledger
+from isocompute.budget.ledger.ledger import under_way
 from isocompute.learner import Checkpoints, LearnerConfig, StepRecord, SyncConfig, SyncError
 from isocompute.learner.config import AdapterConfig, OptimizerConfig
 from isocompute.learner.saving.export import save_policy
+from ray.cluster_utils import Cluster
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -198,11 +201,57 @@ def test_a_run_in_flight_whose_rank_and_then_engine_die_learns_from_every_batch_
     kill_one(flying, 10, cell, ENGINE)
     assert exit_code(cell) == 1
     assert exit_code(start(flying, placement="separate", ranks=2, lag=3)) == 0
-    ledger = pl.read_parquet(flying / "ledger.parquet").filter(pl.col("cohort") != "eval")
+    check_once(flying)
+
+
+def check_once(folder: Path) -> None:
+    """A cell that was cut off has learnt from every batch once, within its budget, and all it made is charged."""
+    ledger = pl.read_parquet(folder / "ledger.parquet").filter(pl.col("cohort") != "eval")
     assert ledger.group_by("step").agg(pl.col("rollouts").sum()).sort("step")["rollouts"].to_list() == [8] * 12
-    assert pl.read_parquet(flying / "evals.parquet")["rollouts"].to_list() == [0, 32, 64, 96]
-    assert cell_folder.done(flying) == cell_folder.Done(rollouts=96, step=12, diverged_at=None)
-    assert lost(flying) > 0
+    assert pl.read_parquet(folder / "evals.parquet")["rollouts"].to_list() == [0, 32, 64, 96]
+    assert cell_folder.done(folder) == cell_folder.Done(rollouts=96, step=12, diverged_at=None)
+    records = Spool(folder).records()
+    assert [record.step for record in records if isinstance(record, StepRecord)] == list(range(1, 13))
+    assert lost(folder) > 0
+    assert not under_way(folder / "run.ledger", History.read(folder / "run.ledger").totals().paid_training)
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster whose head has room for no rank and no engine."""
+    # Sockets have short paths, and other clusters of this machine are not joined.
+    with tempfile.TemporaryDirectory(prefix="nodes", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+            monkeypatch.delenv(name, raising=False)
+        head = {"num_cpus": 0, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+        made = Cluster(initialize_head=True, head_node_args=head)
+        yield made
+        made.shutdown()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_in_flight_whose_node_dies_with_its_engine_or_ranks_learns_from_every_batch_once(
+    ranks: int, home: Path, nodes: Cluster
+) -> None:
+    """One rank is in the cell's own process; of two and an engine at least one rank is on the larger node."""
+    sizes = {1: [1], 2: [2, 1]}[ranks]
+    larger, *_ = [nodes.add_node(num_cpus=size, object_store_memory=80 * 2**20) for size in sizes]
+    folder, settings = home / f"node-{ranks}", {"placement": "separate", "ranks": ranks, "lag": 3}
+    cell = start(folder, address=nodes.address, **settings)
+    while cell.is_alive() and len(Spool(folder).records()) < 5:
+        time.sleep(0.02)
+    assert cell.is_alive()
+    nodes.remove_node(larger, allow_graceful=False)
+    nodes.add_node(num_cpus=sizes[0], object_store_memory=80 * 2**20)
+    # With its only engine the cell ends, and a schedule would start it again; it goes on with new ranks by itself.
+    code = exit_code(cell)
+    assert code is not None
+    if ranks == 1:
+        assert code > 0
+    if code:
+        assert exit_code(start(folder, address=nodes.address, **settings)) == 0
+    check_once(folder)
 
 
 @pytest.fixture(scope="module")

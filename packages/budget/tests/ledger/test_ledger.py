@@ -139,3 +139,27 @@ def test_a_limit_on_what_is_used_leaves_lost_work_out(tmp_path, counted):
             assert bool(meter.admit(1, 48)) == (counted == "used")
             assert meter.overshoot.response_tokens == (60 if limits.response_tokens and counted == "paid" else 0)
         assert History.read(path).limits == limits
+
+
+def test_what_was_charged_and_comes_back_with_a_checkpoint_is_paid_for_once(tmp_path):
+    path = tmp_path / "run.ledger"
+    with Ledger.open(path, run_id="run") as ledger:
+        ledger.charge(1, STEP)
+        # Two batches ahead, of which a checkpoint of step 1 holds both; both are charged before a kill.
+        ledger.reserve(64)
+        ledger.charge(2, STEP)
+        ledger.charge(3, STEP)
+    for _ in range(2):
+        with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
+            for _ in range(2):
+                ledger.charge_lost(1, restored=64)
+                ledger.take_back(1, restored=64)
+                assert (ledger.used.rollouts, ledger.lost.rollouts, ledger.lost.response_tokens) == (32, 0, 0)
+            ledger.charge(2, STEP)
+    # Of one batch that was charged, and one that was not, a checkpoint brings back 48: 16 were made in vain.
+    with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
+        ledger.charge_lost(1, restored=48)
+        ledger.take_back(1, restored=48)
+        assert (ledger.used.rollouts, ledger.lost.rollouts) == (32, 16)
+        assert ledger.lost_work()["rollouts"].min() > 0
+        assert ledger.history().totals() == ledger.totals

@@ -65,15 +65,20 @@ def test_an_engine_frees_the_gpu_while_it_sleeps_and_has_the_weights_of_the_sync
 
 
 @pytest.mark.parametrize("transport", ["object_store", "ipc", "nccl"])
-def test_a_pool_on_gpus_has_the_weights_of_every_sync(transport: str, tiny: Any, tmp_path: Path) -> None:
+def test_a_pool_on_gpus_has_the_weights_of_every_sync(
+    transport: str, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ray = pytest.importorskip("ray")
     gpus = torch.cuda.device_count()
     if transport == "nccl" and gpus < 2:
-        pytest.skip("NCCL connects two GPUs, and there is one")
+        # NCCL refuses two processes of one host on one GPU; as of two hosts they send over a socket.
+        monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
+        monkeypatch.setenv("NCCL_HOSTID", "replica")
     ray.init(num_cpus=4, num_gpus=gpus, include_dashboard=False, object_store_memory=2**28, log_to_driver=False)
-    # Ray gives a replica the first GPU: NCCL needs the weights on another one, CUDA IPC on the same.
+    monkeypatch.setenv("NCCL_HOSTID", "learner")
+    # Ray gives a replica the first GPU: NCCL has the weights on the last one, CUDA IPC needs them on the same.
     torch.cuda.set_device(gpus - 1 if transport == "nccl" else 0)
-    pool = {"replicas": 1, "num_gpus": 1.0 if transport == "nccl" else 0.5, "bucket_bytes": 20_000}
+    pool = {"replicas": 1, "num_gpus": 1.0 if transport == "nccl" and gpus > 1 else 0.5, "bucket_bytes": 20_000}
     engine = EngineConfig(profile="cuda", memory_share=0.3, dtype="bfloat16", sleep=1)
     opened: Any = open_sampler(
         "vllm", str(tiny.folder), tiny.sampling, engine=engine, replicas={**pool, "transport": transport}

@@ -36,5 +36,5 @@ MEANING = {
     Flag.FIT_FAILED: "no curve could be fitted",
     Flag.K_UNIDENTIFIED: "fewer than four n are ever best, so the sigmoid's steepness means nothing",
     Flag.EXTENSION_FAILED: "later points contradict the forecast",
-    Flag.AT_LARGEST_N: "n* is the largest n measured, so a larger n may be better still",
+    Flag.AT_LARGEST_N: "the largest n that was run is the best at the end, so a larger n may be better still",
 }

@@ -17,8 +17,10 @@
   undisturbed run and for one that was killed anywhere, to the rounding of a part (none where the parts are whole
   numbers), although the killed run generates at other steps from then on and pays for more.
 * When an attempt ends after a step, what it generated for later ones is lost, whether it was killed or not.
+* What was lost so, and comes back with a checkpoint, is charged again when its step is taken again, though it was
+  generated once: it is taken out of lost work, by a charge below 0.
 
-So C_used never shrinks before an attempt ends, and canonical + lost is everything that was ever charged.
+So C_used never shrinks before an attempt ends, and canonical + lost is the sum of everything that was ever charged.
 """
 
 from __future__ import annotations
@@ -129,14 +131,38 @@ def charge(
     times = [device_seconds or None, *[None] * len(rows)]
     timed = [(attempt, *row, seconds) for row, seconds in zip(recorded, times, strict=False)]
     sql.executemany("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?)", timed)
+    (resumed_from,) = sql.execute("SELECT resumed_from FROM attempts WHERE attempt = ?", (attempt,)).fetchone()
     for step, cohort, *counted in rows:
-        if cohort not in TRAINING_COHORTS:
-            _lose_repeated(sql, attempt, step, cohort)
+        if cohort not in TRAINING_COHORTS and step <= resumed_from:
+            _lose(sql, "step = ? AND cohort = ? AND attempt < ?", step, cohort, attempt)
         _add(sql, "sums", "VALUES (0, ?, ?, ?, ?, ?, ?)", (step, cohort, attempt, *counted))
         _add(sql, "totals", "VALUES (0, ?, ?, ?, ?)", (cohort, *counted))
     sql.execute(
         "UPDATE run SET last_step = max(last_step, ?), device_seconds = device_seconds + ?", (last, device_seconds)
     )
+    sql.execute("UPDATE attempts SET charges = charges + 1 WHERE attempt = ?", (attempt,))
+
+
+def take_back(sql: sqlite3.Connection, attempt: int, step: int, rollouts: int) -> None:
+    """Take rollouts for training out of what was lost after a step, of the last attempts first.
+
+    Where a sum is taken in part, its tokens are in proportion. What nobody charged by its tokens is taken last.
+    """
+    lost = sql.execute(
+        f"SELECT step, cohort, attempt, {_COUNTED} FROM sums WHERE lost = 1 AND step > ? AND rollouts > 0 "
+        f"AND cohort IN ({', '.join('?' * len(TRAINING_COHORTS))}) ORDER BY attempt DESC, cohort = 'failed', step",
+        (step, *TRAINING_COHORTS),
+    ).fetchall()
+    for at, cohort, of, *counted in lost:
+        taken = min(rollouts, counted[0])
+        if not taken:
+            break
+        part = [-(count * taken // counted[0]) for count in counted]
+        sql.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, NULL)", (attempt, at, cohort, *part))
+        _add(sql, "sums", "VALUES (1, ?, ?, ?, ?, ?, ?)", (at, cohort, of, *part))
+        _add(sql, "totals", "VALUES (1, ?, ?, ?, ?)", (cohort, *part))
+        rollouts -= taken
+    sql.execute("DELETE FROM sums WHERE lost = 1 AND rollouts = 0 AND prompt_tokens = 0 AND response_tokens = 0")
     sql.execute("UPDATE attempts SET charges = charges + 1 WHERE attempt = ?", (attempt,))
 
 
@@ -151,13 +177,6 @@ def totals_of(rows: Iterable[tuple[Any, ...]]) -> Totals:
     for lost, cohort, *counted in rows:
         sums[lost][cohort] += unchecked_counts(*counted)
     return Totals(canonical=sums[0], lost=sums[1])
-
-
-def _lose_repeated(sql: sqlite3.Connection, attempt: int, step: int, cohort: str) -> None:
-    """Count as lost what an attempt evaluates again."""
-    (resumed_from,) = sql.execute("SELECT resumed_from FROM attempts WHERE attempt = ?", (attempt,)).fetchone()
-    if step <= resumed_from:
-        _lose(sql, "step = ? AND cohort = ? AND attempt < ?", step, cohort, attempt)
 
 
 def _lose(sql: sqlite3.Connection, which: str, *values: Any) -> None:
