@@ -16,7 +16,8 @@ from ..errors import MEANING, Flag, FrontierError
 from ..fitting.intervals import LEVEL, ends
 from ..fitting.point import Parameters
 from ..posterior.evaluations import Run
-from ..posterior.health import POINTS, Kind, judge, off_neighbours, position
+from ..posterior.health import Kind, judge
+from ..posterior.noise import POINTS, off_neighbours, position
 from ..posterior.preparation import prepare
 from ..posterior.runs import Setting
 from ..posterior.single import expected, single

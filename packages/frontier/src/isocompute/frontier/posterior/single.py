@@ -20,8 +20,9 @@ from threadpoolctl import threadpool_limits
 from ..data.curves import Array
 from ..errors import FrontierError
 from .model import BEND, STEEPNESS, TAIL, Model
-from .posterior import AGREED, Posterior, sample, split_r_hat
+from .posterior import AGREED, Posterior
 from .runs import Runs
+from .sampling import sample, split_r_hat
 
 PUBLISHED = """
 ScaleRL 0.610 1.92, ScaleRL-32k 0.645 1.89, ScaleRL-8gen 0.585 2.44, ScaleRL-24gen 0.590 2.22, ScaleRL-32gen 0.595 2.07,
@@ -265,5 +266,6 @@ def single(runs: Runs, *, before: Expected | None = None, seed: int = 0) -> Sing
             agreed=lambda chains: spread(chains) < AGREED,
             rounds=3,
         )
-    thinned = drawn.chains[:: len(drawn.chains) // SIZE[2]]
+    found = drawn.chains
+    thinned = found[np.linspace(0, len(found) - 1, SIZE[2]).round().astype(int)]
     return Single(posterior=posterior_of(thinned))
