@@ -58,9 +58,9 @@ def seconds(size: tuple[int, int], number: int) -> float:
 
 def point(size: tuple[int, int], number: int) -> float:
     """Nanoseconds of a point, at 16 chains."""
-    from isocompute.frontier.posterior.evaluations import runs_of
+    from isocompute.frontier.posterior.health import prepare
     from isocompute.frontier.posterior.model import Model
-    from isocompute.frontier.posterior.preparation import prepare
+    from isocompute.frontier.posterior.runs import runs_of
 
     own = runs_of(sweep(*size, number), metric="avg_at_4", unit="rollouts", split="validation")
     model = Model(runs=prepare(own).runs)

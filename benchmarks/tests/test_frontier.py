@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from isocompute.frontier.posterior.shapes import rise
+from isocompute.frontier.posterior.density import rise
 from scipy.optimize import least_squares
 
 from benchmarks.frontier.allocation import Laboratory, uniform

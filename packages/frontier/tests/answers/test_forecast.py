@@ -14,8 +14,8 @@ from isocompute.frontier.answers.forecast import State, as_run
 from isocompute.frontier.cli import main
 from isocompute.frontier.fitting.point import Parameters
 from isocompute.frontier.posterior import single
+from isocompute.frontier.posterior.health import prepare
 from isocompute.frontier.posterior.model import Model
-from isocompute.frontier.posterior.preparation import prepare
 
 TRUTH = Parameters(form="hill", start=0.4, gain=0.21, scale=2500.0, shape=1.9)
 

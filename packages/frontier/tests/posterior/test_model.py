@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.frontier.posterior import density
-from isocompute.frontier.posterior.misfit import misfits
+from isocompute.frontier.posterior.decision import misfits
+from isocompute.frontier.posterior.density import bent, rise, step_share
 from isocompute.frontier.posterior.model import Model
 from isocompute.frontier.posterior.posterior import posterior
 from isocompute.frontier.posterior.runs import Runs, Setting
-from isocompute.frontier.posterior.shapes import bent, rise, step_share
 from sweeps import exponential, line, sweep
 
 

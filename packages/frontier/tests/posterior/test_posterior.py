@@ -7,9 +7,9 @@ import numpy as np
 import polars as pl
 import pytest
 from isocompute.frontier import Fit, Frontier
-from isocompute.frontier.posterior.evaluations import runs_of
+from isocompute.frontier.posterior.health import prepare
 from isocompute.frontier.posterior.posterior import Posterior, decided
-from isocompute.frontier.posterior.preparation import prepare
+from isocompute.frontier.posterior.runs import runs_of
 from isocompute.frontier.posterior.sampling import curvature, effective_size, mode, sample, split_r_hat
 from scipy.signal import lfilter
 

@@ -7,8 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.frontier.data.curves import Array
-from isocompute.frontier.posterior.evaluations import Run
-from isocompute.frontier.posterior.runs import Setting
+from isocompute.frontier.posterior.runs import Run, Setting
 from isocompute.frontier.posterior.siblings import Level, Siblings, View, view
 from real_runs import made
 

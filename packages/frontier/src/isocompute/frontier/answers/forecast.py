@@ -15,11 +15,9 @@ from ..data.reading import counted, short
 from ..errors import MEANING, Flag, FrontierError
 from ..fitting.intervals import LEVEL, ends
 from ..fitting.point import Parameters
-from ..posterior.evaluations import Run
-from ..posterior.health import Kind, judge
+from ..posterior.health import Kind, judge, prepare
 from ..posterior.noise import POINTS, off_neighbours, position
-from ..posterior.preparation import prepare
-from ..posterior.runs import Setting
+from ..posterior.runs import Run, Setting
 from ..posterior.single import expected, single
 from .recipes import fit_scalerl
 

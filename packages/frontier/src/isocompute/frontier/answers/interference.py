@@ -9,8 +9,8 @@ import polars as pl
 
 from ..data.curves import Array, sampling_variance
 from ..errors import FrontierError
-from ..posterior.evaluations import runs_of
 from ..posterior.health import judge
+from ..posterior.runs import runs_of
 
 RUN = ("run_id", "rollouts_per_problem", "problems_per_batch")
 NEAR = 0.1

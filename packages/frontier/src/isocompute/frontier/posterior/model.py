@@ -33,10 +33,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.curves import Array, Mask
-from .density import Likelihood, Numbers
+from .density import Likelihood, Numbers, bent, rise, step_share
 from .families import Families, Family, Priors, Scaled, families
 from .runs import Curves, Runs, Setting, members
-from .shapes import bent, rise, step_share
 
 TAIL = (-2.0, 1.5)
 """Mean and standard deviation of log q: a curve may be an exponential, where q is 0, as well as a power."""

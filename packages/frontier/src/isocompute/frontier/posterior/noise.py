@@ -11,7 +11,7 @@ from scipy.optimize import brentq, isotonic_regression
 from scipy.stats import norm
 
 from ..data.curves import Array, Mask
-from .evaluations import Run
+from .runs import Run
 
 SPIKE = 5.0
 """Standard deviations from both neighbours beyond which an evaluation is a spike: of 1,000 evaluations with normal

@@ -11,11 +11,11 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ..data.curves import Array
+from .density import bent, rise, step_share
 from .families import DEPARTURE_DEGREES, Priors
 from .model import Model, coordinates, correlations, features
 from .runs import Runs, Setting
 from .sampling import effective_size, mode, sample, split_r_hat
-from .shapes import bent, rise, step_share
 
 CHAINS, WARM_UP, KEPT = 16, 40, 75
 AGREED = 1.1
