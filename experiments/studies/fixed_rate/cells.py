@@ -32,14 +32,16 @@ UNITS = tuple(Unit(task="chains", problem_set=name, base_seed=seed) for seed in 
 """Both problem sets of a base model before those of the next."""
 KEYS = ["rollouts_per_problem", "learning_rate"]
 COUNTS, SCORES = ["rollouts", "tokens", "questions", "samples"], ["avg_at_4", "best_at_4", "worst_at_4"]
-SCHEMA = {
-    "rollouts_per_problem": pl.Int64,
-    "learning_rate": pl.Float64,
-    **dict.fromkeys(COUNTS, pl.Int64),
-    **dict.fromkeys(SCORES, pl.Float64),
-    "diverged": pl.Boolean,
-    "run_id": pl.String,
-}
+SCHEMA = pl.Schema(
+    {
+        "rollouts_per_problem": pl.Int64,
+        "learning_rate": pl.Float64,
+        **dict.fromkeys(COUNTS, pl.Int64),
+        **dict.fromkeys(SCORES, pl.Float64),
+        "diverged": pl.Boolean,
+        "run_id": pl.String,
+    }
+)
 """Of a unit's table: a row for each evaluation."""
 
 

@@ -117,7 +117,7 @@ def at_best_rate(units: Mapping[Key, Rewards], reading: Reading) -> dict[Key, fl
         # One that nobody else has learned at comes last.
         best = np.where(own.learned[..., None], np.where(count > 0, mean, -0.5), -1.0).argmax(axis=1)
         chosen = np.take_along_axis(own.at, best[:, None, :], axis=1)[:, 0]
-        found[name, base] = reading.shift(chosen, own.learned.any(axis=1))
+        found[name, base] = reading.shift(chosen, np.asarray(own.learned.any(axis=1)))
     return found
 
 
