@@ -34,8 +34,9 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +125,9 @@ def pipelined(problems: int, samples: int, replicas: int, limit: int, *, lag: in
         for step in range(1, PIPELINED_STEPS + 1):
             while begun < min(PIPELINED_STEPS, step + lag):
                 begun += 1
-                draw = Draw(samples=samples, seed=1, step=begun, phase="train", run_id="", first_sample=0)
-                works = opened.expected.work(dict.fromkeys(table["problem_id"], 0), samples)
-                batches[begun] = dispatch.add([replace(work, place=begun) for work in works], table, draw)
+                costs = opened.expected.costs(dict.fromkeys(table["problem_id"], 0), samples)
+                draw = Draw(samples=samples, seed=1, step=begun)
+                batches[begun] = dispatch.add(costs, table, draw, places=repeat(begun))
             while any(batch is batches[step] for batch, _ in dispatch.missing):
                 dispatch.turn()
             learnt = opened.ray.now + update

@@ -16,12 +16,10 @@ from pydantic.dataclasses import dataclass
 from .errors import IsoComputeError
 
 T = TypeVar("T")
-
 Whole = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
-
 STRICT = ConfigDict(strict=True, extra="forbid", use_attribute_docstrings=True)
 """No value is converted, and no key is unknown."""
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")

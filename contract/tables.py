@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import polars as pl
 
 __all__ = ["METRIC_PATTERN", "TableError", "check", "check_version", "concat", "read", "schema", "write"]
-
 METRIC_PATTERN = r"^(avg|best|worst)_at_\d+$"
 TABLE_KEY, VERSION_KEY = "isocompute.table", "isocompute.schema_version"
 """Keys of a Parquet file's metadata."""
@@ -72,11 +71,7 @@ class Schema:
 
 @cache
 def schema(name: str) -> Schema:
-    """Return the schema of the table called ``name``.
-
-    Raises:
-        TableError: No table has that name.
-    """
+    """Return the schema of the table called ``name``."""
     path = files(__package__) / "schemas" / f"{name}.json"
     if not path.is_file():
         raise TableError(f"there is no table called {name!r}")
@@ -92,11 +87,9 @@ def check(frame: pl.DataFrame, name: str, *, where: str) -> pl.DataFrame:
 
     Returns:
         The table with the schema's types, its columns first, sorted by the key.
-
-    Raises:
-        TableError: A column is missing, a type does not fit, a value is null, not a number, out of range
-            or not allowed, a key occurs twice, or there are no rows.
     """
+    import polars as pl
+
     wanted = schema(name)
     if frame.is_empty():
         raise TableError(f"{where}: the {name} table has no rows")
@@ -111,7 +104,9 @@ def check(frame: pl.DataFrame, name: str, *, where: str) -> pl.DataFrame:
         found = [c for c in frame.columns if re.match(METRIC_PATTERN, c)]
         if not found:
             raise TableError(f"{where}: the {name} table has no metric column such as avg_at_4")
-        frame = _with_averages(frame, [c for c in found if c.startswith("avg_at_")])
+        # Each ``avg_at_k`` is filled from the others: the mean over samples estimates one quantity, whatever k.
+        averages = [c for c in found if c.startswith("avg_at_")]
+        frame = frame.with_columns(pl.coalesce(c, *(o for o in averages if o != c)).alias(c) for c in averages)
         present += [Column(name=c, type="f64", description="metric", min=0, max=1) for c in found]
     frame = frame.with_columns(_checked(frame[column.name], column, name, where) for column in present)
     keys = list(wanted.keys)
@@ -122,13 +117,6 @@ def check(frame: pl.DataFrame, name: str, *, where: str) -> pl.DataFrame:
         raise TableError(f"{where}: row {row + 1} of the {name} table repeats the key {key}")
     first = [c.name for c in present]
     return frame.select(first + [c for c in frame.columns if c not in first]).sort(keys)
-
-
-def _with_averages(frame: pl.DataFrame, averages: list[str]) -> pl.DataFrame:
-    """Fill each ``avg_at_k`` from the others: the mean over samples estimates one quantity, whatever k."""
-    import polars as pl
-
-    return frame.with_columns(pl.coalesce(c, *(o for o in averages if o != c)).alias(c) for c in averages)
 
 
 def _checked(series: pl.Series, column: Column, table: str, where: str) -> pl.Series:
@@ -171,9 +159,6 @@ def read(source: str | Path, name: str) -> pl.DataFrame:
 
     Returns:
         The checked table; the tables of several files or runs are one table.
-
-    Raises:
-        TableError: There is no such source, or what it holds is not the table.
     """
     from . import tracking
 
@@ -189,11 +174,7 @@ def read(source: str | Path, name: str) -> pl.DataFrame:
 
 
 def files_of(folder: Path, name: str) -> list[Path]:
-    """The files of a table in a folder, at any depth.
-
-    Raises:
-        TableError: There is none.
-    """
+    """The files of a table in a folder, at any depth."""
     paths = sorted(folder.rglob(f"{name}.parquet")) or sorted(folder.rglob(f"{name}.csv"))
     if not paths:
         raise TableError(f"{folder}: the folder holds no {name}.parquet or {name}.csv")
@@ -223,11 +204,7 @@ def _check_suffix(path: Path, where: object) -> None:
 
 
 def check_version(path: Path, *, where: str) -> None:
-    """Refuse a Parquet file of ours whose schema has a newer major version; one that states none is accepted.
-
-    Raises:
-        TableError: The file was written by a newer release than this one.
-    """
+    """Refuse a Parquet file of ours whose schema has a newer major version; one that states none is accepted."""
     import polars as pl
 
     stated = pl.read_parquet_metadata(path)
@@ -248,14 +225,7 @@ def check_version(path: Path, *, where: str) -> None:
 
 
 def concat(frames: Iterable[pl.DataFrame], name: str, *, where: str = "memory") -> pl.DataFrame:
-    """Join tables of one kind into one checked table; a row that occurs whole in two of them counts once.
-
-    Returns:
-        The joined table, sorted by its key.
-
-    Raises:
-        TableError: The joined table is empty or breaks its schema, such as a key with two different rows.
-    """
+    """Join tables of one kind into one checked table; a row that occurs whole in two of them counts once."""
     import polars as pl
 
     checked = [check(frame, name, where=where) for frame in frames]
@@ -270,12 +240,6 @@ def write(frame: pl.DataFrame, name: str, path: str | Path) -> Path:
 
     Args:
         path: A ``.parquet`` or ``.csv`` file; its folder is made when it is not there.
-
-    Returns:
-        The path written.
-
-    Raises:
-        TableError: The table breaks its schema, or the file cannot be written (the old one stays).
     """
     import polars as pl
 

@@ -48,11 +48,7 @@ def content_hash(path: Path) -> str:
 
 
 def mlflow_module() -> Any:
-    """MLflow, imported now; where the user set no limits, it gives up a server that hangs after half a minute.
-
-    Raises:
-        TrackingError: It is not installed.
-    """
+    """MLflow, imported now; where the user set no limits, it gives up a server that hangs after half a minute."""
     try:
         import mlflow
         from mlflow import environment_variables as defaults
@@ -71,9 +67,6 @@ def connect(uri: str | None = None, *, create: bool = False) -> Any:
     Args:
         uri: Tracking URI; by default ``MLFLOW_TRACKING_URI``, else ``sqlite:///mlflow.db`` here.
         create: Whether a local store that is not there is made; a reader would only leave an empty one behind.
-
-    Raises:
-        TrackingError: MLflow is not installed, or the store cannot be reached or, unless it may be made, is not there.
     """
     mlflow = mlflow_module()
     uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
@@ -121,11 +114,7 @@ def _holds_experiments(database: Path) -> bool:
 
 @contextlib.contextmanager
 def answering(source: str) -> Iterator[None]:
-    """Put what MLflow raises while it reads a source into one sentence.
-
-    Raises:
-        TrackingError: Instead of anything else.
-    """
+    """Put what MLflow raises while it reads a source into one sentence."""
     try:
         yield
     except TrackingError:
@@ -185,10 +174,7 @@ def runs_of(source: str) -> tuple[Any, list[Any]]:
     """The MLflow client of a source's store, and the runs that the source names.
 
     Args:
-        source: ``runs:/RUN_ID``, ``mlflow:EXPERIMENT``, or a tracking URI for every run there.
-
-    Raises:
-        TrackingError: No such store, run or experiment.
+        source: As for ``fetch``, without a NAME.
     """
     whole = source.startswith(STORES)
     client = connect(source if whole else None)

@@ -1,8 +1,8 @@
 """Command line of the pipeline: ``python -m experiments STAGE [SET]``, or ``repro`` for all stages.
 
 ``schema`` prints the JSON schema of params.yaml, for editors. ``init [NAME]`` writes a preset of one's own,
-complete; with ``--preset gpu`` one for a node of GPUs. ``plan`` prints what a preset would run, and ``probe SET`` what
-the base model tells about n before any training. ``send`` sends to MLflow what earlier commands could not.
+complete; with ``--preset gpu`` one for a node of GPUs. ``plan`` prints what a preset would run, ``probe SET`` how many
+groups of the base model have a signal, by n. ``send`` sends to MLflow what earlier commands could not.
 """
 
 from __future__ import annotations
@@ -127,11 +127,7 @@ def init(name: str, like: Preset) -> None:
 
 
 def call(command: Sequence[str], variables: Mapping[str, str]) -> int:
-    """Run a command that runs stages; a signal is passed on to the stage, and this ends after it.
-
-    Raises:
-        Stopped: A signal came, and everything has ended.
-    """
+    """Run a command that runs stages; a signal is passed on to the stage, and this ends after it."""
     import psutil
 
     process = psutil.Popen(command, env=variables)

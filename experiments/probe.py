@@ -1,13 +1,11 @@
-"""``python -m experiments probe SET``: noise, signal and a first guess of n from responses of the base model alone."""
+"""``python -m experiments probe SET``: how many groups of the base model's responses have a signal, by n."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
 import polars as pl
-from isocompute.learner.noise.scale import LEAST_PROBLEMS, Interval, Noise
 from isocompute.rollout import successes
 from isocompute.rollout.scoring.evaluation import best_at_k, worst_at_k
 
@@ -18,6 +16,7 @@ from .settings import Preset
 LEAST_ROLLOUTS, SHARE = 8192, 0.01
 RESPONSES = 32
 """Of each problem where there are problems enough."""
+LEAST_PROBLEMS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,45 +28,18 @@ class Probe:
         responses: Responses to each.
         pass_rate: Mean reward.
         groups_with_signal: For each n, the share of groups whose rewards are not all equal.
-        noise_scale: For each n, in rollouts; in a mapping with ``value``, ``lower`` and ``upper``, of which None is
-            no bound.
-        problems_scale: Noise scale with unlimited n, in problems.
-        first_guess: The n at which responses and problems contribute equal noise.
     """
 
     problems: int
     responses: int
     pass_rate: float
     groups_with_signal: Mapping[int, float]
-    noise_scale: Mapping[int, Interval]
-    problems_scale: Interval
-    first_guess: Interval
 
     def lines(self) -> Iterator[str]:
         """The lines that are printed."""
         yield f"{self.problems * self.responses:,} rollouts ({self.problems} problems × {self.responses}), no training"
         signal = ", ".join(f"{share:.0%} at n = {n}" for n, share in self.groups_with_signal.items())
         yield f"  pass rate {self.pass_rate:.3f}; groups with signal: {signal}"
-        scales = "; ".join(f"n = {n}: {_amount(scale)}" for n, scale in self.noise_scale.items())
-        yield f"  gradient noise scale, in rollouts: {scales}"
-        yield f"  between problems alone, in problems: {_amount(self.problems_scale)}"
-        unresolved = self.first_guess.value is None or self.first_guess.upper is None
-        more = "; more rollouts (--rollouts) narrow it" if unresolved else ""
-        yield f"  first guess of n: {'unresolved: ' if unresolved else ''}{_amount(self.first_guess)}{more}"
-
-
-def _amount(interval: Interval) -> str:
-    if interval.lower == float("inf"):
-        return "no gradient was seen"
-    if interval.value is None or interval.upper is None:
-        return f"at least {_rounded(interval.lower)}"
-    return " ".join([_rounded(interval.value), f"({_rounded(interval.lower)} to {_rounded(interval.upper)})"])
-
-
-def _rounded(value: float) -> str:
-    """Two significant digits."""
-    rounded = float(f"{value:.2g}")
-    return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:g}"
 
 
 def lines(preset: Preset, problem_set: str, rollouts: int | None) -> Iterator[str]:
@@ -91,23 +63,18 @@ def rollouts_of(budget: int) -> int:
 def probe(
     preset: Preset, problem_set: str, model: tuple[str, str], problems: pl.DataFrame, *, rollouts: int, seed: int = 0
 ) -> Probe:
-    """Answer training problems with a base model, and measure the gradient of each problem.
+    """Answer training problems with a base model.
 
     Args:
         model: Folder or name of the base model, and the hash of its content.
         seed: Of the responses, and of the choice of problems where not all are answered.
-
-    Raises:
-        ExperimentError: There are fewer than 8 training problems, or rollouts for them.
     """
-    from isocompute.learner.noise.scale import gradients, halves
-
     from .running.worker import Worker
 
     sweep = preset.sweep_of(problem_set)
     trained = problems.filter(pl.col("split") == "train").sort("problem_id")
     count = min(len(trained), rollouts // RESPONSES)
-    responses = rollouts // max(count, 1) // 2 * 2
+    responses = rollouts // max(count, 1)
     if count < LEAST_PROBLEMS:
         raise ExperimentError(
             f"a probe needs {LEAST_PROBLEMS} training problems with {RESPONSES} responses each; {problem_set} has "
@@ -117,12 +84,6 @@ def probe(
     worker = Worker(WorkerConfig.of(preset, {base: place}))
     chosen = trained.sample(count, seed=seed).sort("problem_id")
     answered = worker.sample(chosen, samples=responses, seed=seed, phase="probe")
-    settings = preset.learner(sweep)
-    # Advantages and aggregation of the sweep; nothing that needs more than one pass.
-    settings = replace(settings, kl=type(settings.kl)(), batch=type(settings.batch)())
-    device = preset.resources.device
-    vectors = np.stack(list(gradients(place, halves(answered), settings, device=device)))
-    noise = Noise.of(vectors.reshape(count, 2, -1), responses=responses // 2)
     counted = successes(answered)
     right, of = counted["successes"].to_numpy(), counted["samples"].to_numpy()
     ns = [n for n in sorted({*sweep.rollouts_per_problem}) if 1 < n <= of.min()]
@@ -131,7 +92,4 @@ def probe(
         responses=responses,
         pass_rate=float((right / of).mean()),
         groups_with_signal={n: float((best_at_k(right, of, n) - worst_at_k(right, of, n)).mean()) for n in ns},
-        noise_scale={n: noise.scale(n) for n in sweep.rollouts_per_problem},
-        problems_scale=noise.problems(),
-        first_guess=noise.first_guess(),
     )

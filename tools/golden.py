@@ -87,10 +87,10 @@ def frontier(tree: Path, old: Path) -> Iterator[tuple[str, Any]]:
 def forecast(tree: Path, old: Path) -> Iterator[tuple[str, Any]]:
     """Forecasts of a run and, where there is one, of a series of ScaleRL's."""
     sweep = "packages/frontier/docs/sweep.csv --where rollouts_per_problem=4 --where seed=1 --x rollouts --y avg_at_4"
-    runs = {"sweep": f"{sweep} --fit-max 10240 --bootstrap 200"}
+    runs = {"sweep": f"{sweep} --fit-max 10240"}
     yield "skipped", [] if SCALERL.exists() else [str(SCALERL)]
     if SCALERL.exists():
-        runs["scalerl"] = f"{SCALERL} --where series=ScaleRL --x gpu_hours --y pass_rate --fit-max 8000 --bootstrap 200"
+        runs["scalerl"] = f"{SCALERL} --where series=ScaleRL --x gpu_hours --y pass_rate --fit-max 8000"
     for name, words in runs.items():
         yield name, command(tree, "frontier", "predict", *words.split(), "--json", f"{name}.json")
         yield f"{name}, numbers", json.loads(Path(f"{name}.json").read_text())

@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from isocompute.frontier.posterior.shapes import rise
+from isocompute.frontier.posterior.density import rise
 from scipy.optimize import least_squares
 
 from benchmarks.frontier.allocation import Laboratory, uniform
@@ -116,7 +116,7 @@ def test_growth_with_log_compute_is_within_the_data_no_other_than_a_curve_that_l
 
         def off(x: np.ndarray, grown: np.ndarray = grown) -> np.ndarray:
             top, timing, shape, tail = x
-            return np.asarray(top * rise(np.exp(shape) * (np.log(compute) - timing), np.exp(tail)).share - grown)
+            return np.asarray(top * rise(np.exp(shape) * (np.log(compute) - timing), np.exp(tail)) - grown)
 
         levelled = least_squares(off, [1.5, -0.7, 0.0, -1.0], bounds=([0, -9, -3, -6], [9, 9, 3, 1]))
         assert np.sqrt(2 * levelled.cost / len(compute)) < 0.003

@@ -126,11 +126,7 @@ def clear_stop(folder: Path) -> None:
 
 
 def keeps_policy(cell: Cell, which: str) -> bool:
-    """Return whether the trained policy of a cell is kept.
-
-    Args:
-        which: ``none``, ``last`` or ``all``; see ``ResourcesConfig.keep_policies``.
-    """
+    """Return whether the trained policy of a cell is kept; see ``ResourcesConfig.keep_policies``."""
     return which == "all" or (which == "last" and cell.purpose == "prescribe")
 
 
@@ -183,11 +179,7 @@ def outcome(cell: Cell) -> Outcome:
 
 
 def joined(outcomes: Sequence[Outcome], name: str) -> pl.DataFrame:
-    """The rows of a table of many cells, read together.
-
-    Raises:
-        TableError: A file cannot be read, which is named, or the rows break the schema of the table.
-    """
+    """The rows of a table of many cells, read together; where a file cannot be read, it is named."""
     try:
         scans = [
             pl.scan_parquet(each.folder / f"{name}.parquet").filter(pl.col("step") <= each.step) for each in outcomes
@@ -407,11 +399,7 @@ def _hash_of(file: Path, known: dict[str, str]) -> str:
 
 
 def model_of(preset: Preset, name: str = ONLY) -> tuple[str, str]:
-    """Return the folder or name of a base model, and the hash of its content.
-
-    Raises:
-        ExperimentError: The stage ``prepare`` has not run, or the model is another one since it has.
-    """
+    """Return the folder or name of a base model, and the hash of its content, as ``prepare`` has recorded them."""
     folder, named = PREPARED / name / ONLY, preset.named_base
     if named is None:
         if not (folder / "config.json").exists():

@@ -276,9 +276,6 @@ def files_of(trainer: CommandTrainer, project: Path) -> dict[str, str]:
     """Hash of each file and folder that a command depends on: those listed, and its words that are files.
 
     Of Python, comments, docstrings and the texts of messages change no result, and no hash.
-
-    Raises:
-        ExperimentError: One that is listed is not there, or is no Python though its name says so.
     """
     named = {word for word in trainer.command[1:] if (project / word).is_file()}
     for name in trainer.files:

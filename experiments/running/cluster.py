@@ -23,7 +23,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from isocompute.rollout.scoring.code import digest
@@ -32,11 +32,6 @@ from ..errors import ExperimentError, is_for_the_user, listed
 from . import cell_folder
 from .cells import NAMESPACE, Cell, Surroundings, WorkerConfig, check_problems
 from .identity import CARRIES_NO_RESULT, LOOP, module_of, modules_of, reached, versions
-
-if TYPE_CHECKING:
-    import polars as pl
-    from isocompute.learner import LearnerConfig
-
 
 SESSION = "ISOCOMPUTE_SESSION"
 """Names the actor that holds the workers of one ``repro``, for the stages that it runs."""
@@ -159,10 +154,7 @@ def environment() -> dict[str, Any]:
 
 
 class WorkerActor:
-    """Passes calls on to its worker.
-
-    The worker is opened by a call, since an error of an actor's constructor comes back as its death.
-    """
+    """Has a worker, which is opened by a call, since an error of an actor's constructor comes back as its death."""
 
     def __init__(self) -> None:
         self._worker: Any = None
@@ -186,24 +178,11 @@ class WorkerActor:
         except OSError:
             return socket.gethostname(), False
 
-    def sample(self, problems: pl.DataFrame, settings: Mapping[str, Any]) -> pl.DataFrame:
-        """See ``Worker.sample``."""
-        answered: pl.DataFrame = self._worker.sample(problems, **settings)
-        return answered
-
-    def check(self, configs: Sequence[LearnerConfig], problems: pl.DataFrame) -> None:
-        """See ``Worker.check``."""
-        self._worker.check(configs, problems)
-
-    def evaluate_baseline(self, cell: Cell, problems: pl.DataFrame, folder: str) -> None:
-        """See ``Worker.evaluate_baseline``."""
-        check_problems(cell, problems)
-        self._worker.evaluate_baseline(cell, problems, Path(folder))
-
-    def train(self, cell: Cell, problems: pl.DataFrame, home: str, start: str) -> None:
-        """See ``Worker.train``."""
-        check_problems(cell, problems)
-        self._worker.train(cell, problems, Path(home), Path(start))
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the worker; of a cell, only with the problems that its run id is of."""
+        if isinstance(arguments[0], Cell):
+            check_problems(*arguments[:2])
+        return getattr(self._worker, method)(*arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,16 +234,11 @@ class CodeGuard(MetaPathFinder):
     @classmethod
     def install(cls) -> CodeGuard:
         """The guard of this process: the first one there is."""
-        guard = cls.here()
+        guard = next((finder for finder in sys.meta_path if isinstance(finder, cls)), None)
         if guard is None:
             guard = cls()
             sys.meta_path.insert(0, guard)
         return guard
-
-    @classmethod
-    def here(cls) -> CodeGuard | None:
-        """The guard of this process, where it has one."""
-        return next((finder for finder in sys.meta_path if isinstance(finder, cls)), None)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -293,17 +267,6 @@ class CodeGuard(MetaPathFinder):
 
 def check(loaded: Loaded, *, bases: Collection[str], surroundings: Surroundings) -> None:
     """Refuse a worker that loaded something else than the driver asked for."""
-    different = list(_differences(loaded, bases, surroundings))
-    if different:
-        raise ExperimentError(
-            f"the worker on {loaded.host} (process {loaded.process}) loaded {'; '.join(different)}: the run ids of "
-            "this stage would not be true of it; start the same command again, on machines that have the same files "
-            "and libraries"
-        )
-
-
-def _differences(loaded: Loaded, bases: Collection[str], surroundings: Surroundings) -> list[str]:
-    """List what differs, each as a phrase."""
     found = []
     if digest(loaded.modules) != surroundings.code:
         found.append(f"other code than this stage ({listed(_unequal(modules_of(LOOP), loaded.modules))})")
@@ -316,7 +279,12 @@ def _differences(loaded: Loaded, bases: Collection[str], surroundings: Surroundi
         found.append(f"another base model ({there} for {wanted})")
     if loaded.device != surroundings.device:
         found.append(f"device {loaded.device!r} for {surroundings.device!r}")
-    return found
+    if found:
+        raise ExperimentError(
+            f"the worker on {loaded.host} (process {loaded.process}) loaded {'; '.join(found)}: the run ids of "
+            "this stage would not be true of it; start the same command again, on machines that have the same files "
+            "and libraries"
+        )
 
 
 def _unequal(own: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
@@ -439,13 +407,10 @@ def installed() -> bool:
 
 @contextmanager
 def deferred() -> Iterator[Callable[[], int | None]]:
-    """Note the first signal, and raise ``Stopped`` for it at the end of the block.
+    """Note the first signal, and raise ``Stopped`` for it at the end of the block; a second one ends it where it is.
 
     Yields:
         A function that returns the number of the signal that came, or None.
-
-    Raises:
-        Stopped: A signal came; a second one ends the block where it is.
     """
     came: list[int] = []
     first = 0.0

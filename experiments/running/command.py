@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 from isocompute.budget import TRAINING_COHORTS, Allocation, History
-from isocompute.budget.trainers.evals import ingest
+from isocompute.budget.trainers.doctor import ingest
 from isocompute.budget.trainers.registry import convert, trainer
 from isocompute.budget.trainers.settings import Configuration, RunPlan, render
 from isocompute.learner import EvaluationRecord
@@ -33,17 +33,16 @@ SETTINGS = "settings.json"
 """The settings that the trainer was given, with which its log must agree."""
 
 
-def train(bases: Mapping[str, str], cell: CommandCell, problems: pl.DataFrame, home: Path) -> None:
+def train(
+    bases: Mapping[str, str], cell: CommandCell, problems: pl.DataFrame, home: Path, start: Path | None = None
+) -> None:
     """Run the command of a cell, which goes on from its own checkpoints, and read its log into tables.
 
     Args:
         bases: Folder or name of each base model, by the hash of its content.
-
-    Raises:
-        ExperimentError: The command cannot be started or fails, its log and its ledger are not those of this cell,
-            or what it depends on has changed since the sweep began.
-        BudgetError: The log cannot be read.
+        start: Of no use: its first evaluation is its own.
     """
+    del start
     if cell_folder.finished(cell, home):
         return
     check_surroundings(cell, project_of(home))
@@ -166,11 +165,7 @@ def flags_of(cell: CommandCell) -> list[str]:
 
 
 def configuration_of(cell: CommandCell) -> Configuration:
-    """The settings with which the trainer of a cell generates its budget, and no more.
-
-    Raises:
-        BudgetError: The trainer cannot do exactly this; the message says what would work.
-    """
+    """The settings with which the trainer of a cell generates its budget, and no more."""
     settings = trainer_of(cell)
     allocation = Allocation(
         problems_per_batch=cell.run.problems_per_batch,
@@ -204,7 +199,6 @@ def write_tables(cell: CommandCell, home: Path, settings: Mapping[str, Any], *, 
     Raises:
         ExperimentError: No budget was attached, the run is not at its budget, an evaluation is missing, or the log and
             the ledger contradict each other.
-        BudgetError: The log or the ledger cannot be read, or the log contradicts the settings.
     """
     path = home / LEDGER
     if not path.exists():
@@ -238,11 +232,7 @@ def write_tables(cell: CommandCell, home: Path, settings: Mapping[str, Any], *, 
 def _evals(
     cell: CommandCell, home: Path, settings: Mapping[str, Any], logs: str, questions: int, used: pl.DataFrame
 ) -> pl.DataFrame:
-    """The evaluations in the log, with what the ledger counted up to them.
-
-    Args:
-        used: What each step used: ``step``, ``rollouts``, ``response_tokens``.
-    """
+    """The evaluations in the log, with what the ledger counted up to them; ``used`` is what each step used."""
     command = trainer_of(cell)
     cell_folder.write_json(home / SETTINGS, {**settings, "world_size": command.world_size})
     said = {"seed": str(cell.run.seed), "questions": str(questions), "problem_set": cell.origin.problem_set}

@@ -62,7 +62,7 @@ class Design:
                 "sweep",
                 self.sweep.run(n, size, seed),
                 rollouts=self.sweep.rollouts,
-                learning_rate=float(f"{rates.at(n, size) * factor:.12g}"),
+                learning_rate=_rounded(rates.at(n, size) * factor),
             )
             for n, size in self.sweep.grid()
             for factor in self.sweep.rate_factors
@@ -113,22 +113,18 @@ class Rates:
                 problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, update_steps=1
             )
             return batch.learning_rate(anchor=rate, anchor_batch=n * size, scaling=cast(Scaling, self.rule))
-        nearest = min(sorted({size for _, size in self.found}), key=lambda each: abs(log(each / problems_per_batch)))
+        n, sizes = rollouts_per_problem, sorted({size for _, size in self.found})
+        nearest = min(sizes, key=lambda each: abs(log(each / problems_per_batch)))
         points = sorted((n, rate) for (n, size), rate in self.found.items() if size == nearest)
-        return _between(points, rollouts_per_problem)
-
-
-def _between(points: Sequence[tuple[int, float]], n: int) -> float:
-    """The rate at n from those of other n, smallest n first."""
-    lower = [point for point in points if point[0] <= n]
-    upper = [point for point in points if point[0] >= n]
-    (few, low), (many, high) = (lower or upper[:1])[-1], (upper or lower[-1:])[0]
-    if few == many:
-        return low
-    share = log(n / few) / log(many / few)
-    rate = exp((1 - share) * log(low) + share * log(high))
-    # Rounding must not lead beyond what was found.
-    return min(max(rate, min(low, high)), max(low, high))
+        lower = [point for point in points if point[0] <= n]
+        upper = [point for point in points if point[0] >= n]
+        (few, low), (many, high) = (lower or upper[:1])[-1], (upper or lower[-1:])[0]
+        if few == many:
+            return low
+        share = log(n / few) / log(many / few)
+        rate = exp((1 - share) * log(low) + share * log(high))
+        # Rounding must not lead beyond what was found.
+        return min(max(rate, min(low, high)), max(low, high))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,29 +151,17 @@ class Pilot:
 
     def document(self) -> dict[str, Any]:
         """As in ``pilot.json``."""
-        return {**asdict(self), "searches": [_document(each) for each in self.searches]}
-
-
-def _document(found: Search) -> dict[str, Any]:
-    chosen = found.chosen
-    return {
-        **asdict(found),
-        "learning_rate": chosen.learning_rate,
-        "score": chosen.score,
-        "standard_error": chosen.standard_error,
-        "stable": chosen.stable,
-        "edge": found.edge,
-    }
+        names = ("learning_rate", "score", "standard_error", "stable")
+        searches = [
+            {**asdict(each), **{name: getattr(each.chosen, name) for name in names}, "edge": each.edge}
+            for each in self.searches
+        ]
+        return {**asdict(self), "searches": searches}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Result of a search at one (n, B_p).
-
-    Attributes:
-        rollouts_per_problem: n.
-        problems_per_batch: B_p.
-        grid: Every rate tried, lowest first, from ``tried``.
+    """Result of a search at one (n, B_p): every rate tried, lowest first, from ``tried``.
 
     Raises:
         ExperimentError: Every rate diverged.
@@ -218,13 +202,8 @@ class Search:
 def extension(grid: Sequence[Tried]) -> float | None:
     """The next rate of a grid whose best rate lies at its edge: one more step of the same ratio.
 
-    Where no rate is stable the grid goes on below its lowest rate.
-
-    Args:
-        grid: Every rate tried, lowest first.
-
-    Returns:
-        The rate, or None where the best one lies inside, or where the grid has one rate and so no step.
+    Where no rate is stable the grid goes on below its lowest rate. None where the best one lies inside, or where the
+    grid has one rate and so no step.
     """
     rates = [each.learning_rate for each in grid]
     if len(rates) < 2:
@@ -279,28 +258,26 @@ def tried(trials: Iterable[Trial], base: Score) -> tuple[Tried, ...]:
     """Join the cells of one search by their learning rates, lowest first.
 
     A seed has collapsed when its end s and the base model b differ by more than two standard errors,
-    s + 2·√(e_s² + e_b²) < b.
-
-    Args:
-        base: The base model's score, of responses that selected nothing.
+    s + 2·√(e_s² + e_b²) < b. The base model's score is of responses that selected nothing.
     """
     by_rate: dict[float, list[Trial]] = {}
     for trial in trials:
         by_rate.setdefault(trial.learning_rate, []).append(trial)
-    return tuple(_joined(rate, by_rate[rate], base) for rate in sorted(by_rate))
-
-
-def _joined(rate: float, trials: Sequence[Trial], base: Score) -> Tried:
-    ends = [end for trial in trials if (end := trial.end()) is not None]
-    joined = mean_over_seeds(ends) if len(ends) == len(trials) else None
-    return Tried(
-        learning_rate=rate,
-        score=joined.score if joined else None,
-        standard_error=joined.standard_error if joined else None,
-        seeds=len(trials),
-        diverged=sum(trial.diverged for trial in trials),
-        collapsed=sum(below(end, base) for end in ends),
-    )
+    found = []
+    for rate, own in sorted(by_rate.items()):
+        ends = [end for trial in own if (end := trial.end()) is not None]
+        joined = mean_over_seeds(ends) if len(ends) == len(own) else None
+        found.append(
+            Tried(
+                learning_rate=rate,
+                score=joined.score if joined else None,
+                standard_error=joined.standard_error if joined else None,
+                seeds=len(own),
+                diverged=sum(trial.diverged for trial in own),
+                collapsed=sum(below(end, base) for end in ends),
+            )
+        )
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,11 +334,7 @@ def mean(scores: Sequence[Score]) -> Score:
 
 
 def mean_over_seeds(ends: Sequence[Score]) -> Score:
-    """Mean over seeds; its standard error is that of the seeds' spread, and no lower than that of sampling.
-
-    Args:
-        ends: The score of each seed; of one seed the error is that of sampling.
-    """
+    """Mean over seeds; its standard error is that of the seeds' spread, and no lower than that of sampling."""
     found, count = mean(ends), len(ends)
     if count == 1:
         return found

@@ -26,12 +26,7 @@ PART = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The outcome of a measurement.
-
-    Attributes:
-        rates: ``problem_id``, ``successes``, ``samples``.
-        ledger: What it cost, as a ``ledger`` table of a run of its own.
-    """
+    """Rates (``problem_id``, ``successes``, ``samples``), and what they cost, as a ``ledger`` of a run of its own."""
 
     rates: pl.DataFrame
     ledger: pl.DataFrame
@@ -41,9 +36,6 @@ def check_agreement(pool: Pool, preset: Preset, problems: pl.DataFrame) -> None:
     """Check that engine and learner agree on the base model, before thousands of its responses are paid for.
 
     Where a command trains there is no learner of ours to agree with.
-
-    Raises:
-        ExperimentError: They do not.
     """
     if preset.trainer is not None:
         return
@@ -57,28 +49,16 @@ def check_agreement(pool: Pool, preset: Preset, problems: pl.DataFrame) -> None:
 def measure(
     pool: Pool, problems: pl.DataFrame, origin: Origin, *, samples: int, seed: int, phase: str, title: str
 ) -> Measured:
-    """Answer every problem with the base model.
+    """Answer every problem with the base model; parts that were answered are kept where others fail.
 
     Args:
         phase: ``difficulty`` for responses that select problems, ``baseline`` for those that measure what was
             selected; each has seeds of its own.
-
-    Raises:
-        ExperimentError: Parts failed, which are listed; the others are kept.
     """
     run_id = digest([phase, asdict(origin), samples, seed])
     folder = WORK / "measurements" / run_id
     ordered = problems.sort("problem_id")
     parts = {folder / f"{i:05d}.parquet": ordered[i : i + PART] for i in range(0, len(ordered), PART)}
-    _answer(pool, parts, {"samples": samples, "seed": seed, "phase": phase}, title)
-    spent = [json.loads(path.with_suffix(".json").read_text()) for path in parts]
-    total = {name: sum(part[name] for part in spent) for name in spent[0]}
-    rates = pl.concat([pl.read_parquet(path) for path in parts]).sort("problem_id")
-    return Measured(rates=rates, ledger=cell_folder.ledger(run_id, total))
-
-
-def _answer(pool: Pool, parts: dict[Path, pl.DataFrame], settings: dict[str, object], title: str) -> None:
-    """Answer the parts that are not there yet."""
     waiting = [path for path in parts if not path.with_suffix(".json").exists()]
     line = Line(title, total=len(parts), unit="parts", done=len(parts) - len(waiting))
     kept: list[Path] = []
@@ -95,7 +75,7 @@ def _answer(pool: Pool, parts: dict[Path, pl.DataFrame], settings: dict[str, obj
             key=path.stem,
             name=f"part {path.stem}",
             method="sample",
-            arguments=(parts[path], settings),
+            arguments=(parts[path], samples, seed, phase),
             end=partial(keep, path),
         )
         for path in waiting
@@ -105,14 +85,14 @@ def _answer(pool: Pool, parts: dict[Path, pl.DataFrame], settings: dict[str, obj
         reasons = "".join(f"\n  part {part}: {why}" for part, why in failed.items())
         raise ExperimentError(f"{title}: {len(failed)} of {len(parts)} parts of {PART} problems failed:{reasons}")
     line.show(len(parts), last=True)
+    spent = [json.loads(path.with_suffix(".json").read_text()) for path in parts]
+    total = {name: sum(part[name] for part in spent) for name in spent[0]}
+    rates = pl.concat([pl.read_parquet(path) for path in parts]).sort("problem_id")
+    return Measured(rates=rates, ledger=cell_folder.ledger(run_id, total))
 
 
 def with_rates(problems: pl.DataFrame, measured: Measured, *, fresh: bool = False) -> pl.DataFrame:
-    """Add pass rates: of the responses that select, or (``fresh``) of those that measure what was selected.
-
-    Raises:
-        ExperimentError: Every response to a problem failed.
-    """
+    """Add pass rates: of the responses that select, or (``fresh``) of those that measure what was selected."""
     name = "fresh_pass_rate" if fresh else "pass_rate"
     rates = measured.rates.select(
         "problem_id", (pl.col("successes") / pl.col("samples")).alias(name), pl.col("samples").alias(f"{name}_samples")

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -29,7 +30,7 @@ from ..settings import Preset, ResourcesConfig
 from . import cell_folder, cluster
 from .cell_folder import CHECKPOINTS, LEDGER, SAID, WORK, Spool, finished, folder_of
 from .cell_folder import done as read_done
-from .cells import NAMESPACE, Cell, CommandCell, Surroundings, WorkerConfig, check_problems
+from .cells import NAMESPACE, Cell, CommandCell, Surroundings, WorkerConfig
 from .cluster import (
     LOCAL,
     SESSION,
@@ -52,10 +53,8 @@ class Schedule:
     """One pass over some cells, of which what is not finished is run.
 
     A cell's result depends only on its identity, not on the order or the worker. A cell that diverges counts as
-    finished; one whose worker died is continued on another.
-
-    Args:
-        problems: Their ``problems`` tables, by their hashes (``problems_hash``).
+    finished; one whose worker died is continued on another. Problems are ``problems`` tables, by their hashes
+    (``problems_hash``).
     """
 
     def __init__(
@@ -68,14 +67,10 @@ class Schedule:
         self._pruned = time.monotonic()
 
     def finish(self, *, supersede: bool = True) -> None:
-        """Run everything that is left, and send what is finished, also where some failed.
+        """Run everything that is left, and send what is finished, also where some failed, which are listed then.
 
         Args:
             supersede: Whether these are all cells of the tracker's experiment; else others may follow.
-
-        Raises:
-            ExperimentError: Cells failed, which are listed; all others are finished first.
-            Stopped: A signal came; the cells that were running have saved their state.
         """
         finished = [bool(kept(cell, cell_folder.folder_of(cell))) for cell in self._cells]
         print(f"{self._title}: {plan_summary(self._cells, finished)}", flush=True)
@@ -121,7 +116,7 @@ class Schedule:
                 key=key,
                 name=f"the first evaluation of {cell.origin.base_model}, seed {cell.run.seed}",
                 method="evaluate_baseline",
-                arguments=(cell, self._problems[cell.origin.problems], str(cell_folder.baseline_of(cell).resolve())),
+                arguments=(cell, self._problems[cell.origin.problems], cell_folder.baseline_of(cell).resolve()),
                 end=partial(self._end_baseline, cell),
             )
             for key, cell in missing.items()
@@ -145,7 +140,7 @@ class Schedule:
             key=cell.run_id,
             name=cell.name,
             method="train",
-            arguments=(cell, self._problems[cell.origin.problems], str(folder.resolve()), str(start.resolve())),
+            arguments=(cell, self._problems[cell.origin.problems], folder.resolve(), start.resolve()),
             end=partial(self._end, cell),
             position=partial(self._position, cell),
             kept=partial(kept, cell, folder),
@@ -223,13 +218,13 @@ def backoff(times: int) -> float:
     return min(LONGEST_BACKOFF_SECONDS, BACKOFF_SECONDS * 2.0 ** (times - 1))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Job:
-    """A call of a worker.
+    """A call of a worker, and how often it was begun in vain.
 
     Attributes:
         key: Its own, among jobs that run together.
-        method: Of ``WorkerActor``, called with ``arguments``.
+        method: Of ``Worker``, called with ``arguments``.
         end: Takes the result. A ``ValueError`` or ``OSError`` is the job's failure.
         position: A value that changes while the job gets on.
         kept: A value that changes when it has come further than where it would begin again.
@@ -244,17 +239,10 @@ class Job:
     position: Callable[[], object] = lambda: None
     kept: Callable[[], object] = lambda: None
     stop: Callable[[], None] = lambda: None
-
-
-@dataclass(kw_only=True, eq=False)
-class Attempt:
-    """A job, and how often it was begun in vain."""
-
-    job: Job
     deaths: int = 0
     not_before: float = 0.0
-    kept: object = None
-    position: object = None
+    kept_before: object = None
+    last_position: object = None
     moved: float = 0.0
 
 
@@ -263,7 +251,7 @@ class Dispatch:
 
     def __init__(self, pool: Pool, title: str) -> None:
         self._pool, self._title = pool, title
-        self._waiting: list[Attempt] = []
+        self._waiting: list[Job] = []
         self._failed: dict[str, str] = {}
         self._stopping = False
 
@@ -278,7 +266,7 @@ class Dispatch:
         """
         import ray
 
-        self._waiting, self._failed = [Attempt(job=job) for job in jobs], {}
+        self._waiting, self._failed = list(jobs), {}
         polled = time.monotonic()
         try:
             with cluster.deferred() as signalled:
@@ -289,7 +277,7 @@ class Dispatch:
                     for event in self._pool.wait(self._patience()):
                         self._ended(event)
                     if time.monotonic() - polled >= POLL_SECONDS:
-                        poll([attempt.job for attempt in self._pool.running.values()])
+                        poll([*self._pool.running.values()])
                         self._end_stalled()
                         polled = time.monotonic()
         except ray.exceptions.RayError as error:
@@ -300,62 +288,61 @@ class Dispatch:
         """Seconds for which nothing else is due."""
         now = time.monotonic()
         # One whose pause is over waits for a worker.
-        due = [attempt.not_before - now for attempt in self._waiting if attempt.not_before > now]
+        due = [job.not_before - now for job in self._waiting if job.not_before > now]
         return max(0.05, min([WAIT_SECONDS, *due]))
 
     def _begin(self) -> None:
         now = time.monotonic()
-        for attempt in [each for each in self._waiting if each.not_before <= now]:
+        for job in [each for each in self._waiting if each.not_before <= now]:
             slot = self._pool.idle()
             if slot is None:
                 return
-            self._waiting.remove(attempt)
-            attempt.kept, attempt.position, attempt.moved = attempt.job.kept(), attempt.job.position(), now
-            self._pool.begin(slot, attempt)
+            self._waiting.remove(job)
+            job.kept_before, job.last_position, job.moved = job.kept(), job.position(), now
+            self._pool.begin(slot, job)
 
     def _ended(self, event: Event[Slot]) -> None:
         import ray
 
         slot = event.member
-        attempt, slot.attempt = slot.attempt, None
-        assert attempt is not None
+        job, slot.job = slot.job, None
+        assert job is not None
         if event.lost:
-            self._begin_again(attempt, event.lost)
+            self._begin_again(job, event.lost)
             return
         slot.deaths = 0
         try:
             if event.error is not None:
                 raise event.error
-            attempt.job.end(event.value)
+            job.end(event.value)
         except (ray.exceptions.RayError, ValueError, OSError) as error:
-            self._fail(attempt, cause(error))
+            self._fail(job, cause(error))
 
-    def _begin_again(self, attempt: Attempt, why: str) -> None:
+    def _begin_again(self, job: Job, why: str) -> None:
         if self._stopping:
             return
-        job = attempt.job
-        attempt.deaths = attempt.deaths + 1 if job.kept() == attempt.kept else 1
-        if attempt.deaths >= ATTEMPTS:
-            self._fail(attempt, f"its worker died {attempt.deaths} times, the last time because: {why}")
+        job.deaths = job.deaths + 1 if job.kept() == job.kept_before else 1
+        if job.deaths >= ATTEMPTS:
+            self._fail(job, f"its worker died {job.deaths} times, the last time because: {why}")
             return
-        seconds = backoff(attempt.deaths)
+        seconds = backoff(job.deaths)
         again = f"it continues on another one in {seconds:g} s"
         print(f"{self._title}: the worker of {job.name} died ({why}); {again}", flush=True)
-        attempt.not_before = time.monotonic() + seconds
-        self._waiting.insert(0, attempt)
+        job.not_before = time.monotonic() + seconds
+        self._waiting.insert(0, job)
 
-    def _fail(self, attempt: Attempt, why: str) -> None:
-        self._failed[attempt.job.key] = why
-        print(f"{self._title}: {attempt.job.name} failed, and the others go on ({why})", flush=True)
+    def _fail(self, job: Job, why: str) -> None:
+        self._failed[job.key] = why
+        print(f"{self._title}: {job.name} failed, and the others go on ({why})", flush=True)
 
     def _end_stalled(self) -> None:
         """End workers whose job has not got on for too long."""
         now, patience = time.monotonic(), self._pool.resources.stall_seconds
-        for slot, attempt in self._pool.running.items():
-            position = attempt.job.position()
-            if position != attempt.position:
-                attempt.position, attempt.moved = position, now
-            elif now - attempt.moved > patience:
+        for slot, job in self._pool.running.items():
+            position = job.position()
+            if position != job.last_position:
+                job.last_position, job.moved = position, now
+            elif now - job.moved > patience:
                 self._ended(self._pool.lose(slot, f"it showed no progress in {patience:g} s and was ended"))
 
     def _stop(self) -> None:
@@ -365,10 +352,10 @@ class Dispatch:
             print(
                 f"{self._title}: stopping; what runs saves its state, and a second signal ends it at once", flush=True
             )
-            for attempt in self._pool.running.values():
+            for job in self._pool.running.values():
                 # On a full disk it is not asked; a second signal ends it.
                 with suppress(OSError):
-                    attempt.job.stop()
+                    job.stop()
         self._waiting.clear()
 
 
@@ -486,13 +473,8 @@ class CommandActor(WorkerActor):
         # Imported under the guard.
         from .command import train
 
-        self._worker = partial(train, config.models)
+        self._worker = SimpleNamespace(train=partial(train, config.models))
         return Loaded.of(config, guard)
-
-    def train(self, cell: Cell, problems: pl.DataFrame, home: str, start: str) -> None:
-        """See ``command.train``."""
-        check_problems(cell, problems)
-        self._worker(cell, problems, Path(home))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -502,20 +484,16 @@ class Slot(Member):
     Attributes:
         placed: Whether the cluster has found room for it.
         ready: Whether it has loaded the model, and what it loaded was checked.
-        attempt: What it runs.
+        job: What it runs.
     """
 
     placed: bool = False
     ready: bool = False
-    attempt: Attempt | None = None
+    job: Job | None = None
 
 
 class Pool:
-    """Workers of one stage: those that are ready, and others that start meanwhile.
-
-    Attributes:
-        crew: All of them.
-    """
+    """Workers of one stage: those that are ready, and others that start meanwhile; ``crew`` are all of them."""
 
     def __init__(
         self, roster: Callable[..., Any], actors: Sequence[Any], config: WorkerConfig, check: Callable[[Loaded], None]
@@ -529,18 +507,18 @@ class Pool:
         self._was_ready, self._last_ready, self._problem = False, time.monotonic(), ""
 
     @property
-    def running(self) -> dict[Slot, Attempt]:
+    def running(self) -> dict[Slot, Job]:
         """What each worker runs."""
-        return {slot: slot.attempt for slot in self.crew.members if slot.attempt is not None}
+        return {slot: slot.job for slot in self.crew.members if slot.job is not None}
 
     def idle(self) -> Slot | None:
         """A worker that is ready and has nothing to do."""
         return next((slot for slot in self.crew.members if slot.ready and slot.call is None), None)
 
-    def begin(self, slot: Slot, attempt: Attempt) -> None:
+    def begin(self, slot: Slot, job: Job) -> None:
         """Have an idle worker run a job; ``wait`` returns its end."""
-        job, slot.attempt = attempt.job, attempt
-        self.crew.ask(slot, job.method, *job.arguments, task=f"end {job.name}")
+        slot.job = job
+        self.crew.ask(slot, "call", job.method, *job.arguments, task=f"end {job.name}")
 
     def lose(self, slot: Slot, why: str) -> Event[Slot]:
         """End a worker; another is started in its place, the later the more often that was so."""
@@ -548,12 +526,7 @@ class Pool:
         return self.crew.lose(slot, why)
 
     def open(self) -> None:
-        """Wait until one worker is ready; the others are taken as they come.
-
-        Raises:
-            ExperimentError: None was in time, because the cluster has no room, or the model cannot be loaded; or a
-                worker does not see the work folder, or loaded something else than this process has.
-        """
+        """Wait until one worker is ready; the others are taken as they come."""
         path, text = self._seen
         write_text(path, text)
         for slot in self.crew.members:
@@ -563,10 +536,9 @@ class Pool:
             self.wait(WAIT_SECONDS)
 
     def wait(self, seconds: float) -> list[Event[Slot]]:
-        """Wait for workers, no longer than some seconds: take those that are ready, replace those that died.
+        """Wait for workers, no longer than some seconds; returns the ends of jobs.
 
-        Returns:
-            The ends of jobs.
+        Those that are ready are taken, those that died replaced.
         """
         import ray
 
@@ -619,19 +591,14 @@ class Pool:
                 slot.ready = self._was_ready = True
                 return
         if error is not None:
-            if not self._was_ready or self._is_hopeless(slot, error):
+            # A GPU may be free a moment later: the model may fail to load while another worker is left.
+            hopeless = isinstance(error, ExperimentError) or slot.deaths >= HOPELESS
+            alone = not any(each.ready for each in self.crew.members)
+            if not self._was_ready or (alone and hopeless):
                 raise ExperimentError(cause(error)) from None
             event = self.lose(slot, cause(error))
         self._problem = event.lost
         print(f"a worker did not start ({event.lost}); another is started in {backoff(slot.deaths):g} s", flush=True)
-
-    def _is_hopeless(self, slot: Slot, error: Exception) -> bool:
-        """Return whether no other worker is left, and this one was refused or failed to load the model again and again.
-
-        A GPU may be free a moment later.
-        """
-        refused = isinstance(error, ExperimentError)
-        return not any(each.ready for each in self.crew.members) and (refused or slot.deaths >= HOPELESS)
 
     @staticmethod
     def _check_folder(host: str, sees: bool) -> None:

@@ -30,11 +30,11 @@ from isocompute.learner.records.health import Flag, flags, judged
 from isocompute.rollout import tracking
 from isocompute.rollout.contract.errors import FileError, redacted
 from isocompute.rollout.contract.files import atomic_write, reason_of
-from isocompute.rollout.contract.tracking import ARTIFACT_TAG, OWNER_TAG, SUPERSEDED_TAG, content_hash
+from isocompute.rollout.contract.tracking import ARTIFACT_TAG, INPUT_TAG, OWNER_TAG, SUPERSEDED_TAG, content_hash
 from isocompute.rollout.store import Store
 
 from ..errors import listed
-from ..settings import leaves
+from ..settings import Preset, leaves
 from . import cell_folder
 from .cell_folder import Spool, Spooled
 from .cells import Cell
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
 
 WORK = Path("work")
+BEGAN = time.time_ns() // 10**6
+"""When this stage began, in ms since 1970."""
 TABLES = ("evals", "ledger", "pass_rates", "timings")
 """Tables that the run of a finished cell carries; the log of another trainer does not give all of them."""
 KEY_TAG = "isocompute.run_id"
@@ -111,13 +113,7 @@ class Outbox:
         self.folder = (WORK / "outbox").resolve()
 
     def parcels(self) -> list[Parcel]:
-        """The parcels; those of an earlier version are named."""
-        if former := sorted(path.name for path in self.folder.glob("*.json")):
-            print(
-                f"MLflow: {os.path.relpath(self.folder)} holds parcels of an earlier version, which are not sent; "
-                f"remove them: {listed(former, most=5)}",
-                flush=True,
-            )
+        """The parcels."""
         return [Parcel(**json.loads(text)) for (text,) in self._run("SELECT parcel FROM parcels ORDER BY rowid")]
 
     def put(self, parcel: Parcel, *, copy: bool = False) -> None:
@@ -143,8 +139,8 @@ class Outbox:
         """Remove copies of files that no parcel names; for who has the lock of sending."""
         old = time.time() - COPY_SECONDS
         folders = [path for path in self.folder.iterdir() if path.is_dir() and path.stat().st_mtime < old]
-        # Read after them, so that one that was just named stays; of an earlier version each is named by a file.
-        named = {id for (id,) in self._run("SELECT id FROM parcels")} | {p.stem for p in self.folder.glob("*.json")}
+        # Read after them, so that one that was just named stays.
+        named = {id for (id,) in self._run("SELECT id FROM parcels")}
         for path in folders:
             if path.name not in named:
                 shutil.rmtree(path, ignore_errors=True)
@@ -386,6 +382,42 @@ def tags(experiment: str) -> dict[str, str]:
     return {**found, OWNER_TAG: owner, "isocompute.sweep": experiment.rpartition("-")[0] or experiment}
 
 
+def log(
+    preset: Preset,
+    what: str,
+    artifacts: Mapping[str, Path],
+    *,
+    figures: Sequence[Path] = (),
+    params: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, float] | None = None,
+    inputs: Mapping[str, Path] | None = None,
+) -> None:
+    """Log what a stage wrote as a run of its own; the newest is what ``mlflow:EXPERIMENT`` means.
+
+    It is put into the outbox, which is sent when the stage has ended.
+
+    Args:
+        what: Name of the run, and the rest of the name of the experiment.
+        inputs: Name to file of what the run was made from, linked by content.
+    """
+    experiment, key = f"{preset.name}-{what}", f"{what}-{secrets.token_hex(4)}"
+    linked = {INPUT_TAG + name: content_hash(path) for name, path in (inputs or {}).items()}
+    parcel = Parcel(
+        experiment=experiment,
+        key=key,
+        name=what,
+        begun=BEGAN,
+        ended=time.time_ns() // 10**6,
+        params={name: str(value) for name, value in (params or {}).items()},
+        metrics={name: float(value) for name, value in (metrics or {}).items()},
+        artifacts={name: str(path) for name, path in artifacts.items()},
+        figures=[str(path) for path in figures],
+        tags={**tags(experiment), **linked},
+        means=[key],
+    )
+    Outbox().put(parcel, copy=True)
+
+
 def folder_id() -> str:
     """The random id of this work folder, made when it is first needed."""
     path = WORK / "owner"
@@ -406,11 +438,7 @@ class Delivery:
         self._read = self._latest = 0
 
     def send(self, parcel: Parcel) -> None:
-        """Send what is new.
-
-        Raises:
-            Exception: Whatever MLflow's client raises; since nobody knows what was sent by then, another begins anew.
-        """
+        """Send what is new; as nobody knows what was sent when MLflow's client raised an error, another begins anew."""
         from mlflow import MlflowClient
 
         spool, client, has_ended = Spool(Path(parcel.folder)), MlflowClient(), parcel.ended is not None
@@ -419,8 +447,11 @@ class Delivery:
             return
         if not self._run:
             run = _opened(client, parcel, spooled[0].time if spooled else parcel.begun)
-            if has_ended and _is_sent(run, parcel):
-                return
+            if has_ended and run.info.status in ("FINISHED", "FAILED"):
+                # Perhaps with these very files.
+                hashes = {ARTIFACT_TAG + name: content_hash(Path(path)) for name, path in parcel.artifacts.items()}
+                if hashes.items() <= run.data.tags.items():
+                    return
             reached = tuple(json.loads(run.data.tags.get(REACHED_TAG, "[]")))
             if not has_ended and run.info.status != "RUNNING":
                 if all(each.cursor <= reached for each in spooled):
@@ -460,12 +491,6 @@ def _opened(client: Any, parcel: Parcel, begun: int) -> Any:
     if runs := client.search_runs([experiment], " and ".join(f"tags.`{name}` = '{owned[name]}'" for name in owned)):
         return runs[0]
     return client.create_run(experiment, start_time=begun, run_name=parcel.name, tags={**parcel.tags, **owned})
-
-
-def _is_sent(run: Any, parcel: Parcel) -> bool:
-    """Return whether a run has ended with the very files of a parcel."""
-    hashes = {ARTIFACT_TAG + name: content_hash(Path(path)) for name, path in parcel.artifacts.items()}
-    return run.info.status in ("FINISHED", "FAILED") and hashes.items() <= run.data.tags.items()
 
 
 def _log(

@@ -79,30 +79,24 @@ class Worker:
         """The base models whose log-probabilities were compared with vLLM's."""
         self._learner: Learner | LearnerGroup | None = None
 
-    def sample(self, problems: pl.DataFrame, *, samples: int, seed: int, phase: str) -> pl.DataFrame:
+    def sample(self, problems: pl.DataFrame, samples: int, seed: int, phase: str) -> pl.DataFrame:
         """Answer problems with the base model, the first where there are several, as for measuring difficulty."""
-        self._base_weights(next(iter(self._models)))
+        base = next(iter(self._models))
+        if self._sampler.weights_version or self._sampled != base:
+            self._sampler.sync(self._fresh_learner(LearnerConfig(learning_rate=1.0), base).weights(), 0)
+            self._sampled = base
         answered: pl.DataFrame = self._sampler.sample(
             problems, samples=samples, seed=seed, step=0, phase=phase, run_id="base"
         )
         return answered
 
     def check(self, configs: Iterable[LearnerConfig], problems: pl.DataFrame) -> None:
-        """Compare the engine with learners of some settings on the base model, before much is sampled from it.
-
-        Raises:
-            SyncError: They do not agree.
-        """
+        """Compare the engine with learners of some settings on the base model, before much is sampled from it."""
         for config in dict.fromkeys(map(compared, configs)):
             self._check(config, next(iter(self._models)), problems)
 
     def evaluate_baseline(self, cell: Cell, problems: pl.DataFrame, folder: Path) -> None:
-        """Make the first evaluation of a cell, which every cell of its seed shares, once engine and learner agree.
-
-        Raises:
-            SyncError: They do not.
-            ExperimentError: vLLM gives the base model's tokens other log-probabilities, where they are compared.
-        """
+        """Make the first evaluation of a cell, which every cell of its seed shares, once engine and learner agree."""
         base = cell.origin.base
         validation = problems.filter(pl.col("split") == "validation")
         self._check(compared(self._settings_of(cell)), base, validation)
@@ -120,11 +114,6 @@ class Worker:
 
         Args:
             start: The folder of its first evaluation, made when it is not there.
-
-        Raises:
-            SyncError: The engine does not hold the learner's weights.
-            CheckpointError, LedgerError: The folder cannot be written to, or what is in it is damaged.
-            LearnerError: The policy cannot be saved.
         """
         if not cell_folder.finished(cell, home):
             # Where a rank dies the engine lives on; what else dies takes the worker with it, and the schedule goes on.
@@ -311,11 +300,6 @@ class Worker:
             learner=self._fresh_learner(config, base), sampler=self._sampler, problems=problems, run_id="base"
         )
 
-    def _base_weights(self, base: str) -> None:
-        if self._sampler.weights_version or self._sampled != base:
-            self._sampler.sync(self._fresh_learner(LearnerConfig(learning_rate=1.0), base).weights(), 0)
-            self._sampled = base
-
     def _fresh_learner(self, config: LearnerConfig, base: str) -> Learner | LearnerGroup:
         """A base model's weights and a fresh optimizer."""
         if base != self._base and self._learner is not None:
@@ -429,12 +413,6 @@ def reserve(layout: Bundles, *, seconds: float) -> Any:
 
     Ray ends a group with the command whose workers reserved it, and not with the worker: those of dead workers are
     removed where there is no room.
-
-    Args:
-        seconds: Timeout.
-
-    Raises:
-        ExperimentError: The cluster has no room for it.
     """
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -481,13 +459,6 @@ def compare_with_vllm(model: str, generation: Generation, problems: pl.DataFrame
     """Compare a model's log-probabilities in vLLM with those in transformers, of tokens that vLLM has sampled.
 
     vLLM runs in a process of its own, which ends: what it loads and sets must reach no result of this one.
-
-    Args:
-        model: Folder of the model.
-        problems: Of which the first few are answered.
-
-    Raises:
-        ExperimentError: They differ by more than ``VLLM_TOLERANCE``, or vLLM's process ended.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
         try:

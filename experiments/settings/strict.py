@@ -29,11 +29,7 @@ NAME = "[a-z0-9][a-z0-9_-]*"
 
 
 def checked_name(name: str) -> str:
-    """A name of a preset or a problem set.
-
-    Raises:
-        ExperimentError: A shell, a path or DVC could read it otherwise.
-    """
+    """A name of a preset or a problem set, which no shell, path or DVC could read otherwise."""
     if not re.fullmatch(NAME, name):
         raise ExperimentError(
             f"the name {name!r} is none: names have lower-case letters, digits, - and _, and begin with neither sign"

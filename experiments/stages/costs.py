@@ -57,25 +57,6 @@ class Terms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
-    """What is generated for a problem set.
-
-    Attributes:
-        cells: Those of pilots and of the sweep.
-        tested: Rollouts of the cells that test the prescription, whose n is not known yet.
-        evaluated: Responses of all evaluations.
-        questions: Responses of one evaluation.
-        measured: Responses that measure problems, before a cell is trained.
-    """
-
-    cells: Sequence[Cell]
-    tested: int
-    evaluated: int
-    questions: int
-    measured: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Option:
     """A placement that the GPUs of a cell may have.
 
@@ -96,11 +77,20 @@ class Costs:
 
     Attributes:
         footprint: The memory of its largest cell, which says how many responses an engine holds.
+        cells: Those of pilots and of the sweep.
+        tested: Rollouts of the cells that test the prescription, whose n is not known yet.
+        evaluated: Responses of all evaluations.
+        questions: Responses of one evaluation.
+        measured: Responses that measure problems, before a cell is trained.
     """
 
     footprint: Footprint
     terms: Terms
-    work: Work
+    cells: Sequence[Cell]
+    tested: int
+    evaluated: int
+    questions: int
+    measured: int
 
     @cached_property
     def model(self) -> Model:
@@ -222,8 +212,8 @@ class Costs:
 
     def training(self, option: Option) -> Spent:
         """The time of all cells, those that test the prescription as long for a rollout as the others."""
-        spent = reduce(add, (self.cell(option, cell) for cell in self.work.cells))
-        return spent.times(1 + self.work.tested / sum(cell.rollouts for cell in self.work.cells))
+        spent = reduce(add, (self.cell(option, cell) for cell in self.cells))
+        return spent.times(1 + self.tested / sum(cell.rollouts for cell in self.cells))
 
     def measuring(self, option: Option, responses: int, batch: int) -> Spent:
         """The time of responses that nothing is learnt from, in batches."""
@@ -233,8 +223,8 @@ class Costs:
 
     def evaluating(self, option: Option) -> Spent:
         """The time of all evaluations, and of measuring the problems again."""
-        again = self.measuring(option, self.work.measured, self.work.measured)
-        return self.measuring(option, self.work.evaluated, self.work.questions) + again
+        again = self.measuring(option, self.measured, self.measured)
+        return self.measuring(option, self.evaluated, self.questions) + again
 
     def spent(self, option: Option) -> Spent:
         """The time of the problem set."""
@@ -245,14 +235,14 @@ class Costs:
         own = self.options[0]
         training, evaluating = self.training(own), self.evaluating(own)
         held, busy = training.held + evaluating.held, training.busy.likely + evaluating.busy.likely
-        updates = self.update(sum(cell.rollouts for cell in self.work.cells) + self.work.tested).likely
+        updates = self.update(sum(cell.rollouts for cell in self.cells) + self.tested).likely
         sampling = training.busy.likely - updates
         parts = {"sampling": sampling, "updates": updates, "evaluations": evaluating.busy.likely}
         said = ", ".join(f"{name} {seconds / 3600:,.0f}" for name, seconds in parts.items())
         yield f"    GPU-hours on {self.terms.device.name}: {_range(held.times(1 / 3600))} (unverified)"
         yield f"      {said}, waiting {(held.likely - busy) / 3600:,.0f}"
         workers = self.footprint.preset.resources.workers
-        walls = [self.cell(own, cell).wall.likely for cell in self.work.cells]
+        walls = [self.cell(own, cell).wall.likely for cell in self.cells]
         ends = [each.steps for each in dispatched(walls, replicas=workers, limit=1)]
         waits = (max(ends) * workers - sum(ends)) * own.placement.held / 3600
         yield (
@@ -268,7 +258,7 @@ class Costs:
             yield from replace(self, terms=shorter).replica_lines()
             return
         own, engine = self.options[0], self.engine(self.options[0])
-        few = sorted({(cell.run.batch_rollouts, cell.run.rollouts_per_problem) for cell in self.work.cells})
+        few = sorted({(cell.run.batch_rollouts, cell.run.rollouts_per_problem) for cell in self.cells})
         yield f"sampling a batch, responses of {self.mean:,.0f} tokens on average: seconds (GPU-seconds)"
         yield f"  {'engines':24}" + "".join(f"{engines:>19}" for engines in REPLICAS)
         for count, n in dict.fromkeys((few[0], few[-1])):
@@ -300,7 +290,7 @@ class Costs:
         yield "without pipelining an update begins when its batch is complete; syncs take no time"
         if self.footprint.cell.learner.adapter is not None:
             yield "an update takes as long as one of all weights; an adapter's takes up to a third less"
-        if self.work.tested:
+        if self.tested:
             yield "cells that test the prescription, whose n is not known, take as long for a rollout as the others"
         said = dict.fromkeys((*engine.step.assumptions, *engine.each.assumptions))
         said |= dict.fromkeys((*self.update(1).assumptions, *switch(self.model).assumptions))

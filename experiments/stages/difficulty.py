@@ -16,8 +16,8 @@ from ..running.cell_folder import ONLY, PREPARED, model_of, write_json
 from ..running.cells import Generation, Origin, Surroundings, problems_hash
 from ..running.measure import Measured, check_agreement, measure, with_rates
 from ..running.schedule import workers
+from ..running.tracker import log
 from ..settings import DifficultyConfig, Preset
-from .shared import log
 
 FOLDER = PREPARED / ONLY
 

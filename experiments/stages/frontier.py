@@ -14,8 +14,8 @@ from isocompute.rollout.contract.files import atomic_write, write_text
 
 from ..report import page
 from ..running.cell_folder import OUT
+from ..running.tracker import log
 from ..settings import Preset
-from .shared import log
 
 METRICS, PLOTS = OUT / "metrics", OUT / "plots"
 """Shown by ``dvc metrics`` and ``dvc plots``: numbers and a picture of each problem set."""

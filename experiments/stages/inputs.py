@@ -36,7 +36,11 @@ def run(preset: Preset) -> None:
         "computing": computing(preset.resolved_resources()),
         "verifiers": code_of_rules(source.verifier for source in sources),
     }
-    trained = {**computed, "trainer": _trainer(preset)}
+    trainer: dict[str, object] | None = None
+    if preset.trainer is not None:
+        trainer = preset.trainer.model_dump(mode="json")
+        trainer |= {"files": files_of(preset.trainer, Path.cwd()), "libraries": versions_of(preset.trainer)}
+    trained = {**computed, "trainer": trainer}
     data = {f"problems[{i}]": found for i, source in enumerate(preset.problems) if (found := _content(source))}
     read: dict[str, dict[str, Any]] = {
         "prepare": {**computed, "data": data, "model": _model(preset.base)},
@@ -104,18 +108,6 @@ def pins(path: Path) -> dict[str, str]:
     except OSError as error:
         raise ExperimentError(f"{path}: cannot be read ({error.strerror}); `dvc repro` runs in the checkout") from None
     return dict(re.findall(r"^([\w.-]+)==([\w.!]+)", text.partition(TOOLS)[0], re.MULTILINE))
-
-
-def _trainer(preset: Preset) -> dict[str, object] | None:
-    """The command that trains, the hashes of its files and the versions of its libraries; None for our learner."""
-    trainer = preset.trainer
-    if trainer is None:
-        return None
-    return {
-        **trainer.model_dump(mode="json"),
-        "files": files_of(trainer, Path.cwd()),
-        "libraries": versions_of(trainer),
-    }
 
 
 def _content(source: object) -> str | None:

@@ -11,11 +11,11 @@ from isocompute.rollout import RolloutError
 from isocompute.rollout.contract.documents import parsed
 
 from ..errors import ExperimentError
-from ..running.cells import Cell, CommandCell, Generation, Origin, surroundings_of
+from ..running.cells import CommandCell, Generation, Origin, surroundings_of
 from ..running.command import flags_of
 from ..running.design import Design, Rates
 from ..settings import Preset, find, leaves
-from .costs import Costs, Terms, Work, in_all
+from .costs import Costs, Terms, in_all
 from .footprint import Footprint, base_config
 
 PAPER = "paper"
@@ -62,7 +62,11 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
         Its costs; None without GPUs.
     """
     settings, test = preset.sweep[name], preset.prescribe.get(name)
-    surroundings = surroundings_of(_without_libraries(preset))
+    installed = preset
+    if preset.trainer is not None:
+        # Its libraries need not be installed, since cells are not run.
+        installed = preset.model_copy(update={"trainer": preset.trainer.model_copy(update={"libraries": ()})})
+    surroundings = surroundings_of(installed)
     designs = [
         Design(
             preset=preset,
@@ -83,7 +87,12 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
     any_rate = Rates(rule="constant", found={(1, 1): 1.0})
     cells = [cell for design in designs for cell in design.cells(declared or any_rate)]
     validation, measured = _questions(preset, name)
-    evaluated = sum(_evaluation_rollouts(cell, validation) for cell in [*pilot, *cells])
+    evaluated = 0
+    for cell in [*pilot, *cells]:
+        ends = range(cell.run.batch_rollouts, cell.rollouts + 1, cell.run.batch_rollouts)
+        # Without a first evaluation that cells share.
+        own = sum(cell.run.evaluated_at(at) for at in ends) + (not cell.baseline_id)
+        evaluated += own * validation * cell.evaluation_samples
     length = preset.sampling.max_new_tokens
     if pilot:
         _print_row(name, "pilot", len(pilot), sum(cell.rollouts for cell in pilot), length)
@@ -123,14 +132,15 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
         return None
     # Micro-batches have the same size in all cells; that of the largest batch is full.
     footprint = Footprint(preset=preset, cell=largest, model=model, device=terms.device)
-    work = Work(
+    costs = Costs(
+        footprint=footprint,
+        terms=terms,
         cells=[*pilot, *cells],
         tested=tested * test.rollouts if test else 0,
         evaluated=evaluated,
         questions=validation * preset.evaluation.samples,
         measured=measured,
     )
-    costs = Costs(footprint=footprint, terms=terms, work=work)
     try:
         for line in footprint.lines():
             print(line, flush=True)
@@ -147,13 +157,6 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
     return costs
 
 
-def _without_libraries(preset: Preset) -> Preset:
-    """The preset with a command whose libraries need not be installed, since its cells do not depend on them."""
-    if preset.trainer is None:
-        return preset
-    return preset.model_copy(update={"trainer": preset.trainer.model_copy(update={"libraries": ()})})
-
-
 def _questions(preset: Preset, name: str) -> tuple[int, int]:
     """Validation problems of a set, and the responses that measure the set again."""
     if preset.difficulty is None:
@@ -168,10 +171,3 @@ def _questions(preset: Preset, name: str) -> tuple[int, int]:
 def _print_row(name: str, purpose: str, cells: int | str, rollouts: int, longest: int) -> None:
     runs = f"{cells:4} cells" if cells != "" else " " * 10
     print(f"{name:8} {purpose:10} {runs} {rollouts:15,} rollouts, at most {rollouts * longest:18,} tokens")
-
-
-def _evaluation_rollouts(cell: Cell, questions: int) -> int:
-    """Responses of a cell's evaluations, without a first one that cells share."""
-    steps = range(cell.run.batch_rollouts, cell.rollouts + 1, cell.run.batch_rollouts)
-    own = sum(cell.run.evaluated_at(at) for at in steps) + (not cell.baseline_id)
-    return own * questions * cell.evaluation_samples

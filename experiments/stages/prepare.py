@@ -16,9 +16,9 @@ from isocompute.rollout.problems.loading import joined
 from ..errors import ExperimentError
 from ..running import cell_folder
 from ..running.cell_folder import ONLY, PREPARED, write_json
+from ..running.tracker import log
 from ..settings import ModelConfig, PreparedConfig, PreparedModel, Preset
 from . import difficulty
-from .shared import log
 
 
 def record(base: ModelConfig) -> None:

@@ -15,9 +15,8 @@ from isocompute.rollout.contract import tables
 
 from ..running.cell_folder import OUT, write_json
 from ..running.schedule import Schedule, workers
-from ..running.tracker import Tracker
+from ..running.tracker import Tracker, log
 from ..settings import PrescribeConfig, Preset
-from .shared import log
 from .sweep import collect, setup_of
 
 

@@ -16,11 +16,10 @@ from ..figures import COLOURS, pyplot, save
 from ..running import cell_folder
 from ..running.cell_folder import ONLY, OUT, PREPARED, model_of
 from ..running.cells import Cell, CommandCell, Generation, Origin, problems_hash, surroundings_of
-from ..running.design import Design, Pilot, Score, Search, Trial, Tried, extension, mean, sampled, tried
+from ..running.design import Design, Pilot, Score, Search, Trial, extension, mean, sampled, tried
 from ..running.schedule import Pool, Schedule, workers
-from ..running.tracker import Tracker, health_of
+from ..running.tracker import Tracker, health_of, log
 from ..settings import Preset
-from .shared import log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +75,16 @@ def collect(wanted: Sequence[Cell], out: Path, *, pilot: Sequence[Cell] = (), ke
         tables.write(cell_folder.joined(own, name), name, out / f"{name}.parquet")
     ledgers = [cell_folder.joined(own, "ledger")]
     if pilot:
-        ledgers.append(_as_pilot(cell_folder.joined([outcomes[cell.run_id] for cell in pilot], "ledger")))
+        # Training cohorts are summed up as ``pilot``, one row per step.
+        cohort = pl.when(pl.col("cohort") == "eval").then(pl.lit("eval")).otherwise(pl.lit("pilot")).alias("cohort")
+        counts = [pl.col(name).sum() for name in ("rollouts", "prompt_tokens", "response_tokens")]
+        of_pilots = cell_folder.joined([outcomes[cell.run_id] for cell in pilot], "ledger")
+        ledgers.append(of_pilots.group_by("run_id", "step", cohort).agg(counts))
     starts = {cell_folder.baseline_of(cell) for cell in [*wanted, *pilot] if cell.baseline_id}
     ledgers += [tables.read(folder / "ledger.parquet", "ledger") for folder in sorted(starts)]
     tables.write(tables.concat(ledgers, "ledger"), "ledger", out / "ledger.parquet")
     states = [_state(cell, outcomes[cell.run_id], keep_policies) for cell in [*wanted, *pilot]]
     cell_folder.write_json(out / "cells.json", {"cells": states})
-
-
-def _as_pilot(ledger: pl.DataFrame) -> pl.DataFrame:
-    """A ledger whose training cohorts are summed up as ``pilot``, one row per step."""
-    cohort = pl.when(pl.col("cohort") == "eval").then(pl.lit("eval")).otherwise(pl.lit("pilot")).alias("cohort")
-    counts = [pl.col(name).sum() for name in ("rollouts", "prompt_tokens", "response_tokens")]
-    return ledger.group_by("run_id", "step", cohort).agg(counts)
 
 
 def _state(cell: Cell, found: cell_folder.Outcome, keep_policies: str) -> dict[str, Any]:
@@ -160,9 +156,6 @@ def find(design: Design, run: Callable[[Sequence[Cell]], None], base: Score | No
         run: Runs what is not finished of some cells.
         base: The base model's score, of responses that selected nothing; None where that was not measured in this
             metric: then it is what the cells share as their first evaluation.
-
-    Raises:
-        ExperimentError: Every rate of a search diverged, a cell failed, or the rate is declared.
     """
     settings, metric = design.sweep.search, design.preset.evaluation.metric
     if settings is None:
@@ -172,7 +165,11 @@ def find(design: Design, run: Callable[[Sequence[Cell]], None], base: Score | No
     for left in range(settings.extensions, -1, -1):
         run(cells)
         known = base or first_score(cells, metric)
-        grids = _grids(cells, metric, known)
+        trials: dict[tuple[int, int], list[Trial]] = {}
+        for cell in cells:
+            pair = (cell.run.rollouts_per_problem, cell.run.problems_per_batch)
+            trials.setdefault(pair, []).append(_trial(cell, metric))
+        grids = {pair: tried(trials[pair], known) for pair in sorted(trials)}
         steps = {pair: rate for pair, grid in grids.items() if (rate := extension(grid)) is not None} if left else {}
         more = [cell for pair, rate in steps.items() for cell in design.trials([rate], at=[pair])]
         if not more:
@@ -218,15 +215,6 @@ def first_score(cells: Sequence[Cell], metric: str) -> Score:
             for start in first
         ]
     )
-
-
-def _grids(cells: Sequence[Cell], metric: str, base: Score) -> dict[tuple[int, int], tuple[Tried, ...]]:
-    """The rates tried at every (n, B_p)."""
-    trials: dict[tuple[int, int], list[Trial]] = {}
-    for cell in cells:
-        pair = (cell.run.rollouts_per_problem, cell.run.problems_per_batch)
-        trials.setdefault(pair, []).append(_trial(cell, metric))
-    return {pair: tried(trials[pair], base) for pair in sorted(trials)}
 
 
 def _trial(cell: Cell, metric: str) -> Trial:

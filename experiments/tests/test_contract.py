@@ -162,7 +162,6 @@ EVERY = [
 ]
 """``RayTaskError`` among them."""
 OF_CODE = {"RayTaskError", "CrossLanguageError", "UserCodeException"}
-
 OUT_OF_MEMORY = """1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, \
 ID: 73cc38cf) was 14.11GB used / 23.54GB limit (0.599512)
 OOM kill reason: Memory usage 15112216576B exceeded threshold of 252765008B (1.0% of 25276502016B limit)
@@ -327,8 +326,7 @@ def test_what_has_no_end_is_refused_at_once(name: str) -> None:
 @pytest.mark.parametrize(
     ("file", "kind", "read"),
     [
-        ("q.yaml", RolloutError, values.yaml_mapping),
-        ("r.yaml", RolloutError, values.yaml_mappings),
+        ("q.yaml", RolloutError, values.yaml_mappings),
         ("params.yaml", ExperimentError, reading.load),
         ("--engine key", RolloutError, lambda path: values.pairs([f"key={path.read_text()}"], flag="--engine")),
     ],

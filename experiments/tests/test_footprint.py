@@ -16,7 +16,7 @@ from experiments.errors import ExperimentError
 from experiments.settings import Preset, ResourcesConfig, load
 from experiments.settings.preset import learner_config
 from experiments.stages import footprint, plan
-from experiments.stages.costs import Costs, Terms, Work, in_all
+from experiments.stages.costs import Costs, Terms, in_all
 
 from .made import BASE, ROOT
 from .made import cell as made_cell
@@ -135,8 +135,8 @@ def seven(monkeypatch: pytest.MonkeyPatch, **resources: Any) -> Costs:
     ]
     terms = Terms(response_tokens=2000)
     of = footprint.Footprint(preset=preset, cell=cells[-1], model=config, device=terms.device)
-    work = Work(cells=cells, tested=0, evaluated=48 * 1200, questions=1200, measured=10_000)
-    return Costs(footprint=of, terms=terms, work=work)
+    work = {"cells": cells, "tested": 0, "evaluated": 48 * 1200, "questions": 1200, "measured": 10_000}
+    return Costs(footprint=of, terms=terms, **work)
 
 
 def test_gpus_are_paid_while_they_wait_and_an_engine_that_sleeps_lets_none(monkeypatch: pytest.MonkeyPatch) -> None:

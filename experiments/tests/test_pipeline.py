@@ -298,7 +298,7 @@ def test_a_setting_and_a_constant_of_the_fit_retrain_nothing(finished: tuple[Pat
     (folder / "params.yaml").write_text(yaml.safe_dump(changed))
     assert waiting() == {"inputs", *(f"frontier@{name}" for name in SETS)}
     (folder / "params.yaml").write_text(good)
-    edit(folder / "packages/frontier/src/isocompute/frontier/posterior/posterior.py", "KEPT = 48, ", "KEPT = 47, ")
+    edit(folder / "packages/frontier/src/isocompute/frontier/posterior/posterior.py", "KEPT = 16, ", "KEPT = 15, ")
     said = dvc(folder, "repro", "inputs")
     other = r"^inputs: (\w+) has other code of isocompute.frontier.posterior.posterior$"
     assert re.findall(other, said, re.MULTILINE) == ["frontier", "prescribe"]

@@ -20,7 +20,6 @@ from .test_pipeline import KILLS, clone, environment, finished, modified, run
 pytestmark = pytest.mark.slow("the whole pipeline")
 
 __all__ = ["finished"]
-
 SETTLING_SECONDS = 5.0
 
 

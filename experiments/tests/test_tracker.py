@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget.trainers.evals import ingest
+from isocompute.budget.trainers.doctor import ingest
 from isocompute.learner import ResponseStatistics, StepRecord
 from isocompute.rollout import tracking as rollout_tracking
 from isocompute.rollout.contract import tables, tracking
@@ -25,9 +25,8 @@ from mlflow.entities import Metric, ViewType
 from experiments.running import cell_folder, tracker
 from experiments.running.cell_folder import Spool, Spooled
 from experiments.running.cells import Cell
-from experiments.running.tracker import TABLES, Changes, Outbox, Parcel, Sender, Tracker
+from experiments.running.tracker import TABLES, Changes, Outbox, Parcel, Sender, Tracker, log
 from experiments.settings import load
-from experiments.stages.shared import log
 
 from .made import PARAMS, ROOT, cell, environment, evaluation_record, finish, step_record
 from .servers import Server, silent, unavailable
@@ -232,19 +231,6 @@ def test_a_server_that_never_answers_holds_nobody_up(store: Path) -> None:
     assert [run.info.status for run in runs("sweep")] == ["FINISHED"]
 
 
-def test_parcels_of_an_earlier_version_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert not Outbox().parcels()
-    assert not capsys.readouterr().out
-    for name in ("0123", "4567"):
-        (Outbox().folder / f"{name}.json").write_text("{}")
-    assert not Outbox().parcels()
-    said = capsys.readouterr().out
-    assert all(part in said for part in ("work/outbox", "0123.json", "4567.json"))
-
-
 def test_copies_that_a_killed_process_left_are_removed_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,14 +239,13 @@ def test_copies_that_a_killed_process_left_are_removed_and_no_others(
     monkeypatch.setattr(tracker.Delivery, "send", lambda *_: None)
     outbox, waiting = Outbox(), Parcel(experiment="e", key="waiting", name="w")
     outbox.put(waiting, copy=True)
-    (outbox.folder / "former.json").write_text("{}")
-    for name in (waiting.id, "killed", "former", "begun"):
+    for name in (waiting.id, "killed", "begun"):
         (outbox.folder / name).mkdir(exist_ok=True)
         if name != "begun":
             os.utime(outbox.folder / name, (0, 0))
     # A run that goes on stays.
     assert not Sender().drain()
-    assert {path.name for path in outbox.folder.iterdir() if path.is_dir()} == {waiting.id, "former", "begun"}
+    assert {path.name for path in outbox.folder.iterdir() if path.is_dir()} == {waiting.id, "begun"}
 
 
 def test_a_request_that_hangs_does_not_hold_the_end_of_a_stage(

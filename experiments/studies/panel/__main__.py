@@ -1,7 +1,7 @@
 """Command line of the panel: ``python -m experiments.studies.panel findings``.
 
-``findings`` writes docs/findings.md and its figures from the committed tables; ``probe UNIT`` says what its base model
-tells about n before any training, and keeps it in results/; ``others`` runs the default from base models of other
+``findings`` writes docs/findings.md and its figures from the committed tables; ``probe UNIT`` says how many groups of
+its base model have a signal, and keeps it in results/; ``others`` runs the default from base models of other
 seeds; ``prepare UNIT`` trains a base model anew and measures its problem sets. The code that trains the panel's cells
 is at the commit in frozen.json alone.
 """

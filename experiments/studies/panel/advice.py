@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from math import log2
+
+from scipy import stats
 
 from .questions import Measured
 from .statistics import clopper_pearson
@@ -35,47 +37,21 @@ def n_star(number: Sequence[float]) -> str:
     return f"{value:.1f} ({low:.1f}–{high:.1f})"
 
 
-def crossings(measured: Measured) -> str:
-    """After how many epochs of an n the next larger one leads."""
-    pairs = next(iter(measured.values()))["crossings"]
-    rows = [[name, *map(_crossing, own["crossings"])] for name, own in measured.items()]
-    return table(["unit", *(f"n = {pair['few']} → {pair['many']}" for pair in pairs)], rows)
-
-
-def _crossing(own: Mapping[str, Any]) -> str:
-    leads = f"leads with {own['probability']:.0%}"
-    if own["epochs"] is None:
-        return f"not yet in {own['last']:.0f}; {leads}"
-    middle, low = (f"{'≤ ' * (own[name] <= own['first'])}{own[name]:.0f}" for name in ("epochs", "low"))
-    high = "not yet" if own["high"] is None else f"{own['high']:.0f}"
-    return f"{middle} ({low}–{high}); {leads}"
-
-
-def failures_by_cell(measured: Measured) -> dict[tuple[int, float], list[int]]:
-    """By n and factor over all units: runs, those below their base model, and those that collapsed."""
+def failures(measured: Measured) -> dict[str, str]:
+    """The table of failures by n and factor over all units, and their sum."""
     counted: dict[tuple[int, float], list[int]] = {}
     for own in measured.values():
         for row in own["failures"]:
-            total = counted.setdefault((row["n"], row["factor"]), [0, 0, 0])
-            for k, name in enumerate(("runs", "below the base", "collapsed")):
-                total[k] += row[name]
-    return counted
-
-
-def failures(measured: Measured) -> dict[str, str]:
-    """The table of failures, and the sums that its paragraph names."""
-    counted = failures_by_cell(measured)
-    runs, below, collapsed = (sum(total[k] for total in counted.values()) for k in range(3))
+            total = counted.setdefault((row["n"], row["factor"]), [0, 0])
+            total[0] += row["failed"]
+            total[1] += row["runs"]
     factors = sorted({factor for _, factor in counted})
     rows = [
-        [str(n), *(_share(*counted.get((n, factor), [0, 0, 0])[::-2]) for factor in factors)]
+        [str(n), *(_share(*counted.get((n, factor), [0, 0])) for factor in factors)]
         for n in sorted({n for n, _ in counted})
     ]
     return {
-        "runs": str(runs),
-        "below": str(below),
-        "collapsed": str(collapsed),
-        "collapsed_share": _share(collapsed, runs),
+        "failed": _share(*map(sum, zip(*counted.values(), strict=True))),
         "failures": table(["n", *(f"× {factor:g}" for factor in factors)], rows),
     }
 
@@ -93,12 +69,27 @@ def regret(measured: Measured) -> str:
     return table(["unit", *RIVALS], rows)
 
 
-def probes(measured: Measured) -> str:
-    """Findings of the base model before any training, beside n*; unresolved where a guess has no upper end."""
-    rows = []
+def signals(measured: Measured) -> str:
+    """Share of groups with signal at the base model, beside n* of the trained unit."""
+    group_sizes = next(iter(measured.values()))["signal"]
+    rows = [
+        [name, *(f"{share:.0%}" for share in own["signal"].values()), n_star(own["vertices"]["tuned"][1])]
+        for name, own in measured.items()
+    ]
+    return table(["unit", *(f"n = {n}" for n in group_sizes), "n* at C_max"], rows)
+
+
+def guessed(measured: Measured, guesses: Mapping[str, float]) -> str:
+    """Regret of the n that the noise of the base model's gradient named, and of rivals, over units."""
+    regrets, ranks = [], []
     for name, own in measured.items():
-        value, low, high = own["probe"]["guess"]
-        guess = f"{value:.0f} ({low:.0f}–{high:.0f})" if None not in (value, high) else f"unresolved, {low:.0f} or more"
-        signal = ", ".join(f"{share:.0%} at n = {n}" for n, share in own["probe"]["signal"].items())
-        rows.append([name, guess, n_star(own["vertices"]["tuned"][1]), signal])
-    return table(["unit", "guess of n", "n* at C_max", "groups with signal at the base model"], rows)
+        by_n = {int(n): regret for n, regret in own["regret by n"].items()}
+        nearest = min(by_n, key=lambda n: abs(log2(n / guesses[name])))
+        regrets.append([by_n[nearest], sum(by_n.values()) / len(by_n), by_n[8]])
+        ranks.append([guesses[name], own["vertices"]["tuned"][1][0]])
+    guess, drawn, always = (sum(each) / len(regrets) for each in zip(*regrets, strict=True))
+    rank = stats.spearmanr(ranks)[0]
+    return (
+        f"{guess:.3f}, where n drawn at random loses {drawn:.3f} and n = 8 always {always:.3f}; "
+        f"its rank correlation with n* is {rank:+.2f}".replace("-", "−")
+    )

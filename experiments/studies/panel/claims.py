@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +11,8 @@ from isocompute.rollout.contract.documents import parsed
 from pydantic import AfterValidator, Field, model_validator
 
 from ...settings.strict import Settings
-from .questions import QUESTIONS, Answer
-from .statistics import Verdict
+from .questions import QUESTIONS, Answer, Question
+from .statistics import Estimate, Verdict
 
 FILE = Path(__file__).with_name("claims.yaml")
 
@@ -61,7 +60,9 @@ def load() -> list[Claim]:
     return [Claim.model_validate_json(json.dumps(each)) for each in parsed(FILE.read_text())]
 
 
-def row(claim: Claim, answers: Mapping[str, Answer], numbers: Mapping[str, str]) -> list[str]:
+def row(
+    claim: Claim, answers: Mapping[str, Answer], verdicts: Mapping[str, str], numbers: Mapping[str, str]
+) -> list[str]:
     """The row of a claim in the table of the page: claim, what was done, effect, verdict, command."""
     did = claim.did.format_map(numbers) or "Nothing"
     did += claim.absent and ": " + claim.absent
@@ -70,21 +71,25 @@ def row(claim: Claim, answers: Mapping[str, Answer], numbers: Mapping[str, str])
         link = f" (`{claim.page[3:]}`)" if outside else claim.page and f" ([{claim.page}]({claim.page}))"
         did += ". " + claim.known.format_map(numbers) + link
     effects = [f"{name}: {effect(answers[name])}" for name in claim.questions] or ["–"]
-    verdicts = [f"{name}: {answers[name].adjusted}" for name in claim.questions] or [str(Verdict.NOT_TESTABLE)]
+    found = [f"{name}: {verdicts[name]}" for name in claim.questions] or [str(Verdict.NOT_TESTABLE)]
     says = f"{claim.says} ({claim.where})"
     commands = [f"`{each}`" for each in ("findings" * bool(claim.questions), claim.command) if each] or ["–"]
-    return [str(claim.id), says, did, "; ".join(effects), "; ".join(verdicts), "; ".join(commands)]
+    return [str(claim.id), says, did, "; ".join(effects), "; ".join(found), "; ".join(commands)]
 
 
 def effect(answer: Answer) -> str:
     """The estimate with its interval, and of how many units."""
-    own, (low, high) = answer.estimate, answer.estimate.interval
-    shown: Callable[[float], str] = partial(signed, digits=2 if answer.question.unit else 3)
-    if answer.question.rule.bounds != (0.0,):
-        # A share or an exponent has no sign.
-        shown = "{:.2f}".format
+    value, low, high = shown(answer.question, answer.estimate)
     unit = answer.question.unit and f" {answer.question.unit}"
-    return f"{shown(own.value)}{unit} ({shown(low)} to {shown(high)} over {own.units} units)"
+    return f"{value}{unit} ({low} to {high} over {answer.estimate.units} units)"
+
+
+def shown(question: Question, own: Estimate) -> list[str]:
+    """An estimate and both ends of its interval, to be printed; a share or an exponent has no sign."""
+    numbers = (own.value, *own.interval)
+    if question.rule.bounds != (0.0,):
+        return [f"{number:.2f}".replace("-", "−") for number in numbers]
+    return [signed(number, 2 if question.unit else 3) for number in numbers]
 
 
 def signed(number: float, digits: int) -> str:

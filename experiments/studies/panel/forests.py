@@ -1,49 +1,25 @@
-"""The figures of the page: a line for each unit, and the mean over units."""
+"""The figures of the page: n* of every unit under each protocol, and its shift in every reading."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import inf, log2
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...figures import COLOURS, pyplot, save
-from .advice import PROTOCOLS, failures_by_cell
+from .advice import PROTOCOLS
+from .cards import FIELDS, Read
 from .claims import signed
-from .questions import REWARD, Answer, Measured
-from .statistics import Estimate, clopper_pearson, over_units
+from .measures import AS_PINNED
+from .questions import OCTAVE, Measured, mean_of, read
+from .statistics import Verdict, over_units
 from .study import UNITS
 
-Line = tuple[str, Sequence[float]]
-"""A unit, and its number with both ends of its interval; an end may be infinite."""
-HEIGHT = 0.17
-"""Inches of a line."""
 MARKERS = "os^"
 """By base model."""
-
-
-def draw(measured: Measured, answers: Mapping[str, Answer], folder: Path) -> list[Path]:
-    """Draw every figure, ``findings-NAME.svg`` and ``.png``.
-
-    Args:
-        measured: The numbers of the units.
-        answers: What the panel says to each question.
-
-    Returns:
-        The ``.svg`` files.
-    """
-    figures = {
-        "batch": _of_questions(answers, {"Q6": "reward of n = 4 with more problems − that of larger n"}, REWARD),
-        "best": _of_questions(answers, {"Q7": "best@4 per octave of n", "Q8": "worst@4 per octave of n"}, 0.005),
-        "difficulty": _of_difficulty(measured),
-        "epochs": _of_epochs(measured),
-        "failures": _of_failures(measured),
-    }
-    for name, figure in figures.items():
-        save(figure, folder / f"findings-{name}")
-    return [folder / f"findings-{name}.svg" for name in figures]
+SEEN = {Verdict.CONTRADICTED: "#c44e52", Verdict.SUPPORTED: "#55a868", Verdict.UNDECIDED: "0.45"}
 
 
 def draw_protocols(measured: Measured, path: Path) -> None:
@@ -53,9 +29,7 @@ def draw_protocols(measured: Measured, path: Path) -> None:
     for axis, (protocol, title), question in zip(axes, PROTOCOLS.items(), ("Q1", "Q2", "Q3"), strict=True):
         _protocol(axis, measured, protocol)
         axis.set_title(title, fontsize=9)
-        shift = _mean(
-            {(unit.problem_set, unit.base_seed): measured[unit.name]["questions"][question] for unit in UNITS}
-        )
+        shift = mean_of(read(question, measured))
         low, high = shift.interval
         axis.set_xlabel(f"{signed(shift.value, 2)} octaves ({signed(low, 2)} to {signed(high, 2)})", fontsize=9)
         axis.set_xticks([0, 1], ["C_max/8", "C_max"])
@@ -111,130 +85,36 @@ def _protocol(axis: Any, measured: Measured, protocol: str) -> None:
     )
 
 
-def _of_questions(answers: Mapping[str, Answer], titles: Mapping[str, str], least: float) -> Any:
-    """Numbers of units beside each other, one panel for each question, with the least effect that counts."""
-    lines = {name: _by_setting(answers[name].numbers) for name in titles}
-    figure, axes = _axes(len(titles), max(map(len, lines.values())))
-    for axis, (name, title) in zip(axes, titles.items(), strict=True):
-        _forest(axis, lines[name], answers[name].estimate)
-        axis.axvspan(-least, least, color="0.9", zorder=0)
-        axis.axvline(0, color="0.6", linewidth=0.8)
-        axis.set_xlabel(title)
-    return figure
-
-
-def _of_difficulty(measured: Measured) -> Any:
-    """n* of every unit at C_max, tuned per n, by setting."""
-    vertices = {(unit.problem_set, unit.base_seed): measured[unit.name]["vertices"]["tuned"][1] for unit in UNITS}
-    lines = _by_setting(vertices)
-    figure, (axis,) = _axes(1, len(lines))
-    _forest(axis, lines, _mean(vertices))
-    axis.set_xticks(range(1, 6), [str(2**k) for k in range(1, 6)])
-    axis.set(xlim=(0.9, 5.1), xlabel="n* at C_max = 65,536 rollouts, each n at its best rate")
-    return figure
-
-
-def _of_epochs(measured: Measured) -> Any:
-    """Epochs of the smaller n after which the larger leads, one panel for each pair."""
-    pairs = next(iter(measured.values()))["crossings"]
-    figure, axes = _axes(len(pairs), len(measured))
-    for k, (axis, pair) in enumerate(zip(axes, pairs, strict=True)):
-        last = log2(pair["last"])
-        lines = [
-            (name, [_octaves(own["crossings"][k][end]) for end in ("epochs", "low", "high")])
-            for name, own in measured.items()
-        ]
-        _forest(axis, lines, None, end=last + 0.5)
-        axis.axvline(last, color="0.6", linewidth=0.8)
-        axis.set_xlim(log2(pair["first"]) - 0.5, last + 1)
-        ticks = range(round(log2(pair["first"])), round(last) + 1, 2)
-        axis.set_xticks(ticks, [str(2**tick) for tick in ticks])
-        axis.set_title(f"{pair['few']} → {pair['many']}", fontsize=9)
-    figure.supxlabel("epochs of the smaller n; right of the line: not within the data", fontsize=9)
-    return figure
-
-
-def _octaves(epochs: float | None) -> float:
-    return inf if epochs is None else log2(epochs)
-
-
-def _of_failures(measured: Measured) -> Any:
-    """Share of runs that collapsed or never took off, by n and factor on the √B rule."""
-    counted = failures_by_cell(measured)
-    figure, (axis,) = _axes(1, 10)
-    factors = sorted({factor for _, factor in counted})
-    for k, factor in enumerate(factors):
-        own = {n: cell for (n, each), cell in counted.items() if each == factor}
-        at = np.array([log2(n) for n in own]) + 0.12 * (k - (len(factors) - 1) / 2)
-        shares = np.array([cell[2] / cell[0] for cell in own.values()])
-        ends = np.array([clopper_pearson(cell[2], cell[0]) for cell in own.values()])
-        axis.errorbar(
-            at,
-            shares,
-            np.abs(ends.T - shares),
-            fmt="o",
-            markersize=4,
-            capsize=2,
-            color=COLOURS[k],
-            label=f"× {factor:g}",
-        )
-    axis.set_xticks(range(1, 6), [str(2**k) for k in range(1, 6)])
-    axis.set(xlabel="n", ylabel="share of runs that fail", ylim=(-0.03, 1.03))
-    handles, labels = axis.get_legend_handles_labels()
-    figure.legend(
-        handles,
-        labels,
-        loc="outside upper center",
-        ncols=3,
-        frameon=False,
-        fontsize=8,
-        title_fontsize=8,
-        title="factor on the rate of the √B rule",
-    )
-    return figure
-
-
-def _axes(count: int, lines: int) -> tuple[Any, Any]:
-    """A figure of panels beside each other, as high as its lines need."""
-    size = (7.2, 1.0 + HEIGHT * (lines + 1))
-    figure, axes = pyplot().subplots(1, count, figsize=size, sharey=True, layout="constrained", squeeze=False)
-    return figure, axes[0]
-
-
-def _forest(axis: Any, lines: Sequence[Line], mean: Estimate | None, *, end: float = inf) -> None:
-    """Numbers with their intervals from top to bottom, and their mean below.
+def draw_readings(cards: Mapping[str, Sequence[Read]], path: Path) -> None:
+    """Draw the shift of n* in every reading, a panel for each way of choosing the rate.
 
     Args:
-        end: Where what is infinite is drawn, with an arrow.
+        cards: Of the questions about them, in the order of ``PROTOCOLS``.
     """
-    settings = _settings()
-    for k, (name, number) in enumerate(lines):
-        value, low, high = (min(each, end) for each in number)
-        colour = COLOURS[settings.index(name.rpartition("-")[0])]
-        axis.plot([min(low, end), high], [-k, -k], color=colour, linewidth=1.2, alpha=0.8)
-        axis.plot(value, -k, marker="o" if value < end else ">", markersize=4, color=colour)
-    labels = [name for name, _ in lines]
-    if mean:
-        axis.plot(mean.interval, [-len(lines)] * 2, color="black")
-        axis.plot(mean.value, -len(lines), marker="D", markersize=5, color="black")
-        labels.append("mean, 95 %")
-    axis.set_yticks([-k for k in range(len(labels))], labels, fontsize=8)
-    axis.set_ylim(0.5 - len(labels), 0.5)
-    axis.tick_params(labelsize=8)
-    axis.xaxis.label.set_size(9)
-    axis.grid(axis="x", alpha=0.3)
+    every = {each.name: each.field for reads in cards.values() for each in reads}
+    names = sorted(every, key=lambda name: ["", *FIELDS].index(every[name]))
+    size = (7.2, 1.1 + 0.17 * len(names))
+    figure, axes = pyplot().subplots(1, len(cards), figsize=size, sharey=True, layout="constrained")
+    for axis, reads, title in zip(axes, cards.values(), PROTOCOLS.values(), strict=True):
+        for own in reads:
+            at = -names.index(own.name)
+            axis.plot(own.estimate.interval, [at, at], color=SEEN[own.verdict], linewidth=1.4)
+            axis.plot(own.estimate.value, at, "o", markersize=4, color=SEEN[own.verdict])
+        axis.axvline(0, color="0.6", linewidth=0.8)
+        axis.axvline(OCTAVE, color="0.6", linewidth=0.8, linestyle="--")
+        axis.set_title(title, fontsize=9)
+        axis.set_xlim(-2, 2)
+        axis.tick_params(labelsize=8)
+    axes[0].set_yticks([-k for k in range(len(names))], [_said(name) for name in names], fontsize=8)
+    figure.supxlabel(
+        "octaves by which n* moves, 95 %; dashed: half an octave; red: excluded, green: seen, grey: undecided",
+        fontsize=8,
+    )
+    save(figure, path)
 
 
-def _mean(numbers: Mapping[tuple[str, int], Sequence[float]]) -> Estimate:
-    """The mean of the numbers of units, whatever the intervals that each of them has."""
-    return over_units({unit: float(own[0]) for unit, own in numbers.items()})
-
-
-def _by_setting(numbers: Mapping[tuple[str, int], Sequence[float]]) -> list[Line]:
-    """Lines of units, those of one setting below each other."""
-    order = _settings()
-    units = sorted(numbers, key=lambda unit: (order.index(unit[0]), unit[1]))
-    return [(f"{setting}-{base}", numbers[setting, base]) for setting, base in units]
+def _said(name: str) -> str:
+    return "today's posterior" if name == AS_PINNED else name
 
 
 def _settings() -> list[str]:

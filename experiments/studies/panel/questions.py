@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from isocompute.frontier.answers.forecast import holm
+from isocompute.frontier.answers.comparison import holm
 
-from .measures import Number
+from .measures import AS_PINNED, Number
 from .statistics import TAIL, Estimate, Rule, Verdict, over_units
 from .study import STUDY, UNITS
 
+PINNED = Path(__file__).with_name("pinned.json")
+"""The numbers of the pinned analysis, by question and unit, as the commit that it names made them."""
 OCTAVE = 0.5
 """δ of n* (octaves)."""
 REWARD = 0.02
@@ -31,7 +36,6 @@ class Question:
         unit: Of the number; empty for a reward, a share or an exponent.
         less: Settings whose mean n* is taken off that of the first of them, base by base; empty where every unit has a
             number of its own.
-        only: Settings that have a number; all by default.
     """
 
     asks: str
@@ -39,7 +43,6 @@ class Question:
     rule: Rule
     unit: str = ""
     less: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
 
 
 QUESTIONS = {
@@ -103,7 +106,6 @@ QUESTIONS = {
         asks="Is a rare way missed at small n?",
         statistic="slope of its share (mean length), per octave of n",
         rule=Rule(claimed="above"),
-        only=("needle",),
     ),
     "Q12": Question(
         asks="Does interference favour larger n?",
@@ -145,10 +147,9 @@ class Answer:
     p: float
 
 
-def answers(measured: Measured) -> dict[str, Answer]:
+def answers(numbers: Mapping[str, Numbers]) -> dict[str, Answer]:
     """Every question answered over all of its units."""
-    numbers = {name: _numbers(name, question, measured) for name, question in QUESTIONS.items()}
-    means = {name: over_units({key: value for key, (value, _, _) in own.items()}) for name, own in numbers.items()}
+    means = {name: mean_of(own) for name, own in numbers.items()}
     plain = {name: question.rule.of(means[name]) for name, question in QUESTIONS.items()}
     adjusted = holm({name: p for name, (_, p) in plain.items()})
     return {
@@ -164,13 +165,33 @@ def answers(measured: Measured) -> dict[str, Answer]:
     }
 
 
-def _numbers(name: str, question: Question, measured: Measured) -> Numbers:
+def mean_of(numbers: Numbers) -> Estimate:
+    """The mean of the values of units."""
+    return over_units({unit: value for unit, (value, _, _) in numbers.items()})
+
+
+def pinned() -> dict[str, Answer]:
+    """What the pinned analysis said."""
+    return answers(pinned_numbers())
+
+
+@cache
+def pinned_numbers() -> dict[str, Numbers]:
+    """Its numbers, by question."""
+    every = json.loads(PINNED.read_text())["numbers"]
+    units = {unit.name: (unit.problem_set, unit.base_seed) for unit in UNITS}
+    return {name: {units[unit]: tuple(own) for unit, own in rows.items()} for name, rows in every.items()}
+
+
+def read(name: str, measured: Measured, reading: str = AS_PINNED) -> Numbers:
+    """The numbers of units that answer a question, in one reading of ``measures``; some readings lack a unit."""
+    question = QUESTIONS[name]
     if not question.less:
-        own = {(unit.problem_set, unit.base_seed): measured[unit.name]["questions"] for unit in UNITS}
-        return {key: tuple(values[name]) for key, values in own.items() if name in values}
+        own = {(unit.problem_set, unit.base_seed): measured[unit.name]["questions"].get(name, {}) for unit in UNITS}
+        return {key: tuple(values[reading]) for key, values in own.items() if reading in values}
     found: Numbers = {}
     for base in STUDY["base_seeds"]:
-        first, *others = (measured[f"{setting}-{base}"]["vertices"]["tuned"][1] for setting in question.less)
+        first, *others = (measured[f"{setting}-{base}"]["questions"]["late"][reading] for setting in question.less)
         found[question.less[0], base] = _difference(first, others)
     return found
 

@@ -25,7 +25,7 @@ class Whole:
         evals: Validation, with ``kind`` (trunk, seed, branch or equal batch), ``learning_rate`` and ``factor`` (its
             factor on the √B rule; null of a branch or an equal batch).
         training: Pass rates of training problems, one row per problem and evaluation, likewise.
-        probe: What the base model told before any training.
+        probe: Signal of the base model before any training.
         lengths: Mean tokens of the responses of each evaluation: ``run_id``, ``step``, ``length``.
     """
 

@@ -39,9 +39,12 @@ class StubActor:
         self._policies = config.resources.keep_policies
         return "stub", os.getpid()
 
-    def sample(self, problems: pl.DataFrame, settings: dict[str, Any]) -> pl.DataFrame:
+    def call(self, method: str, *arguments: Any) -> Any:
+        return getattr(self, method)(*arguments)
+
+    def sample(self, problems: pl.DataFrame, samples: int, seed: int, phase: str) -> pl.DataFrame:
         """Every response is right."""
-        ids = [[1]] * settings["samples"]
+        ids = [[1]] * samples
         answers = pl.DataFrame({"sample": range(len(ids)), "prompt_ids": ids, "response_ids": ids})
         answered = problems.select("problem_id").join(answers, how="cross")
         return answered.with_columns(reward=1.0, finish_reason=pl.lit("stop"))
@@ -52,17 +55,15 @@ class StubActor:
             if (config.tolerances.tolerance or 1.0) < 1e-9:
                 raise ValueError("the sampler does not agree with the learner")
 
-    def evaluate_baseline(self, cell: Cell, problems: pl.DataFrame, folder: str) -> None:
-        home = Path(folder)
+    def evaluate_baseline(self, cell: Cell, problems: pl.DataFrame, home: Path) -> None:
         os.chdir(home.parents[2])
         if random.random() < json.loads(Path("faults.json").read_text())["deaths"]:
             os.kill(os.getpid(), signal.SIGKILL)
         cell_folder.write_baseline(home, first_evaluation({"avg_at_4": 0.25}, 8))
         note(f"start {cell.baseline_id}")
 
-    def train(self, cell: Cell, problems: pl.DataFrame, home: str, start: str) -> None:
+    def train(self, cell: Cell, problems: pl.DataFrame, folder: Path, start: Path) -> None:
         """Take steps, a checkpoint after each fourth, and die or fail as the file says."""
-        folder = Path(home)
         os.chdir(folder.parents[2])
         folder.mkdir(parents=True, exist_ok=True)
         faults = json.loads(Path("faults.json").read_text())

@@ -4,8 +4,8 @@ import json
 
 import pytest
 from isocompute.budget import BudgetError, Counts, Ledger
-from isocompute.budget.audit import OF_LEDGER, audit
 from isocompute.budget.cli import main
+from isocompute.budget.commands.audit import OF_LEDGER, Audit
 from reading_logs import DOCS, VERL, lines, settings
 
 TRL = settings(
@@ -33,18 +33,18 @@ def verl_rows(steps, **more):
 def changes(found):
     """The differences, which add up to what the log says and what was paid."""
     of_log = sum(d.rollouts for d in found.differences if d.mechanism not in OF_LEDGER)
-    assert found.planned + of_log == found.rollouts
+    assert found.planned + of_log == found.last.rollouts
     if found.history is not None:
         totals = found.history.totals()
         later = sum(d.rollouts for d in found.differences if d.mechanism in OF_LEDGER)
-        assert found.rollouts + later == (totals.used + totals.lost_training).rollouts
+        assert found.last.rollouts + later == (totals.used + totals.lost_training).rollouts
     return {d.mechanism: d.rollouts for d in found.differences}
 
 
 def test_a_run_that_did_what_its_settings_say_has_no_differences():
-    found = audit(str(DOCS / "n16"))
+    found = Audit(str(DOCS / "n16"))
     assert changes(found) == {}
-    assert (found.planned, found.rollouts) == (7_680, 7_680)
+    assert (found.planned, found.last.rollouts) == (7_680, 7_680)
     assert found.evaluated > 0
     entries = json.loads((DOCS / "n16" / "trainer_state.json").read_text())["log_history"]
     shares = [entry["frac_reward_zero_std"] for entry in entries if "frac_reward_zero_std" in entry]
@@ -53,7 +53,7 @@ def test_a_run_that_did_what_its_settings_say_has_no_differences():
 
 def test_several_passes_and_a_batch_that_is_not_used_up_are_named(tmp_path):
     shared = {**TRL, "num_iterations": 3, "max_steps": 10}
-    found = audit(logged(tmp_path, trl_rows(10, lambda step: step % 3 == 1)), shared=shared)
+    found = Audit(logged(tmp_path, trl_rows(10, lambda step: step % 3 == 1)), shared=shared)
     # Ten steps of 4 are 40, in three passes 13; the fourth batch of 4 is used once.
     assert found.planned == 40
     assert sum(changes(found).values()) == 4 * 4 - 40
@@ -66,28 +66,28 @@ def test_short_epochs_are_named(tmp_path):
     # Three batches make an epoch of two steps, the second of which has one.
     epochs = {1: 2 / 3, 2: 1.0, 3: 5 / 3, 4: 2.0}
     rows = ({k: v for k, v in row.items() if k != "num_tokens"} for row in trl_rows(4, epoch=epochs.get))
-    found = audit(logged(tmp_path, rows), shared=shared)
+    found = Audit(logged(tmp_path, rows), shared=shared)
     assert changes(found) == {"short epochs": -8}
-    assert found.rollouts == 24
+    assert found.last.rollouts == 24
 
 
 def test_a_resume_within_a_batch_is_named(tmp_path):
     shared = {**TRL, "num_iterations": 4, "max_steps": 8}
     # Resumed after step 2, with a new batch in step 3 and in step 7.
-    found = audit(logged(tmp_path, trl_rows(8, lambda step: step in (1, 3, 7))), shared=shared)
+    found = Audit(logged(tmp_path, trl_rows(8, lambda step: step in (1, 3, 7))), shared=shared)
     assert changes(found)["resume"] == 4
-    assert found.rollouts == 12
+    assert found.last.rollouts == 12
 
 
 def test_refill_and_baselines_are_named(tmp_path):
     shared = {**VERL, "algorithm.adv_estimator": "remax", "trainer.use_v1": False}
     evicted = {"training/filter_groups/evicted_samples": 3}
-    found = audit(logged(tmp_path, verl_rows(10, **evicted)), shared=shared)
+    found = Audit(logged(tmp_path, verl_rows(10, **evicted)), shared=shared)
     # 11 prompts a step, with four responses and one more.
     assert changes(found) == {"remax baselines": 110, "refill": 120}
-    assert found.rollouts == 550
+    assert found.last.rollouts == 550
     ahead = {"trainer.v1.trainer_mode": "separate_async", "trainer.v1.separate_async.num_warmup_batches": 2}
-    notes = audit(logged(tmp_path, verl_rows(10)), shared={**VERL, **ahead}).notes
+    notes = Audit(logged(tmp_path, verl_rows(10)), shared={**VERL, **ahead}).notes
     assert any(note.startswith("warm-up: 64 rollouts are started ahead of their step") for note in notes)
 
 
@@ -101,7 +101,7 @@ def test_lost_work_is_of_the_attempt_that_lost_it(tmp_path):
     path = tmp_path / "run.ledger"
     ledger_of(path, range(1, 8))
     ledger_of(path, range(5, 11), resumed_from=4)
-    found = audit(logged(tmp_path, verl_rows(10)), path, shared=VERL)
+    found = Audit(logged(tmp_path, verl_rows(10)), path, shared=VERL)
     assert changes(found) == {"lost work": 96}
     assert found.differences[0].sentence == (
         "attempt 1 lost what it generated of steps 5 to 7, since attempt 2 went on after step 4"
@@ -114,11 +114,11 @@ def test_a_ledger_that_ends_earlier_or_later_than_the_log_is_named(tmp_path):
     ledger_of(long, range(1, 13))
     ledger_of(other, range(1, 11), rollouts=33)
     source = logged(tmp_path, verl_rows(10))
-    assert changes(audit(source, short, shared=VERL)) == {"uncharged steps": -64}
-    assert changes(audit(source, long, shared=VERL)) == {"unlogged steps": 64}
-    assert changes(audit(source, other, shared=VERL)) == {"not explained": 10}
+    assert changes(Audit(source, short, shared=VERL)) == {"uncharged steps": -64}
+    assert changes(Audit(source, long, shared=VERL)) == {"unlogged steps": 64}
+    assert changes(Audit(source, other, shared=VERL)) == {"not explained": 10}
     ledger_of(tmp_path / "empty.ledger", [])
-    assert changes(audit(source, tmp_path / "empty.ledger", shared=VERL)) == {"uncharged steps": -320}
+    assert changes(Audit(source, tmp_path / "empty.ledger", shared=VERL)) == {"uncharged steps": -320}
 
 
 def test_a_ledger_whose_attempt_ended_ahead_is_explained(tmp_path):
@@ -128,7 +128,7 @@ def test_a_ledger_whose_attempt_ended_ahead_is_explained(tmp_path):
         for step in (1, 5):
             ledger.charge(step, {"trained": Counts(rollouts=4)}, shares=(1,) * 4)
         ledger.end(6)
-    found = audit(logged(tmp_path, trl_rows(6, lambda step: step in (1, 5))), path, shared=shared)
+    found = Audit(logged(tmp_path, trl_rows(6, lambda step: step in (1, 5))), path, shared=shared)
     assert "lost work" not in changes(found)
     assert "not explained" not in changes(found)
 
@@ -157,8 +157,8 @@ def test_the_command_prints_a_table_and_a_line_for_each_difference(tmp_path, cap
 
 def test_what_cannot_be_audited_is_refused(tmp_path):
     with pytest.raises(BudgetError, match="no run"):
-        audit(str(tmp_path))
+        Audit(str(tmp_path))
     with pytest.raises(BudgetError, match="holds 2 runs"):
-        audit(str(DOCS))
+        Audit(str(DOCS))
     with pytest.raises(BudgetError, match=r"rollout\.n"):
-        audit(logged(tmp_path, verl_rows(3)))
+        Audit(logged(tmp_path, verl_rows(3)))

@@ -50,6 +50,7 @@ def evals(
 def shorten(patch: pytest.MonkeyPatch) -> None:
     """Let fits take few short chains, whether they agree or not: 512 draws for what does not hang by a percent."""
     patch.setattr(posterior, "AGREED", np.inf)
+    patch.setattr(posterior, "ENOUGH", 0.0)
     patch.setattr(notebook, "posterior", partial(posterior.posterior, size=(32, 40, 16)))
 
 

@@ -97,7 +97,7 @@ def test_a_figure_that_cannot_be_written_is_one_line_and_exit_code_2(
 ) -> None:
     table.filter(pl.col("run_id") == "n4s0").write_csv(tmp_path / "curve.csv")
     (tmp_path / "file").touch()
-    arguments = ["--x", "rollouts", "--y", "avg_at_4", "--bootstrap", "20", "--figure", str(tmp_path / "file" / "f")]
+    arguments = ["--x", "rollouts", "--y", "avg_at_4", "--figure", str(tmp_path / "file" / "f")]
     assert main(["predict", str(tmp_path / "curve.csv"), *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'file' / 'f.svg'}: cannot be written (")
 

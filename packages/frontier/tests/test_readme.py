@@ -32,8 +32,7 @@ def test_every_command_and_example_of_the_readme_runs(
         command.add(parsers)
     assert {shlex.split(c)[1] for c in commands} == {*parsers.choices}
     for line in commands:
-        few = ["--bootstrap", "20"] if " predict " in line else []
-        assert main([*shlex.split(line)[1:], *few]) == 0, line
+        assert main(shlex.split(line)[1:]) == 0, line
     assert main(["prescribe", "fitted", "--budget", "1M", "--json", "a.json"]) == 0
     document = json.loads((tmp_path / "a.json").read_text())
     assert (document["budget"], 32 < document["rollouts_per_problem"] <= 256) == (1_000_000, True)

@@ -42,12 +42,14 @@ def recorded(*, groups: int = 4, n: int = 4, version: int = 0, step: int = 1, se
     )
 
 
-def scored(policy: torch.nn.Module, rollouts: pl.DataFrame, numbers: type[pl.DataType] = pl.Float32) -> pl.DataFrame:
+def scored(
+    policy: torch.nn.Module, rollouts: pl.DataFrame, numbers: type[pl.DataType] = pl.Float32, temperature: float = 1.0
+) -> pl.DataFrame:
     """Rollouts with the log-probabilities that a model gives them, one response at a time."""
     logprobs = []
     for prompt, response in rollouts.select("prompt_ids", "response_ids").iter_rows():
         with torch.no_grad():
-            scores = torch.log_softmax(policy(torch.tensor([prompt + response])).logits[0], -1)
+            scores = torch.log_softmax(policy(torch.tensor([prompt + response])).logits[0] / temperature, -1)
         logprobs.append([float(scores[len(prompt) + i - 1, token]) for i, token in enumerate(response)])
     return rollouts.with_columns(pl.Series("logprobs", logprobs, dtype=pl.List(numbers)))
 
@@ -61,7 +63,6 @@ def moved(model: torch.nn.Module, size: float) -> torch.nn.Module:
 
 
 PROBLEMS = pl.DataFrame({"problem_id": [f"p{i}" for i in range(8)]})
-
 RUN = loop.RunConfig(run_id="r", rollouts_per_problem=4, problems_per_batch=4, seed=3, evaluate_every=32)
 
 

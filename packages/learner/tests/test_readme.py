@@ -7,9 +7,7 @@ import pytest
 from tiny_models import with_tokenizer
 
 README = Path(__file__).parents[1] / "README.md"
-
 EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-
 ON_THE_HUB = "Qwen/Qwen2.5-0.5B-Instruct"
 
 

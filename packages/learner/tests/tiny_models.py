@@ -11,6 +11,7 @@ from isocompute.learner.batch.responses import read
 from isocompute.learner.config import BatchConfig
 from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.policy.forward import Forward
+from small_run import scored
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 NAMES = {
@@ -147,12 +148,7 @@ def unsampled(
 def of_transformers(folder: Path, table: pl.DataFrame) -> torch.Tensor:
     """Log-probabilities one response at a time."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    found = []
-    for prompt, response in table.select("prompt_ids", "response_ids").iter_rows():
-        with torch.no_grad():
-            scores = torch.log_softmax(model(torch.tensor([prompt + response])).logits[0] / 0.7, -1)
-        found += [float(scores[len(prompt) + i - 1, token]) for i, token in enumerate(response)]
-    return torch.tensor(found)
+    return torch.tensor(scored(model, table, temperature=0.7)["logprobs"].explode().to_list())
 
 
 def of_learner(forward: Forward, table: pl.DataFrame) -> torch.Tensor:

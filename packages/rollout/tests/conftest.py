@@ -26,12 +26,7 @@ pytest.register_assert_rewrite("every_sampler", "every_sync")
 
 
 class Tiny:
-    """A Llama of two layers over digits, signs and the bytes of two characters, é and 😀.
-
-    Args:
-        folder: Where it is saved.
-        tied: Whether its output head is its embedding.
-    """
+    """A Llama of two layers over digits, signs and the bytes of two characters, é and 😀; its head may be tied."""
 
     sampling = Sampling(max_new_tokens=8, max_prompt_tokens=8)
     problems = pl.DataFrame(
@@ -105,7 +100,7 @@ class Tiny:
     def sample_fed(self, sampler: Any, samples: int = 4) -> pl.DataFrame:
         """Return the same table, for which the sampler is given another problem whenever a response has finished."""
         feed, parts = Feed(), [self.problems[row : row + 1] for row in range(len(self.problems))]
-        draw = Draw(samples=samples, seed=3, step=1, phase="train", run_id="r", first_sample=0)
+        draw = Draw(samples=samples, seed=3, step=1, run_id="r")
         feed.add(parts.pop(), draw)
         groups = []
         for group in sampler.answer(feed):

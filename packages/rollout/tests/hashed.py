@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 from isocompute.rollout import Sampling, response_seed
-from isocompute.rollout.samplers.base import Columns, Group, Sampler
+from isocompute.rollout.samplers.base import Group, Sampler
 from isocompute.rollout.samplers.replicas.replica import GATHER_SECONDS
 from isocompute.rollout.samplers.sampling import Draw, Response
 from isocompute.rollout.samplers.weights import Manifest, Payload, Rendezvous
@@ -56,11 +56,7 @@ HANGING_SECONDS = 15.0
 
 
 def replicas(folder: Path, count: int, **options: Any) -> Any:
-    """Replicas whose processes come up in seconds, and which take weights in six buckets.
-
-    Args:
-        folder: As for ``HashedSampler``.
-    """
+    """Replicas of ``HashedSampler`` whose processes come up in seconds, and which take weights in six buckets."""
     from isocompute.rollout.samplers.replicas.pool import Replicas
 
     settings = {"bucket_bytes": 300, "answer_seconds": HANGING_SECONDS} | options
@@ -131,7 +127,6 @@ class HashedSampler(Sampler):
 
     def _batches(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
         self.lengths(problems)
-        columns = Columns(versions=self.in_flight)
         for row, (problem_id, prompt) in enumerate(problems.select("problem_id", "prompt").iter_rows()):
             while self._told("wait"):
                 sleep(0.01)
@@ -141,15 +136,10 @@ class HashedSampler(Sampler):
                 sleep(2 * GATHER_SECONDS)
             numbers = range(draw.first_sample, draw.first_sample + draw.samples)
             responses = [self._response(draw, problem_id, sample) for sample in numbers]
-            group = Group(
-                row=row,
-                problem_id=problem_id,
-                prompt_ids=[ord(c) for c in prompt],
-                responses=responses,
-                texts=[""] * len(responses),
-            )
+            tokens, texts = [ord(c) for c in prompt], [""] * len(responses)
+            group = Group(row=row, problem_id=problem_id, prompt_ids=tokens, responses=responses, texts=texts)
             verdicts = [Verdict(reward=float(r.ids[0] % 2)) for r in responses]
-            yield columns.batch(group, verdicts, draw=draw, version=self._version)
+            yield self.columns().batch(group, verdicts, draw=draw, version=self.weights_version)
 
     def _response(self, draw: Draw, problem_id: str, sample: int) -> Response:
         seed = response_seed(draw.seed, draw.phase, draw.step, problem_id, sample)

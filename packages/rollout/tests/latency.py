@@ -27,11 +27,7 @@ LONGEST = 8192
 
 @cache
 def length_of(seed: int, problem_id: str, shared: float) -> int:
-    """The tokens of a response, by its seed: lognormal, and as many as ``LONGEST``.
-
-    Args:
-        shared: Share of the variance that is between problems.
-    """
+    """The tokens of a response, by its seed: lognormal, with a share of the variance between problems."""
     own, problem = Random(seed).gauss(), Random(problem_id).gauss()
     return min(LONGEST, int(exp(log(1500.0) + sqrt(1 - shared) * own + sqrt(shared) * problem)) + 1)
 
@@ -92,7 +88,7 @@ class LatencyEngine(Sampler):
                 draw, problem_id, sample = waiting.popleft()
                 self.begun.setdefault(problem_id, self.clock.now)
                 length = self._length(draw, problem_id, sample)
-                heappush(alive, (steps + length, draw.step, problem_id, sample, self._version, draw))
+                heappush(alive, (steps + length, draw.step, problem_id, sample, self.weights_version, draw))
             self.alive.append((self.clock.now, len(alive)))
             each = self.step + self.each * len(alive)
             seconds = min(self.tick, (alive[0][0] - steps) * each)
@@ -211,13 +207,7 @@ def replicas(
     start_seconds: float = 600.0,
     **engine: Any,
 ) -> Iterator[Any]:
-    """Open replicas of an engine of latency in virtual time.
-
-    Args:
-        deaths: As for ``VirtualRay``.
-        tolerance, start_seconds: As for ``Replicas``.
-        engine: As for ``LatencyEngine``.
-    """
+    """Open replicas of an engine of latency in virtual time, whose options are those of ``engine``."""
     ray = VirtualRay(deaths or {})
     with ExitStack() as patched:
         for module in (crew, replica):

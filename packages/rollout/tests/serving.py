@@ -91,12 +91,7 @@ class Loopback(ThreadingHTTPServer):
 
 
 class Served:
-    """vLLM's server with a tiny model, in a process of its own.
-
-    Args:
-        model: Folder of the model.
-        folder: For its log and its chat template.
-    """
+    """vLLM's server with a tiny model, in a process of its own; a folder has its log and its chat template."""
 
     def __init__(self, model: Path, folder: Path) -> None:
         self._port = free_port()
@@ -133,8 +128,7 @@ class Served:
 class Stub(Loopback):
     """Answers as vLLM's server does, with the tokens of a sampler in this process: it is there at once.
 
-    Args:
-        sampler: Generates; what is asked for meanwhile is answered together.
+    What is asked for while it generates is answered together.
     """
 
     def __init__(self, sampler: Any) -> None:
@@ -210,10 +204,6 @@ class Proxy(Loopback):
     """Passes requests on to a server, except where a plan says otherwise.
 
     What else may be wrong with an answer, and that it counts as failed, are asked of the client and of the protocols.
-
-    Args:
-        url: The server's address.
-        plan: Which fault each request meets.
     """
 
     FAULTS = ("wrong-prompt", "500", "hang", "busy", "reset")

@@ -198,7 +198,7 @@ def test_a_run_that_goes_on_needs_its_ledger(tmp_path, capsys):
     assert main(arguments(tmp_path, 100, dies=3, saves=3)) == 137
     (tmp_path / "run.ledger").unlink()
     assert main(arguments(tmp_path, 100, hangs=5)) == 2
-    assert "goes on after step 3, of which this ledger knows nothing" in capsys.readouterr().err
+    assert "goes on after step 3: give the ledger of that run" in capsys.readouterr().err
 
 
 def test_a_log_that_cannot_be_read_is_refused_before_anything_is_started(tmp_path, capsys):

@@ -23,27 +23,22 @@ def test_counts_add_up_in_any_order_and_to_nothing_else(a, b, c):
         a + 1
 
 
-@pytest.mark.parametrize("value", [-1, 1.5, "3", None, 2**63])
-def test_a_count_that_is_no_count_is_refused_by_name(value):
-    with pytest.raises(BudgetError, match="response_tokens is"):
-        Counts(response_tokens=value)
-
-
 @pytest.mark.parametrize(
-    ("limits", "said"),
+    ("made", "numbers", "said"),
     [
-        ({"rollouts": 0}, "limit on rollouts is 0"),
-        ({"rollouts": 2.5}, r"limit on rollouts is 2\.5"),
-        ({"device_seconds": 0}, "the limit on device_seconds is 0; it must be a finite number above 0"),
-        ({"money": float("nan"), "price_per_device_hour": 1.0}, "the limit on money is nan"),
-        ({"money": 5.0}, "needs price_per_device_hour"),
-        ({"price_per_device_hour": -1.0}, r"price_per_device_hour is -1\.0"),
-        ({"rollouts": 1, "counted": "spent"}, r"'spent'.*'paid' or 'used'"),
+        *[(Counts, {"response_tokens": value}, "response_tokens is") for value in (-1, 1.5, "3", None, True, 2**63)],
+        (Limits, {"rollouts": 0}, "limit on rollouts is 0"),
+        (Limits, {"rollouts": 2.5}, r"limit on rollouts is 2\.5"),
+        (Limits, {"device_seconds": 0}, "the limit on device_seconds is 0; it must be a finite number above 0"),
+        (Limits, {"money": float("nan"), "price_per_device_hour": 1.0}, "the limit on money is nan"),
+        (Limits, {"money": 5.0}, "needs price_per_device_hour"),
+        (Limits, {"price_per_device_hour": -1.0}, r"price_per_device_hour is -1\.0"),
+        (Limits, {"rollouts": 1, "counted": "spent"}, r"'spent'.*'paid' or 'used'"),
     ],
 )
-def test_limits_that_cannot_be_are_refused(limits, said):
+def test_counts_and_limits_that_cannot_be_are_refused_by_name(made, numbers, said):
     with pytest.raises(BudgetError, match=said):
-        Limits(**limits)
+        made(**numbers)
 
 
 def test_a_step_that_generates_nothing_is_refused_only_by_time_and_money():

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError, Counts, History, Ledger, Limits, Meter
-from isocompute.budget.follow import Charging
-from isocompute.budget.ledger.hook import Hook
+from isocompute.budget.commands.run import Charging
+from isocompute.budget.ledger.meter import Hook
 from isocompute.budget.trainers.live import LiveLog
 
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.planning.splits import Constraints, grid
+from isocompute.budget.planning.compute import Constraints, grid
 
 limits = st.builds(
     Constraints,

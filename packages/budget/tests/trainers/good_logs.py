@@ -5,17 +5,15 @@ from __future__ import annotations
 import io
 import json
 import pprint
-import sqlite3
 import struct
 import zlib
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
-from isocompute.budget.trainers.logs.tensorboard import _checksum
+from isocompute.budget.trainers.logs.records import _checksum
 from isocompute.budget.trainers.registry import TRAINERS
-from reading_logs import DOCS, FIXTURES, logged_run
+from reading_logs import DOCS, FIXTURES, logged_run, trackio
 
 RUN = [json.loads(line) for line in (FIXTURES / "verl" / "run.jsonl").read_text().splitlines()]
 ROWS = [{"step": row["step"], **row["data"]} for row in RUN]
@@ -67,19 +65,6 @@ def parquet_of(rows):
     return stream.getvalue()
 
 
-def trackio_of(rows, folder):
-    path = Path(folder) / "made.db"
-    path.unlink(missing_ok=True)
-    with closing(sqlite3.connect(path)) as database:
-        database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_id TEXT, run_name TEXT, metrics TEXT)")
-        database.execute("CREATE TABLE configs (id INTEGER PRIMARY KEY, run_id TEXT, config TEXT)")
-        database.execute("INSERT INTO configs (run_id, config) VALUES ('a', '{}')")
-        for row in rows:
-            database.execute("INSERT INTO metrics (run_id, run_name, metrics) VALUES ('a', 'r', ?)", [json.dumps(row)])
-        database.commit()
-    return path.read_bytes()
-
-
 def good_logs(folder):
     """Every format once."""
     (events,) = (FIXTURES / "trl" / "events").iterdir()
@@ -96,7 +81,7 @@ def good_logs(folder):
         Good(name=events.name, data=events.read_bytes(), trainer="trl", checked=True),
         Good(name="trainer_state.json", data=(FIXTURES / "trl" / "trainer_state.json").read_bytes(), trainer="trl"),
         Good(name="training_args.bin", data=(DOCS / "n4" / "training_args.bin").read_bytes(), trainer="trl"),
-        Good(name="project.db", data=trackio_of(logged_run(), folder), trainer="trl"),
+        Good(name="project.db", data=trackio(Path(folder) / "made.db", {}, logged_run()).read_bytes(), trainer="trl"),
     ]
 
 

@@ -13,8 +13,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from isocompute.budget import Allocation
-from isocompute.budget.trainers.doctor import Given, examine
-from isocompute.budget.trainers.evals import ingest
+from isocompute.budget.trainers.doctor import Given, examine, ingest
 from isocompute.budget.trainers.registry import convert, trainer
 from isocompute.budget.trainers.settings import RunPlan, flags, render
 
@@ -122,6 +121,7 @@ def asked(source, given):
 
 def trackio(path, config, rows):
     """Trackio's database of one run."""
+    path.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_id TEXT, run_name TEXT, metrics TEXT)")
         database.execute("CREATE TABLE configs (id INTEGER PRIMARY KEY, run_id TEXT, config TEXT)")

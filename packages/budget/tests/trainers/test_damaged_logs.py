@@ -21,9 +21,8 @@ from good_logs import good_logs, leveldb, tfrecords
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.doctor import Given, examine
 from isocompute.budget.trainers.logs import files
+from isocompute.budget.trainers.logs.records import _leveldb, _tfrecords
 from isocompute.budget.trainers.logs.sources import read_arguments, read_logs
-from isocompute.budget.trainers.logs.tensorboard import _payloads
-from isocompute.budget.trainers.logs.wandb import _records
 
 pytestmark = pytest.mark.slow("a campaign of damages")
 
@@ -135,7 +134,7 @@ def rewritten(good, source):
     """Records changed within, their checksums right: other wire types, short numbers, text of other types."""
     path = Path(source.folder) / good.name
     path.write_bytes(good.data)
-    records = [item[1] for item in (_records if good.name == "run.wandb" else _payloads)(path, [])]
+    records = [item[1] for item in (_leveldb if good.name == "run.wandb" else _tfrecords)(path, [])]
     for _ in range(source.choice((1, 5, 50))):
         k = source.randrange(len(records))
         if records[k]:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers.evals import ingest
+from isocompute.budget.trainers.doctor import ingest
 from isocompute.budget.trainers.logs.sources import read_arguments, read_logs
 from isocompute.budget.trainers.registry import TRAINERS
 from reading_logs import DOCS, FIXTURES, OPENRLHF, PRIME_RL, TRL, VERL, logged_run, rollouts, run_settings, trackio

@@ -5,6 +5,7 @@ from isocompute.budget import BudgetError
 from isocompute.budget.trainers.doctor import Given, examine
 from isocompute.budget.trainers.logs.sources import read_logs
 from isocompute.budget.trainers.registry import TRAINERS
+from isocompute.budget.trainers.search import log_sources
 from reading_logs import FIXTURES, lines, logged_run
 
 SWIFT = {"completions/mean_length": 2.0, "reward": 0.5, "rewards/right/mean": 0.5, "loss": 0.1, "memory(GiB)": 1.0}
@@ -43,7 +44,7 @@ def claimed(source):
         if known.logs is None:
             continue
         try:
-            logs = read_logs(str(source), known.logs.layout)
+            logs = [log for one in log_sources(str(source))[0] for log in read_logs(one, known.logs.layout)]
         except BudgetError:
             continue
         keys = {key for log in logs for key in (*log.config, *(k for _, metrics in log.rows for k in metrics))}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers.counting import LoggedEvaluation, Spread
+from isocompute.budget.trainers.counting import LoggedEvaluation, Score, Spread, StepCount
 from isocompute.budget.trainers.evals import rows_of
 from isocompute.budget.trainers.logs.log import Log
 from isocompute.budget.trainers.registry import trainer
@@ -254,11 +254,11 @@ def points(rewards, batch):
     return found
 
 
-def evaluation(step, mean, spread=None, questions=None):
-    count = {"rollouts": 0, "tokens": 0, "count_source": "log"}
-    scores = {"avg_at_1": mean}
-    known = {"problem_set": "m", "samples": 1, "metric": "reward", "spread": spread, "questions": questions}
-    return LoggedEvaluation(step=step, scores=scores, **known, **count)
+def evaluation(step, mean, spread=None, questions=None, samples=1, **best):
+    count = StepCount(logged=step, step=step, rollouts=0, rollouts_error=0, tokens=0, count_source="log")
+    scores = {f"avg_at_{samples}": mean, **best}
+    score = Score(samples=samples, scores=scores, metric="reward", spread=spread, questions=questions)
+    return LoggedEvaluation.of(score, count, "m")
 
 
 def rated(*of, scale=""):
@@ -274,22 +274,21 @@ def test_a_spread_that_leaves_no_doubt_says_the_scale(scale):
     assert f"rewards {low:g} and {high:g}" in notes[0]
 
 
-@pytest.mark.parametrize("rewards", [[0.4, 0.5, 0.6, 0.5], [0.1, 0.1, 1.1, 0.1], [0.0, 0.5, 1.0, 0.5]])
-def test_shaped_rewards_within_0_and_1_are_refused(rewards):
-    with pytest.raises(BudgetError, match="not a success rate"):
-        rated(*points([rewards], 4))
-
-
-def test_a_best_of_k_of_more_than_k_times_the_mean_is_not_of_successes():
-    # A bonus for the format lets every question pass.
-    bonus = replace(evaluation(0, 0.1), samples=2, scores={"avg_at_2": 0.1, "best_at_2": 1.0})
-    with pytest.raises(BudgetError, match="not a success rate"):
-        success_rates([bonus], "", where="a run")
-
-
-def test_a_scale_that_is_none_is_refused():
-    with pytest.raises(BudgetError, match="scale is 'stars'"):
-        rated(evaluation(0, 0.5), scale="stars")
+@pytest.mark.parametrize(
+    ("evaluations", "scale", "said"),
+    [
+        *[
+            (points([r], 4), "", "not a success rate")
+            for r in ([0.4, 0.5, 0.6, 0.5], [0.1, 0.1, 1.1, 0.1], [0, 0.5, 1, 0.5])
+        ],
+        # A bonus for the format lets every question pass: a best of k of more than k times the mean.
+        ([evaluation(0, 0.1, samples=2, best_at_2=1.0)], "", "not a success rate"),
+        ([evaluation(0, 0.5)], "stars", "scale is 'stars'"),
+    ],
+)
+def test_what_is_no_rate_on_any_scale_is_refused(evaluations, scale, said):
+    with pytest.raises(BudgetError, match=said):
+        rated(*evaluations, scale=scale)
 
 
 def test_means_alone_do_not_say_a_scale():

@@ -6,7 +6,7 @@ import pytest
 from isocompute.budget import BudgetError
 from isocompute.budget.cli import main
 from isocompute.budget.trainers.registry import read
-from isocompute.budget.trainers.settings import flags, load, nested
+from isocompute.budget.trainers.settings import flags, load
 
 SCRIPT = """#!/bin/bash
 # data.train_batch_size=1
@@ -29,7 +29,9 @@ def test_a_launch_script_is_read_for_its_flags(tmp_path):
 
 def test_every_kind_of_file_holds_the_same_settings(tmp_path):
     settings = {"data.train_batch_size": 64, "trainer.nnodes": 1, "trainer.val": False}
-    (tmp_path / "a.json").write_text(json.dumps(nested(settings)))
+    (tmp_path / "a.json").write_text(
+        json.dumps({"data": {"train_batch_size": 64}, "trainer": {"nnodes": 1, "val": False}})
+    )
     (tmp_path / "a.yaml").write_text("data:\n  train_batch_size: 64\ntrainer: {nnodes: 1, val: false}\n")
     (tmp_path / "a.toml").write_text("[data]\ntrain_batch_size = 64\n[trainer]\nnnodes = 1\nval = false\n")
     (tmp_path / "a.sh").write_text("data.train_batch_size=64 trainer.nnodes=1 trainer.val=False")

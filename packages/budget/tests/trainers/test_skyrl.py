@@ -169,7 +169,7 @@ def test_skyrls_dynamic_sampling_is_asked_about_and_a_wrong_group_size_is_refuse
     assert run.read(rollouts_per_step="64")[0]["rollouts"].to_list() == [0, 128, 256]
     # Its log says the samples of its groups.
     run.config["generator"]["n_samples_per_prompt"] = 8
-    with pytest.raises(BudgetError, match=r"n_samples_per_prompt is 8, and the log has reward/avg_pass_at_4"):
+    with pytest.raises(BudgetError, match=r"n_samples_per_prompt is 8, .*reward/avg_pass_at_4"):
         run.read()
 
 

@@ -10,7 +10,7 @@ import pytest
 from isocompute.budget import BudgetError
 from isocompute.budget.cli import main
 from isocompute.budget.contract.tracking import TrackingError
-from isocompute.budget.trainers.evals import ingest
+from isocompute.budget.trainers.doctor import ingest
 from isocompute.budget.trainers.live import LiveLog
 from isocompute.budget.trainers.logs.sources import read_arguments
 from reading_logs import DOCS, QUESTIONS, TRL

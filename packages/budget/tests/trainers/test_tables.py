@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.errors import DamagedLogError
-from isocompute.budget.trainers.logs.sources import may_be_log, read_logs
+from isocompute.budget.trainers.logs.sources import read_logs
 from isocompute.budget.trainers.registry import TRAINERS
+from isocompute.budget.trainers.search import log_sources
 from reading_logs import FIXTURES
 
 LENGTH = "response_length/mean"
@@ -241,7 +242,7 @@ def test_a_console_is_a_log_only_where_a_step_is_printed(tmp_path):
         ("events.out.tfevents.1", "", True),
     ):
         (tmp_path / name).write_text(text)
-        assert may_be_log(tmp_path / name) == is_log
+        assert (str(tmp_path / name) in log_sources(str(tmp_path))[0]) == is_log
 
 
 def test_the_configuration_that_verl_prints_is_the_runs():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers.evals import ingest
+from isocompute.budget.trainers.doctor import ingest
 from reading_logs import asked, lines
 
 quick = profile(max_examples=40, deadline=None)

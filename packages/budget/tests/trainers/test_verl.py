@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers.evals import ingest, progress_of
+from isocompute.budget.trainers.doctor import ingest
+from isocompute.budget.trainers.evals import progress_of
 from isocompute.budget.trainers.logs.log import Log
 from isocompute.budget.trainers.registry import convert, read, trainer
 from isocompute.budget.trainers.settings import Parallelism
@@ -86,7 +87,7 @@ def test_verl_counts_evicted_prompts_with_all_their_responses(seed, steps):
     ("prompts", "logged", "changed", "said"),
     [
         (8, {}, {}, r"step 1 .*rollouts_per_step="),
-        (12, {}, UNFILTERED, r"gen_batch_size is 12 .*8"),
+        (12, {}, UNFILTERED, r"gen_batch_size is 12, .*8"),
         (8, ASYNCHRONOUS, {"data.gen_batch_size": 8, **UNFILTERED}, r"asynchronous.*_per_step="),
     ],
 )
@@ -119,7 +120,7 @@ def test_verl_counts_prompts_and_marks_what_is_biased():
     assert evals["problems_per_batch"].unique().to_list() == [8]
     assert {"best_at_4_biased", "worst_at_4_biased"} <= set(evals.columns)
     assert "best_at_4" not in evals.columns
-    assert any("resamples with replacement" in note for note in notes)
+    assert any("best_at_k_biased" in note for note in notes)
 
 
 def shipped(name):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers.evals import ingest
+from isocompute.budget.trainers.doctor import ingest
 
 WORDS = ["<pad>", "<eos>", "<unk>", *"0123456789+="]
 

@@ -59,7 +59,7 @@ def live(path: Path, step: int, steps: int, dies: str, sampled: list[int]) -> in
             raise Killed
 
     budget._charge = charging  # type: ignore[method-assign]
-    budget.begin(trainer.args, trainer.state, None)
+    budget.begin(trainer.args, trainer.state, control, train_dataloader=None)
     with suppress(Killed):
         for number in range(steps + bool(dies)):
             trainer.dies = dies if number == steps else ""

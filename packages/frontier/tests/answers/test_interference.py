@@ -1,10 +1,11 @@
+import re
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 from isocompute.frontier import FrontierError, interference, train_validation_gap
-from isocompute.frontier.answers.interference import at_equal_rollouts, dispersion, wasserstein
+from isocompute.frontier.answers.interference import at_equal_rollouts, comparable, dispersion, wasserstein
 from isocompute.frontier.cli import main
 
 RESULTS = Path(__file__).parents[4] / "experiments/studies/panel/results/hard-0"
@@ -76,10 +77,49 @@ def test_a_folder_is_measured_on_its_training_problems(tmp_path: Path, capsys: p
     assert "training problems, at 65,536 rollouts" in printed
     lines = [line for line in printed.splitlines() if line.startswith("n = ")]
     assert [int(line.split(":")[0].split()[2]) for line in lines] == [2, 4, 8, 16, 32]
+    # One B_p, each n at its best rate, no branch and none of the four runs that failed.
+    unsolved = [float(line.split("never solved ")[1].split("%")[0]) for line in lines]
+    assert unsolved == pytest.approx([3.1, 0.8, 1.6, 2.0, 1.6])
+    assert len(re.findall(r"\(run [0-9a-f]{16}\)", printed)) == 5
+    assert len(re.findall(r"note: n = \d+, run [0-9a-f]{16} failed", printed)) == 4
     measures = pl.read_parquet(tmp_path / "interference.parquet")
     assert measures["problems"].unique().to_list() == [256]
-    # Its five branches were measured once, at their end: how far they moved is not known.
-    assert measures["distance_to_start"].null_count() == 5
+    assert measures["run_id"].n_unique() == 5
+    assert main(["interference", str(RESULTS), "--out", str(tmp_path), "--problems-per-batch", "32"]) == 0
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()[1:2]] == ["n =    4"]
+    assert main(["interference", str(RESULTS), "--out", str(tmp_path), "--problems-per-batch", "5"]) == 2
+    assert "no run has B_p = 5" in capsys.readouterr().err
+
+
+def swept(runs: dict[str, tuple[int, float, int, float]]) -> pl.DataFrame:
+    """Evaluations at B_p = 8 of runs with n, rate, seed and the reward that they end at."""
+    rows = [
+        {"run_id": run, "rollouts_per_problem": n, "learning_rate": rate, "seed": seed, "problems_per_batch": 8}
+        | {"step": rollouts // (8 * n), "rollouts": rollouts, "problem_set": "easy", "split": "validation"}
+        | {"questions": 300, "samples": 4, "avg_at_4": 0.1 + (end - 0.1) * rollouts / 4096}
+        for run, (n, rate, seed, end) in runs.items()
+        for rollouts in (0, 512, 1024, 2048, 4096)
+    ]
+    return pl.DataFrame(rows)
+
+
+def test_runs_that_are_compared_differ_in_n_alone() -> None:
+    runs = {"a": (4, 1e-4, 0, 0.6), "b": (4, 2e-4, 0, 0.9), "c": (4, 1e-4, 1, 0.5), "d": (4, 2e-4, 1, 0.1)}
+    runs |= {"e": (16, 1e-4, 0, 0.4), "f": (16, 2e-4, 0, 0.7), "g": (16, 2e-4, 1, 0.6)}
+    kept, notes = comparable(swept(runs))
+    # d failed. At 2e-4 the seed of n = 4 that is left ended highest, and both seeds of n = 16 count.
+    assert sorted(kept["run_id"].unique()) == ["b", "f", "g"]
+    assert [note.partition(" failed")[0] for note in notes if "failed" in note] == ["n = 4, run d"]
+    # Without rates runs of one n cannot be paired over seeds: the best of the first seed stands for it.
+    kept, _ = comparable(swept(runs).drop("learning_rate"))
+    assert sorted(kept["run_id"].unique()) == ["b", "f"]
+    wide = swept({"w": (4, 1e-4, 0, 0.95)}).with_columns(problems_per_batch=pl.lit(32, pl.Int64))
+    begun = swept({"x": (16, 1e-4, 2, 0.95)}).filter(pl.col("rollouts") > 512)
+    kept, notes = comparable(pl.concat([swept(runs), wide, begun]))
+    assert sorted(kept["run_id"].unique()) == ["b", "f", "g"]
+    assert any(note.startswith("2 runs") for note in notes)
+    with pytest.raises(FrontierError, match="no avg_at_k"):
+        comparable(swept(runs).rename({"avg_at_4": "best_at_4"}))
 
 
 def test_problems_that_are_always_or_never_solved_are_as_uneven_as_can_be() -> None:

@@ -17,8 +17,8 @@ from isocompute.frontier import Frontier, FrontierError
 from isocompute.frontier.answers.answer import as_run, rounded
 from isocompute.frontier.answers.fitted import Fitted, at_n, load_fitted, save
 from isocompute.frontier.answers.next import plan
-from isocompute.frontier.posterior.misfit import Ending, Misfit
-from isocompute.frontier.posterior.preparation import Failures
+from isocompute.frontier.posterior.decision import Ending, Misfit
+from isocompute.frontier.posterior.health import Failures
 from isocompute.frontier.posterior.runs import Setting
 
 from ..conftest import quick

@@ -1,9 +1,12 @@
 """n*(C) as a log2-sigmoid: as the paper prints it, of points, and of fits of the paper's method."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from isocompute.frontier import FrontierError, fit_points
-from isocompute.frontier.fitting.nstar import Sigmoid
+from isocompute.frontier.errors import Flag
+from isocompute.frontier.fitting.nstar import PRINTED, Sigmoid
 
 
 def test_the_sigmoid_that_the_paper_prints_is_evaluated() -> None:
@@ -11,6 +14,14 @@ def test_the_sigmoid_that_the_paper_prints_is_evaluated() -> None:
     printed = Sigmoid(params={"L": 6.09, "k": 4.75, "x0": 5.84, "b": 2.73}, intervals={}, flags=())
     assert printed.at(np.array([1e8, 690e3])) == pytest.approx([452, 54], rel=0.01)
     assert printed.plateau == pytest.approx(2**8.82)
+    assert printed.params == PRINTED
+    assert "saturates at 452" in printed.summary()
+    # Where the largest n is the best at the end nothing says that it saturates, and the paper's number stands beside.
+    growing = replace(printed, flags=(Flag.AT_LARGEST_N,))
+    assert growing.plateau is None
+    assert growing.as_dict()["plateau"] is None
+    said = growing.summary(last="4.09M")
+    assert "does not saturate; these data end at 4.09M, the paper's at 10M, where n* saturates at 452" in said
 
 
 def test_the_sigmoid_of_points_goes_through_them() -> None:

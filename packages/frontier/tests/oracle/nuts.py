@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from isocompute.frontier.posterior.density import TURN
 from isocompute.frontier.posterior.families import Priors
 from isocompute.frontier.posterior.model import BEND, FALL, ONSET, STEEPNESS, STEP
 from isocompute.frontier.posterior.runs import Runs
-from isocompute.frontier.posterior.shapes import TURN
 from numpyro.infer import MCMC, NUTS, init_to_median
 
 jax.config.update("jax_enable_x64", True)

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 from isocompute.frontier.data.curves import Array
-from isocompute.frontier.posterior.evaluations import Run, runs_of
-from isocompute.frontier.posterior.runs import Setting
+from isocompute.frontier.posterior.runs import Run, Setting, runs_of
 
 LABELLED = Path(__file__).parent / "labelled_runs.parquet"
 

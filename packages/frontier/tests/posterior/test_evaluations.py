@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.frontier import FrontierError
 from isocompute.frontier.data.curves import binomial_error
-from isocompute.frontier.posterior.evaluations import Run, runs_of
-from isocompute.frontier.posterior.runs import Setting
+from isocompute.frontier.posterior.runs import Run, Setting, runs_of
 from real_runs import labelled
 
 

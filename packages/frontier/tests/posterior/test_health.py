@@ -11,18 +11,9 @@ from hypothesis import strategies as st
 from isocompute.frontier import FrontierError
 from isocompute.frontier.data.curves import Array
 from isocompute.frontier.data.reading import short
-from isocompute.frontier.posterior.evaluations import Run, runs_of
-from isocompute.frontier.posterior.health import (
-    POINTS,
-    Kind,
-    Thresholds,
-    between,
-    binned,
-    excess,
-    judge,
-    local_median,
-    spikes,
-)
+from isocompute.frontier.posterior.health import Kind, Thresholds, judge
+from isocompute.frontier.posterior.noise import POINTS, between, binned, excess, local_median, spikes
+from isocompute.frontier.posterior.runs import Run, runs_of
 from real_runs import (
     asleep,
     broken_down,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from isocompute.frontier.answers.fitted import load_fitted
-from isocompute.frontier.posterior.misfit import endings, misfits
+from isocompute.frontier.posterior.decision import endings, misfits
 from isocompute.frontier.posterior.posterior import Posterior
 
 FITS = {n: load_fitted(Path(__file__).parents[1] / "fixtures" / n).posterior for n in ("playbook-easy", "sudden")}

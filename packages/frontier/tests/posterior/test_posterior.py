@@ -7,9 +7,11 @@ import numpy as np
 import polars as pl
 import pytest
 from isocompute.frontier import Fit, Frontier
-from isocompute.frontier.posterior.evaluations import runs_of
-from isocompute.frontier.posterior.posterior import Posterior, mode, sample, split_r_hat
-from isocompute.frontier.posterior.preparation import prepare
+from isocompute.frontier.posterior.health import prepare
+from isocompute.frontier.posterior.posterior import Posterior, decided
+from isocompute.frontier.posterior.runs import runs_of
+from isocompute.frontier.posterior.sampling import curvature, effective_size, mode, sample, split_r_hat
+from scipy.signal import lfilter
 
 from ..conftest import quick, run
 
@@ -42,6 +44,72 @@ def test_a_distribution_with_long_tails_keeps_them() -> None:
     np.testing.assert_allclose(
         np.quantile(drawn.theta, [0.025, 0.25, 0.5, 0.75, 0.975]), [-2.776, -0.741, 0, 0.741, 2.776], atol=0.15
     )
+
+
+def test_numbers_apart_have_the_moments_that_they_have_together() -> None:
+    rng = np.random.default_rng(2)
+    # Two numbers on which three pairs hang, each pair in its own way: independent given the two.
+    hang = rng.standard_normal((6, 2))
+    root = np.eye(8)
+    root[2:, :2] = hang
+    for k in (2, 4, 6):
+        root[k : k + 2, k : k + 2] = [[0.5, 0.0], [0.4, 1.5]]
+    inverse = np.linalg.inv(root @ root.T)
+    apart = np.array([[2, 3], [4, 5], [6, 7]])
+
+    def density(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return -0.5 * ((x @ inverse) * x).sum(axis=1), -x @ inverse
+
+    mass = curvature(density, np.zeros(8), apart)
+    unit = rng.standard_normal((5, 8))
+    np.testing.assert_allclose(mass.units(mass.scaled(unit)), unit, atol=1e-9)
+    dense = mass.scaled(np.eye(8)).T
+    np.testing.assert_allclose(mass.turned(unit), unit @ dense, atol=1e-9)
+    # No curvature lies below the least that is taken as one.
+    assert np.linalg.eigvalsh(inverse).min() > 0.05
+    drawn = sample(density, np.ones(8), np.ones(8, dtype=bool), chains=32, warm_up=40, kept=100, rng=rng, apart=apart)
+    deviation = np.sqrt(np.diag(root @ root.T))
+    np.testing.assert_allclose(drawn.theta.std(axis=0) / deviation, 1, atol=0.1)
+    np.testing.assert_allclose(
+        np.corrcoef(drawn.theta.T)[0, 2:], ((root @ root.T) / deviation / deviation[:, None])[0, 2:], atol=0.1
+    )
+
+
+def test_chains_that_remember_count_as_fewer_draws() -> None:
+    rng = np.random.default_rng(3)
+    shocks = rng.standard_normal((400, 16, 1))
+    slow = np.concatenate([lfilter([1.0], [1.0, -0.8], shocks, axis=0), shocks], axis=2)[100:]
+    # (1 − φ)/(1 + φ) of them.
+    assert effective_size(slow) / (300 * 16) == pytest.approx([1 / 9, 1], rel=0.15)
+
+
+def test_rounds_go_on_until_chains_agree_and_keep_what_was_drawn() -> None:
+    lengths = []
+
+    def density(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return -0.5 * (x**2).sum(axis=1), -x
+
+    def agreed(drawn: np.ndarray) -> bool:
+        lengths.append(len(drawn))
+        return len(drawn) >= 20
+
+    def drawn(rounds: int) -> int:
+        lengths.clear()
+        begin, rng = np.ones(2), np.random.default_rng(0)
+        settings = {"chains": 4, "warm_up": 10, "kept": 10, "rng": rng, "agreed": agreed, "rounds": rounds}
+        return len(sample(density, begin, begin > 0, **settings).chains)
+
+    assert drawn(5) == 22
+    # All of them, else their later half, else half as many more.
+    assert lengths == [10, 15, 8, 22]
+    assert drawn(2) == 15
+
+
+def test_a_decision_depends_on_the_best_and_on_what_may_be_it() -> None:
+    rng = np.random.default_rng(4)
+    rewards = np.array([0.5, 0.49, 0.2]) + 0.02 * rng.standard_normal((50, 4, 3))
+    found = decided(rewards)
+    np.testing.assert_array_equal(found, np.stack([rewards[..., 0], rewards[..., 0] - rewards[..., 1]], axis=2))
 
 
 def test_the_mode_leaves_what_is_not_free() -> None:

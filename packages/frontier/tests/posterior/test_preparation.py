@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from isocompute.frontier import FrontierError
-from isocompute.frontier.posterior.health import Kind
-from isocompute.frontier.posterior.preparation import prepare
+from isocompute.frontier.posterior.health import Kind, prepare
 from real_runs import asleep, broken_down, in_percent, killed, made, sweep, zeros
 
 

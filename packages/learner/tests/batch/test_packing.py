@@ -15,15 +15,10 @@ from isocompute.learner.errors import LearnerError
 from isocompute.learner.objective.prepare import sampled_counts
 
 TOKENS = st.lists(st.integers(0, 11), max_size=5)
-
 PROMPTS = st.lists(st.integers(0, 3), min_size=1, max_size=3)
-
 ROWS = st.lists(st.tuples(PROMPTS, TOKENS, st.floats(-2, 2, width=32)), min_size=1, max_size=9)
-
 LAYOUTS = st.sampled_from([packed, padded])
-
 Row = tuple[list[int], list[int], float]
-
 Layout = Callable[..., MicroBatch]
 
 

@@ -10,11 +10,8 @@ from isocompute.learner.batch.responses import check_answers, check_finite, read
 from isocompute.learner.errors import LearnerError
 
 VOCABULARY, SAMPLES = 12, 3
-
 PROBLEMS = pl.DataFrame({"problem_id": ["a", "b", "c"]})
-
 TOKEN = st.integers(0, VOCABULARY - 1)
-
 SCHEMA = {
     "problem_id": pl.String,
     "sample": pl.Int32,

@@ -21,9 +21,7 @@ from isocompute.learner.updates.learner import Learner
 from small_run import PROBLEMS, LogLikelihood, counted_writes
 
 STEPS, EVERY = 8, 2
-
 RUN = loop.RunConfig(run_id="r", rollouts_per_problem=4, problems_per_batch=4, seed=3, evaluate_every=64)
-
 CONFIG = LearnerConfig(
     learning_rate=1e-2,
     objective=ObjectiveConfig(algorithm="ppo", updates_per_batch=2),

@@ -34,7 +34,6 @@ ONE_OF_EACH = ("write", "learner", "rank", "driver")
 
 # In a long campaign those that need new processes of Ray, which take seconds to start, come less often.
 OFTEN = (*("learner", "write") * 6, "rank", "driver")
-
 KINDS = list(itertools.islice(itertools.chain(ONE_OF_EACH, itertools.cycle(OFTEN)), FAULTS))
 
 forks = multiprocessing.get_context("forkserver")

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.learner.config import (
     ALGORITHMS,
+    Aggregation,
     CriticConfig,
     EntropyConfig,
     ImportanceConfig,
@@ -20,22 +22,20 @@ from isocompute.learner.config import (
     ObjectiveConfig,
 )
 from isocompute.learner.objective.loss import (
-    AGGREGATIONS,
     KL_ESTIMATORS,
     SURROGATES,
-    TIS,
     ObjectiveInputs,
     Policies,
     Surrogate,
+    importance_weights,
     loss_metrics,
-    mismatch,
+    loss_weights,
     objective,
     value_loss,
 )
 from isocompute.learner.records.steps import Share, added
 
 PLAIN = LearnerConfig(learning_rate=1.0)
-
 WHOLE = LearnerConfig(
     learning_rate=1.0,
     kl=KLConfig(coefficient=0.1),
@@ -44,9 +44,7 @@ WHOLE = LearnerConfig(
 )
 
 SEEDS = st.integers(0, 2**32 - 1)
-
 SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=5).filter(any)
-
 CONFIGS = [
     LearnerConfig(
         learning_rate=1.0,
@@ -183,9 +181,7 @@ def test_the_value_loss_is_a_part_of_its_own() -> None:
 
 
 RATIOS = st.floats(0.25, 4.0)
-
 TOKENS = st.lists(st.tuples(RATIOS, st.floats(-2, 2)), min_size=1, max_size=8)
-
 CLIPS: dict[str, float | None] = {"clip_low": 0.2, "clip_high": 0.3}
 
 
@@ -260,44 +256,47 @@ def test_a_responses_ratio_is_the_geometric_mean_of_its_tokens() -> None:
 def test_each_counts_what_its_name_says() -> None:
     """Responses of 1, 3 and 4 tokens; the first two in one group."""
     tokens, groups = np.array([1, 3, 4]), np.array([0, 0, 1])
-    assert AGGREGATIONS["token"](tokens, groups) == pytest.approx(np.full(3, 1 / 8))
-    assert AGGREGATIONS["sequence"](tokens, groups) == pytest.approx([1 / 3, 1 / 9, 1 / 12])
-    assert AGGREGATIONS["prompt"](tokens, groups) == pytest.approx(np.full(3, 1 / 8))
-    assert AGGREGATIONS["prompt"](tokens, np.array([0, 1, 1])) == pytest.approx([1 / 2, 1 / 14, 1 / 14])
-    assert AGGREGATIONS["constant"](tokens, groups, constant_length=10) == pytest.approx(np.full(3, 1 / 30))
+    expected = {"token": np.full(3, 1 / 8), "sequence": [1 / 3, 1 / 9, 1 / 12], "prompt": np.full(3, 1 / 8)}
+    expected["constant"] = np.full(3, 1 / 30)
+    for name, weights in expected.items():
+        assert loss_weights(tokens, groups, aggregation=name, constant_length=10) == pytest.approx(weights)
+    last_two = loss_weights(tokens, np.array([0, 1, 1]), aggregation="prompt")
+    assert last_two == pytest.approx([1 / 2, 1 / 14, 1 / 14])
 
 
-@pytest.mark.parametrize("name", AGGREGATIONS)
+@pytest.mark.parametrize("name", get_args(Aggregation))
 def test_responses_without_tokens_change_nothing(name: str) -> None:
-    tokens, groups = np.array([2, 3]), np.array([0, 1])
-    more = AGGREGATIONS[name](np.array([2, 0, 3, 0]), np.array([0, 0, 1, 2]), constant_length=8)
-    assert more[[0, 2]] == pytest.approx(AGGREGATIONS[name](tokens, groups, constant_length=8))
-    assert len(AGGREGATIONS[name](np.zeros(0, int), np.zeros(0, int), constant_length=8)) == 0
+    weigh = partial(loss_weights, aggregation=name, constant_length=8)
+    more = weigh(np.array([2, 0, 3, 0]), np.array([0, 0, 1, 2]))
+    assert more[[0, 2]] == pytest.approx(weigh(np.array([2, 3]), np.array([0, 1])))
+    assert len(weigh(np.zeros(0, int), np.zeros(0, int))) == 0
 
 
 LEARNER = torch.tensor([-1.0, -2.0, -0.5, -0.1], dtype=torch.float64)
-
 SAMPLER = torch.tensor([-1.5, -1.0, -0.5, -30.0], dtype=torch.float64)
-
 RESPONSE = torch.tensor([0, 0, 2, 3])
 
 
 def test_a_responses_weight_is_the_product_of_its_tokens_and_that_of_each_of_them() -> None:
-    found = TIS["sequence"](LEARNER, SAMPLER, RESPONSE, 4, cap=2.0)
+    weigh = partial(importance_weights, LEARNER, SAMPLER, cap=2.0)
+    found = weigh(RESPONSE, 4, level="sequence")
     assert found.tolist() == pytest.approx([math.exp(-0.5), math.exp(-0.5), 1.0, 2.0])
-    one_each = TIS["sequence"](LEARNER, SAMPLER, torch.arange(4), 4, cap=2.0)
-    assert torch.equal(one_each, TIS["token"](LEARNER, SAMPLER, RESPONSE, 4, cap=2.0))
+    assert torch.equal(weigh(torch.arange(4), 4, level="sequence"), weigh(RESPONSE, 4, level="token"))
 
 
 def test_how_far_the_sampler_is() -> None:
-    found = mismatch(LEARNER, SAMPLER, RESPONSE, 5)
-    difference = LEARNER - SAMPLER
-    assert torch.equal(found.kl, -difference)
-    assert torch.allclose(found.k3, difference.exp() - difference - 1)
-    # A ratio beyond e^20 says no more than one of e^20.
-    assert found.token_ratio.tolist() == pytest.approx([math.exp(0.5), math.exp(-1), 1.0, math.exp(20)])
-    assert found.present.tolist() == [True, False, True, True, False]
-    assert found.response_ratio[found.present].tolist() == pytest.approx([math.exp(-0.5), 1.0, math.exp(20)])
+    tokens = replace(inputs([2, 0, 1, 1, 0]), old_logprobs=LEARNER, sampler_logprobs=SAMPLER)
+    metrics, difference = objective(tokens, PLAIN)[1], LEARNER - SAMPLER
+    assert metrics["mismatch_kl"].value == pytest.approx(float(-difference.mean()))
+    assert metrics["mismatch_k3"].value == pytest.approx(float((difference.exp() - difference - 1).mean()))
+    # A ratio beyond e^20 says no more than one of e^20, and a response without tokens has none.
+    for name, ratios in (
+        ("token_ratio", [math.exp(0.5), math.exp(-1), 1.0, math.exp(20)]),
+        ("response_ratio", [math.exp(-0.5), 1.0, math.exp(20)]),
+    ):
+        assert metrics[name].value == pytest.approx(math.fsum(ratios) / len(ratios))
+        assert metrics[f"{name}_square"].value == pytest.approx(math.fsum(r**2 for r in ratios) / len(ratios))
+        assert float(metrics[name].count) == len(ratios)
 
 
 @pytest.mark.parametrize(("name", "unbiased"), [("k1", True), ("k2", False), ("k3", True)])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from isocompute.learner.config import LearnerConfig
-from isocompute.learner.objective.loss import AGGREGATIONS, ObjectiveInputs, objective
+from isocompute.learner.objective.loss import ObjectiveInputs, loss_weights, objective
 from isocompute.learner.records.steps import Mean
 
 
@@ -59,7 +59,8 @@ class Batch:
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Mean]]:
         """Our loss, its gradient with respect to the matrix of log-probabilities, and our metrics."""
         chosen = config.objective.resolved
-        weights = AGGREGATIONS[chosen.aggregation](self.counts, self.groups, constant_length=chosen.constant_length)
+        length = chosen.constant_length
+        weights = loss_weights(self.counts, self.groups, aggregation=chosen.aggregation, constant_length=length)
         response = self.mask.nonzero()[:, 0]
         logprobs = self.logprobs.clone().requires_grad_()
         loss, metrics = objective(

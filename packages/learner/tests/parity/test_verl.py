@@ -16,7 +16,7 @@ from isocompute.learner.config import (
     ObjectiveConfig,
 )
 from isocompute.learner.objective.advantages import response_advantages
-from isocompute.learner.objective.loss import AGGREGATIONS, KL_ESTIMATORS, TIS, value_loss
+from isocompute.learner.objective.loss import KL_ESTIMATORS, importance_weights, loss_weights, value_loss
 from isocompute.learner.objective.prepare import prepare
 from isocompute.learner.records.steps import numbers
 
@@ -95,13 +95,9 @@ def test_generalised_advantage_estimates_with_a_kl_in_the_reward(
 
 
 NONE = ImportanceConfig(level="none")
-
 AGREED = {"rtol": 1e-6, "atol": 1e-6}
-
 CLIPS = {"clip_low": 0.15, "clip_high": 0.25}
-
 MODES = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
-
 SURROGATES = {
     "clip": ("vanilla", CLIPS),
     "gspo": ("gspo", {"clip_low": 0.05, "clip_high": 0.06}),
@@ -207,7 +203,7 @@ def test_an_aggregation_by_problem_is_the_mean_over_tokens_of_each_group(verl: A
     """VeRL lacks it."""
     rows = batch(seed)
     mask, groups = rows.mask.double(), [rows.groups == group for group in range(3)]
-    weights = torch.from_numpy(AGGREGATIONS["prompt"](rows.counts, rows.groups))
+    weights = torch.from_numpy(loss_weights(rows.counts, rows.groups, aggregation="prompt"))
     expected = sum(verl.agg_loss(rows.values[g], mask[g], "token-mean") for g in groups) / 3
     torch.testing.assert_close((weights[:, None] * rows.values * mask).sum(), expected, **AGREED)
 
@@ -224,7 +220,8 @@ def test_truncated_importance_weights_and_how_far_apart_the_policies_are(
     mask = rows.mask.double()
     expected, reported = correction.compute_rollout_correction_weights(rows.old - rows.sampler, mask, level, cap)
     response = rows.mask.nonzero()[:, 0]
-    found = TIS[level](rows.old[rows.mask], rows.sampler[rows.mask], response, len(mask), cap=cap)
+    of_tokens = rows.old[rows.mask], rows.sampler[rows.mask], response
+    found = importance_weights(*of_tokens, len(mask), level=level, cap=cap)
     torch.testing.assert_close(found, expected[rows.mask], **AGREED)
 
     config = ours("clip", "token", CLIPS, importance=ImportanceConfig(level=level, cap=cap))

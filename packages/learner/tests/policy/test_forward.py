@@ -20,7 +20,6 @@ from small_run import distance
 from tiny_models import micro_batches, of_learner, of_transformers, rollouts, tiny_config, tiny_model, unsampled
 
 SMALL = {"vocab_size": 12, "num_hidden_layers": 2, "n_layer": 2, "max_position_embeddings": 64, "n_positions": 64}
-
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {"tie_word_embeddings": True},

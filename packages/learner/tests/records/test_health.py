@@ -9,7 +9,6 @@ from isocompute.learner.records.health import Flag, Thresholds, flags, judged
 from isocompute.learner.records.steps import EvaluationRecord, Mean, ResponseStatistics, StepRecord, UpdateReport
 
 STEPS = 120
-
 NOISE = 0.04
 
 

@@ -219,7 +219,6 @@ def test_a_run_goes_on_with_other_micro_batches_where_that_is_asked_for_and_says
 
 
 CONSTANT = OptimizerConfig(warmup_steps=2)
-
 BRANCH = replace(RUN, run_id="b")
 
 

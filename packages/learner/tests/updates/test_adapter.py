@@ -22,7 +22,6 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 pytestmark = pytest.mark.slow("runs that train")
 
 ADAPTER = AdapterConfig(rank=4, alpha=6.0)
-
 CONFIG = LearnerConfig(
     learning_rate=1e-2,
     adapter=ADAPTER,

@@ -212,7 +212,6 @@ def test_responses_without_a_token_change_nothing(model: Path, config: LearnerCo
 
 
 LAST = pl.int_range(pl.len()) == pl.len() - 1
-
 NOT_FINITE: dict[str, tuple[type[LearnerError], str, float, pl.Expr]] = {
     # More than float32 holds.
     "a gradient": (DivergenceError, "step 1 has a gradient", 1.0, pl.lit(1e300).alias("advantage")),
@@ -297,7 +296,6 @@ def test_a_response_is_skipped_where_it_has_neither_an_advantage_nor_a_regularis
 
 
 PLAIN = LearnerConfig(learning_rate=1e-2, sync=SyncConfig(tolerance=1e9))
-
 OBJECTIVES = {
     "grpo": PLAIN,
     "kl and entropy": replace(PLAIN, kl=KLConfig(coefficient=0.1), entropy=EntropyConfig(coefficient=0.02)),

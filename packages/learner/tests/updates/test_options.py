@@ -80,58 +80,36 @@ def given(config: LearnerConfig, settings: dict[str, Any]) -> LearnerConfig:
 
 
 LEARNT = "policy gradient_norm loss policy_loss"
-
 GRADIENT, ADVANTAGE = "policy gradient_norm", f"advantages advantage advantage_std {LEARNT}"
-
 LOW, HIGH = "clip_fraction_low", "clip_fraction_high"
-
 CORRECTED = f"{LEARNT} importance_weight"
-
 SYNC = "sync_error sync_mean sync_k3 sync_quantile"
-
 RATIOS = "mismatch_kl mismatch_k3 effective_sample_size effective_sample_size_responses"
-
 TOKENS = f"advantage advantage_std importance_weight {RATIOS}"
 """Means over the tokens that pass through the model: which those are changes them."""
 
 CRITIC = "critic loss value_loss"
-
 RETURNS = f"advantages {LEARNT} {CRITIC} return explained_variance"
 """Advantages of tokens are whitened: what changes them leaves their mean and their deviation as they are."""
 
 ROUNDED, SINGLE = {"rounding": True}, {"dtype": torch.float32, "most": 0.1}
-
 ALL_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
 GRPO = given(LearnerConfig(learning_rate=5e-4), {"sync.tolerance": 1e9, "optimizer.warmup_steps": 0})
-
 WHOLE = given(GRPO, {"entropy.measured": True})
-
 UNSCALED = given(WHOLE, {"objective.scale": "none"})
-
 CONSTANT = given(GRPO, {"objective.aggregation": "constant", "objective.constant_length": 9})
-
 TERMS = given(GRPO, {"kl.coefficient": 0.1, "entropy.coefficient": 0.02})
-
 MASKED = given(GRPO, {"entropy.coefficient": 0.02, "entropy.mask_zero_variance": True})
-
 AGAIN = given(GRPO, {"objective.epochs": 2, "objective.constant_length": 9})
-
 HALF = given(GRPO, {"batch.trained_rollouts": 2})
-
 PPO = given(GRPO, {"objective.algorithm": "ppo"})
-
 PPO_AGAIN = given(PPO, {"objective.epochs": 2})
-
 THROUGH = given(PPO, {"critic.through_policy": True})
-
 LOWER = given(GRPO, {"compute.precision": "bfloat16"})
-
 ADAPTED = given(GRPO, {"adapter": AdapterConfig(rank=4)})
 
 # Only responses that are learnt from are measured, and compared with the sampler.
 TO_PPO = f"{ADVANTAGE} {RETURNS} {TOKENS} {LOW} {HIGH} ratio value skipped_share passes logits"
-
 CASES: dict[str, tuple[Case, ...]] = {
     "objective.algorithm": (
         acts(AGAIN, "dapo", f"{LEARNT} {HIGH}"),

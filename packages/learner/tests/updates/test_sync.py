@@ -24,11 +24,9 @@ from small_run import recorded, scored
 from transformers import LlamaForCausalLM
 
 FLOAT32 = LearnerConfig(learning_rate=1e-2)
-
 BFLOAT16 = replace(FLOAT32, sampler_dtype="bfloat16")
 """Its tolerances follow the type: ``sync: auto``."""
 TIGHT = replace(BFLOAT16, sync=SyncConfig(mean=0.03, k3=0.003, quantile=0.2))
-
 PAIRS = st.lists(st.tuples(st.floats(-9, 0, width=32), st.floats(-9, 0, width=32)), min_size=1, max_size=300)
 
 

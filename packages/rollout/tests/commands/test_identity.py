@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from isocompute.rollout import Sampling
+from isocompute.rollout import Sampling, Scorer, ScoringConfig
 from isocompute.rollout.commands import identity
 from isocompute.rollout.commands.settings import RunSettings
 from isocompute.rollout.samplers.prompts import Prompting
@@ -40,8 +40,8 @@ def without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         {"prompting": Prompting(system="s")},
         {"prompting": Prompting(date="2025-01-01")},
         {"engine": {"dtype": "bfloat16"}},
-        {"scoring": {"partial": True}},
-        {"scoring": {"seconds": 2}},
+        {"scorer": Scorer(ScoringConfig(partial=True))},
+        {"scorer": Scorer(ScoringConfig(seconds=2))},
     ],
 )
 def test_what_changes_the_rows_changes_the_id(other: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ def test_the_problems_and_the_phase_are_part_of_it_and_their_order_and_difficult
 
 def test_what_changes_the_speed_only_does_not_change_the_id() -> None:
     assert of(replace(ASKED, engine={"max_concurrent": 8, "memory_share": 0.5})) == of()
-    assert of(replace(ASKED, scoring={"workers": 4, "seconds": 5.0})) == of()
+    assert of(replace(ASKED, scorer=Scorer(ScoringConfig(workers=4, seconds=5.0)))) == of()
     served = replace(ASKED, kind="openai", server={"base_url": ["http://a/v1"], "concurrency": 8})
     assert of(served) == of(replace(served, server={"base_url": ["http://b/v1", "http://c/v1"], "timeout": 9.0}))
     assert of(served) != of(replace(served, server={**served.server, "protocol": "chat"}))

@@ -11,9 +11,38 @@ from typing import Any
 
 import pytest
 from hashed import Lost
-from isocompute.rollout import RolloutError
+from isocompute.rollout import RolloutError, Sampling
 
 FAULTS = int(os.environ.get("ISOCOMPUTE_ROLLOUT_FAULTS", "10")) // 10
+
+
+def replayed(row: dict[str, Any], policies: Any, sampling: Sampling) -> list[float]:
+    """Log-probabilities of a response, token by token, each after the cache that the weights of then have left.
+
+    Args:
+        row: Of a ``rollouts`` table.
+        policies: The model of each version.
+    """
+    import torch
+    from isocompute.rollout.samplers.decoding import distribution
+
+    ids, starts = row["response_ids"], dict(zip(row["version_starts"], row["versions"], strict=True))
+    sampled = row.get("sampled") or [True] * len(ids)
+    found: list[float] = []
+    cache: Any = None
+    new, version = list(row["prompt_ids"]), -1
+    for at, token in enumerate(ids):
+        version = starts.get(at, version)
+        if not sampled[at]:
+            # What follows an interruption is read anew, prompt and all.
+            found.append(0.0)
+            cache, new = None, [*row["prompt_ids"], *ids[: at + 1]]
+            continue
+        with torch.no_grad():
+            out = policies[version](input_ids=torch.tensor([new]), past_key_values=cache, use_cache=True)
+        cache, new = out.past_key_values, [token]
+        found.append(float(distribution(out.logits[:, -1], sampling)[0, token]))
+    return found
 
 
 def test_log_probabilities_are_the_models_after_every_sync(sampler: Any, tiny: Any, tmp_path: Path) -> None:

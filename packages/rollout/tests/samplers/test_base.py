@@ -6,8 +6,6 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from isocompute.rollout import RolloutError, open_sampler
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.base import Columns, Faults, Group
@@ -25,23 +23,6 @@ def table(responses: list[Response], verdicts: list[Verdict], columns: Columns) 
     )
     batch = columns.batch(group, verdicts, draw=DRAW, version=4)
     return tables.check(pl.DataFrame(pl.from_arrow(pa.Table.from_batches([batch]))), "rollouts", where="made")
-
-
-@settings(max_examples=20)
-@given(st.lists(st.lists(st.integers(0, 99), max_size=9), min_size=1, max_size=6))
-def test_tokens_and_log_probabilities_pass_unchanged(rows: list[list[int]]) -> None:
-    responses = [
-        Response(ids=np.array(ids, np.int32), logprobs=-np.array(ids, np.float32) / 7, finish_reason="stop")
-        for ids in rows
-    ]
-    made = table(responses, [Verdict(reward=0.0)] * len(rows), Columns())
-    assert made["response_ids"].to_list() == rows
-    assert made["logprobs"].to_list() == [r.logprobs.tolist() for r in responses]
-    assert made["prompt_ids"].to_list() == [[7, 8]] * len(rows)
-    assert made["sample"].to_list() == list(range(5, 5 + len(rows)))
-    assert set(made.select("run_id", "step", "phase", "problem_id", "weights_version").rows()) == {
-        ("r", 2, "train", "p", 4)
-    }
 
 
 def test_what_went_wrong_with_a_response_has_a_column_of_its_own() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from every_sync import replayed
 from isocompute.rollout import Interruption, RolloutError, Sampling, open_sampler
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.local import controlled
@@ -66,20 +67,10 @@ def requests(tiny: Any, count: int, *, length: int = LONG, prompt: str = "1+1=")
 
 
 def scores(policies: list[Any], request: Request, response: Any) -> list[float]:
-    """Log-probabilities of a response's tokens, each under the weights of its version after the KV cache before it."""
-    import torch
-
-    ids, found = [*request.prompt_ids, *response.ids.tolist()], []
-    starts = [start for start, _ in response.versions] + [len(response.ids)]
-    cache, read = None, 0
-    for (start, version), end in zip(response.versions, starts[1:], strict=True):
-        for token in range(start, end):
-            upto = len(request.prompt_ids) + token
-            with torch.no_grad():
-                out = policies[version](torch.tensor([ids[read:upto]]), past_key_values=cache, use_cache=True)
-            cache, read = out.past_key_values, upto
-            found.append(float(out.logits[0, -1].log_softmax(-1)[ids[upto]]))
-    return found
+    """Log-probabilities of a response's tokens, each under the weights of its version."""
+    starts, versions = zip(*response.versions, strict=True)
+    row = {"prompt_ids": request.prompt_ids, "response_ids": response.ids.tolist()}
+    return replayed(row | {"versions": versions, "version_starts": starts}, policies, Sampling())
 
 
 def test_responses_go_on_with_the_cache_of_old_weights_and_say_which_have_drawn_each_token(

@@ -104,7 +104,7 @@ def test_new_groups_begin_while_verdicts_are_slow_and_all_come_out_in_their_rows
     scorer: Any = SlowScorer()
     sampling = Sampling(max_new_tokens=4, max_prompt_tokens=16)
     sampler = TransformersSampler(str(tiny.folder), sampling, scorer=scorer)
-    draw = Draw(samples=2, seed=1, step=1, phase="train", run_id="", first_sample=0)
+    draw = Draw(samples=2, seed=1, step=1)
     feed, groups = Feed(), []
     feed.add(tiny.problems[:2], draw)
     stream = sampler.answer(feed)

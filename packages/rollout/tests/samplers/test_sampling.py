@@ -76,44 +76,41 @@ def test_a_setting_that_cannot_be_is_named_with_what_would_be_right(read: Any, s
         read(settings)
 
 
-def test_the_profile_is_that_of_the_device_that_is_there() -> None:
-    assert EngineConfig().resolved(longest=16, cuda=False).device == "cpu"
-    assert EngineConfig().resolved(longest=16, cuda=True).device == "cuda"
-    with pytest.raises(RolloutError, match="this process has no CUDA"):
-        EngineConfig(profile="cuda").resolved(longest=16, cuda=False)
-    with pytest.raises(RolloutError, match="in its build for CUDA"):
-        EngineConfig(profile="cpu").resolved(longest=16, cuda=True)
+@pytest.mark.parametrize(
+    ("settings", "cuda", "message"),
+    [
+        ({"profile": "cuda"}, False, "this process has no CUDA"),
+        ({"profile": "cpu"}, True, "in its build for CUDA"),
+        # A pass holds the responses generated together, and without chunked prefill the longest request.
+        ({"max_batched_tokens": 100}, False, "is 100; without chunked"),
+        ({"max_batched_tokens": 256}, True, "max_concurrent = 512"),
+        *(
+            ({name: True}, False, f"engine {name} is")
+            for name in ("chunked_prefill", "cuda_graphs", "async_scheduling")
+        ),
+        ({"tensor_parallel": 2}, False, "engine tensor_parallel is"),
+        ({"sleep": 1}, False, "engine sleep is"),
+    ],
+)
+def test_what_a_device_does_not_have_is_refused_there_and_taken_on_the_other(
+    settings: dict[str, Any], cuda: bool, message: str
+) -> None:
+    config = engine_from(settings)
+    with pytest.raises(RolloutError, match=message):
+        config.resolved(longest=101, cuda=cuda)
+    if "max_batched_tokens" not in settings:
+        assert config.resolved(longest=101, cuda=not cuda).device == ("cpu" if cuda else "cuda")
 
 
 def test_workarounds_for_cpu_do_not_apply_on_cuda() -> None:
     cpu, cuda = (EngineConfig().resolved(longest=40_000, cuda=cuda) for cuda in (False, True))
     for name in ("chunked_prefill", "prefix_caching", "cuda_graphs"):
         assert (getattr(cpu, name), getattr(cuda, name)) == (False, True)
-    assert (cpu.dtype, cuda.dtype) == ("float32", "auto")
+    assert (cpu.device, cpu.dtype, cuda.device, cuda.dtype) == ("cpu", "float32", "cuda", "auto")
     assert (cpu.async_scheduling, cuda.async_scheduling) == (False, None)
     # Without chunked prefill the longest request fits into one pass.
     assert (cpu.max_batched_tokens, cuda.max_batched_tokens) == (40_000, 8_192)
-
-
-def test_a_pass_holds_the_responses_generated_together_and_without_chunked_prefill_the_longest_request() -> None:
-    with pytest.raises(RolloutError, match="is 100; without chunked"):
-        EngineConfig(max_batched_tokens=100).resolved(longest=101, cuda=False)
-    with pytest.raises(RolloutError, match="max_concurrent = 512"):
-        EngineConfig(max_batched_tokens=256).resolved(longest=16, cuda=True)
     assert EngineConfig(max_concurrent=20_000).resolved(longest=16, cuda=False).max_batched_tokens == 20_000
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{name: True} for name in ("chunked_prefill", "cuda_graphs", "async_scheduling")]
-    + [{"tensor_parallel": 2}, {"sleep": 1}],
-    ids=lambda settings: "-".join(settings),
-)
-def test_what_a_cpu_does_not_have_is_refused_there_and_taken_on_cuda(settings: dict[str, Any]) -> None:
-    config = engine_from(settings)
-    with pytest.raises(RolloutError, match=f"engine {next(iter(settings))} is"):
-        config.resolved(longest=16, cuda=False)
-    assert config.resolved(longest=16, cuda=True).device == "cuda"
 
 
 @given(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from copy import deepcopy
 from math import exp
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from every_sync import replayed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.rollout import Interruption, RolloutError, Sampling, open_pipe, open_sampler
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.base import Feed
-from isocompute.rollout.samplers.decoding import distribution
 from isocompute.rollout.samplers.sampling import Draw, joined_versions
 from isocompute.rollout.samplers.transformers import TransformersSampler
 from isocompute.rollout.samplers.virtual import VirtualPipe
@@ -78,7 +78,7 @@ class Watched(VirtualPipe):
         super().__init__(*arguments, **options)
 
     def _start(self, group: Any) -> Any:
-        self.started.append((group.draw.step, group.problem["problem_id"].item()))
+        self.started.append((group.draw.step, group.problems["problem_id"].item()))
         return super()._start(group)
 
     def _pass(self, time: float) -> None:
@@ -90,29 +90,6 @@ def begin(pipe: Any, tiny: Any, step: int, *, problems: int = 2, samples: int = 
     first = 2 * step % 4
     batch = tiny.problems[first : first + problems].reverse()
     pipe.begin(batch, samples=samples, seed=3, step=step, run_id="r")
-
-
-def replayed(row: dict[str, Any], policies: Policies, sampling: Sampling) -> list[float]:
-    """Log-probabilities of a response, token by token, each after the cache that the weights of then have left."""
-    import torch
-
-    ids, starts = row["response_ids"], dict(zip(row["version_starts"], row["versions"], strict=True))
-    sampled = row.get("sampled") or [True] * len(ids)
-    found: list[float] = []
-    cache: Any = None
-    new, version = list(row["prompt_ids"]), -1
-    for at, token in enumerate(ids):
-        version = starts.get(at, version)
-        if not sampled[at]:
-            # What follows an interruption is read anew, prompt and all.
-            found.append(0.0)
-            cache, new = None, [*row["prompt_ids"], *ids[: at + 1]]
-            continue
-        with torch.no_grad():
-            out = policies[version](input_ids=torch.tensor([new]), past_key_values=cache, use_cache=True)
-        cache, new = out.past_key_values, [token]
-        found.append(float(distribution(out.logits[:, -1], sampling)[0, token]))
-    return found
 
 
 def check(rollouts: pl.DataFrame, policies: Policies, sampling: Sampling, *, newest: int) -> None:
@@ -217,42 +194,25 @@ def test_without_lag_it_samples_as_its_sampler_does(sampler: Any, tiny: Any, pol
         assert set(rollouts["weights_version"]) == {step - 1}
 
 
-def actions(tiny: Any, policies: Policies) -> list[Callable[[Any], pl.DataFrame | None]]:
-    """A schedule in which groups wait, are alive and are complete before they are taken."""
-
-    def begun(step: int) -> Any:
-        return lambda pipe: begin(pipe, tiny, step, samples=3)
-
-    def pushed(version: int) -> Any:
-        return lambda pipe: pipe.push(policies.weights(version), version)
-
-    def taken(step: int) -> Any:
-        return lambda pipe: pipe.take(step)
-
-    return [
-        begun(1),
-        begun(2),
-        pushed(1),
-        pushed(2),
-        begun(3),
-        taken(1),
-        pushed(3),
-        begun(4),
-        pushed(4),
-        pushed(5),
-        pushed(6),
-        pushed(7),
-        taken(2),
-        taken(3),
-        pushed(8),
-        taken(4),
-    ]
+SCHEDULE = (
+    "begin 1, begin 2, push 1, push 2, begin 3, take 1, push 3, begin 4, push 4, push 5, push 6, push 7, take 2, "
+    "take 3, push 8, take 4"
+)
+"""In which groups wait, are alive and are complete before they are taken."""
+ACTIONS = [action.split() for action in SCHEDULE.split(",")]
 
 
-def done(pipe: Any, schedule: list[Any]) -> list[Any]:
-    """What a pipe returns in a part of a schedule, and what its clock and its counts say then."""
-    returned = [table for action in schedule if (table := action(pipe)) is not None]
-    return [*(table.to_dicts() for table in returned), pipe.clock, pipe.idle()]
+def taken(pipe: Any, tiny: Any, policies: Policies, part: slice) -> list[Any]:
+    """Do a part of the schedule; returns the rows of what is taken."""
+    found = []
+    for action, number in ACTIONS[part]:
+        if action == "begin":
+            begin(pipe, tiny, int(number), samples=3)
+        elif action == "push":
+            pipe.push(policies.weights(int(number)), int(number))
+        else:
+            found.append(pipe.take(int(number)).to_dicts())
+    return found
 
 
 def idle(pipe: Any) -> dict[str, float]:
@@ -265,15 +225,19 @@ def idle(pipe: Any) -> dict[str, float]:
 def test_what_goes_on_from_a_state_is_to_the_bit_what_was_never_interrupted(
     sampling: Sampling, opened: Any, tiny: Any, policies: Policies
 ) -> None:
-    schedule = actions(tiny, policies)
     options: dict[str, Any] = {"slots": 7, "update_time": 2.5, "jitter": 0.3, "seed": 4}
-    whole = done(VirtualPipe(renewed(opened, policies, sampling), **options), schedule)
-    assert whole == done(VirtualPipe(renewed(opened, policies, sampling), **options), schedule)
+
+    def done(pipe: Any, begin: int = 0) -> list[Any]:
+        """What a pipe returns in the rest of the schedule, and what its clock and its counts say then."""
+        return [*taken(pipe, tiny, policies, slice(begin, None)), pipe.clock, pipe.idle()]
+
+    whole = done(VirtualPipe(renewed(opened, policies, sampling), **options))
+    assert whole == done(VirtualPipe(renewed(opened, policies, sampling), **options))
     other = open_sampler("transformers", str(tiny.folder), sampling)
     seen = dict.fromkeys(("waiting", "unfinished", "following", "scored", "older"), 0)
-    for cut in range(len(schedule)):
+    for cut in range(len(ACTIONS)):
         first = VirtualPipe(renewed(opened, policies, sampling), **options)
-        before = [table.to_dicts() for action in schedule[:cut] if (table := action(first)) is not None]
+        before = taken(first, tiny, policies, slice(cut))
         tensors, values = first.state()
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         seen["waiting"] += values["waiting"]
@@ -283,12 +247,12 @@ def test_what_goes_on_from_a_state_is_to_the_bit_what_was_never_interrupted(
         now = opened.weights_version
         seen["older"] += sum(r.versions[0][1] < now for _, r in first._decoding.unfinished())
         # The state takes nothing from the pipe.
-        assert [*before, *done(first, schedule[cut:])] == whole
-        version = sum("pushed" in action.__qualname__ for action in schedule[:cut])
+        assert [*before, *done(first, cut)] == whole
+        version = sum(action == "push" for action, _ in ACTIONS[:cut])
         other.sync(policies.weights(version), version)
         second = VirtualPipe(other, **options)
         second.load_state(tensors, json.loads(json.dumps(values)))
-        assert [*before, *done(second, schedule[cut:])] == whole
+        assert [*before, *done(second, cut)] == whole
     assert min(count for name, count in seen.items() if name != "following") > 0
     assert (seen["following"] > 0) == (sampling is CUT)
 
@@ -317,10 +281,9 @@ def test_what_is_abandoned_is_all_that_was_generated_and_not_taken(
     sampling: Sampling, opened: Any, tiny: Any, policies: Policies
 ) -> None:
     kinds = set()
-    for cut in range(1, len(actions(tiny, policies))):
+    for cut in range(1, len(ACTIONS)):
         first = VirtualPipe(renewed(opened, policies, sampling), slots=7, update_time=2)
-        for action in actions(tiny, policies)[:cut]:
-            action(first)
+        taken(first, tiny, policies, slice(cut))
         tensors, values = first.state()
         left = first.abandon()
         assert first.abandon().is_empty()
@@ -329,7 +292,7 @@ def test_what_is_abandoned_is_all_that_was_generated_and_not_taken(
         assert len(first.take(9)) == 2 * SAMPLES
         second = VirtualPipe(opened, slots=7, update_time=2)
         second.load_state(tensors, values)
-        waiting = {(group.draw.step, group.problem["problem_id"].item()) for group in second._waiting}
+        waiting = {(group.draw.step, group.problems["problem_id"].item()) for group in second._waiting}
         parts = [second.take(step) for step in values["begun"]]
         whole = {(row["step"], row["problem_id"], row["sample"]): row for part in parts for row in part.to_dicts()}
         assert len(left) == sum(key[:2] not in waiting for key in whole)
@@ -403,8 +366,7 @@ def test_after_a_push_that_failed_nothing_is_sampled_until_a_sync_succeeds(
 def test_an_open_stream_goes_on_with_weights_that_enter_in_flight(sampler: Any, tiny: Any, policies: Policies) -> None:
     feed = Feed()
     for step in (1, 2):
-        draw = Draw(samples=8, seed=3, step=step, phase="train", run_id="r", first_sample=0)
-        feed.add(tiny.problems[:2], draw)
+        feed.add(tiny.problems[:2], Draw(samples=8, seed=3, step=step, run_id="r"))
     groups: list[dict[str, Any]] = []
     calls: list[Any] = []
     hook = sampler._policy.register_forward_hook(lambda *_: calls.append(None))

@@ -29,9 +29,7 @@ class Attack:
     """A response.
 
     Attributes:
-        name: What it does.
-        kind: What it aims at.
-        text: The response; a program, or for the kind ``parsers`` any text.
+        text: A program, or for the kind ``parsers`` any text.
         own: It writes a verdict of its own, which may earn its own reward where a verifier executes it in its own
             process (the README says so), and never another's.
         twice: It looks for what an earlier one left.

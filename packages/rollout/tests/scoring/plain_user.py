@@ -20,12 +20,7 @@ _CLONE, _UNSHARE, _SETNS, _CLONE3 = (56, 272, 308, 435) if os.uname().machine ==
 def open_to_all(folder: Path, tests: Path) -> tuple[list[str], dict[str, str]]:
     """Copy what a plain user may not read here: the sources, and the interpreter and libraries where root keeps them.
 
-    Args:
-        folder: Where to; it must be readable.
-        tests: The folder of these tests.
-
-    Returns:
-        The beginning of a command, and variables for it.
+    Returns the beginning of a command, and variables for it.
     """
     ignored = shutil.ignore_patterns(*LARGE, "config-*", ".git")
     source = folder / "src"

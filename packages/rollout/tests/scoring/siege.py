@@ -45,7 +45,6 @@ class Target:
 
     Attributes:
         item: The problem, with a right response.
-        wrong: A wrong response.
         wins: What a program must call its answer.
         more: What follows an attack; ``None`` where the verifier executes nothing.
         own: A response may earn its own reward by what it writes.

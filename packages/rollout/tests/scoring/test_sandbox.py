@@ -199,7 +199,7 @@ def test_a_process_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytes
     broken.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(broken))
     with pytest.raises(RolloutError, match="did not start: libpython3"):
-        Scorer().layers()
+        Scorer().check([PATTERN])
 
 
 def test_a_process_that_cannot_be_forked_at_once_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,7 +417,7 @@ def test_after_two_responses_that_hang_the_others_of_their_group_wait_less(own: 
 
 def test_processes_are_limited_where_the_kernel_counts_them_by_themselves(executing: Scorer) -> None:
     name, limit = "python:scoring.user_rules:limited", str(PROCESSES)
-    alone = counted_alone(executing.layers())
+    alone = counted_alone(executing._pool("exact").report().result())
     assert rewards(executing, items(limit, name=name)) == [alone]
     assert not counted_alone({"user": ""})
     assert not counted_alone({"user": f"uid {layers.NOBODY}"})

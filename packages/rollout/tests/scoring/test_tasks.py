@@ -243,13 +243,12 @@ def test_refused_tasks_are_refused_by_name_wherever_they_come_from(tmp_path: Pat
     pl.DataFrame({"prompt": ["a", "b"], "answer": ["1", "2"]}).write_ndjson(tmp_path / "own.jsonl")
     for task, reason in REFUSED.items():
         message = f"reasoning-gym's task {task} is refused: {reason}$"
-        own = {"kind": "file", "path": str(tmp_path / "own.jsonl"), "train": 1, "validation": 1}
+        own = {"kind": "file", "path": str(tmp_path / "own.jsonl"), "verifier": f"reasoning_gym:{task}"}
         with pytest.raises(RolloutError, match=message):
             verifier(f"reasoning_gym:{task}")
-        with pytest.raises(RolloutError, match=message):
-            load_problems(source_from({"kind": "reasoning_gym", "task": task}))
-        with pytest.raises(RolloutError, match=message):
-            load_problems(source_from({**own, "verifier": f"reasoning_gym:{task}"}))
+        for source in ({"kind": "reasoning_gym", "task": task}, {**own, "train": 1, "validation": 1}):
+            with pytest.raises(RolloutError, match=message):
+                load_problems(source_from(source))
 
 
 @pytest.mark.parametrize("task", sorted(set(EXECUTING) - {"codeio"}))

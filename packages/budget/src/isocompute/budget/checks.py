@@ -31,13 +31,9 @@ def reason(error: BaseException) -> str:
 
 
 def whole(value: Any, name: str, *, least: int) -> int:
-    """Return ``value`` as an int, or refuse it.
-
-    Raises:
-        BudgetError: It is not a whole number, or lies outside ``least`` to 2**63 - 1.
-    """
+    """Return ``value`` as an int, or refuse it."""
     try:
-        number = index(value)
+        number = least - 1 if isinstance(value, bool) else index(value)
     except TypeError:
         number = least - 1
     if not least <= number <= LARGEST:
@@ -47,11 +43,7 @@ def whole(value: Any, name: str, *, least: int) -> int:
 
 
 def finite(value: Any, name: str, *, zero: bool = False) -> float:
-    """Return ``value`` as a finite float above 0 (or at least 0), or refuse it.
-
-    Raises:
-        BudgetError: It is not such a number.
-    """
+    """Return ``value`` as a finite float above 0 (or at least 0), or refuse it."""
     try:
         number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else nan
     except OverflowError:
@@ -60,3 +52,9 @@ def finite(value: Any, name: str, *, zero: bool = False) -> float:
         least = "of at least" if zero else "above"
         raise BudgetError(f"{name} is {shorten(value)}; it must be a finite number {least} 0")
     return number
+
+
+def check_whole_fields(of: object, *names: str, least: int) -> None:
+    """Keep fields of a frozen dataclass as ints, or refuse the one that is no whole number."""
+    for name in names:
+        object.__setattr__(of, name, whole(getattr(of, name), name, least=least))

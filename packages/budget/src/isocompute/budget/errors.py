@@ -1,4 +1,7 @@
-"""The errors of this package, each of one sentence."""
+"""The errors of this package, each of one sentence.
+
+Whatever is refused raises a ``BudgetError``; a docstring speaks of it only where it says more than that.
+"""
 
 from .contract.errors import IsoComputeError
 

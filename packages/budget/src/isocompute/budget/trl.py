@@ -20,9 +20,9 @@ from typing import Any
 from .checks import shorten
 from .errors import BudgetError
 from .ledger.counts import Counts, split
-from .ledger.hook import Hook
 from .ledger.ledger import Ledger
 from .ledger.limits import Counted, Limits, Standing
+from .ledger.meter import Hook
 
 __all__ = ["Attachment", "attach"]
 
@@ -71,7 +71,14 @@ def attach(
             no limit or one that makes no sense.
         LedgerError: The file is not a ledger, or is of another run.
     """
-    _check_trainer(trainer)
+    try:
+        from trl import GRPOTrainer
+    except ImportError as error:
+        raise BudgetError(f"TRL cannot be imported ({error}); install it with 'pip install trl'") from None
+    if not isinstance(trainer, GRPOTrainer):
+        raise BudgetError(f"a budget is attached to TRL's GRPOTrainer, not to {shorten(trainer)}")
+    if trainer.is_in_train:
+        raise BudgetError("the trainer trains already; attach the budget before trainer.train()")
     limits = Limits.given(
         rollouts=rollouts,
         response_tokens=response_tokens,
@@ -81,17 +88,6 @@ def attach(
         counted=counted,
     )
     return Attachment(trainer, Path(path), run_id=run_id, limits=limits, devices=devices)
-
-
-def _check_trainer(trainer: Any) -> None:
-    try:
-        from trl import GRPOTrainer
-    except ImportError as error:
-        raise BudgetError(f"TRL cannot be imported ({error}); install it with 'pip install trl'") from None
-    if not isinstance(trainer, GRPOTrainer):
-        raise BudgetError(f"a budget is attached to TRL's GRPOTrainer, not to {shorten(trainer)}")
-    if trainer.is_in_train:
-        raise BudgetError("the trainer trains already; attach the budget before trainer.train()")
 
 
 class Attachment(Hook):
@@ -105,10 +101,8 @@ class Attachment(Hook):
 
     def __init__(self, trainer: Any, path: Path, *, run_id: str | None, limits: Limits, devices: int | None) -> None:
         if hasattr(trainer, MARK):
-            raise BudgetError(
-                f"the trainer has a budget already, with the ledger {getattr(trainer, MARK).path}; attach one budget, "
-                "which may have several limits"
-            )
+            path = getattr(trainer, MARK).path
+            raise BudgetError(f"the trainer has a budget already, with the ledger {path}; one may have several limits")
         self._trainer, self._accelerator = trainer, trainer.accelerator
         devices = self._accelerator.num_processes if devices is None else devices
         super().__init__(path, limits, run_id=run_id, devices=devices)
@@ -116,35 +110,33 @@ class Attachment(Hook):
         self._position = self._done_before_step = 0
         # Of what this attempt charged, the parts of steps that were not taken yet.
         self._ahead: dict[int, Counts] = {}
-        self._counted = False
+        self._counted = self._begun = False
         self._generate, trainer._generate = trainer._generate, self._counting
         self._log, trainer.log = trainer.log, self._logging
-        trainer.add_callback(_callback(self))
+        from transformers import TrainerCallback
+
+        callback = TrainerCallback()
+        callback.on_train_begin, callback.on_train_end = self.begin, self.end
+        callback.on_epoch_begin = self.begin_epoch
+        callback.on_step_begin, callback.on_step_end = self.begin_step, self.end_step
+        callback.on_evaluate = callback.on_predict = self.evaluated
+        trainer.add_callback(callback)
         setattr(trainer, MARK, self)
 
     @property
     def standing(self) -> Standing:
-        """Spending so far; only rank 0 has it while the trainer trains.
-
-        Raises:
-            BudgetError: It is asked on another rank.
-            LedgerError: The ledger cannot be read.
-        """
+        """Spending so far; only rank 0 has it while the trainer trains."""
         if not self._accelerator.is_main_process:
             raise BudgetError("rank 0 alone has the ledger; ask there what was spent")
         ahead = sum(self._ahead.values(), Counts()) if self._ledger is not None else Counts()
         charged = super().standing
         return replace(charged, used=charged.used - ahead, ahead=ahead)
 
-    def begin(self, args: Any, state: Any, dataloader: Any) -> None:
-        """Open the ledger at the step that the trainer goes on after, unless the next one does not fit.
-
-        Raises:
-            BudgetError: The next step does not fit, in every process.
-            LedgerError: The ledger never reached that step, or cannot be written.
-        """
+    def begin(self, args: Any, state: Any, control: Any, *, train_dataloader: Any, **_: Any) -> None:
+        """Open the ledger at the step that the trainer goes on after, unless the next one does not fit."""
         self.close()
-        epochs, epoch_steps, _, _, _, epoch_passes, _ = self._trainer.set_initial_training_values(args, dataloader)
+        initial = self._trainer.set_initial_training_values(args, train_dataloader)
+        epochs, epoch_steps, *_, epoch_passes, _ = initial
         self._passes = Passes(
             accumulation=args.gradient_accumulation_steps,
             every=args.steps_per_generation * self._trainer.num_iterations,
@@ -152,28 +144,26 @@ class Attachment(Hook):
             epoch_steps=epoch_steps,
         )
         self._position = 0 if args.ignore_data_skip else state.global_step % epoch_steps
-        self._ahead, self.reason = {}, ""
+        self._ahead, self.reason, self._begun = {}, "", False
         more = state.global_step // epoch_steps < epochs
         refused = self._decided(partial(self._open_if_admitted, state.global_step, more))
         if refused:
             raise BudgetError(f"{self.path}: not even the next step fits, so nothing is trained: {refused}")
 
-    def begin_epoch(self, first: bool) -> None:
+    def begin_epoch(self, *_: Any, **__: Any) -> None:
         """An epoch begins; all but the first of a process begin with their first step."""
-        if not first:
-            self._position = 0
+        self._position, self._begun = 0 if self._begun else self._position, True
 
-    def begin_step(self) -> None:
+    def begin_step(self, *_: Any, **__: Any) -> None:
         """An optimizer step begins."""
         self._done_before_step = self._trainer._step
 
-    def end_step(self, args: Any, state: Any, control: Any) -> None:
+    def end_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """An optimizer step was taken: end the run if the next one may not be, with all that its last step is due."""
         self._position += 1
         if not self._counted:
             raise BudgetError(
-                "a step was taken and nothing was counted, so this trainer does not generate with _generate, as "
-                "GRPOTrainer of TRL 1.16 does; its budget cannot be enforced"
+                "a step was taken and nothing counted: this trainer does not generate with _generate, as TRL's does"
             )
         refused = self._decided(partial(self._settle_step, state.global_step))
         if not refused or control.should_training_stop:
@@ -188,7 +178,12 @@ class Attachment(Hook):
         if args.save_strategy == "steps":
             control.should_save = True
 
-    def end(self, state: Any) -> None:
+    def evaluated(self, *_: Any, **__: Any) -> None:
+        """An evaluation outside of training has the ledger for itself."""
+        if not self._trainer.is_in_train:
+            self.close()
+
+    def end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
         """Training ended: what was generated for later steps is lost work."""
         if self._ledger is not None:
             self.charge(state.global_step, {})
@@ -200,7 +195,7 @@ class Attachment(Hook):
         refused = self._refusal(step + 1, self.standing_after(step)) if more else ""
         if not refused:
             self.open(step)
-            self.charge_lost(step)
+            self.ledger.charge_lost(step)
         return refused
 
     def open(self, resumed_from: Any) -> Ledger:
@@ -237,7 +232,7 @@ class Attachment(Hook):
         if self._clock is None:
             self.start_clock()
         if self._ledger is not None and self._trainer.model.training:
-            self.reserve(len(prompts) * self._accelerator.num_processes)
+            self.ledger.reserve(len(prompts) * self._accelerator.num_processes)
         generated = self._generate(prompts)
         prompt_ids, completion_ids, tool_mask = generated[:3]
         responses = sum(map(len, completion_ids))
@@ -293,39 +288,6 @@ class Attachment(Hook):
         return str(said[0])
 
 
-def _callback(budget: Attachment) -> Any:
-    """Make the callback that the trainer calls."""
-    from transformers import TrainerCallback
-
-    class BudgetCallback(TrainerCallback):  # type: ignore[misc]
-        """Hands the trainer's events to its budget."""
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            self.epochs = 0
-            budget.begin(args, state, given["train_dataloader"])
-
-        def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            budget.begin_epoch(first=not self.epochs)
-            self.epochs += 1
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            budget.begin_step()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            budget.end_step(args, state, control)
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            budget.end(state)
-
-        def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if not budget._trainer.is_in_train:
-                budget.close()
-
-        on_predict = on_evaluate
-
-    return BudgetCallback()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
     """The passes of a run: when a ``GRPOTrainer`` generates, and which optimizer steps use it.
@@ -333,8 +295,6 @@ class Passes:
     Attributes:
         accumulation: Passes of an optimizer step.
         every: Passes from one generation to the next.
-        epoch_passes: Passes of an epoch.
-        epoch_steps: Optimizer steps of an epoch.
     """
 
     accumulation: int
@@ -351,7 +311,6 @@ class Passes:
         """Count the passes of its step, and of those after it, that use a generation.
 
         Args:
-            position: Position of the step in its epoch.
             left: Passes of the step that are still to come.
             lasts: Passes that use the generation.
         """
@@ -365,7 +324,6 @@ class Passes:
         """The generations of a step that is to come, each as the shares of the steps that use it.
 
         Args:
-            position: Position of the step in its epoch.
             done: Passes since the process began.
             filled: Whether the trainer has rollouts.
         """
@@ -377,9 +335,5 @@ class Passes:
         ]
 
     def lasts(self, done: int) -> int:
-        """Passes until the trainer generates again.
-
-        Args:
-            done: Passes since the process began.
-        """
+        """Passes until the trainer generates again."""
         return self.every - done % self.every

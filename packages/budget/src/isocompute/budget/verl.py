@@ -18,8 +18,8 @@ from weakref import WeakSet
 from .checks import shorten, whole
 from .errors import BudgetError
 from .ledger.counts import Counts
-from .ledger.hook import Hook
 from .ledger.limits import LIMITS, Limits, Standing
+from .ledger.meter import Hook
 
 __all__ = ["AgentLoopManager", "ReplayBuffer"]
 
@@ -33,7 +33,6 @@ SAMPLER = (
     "trainer.v1.sampler.custom_sampler.name=ReplayBuffer"
 )
 OTHERS = ("ledger", "run_id", "devices")
-READ = "0.9."
 SINGLE_TURN = "single_turn_agent"
 """The one agent loop of veRL's in which everything in a response was sampled."""
 _BUDGETS: WeakSet[Budget] = WeakSet()
@@ -43,19 +42,15 @@ class ReplayBuffer:
     """The replay buffer that veRL would make without it, which also charges what is sampled from it and evicted.
 
     Named in ``trainer.v1.sampler.custom_sampler``; ``sampler_kwargs`` there is the budget (``read_settings``).
-
-    Raises:
-        BudgetError: The budget makes no sense, or it is not veRL's trainer that makes the buffer.
-        LedgerError: The file is not a ledger.
     """
 
     def __new__(cls, **options: Any) -> Any:
         """Make it, with what veRL hands to a custom sampler."""
         trainer: Any = getattr(options.get("refill_fn"), "__self__", None)
         if not hasattr(trainer, "_build_replay_buffer"):
+            refill = options.get("refill_fn")
             raise BudgetError(
-                "this replay buffer is made by the trainer of veRL 0.9 (trainer.use_v1=True), whose method its "
-                f"refill_fn is, and refill_fn is {options.get('refill_fn')!r}"
+                f"refill_fn is {refill!r}, and no method of the trainer of veRL 0.9 (trainer.use_v1=True)"
             )
         budget = Budget(trainer, **read_settings(trainer.config))
         # To a custom sampler veRL passes none of its settings of filters; its own buffer gets them all.
@@ -82,17 +77,11 @@ class AgentLoopManager:
 
     @classmethod
     def create(cls, *args: Any, config: Any, **options: Any) -> AgentLoopManager:
-        """Make veRL's manager, and open the ledger after the step of the checkpoint that was loaded.
-
-        Raises:
-            BudgetError: The trainer has no budget, or not even the next step fits.
-            LedgerError: The ledger never reached that step, or cannot be written.
-        """
+        """Make veRL's manager, and open the ledger after the step of the checkpoint that was loaded."""
         budget = next((budget for budget in _BUDGETS if budget.trainer.config is config), None)
         if budget is None:
             raise BudgetError(
-                "the trainer's replay buffer is not that of a budget, so nothing would be charged; with "
-                f"trainer.use_v1=True, set {SAMPLER}"
+                f"the trainer's replay buffer is not that of a budget; with trainer.use_v1=True, set {SAMPLER}"
             )
         budget.begin()
         from verl.trainer.ppo.v1 import AgentLoopManagerTQ
@@ -100,11 +89,7 @@ class AgentLoopManager:
         return cls(AgentLoopManagerTQ.create(*args, config=config, **options), budget)
 
     def generate_sequences(self, prompts: Any) -> None:
-        """Reserve a batch, and dispatch it.
-
-        Raises:
-            BudgetError: It does not fit.
-        """
+        """Reserve a batch, and dispatch it."""
         self._budget.dispatch(prompts)
         self._manager.generate_sequences(prompts)
 
@@ -167,12 +152,7 @@ class Budget(Hook):
         return replace(super().standing, ahead=Counts(rollouts=self._groups["train"].rollouts))
 
     def begin(self) -> None:
-        """Open the ledger after the step that the trainer goes on after.
-
-        Raises:
-            BudgetError: The next step does not fit.
-            LedgerError: The ledger never reached that step, or cannot be written.
-        """
+        """Open the ledger after the step that the trainer goes on after."""
         trainer = self.trainer
         step, only = trainer.global_steps, trainer.config.trainer.get("val_only", False)
         self.open("last" if only else step)
@@ -180,7 +160,7 @@ class Budget(Hook):
         self.start_clock()
         if not only:
             restored = self._restore(trainer.replay_buffer)
-            self.charge_lost(step, restored=self._groups["train"].rollouts)
+            self.ledger.charge_lost(step, restored=self._groups["train"].rollouts)
             more = step < self._last_step
             refused = self._refusal(step + 1, self._batch, before=self._ahead(restored)) if more else ""
             if refused:
@@ -203,7 +183,7 @@ class Budget(Hook):
         groups = dispatched(prompts, rollout.n)
         rollouts = sum(n for _, n in groups)
         self._admit(rollouts)
-        self.reserve(self._groups["train"].rollouts + rollouts)
+        self.ledger.reserve(self._groups["train"].rollouts + rollouts)
         for uid, n in groups:
             self._groups["train"].add(uid, n)
         if self._refilling:
@@ -226,7 +206,6 @@ class Budget(Hook):
         """Charge groups that leave the replay buffer to the step in progress, or an evaluation's to the step before.
 
         Args:
-            partition: ``train`` or ``val``.
             cohorts: Groups by what becomes of them; those that were charged already are left out.
             tags: veRL's tags by trajectory.
         """
@@ -244,14 +223,7 @@ class Budget(Hook):
             self.charge(self.trainer.global_steps, counts)
 
     def settle(self, tags: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-        """All responses of a step were sampled: decide which step is the last.
-
-        Args:
-            tags: veRL's tags by trajectory.
-
-        Returns:
-            What is logged.
-        """
+        """All responses of a step were sampled: decide which step is the last, and return what is logged."""
         trainer = self.trainer
         step = trainer.global_steps
         self.charge(step, {})
@@ -352,17 +324,15 @@ def read_settings(config: Any) -> dict[str, Any]:
     """The ledger, limits, run and devices of ``trainer.v1.sampler.sampler_kwargs``, as ``Budget`` takes them.
 
     A relative path is one from the folder in which the trainer's process runs.
-
-    Raises:
-        BudgetError: Another version of veRL is installed, rollouts are replayed, a key is unknown, there is no
-            ledger, or no limit or one that makes no sense.
     """
-    _check_version()
+    try:
+        installed = version("verl")
+    except PackageNotFoundError:
+        raise BudgetError("veRL is not installed; install it with 'pip install \"verl==0.9.*\"'") from None
+    if not installed.startswith("0.9."):
+        raise BudgetError(f'veRL {installed} is installed, and this budget is for 0.9; install "verl==0.9.*"')
     if config.skip.rollout_tq.enable:
-        raise BudgetError(
-            "skip.rollout_tq.enable=True trains on rollouts of an earlier run, so there is nothing to count; set "
-            "it to False, or leave out trainer.v1.sampler.custom_sampler"
-        )
+        raise BudgetError("skip.rollout_tq.enable=True trains on rollouts of an earlier run: there is nothing to count")
     given: Mapping[str, Any] = dict(config.trainer.v1.sampler.sampler_kwargs or {})
     known = (*OTHERS, *LIMITS)
     for name in given:
@@ -384,18 +354,6 @@ def read_settings(config: Any) -> dict[str, Any]:
         "run_id": given.get("run_id"),
         "devices": None if devices is None else whole(devices, f"{KEYS}.devices", least=1),
     }
-
-
-def _check_version() -> None:
-    try:
-        installed = version("verl")
-    except PackageNotFoundError:
-        raise BudgetError("veRL is not installed; install it with 'pip install \"verl==0.9.*\"'") from None
-    if not installed.startswith(READ):
-        raise BudgetError(
-            f"veRL {installed} is installed, and this budget was written against 0.9, whose trainer may differ; "
-            'install "verl==0.9.*"'
-        )
 
 
 class Groups:
@@ -422,8 +380,6 @@ class Groups:
         """Let go of some prompts, and count what they came to.
 
         Args:
-            uids: The prompts; those that are charged already are left out.
-            tags: veRL's tags by trajectory, ``{uid}_{session}_{index}``, with its lengths.
             written: Of trajectories, the tokens of the response that were not sampled.
 
         Returns:
@@ -451,11 +407,7 @@ def of_prompts(uids: Container[str], tags: Mapping[str, Tag]) -> dict[str, Tag]:
 
 
 def dispatched(prompts: Any, default: int) -> list[tuple[str, int]]:
-    """The prompts of a batch, with as many rollouts as veRL's workers generate for each.
-
-    Args:
-        default: Where the batch does not say so itself.
-    """
+    """The prompts of a batch, with as many rollouts as veRL's workers generate for each."""
     uids = [str(uid) for uid in prompts["uid"]]
     each = list(prompts["__rollout_n__"]) if "__rollout_n__" in prompts.keys() else [default] * len(uids)  # noqa: SIM118
     return [(uid, int(n)) for uid, n in zip(uids, each, strict=True)]

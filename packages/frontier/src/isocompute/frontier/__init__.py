@@ -1,9 +1,11 @@
 """What does a budget buy, and how should it be split? Compute-optimal frontiers of LLM reinforcement learning."""
 
+from .answers.comparison import Comparison, compare
 from .answers.fitted import Fitted
-from .answers.forecast import Comparison, Forecast, ForecastConfig, compare, efficiency, forecast, leave_one_out
+from .answers.forecast import Forecast, ForecastConfig, Verdict, forecast
 from .answers.interference import interference, train_validation_gap
 from .answers.paper import PaperConfig, PaperFits, fit_as_paper
+from .answers.recipes import efficiency, leave_one_out
 from .data.curves import isotonic, records
 from .data.reading import read_evals, with_gpu_hours
 from .errors import MEANING, Flag, FrontierError
@@ -24,6 +26,7 @@ __all__ = [
     "PaperConfig",
     "PaperFits",
     "Priors",
+    "Verdict",
     "compare",
     "efficiency",
     "fit_as_paper",

@@ -20,9 +20,7 @@ class Flag(StrEnum):
 
     AT_BOUND = "parameter_at_bound"
     TOO_FEW_POINTS = "too_few_points"
-    SUPPORT_TOO_SHORT = "support_too_short"
     ASYMPTOTE_NOT_IDENTIFIED = "asymptote_not_identified"
-    STARTS_DISAGREE = "starts_disagree"
     WITHIN_RUN_ONLY = "within_run_only"
     FIT_FAILED = "fit_failed"
     K_UNIDENTIFIED = "k_unidentified"
@@ -33,12 +31,10 @@ class Flag(StrEnum):
 MEANING = {
     Flag.AT_BOUND: "a fitted parameter lies on the edge of what is searched",
     Flag.TOO_FEW_POINTS: "few evaluations after the start: fewer than five, or than eight for a forecast",
-    Flag.SUPPORT_TOO_SHORT: "the run ends before 1.5 times the compute of half the gain",
     Flag.ASYMPTOTE_NOT_IDENTIFIED: "the data do not say where the curve levels off",
-    Flag.STARTS_DISAGREE: "almost equally good fits from other starting points have different asymptotes",
     Flag.WITHIN_RUN_ONLY: "one seed: the interval leaves out how seeds differ",
     Flag.FIT_FAILED: "no curve could be fitted",
     Flag.K_UNIDENTIFIED: "fewer than four n are ever best, so the sigmoid's steepness means nothing",
     Flag.EXTENSION_FAILED: "later points contradict the forecast",
-    Flag.AT_LARGEST_N: "n* is the largest n measured, so a larger n may be better still",
+    Flag.AT_LARGEST_N: "the largest n that was run is the best at the end, so a larger n may be better still",
 }

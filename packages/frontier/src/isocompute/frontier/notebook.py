@@ -17,11 +17,10 @@ from .answers.next import plan
 from .data.reading import read_evals
 from .errors import FrontierError
 from .posterior.decision import Plan
-from .posterior.evaluations import POPULATION, Run, runs_of
 from .posterior.families import Priors
+from .posterior.health import Prepared, luck_of, prepare
 from .posterior.posterior import Posterior, posterior
-from .posterior.preparation import Prepared, luck_of, prepare
-from .posterior.runs import Setting
+from .posterior.runs import POPULATION, Run, Setting, runs_of
 from .show.curves import draw_best, draw_frontier, draw_regret
 from .show.report import write_report
 

@@ -55,7 +55,6 @@ _MODULES = {
     "updates.learner": ("Learner",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-
 __all__ = [
     "AdapterConfig",
     "BatchConfig",

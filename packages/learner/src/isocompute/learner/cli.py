@@ -10,14 +10,7 @@ from .contract import command_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``isocompute-learner``.
-
-    Args:
-        argv: The arguments, by default those of the process.
-
-    Returns:
-        As ``command_line.run``.
-    """
+    """Run ``isocompute-learner``; see ``command_line.run``."""
     description = "What does the policy learn from its rollouts?"
     return command_line.run(argv, package="isocompute-learner", description=description, commands=(check,))
 

@@ -59,16 +59,6 @@ ATTENDED = 4
 """Most tokens that attention sees in a micro-batch, for each token of ``micro_batch_tokens``."""
 
 
-def fits(tokens: int, *, positions: int, attended: int) -> bool:
-    """Return whether so much may pass through the model together.
-
-    Args:
-        tokens: ``ComputeConfig.micro_batch_tokens``.
-        attended: Tokens of the rows of attention: packed prompts are repeated there for each response.
-    """
-    return positions <= tokens and attended <= ATTENDED * tokens
-
-
 @settings(LearnerError)
 class ComputeConfig:
     """The computation of an update: its memory and time, and nothing of what is learnt but rounding."""
@@ -140,11 +130,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
 
 @settings(LearnerError)
 class ObjectiveConfig:
-    """The algorithm. Every other setting that is None is the algorithm's own (``ALGORITHMS``; see ``resolved``).
-
-    Raises:
-        LearnerError: A value is out of its range, or values contradict each other.
-    """
+    """The algorithm. Every other setting that is None is the algorithm's own (``ALGORITHMS``; see ``resolved``)."""
 
     algorithm: Literal["grpo", "dr_grpo", "ppo", "cispo", "dapo", "gspo"] = "grpo"
     """``grpo``, ``dr_grpo``, ``ppo``, ``cispo``, ``dapo`` or ``gspo``."""
@@ -182,11 +168,7 @@ class ObjectiveConfig:
 
     @property
     def resolved(self) -> ObjectiveConfig:
-        """The same with the algorithm's own values in place of None.
-
-        Raises:
-            LearnerError: ``constant_length`` is needed and missing, or the scale is a group's and the baseline is not.
-        """
+        """The same with the algorithm's own values in place of None."""
         own = asdict(ALGORITHMS[self.algorithm])
         given = {name: value for name in own if (value := getattr(self, name)) is not None}
         whole_of = replace(self, **own | given)
@@ -225,6 +207,11 @@ class KLConfig:
             raise LearnerError(
                 "mask_zero_variance needs place: loss, since a KL in the reward decides which groups have equal rewards"
             )
+
+    @property
+    def in_reward(self) -> bool:
+        """Whether it is part of the reward, and not of the loss."""
+        return self.coefficient > 0 and self.place == "reward"
 
 
 @settings(LearnerError)
@@ -317,16 +304,13 @@ class OptimizerConfig:
             )
 
     def factor_at(self, step: int) -> float:
-        """Learning rate of a step as a share of the peak.
+        """Learning rate of a step, counted from 1, as a share of the peak.
 
         s/w in step s ≤ w = ``warmup_steps``; then 1 up to step d, which is the larger of w and ``decay_after``, and in
         all steps if ``constant``; then 1 − x (``linear``) or (1 + cos πx)/2 (``cosine``) with
         x = min(1, (s − d)/(T + 1 − d)) and T = ``decay_steps``. So step d has the peak, step T is the last one that
         learns, and every step beyond it has a rate of 0. For w = 2, T = 6 and ``linear`` the steps 1 to 7 have 0.5, 1,
         0.8, 0.6, 0.4, 0.2, 0, and with ``decay_after`` = 4 they have 0.5, 1, 1, 1, 0.67, 0.33, 0.
-
-        Args:
-            step: The step, counted from 1.
         """
         if step <= self.warmup_steps:
             return step / self.warmup_steps
@@ -409,11 +393,7 @@ LEAST = {"float32": 0.0, "float16": 7.5e-5, "bfloat16": 6e-4}
 
 @settings(LearnerError)
 class RunConfig:
-    """One cell of a sweep: ``problems_per_batch`` × ``rollouts_per_problem``, one seed.
-
-    Raises:
-        LearnerError: A value is out of its range, or the grid of evaluations is no multiple of the batch.
-    """
+    """One cell of a sweep: ``problems_per_batch`` × ``rollouts_per_problem``, one seed."""
 
     run_id: str = "run"
     """Hash of the run's configuration."""
@@ -443,14 +423,11 @@ class RunConfig:
         return self.problems_per_batch * self.rollouts_per_problem
 
     def evaluated_at(self, rollouts: int) -> bool:
-        """Return whether the policy is evaluated after so many nominal rollouts; depends on neither n nor a budget.
+        """Return whether the policy is evaluated after so many rollouts, step · B; depends on neither n nor a budget.
 
         With p = ``evaluations_per_octave`` the grid is the multiples k · ``evaluate_every`` for which 2^o divides k,
         o = max(0, ⌊log₂(k/p)⌋): k = 1, 2, 3, 4, 6, 8, 12, 16, … for p = 2. So successive points are at most
         a factor of 1 + 1/p apart from p · ``evaluate_every`` on.
-
-        Args:
-            rollouts: step · B.
         """
         if self.evaluate_every is None:
             return False
@@ -461,12 +438,7 @@ class RunConfig:
         return k % (1 << octave) == 0
 
     def check(self, config: LearnerConfig) -> None:
-        """Refuse a number of rollouts that the learner's settings cannot learn from.
-
-        Raises:
-            LearnerError: n is 1 and the baseline is the group's or groups of equal rewards are left out, or n is
-                below ``trained_rollouts``.
-        """
+        """Refuse a number of rollouts that the learner's settings cannot learn from."""
         n, trained = self.rollouts_per_problem, config.batch.trained_rollouts
         if n == 1 and config.objective.resolved.baseline == "group":
             raise LearnerError(
@@ -489,11 +461,7 @@ class RunConfig:
 
 @settings(LearnerError)
 class LearnerConfig:
-    """All settings of the learner.
-
-    Raises:
-        LearnerError: A value is out of its range, or values contradict each other.
-    """
+    """All settings of the learner."""
 
     learning_rate: Positive
     """AdamW's peak learning rate at this run's batch size."""
@@ -525,34 +493,26 @@ class LearnerConfig:
     """When the sampler counts as holding the learner's weights."""
 
     def __post_init__(self) -> None:
-        self._check_tolerances()
-        # Whatever is missing is named now, and not in the first update.
-        chosen = self.objective.resolved
-        for given, name, reason in (
-            (
-                chosen.surrogate == "policy_gradient" and {self.objective.clip_low, self.objective.clip_high} != {None},
-                "a bound of the ratio",
-                "surrogate is 'policy_gradient', which clips nothing",
-            ),
-            (
-                self.batch.trained_rollouts is not None and chosen.baseline == "gae",
-                "batch.trained_rollouts",
-                "the baseline is a critic's, which the other responses do not sharpen",
-            ),
-        ):
-            if given:
-                raise LearnerError(f"{name} is set, and {reason}: it must be left out")
-
-    def _check_tolerances(self) -> None:
-        """Refuse tolerances that rounding alone exceeds."""
         for name in self.sync.given:
-            # k3 is about half the square of a difference.
+            # Rounding alone exceeds it; k3 is about half the square of a difference.
             if getattr(self.sync, name) < LEAST[self.rounding] ** (2 if name == "k3" else 1):
                 whose = "the sampler has" if self.rounding == self.sampler_dtype else "the learner computes in"
                 raise LearnerError(
                     f"sync.{name} is {getattr(self.sync, name):g}, and {whose} {self.rounding}, whose rounding alone "
                     f"differs by more: it must be left out, so that sync follows the types, or both be in float32"
                 )
+        # Whatever is missing is named now, and not in the first update.
+        chosen = self.objective.resolved
+        if chosen.surrogate == "policy_gradient" and {self.objective.clip_low, self.objective.clip_high} != {None}:
+            raise LearnerError(
+                "a bound of the ratio is set, and surrogate is 'policy_gradient', which clips nothing: it must be left "
+                "out"
+            )
+        if self.batch.trained_rollouts is not None and chosen.baseline == "gae":
+            raise LearnerError(
+                "batch.trained_rollouts is set, and the baseline is a critic's, which the other responses do not "
+                "sharpen: it must be left out"
+            )
 
     @property
     def rounding(self) -> Dtype:
@@ -587,5 +547,4 @@ class LearnerConfig:
     @property
     def measures_for_advantages(self) -> bool:
         """Return whether advantages depend on what is measured: on values, or on a KL in the reward."""
-        in_reward = bool(self.kl.coefficient) and self.kl.place == "reward"
-        return in_reward or self.objective.resolved.baseline == "gae"
+        return self.kl.in_reward or self.objective.resolved.baseline == "gae"

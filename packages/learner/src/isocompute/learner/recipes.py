@@ -41,16 +41,7 @@ def with_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     ``{"recipe": "isocompute-easy", "kl": {"coefficient": 0.01}}`` is the recipe with another weight of the KL: a
     setting that is given wins over the recipe's, within a group as well, and whatever neither gives is
-    ``LearnerConfig``'s own.
-
-    Args:
-        settings: Settings of the learner in groups, as read from YAML, with or without the key ``recipe``.
-
-    Returns:
-        Settings in groups, without that key; the argument and ``RECIPES`` are left as they are.
-
-    Raises:
-        LearnerError: There is no such recipe.
+    ``LearnerConfig``'s own. The argument and ``RECIPES`` are left as they are.
     """
     given = {name: value for name, value in settings.items() if name != "recipe"}
     if "recipe" not in settings:

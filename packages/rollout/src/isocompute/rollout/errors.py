@@ -1,5 +1,8 @@
 """Errors a user can act on."""
 
+from importlib import import_module
+from typing import Any
+
 from .contract.errors import InfrastructureError, IsoComputeError
 
 
@@ -13,3 +16,11 @@ class ProblemError(RolloutError):
 
 class EngineError(RolloutError, InfrastructureError):
     """An engine in a process of its own died or timed out; a new sampler may be opened."""
+
+
+def library(name: str, *, extra: str) -> Any:
+    """Import a library that is not always installed, or say which extra brings it."""
+    try:
+        return import_module(name)
+    except ImportError:
+        raise RolloutError(f'{name} is not installed: pip install "isocompute-rollout[{extra}]"') from None

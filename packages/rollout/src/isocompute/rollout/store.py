@@ -24,9 +24,6 @@ class Store(contextlib.AbstractContextManager["Store"]):
     Args:
         schema: Statements that make its tables where they are not there.
         alone: Whether others are refused until this is closed or its process ends, however it ends.
-
-    Raises:
-        RolloutError: It cannot be opened or made, is damaged, keeps another journal, or another has it.
     """
 
     def __init__(self, path: Path, schema: str, *, alone: bool = False) -> None:
@@ -47,11 +44,7 @@ class Store(contextlib.AbstractContextManager["Store"]):
                 raise
 
     def run(self, statement: str, *values: Any) -> list[Any]:
-        """Run one statement, which is a transaction of its own; returns its rows.
-
-        Raises:
-            RolloutError: It could not be done. Nothing was changed.
-        """
+        """Run one statement, a transaction of its own that changes nothing where it fails; returns its rows."""
         with self._sentences():
             return self._sql.execute(statement, values).fetchall()
 

@@ -19,11 +19,7 @@ SQLITE = "sqlite:///"
 
 
 def ensure_store(uri: str | None = None) -> str:
-    """Point MLflow at a store that answers, made where a local one is not there; returns its address.
-
-    Raises:
-        TrackingError: MLflow is not installed, or the store cannot be reached or made.
-    """
+    """Point MLflow at a store that answers, made where a local one is not there; returns its address."""
     uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
     with _alone(uri):
         connect(uri, create=True)
@@ -87,18 +83,9 @@ def log_artifacts(
     metrics: Mapping[str, float],
     inputs: Mapping[str, Path],
 ) -> str:
-    """Log one finished run that carries tables or documents.
+    """Log one finished run that carries tables or documents, and is linked to its inputs by their content.
 
-    Args:
-        experiment: Name of the experiment, made when it is not there.
-        run_name: Name shown in the UI.
-        inputs: Name to file of what the run was made from, linked by content.
-
-    Returns:
-        The MLflow run id; ``runs:/ID/NAME`` is then a source.
-
-    Raises:
-        TrackingError: MLflow is not installed or does not answer.
+    Returns the MLflow run id; ``runs:/ID/NAME`` is then a source.
     """
     ensure_store()
     client = mlflow_module().MlflowClient()
@@ -119,11 +106,7 @@ def log_artifacts(
 
 
 def attach(run_id: str, artifacts: Mapping[str, Path], *, figures: Collection[Path] = ()) -> None:
-    """Log files as named artifacts of an existing run.
-
-    Args:
-        figures: Files without such a name, which are only looked at.
-    """
+    """Log files as named artifacts of an existing run; figures have no such name, and are only looked at."""
     client = mlflow_module().MlflowClient()
     for figure in figures:
         client.log_artifact(run_id, str(figure), "figures")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -60,6 +61,13 @@ def begin(pipe: InFlightPipe, step: int, *, count: int = 4, samples: int = 2) ->
     pipe.begin(problems(step, count), samples=samples, seed=1, step=step, run_id="r")
 
 
+def add(dispatch: Dispatch, step: int, count: int, *, place: int = 0, phase: str = "train") -> None:
+    """Add the groups of a step, of two responses each."""
+    groups = problems(step, count)
+    costs = dict.fromkeys(groups["problem_id"], 1.0)
+    dispatch.add(costs, groups, Draw(samples=2, seed=1, step=step, phase=phase), places=repeat(place))
+
+
 def asked(replicas: Any) -> list[str]:
     return [problem_id for actor in replicas.ray.actors for problem_id in actor.inner._sampler.asked]
 
@@ -110,17 +118,10 @@ def test_batches_come_out_whole_and_in_time_and_what_died_is_counted(run: dict[s
 def test_what_is_sampled_beside_goes_before_training_groups_that_wait_in_their_order() -> None:
     with latency.replicas(1, limit=4, tick=GATHER_SECONDS) as replicas:
         dispatch = Dispatch(replicas, in_flight=True)
-
-        def add(step: int, phase: str, place: int) -> None:
-            draw = Draw(samples=2, seed=1, step=step, phase=phase, run_id="", first_sample=0)
-            groups = problems(step, 3)
-            works = replicas.expected.work(dict.fromkeys(groups["problem_id"], 0), 2)
-            dispatch.add([replace(work, place=place) for work in works], groups, draw)
-
-        add(1, "train", 1)
-        add(2, "train", 2)
+        add(dispatch, 1, 3, place=1)
+        add(dispatch, 2, 3, place=2)
         dispatch.turn(GATHER_SECONDS)
-        add(0, "eval", FIRST)
+        add(dispatch, 0, 3, place=FIRST, phase="eval")
         groups = []
         while dispatch.missing:
             groups += dispatch.turn()
@@ -228,11 +229,6 @@ def test_what_a_pipe_cannot_use_is_refused() -> None:
             open_pipe(replicas, mode="in_flight")
 
 
-def lose(ray: Any, member: Any, error: Exception) -> None:
-    """Let the call that a replica is in end with an error."""
-    member.call.done, member.call.error = ray.now, error
-
-
 @pytest.mark.parametrize("dies", [False, True])
 def test_what_is_abandoned_while_a_replica_fails_keeps_the_answers_of_others_and_leaves_none_at_work(
     dies: bool,
@@ -240,21 +236,18 @@ def test_what_is_abandoned_while_a_replica_fails_keeps_the_answers_of_others_and
     failed = type("RayTaskError", (latency.RayError,), {"cause": RuntimeError("the engine failed")})
     with latency.replicas(3, limit=4, tick=GATHER_SECONDS) as replicas:
         dispatch = Dispatch(replicas, in_flight=True)
-
-        def add(step: int, count: int, failed_on: int | None = None) -> None:
-            draw = Draw(samples=2, seed=1, step=step, phase="train", run_id="", first_sample=0)
-            groups = problems(step, count)
-            works = replicas.expected.work(dict.fromkeys(groups["problem_id"], 0), 2)
-            dispatch.add([replace(work, failed_on=failed_on) for work in works], groups, draw)
-
+        add(dispatch, 1, 12)
         # Lost for the second time with whichever replica.
-        add(1, 12, NOBODY)
+        waiting = dispatch._queue._waiting
+        waiting[:] = [replace(work, failed_on=NOBODY) for work in waiting]
         came = {group["problem_id"][0].as_py() for _, group in dispatch.turn(GATHER_SECONDS)}
         members = replicas.crew.members
         coming = {group["problem_id"][0].as_py() for m in members[1:] for group in m.call.value.groups}
         for member in members[1:]:
             member.call.done += 1.0
-        lose(replicas.ray, members[0], latency.RayError("the actor died") if dies else failed())
+        # The call that it is in ends with an error.
+        members[0].call.done = replicas.ray.now
+        members[0].call.error = latency.RayError("the actor died") if dies else failed()
         given = [set(dispatch._given[index]) for index in range(3)]
         groups, unknown = dispatch.abandon()
         came |= {group["problem_id"][0].as_py() for _, group in dispatch.arrived()}
@@ -263,7 +256,7 @@ def test_what_is_abandoned_while_a_replica_fails_keeps_the_answers_of_others_and
         assert {work.problem_id for work in unknown} == ({name for each in given[dies:] for *_, name in each} - came)
         assert len(dispatch.lost) == (len(given[0]) if dies else 0)
         assert [member.call for member in members[1:]] == [None, None]
-        add(2, 6)
+        add(dispatch, 2, 6)
         found = []
         while dispatch.missing:
             found += dispatch.turn()
@@ -279,7 +272,7 @@ def test_groups_that_came_before_an_evaluation_was_refused_are_taken() -> None:
                 pipe._dispatch.pause()
             raise RolloutError("refused")
 
-        patch.setattr(replicas, "work", refuse)
+        patch.setattr(replicas, "costs", refuse)
         begin(pipe, 1)
         with pytest.raises(RolloutError, match="refused"):
             replicas.sample(problems(0, 1), samples=1, seed=1, step=0, phase="eval")

@@ -197,10 +197,10 @@ def test_replicas_with_known_lengths_share_the_tokens_equally() -> None:
 
 def test_a_group_is_expected_to_be_as_long_as_the_problems_last_one() -> None:
     expected = Expected(100)
-    assert [work.cost for work in expected.work({"a": 10, "b": 4}, 8)] == [8 * 110, 8 * 104]
+    assert expected.costs({"a": 10, "b": 4}, 8) == {"a": 8 * 110, "b": 8 * 104}
     expected.learn("a", [3, 5])
     # Of a problem that was never answered, the mean of those that were.
-    assert [work.cost for work in expected.work({"a": 10, "b": 4}, 8)] == [8 * 14, 8 * 8]
+    assert expected.costs({"a": 10, "b": 4}, 8) == {"a": 8 * 14, "b": 8 * 8}
     expected.learn("b", [10])
     expected.learn("a", [6])
     assert [expected.of(name) for name in ("a", "b", "c")] == [6, 10, 8]
@@ -210,7 +210,6 @@ def test_the_transport_follows_the_replicas_devices_and_an_impossible_one_is_ref
     chosen = [transport_of("auto", num_gpus=gpus) for gpus in (0.0, 0.5, 1.0, 4.0)]
     assert chosen == ["object_store", "ipc", "nccl", "nccl"]
     assert transport_of("gloo", num_gpus=1.0) == "gloo"
-    with pytest.raises(RolloutError, match="one of object_store, gloo"):
-        transport_of("mpi", num_gpus=0.0)
-    with pytest.raises(RolloutError, match="it must be object_store"):
-        transport_of("nccl", num_gpus=0.0)
+    for wanted, message in (("mpi", "one of object_store, gloo"), ("nccl", "it must be object_store")):
+        with pytest.raises(RolloutError, match=message):
+            transport_of(wanted, num_gpus=0.0)

@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from isocompute.rollout.samplers.sampling import Request
+from isocompute.rollout.samplers.sampling import Request, Response
 
 pytest.importorskip("httpx2")
 
 from isocompute.rollout.samplers.servers.client import background
 from isocompute.rollout.samplers.servers.openai import in_parallel
-from isocompute.rollout.samplers.servers.protocols import Reader, Reply, Wrong, read
+from isocompute.rollout.samplers.servers.protocols import Reply, Wrong, read, response_of
 
 ASKED = Request(prompt_ids=[3, 12, 3, 14], seed=1, max_new_tokens=4)
 GIVEN = Reply(
@@ -30,12 +30,12 @@ GIVEN = Reply(
 TEXT = replace(GIVEN, ids=None)
 
 
-def reader(tiny: Any, *, stops: bool = False) -> Reader:
-    return Reader(tiny.tokenizer, vocabulary=20, ends=[1], stops=stops)
+def found_in(tiny: Any, answer: Reply, *, stops: bool = False) -> Response:
+    return response_of(answer, ASKED, tokenizer=tiny.tokenizer, vocabulary=20, ends=[1], stops=stops)
 
 
 def test_token_ids_are_taken_as_they_are(tiny: Any) -> None:
-    found = reader(tiny).response(GIVEN, ASKED)
+    found = found_in(tiny, GIVEN)
     assert (found.ids.tolist(), found.logprobs.tolist()) == ([3, 4, 1], [-1.0, -2.0, -3.0])
     assert (found.finish_reason, found.text, found.retokenized) == ("stop", None, False)
 
@@ -59,16 +59,16 @@ def test_token_ids_are_taken_as_they_are(tiny: Any) -> None:
 )
 def test_what_cannot_be_right_is_named(tiny: Any, change: dict[str, Any], reason: str) -> None:
     with pytest.raises(Wrong, match=reason):
-        reader(tiny).response(replace(GIVEN, **change), ASKED)
+        found_in(tiny, replace(GIVEN, **change))
 
 
 def test_text_is_tokenized_and_keeps_log_probabilities_of_the_same_tokens_only(tiny: Any) -> None:
-    found = reader(tiny).response(TEXT, ASKED)
+    found = found_in(tiny, TEXT)
     assert (found.ids.tolist(), found.text, found.retokenized) == ([3, 4, 1], "12", True)
     assert found.logprobs.tolist() == [-1.0, -2.0, -3.0]
-    joined = reader(tiny).response(replace(TEXT, tokens=["12", ""], logprobs=[-1.0, -3.0]), ASKED)
+    joined = found_in(tiny, replace(TEXT, tokens=["12", ""], logprobs=[-1.0, -3.0]))
     assert (joined.ids.tolist(), joined.logprobs.tolist()) == ([3, 4, 1], [])
-    silent = reader(tiny).response(replace(TEXT, tokens=[], logprobs=[]), ASKED)
+    silent = found_in(tiny, replace(TEXT, tokens=[], logprobs=[]))
     assert silent.logprobs.tolist() == []
 
 
@@ -79,16 +79,16 @@ def test_the_token_that_ended_a_text_is_added_only_where_it_is_known(tiny: Any) 
         ("3", True, [3, 4]),
         (5, True, [3, 4, 5]),
     ):
-        found = reader(tiny, stops=stops).response(replace(TEXT, stopped_at=stopped_at), ASKED)
+        found = found_in(tiny, replace(TEXT, stopped_at=stopped_at), stops=stops)
         assert found.ids.tolist() == ids
     cut = replace(TEXT, finish_reason="length", completion_tokens=4, tokens=[], logprobs=[])
-    assert reader(tiny).response(cut, ASKED).ids.tolist() == [3, 4]
+    assert found_in(tiny, cut).ids.tolist() == [3, 4]
 
 
 def test_a_stop_text_is_cut_off_where_the_server_says(tiny: Any) -> None:
     stopped = replace(GIVEN, ids=[3, 4, 5], text="12", stopped_at="3")
-    assert reader(tiny, stops=True).response(stopped, ASKED).text == "12"
-    assert reader(tiny, stops=True).response(GIVEN, ASKED).text is None
+    assert found_in(tiny, stopped, stops=True).text == "12"
+    assert found_in(tiny, GIVEN, stops=True).text is None
 
 
 @pytest.mark.parametrize("answer", [None, {}, {"choices": []}, {"choices": [{}, {}]}, {"choices": [1]}])

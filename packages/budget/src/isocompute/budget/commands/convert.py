@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from ..errors import BudgetError
 from ..planning.compute import Allocation
 from ..trainers.registry import TRAINERS, convert, read, trainer
-from ..trainers.settings import Batching, Parallelism, RunPlan, Value, flags, load, nested, render
-from .text import labelled_lines, number, whole, write_json
+from ..trainers.settings import Parallelism, RunPlan, flags, load, render
+from .text import number, whole
 
 ALLOCATION = ("--rollouts-per-problem", "--problems-per-batch", "--update-steps")
 """The options that say an allocation."""
@@ -37,34 +35,21 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     to.add_argument("--update-steps", type=whole, metavar="M", help="optimizer steps")
     to.add_argument("--problems", type=whole, metavar="D", help="training problems, where steps follow from epochs")
     devices = to.add_argument_group("the devices, and how one copy of the model is spread over them")
-    devices.add_argument(
-        "--world-size", type=whole, metavar="W", help="devices that train (default: 1, or what the settings say)"
-    )
+    devices.add_argument("--world-size", type=whole, metavar="W", help="that train (default: 1, or as settings say)")
     devices.add_argument("--gpus-per-node", type=whole, default=8, metavar="G", help="at most (default: %(default)s)")
-    devices.add_argument(
-        "--micro-batch", type=whole, metavar="m", help="rollouts a data-parallel rank holds in one pass"
-    )
+    devices.add_argument("--micro-batch", type=whole, metavar="m", help="rollouts a rank holds in one pass")
     for kind, shares in (("tensor", "each layer"), ("pipeline", "the layers"), ("context", "each sequence")):
-        devices.add_argument(
-            f"--{kind}-parallel", type=whole, default=1, metavar="K", help=f"devices that share {shares} (default: 1)"
-        )
+        said = f"devices that share {shares} (default: 1)"
+        devices.add_argument(f"--{kind}-parallel", type=whole, default=1, metavar="K", help=said)
     rate = to.add_argument_group("the learning rate, by default the trainer's own")
     rate.add_argument("--learning-rate", type=number, metavar="RATE", help="as it was tuned")
-    rate.add_argument(
-        "--learning-rate-anchor", type=whole, metavar="B", help="the batch it was tuned at, in rollouts, to scale it"
-    )
+    rate.add_argument("--learning-rate-anchor", type=whole, metavar="B", help="the batch it was tuned at, in rollouts")
     rate.add_argument("--scaling", choices=("sqrt", "linear", "constant"), default="sqrt", help="default: %(default)s")
-    to.add_argument("--json", type=Path, metavar="FILE", help="also write the settings, or the allocation")
     to.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print the settings, or the allocation and remarks on the settings.
-
-    Raises:
-        BudgetError: Something that is needed is not given, or given to the other direction; settings cannot be read or
-            hold a value that is not possible; or a file is asked for and they do not determine an allocation.
-    """
+    """Print the settings, or the allocation and remarks on the settings."""
     given = [name for name in ALLOCATION if getattr(arguments, name[2:].replace("-", "_")) is not None]
     if arguments.source is not None:
         if given:
@@ -111,8 +96,6 @@ def _write(arguments: argparse.Namespace) -> Iterable[str]:
             f"# the learning rate is {arguments.learning_rate:g} at {arguments.learning_rate_anchor:,} rollouts, with "
             f"{arguments.scaling} scaling to {a.batch_rollouts:,}"
         )
-    if arguments.json is not None:
-        write_json(nested(configuration.settings), arguments.json)
 
 
 def _learning_rate(allocation: Allocation, arguments: argparse.Namespace) -> float | None:
@@ -127,58 +110,31 @@ def _learning_rate(allocation: Allocation, arguments: argparse.Namespace) -> flo
 
 def _read(arguments: argparse.Namespace) -> Iterable[str]:
     """The allocation, and remarks on the settings."""
-    settings, where = _settings(arguments.settings)
+    first, *rest = arguments.settings
+    if "=" not in first and not first.startswith("-"):
+        # Flags override the file that they follow.
+        settings, where = {**load(Path(first)), **flags(rest)}, first
+    else:
+        settings, where = flags(arguments.settings), "the flags"
+    if not settings:
+        raise BudgetError(f"{where}: no settings were given; give a file, or flags after --")
     known = trainer(arguments.source)
     batching = read(known.name, settings, world_size=arguments.world_size, problems=arguments.problems, where=where)
     split = batching.problems_generated != batching.problems_per_batch
     spread = batching.data_parallel != batching.world_size
-    yield from labelled_lines(
-        (label, "unknown" if value is None else f"{value:,}")
-        for label, value in (
-            ("problems per batch", batching.problems_per_batch),
-            ("rollouts per problem", batching.rollouts_per_problem),
-            ("update steps", batching.update_steps),
-            ("rollouts", batching.generated),
-            *((("problems generated at once", batching.problems_generated),) if split else ()),
-            ("devices", batching.world_size),
-            *((("data-parallel ranks", batching.data_parallel),) if spread else ()),
-        )
-    )
+    rows = [
+        ("problems per batch", batching.problems_per_batch),
+        ("rollouts per problem", batching.rollouts_per_problem),
+        ("update steps", batching.update_steps),
+        ("rollouts", batching.generated),
+        *((("problems generated at once", batching.problems_generated),) if split else ()),
+        ("devices", batching.world_size),
+        *((("data-parallel ranks", batching.data_parallel),) if spread else ()),
+    ]
+    width = max(len(label) for label, _ in rows)
+    yield from (f"{label:{width}}  {'unknown' if value is None else f'{value:,}'}" for label, value in rows)
     for kind in ("unknown", "inconsistent", "notes"):
         for remark in getattr(batching, kind):
             yield f"{kind.removesuffix('s')}: {remark}"
     if arguments.strict and (batching.unknown or batching.inconsistent or batching.notes):
         arguments.exit_status = 1
-    if arguments.json is not None:
-        if batching.allocation is None:
-            raise BudgetError(
-                f"{where}: no allocation to write: {'; '.join(batching.unknown or batching.inconsistent)}"
-            )
-        write_json(_document(batching), arguments.json)
-
-
-def _settings(given: Sequence[str]) -> tuple[dict[str, Value], str]:
-    """Settings of a file, which flags after it override, or of flags alone, and where they come from."""
-    first, *rest = given
-    if "=" not in first and not first.startswith("-"):
-        settings, where = {**load(Path(first)), **flags(rest)}, first
-    else:
-        settings, where = flags(given), "the flags"
-    if not settings:
-        raise BudgetError(f"{where}: no settings were given; give a file, or flags after --")
-    return settings, where
-
-
-def _document(batching: Batching) -> dict[str, Any]:
-    """A batching with an allocation."""
-    assert batching.allocation is not None
-    return {
-        **asdict(batching.allocation),
-        "rollouts": batching.generated,
-        "baseline_rollouts_per_problem": batching.baseline_rollouts,
-        "problems_generated_at_once": batching.problems_generated,
-        "devices": batching.world_size,
-        "data_parallel_ranks": batching.data_parallel,
-        "inconsistent": batching.inconsistent,
-        "notes": batching.notes,
-    }

@@ -30,28 +30,16 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog="Exit status: 0 where everything that looks like a log was read and is in the table, 3 where some of it "
         "is not, 1 where nothing is, 2 after an error.",
     )
-    parser.add_argument(
-        "path", nargs="+", metavar="PATH", help="folders, files, mlflow:EXPERIMENT, a tracking URI or database"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help=f"write evals.parquet and manifest.json there, and {RUNS} to be filled in where something is missing",
-    )
+    parser.add_argument("path", nargs="+", metavar="PATH", help="folders, files, mlflow:EXPERIMENT, a tracking URI")
+    said = f"write evals.parquet and manifest.json there, and {RUNS} to be filled in where something is missing"
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help=said)
     add_log_arguments(parser, of_runs=True)
-    parser.add_argument(
-        "--runs", type=Path, metavar="FILE", help=f"settings of each run: {RUNS}, with a row for each of them"
-    )
+    parser.add_argument("--runs", type=Path, metavar="FILE", help=f"settings of each run, a row each: {RUNS}")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print what is understood and what is missing, and write the table.
-
-    Raises:
-        BudgetError: There is nothing that looks like a log, or something is said of a run that is not there.
-    """
+    """Print what is understood and what is missing, and write the table."""
     if arguments.out is not None and arguments.out.exists() and not arguments.out.is_dir():
         raise BudgetError(f"--out {arguments.out}: is a file, and no folder")
     given = Given(
@@ -60,12 +48,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         runs=[said for said in arguments.constants if said[0]],
         file=str(arguments.runs),
     )
-    report = examine(
-        arguments.path,
-        given,
-        trainer=arguments.trainer,
-        shared=configuration_of(arguments),
-    )
+    report = examine(arguments.path, given, trainer=arguments.trainer, shared=configuration_of(arguments))
     patients, out = report.patients, arguments.out
     for patient in patients:
         yield from _lines(patient)
@@ -100,17 +83,13 @@ def _written(report: Report, out: Path) -> Iterable[str]:
 
 def _lost(report: Report) -> str:
     """The line that counts what is not in the table; none where everything is."""
-    parts = []
-    without = sum(not patient.rows for patient in report.patients)
-    if without:
-        parts.append(f"{without:,} of {plural(len(report.patients), 'run')} {_were(without)} not understood")
-    if report.unread:
-        parts.append(f"{len(report.unread):,} of {plural(report.files, 'file')} {_were(len(report.unread))} not read")
-    return " and ".join(parts)
-
-
-def _were(number: int) -> str:
-    return "was" if number == 1 else "were"
+    without, unread = sum(not patient.rows for patient in report.patients), len(report.unread)
+    counts = (without, len(report.patients), "run", "understood"), (unread, report.files, "file", "read")
+    return " and ".join(
+        f"{lacking:,} of {plural(of, noun)} {'was' if lacking == 1 else 'were'} not {what}"
+        for lacking, of, noun, what in counts
+        if lacking
+    )
 
 
 def _to_be_filled_in(patients: Sequence[Patient], path: Path, given: Path | None) -> Iterable[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,18 @@ from ..planning.compute import (
     DEVICES,
     GIBIBYTE,
     SPREAD,
-    Device,
+    Constraints,
+    Grid,
     Interval,
     Lengths,
-    Memory,
     Model,
     Setting,
+    Split,
     Utilisation,
     device,
+    grid,
     price,
 )
-from ..planning.splits import Constraints, Grid, Split, grid
 from .text import aligned_table, number, parameters, plural, whole, whole_numbers, write_json
 
 
@@ -36,18 +37,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "others cannot; with a learning rate or a model, the rate, time, memory and money of each.",
     )
     plan.add_argument("--rollouts", type=whole, required=True, metavar="C", help="the budget")
-    plan.add_argument(
-        "--max-batch", type=whole, metavar="B_max", help="most rollouts in a batch (default: the largest of the values)"
-    )
-    plan.add_argument(
-        "--rollouts-per-problem", type=whole_numbers, default=(), metavar="n,…", help="default: powers of two from 2"
-    )
-    plan.add_argument(
-        "--problems-per-batch", type=whole_numbers, default=(), metavar="B_p,…", help="default: powers of two from 8"
-    )
-    plan.add_argument(
-        "--min-steps", type=whole, default=100, metavar="M", help="fewest update steps (default: %(default)s)"
-    )
+    plan.add_argument("--max-batch", type=whole, metavar="B_max", help="most rollouts (default: of the values)")
+    for name, symbol, first in (("rollouts-per-problem", "n", 2), ("problems-per-batch", "B_p", 8)):
+        said = f"default: powers of two from {first}"
+        plan.add_argument(f"--{name}", type=whole_numbers, default=(), metavar=f"{symbol},…", help=said)
+    plan.add_argument("--min-steps", type=whole, default=100, metavar="M", help="fewest (default: %(default)s)")
     plan.add_argument("--problems", type=whole, metavar="D", help="training problems")
     plan.add_argument("--max-epochs", type=number, metavar="E", help="maximum epochs over the problems")
     plan.add_argument("--world-size", type=whole, default=1, metavar="W", help="devices that share a batch")
@@ -63,28 +57,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print the splits.
-
-    Raises:
-        BudgetError: A number is not possible, options that go together are given in part, no split is feasible, or
-            the file cannot be written.
-    """
+    """Print the splits."""
     if (arguments.anchor is None) != (arguments.anchor_batch is None):
         raise BudgetError("a learning rate needs both --anchor and --anchor-batch")
     most = _max_batch(arguments)
-    problems = arguments.problems_per_batch or tuple(_powers(8, most))
-    plan = grid(
-        Constraints(
-            rollouts=arguments.rollouts,
-            max_batch=most,
-            rollouts_per_problem=arguments.rollouts_per_problem,
-            problems_per_batch=problems,
-            min_steps=arguments.min_steps,
-            problems=arguments.problems,
-            max_epochs=arguments.max_epochs,
-            world_size=arguments.world_size,
-        )
-    )
+    given = {field.name: getattr(arguments, field.name) for field in fields(Constraints)}
+    plan = grid(Constraints(**{**given, "max_batch": most}))
     if not plan.splits:
         left_out = "; ".join(f"{plural(count, 'split')} with {limit}" for limit, count in plan.limits)
         none = f"no power of two from 2 is a group for batches of at most {most:,}"
@@ -105,59 +83,32 @@ def _max_batch(arguments: argparse.Namespace) -> int:
     return max(1, most)
 
 
-def _powers(first: int, most: int) -> Iterable[int]:
-    while first <= most:
-        yield first
-        first *= 2
-
-
 def add_model_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options on the model, the lengths and the device."""
     group = command.add_argument_group("the model and the device, to estimate time, memory and money")
     group.add_argument("--model-parameters", type=parameters, metavar="N", help="parameters, of all experts: 7B")
-    group.add_argument(
-        "--active-parameters", type=parameters, metavar="N", help="those that a token passes through (default: all)"
-    )
+    group.add_argument("--active-parameters", type=parameters, metavar="N", help="of a token (default: all of them)")
     group.add_argument("--response-tokens", type=number, metavar="T", help="mean response at first")
     group.add_argument("--device", choices=DEVICES, help="the accelerator")
     group.add_argument("--prompt-tokens", type=number, default=0.0, metavar="P", help="mean prompt (default: 0)")
-    group.add_argument(
-        "--response-growth", type=number, default=1.0, metavar="G", help="mean response at the end over that at first"
-    )
-    group.add_argument(
-        "--spread", type=number, default=SPREAD, metavar="S", help="how far the mean may be off (default: %(default)s)"
-    )
+    group.add_argument("--response-growth", type=number, default=1.0, metavar="G", help="of the mean, by the end")
+    group.add_argument("--spread", type=number, default=SPREAD, metavar="S", help="of the mean (default: %(default)s)")
     group.add_argument("--layers", type=whole, metavar="L", help="layers, for the attention term and the memory")
     group.add_argument("--width", type=whole, metavar="d", help="hidden size, for the same")
-    group.add_argument(
-        "--vocabulary", type=whole, metavar="V", help="for the memory of the logits, and a head in float32"
-    )
+    group.add_argument("--vocabulary", type=whole, metavar="V", help="for the logits, and a head in float32")
     group.add_argument("--float32-head", action="store_true", help="the trainer computes logits in float32")
-    group.add_argument(
-        "--generation-utilisation", type=_shares, metavar="LOW,LIKELY,HIGH", help="share of the peak while sampling"
-    )
-    group.add_argument(
-        "--training-utilisation", type=_shares, metavar="LOW,LIKELY,HIGH", help="share of the peak while training"
-    )
+    for phase, doing in (("generation", "sampling"), ("training", "training")):
+        said = f"share of the peak while {doing}"
+        group.add_argument(f"--{phase}-utilisation", type=_shares, metavar="LOW,LIKELY,HIGH", help=said)
     group.add_argument("--tokens-per-second", type=number, metavar="R", help="sampling of one device, as measured")
-    group.add_argument(
-        "--extra-forwards",
-        type=whole,
-        default=0,
-        metavar="F",
-        help="further forward passes of the trainer (reference, …)",
-    )
+    group.add_argument("--extra-forwards", type=whole, default=0, metavar="F", help="of the trainer (reference, …)")
     group.add_argument("--no-shared-prompt", action="store_true", help="the engine has no prefix cache")
     group.add_argument("--price", type=number, metavar="X", help="price of one device-hour")
     group.add_argument("--currency", default="USD", help="currency of the price (default: %(default)s)")
 
 
 def model_setting(arguments: argparse.Namespace) -> Setting | None:
-    """The setting that the options describe, or None when none of them is given.
-
-    Raises:
-        BudgetError: Some of the options that go together are missing, or a value is not possible.
-    """
+    """The setting that the options describe, or None when none of them is given."""
     need = {name: getattr(arguments, name) for name in ("model_parameters", "response_tokens", "device")}
     given = [name for name, value in need.items() if value is not None]
     if not given:
@@ -200,16 +151,6 @@ def _shares(text: str) -> tuple[float, float, float]:
     return low, likely, high
 
 
-def memory_line(needed: Memory, on: Device) -> str:
-    """The memory that a device needs, and whether it has it."""
-    left_out = "" if needed.activations else ", without activations (give the layers and the width)"
-    verdict = "" if needed.total <= on.memory else ", which does not fit"
-    return (
-        f"memory: {needed.total / GIBIBYTE:,.1f} of {on.memory / GIBIBYTE:,.1f} GiB of {on.name}, for 16 bytes per "
-        f"parameter shared by the devices and an engine's weights{left_out}{verdict}"
-    )
-
-
 def format_figure(value: float) -> str:
     """A number in readable form: whole, with two decimals, or in scientific notation."""
     if value >= 1e12:
@@ -222,20 +163,10 @@ INTERVALS = ("seconds_per_step", "device_hours", "cost")
 
 
 def plan_row(split: Split, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The columns of one split.
-
-    Returns:
-        Values by column; those of the learning rate and of time only where the arguments ask for them.
-    """
+    """Values of one split by column; the learning rate and times only where the arguments ask for them."""
     a = split.allocation
-    row: dict[str, Any] = {
-        "problems_per_batch": a.problems_per_batch,
-        "rollouts_per_problem": a.rollouts_per_problem,
-        "batch_rollouts": a.batch_rollouts,
-        "update_steps": a.update_steps,
-        "rollouts": a.rollouts,
-        "unused": split.unused,
-    }
+    names = ("problems_per_batch", "rollouts_per_problem", "batch_rollouts", "update_steps", "rollouts")
+    row: dict[str, Any] = {**{name: getattr(a, name) for name in names}, "unused": split.unused}
     if split.epochs is not None:
         row["epochs"] = split.epochs
     if arguments.anchor is not None:
@@ -277,20 +208,22 @@ def plan_lines(plan: Grid, rows: list[dict[str, Any]], arguments: argparse.Names
         needed = setting.memory(world_size=arguments.world_size, micro_batch=arguments.micro_batch)
         tokens = setting.lengths.tokens_of(limits.rollouts)
         yield f"response tokens: {tokens.likely:,.0f} ({tokens.low:,.0f}-{tokens.high:,.0f})"
-        yield memory_line(needed, setting.device)
-        for sentence in (
-            *rows[0]["assumptions"],
-            "no device waits for another, nor for the longest response of a batch",
-        ):
-            yield f"assumed: {sentence}"
+        left_out = "" if needed.activations else ", without activations (give the layers and the width)"
+        verdict = "" if needed.total <= setting.device.memory else ", which does not fit"
+        yield (
+            f"memory: {needed.total / GIBIBYTE:,.1f} of {setting.device.memory / GIBIBYTE:,.1f} GiB of "
+            f"{setting.device.name}, for 16 bytes per parameter shared by the devices and an engine's weights"
+            f"{left_out}{verdict}"
+        )
+        alone = "no device waits for another, nor for the longest response of a batch"
+        yield from (f"assumed: {sentence}" for sentence in (*rows[0]["assumptions"], alone))
 
 
 def _cell_lines(rows: list[dict[str, Any]]) -> Iterable[str]:
     """Every split on a line of its own."""
     header = ["B_p", "n", "batch", "steps", "rollouts", "unused"]
-    header += [name for name in ("epochs", "learning_rate", *INTERVALS) if name in rows[0]]
-    names = [name if name == "B_p" else name.replace("_", " ") for name in header]
-    return aligned_table(names, [_cells(row) for row in rows])
+    header += [name.replace("_", " ") for name in ("epochs", "learning_rate", *INTERVALS) if name in rows[0]]
+    return aligned_table(header, [_cells(row) for row in rows])
 
 
 def _table_lines(plan: Grid, rows: list[dict[str, Any]]) -> Iterable[str]:
@@ -302,21 +235,18 @@ def _table_lines(plan: Grid, rows: list[dict[str, Any]]) -> Iterable[str]:
     yield "update steps of each split, problems per batch down and rollouts per problem across"
     yield from aligned_table(
         ["B_p \\ n", *map(str, across)],
-        [[f"{b:,}", *(f"{steps[b, n]:,}" if (b, n) in steps else "-" for n in across)] for b in down],
+        [[b, *(steps.get((b, n), "-") for n in across)] for b in down],
     )
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    cells = [f"{row['problems_per_batch']:,}", f"{row['rollouts_per_problem']:,}", f"{row['batch_rollouts']:,}"]
-    cells += [f"{row[name]:,}" for name in ("update_steps", "rollouts", "unused")]
-    if "epochs" in row:
-        cells.append(f"{row['epochs']:,.2f}")
-    if "learning_rate" in row:
-        cells.append(f"{row['learning_rate']:.3g}")
+def _cells(row: dict[str, Any]) -> list[object]:
+    names = ("problems_per_batch", "rollouts_per_problem", "batch_rollouts", "update_steps", "rollouts", "unused")
+    cells = [row[name] for name in names]
+    cells += [f"{row[name]:{form}}" for name, form in (("epochs", ",.2f"), ("learning_rate", ".3g")) if name in row]
     for name in INTERVALS:
         if name in row:
-            low, likely, high = row[name]
-            cells.append(f"{format_figure(likely)} ({format_figure(low)}-{format_figure(high)})")
+            low, likely, high = map(format_figure, row[name])
+            cells.append(f"{likely} ({low}-{high})")
     return cells
 
 

@@ -1,24 +1,460 @@
-"""``run``: follow a command by the log of its trainer, and end it before it goes over its budget."""
+"""``run``: a command followed by the log of its trainer, and ended in an orderly way before it goes over its budget.
+
+``follow`` runs a ``Command`` in a session of its own; ``Charging`` charges a ledger with what its log says that it
+generated (``LiveLog``).
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import signal
+import subprocess
 import sys
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
-from ..checks import finite
+from ..checks import finite, reason
 from ..contract.errors import printable
 from ..errors import BudgetError
-from ..follow import AT_BUDGET, Charging, Command, Outcome, follow
-from ..ledger.ledger import History
-from ..ledger.limits import LIMITS, Limits
+from ..ledger.counts import Counts
+from ..ledger.ledger import MOST_SHARES, History, Ledger
+from ..ledger.limits import LIMITS, Limits, Standing
+from ..ledger.meter import Hook
+from ..ledger.store import Lock
+from ..trainers.counting import StepCounts
+from ..trainers.evals import joined, progress_of, reader_of, settings_of
 from ..trainers.live import LiveLog
+from ..trainers.logs.log import Log
 from ..trainers.registry import trainer
+from ..trainers.trainer import LogReader
 from .show import budget_lines
 from .text import add_log_arguments, configuration_of, number, whole
+
+AT_BUDGET = 3
+"""Exit status where the command was ended at its budget."""
+SHORTEST, LONGEST, SHARE = 0.2, 5.0, 5
+"""Seconds between two looks at the log: at least and at most so many, and so many times what the last look took."""
+
+
+def follow(
+    command: Command, charging: Charging, *, silence: float = 600.0, say: Callable[[str], None] = print
+) -> tuple[int, str, str]:
+    """Run a command until it ends or its next step does not fit.
+
+    Args:
+        silence: Seconds without a new entry in the log after which a warning is said.
+
+    Returns:
+        Its exit status, or the negative number of the signal that ended it; why it was ended at its budget, or an empty
+        text; and the signals that it was sent.
+
+    Raises:
+        BudgetError: Nothing was started, since nothing could be counted or no step fits; or the command was ended,
+            since its log cannot be counted or its ledger not written.
+    """
+    if sys.platform == "win32":
+        raise BudgetError("a command is followed on Linux and macOS only, since Windows has no process groups")
+    with passing_on(command):
+        try:
+            charging.begin()
+            charging.start_clock()
+            command.start()
+            try:
+                outcome = _watch(command, charging, silence, say)
+            except BaseException:
+                # Nobody would hold it to its budget any more.
+                while command.wait(SHORTEST) is None:
+                    command.end()
+                raise
+            finally:
+                command.end_rest()
+            charging.look(ended=True)
+            return outcome
+        finally:
+            charging.close()
+
+
+def _watch(command: Command, charging: Charging, silence: float, say: Callable[[str], None]) -> tuple[int, str, str]:
+    reason, problem, lagged = "", None, False
+    status, heard, interval = None, time.monotonic(), SHORTEST
+    while (status := command.wait(interval)) is None:
+        began = time.monotonic()
+        if problem is None:
+            try:
+                if charging.look():
+                    heard = time.monotonic()
+            except BudgetError as error:
+                problem = error
+                say(f"the command is ended, since what it generates cannot be counted: {error}")
+        if not lagged and charging.interval > 1:
+            lagged = True
+            say(
+                f"the log has an entry every {charging.interval} steps, so that the command may generate for as many "
+                "after the last one that fits: log every step"
+            )
+        if not reason and problem is None and (reason := charging.refusal()):
+            say(f"the command is ended: {reason}")
+        if reason or problem is not None:
+            command.end()
+        elif time.monotonic() - heard > silence:
+            heard = time.monotonic()
+            say(f"nothing new was logged for {silence:g} seconds, and nothing is counted: {charging.standstill()}")
+        interval = min(max(SHORTEST, SHARE * (time.monotonic() - began)), SHORTEST if command.sent else LONGEST)
+    if problem is not None:
+        raise problem
+    return status, reason, ", then ".join(command.sent)
+
+
+PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+"""Signals that reach the command instead of the one who watches it."""
+
+
+class Command:
+    """A command, the processes of its group, and their orderly end: a signal, then SIGTERM, and then SIGKILL.
+
+    Attributes:
+        sent: Names of the signals sent to end it.
+    """
+
+    def __init__(self, words: Sequence[str], *, first: signal.Signals = signal.SIGINT, grace: float = 60.0) -> None:
+        """Take what is to be started.
+
+        Args:
+            first: Signal that asks the command to end.
+            grace: Seconds that it has to do so before SIGTERM, and then again before SIGKILL.
+        """
+        self.words, self.sent = list(words), list[str]()
+        self._left = [first, *(number for number in (signal.SIGTERM, signal.SIGKILL) if number is not first)]
+        self._grace, self._next = grace, 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, with this process's input, output and environment."""
+        try:
+            self._process = subprocess.Popen(self.words, start_new_session=True)
+        except (OSError, ValueError) as error:
+            raise BudgetError(f"{self.words[0]}: cannot be started ({reason(error)})") from None
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait for its first process; returns its exit status, of a signal the negative number, or None if it runs."""
+        if self._process is None:
+            return None
+        try:
+            return self._process.wait(max(seconds, 0.0))
+        except subprocess.TimeoutExpired:
+            return None
+
+    def end(self) -> None:
+        """Send the next signal of its end when its time has come."""
+        if self._left and time.monotonic() >= self._next:
+            number = self._left.pop(0)
+            self.sent.append(number.name)
+            self._next = time.monotonic() + self._grace
+            self.send(number)
+
+    def end_rest(self) -> None:
+        """End what the command left running: nothing would count what it goes on to generate."""
+        if not self.sent:
+            self._left = [signal.SIGTERM, signal.SIGKILL]
+        while self.runs():
+            self.end()
+            if self.sent[-1] == signal.SIGKILL.name:
+                return
+            time.sleep(SHORTEST)
+
+    def send(self, number: int) -> bool:
+        """Send a signal to every process of its group that is left; returns whether it was started."""
+        if self._process is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+        return self._process is not None
+
+    def runs(self) -> bool:
+        """Return whether a process of its group is left, once the first one was waited for."""
+        if self._process is None:
+            return False
+        try:
+            os.killpg(self._process.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        # Where nobody waits for orphans, as in many containers, they stay as zombies.
+        return not Path("/proc/self/stat").exists() or _living(self._process.pid)
+
+
+@contextmanager
+def passing_on(command: Command) -> Iterator[None]:
+    """Let signals to this process reach the command; those that this process ignores stay ignored (nohup).
+
+    What arrives before the command was started ends this process.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def pass_on(number: int, _: object) -> None:
+        if not command.send(number):
+            raise SystemExit(128 + number)
+
+    before = {}
+    for name in PASSED_ON:
+        number = getattr(signal, name)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, pass_on)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _living(group: int) -> bool:
+    """Return whether a process group has a member that is not a zombie."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, IndexError, ValueError):
+            # Its name, in brackets, may hold anything.
+            state, _, of_group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
+            if int(of_group) == group and state not in "ZX":
+                return True
+    return False
+
+
+LONGEST_CHARGED = 60.0
+"""Seconds for which device time is not charged."""
+
+
+class Charging(Hook):
+    """Charges of what a command generated, from its log to its ledger.
+
+    A log says only with its first entry after which step a command went on. The attempt begins in the ledger then.
+
+    Attributes:
+        last: Last step charged, or None before the log shows after which step the command went on.
+        interval: Steps from one entry of the log to the next, by the trainer's own count; 1 before two are charged.
+    """
+
+    def __init__(
+        self,
+        live: LiveLog,
+        path: Path,
+        *,
+        run_id: str | None,
+        limits: Limits,
+        shared: Mapping[str, Any] | None = None,
+        given: Mapping[str, str] | None = None,
+        devices: int = 1,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        super().__init__(path, limits, run_id=run_id, devices=devices)
+        self.last: int | None = None
+        self.interval = 1
+        self._live, self._say = live, say
+        self._shared, self._given = dict(shared or {}), dict(given or {})
+        self._lock: Lock | None = None
+        self._history = History.read(path) if path.exists() else History(where=str(path))
+        self._new = not (self._history.last_step or self._history.device_seconds or self._history.totals().paid)
+        self._before: dict[str, Log] = {}
+        self._following = 1
+        self._done = False
+        self._starts: object = None
+
+    def begin(self) -> None:
+        """Before the command starts: make sure that it can be counted, and that its next step may fit."""
+        seen = self._live.look()
+        # What lies in the folder of a run that has not begun need not be a log.
+        if seen.problem and not seen.logs and (not self._new or Path(self._live.source).is_file()):
+            raise BudgetError(seen.problem)
+        self._before = {log.name: log for log in seen.logs}
+        if self._live.trainer is not None:
+            # As far as a batch is known before anything is logged.
+            settings = settings_of(Log(name="the settings", rows=[]), self._shared, self._given)
+            self._following = self._live.trainer.parse(settings).batch_rollouts or 1
+        progressed = None
+        if not self._new and len(seen.logs) == 1:
+            progressed = self._progress(seen.logs[0])
+            self._following = progressed.following or self._following
+        # Where it will go on is not known yet, and with it what of the work up to here is used.
+        refused = self.refusal() if self.limits.counted == "paid" or self._new else ""
+        if refused:
+            raise BudgetError(f"{self.path}: not even the next step fits, so nothing is started: {refused}")
+        if self._new:
+            self.open(0)
+            return
+        if progressed is not None and progressed.points and progressed.points[-1].step > self._history.last_step:
+            self._catch_up(progressed)
+        self._lock = Lock(self.path)
+
+    def look(self, *, ended: bool = False) -> bool:
+        """Charge what the log shows by now, whole where the command has ended; returns whether there was any."""
+        if self._ledger is not None and self._seconds() > LONGEST_CHARGED * self.devices:
+            self._charge_time()
+        seen = self._live.look()
+        settled = seen.settled or ended
+        if seen.settled and self._done:
+            return False
+        self._done = settled
+        ours = [log for log in seen.logs if _mark(log) != _mark(self._before.get(log.name))]
+        if len(ours) > 1 and settled:
+            names = f"{ours[0].name} and {ours[1].name}"
+            raise BudgetError(f"{self._live.source}: two runs were logged since the command began, {names}")
+        if len(ours) != 1:
+            return False
+        log = self._with_beginning(ours[0])
+        first = self._first_new(log)
+        if self.last is not None and log.restarts and self._starts != (log.restarts, log.notes):
+            # The command started its trainer again.
+            first = log.restarts[-1]
+        starts = (log.restarts, log.notes)
+        if not seen.settled and ended:
+            # It may have been killed while it logged.
+            with suppress(BudgetError):
+                return self._charge_new(log, first, starts)
+        return self._charge_new(log if seen.settled else self._without_last(log), first, starts)
+
+    def refusal(self) -> str:
+        """Why the next step may not be taken; empty if it may."""
+        after = self.last if self.last is not None else self._history.last_step
+        return self.standing.admission(after + 1, self._following).reason
+
+    @property
+    def standing(self) -> Standing:
+        """Spending so far; until the log shows where the command resumed, the ledger's own sums."""
+        if self._ledger is not None:
+            return super().standing
+        return Standing.of(self.limits, self._history.totals(), self._history.device_seconds + self._seconds())
+
+    def close(self) -> None:
+        """Charge the rest of the time, and close the ledger."""
+        if self._lock is not None and self._clock is not None:
+            self.open("last")
+        self._unlock()
+        try:
+            if self._ledger is not None:
+                self._charge_time()
+        finally:
+            super().close()
+
+    def standstill(self) -> str:
+        """Why nothing is charged, in words."""
+        none = self._live.problem or f"{self._live.source} holds no entry of a trainer that is known"
+        return none if self.last is None else f"the last entry is of step {self.last:,}"
+
+    def _charge_new(self, log: Log, first: int, starts: object) -> bool:
+        """Charge what was logged from a step on; ``starts`` is what changes when the trainer is started again."""
+        if not log.rows:
+            return False
+        progressed = self._progress(log)
+        if not any(point.logged >= first for point in progressed.points):
+            return False
+        resumed = max((point.step for point in progressed.points if point.logged < first), default=0)
+        if self.last is None:
+            if self._new and resumed and log.name in self._before:
+                raise BudgetError(f"{self.path}: {log.name} goes on after step {resumed}: give the ledger of that run")
+            self.last = resumed
+            if self._ledger is None:
+                self.open(self.last)
+        elif starts != self._starts and resumed < self.last:
+            self.close()
+            self.last = resumed
+            self.open(resumed)
+        self._starts = starts
+        self._following = progressed.following or 0
+        return self._charge(progressed)
+
+    def _charge(self, progressed: StepCounts) -> bool:
+        """Charge the steps after those that were charged, and return whether there was one."""
+        before = self.last
+        if self._ledger is None or before is None:
+            return False
+        logged = 0
+        for point in progressed.points:
+            if point.step <= before:
+                logged = point.logged
+                continue
+            used = self.ledger.used
+            # A log may make more certain, later on, how little was generated before.
+            new = Counts(
+                rollouts=max(point.rollouts - used.rollouts, 0),
+                response_tokens=max(point.tokens - used.response_tokens, 0),
+            )
+            steps = point.step - before
+            shares = (1,) * steps if steps <= MOST_SHARES else (1,)
+            first = before + 1 if steps <= MOST_SHARES else point.step
+            self.charge(first, {"trained": new}, shares=shares)
+            self.interval, logged, before = point.logged - logged, point.logged, point.step
+        charged, self.last = before != self.last, before
+        return charged
+
+    def _catch_up(self, progressed: StepCounts) -> None:
+        """Charge what is in the log and in no charge."""
+        self.last = self._history.last_step
+        self.open("last")
+        self._charge(progressed)
+        self._say(
+            f"{self.path}: steps {self._history.last_step + 1} to {self.last} are in the log and in no charge, as when "
+            "the command went on after the one that followed it was killed; they are charged now"
+        )
+        self.close()
+        self.last, self._history = None, History.read(self.path)
+
+    def open(self, resumed_from: int | Literal["last"]) -> Ledger:
+        """Begin an attempt after a step, in place of the lock that keeps other writers out until it is known."""
+        self._unlock()
+        return super().open(resumed_from)
+
+    def _unlock(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
+
+    def _with_beginning(self, log: Log) -> Log:
+        """A log with the beginning of its run, where an earlier attempt logged that to another or an older file."""
+        old = self._before.get(log.name) or (next(iter(self._before.values())) if len(self._before) == 1 else None)
+        if self._new or old is None or not old.rows or not log.rows or log.rows[0][0] <= old.rows[0][0]:
+            return log
+        return joined(old, log, self._reader())
+
+    def _without_last(self, log: Log) -> Log:
+        """A log without its last entry, which may not be whole yet."""
+        needed = self._reader().layout.needed
+        last = max((step for step, metrics in log.rows if any(map(needed.match, metrics))), default=0)
+        rows = [(step, metrics) for step, metrics in log.rows if step < last]
+        return replace(log, rows=rows, restarts=tuple(step for step in log.restarts if step < last))
+
+    def _first_new(self, log: Log) -> int:
+        """First step that the command logged."""
+        old = self._before.get(log.name)
+        if old is None:
+            return 0
+        if log.restarts and (log.restarts, log.notes) != (old.restarts, old.notes):
+            return log.restarts[-1]
+        return max((step for step, _ in old.rows), default=-1) + 1
+
+    def _reader(self) -> LogReader:
+        if self._live.trainer is None:
+            raise BudgetError(f"{self._live.source}: no trainer is known that wrote it; say which with --trainer")
+        return reader_of(self._live.trainer)
+
+    def _progress(self, log: Log) -> StepCounts:
+        self._reader()
+        return progress_of(self._live.trainer, log, self._shared, self._given)[0]  # type: ignore[arg-type]
+
+    def _charge_time(self) -> None:
+        self.charge(self.last or self.ledger.last_step, {})
+
+
+def _mark(log: Log | None) -> tuple[object, ...]:
+    """Return what changes when more of a run is logged."""
+    return () if log is None else (len(log.rows), log.rows[-1:] and log.rows[-1][0], log.restarts, log.notes)
+
 
 DESCRIPTION = f"""
 Start a command that trains, follow the log that its trainer's logger writes, charge what each logged step generated to
@@ -34,56 +470,35 @@ beyond the budget. Evaluations and prompt tokens are not counted, and device tim
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
-    parser = commands.add_parser(
-        "run", help="end a command that trains at its budget, by its log", description=DESCRIPTION
-    )
+    said = "end a command that trains at its budget, by its log"
+    parser = commands.add_parser("run", help=said, description=DESCRIPTION)
     parser.add_argument("--ledger", required=True, type=Path, metavar="FILE", help="made if it is not there")
-    parser.add_argument(
-        "--log",
-        required=True,
-        metavar="FOLDER",
-        help="where the trainer's logger writes (also a file, mlflow:EXPERIMENT or a tracking URI such as "
-        "sqlite:///mlflow.db); it need not exist yet",
-    )
+    said = "where the trainer's logger writes (also a file, mlflow:EXPERIMENT or a tracking URI); it need not exist yet"
+    parser.add_argument("--log", required=True, metavar="FOLDER", help=said)
     limits = parser.add_argument_group("limits, at least one")
     limits.add_argument("--rollouts", type=whole, metavar="C", help="at most so many are generated for training")
     limits.add_argument("--response-tokens", type=whole, metavar="T", help="the step that reaches it is the last")
     limits.add_argument("--device-hours", type=number, metavar="H", help="wall time times --devices")
     limits.add_argument("--money", type=number, metavar="SUM", help="needs --price-per-device-hour")
     limits.add_argument("--price-per-device-hour", type=number, metavar="PRICE", help="in the same currency")
-    limits.add_argument(
-        "--counted",
-        choices=["paid", "used"],
-        default="paid",
-        help="whether rollouts and tokens of lost work count too (default: %(default)s)",
-    )
+    said = "whether rollouts and tokens of lost work count too (default: %(default)s)"
+    limits.add_argument("--counted", choices=["paid", "used"], default="paid", help=said)
     log = parser.add_argument_group("the log")
     add_log_arguments(log)
-    log.add_argument(
-        "--silence",
-        type=number,
-        default=600,
-        metavar="SECONDS",
-        help="warn when nothing was logged for so long (default: %(default)s)",
-    )
+    said = "warn when nothing was logged for so long (default: %(default)s)"
+    log.add_argument("--silence", type=number, default=600, metavar="SECONDS", help=said)
     end = parser.add_argument_group("the command")
     end.add_argument("--devices", type=whole, default=1, metavar="N", help="devices that it holds (default: 1)")
     end.add_argument("--run-id", metavar="ID", help="the run (default: the ledger's, or folder/name of a new one)")
     end.add_argument("--signal", default="SIGINT", metavar="NAME", help="what asks it to end (default: %(default)s)")
-    end.add_argument(
-        "--grace", type=number, default=60, metavar="SECONDS", help="how long it has to end (default: %(default)s)"
-    )
+    said = "how long it has to end (default: %(default)s)"
+    end.add_argument("--grace", type=number, default=60, metavar="SECONDS", help=said)
     end.add_argument("command", nargs="+", metavar="COMMAND", help="after --: what to start, with its arguments")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Follow the command, and sum up.
-
-    Raises:
-        BudgetError: Nothing was started: there is no limit, nothing fits, or the log is not understood. Or the command
-            was ended because its log cannot be counted.
-    """
+    """Follow the command, and sum up."""
     limits = Limits.given(**{name: getattr(arguments, name) for name in LIMITS})
     given = dict(arguments.constants)
     known = None if arguments.trainer is None else trainer(arguments.trainer)
@@ -99,33 +514,18 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     )
     if shutil.which(arguments.command[0]) is None:
         raise BudgetError(f"{arguments.command[0]}: there is no such command")
-    outcome = follow(
-        Command(arguments.command),
-        charging,
-        first=_signal(arguments.signal),
-        grace=finite(arguments.grace, "--grace", zero=True),
-        silence=finite(arguments.silence, "--silence"),
-        say=_say,
-    )
-    arguments.exit_status = outcome.exit_status
-    yield f"{arguments.ledger}: {_ended(outcome, charging.last)}"
+    grace, name = finite(arguments.grace, "--grace", zero=True), f"SIG{arguments.signal.removeprefix('SIG')}"
+    if name not in signal.Signals.__members__:
+        raise BudgetError(f"--signal is {arguments.signal}; it must be the name of a signal, such as SIGINT")
+    command = Command(arguments.command, first=signal.Signals[name], grace=grace)
+    status, why, sent = follow(command, charging, silence=finite(arguments.silence, "--silence"), say=_say)
+    # As a shell would have it: 128 plus a signal's number.
+    arguments.exit_status = AT_BUDGET if why else status if status >= 0 else 128 - status
+    after = "before anything was logged" if charging.last is None else f"after step {charging.last:,}"
+    how = f"status {status}" if status >= 0 else signal.Signals(-status).name
+    said = f"ended at its budget {after} ({sent}; the command ended with {how}): {why}"
+    yield f"{arguments.ledger}: {said if why else f'the command ended by itself {after}, with {how}'}"
     yield from budget_lines(History.read(arguments.ledger))
-
-
-def _ended(outcome: Outcome, last: int | None) -> str:
-    after = "before anything was logged" if last is None else f"after step {last:,}"
-    how = f"status {outcome.status}" if outcome.status >= 0 else signal.Signals(-outcome.status).name
-    if not outcome.reason:
-        return f"the command ended by itself {after}, with {how}"
-    sent = ", then ".join(outcome.sent)
-    return f"ended at its budget {after} ({sent}; the command ended with {how}): {outcome.reason}"
-
-
-def _signal(name: str) -> signal.Signals:
-    try:
-        return signal.Signals[name if name.startswith("SIG") else f"SIG{name}"]
-    except KeyError:
-        raise BudgetError(f"--signal is {name}; it must be the name of a signal, such as SIGINT or SIGUSR1") from None
 
 
 def _say(text: str) -> None:

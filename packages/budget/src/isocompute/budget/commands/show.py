@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from math import fsum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..ledger.counts import COHORTS, TRAINING_COHORTS
 from ..ledger.fold import COUNTED
 from ..ledger.ledger import GROUPS, Account, History, account
 from ..ledger.limits import Standing
 from .text import SOURCES, aligned_table, plural, write_json
-
-if TYPE_CHECKING:
-    import polars as pl
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,16 +39,16 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     yield from _heading_lines(total)
     yield ""
     if arguments.attempts:
-        yield from _attempt_lines(total)
+        attempts = [(h.run_id, k, *each.values()) for h in total.histories for k, each in enumerate(_attempts(h), 1)]
+        header = ["run", "attempt", "after step", "began", "host", "job"]
+        yield from aligned_table(header, [["-" if value is None else value for value in row] for row in attempts])
         yield ""
     sums = total.by(arguments.by)
-    rows = sums.rows()
+    rows, totals = sums.rows(), [("everything", *sums.drop(sums.columns[0]).sum().row(0))]
     if arguments.by == "cohort":
         rows = sorted(rows, key=lambda row: COHORTS.index(row[0]))
-        training = [row for row in rows if row[0] in TRAINING_COHORTS]
-        totals = [("training", *_column_sums(training, sums)), ("everything", *_column_sums(rows, sums))]
-    else:
-        totals = [("everything", *_column_sums(rows, sums))]
+        training = sums.filter(sums["cohort"].is_in(TRAINING_COHORTS))
+        totals = [("training", *training.drop("cohort").sum().row(0)), *totals]
     header = [arguments.by]
     for name in COUNTED:
         header += [name.replace("_", " "), "+ lost", "= paid"]
@@ -88,15 +85,6 @@ def _attempts(history: History) -> list[dict[str, Any]]:
     return [{name: getattr(attempt, name) for name in names} for attempt in history.attempts]
 
 
-def _attempt_lines(total: Account) -> Iterable[str]:
-    rows = [
-        (history.run_id, number, *("-" if value is None else value for value in attempt.values()))
-        for history in total.histories
-        for number, attempt in enumerate(_attempts(history), 1)
-    ]
-    yield from aligned_table(["run", "attempt", "after step", "began", "host", "job"], rows)
-
-
 def _heading_lines(total: Account) -> Iterable[str]:
     runs = total.ledger["run_id"].n_unique()
     if len(total.histories) == 1 and not total.tables:
@@ -122,7 +110,11 @@ def budget_lines(history: History) -> Iterable[str]:
     for name in ("rollouts", "response_tokens"):
         limit = getattr(limits, name)
         if limit is not None:
-            line = _paid_line(name.replace("_", " "), limit, getattr(used, name), getattr(lost, name), limits.counted)
+            said, own, gone = name.replace("_", " "), getattr(used, name), getattr(lost, name)
+            paid = own + gone
+            line = f"paid {paid:,} of {limit:,} {said} ({paid / limit:.1%}): {own:,} used and {gone:,} lost"
+            if limits.counted == "used":
+                line = f"paid {paid:,} {said}: {own:,} used, of {limit:,} ({own / limit:.1%}), and {gone:,} lost"
             yield line + _overshoot(getattr(standing.counted, name) - limit, ",")
     if limits.device_seconds is not None:
         line = f"paid {spent:,.0f} of {limits.device_seconds:,.0f} device-seconds ({spent / limits.device_seconds:.1%})"
@@ -133,20 +125,5 @@ def budget_lines(history: History) -> Iterable[str]:
         yield line + _overshoot(cost - limits.money, ",.2f")
 
 
-def _paid_line(name: str, limit: int, used: int, lost: int, counted: str) -> str:
-    """Say what was generated for training, with the limit beside what it counts."""
-    if counted == "paid":
-        paid = used + lost
-        return f"paid {paid:,} of {limit:,} {name} ({paid / limit:.1%}): {used:,} used and {lost:,} lost"
-    return f"paid {used + lost:,} {name}: {used:,} used, of {limit:,} ({used / limit:.1%}), and {lost:,} lost"
-
-
 def _overshoot(over: float, form: str) -> str:
     return f", {over:{form}} over" if over > 0 else ""
-
-
-def _column_sums(rows: Iterable[Sequence[int]], like: pl.DataFrame) -> list[int]:
-    sums = [0] * (like.width - 1)
-    for row in rows:
-        sums = [total + value for total, value in zip(sums, row[1:], strict=True)]
-    return sums

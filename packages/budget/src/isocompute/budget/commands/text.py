@@ -37,11 +37,7 @@ def parameters(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """A number that is not infinite.
-
-    Raises:
-        argparse.ArgumentTypeError: The text is not a finite number.
-    """
+    """A number that is not infinite."""
     try:
         value = float(text)
     except ValueError:
@@ -71,11 +67,7 @@ def _whole(text: str, digits: str, scale: int) -> int:
 
 
 def aligned_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterable[str]:
-    """A table: the first column to the left, the others to the right, numbers with commas.
-
-    Yields:
-        The lines, the header first.
-    """
+    """The lines of a table: the first column to the left, the others to the right, numbers with commas."""
     cells = [list(header)]
     cells += [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -88,74 +80,33 @@ def _cell(value: object) -> str:
     return f"{value:,}" if number else printable(str(value))
 
 
-def labelled_lines(rows: Iterable[tuple[str, str]]) -> Iterable[str]:
-    """Lines of a label and its value, in two columns."""
-    rows = list(rows)
-    width = max((len(label) for label, _ in rows), default=0)
-    for label, value in rows:
-        yield f"{label.ljust(width)}  {value}"
-
-
 def plural(number: int, noun: str) -> str:
-    """A number with its noun.
-
-    Args:
-        noun: The noun in the singular; the plural adds an s.
-    """
+    """A number with its noun."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def write_json(document: Any, path: Path) -> None:
-    """Write a document, whole or not at all.
-
-    Args:
-        document: What ``json.dumps`` accepts, without NaN and infinity.
-
-    Raises:
-        BudgetError: The file cannot be written.
-    """
+    """Write a document, whole or not at all."""
     write_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n", error=BudgetError)
 
 
 def add_log_arguments(parser: argparse._ActionsContainer, *, of_runs: bool = False) -> None:
-    """Add ``--trainer``, ``--config`` and ``--set``: whose log it is, and what it does not say.
-
-    Args:
-        of_runs: Whether there are several runs, so that a setting may be that of one: ``RUN:NAME=VALUE``.
-    """
-    parser.add_argument(
-        "--trainer",
-        choices=[name for name, known in TRAINERS.items() if known.logs],
-        help="whose log it is (default: as its metrics say)",
-    )
+    """Add ``--trainer``, ``--config`` and ``--set``: whose log it is, and what it, or one of several runs, lacks."""
+    read = [name for name, known in TRAINERS.items() if known.logs]
+    parser.add_argument("--trainer", choices=read, help="whose log it is (default: as its metrics say)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="the run's configuration, where the log lacks it")
-    parser.add_argument(
-        "--set",
-        dest="constants",
-        action="append",
-        default=[],
-        type=assignment_of_run if of_runs else assignment,
-        metavar="[RUN:]NAME=VALUE" if of_runs else "NAME=VALUE",
-        help=f"what neither log nor configuration say{', of all runs or of one' if of_runs else ''}: questions=300, or "
-        "a setting by the trainer's own name",
-    )
+    kind, form = (assignment_of_run, "[RUN:]NAME=VALUE") if of_runs else (assignment, "NAME=VALUE")
+    said = "what neither log nor configuration say: questions=300, or a setting by the trainer's own name"
+    parser.add_argument("--set", dest="constants", action="append", default=[], type=kind, metavar=form, help=said)
 
 
 def configuration_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The configuration that ``--config`` names, with dotted keys.
-
-    Raises:
-        BudgetError: It cannot be read.
-    """
+    """The configuration that ``--config`` names, with dotted keys."""
     return {} if arguments.config is None else plain(load(arguments.config))
 
 
 def assignment_of_run(text: str) -> tuple[str, str, str]:
-    """The parts of ``RUN:NAME=VALUE``; the run is empty for ``NAME=VALUE``.
-
-    Raises:
-        argparse.ArgumentTypeError: It is neither.
-    """
+    """The parts of ``RUN:NAME=VALUE``; the run is empty for ``NAME=VALUE``."""
     # A run's name may hold a colon or, as Hydra's folders do, an equals sign.
     parts = re.fullmatch(r"(?s)(?:(?P<run>.+?):)?(?P<name>[^:=]+)=(?P<value>.*)", text)
     if not parts:
@@ -164,11 +115,7 @@ def assignment_of_run(text: str) -> tuple[str, str, str]:
 
 
 def assignment(text: str) -> tuple[str, str]:
-    """The parts of ``NAME=VALUE``.
-
-    Raises:
-        argparse.ArgumentTypeError: It has no ``=``.
-    """
+    """The parts of ``NAME=VALUE``."""
     name, sign, value = text.partition("=")
     if not sign or not name:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..checks import shorten, whole
+from ..checks import check_whole_fields, shorten
 from ..contract.errors import printable
 from ..errors import BudgetError
 
@@ -33,12 +33,7 @@ class Counts:
         Counts(rollouts=32, prompt_tokens=320, response_tokens=480)
 
     Attributes:
-        rollouts: Responses generated.
         prompt_tokens: Prompt tokens, counted once per response.
-        response_tokens: Response tokens generated.
-
-    Raises:
-        BudgetError: A count is negative or not a whole number.
     """
 
     rollouts: int = 0
@@ -46,8 +41,7 @@ class Counts:
     response_tokens: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("rollouts", "prompt_tokens", "response_tokens"):
-            object.__setattr__(self, name, whole(getattr(self, name), name, least=0))
+        check_whole_fields(self, "rollouts", "prompt_tokens", "response_tokens", least=0)
 
     def __add__(self, other: object) -> Counts:
         if not isinstance(other, Counts):
@@ -101,35 +95,21 @@ def split(counts: Counts, shares: Sequence[int]) -> list[Counts]:
 
 
 def check_cohorts(counts: Mapping[str, Counts]) -> None:
-    """Refuse counts under a name that is not a cohort's.
-
-    Raises:
-        BudgetError: There is no such cohort.
-    """
+    """Refuse counts under a name that is not a cohort's."""
     for cohort in counts:
         if cohort not in COHORTS:
             raise BudgetError(f"{cohort!r} is not a cohort; the cohorts are {', '.join(COHORTS)}")
 
 
 def charged_counts(charged: Mapping[str, Counts] | pl.DataFrame) -> Mapping[str, Counts]:
-    """Return a charge as counts by cohort.
-
-    Args:
-        charged: Counts by cohort, or a ``rollouts`` table as ``counts_by_cohort`` takes it.
-
-    Raises:
-        BudgetError: It is neither, there is no such cohort, or the table is not as ``counts_by_cohort`` wants it.
-    """
+    """Return a charge as counts by cohort: it is that, or a table as ``counts_by_cohort`` takes it."""
     if isinstance(charged, Mapping):
         check_cohorts(charged)
         return charged
     # A caller with a polars table has loaded polars; a run that charges plain counts never needs it.
     polars = sys.modules.get("polars")
     if polars is None or not isinstance(charged, polars.DataFrame):
-        raise BudgetError(
-            f"what is charged is {shorten(charged)}; it must be counts by cohort or a rollouts table, a polars "
-            "DataFrame"
-        )
+        raise BudgetError(f"what is charged is {shorten(charged)}; it must be counts by cohort or a rollouts table")
     return counts_by_cohort(charged)
 
 

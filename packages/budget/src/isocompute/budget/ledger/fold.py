@@ -131,9 +131,10 @@ def charge(
     times = [device_seconds or None, *[None] * len(rows)]
     timed = [(attempt, *row, seconds) for row, seconds in zip(recorded, times, strict=False)]
     sql.executemany("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?)", timed)
+    (resumed_from,) = sql.execute("SELECT resumed_from FROM attempts WHERE attempt = ?", (attempt,)).fetchone()
     for step, cohort, *counted in rows:
-        if cohort not in TRAINING_COHORTS:
-            _lose_repeated(sql, attempt, step, cohort)
+        if cohort not in TRAINING_COHORTS and step <= resumed_from:
+            _lose(sql, "step = ? AND cohort = ? AND attempt < ?", step, cohort, attempt)
         _add(sql, "sums", "VALUES (0, ?, ?, ?, ?, ?, ?)", (step, cohort, attempt, *counted))
         _add(sql, "totals", "VALUES (0, ?, ?, ?, ?)", (cohort, *counted))
     sql.execute(
@@ -176,13 +177,6 @@ def totals_of(rows: Iterable[tuple[Any, ...]]) -> Totals:
     for lost, cohort, *counted in rows:
         sums[lost][cohort] += unchecked_counts(*counted)
     return Totals(canonical=sums[0], lost=sums[1])
-
-
-def _lose_repeated(sql: sqlite3.Connection, attempt: int, step: int, cohort: str) -> None:
-    """Count as lost what an attempt evaluates again."""
-    (resumed_from,) = sql.execute("SELECT resumed_from FROM attempts WHERE attempt = ?", (attempt,)).fetchone()
-    if step <= resumed_from:
-        _lose(sql, "step = ? AND cohort = ? AND attempt < ?", step, cohort, attempt)
 
 
 def _lose(sql: sqlite3.Connection, which: str, *values: Any) -> None:

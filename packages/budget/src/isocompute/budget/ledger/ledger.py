@@ -60,7 +60,8 @@ class Ledger:
     """
 
     def __init__(self, opened: Store, run_id: str, attempt: int) -> None:
-        self._store, self._run_id, self._attempt = opened, run_id, attempt
+        self.path, self.run_id, self.attempt = opened.path, run_id, attempt
+        self._store = opened
         self._closed: tuple[Totals, float, int] | None = None
 
     @classmethod
@@ -82,7 +83,12 @@ class Ledger:
                 ``resumed_from`` was left out.
         """
         path = Path(path)
-        _check_run_id(path, run_id)
+        try:
+            length = len(run_id.encode())
+        except UnicodeEncodeError:
+            raise LedgerError(f"{path}: the run_id {run_id!r} is not text that UTF-8 can hold") from None
+        if not 0 < length <= LONGEST_RUN_ID:
+            raise LedgerError(f"{path}: a run_id must have 1 to {LONGEST_RUN_ID} bytes, not {length}")
         if resumed_from not in (None, "last"):
             resumed_from = whole(resumed_from, "resumed_from", least=0)
         if not path.exists():
@@ -97,21 +103,6 @@ class Ledger:
             raise
         _tell_of_losses(path, attempt, step, before, after)
         return cls(opened, run_id, attempt)
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self._store.path
-
-    @property
-    def run_id(self) -> str:
-        """The run it belongs to."""
-        return self._run_id
-
-    @property
-    def attempt(self) -> int:
-        """Number of this attempt at the run, from 1."""
-        return self._attempt
 
     @property
     def used(self) -> Counts:
@@ -176,35 +167,22 @@ class Ledger:
             device_seconds = finite(device_seconds, "device_seconds", zero=True)
         if not counts and not device_seconds and step <= self.last_step:
             return
-        charging = partial(fold.charge, attempt=self._attempt, parts=parts, device_seconds=device_seconds)
+        charging = partial(fold.charge, attempt=self.attempt, parts=parts, device_seconds=device_seconds)
         self._store.write(f"the charge for step {step}", charging)
 
     def end(self, step: int) -> None:
-        """Record that the attempt ended after a step: what it generated for later ones was not used, and is lost work.
-
-        Raises:
-            BudgetError: The step is negative.
-            LedgerError: The ledger cannot be written.
-        """
+        """Record that the attempt ended after a step: what it generated for later ones is lost work."""
         step = whole(step, "step", least=0)
         self._store.write("the end of the attempt", partial(fold.end, step=step))
 
     def reserve(self, rollouts: int) -> None:
-        """Note that so many rollouts for training are under way, before those of them that are new are dispatched.
-
-        Raises:
-            LedgerError: The note cannot be written.
-        """
+        """Note that so many rollouts for training are under way, before those of them that are new are dispatched."""
         dispatched = self.totals.paid_training.rollouts + rollouts
         with atomic_write(_dispatched(self.path), error=LedgerError) as stream:
             stream.write(f"{dispatched}\n".encode())
 
     def charge_lost(self, step: int, *, restored: int = 0) -> None:
-        """Charge, after a step, rollouts under way when a process died.
-
-        Args:
-            restored: Rollouts that its checkpoint brought back.
-        """
+        """Charge, after a step, rollouts under way when a process died, but those that its checkpoint restored."""
         lost = under_way(self.path, self.totals.paid_training, restored=restored)
         if lost:
             LOGGER.warning("%s: %d rollouts that a killed process dispatched count as lost", self.path, lost.rollouts)
@@ -225,7 +203,7 @@ class Ledger:
         """
         uncharged = under_way(self.path, self.totals.paid_training)
         if _dispatched(self.path).exists() and restored > uncharged.rollouts:
-            taking = partial(fold.take_back, attempt=self._attempt, step=step, rollouts=restored - uncharged.rollouts)
+            taking = partial(fold.take_back, attempt=self.attempt, step=step, rollouts=restored - uncharged.rollouts)
             self._store.write(f"what comes back after step {step}", taking)
 
     def note_limits(self, limits: Limits) -> None:
@@ -270,16 +248,7 @@ class Ledger:
 
 
 def under_way(path: Path, paid: Counts, *, restored: int = 0) -> Counts:
-    """Return the rollouts that were dispatched and not charged; their tokens are unknown.
-
-    Args:
-        path: The ledger's file.
-        paid: Generated for training by all attempts.
-        restored: As for ``Ledger.charge_lost``.
-
-    Raises:
-        LedgerError: The note of ``Ledger.reserve`` cannot be read.
-    """
+    """Return the rollouts that were dispatched and neither paid for nor restored; their tokens are unknown."""
     note = _dispatched(path)
     try:
         dispatched = int(note.read_text())
@@ -292,15 +261,6 @@ def under_way(path: Path, paid: Counts, *, restored: int = 0) -> Counts:
 
 def _dispatched(path: Path) -> Path:
     return path.with_name(f"{path.name}.dispatched")
-
-
-def _check_run_id(path: Path, run_id: str) -> None:
-    try:
-        length = len(run_id.encode())
-    except UnicodeEncodeError:
-        raise LedgerError(f"{path}: the run_id {run_id!r} is not text that UTF-8 can hold") from None
-    if not 0 < length <= LONGEST_RUN_ID:
-        raise LedgerError(f"{path}: a run_id must have 1 to {LONGEST_RUN_ID} bytes, not {length}")
 
 
 def _progress(sql: sqlite3.Connection) -> tuple[float, int]:
@@ -332,11 +292,7 @@ def _begin(
 
 
 def _parts(step: int, counts: Mapping[str, Counts], shares: Sequence[int]) -> list[tuple[int, dict[str, Counts]]]:
-    """Split a charge into what it comes to in each of its steps.
-
-    Raises:
-        BudgetError: There is no share, one is below 1, or there are too many.
-    """
+    """Split a charge into what it comes to in each of its steps."""
     if shares == (1,):
         return [(step, dict(counts))]
     shares = [whole(share, "a share", least=1) for share in shares]
@@ -351,27 +307,22 @@ def _parts(step: int, counts: Mapping[str, Counts], shares: Sequence[int]) -> li
 
 
 def _step(path: Path, resumed_from: int | Literal["last"] | None, last: int, before: Totals, *, charged: bool) -> int:
-    """The step that an attempt goes on after.
-
-    Raises:
-        LedgerError: None was given although there are charges, or the ledger never reached it.
-    """
+    """The step that an attempt goes on after."""
     if resumed_from == "last":
         return last
     if resumed_from is None:
         if last or charged:
             survives = bool(last or any(before.canonical.values()))
             raise LedgerError(
-                f"{path}: has charges{f' up to step {last}' if survives else ', all of them lost'}, so say "
-                "where this attempt goes on: resumed_from='last' keeps them all, resumed_from=STEP what was charged up "
-                "to the step of a checkpoint, resumed_from=0 nothing; the rest was paid for and becomes lost work"
+                f"{path}: has charges{f' up to step {last}' if survives else ', all of them lost'}: say which this "
+                "attempt keeps, resumed_from='last' all, resumed_from=STEP those up to a checkpoint's, resumed_from=0 "
+                "none; the rest becomes lost work"
             )
         return 0
     if resumed_from > last:
         raise LedgerError(
-            f"{path}: cannot resume from step {resumed_from}, because the ledger ends at step {last}; "
-            "the checkpoint and the ledger must be of one run, and a step that generates nothing must be charged "
-            "as well"
+            f"{path}: cannot resume from step {resumed_from}, since the ledger ends at step {last}; it must be of "
+            "the checkpoint's run, and a step that generates nothing must be charged as well"
         )
     return resumed_from
 
@@ -401,10 +352,8 @@ class Attempt:
     Attributes:
         resumed_from: The last step that it took over from those before it.
         began: When, in UTC, to the second.
-        host: Name of the machine.
         job: The scheduler's name of the job; None without a scheduler.
         salt: Random, so that two runs that charge the same are not taken for copies of each other.
-        charges: How often it charged.
     """
 
     resumed_from: int
@@ -420,12 +369,8 @@ class History:
     """A ledger as it is read, at one moment.
 
     Attributes:
-        where: The file.
-        run_id: The run it belongs to; empty when nothing was recorded yet.
-        attempts: The attempts at it.
         limits: The limits last in force, or None when no meter was set on the ledger.
         last_step: The last step that was reached and not rolled back, or 0.
-        device_seconds: Device time that was paid for, by all attempts.
         times: Attempt, step and device-seconds of the charges that took device time.
         canonical: Rows of what survived, in the order of the ``ledger`` table and its columns.
         lost: Rows of what was paid for and lost, with the attempt in addition.
@@ -443,11 +388,7 @@ class History:
 
     @classmethod
     def read(cls, path: str | Path) -> History:
-        """Read a ledger; a run may be charging it at the same time.
-
-        Raises:
-            LedgerError: The file cannot be read, is not a ledger, or is damaged.
-        """
+        """Read a ledger; a run may be charging it at the same time."""
         return store.read(Path(path), partial(_history, str(path)))
 
     @property
@@ -456,11 +397,7 @@ class History:
         return tuple(attempt.resumed_from for attempt in self.attempts)
 
     def totals(self, *, resumed_from: int | None = None) -> Totals:
-        """Sums by cohort, of what survived and of what was lost; ``fold`` says which is which.
-
-        Args:
-            resumed_from: The sums as they will be once an attempt goes on after this step.
-        """
+        """Sums by cohort, of what survived and what was lost (``fold``), once an attempt goes on after a step."""
         last = self.last_step if resumed_from is None else resumed_from
         kept = ((step > last, cohort, *counted) for _, step, cohort, *counted in self.canonical)
         lost = ((True, cohort, *counted) for _, _, cohort, *counted, _ in self.lost)
@@ -532,9 +469,6 @@ class Account:
             The group, then for ``rollouts``, ``prompt_tokens`` and ``response_tokens`` each the canonical
             sum, ``lost_…`` and ``paid_…``. By step or run, ``eval`` and ``pilot`` rows are summed with the
             rest, since they were paid for as well.
-
-        Raises:
-            BudgetError: There is no such group.
         """
         import polars as pl
 
@@ -565,8 +499,6 @@ def account(sources: Sequence[str | Path]) -> Account:
         LedgerError: A ledger is damaged, or two ledgers of one run differ.
         TableError: A table is not what it should be, or two disagree about a charge.
     """
-    import polars as pl
-
     from ..contract import tables
 
     histories: list[History] = []
@@ -578,17 +510,13 @@ def account(sources: Sequence[str | Path]) -> Account:
             others.append(str(source))
     histories = [history for history in drop_copies(histories) if history.run_id]
     where = ", ".join(str(source) for source in sources)
-    # One frame of all runs first: checking a thousand small tables one by one takes longer than reading them.
-    recorded = pl.concat([history.table() for history in histories]) if histories else pl.DataFrame()
-    parts = [recorded] if not recorded.is_empty() else []
+    # One frame of all runs: checking a thousand small tables one by one takes longer than reading them.
+    recorded = _table([row for history in histories for row in history.canonical])
+    parts = [recorded] if len(recorded) else []
     parts += [tables.read(source, "ledger") for source in others]
     if not parts:
         raise LedgerError(f"{where}: nothing was charged yet")
-    nothing = pl.DataFrame(schema={**parts[0].schema, "attempt": pl.Int64()})
-    lost = pl.concat(
-        [nothing, *(history.lost_work() for history in histories if len(history.resumed_from) > 1)],
-        how="diagonal_relaxed",
-    )
+    lost = _table([row for history in histories for row in history.lost], "attempt")
     return Account(
         ledger=tables.concat(parts, "ledger", where=where),
         lost_work=lost.sort("run_id", "step", "cohort", "attempt"),
@@ -598,31 +526,18 @@ def account(sources: Sequence[str | Path]) -> Account:
 
 
 def drop_copies(histories: Iterable[History]) -> list[History]:
-    """Leave out copies among several ledgers, so that merging them counts nothing twice.
-
-    Returns:
-        One history per run; of a ledger and an earlier copy of it, the longer one.
-
-    Raises:
-        LedgerError: Two ledgers of one run differ.
-    """
+    """One history per run: of a ledger and an earlier copy of it, the longer one, so that nothing counts twice."""
     kept: dict[str, History] = {}
     for history in histories:
         other = kept.setdefault(history.run_id, history)
-        shorter, longer = sorted((other, history), key=_length)
+        shorter, longer = sorted((other, history), key=lambda h: (len(h.attempts), sum(a.charges for a in h.attempts)))
         # Of an attempt, which has one writer, the copies differ in how far they go.
         pairs = zip(shorter.attempts, longer.attempts, strict=False)
         if any(ours.salt != theirs.salt or ours.charges > theirs.charges for ours, theirs in pairs):
-            raise LedgerError(
-                f"{shorter.where} and {longer.where} are both ledgers of run {history.run_id} and differ; "
-                "leave out the one that is not the run's own"
-            )
+            both = f"{shorter.where} and {longer.where} are both ledgers of run {history.run_id}"
+            raise LedgerError(f"{both} and differ; leave out the one that is not the run's own")
         kept[history.run_id] = longer
     return list(kept.values())
-
-
-def _length(history: History) -> tuple[int, int]:
-    return len(history.attempts), sum(attempt.charges for attempt in history.attempts)
 
 
 def _ledger_files(source: str | Path) -> list[Path]:
@@ -637,11 +552,7 @@ def _ledger_files(source: str | Path) -> list[Path]:
 
 
 def run_id_of(path: Path) -> str:
-    """The run of a ledger, or folder/name of the path of one that is not there yet.
-
-    Raises:
-        LedgerError: The file is not a ledger.
-    """
+    """The run of a ledger, or folder/name of the path of one that is not there yet."""
     if path.exists() and (run_id := History.read(path).run_id):
         return run_id
     path = path.resolve()

@@ -30,11 +30,6 @@ class Limits:
         response_tokens: A run stops after the step that reaches it, since a step's tokens are not known
             before they are generated.
         device_seconds: A run stops after the step that reaches it: seconds times devices held.
-        money: A run stops after the step that reaches it; needs the price.
-        price_per_device_hour: What an hour of a device costs, in the same currency.
-
-    Raises:
-        BudgetError: A limit is not above 0 or not whole where it must be, or money has no price.
     """
 
     rollouts: int | None = None
@@ -60,46 +55,20 @@ class Limits:
             raise BudgetError("a limit on money needs price_per_device_hour, the price of an hour of a device")
 
     @classmethod
-    def given(
-        cls,
-        *,
-        rollouts: float | None = None,
-        response_tokens: float | None = None,
-        device_hours: float | None = None,
-        money: float | None = None,
-        price_per_device_hour: float | None = None,
-        counted: Counted = "paid",
-    ) -> Limits:
-        """Limits as they are given to a trainer: hours of devices, whole numbers also as 1e6, and at least one limit.
-
-        Raises:
-            BudgetError: There is no limit, or one that makes no sense.
-        """
-        limits = cls(
-            rollouts=_as_count(rollouts),
-            response_tokens=_as_count(response_tokens),
-            device_seconds=None if device_hours is None else finite(device_hours, "the limit on device_hours") * 3600,
-            money=money,
-            price_per_device_hour=price_per_device_hour,
-            counted=counted,
-        )
-        limits.require_one()
-        return limits
+    def given(cls, *, device_hours: float | None = None, **limits: Any) -> Limits:
+        """Limits as they are given to a trainer, at least one: hours of devices, whole numbers also as 1e6."""
+        for name in ("rollouts", "response_tokens"):
+            value = limits.get(name)
+            limits[name] = int(value) if isinstance(value, float) and value.is_integer() else value
+        seconds = None if device_hours is None else finite(device_hours, "the limit on device_hours") * 3600
+        given = cls(device_seconds=seconds, **limits)
+        given.require_one()
+        return given
 
     def require_one(self) -> None:
-        """Refuse to hold a run to nothing.
-
-        Raises:
-            BudgetError: There is no limit.
-        """
+        """Refuse to hold a run to nothing."""
         if all(limit is None for limit in (self.rollouts, self.response_tokens, self.device_seconds, self.money)):
-            raise BudgetError(
-                "there is no limit to hold the run to; give rollouts, response_tokens, device_hours or money"
-            )
-
-    def cost(self, device_seconds: float) -> float:
-        """Money for device time at the price; 0 without one."""
-        return device_seconds / 3600 * (self.price_per_device_hour or 0.0)
+            raise BudgetError("there is no limit to hold the run to: no rollouts, response_tokens, time or money")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +92,6 @@ class Standing:
     Attributes:
         used: C_used up to the last step taken.
         ahead: Under way, or generated for later steps: used when they are taken, lost when they are not.
-        lost: Generated for training and lost.
         device_seconds: Device time of everything, evaluations included.
     """
 
@@ -155,30 +123,25 @@ class Standing:
 
     @property
     def money(self) -> float:
-        """The price of the device time."""
-        return self.limits.cost(self.device_seconds)
-
-    @property
-    def spent(self) -> dict[str, tuple[float, float]]:
-        """By limit that is set, what counts against it and the limit: rollouts, tokens, device-hours, money."""
-        limits, counted = self.limits, self.counted
-        hours = None if limits.device_seconds is None else limits.device_seconds / 3600
-        against = {
-            "rollouts": (counted.rollouts, limits.rollouts),
-            "response_tokens": (counted.response_tokens, limits.response_tokens),
-            "device_hours": (self.device_seconds / 3600, hours),
-            "money": (self.money, limits.money),
-        }
-        return {name: (spent, limit) for name, (spent, limit) in against.items() if limit is not None}
+        """The price of the device time; 0 without one."""
+        return self.device_seconds / 3600 * (self.limits.price_per_device_hour or 0.0)
 
     def metrics(self) -> dict[str, float]:
         """Metrics for a trainer's log: rollouts used and paid for, and how far the nearest limit is used up."""
-        spent, limit = max(self.spent.values(), key=lambda pair: pair[0] / pair[1])
+        limits, counted = self.limits, self.counted
+        against = [
+            (counted.rollouts, limits.rollouts),
+            (counted.response_tokens, limits.response_tokens),
+            (self.device_seconds / 3600, None if limits.device_seconds is None else limits.device_seconds / 3600),
+            (self.money, limits.money),
+        ]
+        set_ = [(spent, most) for spent, most in against if most is not None]
+        spent, most = max(set_, key=lambda pair: pair[0] / pair[1])
         return {
             "budget/used": self.used.rollouts,
             "budget/paid": self.paid.rollouts,
-            "budget/fraction": spent / limit,
-            "budget/remaining": max(0, limit - spent),
+            "budget/fraction": spent / most,
+            "budget/remaining": max(0, most - spent),
         }
 
     def admission(self, step: int, rollouts: int) -> Admission:
@@ -212,8 +175,3 @@ class Standing:
         elif limits.money is not None and self.money >= limits.money:
             reason = f"the run has cost {self.money:,.2f} before step {step}, and the budget is {limits.money:,.2f}"
         return Admission(admitted=not reason, reason=reason)
-
-
-def _as_count(limit: Any) -> Any:
-    """Turn a whole number written as a float, such as 1e6, into an int; what is neither is refused later."""
-    return int(limit) if isinstance(limit, float) and limit.is_integer() else limit

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from ..checks import whole
+from ..errors import BudgetError
 from .counts import Counts
-from .ledger import Ledger
+from .ledger import History, Ledger, run_id_of, under_way
 from .limits import Admission, Limits, Standing
 
 if TYPE_CHECKING:
@@ -24,14 +28,8 @@ class Meter:
     """
 
     def __init__(self, ledger: Ledger, limits: Limits) -> None:
-        self._ledger = ledger
-        self._limits = limits
+        self.limits, self._ledger = limits, ledger
         ledger.note_limits(limits)
-
-    @property
-    def limits(self) -> Limits:
-        """The limits that are enforced."""
-        return self._limits
 
     def admit(self, step: int, rollouts: int) -> Admission:
         """Admit or refuse a step; this changes nothing.
@@ -42,12 +40,8 @@ class Meter:
 
         Args:
             rollouts: Rollouts that it would generate for training, B_p · n.
-
-        Raises:
-            BudgetError: The step is negative, or the rollouts are fewer than one.
         """
-        step = whole(step, "step", least=0)
-        rollouts = whole(rollouts, "rollouts", least=1)
+        step, rollouts = whole(step, "step", least=0), whole(rollouts, "rollouts", least=1)
         return self._standing.admission(step, rollouts)
 
     def charge(
@@ -58,19 +52,7 @@ class Meter:
         shares: Sequence[int] = (1,),
         device_seconds: float = 0.0,
     ) -> None:
-        """Record what a step generated, by cohort: everything that was paid for, admitted or not.
-
-        Args:
-            charged: Counts by cohort, or a ``rollouts`` table whose column ``cohort`` says what became of each response
-                (``counts_by_cohort`` counts it).
-            shares: As in ``Ledger.charge``, where several steps use what was generated once.
-            device_seconds: Seconds times devices held.
-
-        Raises:
-            BudgetError: There is no such cohort, the table lacks a column, or the step or the time is negative.
-                Nothing was charged.
-            LedgerError: The ledger cannot be written.
-        """
+        """Record what a step generated, by cohort, admitted or not; see ``Ledger.charge``."""
         self._ledger.charge(step, charged, shares=shares, device_seconds=device_seconds)
 
     def reserve(self, rollouts: int) -> None:
@@ -100,7 +82,7 @@ class Meter:
     @property
     def overshoot(self) -> Counts:
         """Counts beyond the limits: tokens of the last step, rollouts that failed, or work of earlier attempts."""
-        counted, limits = self._standing.counted, self._limits
+        counted, limits = self._standing.counted, self.limits
         return Counts(
             rollouts=max(0, counted.rollouts - (limits.rollouts or counted.rollouts)),
             response_tokens=max(0, counted.response_tokens - (limits.response_tokens or counted.response_tokens)),
@@ -108,4 +90,72 @@ class Meter:
 
     @property
     def _standing(self) -> Standing:
-        return Standing.of(self._limits, self._ledger.totals, self._ledger.device_seconds)
+        return Standing.of(self.limits, self._ledger.totals, self._ledger.device_seconds)
+
+
+class Hook:
+    """The budget of one run in or beside its trainer, in the one process that writes its ledger.
+
+    It reserves what is to be generated, charges what was, and stops the run.
+
+    Attributes:
+        reason: Why the run was ended; empty before, and where it ended for another reason.
+    """
+
+    closed = "the ledger is not open"
+    """What the error says when the ledger is not open."""
+
+    def __init__(self, path: Path, limits: Limits, *, run_id: str | None = None, devices: int = 1) -> None:
+        limits.require_one()
+        self.path, self.limits, self.run_id = path, limits, run_id or run_id_of(path)
+        self.devices, self.reason = whole(devices, "devices", least=1), ""
+        self._ledger: Ledger | None = None
+        self._clock: float | None = None
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger, which must be open."""
+        if self._ledger is None:
+            raise BudgetError(f"{self.path}: {self.closed}")
+        return self._ledger
+
+    @property
+    def standing(self) -> Standing:
+        """Spending so far: as the open ledger has it, or its file."""
+        if self._ledger is None:
+            return self.standing_after(None)
+        return Standing.of(self.limits, self._ledger.totals, self._ledger.device_seconds + self._seconds())
+
+    def standing_after(self, step: int | None) -> Standing:
+        """Read what was spent, or will have been when an attempt has begun after a step; nothing is written."""
+        if not self.path.exists():
+            return Standing(limits=self.limits)
+        history = History.read(self.path)
+        standing = Standing.of(self.limits, history.totals(resumed_from=step), history.device_seconds)
+        return replace(standing, lost=standing.lost + under_way(self.path, standing.paid))
+
+    def open(self, resumed_from: int | Literal["last"]) -> Ledger:
+        """Begin an attempt after a step, as ``Ledger.open`` does."""
+        self._ledger = Ledger.open(self.path, run_id=self.run_id, resumed_from=resumed_from)
+        self._ledger.note_limits(self.limits)
+        return self._ledger
+
+    def close(self) -> None:
+        """Let another writer in."""
+        ledger, self._ledger = self._ledger, None
+        if ledger is not None:
+            ledger.close()
+
+    def charge(self, step: int, charged: Mapping[str, Counts], *, shares: Sequence[int] = (1,)) -> None:
+        """Charge what was generated, as ``Ledger.charge`` does, and the device time since the last charge."""
+        seconds, now = self._seconds(), time.monotonic()
+        self.ledger.charge(step, charged, shares=shares, device_seconds=seconds)
+        self._clock = None if self._clock is None else now
+
+    def start_clock(self) -> None:
+        """Device time counts from now on."""
+        self._clock = time.monotonic()
+
+    def _seconds(self) -> float:
+        """Device time that is not charged yet."""
+        return 0.0 if self._clock is None else (time.monotonic() - self._clock) * self.devices

@@ -58,11 +58,6 @@ class Lock:
     """The hold of its one writer on a ledger, which ends with the process."""
 
     def __init__(self, path: Path) -> None:
-        """Take it.
-
-        Raises:
-            LedgerError: Another writer has it, the folder cannot be written to, or its file system has no locks.
-        """
         target = Path(os.path.realpath(path))
         self._beside = target.with_name(f"{target.name}-lock")
         self._process = os.getpid()
@@ -72,9 +67,7 @@ class Lock:
                 # Whoever had it removed the file meanwhile.
                 self._close()
         except BlockingIOError:
-            raise LedgerError(
-                f"{path}: another writer has this ledger open; a run has one writer, so stop the other one first"
-            ) from None
+            raise LedgerError(f"{path}: another writer has this ledger open; stop that one first") from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise LedgerError(f"{path}: cannot be opened for writing ({reason(error)})") from None
@@ -112,9 +105,7 @@ class Lock:
 def _lock(handle: int, *, release: bool = False) -> None:
     """Lock a file, of POSIX or of Windows, without waiting, or release it, also for the forks that hold it.
 
-    Raises:
-        BlockingIOError: Another holds it.
-        OSError: Its file system has no locks.
+    Another's lock is a ``BlockingIOError``, a file system without locks another ``OSError``.
     """
     try:
         import fcntl
@@ -136,9 +127,6 @@ class Store:
     """A ledger that is open for writing.
 
     Only the process that opened it may use it; its threads take turns.
-
-    Attributes:
-        path: The file.
     """
 
     def __init__(self, path: Path, lock: Lock, sql: sqlite3.Connection, *, made: bool) -> None:
@@ -150,35 +138,24 @@ class Store:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a file, created without an attempt if it does not exist, and lock out other writers.
-
-        Raises:
-            LedgerError: It cannot be opened or is no ledger, another writer has it, or its file system has no locks.
-        """
+        """Open a file, created without an attempt if it does not exist, and lock out other writers."""
         lock = Lock(path)
         try:
             made = not os.path.lexists(os.path.realpath(path))
             if made:
                 # Whole at once, so that an empty file is never a ledger that is only beginning.
-                with atomic_write(os.path.realpath(path), error=LedgerError, replace=False) as stream:
-                    stream.write(_empty())
+                whole = atomic_write(os.path.realpath(path), error=LedgerError, replace=False)
+                with whole as stream, contextlib.closing(sqlite3.connect(":memory:")) as sql:
+                    sql.executescript(SCHEMA)
+                    stream.write(sql.serialize())
             with _use:
                 return cls(path, lock, _connected(path, writes=True), made=made)
         except BaseException:
             lock.release()
             raise
 
-    @property
-    def forked(self) -> bool:
-        """True in a fork of the process that opened it."""
-        return os.getpid() != self._process
-
     def read(self, act: Callable[[sqlite3.Connection], T]) -> T:
-        """Read what was charged so far.
-
-        Raises:
-            LedgerError: It is closed, belongs to another process, or cannot be read.
-        """
+        """Read what was charged so far."""
         with _use:
             sql = self._usable()
             try:
@@ -189,15 +166,7 @@ class Store:
                 raise LedgerError(f"{self.path}: {_said(self.path, error)}") from None
 
     def write(self, what: str, act: Callable[[sqlite3.Connection], T]) -> T:
-        """Change the ledger in one transaction: when this returns, it is on the disk.
-
-        Args:
-            what: What is written, for messages.
-
-        Raises:
-            LedgerError: It is closed, belongs to another process, its file is gone, or it cannot be written. Nothing
-                was changed.
-        """
+        """Change the ledger in one transaction: when this returns, it is on the disk."""
         with _use:
             sql = self._usable()
             if self._writing:
@@ -222,13 +191,12 @@ class Store:
     def close(self, *, abandon: bool = False) -> None:
         """Let another writer in. Closing twice does nothing; a fork has nothing to close.
 
+        A file that is gone is an error, if that was not said yet, and closed all the same.
+
         Args:
             abandon: Whether to remove a file that was created, since nothing was written to it.
-
-        Raises:
-            LedgerError: The file is gone, and that was not said yet. It is closed all the same.
         """
-        if self.forked or self._sql is None:
+        if os.getpid() != self._process or self._sql is None:
             return
         with _use:
             try:
@@ -247,7 +215,7 @@ class Store:
     def _usable(self) -> sqlite3.Connection:
         if self._sql is None:
             raise LedgerError(f"{self.path}: the ledger is closed")
-        if self.forked:
+        if os.getpid() != self._process:
             raise LedgerError(
                 f"{self.path}: was opened by process {self._process} and is used by its fork {os.getpid()}; a ledger "
                 "has one writer, so charge through the process that opened it"
@@ -260,19 +228,13 @@ class Store:
         except OSError as error:
             raise LedgerError(f"{self.path}: cannot be inspected ({reason(error)}), so nothing is charged") from None
         if self._gone:
-            raise LedgerError(
-                f"{self.path}: was removed or replaced while it was open, so what is charged to it could not be read; "
-                "this ledger takes no more charges"
-            )
+            raise LedgerError(f"{self.path}: was removed or replaced while it was open, and takes no more charges")
 
 
 def read(path: Path, act: Callable[[sqlite3.Connection], T]) -> T:
     """Read a ledger as it is at one moment; a run may be charging it at the same time.
 
     What a killed process left half-done is undone first.
-
-    Raises:
-        LedgerError: It cannot be read, or is no ledger.
     """
     with _use:
         sql = _connected(path)
@@ -286,11 +248,7 @@ def read(path: Path, act: Callable[[sqlite3.Connection], T]) -> T:
 
 
 def is_ledger(path: Path) -> bool:
-    """Return whether a file begins as a ledger does, also one of a former version.
-
-    Raises:
-        LedgerError: It cannot be read.
-    """
+    """Return whether a file begins as a ledger does, also one of a former version."""
     head = _head(path)
     return head.startswith(FORMER) or (head.startswith(b"SQLite format 3\0") and head[68:] == APPLICATION.to_bytes(4))
 
@@ -304,18 +262,8 @@ def _head(path: Path) -> bytes:
         raise LedgerError(f"{path}: cannot be read ({reason(error)})") from None
 
 
-def _empty() -> bytes:
-    with contextlib.closing(sqlite3.connect(":memory:")) as sql:
-        sql.executescript(SCHEMA)
-        return sql.serialize()
-
-
 def _connected(path: Path, *, writes: bool = False) -> sqlite3.Connection:
-    """Open a ledger; also for a reader so that it can undo what was left half-done.
-
-    Raises:
-        LedgerError: It cannot be opened, or is no ledger.
-    """
+    """Open a ledger; also for a reader so that it can undo what was left half-done."""
     _check_file(path)
     sql = None
     try:

@@ -9,12 +9,14 @@ share anything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, sqrt
+from itertools import product
+from math import inf, isfinite, sqrt
 from typing import Literal
 
-from ..checks import finite, whole
+from ..checks import check_whole_fields, finite, whole
 from ..errors import BudgetError
 
 Scaling = Literal["sqrt", "linear", "constant"]
@@ -32,9 +34,6 @@ class Allocation:
         problems_per_batch: B_p, problems sampled at every step.
         rollouts_per_problem: n, responses sampled for each of them.
         update_steps: M, steps taken.
-
-    Raises:
-        BudgetError: One of the three is not a whole number of at least 1.
     """
 
     problems_per_batch: int
@@ -42,23 +41,16 @@ class Allocation:
     update_steps: int
 
     def __post_init__(self) -> None:
-        for name in ("problems_per_batch", "rollouts_per_problem", "update_steps"):
-            object.__setattr__(self, name, whole(getattr(self, name), name, least=1))
+        check_whole_fields(self, "problems_per_batch", "rollouts_per_problem", "update_steps", least=1)
 
     @classmethod
     def within(cls, rollouts: int, *, problems_per_batch: int, rollouts_per_problem: int) -> Allocation:
-        """Return the allocation with the most update steps that a budget allows.
-
-        Raises:
-            BudgetError: The budget does not pay for one step.
-        """
+        """Return the allocation with the most update steps that a budget allows."""
         one_step = cls(problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, update_steps=1)
         steps = whole(rollouts, "the budget", least=1) // one_step.batch_rollouts
         if steps < 1:
-            raise BudgetError(
-                f"a budget of {rollouts:,} rollouts does not pay for one step of {one_step.batch_rollouts:,} "
-                f"({problems_per_batch:,} problems × {rollouts_per_problem:,} rollouts)"
-            )
+            batch = f"{problems_per_batch:,} problems × {rollouts_per_problem:,} rollouts"
+            raise BudgetError(f"a budget of {rollouts:,} rollouts does not pay for one step of {batch}")
         return cls(problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, update_steps=steps)
 
     @property
@@ -79,13 +71,8 @@ class Allocation:
         """The learning rate for this batch, from one that was measured at another.
 
         Args:
-            anchor: Learning rate that works at ``anchor_batch``.
-            anchor_batch: The batch it was measured at, in rollouts.
             scaling: ``sqrt`` is anchor · √(B / anchor_batch), the rule of the IsoCompute Playbook
                 (arXiv 2603.12151, Factor 3); ``linear`` is anchor · B / anchor_batch; ``constant`` is anchor.
-
-        Raises:
-            BudgetError: The anchor is not a positive number, or the scaling has no such name.
         """
         if not (isfinite(anchor) and anchor > 0):
             raise BudgetError(f"the anchor learning rate is {anchor!r}; it must be a positive number")
@@ -94,6 +81,128 @@ class Allocation:
         if scaling not in factors:
             raise BudgetError(f"the scaling is {scaling!r}; it must be one of {', '.join(factors)}")
         return anchor * factors[scaling]
+
+
+LONGEST_AXIS = 200
+"""More values than this on one axis are refused as a mistake."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """The limits that a split must respect.
+
+    Attributes:
+        rollouts: C, the budget.
+        max_batch: B_max, most rollouts in a batch.
+        rollouts_per_problem: Values of n to consider; empty takes the powers of two from 2.
+        problems_per_batch: Values of B_p to consider; empty takes the powers of two from 8, where there are any.
+        problems: D, problems in the training set, or None.
+        max_epochs: Most visits to each problem, B_p·M / D; needs ``problems``.
+    """
+
+    rollouts: int
+    max_batch: int
+    rollouts_per_problem: tuple[int, ...] = ()
+    problems_per_batch: tuple[int, ...] = ()
+    min_steps: int = 1
+    problems: int | None = None
+    max_epochs: float | None = None
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        check_whole_fields(self, "rollouts", "max_batch", "min_steps", "world_size", least=1)
+        if self.problems is not None:
+            whole(self.problems, "problems", least=1)
+        if self.max_epochs is not None and (self.problems is None or not 0 < self.max_epochs < inf):
+            said = f"max_epochs is {self.max_epochs!r} and problems {self.problems!r}"
+            raise BudgetError(f"{said}; it must be positive and finite, and needs the number of problems")
+        fewest = 8 if self.max_batch >= 8 else 1
+        for name, first in (("rollouts_per_problem", 2), ("problems_per_batch", fewest)):
+            given = tuple(whole(value, name, least=1) for value in getattr(self, name))
+            powers = (2**k for k in range(first.bit_length() - 1, self.max_batch.bit_length()))
+            values = tuple(sorted(set(given) or powers))
+            if given and len(values) < len(given):
+                raise BudgetError(f"{name} holds a value twice: {', '.join(map(str, given))}")
+            if len(values) > LONGEST_AXIS:
+                raise BudgetError(f"{name} has {len(values)} values; at most {LONGEST_AXIS} are considered")
+            object.__setattr__(self, name, values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """One feasible split, with as many steps as the budget pays for.
+
+    Attributes:
+        unused: Rollouts of the budget that make no further step.
+        epochs: Visits to each problem, or None when their number is not known.
+    """
+
+    allocation: Allocation
+    unused: int
+    epochs: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """One split that is not feasible: the limit that it exceeds, in words for all that exceed it, and the numbers."""
+
+    problems_per_batch: int
+    rollouts_per_problem: int
+    limit: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """All splits that were considered, by B_p and n."""
+
+    constraints: Constraints
+    splits: tuple[Split, ...]
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def limits(self) -> Sequence[tuple[str, int]]:
+        """Each limit with the number of splits that it left out, most first."""
+        return Counter(out.limit for out in self.left_out).most_common()
+
+
+def grid(constraints: Constraints) -> Grid:
+    """Check every split of the grid."""
+    pairs = product(constraints.problems_per_batch, constraints.rollouts_per_problem)
+    checked = [_check(constraints, problems, n) for problems, n in pairs]
+    return Grid(
+        constraints=constraints,
+        splits=tuple(split for split in checked if isinstance(split, Split)),
+        left_out=tuple(split for split in checked if isinstance(split, LeftOut)),
+    )
+
+
+def _check(limits: Constraints, problems: int, n: int) -> Split | LeftOut:
+    """Return a split, or the first limit that it exceeds."""
+    batch = problems * n
+    steps, over = limits.rollouts // batch, batch % limits.world_size
+    epochs = problems * steps / limits.problems if limits.problems else None
+    exceeded = None
+    if batch > limits.max_batch:
+        exceeded = f"batches above {limits.max_batch:,} rollouts", f"a batch of {batch:,} rollouts"
+    elif limits.problems is not None and problems > limits.problems:
+        exceeded = f"more problems in a batch than the {limits.problems:,} there are", f"{problems:,} problems"
+    elif over:
+        whole_batches = f"batches that cannot be split evenly over {limits.world_size} devices"
+        exceeded = whole_batches, f"{batch:,} rollouts leave {over} over"
+    elif steps < limits.min_steps:
+        exceeded = f"fewer than {_steps(limits.min_steps)}", f"the budget pays for {_steps(steps)} of {batch:,}"
+    elif limits.max_epochs is not None and epochs is not None and epochs > limits.max_epochs:
+        exceeded = f"more than {limits.max_epochs:g} epochs", f"each problem would be visited {epochs:,.1f} times"
+    if exceeded is not None:
+        limit, reason = exceeded
+        return LeftOut(problems_per_batch=problems, rollouts_per_problem=n, limit=limit, reason=reason)
+    allocation = Allocation(problems_per_batch=problems, rollouts_per_problem=n, update_steps=steps)
+    return Split(allocation=allocation, unused=limits.rollouts - allocation.rollouts, epochs=epochs)
+
+
+def _steps(steps: int) -> str:
+    return f"{steps:,} step{'' if steps == 1 else 's'}"
 
 
 SPREAD = 0.25
@@ -115,6 +224,17 @@ class Interval:
     likely: float
     high: float
     assumptions: tuple[str, ...] = ()
+
+    @classmethod
+    def sure(cls, amount: float) -> Interval:
+        """An amount that is known."""
+        return cls(low=amount, likely=amount, high=amount)
+
+    def over(self, rates: Sequence[float], *assumptions: str) -> Interval:
+        """The time that it takes at a low, a likely and a high rate, and what these assume."""
+        slow, likely, fast = rates
+        said = (*self.assumptions, *assumptions)
+        return Interval(low=self.low / fast, likely=self.likely / likely, high=self.high / slow, assumptions=said)
 
     def __add__(self, other: Interval) -> Interval:
         """The sum, as wide as if both were off in the same direction."""
@@ -146,9 +266,6 @@ class Model:
         width: d, size of the hidden state, for the attention term.
         vocabulary: Size of the vocabulary, for the memory of the logits and a head in float32.
         kv_values: Values that an engine keeps of a token in each layer; None for keys and values as wide as the model.
-
-    Raises:
-        BudgetError: A size is not a whole number of at least 1, or only one of layers and width is given.
     """
 
     parameters: int
@@ -159,14 +276,11 @@ class Model:
     kv_values: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("parameters", "active_parameters", "layers", "width", "vocabulary", "kv_values"):
-            value = getattr(self, name)
-            if value is not None or name == "parameters":
-                whole(value, name, least=1)
+        optional = ("active_parameters", "layers", "width", "vocabulary", "kv_values")
+        given = (name for name in optional if getattr(self, name) is not None)
+        check_whole_fields(self, "parameters", *given, least=1)
         if self.active > self.parameters:
-            raise BudgetError(
-                f"active_parameters is {self.active:,}, more than the {self.parameters:,} parameters that there are"
-            )
+            raise BudgetError(f"active_parameters is {self.active:,}, more than the {self.parameters:,} parameters")
         if (self.layers is None) != (self.width is None):
             raise BudgetError("the attention term needs both the layers and the width of the model, or neither")
 
@@ -182,10 +296,6 @@ class Model:
 
     def attention(self, begin: float, end: float) -> float:
         """FLOPs of attention in a forward pass over some positions of a sequence, 2·L·d·(end² − begin²).
-
-        Args:
-            begin: First position, in tokens.
-            end: Position after the last.
 
         Returns:
             FLOPs; 0 where the layers and the width are not known.
@@ -203,9 +313,6 @@ class Lengths:
         response_tokens: Mean response when training begins.
         growth: Mean response at the end over that at the beginning; linear in between.
         spread: Relative uncertainty of the mean over the run.
-
-    Raises:
-        BudgetError: A length is negative or above 10^9, the growth not positive, or the spread not between 0 and 1.
     """
 
     prompt_tokens: float = 0.0
@@ -220,9 +327,7 @@ class Lengths:
                 f"at least 0 and the response more, and both at most {LONGEST:,}"
             )
         if not 0 < self.growth <= LONGEST:
-            raise BudgetError(
-                f"the growth of responses is {self.growth!r}; it must be a positive factor (1 for no growth)"
-            )
+            raise BudgetError(f"the growth of responses is {self.growth!r}; it must be a positive factor")
         if not 0 <= self.spread < 1:
             raise BudgetError(f"the spread of lengths is {self.spread!r}; it must lie between 0 and 1")
 
@@ -288,11 +393,7 @@ DEVICES: Mapping[str, Device] = {
 
 
 def device(name: str) -> Device:
-    """An accelerator by its name.
-
-    Raises:
-        BudgetError: There is no such accelerator.
-    """
+    """An accelerator by its name."""
     if name not in DEVICES:
         raise BudgetError(f"{name!r} is not a known device; the known ones are {', '.join(DEVICES)}")
     return DEVICES[name]
@@ -300,15 +401,7 @@ def device(name: str) -> Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Utilisation:
-    """Shares of a device's peak that are reached (model FLOPs utilisation): assumed unless they were measured.
-
-    Attributes:
-        generation: Low, likely and high, while sampling.
-        training: Low, likely and high, while training.
-
-    Raises:
-        BudgetError: Shares are not in ascending order between 0 and 1.
-    """
+    """Low, likely and high shares of a device's peak (model FLOPs utilisation): assumed unless they were measured."""
 
     generation: tuple[float, float, float] = (0.05, 0.15, 0.3)
     training: tuple[float, float, float] = (0.25, 0.35, 0.5)
@@ -317,10 +410,8 @@ class Utilisation:
         for name in ("generation", "training"):
             low, likely, high = getattr(self, name)
             if not 0 < low <= likely <= high <= 1:
-                raise BudgetError(
-                    f"the utilisation in {name} is {low}, {likely}, {high}; it must be in ascending "
-                    "order between 0 and 1"
-                )
+                said = f"the utilisation in {name} is {low}, {likely}, {high}"
+                raise BudgetError(f"{said}; it must be in ascending order between 0 and 1")
 
 
 HEAD = (0.6, 0.85, 0.95)
@@ -336,15 +427,8 @@ def seconds(flops: Interval, on: Device, shares: tuple[float, float, float], doi
     """
     slow, likely, fast = shares
     reached = f"{slow:.0%} to {fast:.0%} (likely {likely:.0%})" if slow < fast else f"{likely:.0%}"
-    return Interval(
-        low=flops.low / (on.peak * fast),
-        likely=flops.likely / (on.peak * likely),
-        high=flops.high / (on.peak * slow),
-        assumptions=(
-            *flops.assumptions,
-            f"{doing} reaches {reached} of the {on.peak / 1e12:,.0f} TFLOP/s of {on.name}",
-        ),
-    )
+    said = f"{doing} reaches {reached} of the {on.peak / 1e12:,.0f} TFLOP/s of {on.name}"
+    return flops.over([on.peak * share for share in shares], said)
 
 
 def head_seconds(flops: Interval, on: Device) -> Interval:
@@ -380,12 +464,10 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The cost of generating rollouts and training on all of them.
+    """The cost of generating rollouts and training on all of them, in device-seconds.
 
     Attributes:
         flops: FLOPs of prefill and sampling, of the trainer's passes, and of a head in float32, which is in neither.
-        sampling: Device-seconds of generating.
-        training: Device-seconds of training.
     """
 
     flops: tuple[Interval, Interval, Interval]
@@ -410,9 +492,6 @@ class Setting:
         shared_prompt: Whether the engine prefills a prompt once for its n responses (prefix caching).
         float32_head: Whether the trainer's output head multiplies in float32: four products of 2·V·d FLOPs for each
             token, since logits are computed again in the backward pass.
-
-    Raises:
-        BudgetError: ``extra_forwards`` is below 0, the speed not positive, or the size of a head in float32 not known.
     """
 
     model: Model
@@ -440,9 +519,6 @@ class Setting:
 
         Args:
             rollouts_per_problem: n, responses that share a prompt.
-
-        Raises:
-            BudgetError: It is below 1.
         """
         n = whole(rollouts_per_problem, "rollouts_per_problem", least=1)
         model, prompt, forwards = self.model, self.lengths.prompt_tokens, self.extra_forwards
@@ -471,18 +547,7 @@ class Setting:
         return Estimate(flops=(generation, passes, in_head), sampling=sampling, training=training)
 
     def memory(self, *, world_size: int, micro_batch: int = 1) -> Memory:
-        """Memory of one device in a sharded trainer that holds an inference engine, too.
-
-        Args:
-            world_size: Devices that share the training state.
-            micro_batch: Rollouts in one forward and backward pass of a device.
-
-        Returns:
-            Bytes; the activations are 0 where the model's shape is not known.
-
-        Raises:
-            BudgetError: ``world_size`` is below 1.
-        """
+        """Memory of one device (bytes) in a sharded trainer that holds an engine; without a shape, no activations."""
         world, model = whole(world_size, "world_size", least=1), self.model
         tokens = (self.lengths.prompt_tokens + self.lengths.means[-1]) * micro_batch
         per_token = 2 * (model.layers or 0) * (model.width or 0) + 4 * (model.vocabulary or 0)
@@ -497,15 +562,11 @@ class Setting:
         model, lengths, forwards = self.model, self.lengths, self.extra_forwards
         said = [lengths.assumption, "2·N FLOPs per token prefilled or generated, 6·N per token trained on"]
         if model.active < model.parameters:
-            said.append(
-                f"a token passes through {model.active:,} of the {model.parameters:,} parameters, and devices hold "
-                "them all"
-            )
+            held = f"{model.active:,} of the {model.parameters:,} parameters, and devices hold them all"
+            said.append(f"a token passes through {held}")
         if forwards:
-            said.append(
-                f"{forwards} further forward {'passes' if forwards > 1 else 'pass'} of the trainer, "
-                "2·N FLOPs per token each"
-            )
+            passes = f"{forwards} further forward {'passes' if forwards > 1 else 'pass'}"
+            said.append(f"{passes} of the trainer, 2·N FLOPs per token each")
         said.append(
             "the attention term is left out (give the layers and the width)"
             if model.layers is None

@@ -39,22 +39,17 @@ def spread_lengths(count: int, *, mean: float, longest: int, sigma: float = SIGM
         raise BudgetError(f"the mean length is {mean!r}; it must be positive")
     if mean >= longest:
         return [longest] * count
-    center = _center(mean, longest, sigma)
-    normal = NormalDist(center, sigma)
-    lengths = [max(1, round(min(longest, exp(normal.inv_cdf((i + 0.5) / count))))) for i in range(count)]
-    Random(0).shuffle(lengths)
-    return lengths
-
-
-def _center(mean: float, longest: int, sigma: float) -> float:
-    """The mean of the logarithm, from that of lengths that are cut off, by bisection."""
+    # The mean of the logarithm, from that of lengths that are cut off, by bisection.
     low, high = log(mean) - sigma**2 / 2, log(longest) + 40 * sigma
     while high - low > 1e-9:
         center = (low + high) / 2
         cut = (log(longest) - center) / sigma
         found = exp(center + sigma**2 / 2) * NORMAL.cdf(cut - sigma) + longest * NORMAL.cdf(-cut)
         low, high = (center, high) if found < mean else (low, center)
-    return low
+    normal = NormalDist(low, sigma)
+    lengths = [max(1, round(min(longest, exp(normal.inv_cdf((i + 0.5) / count))))) for i in range(count)]
+    Random(0).shuffle(lengths)
+    return lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,34 +135,24 @@ def latency(model: Model, on: Device, *, context: float, devices: int = 1, float
     Args:
         context: Mean tokens that a response sees while it grows: its prompt, and what it has generated.
         devices: Devices that share the model (tensor parallelism), without loss.
-        float32_head: Whether its output head is in float32.
-
-    Raises:
-        BudgetError: A number is not possible.
     """
     share = 1 / whole(devices, "devices", least=1)
     head = model.head if float32_head else 0
     lower, weights = model.active - head, WIDTH * model.parameters + (4 - WIDTH) * head
     values = (model.layers or 0) * (2 * (model.width or 0) if model.kv_values is None else model.kv_values)
 
+    reads = f"{BANDWIDTH[0]:.0%} to {BANDWIDTH[-1]:.0%} (likely {BANDWIDTH[1]:.0%})"
+    said = f"decoding reads at {reads} of the {on.bandwidth / 1e12:.2f} TB/s of {on.name}"
+
     def read(amount: float) -> Interval:
-        slow, likely, fast = (amount * share / (on.bandwidth * part) for part in BANDWIDTH)
-        said = f"decoding reads at {BANDWIDTH[0]:.0%} to {BANDWIDTH[-1]:.0%} (likely {BANDWIDTH[1]:.0%})"
-        return Interval(
-            low=fast,
-            likely=likely,
-            high=slow,
-            assumptions=(f"{said} of the {on.bandwidth / 1e12:.2f} TB/s of {on.name}",),
-        )
+        return Interval.sure(amount * share).over([on.bandwidth * part for part in BANDWIDTH], said)
 
     def multiplied(parameters: float) -> Interval:
-        flops = 2.0 * parameters * share
-        return seconds(Interval(low=flops, likely=flops, high=flops), on, DECODING, "an engine's product")
+        return seconds(Interval.sure(2.0 * parameters * share), on, DECODING, "an engine's product")
 
     once = multiplied(lower)
     if head:
-        flops = 2.0 * head * share
-        once += head_seconds(Interval(low=flops, likely=flops, high=flops), on)
+        once += head_seconds(Interval.sure(2.0 * head * share), on)
     return Latency(step=read(weights), each=once + read(WIDTH * values * context), prompt=multiplied(lower))
 
 
@@ -177,16 +162,8 @@ HOST = (12e9, 25e9, 50e9)
 
 def switch(model: Model) -> Interval:
     """Seconds in which an engine leaves its device and comes back: its weights go to the host's memory and return."""
-    moved = 2 * WIDTH * model.parameters
-    slow, likely, fast = (moved / rate for rate in HOST)
-    return Interval(
-        low=fast,
-        likely=likely,
-        high=slow,
-        assumptions=(
-            f"an engine's weights go to the host and back at {HOST[0] / 1e9:.0f} to {HOST[-1] / 1e9:.0f} GB/s",
-        ),
-    )
+    said = f"an engine's weights go to the host and back at {HOST[0] / 1e9:.0f} to {HOST[-1] / 1e9:.0f} GB/s"
+    return Interval.sure(2 * WIDTH * model.parameters).over(HOST, said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,9 +199,6 @@ class Placement:
     """Devices of a run, all of which are held from its beginning to its end.
 
     Attributes:
-        ranks: Devices that an update is shared by.
-        engines: Engines that a batch is shared by.
-        devices: Devices of each engine.
         held: All devices: fewer than those of ranks and engines where they take turns on the same ones.
         pipelined: Whether engines sample while ranks learn from what was sampled before, which is off-policy.
         switch: Seconds of a step in which devices go from the one to the other; None for none.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -18,11 +19,12 @@ from ..contract import tables
 from ..contract.errors import TableError, TrackingError
 from ..contract.tracking import is_of_mlflow
 from ..errors import BudgetError
-from .evals import SHARED, join_restarts, reader_of, rows_of, settings_of, table
+from .evals import SHARED, join_restarts, plain, reader_of, rows_of, settings_of, table
 from .logs.log import Log
 from .registry import TRAINERS
+from .registry import trainer as registered
 from .search import Unread, log_sources, once, read_source, with_settings_beside
-from .settings import MissingSettingError, Value
+from .settings import MissingSettingError, Value, load
 from .trainer import Trainer
 
 RUN = "run"
@@ -36,9 +38,7 @@ class Given:
 
     Attributes:
         table: Of each run, as a table says it.
-        every: Of all runs.
         runs: Run, name and value.
-        file: Where the table stands.
     """
 
     table: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -58,9 +58,6 @@ class Given:
         Args:
             runs: The names of each, one for each logger that left it.
             others: What else may be named and is no run, since it was not read.
-
-        Raises:
-            BudgetError: A run is named that is not there, or that may be several.
         """
         out = [dict[str, str]() for _ in runs]
         for name, row in self.table.items():
@@ -83,11 +80,8 @@ class Given:
         known = [runs[k][0] for k in found] or [own[0] for own in runs]
         more = f", … ({len(known)})" if len(known) > MOST_LISTED else ""
         listed = ", ".join(known[:MOST_LISTED]) + more
-        raise BudgetError(
-            f"{where}{name} may be each of {listed}: say more of its path"
-            if found
-            else f"{where}there is no run {name}; there are {listed}"
-        )
+        none = f"{where}there is no run {name}; there are {listed}"
+        raise BudgetError(f"{where}{name} may be each of {listed}: say more of its path" if found else none)
 
 
 def _is(name: str, run: str) -> bool:
@@ -103,11 +97,7 @@ def _short(run: str) -> str:
 
 
 def read_table(path: Path) -> dict[str, dict[str, str]]:
-    """Settings by run, from a CSV file with a column ``run`` and one of each setting; blank cells say nothing.
-
-    Raises:
-        BudgetError: It cannot be read, or a row is not such a one.
-    """
+    """Settings by run, from a CSV file with a column ``run`` and one of each setting; blank cells say nothing."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         head = text.partition("\n")[0]
@@ -132,15 +122,6 @@ def read_table(path: Path) -> dict[str, dict[str, str]]:
     return out
 
 
-def table_of(settings: Mapping[str, Mapping[str, str]], columns: Sequence[str]) -> str:
-    """The text of a table of runs, with blank cells for what is not known."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([RUN, *columns])
-    writer.writerows([run, *(known.get(name, "") for name in columns)] for run, known in settings.items())
-    return stream.getvalue()
-
-
 MOST_QUESTIONS = 20
 """Settings that are asked for, of a run, at the most."""
 
@@ -150,14 +131,9 @@ class Patient:
     """A run that was found.
 
     Attributes:
-        also: Where other loggers left it.
         rows: Of ``evals``; none where something is missing.
-        settings: What is known of it, by name.
         read: Names of the settings that it is read by; none where it could not be read to the end.
         missing: Settings that nothing says, and what each may be, where that is known.
-        training: Whether the rows are of the reward of training.
-        notes: Defaults that were used, and what is biased.
-        problem: Why it cannot be read, or an empty text.
     """
 
     name: str
@@ -187,25 +163,29 @@ class Report:
 
 
 def examine(
-    sources: Sequence[str],
-    given: Given,
-    *,
-    trainer: str | None = None,
-    shared: Mapping[str, Any] | None = None,
+    sources: Sequence[str], given: Given, *, trainer: str | None = None, shared: Mapping[str, Any] | None = None
 ) -> Report:
-    """Find runs and say what is understood of each.
+    """Find runs and say what is understood of each; ``shared`` is the configuration of all, if logs lack it."""
+    runs, unread, files = _found(sources, given, trainer, shared or {})
+    if not unread and not runs:
+        raise BudgetError(f"{', '.join(sources)}: no run of {_known()} found")
+    said = given.of([(log.name, *log.also) for _, log in runs], [u.source for u in unread])
+    patients = [_examine(known, log, shared or {}, own) for (known, log), own in zip(runs, said, strict=True)]
+    for patient, own in zip(patients, said, strict=True):
+        unused = sorted(own.keys() - given.every.keys() - patient.read) if patient.read else []
+        if unused:
+            raise BudgetError(f"{patient.name}: is not read by a setting {unused[0]}; {_near(unused[0], patient.read)}")
+    read = frozenset[str]().union(*(patient.read for patient in patients))
+    unused = sorted(given.every.keys() - read)
+    if unused and patients and all(patient.read for patient in patients):
+        raise BudgetError(f"no run is read by a setting {unused[0]}; {_near(unused[0], read)}")
+    return Report(patients=patients, unread=unread, files=files + len(unread))
 
-    Args:
-        sources: Folders, files, MLflow experiments or tracking URIs.
-        given: What the user says.
-        trainer: Whose logs they are; None where their metrics say it.
-        shared: The configuration of all runs, with dotted keys, where their logs lack it.
 
-    Raises:
-        BudgetError: There is no such file or folder, nothing in it looks like a log, or the user names a run or a
-            setting that is not there.
-        TrackingError: MLflow does not have it.
-    """
+def _found(
+    sources: Sequence[str], given: Given, trainer: str | None, shared: Mapping[str, Any]
+) -> tuple[list[tuple[Trainer, Log]], list[Unread], int]:
+    """The runs of some sources, what was not read, and how many files look like logs."""
     by_trainer: dict[str, list[Log]] = {name: [] for name in TRAINERS}
     unread: list[Unread] = []
     files = 0
@@ -220,38 +200,55 @@ def examine(
                     raise
                 found, failed = {}, [Unread(source=one, reason=str(error))]
             if one == source and not found and not failed and not is_of_mlflow(one):
-                failed = [Unread(source=one, reason=f"holds no metric of {_known()}")]
+                failed = [Unread(source=one, reason=f"holds no metric of {trainer or _known()}")]
             files += bool(found)
             unread += failed
             for name, logs in found.items():
-                by_trainer[name] += [with_settings_beside(log, one, TRAINERS[name], shared or {}) for log in logs]
-    if not unread and not any(by_trainer.values()):
-        raise BudgetError(f"{', '.join(sources)}: no run of {_known()} found")
-    whole = []
+                by_trainer[name] += [with_settings_beside(log, one, TRAINERS[name], shared) for log in logs]
+    runs = []
     for name, logs in by_trainer.items():
         if logs:
             known = TRAINERS[name]
-            whole += [(known, log) for log in join_restarts(once(logs, reader_of(known)), reader_of(known))]
-    said = given.of([(log.name, *log.also) for _, log in whole], [u.source for u in unread])
-    patients = [_examine(known, log, shared or {}, own) for (known, log), own in zip(whole, said, strict=True)]
-    _refuse_unused(patients, given, said)
-    return Report(patients=patients, unread=unread, files=files + len(unread))
+            runs += [(known, log) for log in join_restarts(once(logs, reader_of(known)), reader_of(known))]
+    return runs, unread, files
+
+
+def ingest(
+    name: str, sources: Sequence[str], *, config: Path | None = None, constants: Mapping[str, str] | None = None
+) -> tuple[pl.DataFrame, list[str]]:
+    """Turn a trainer's logs into an ``evals`` table, all of them or none.
+
+    Args:
+        sources: Files, folders, ``runs:/ID``, ``mlflow:EXPERIMENT`` or tracking URIs; each run found stays a run of
+            its own.
+        constants: What neither says, such as ``questions`` or a setting by the trainer's own name; these take
+            precedence over both.
+
+    Returns:
+        The table, and notes on which defaults of the trainer were used and what is biased.
+    """
+    reader, every = reader_of(registered(name)), dict(constants or {})
+    shared = plain(load(config)) if config else {}
+    runs, unread, _ = _found(sources, Given(every=every), name, shared)
+    if unread:
+        raise BudgetError(f"{unread[0].source}: {unread[0].reason}")
+    parts: list[tuple[str, list[dict[str, Any]]]] = []
+    notes: list[str] = []
+    for known, log in runs:
+        rows, said = rows_of(known, log, shared, every)
+        if not rows:
+            offer = "; --set train_reward=true reads the reward of training"
+            offered = offer if "train_reward" in reader.understands else ""
+            raise BudgetError(f"{log.name}: holds no evaluation that {known.title} would have logged{offered}")
+        parts.append((log.name, rows))
+        notes += [note for note in (*log.notes, *log.left_out, *said) if note not in notes]
+    if not parts:
+        raise BudgetError(f"{', '.join(sources)}: holds no run of {name}")
+    return table(parts, notes, where=", ".join(sources), numbered=every.get("seed") == "auto")
 
 
 def _known() -> str:
     return ", ".join(name for name, known in TRAINERS.items() if known.logs)
-
-
-def _refuse_unused(patients: Sequence[Patient], given: Given, said: Sequence[Mapping[str, str]]) -> None:
-    """Refuse a setting by which no run is read, and one of a run by which that is not."""
-    for patient, own in zip(patients, said, strict=True):
-        unused = sorted(own.keys() - given.every.keys() - patient.read) if patient.read else []
-        if unused:
-            raise BudgetError(f"{patient.name}: is not read by a setting {unused[0]}; {_near(unused[0], patient.read)}")
-    read = frozenset[str]().union(*(patient.read for patient in patients))
-    unused = sorted(given.every.keys() - read)
-    if unused and patients and all(patient.read for patient in patients):
-        raise BudgetError(f"no run is read by a setting {unused[0]}; {_near(unused[0], read)}")
 
 
 def _near(name: str, known: frozenset[str]) -> str:
@@ -263,14 +260,15 @@ def _near(name: str, known: frozenset[str]) -> str:
 
 def to_be_filled_in(patients: Sequence[Patient]) -> str:
     """A table of runs with all that is missing of any, to be given back with ``--runs``; blank where it is missing."""
-    columns = dict.fromkeys(name for patient in patients for name in patient.missing)
-    rows = {p.name: {name: _text(p.settings[name]) for name in columns if name in p.settings} for p in patients}
-    return table_of(rows, [*columns])
-
-
-def _text(value: Value) -> str:
-    """A value as it is given again; none where it cannot be."""
-    return str(value) if isinstance(value, bool | int | float | str) else ""
+    columns = list(dict.fromkeys(name for patient in patients for name in patient.missing))
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([RUN, *columns])
+    for patient in patients:
+        known = [patient.settings.get(name) for name in columns]
+        # Others cannot be given again.
+        writer.writerow([patient.name, *(v if isinstance(v, bool | int | float | str) else "" for v in known)])
+    return stream.getvalue()
 
 
 def written(patients: Sequence[Patient]) -> tuple[pl.DataFrame, list[str]]:
@@ -279,19 +277,15 @@ def written(patients: Sequence[Patient]) -> tuple[pl.DataFrame, list[str]]:
     # A curve of evaluations and one of training rewards are not of one quantity.
     measured = [p for p in whole if not p.training] or whole
     parts, notes = [], []
-    seen: dict[tuple[Any, ...], int] = {}
+    seen = Counter[tuple[Any, ...]]()
     for patient in measured:
-        frame = pl.DataFrame(patient.rows, infer_schema_length=None)
-        cell = (
-            *(frame[c][0] for c in ("rollouts_per_problem", "problems_per_batch", "learning_rate")),
-            frame["seed"][0],
-        )
-        if cell in seen:
-            number = frame["seed"][0] + seen[cell]
+        first = patient.rows[0]
+        cell = tuple(first[c] for c in ("rollouts_per_problem", "problems_per_batch", "learning_rate", "seed"))
+        number = first["seed"] + seen[cell]
+        if seen[cell]:
             notes.append(f"{patient.name} has the seed of another run like it, and is numbered {number}")
-            frame = frame.with_columns(seed=pl.lit(number))
-        seen[cell] = seen.get(cell, 0) + 1
-        parts.append((patient.name, frame))
+        seen[cell] += 1
+        parts.append((patient.name, [{**row, "seed": number} for row in patient.rows]))
     return table(parts, notes, where="the runs", numbered=False)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -16,10 +16,9 @@ from ..contract import tables
 from ..errors import BudgetError
 from .counting import LARGEST_COUNT, LoggedEvaluation, StepCounts
 from .logs.log import EVALUATED, Log, flat, join
-from .logs.sources import read_logs
-from .registry import TRAINERS, trainer
+from .registry import TRAINERS
 from .rewards import success_rates
-from .settings import Batching, MissingSettingError, Settings, load, parse_value
+from .settings import Batching, MissingSettingError, Settings, parse_value
 from .trainer import LogReader, Trainer
 
 SHARED = ("problem_set", "problems", "questions", "same_before", "scale", "seed", "step_column")
@@ -31,72 +30,34 @@ INCIDENTAL = re.compile(
 """Settings that may differ between two starts of one run: where it is kept, how long it goes on, when it logs."""
 
 
-def ingest(
-    name: str, sources: Sequence[str], *, config: Path | None = None, constants: Mapping[str, str] | None = None
-) -> tuple[pl.DataFrame, list[str]]:
-    """Turn a trainer's logs into an ``evals`` table.
-
-    Args:
-        name: A trainer whose logs are known.
-        sources: Files, folders, ``runs:/ID``, ``mlflow:EXPERIMENT`` or tracking URIs; each run found stays a run of
-            its own.
-        config: The runs' configuration, where the logs do not hold it.
-        constants: What neither says, such as ``questions`` or a setting by the trainer's own name; these take
-            precedence over both.
-
-    Returns:
-        The table, and notes on which defaults of the trainer were used and what is biased.
-
-    Raises:
-        BudgetError: The trainer is unknown, a source cannot be read or holds no evaluation, two runs have one seed, or
-            nothing says a setting that is needed; its name is in the message.
-    """
-    known = trainer(name)
-    reader, given = reader_of(known), dict(constants or {})
-    shared = plain(load(config)) if config else {}
-    parts: list[tuple[str, pl.DataFrame]] = []
-    notes: list[str] = []
-    for source in sources:
-        for log in join_restarts(read_logs(source, reader.layout, step_column=given.get("step_column")), reader):
-            rows, said = rows_of(known, log, shared, given)
-            if not rows:
-                raise BudgetError(
-                    f"{log.name}: holds no evaluation that {known.title} would have logged"
-                    + (
-                        "; --set train_reward=true reads the reward of training"
-                        if "train_reward" in reader.understands
-                        else ""
-                    )
-                )
-            parts.append((log.name, pl.DataFrame(rows, infer_schema_length=None)))
-            notes += [note for note in (*log.notes, *log.left_out, *said) if note not in notes]
-    return table(parts, notes, where=", ".join(sources), numbered=given.get("seed") == "auto")
-
-
 def table(
-    parts: Sequence[tuple[str, pl.DataFrame]], notes: list[str], *, where: str, numbered: bool
+    parts: Sequence[tuple[str, list[dict[str, Any]]]], notes: list[str], *, where: str, numbered: bool
 ) -> tuple[pl.DataFrame, list[str]]:
-    """The rows of several runs as one checked table.
-
-    Args:
-        numbered: Whether runs of one n and B_p get the seeds 0, 1, 2, … in their order.
-
-    Raises:
-        BudgetError: Two runs have one seed.
-    """
-    if numbered:
-        parts = _with_seed_numbers(parts)
-    _refuse_one_seed(parts)
-    frame, dropped = _without_partial_metrics(pl.concat([part for _, part in parts], how="diagonal_relaxed"))
-    return tables.check(frame, "evals", where=where), notes + dropped
+    """The rows of several runs as one checked table; ``numbered``, those of one n and B_p get the seeds 0, 1, 2, …."""
+    counts = Counter[tuple[int, int]]()
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, rows in parts:
+        cell = rows[0]["rollouts_per_problem"], rows[0]["problems_per_batch"]
+        for row in rows:
+            row["seed"] = counts[cell] if numbered else row["seed"]
+            # A fit would take two runs for one.
+            other = seen.setdefault((*cell, row["seed"], row["problem_set"]), name)
+            if other != name:
+                raise BudgetError(
+                    f"{other} and {name} have one seed, {row['seed']}, at n = {cell[0]} and B_p = {cell[1]}: leave one "
+                    "out if they are the same run, else give each a seed (--set seed=NUMBER, or seed=auto for all)"
+                )
+        counts[cell] += 1
+    frame = pl.DataFrame([row for _, rows in parts for row in rows], infer_schema_length=None)
+    # Every avg_at_k is one quantity; another metric must be of all evaluations.
+    metrics = [c for c in frame.columns if re.match(tables.METRIC_PATTERN, c) and not c.startswith("avg_at_")]
+    partial = [c for c in metrics if frame[c].null_count()]
+    dropped = [f"left out, because not every evaluation has it: {', '.join(partial)}"] if partial else []
+    return tables.check(frame.drop(partial), "evals", where=where), notes + dropped
 
 
 def reader_of(known: Trainer) -> LogReader:
-    """Return the reader of a trainer's logs.
-
-    Raises:
-        BudgetError: Only its settings are known.
-    """
+    """Return the reader of a trainer's logs."""
     if known.logs is None:
         able = ", ".join(name for name, other in TRAINERS.items() if other.logs)
         raise BudgetError(f"the logs of {known.title} are not read, only its settings; those of {able} are")
@@ -110,11 +71,7 @@ def rows_of(
 
     Args:
         shared: The configuration of all runs, with dotted keys.
-        given: What the user says; it takes precedence.
         used: Gathers the settings that were looked for, where another run may use what this one does not.
-
-    Raises:
-        BudgetError: A setting is missing, contradicted or unknown, or a count is impossible.
     """
     reader = reader_of(known)
     settings = settings_of(log, shared, given)
@@ -125,10 +82,10 @@ def rows_of(
     sets = sorted({e.problem_set for e in evaluations})
     asked = [_questions(settings, e, sets) for e in evaluations]
     settings.read.update(SHARED, reader.understands, reader.seeds, reader.learning_rates)
-    if used is not None:
-        used |= settings.read
-    else:
+    if used is None:
         _refuse_unused(known, settings, given)
+    else:
+        used |= settings.read
     if not evaluations:
         return [], []
     settings.notes += _without_value(log, reader, evaluations)
@@ -137,12 +94,16 @@ def rows_of(
         # Readers ask for what they need, so this is what only the settings could say; no steps follow from them here.
         remarks = [r for r in batching.unknown + batching.inconsistent if not r.startswith("update steps")]
         raise BudgetError(f"{log.name}: {'; '.join(remarks).replace('--world-size', '--set world_size=NUMBER')}")
+    seed, rate = settings.find("seed", *reader.seeds)[1], settings.find(*reader.learning_rates)[1]
+    seed = 0 if seed in (None, "auto") else seed
+    if isinstance(seed, bool) or not isinstance(seed, int | float) or seed != int(seed) or abs(seed) >= 2**53:
+        raise BudgetError(f"{log.name}: seed is {seed}; it must be a whole number, or auto")
     common = {
         "run_id": sha256(repr((log.name, sorted(settings.values.items(), key=str))).encode()).hexdigest()[:16],
         "rollouts_per_problem": n,
         "problems_per_batch": problems,
-        "seed": _seed(settings, reader),
-        "learning_rate": _rate(settings, reader),
+        "seed": int(seed),
+        "learning_rate": float(rate) if isinstance(rate, int | float) and not isinstance(rate, bool) else None,
     }
     if None not in asked:
         evaluations = [replace(e, questions=questions) for e, questions in zip(evaluations, asked, strict=True)]
@@ -152,24 +113,14 @@ def rows_of(
     for row in rows:
         for count in ("step", "rollouts", "tokens"):
             if not 0 <= row[count] < LARGEST_COUNT:
-                raise BudgetError(
-                    f"{log.name}: adds up to {row[count]:.3g} {count}, which is impossible: a count in it is wrong"
-                )
+                raise BudgetError(f"{log.name}: adds up to {row[count]:.3g} {count}, which is impossible")
     return rows, sorted(set(settings.notes))
 
 
 def progress_of(
     known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str]
 ) -> tuple[StepCounts, Settings, Batching]:
-    """Count what a run generated for training, step by step, and return the settings that this follows from.
-
-    Args:
-        shared: The configuration, with dotted keys.
-        given: What the user says; it takes precedence.
-
-    Raises:
-        BudgetError: As ``rows_of``.
-    """
+    """Count what a run generated for training, step by step, and return the settings that this follows from."""
     reader = reader_of(known)
     settings = settings_of(log, shared, given)
     batching = known.parse(settings)
@@ -184,7 +135,7 @@ def _without_value(log: Log, reader: LogReader, evaluations: Sequence[LoggedEval
     """Say how many evaluations have no value of the metric that is read: it was NaN there, or not logged."""
     needed = reader.layout.needed
     evaluated = [any(EVALUATED.match(name) and needed.match(name) for name in m) for _, m in log.rows].count(True)
-    lacking = evaluated - len({e.step for e in evaluations})
+    lacking = evaluated - len({e.count.step for e in evaluations})
     if lacking <= 0 or any(e.split == "train" for e in evaluations):
         return []
     metrics = ", ".join(sorted({e.metric for e in evaluations if e.metric}))
@@ -194,26 +145,18 @@ def _without_value(log: Log, reader: LogReader, evaluations: Sequence[LoggedEval
 def _refuse_unused(known: Trainer, settings: Settings, given: Mapping[str, str]) -> None:
     unused = sorted(set(given) - settings.read)
     if unused:
-        raise BudgetError(
-            f"there is no setting {unused[0]} that {known.title} logs are read by; there are "
-            f"{', '.join(sorted(settings.read))}"
-        )
+        there = ", ".join(sorted(settings.read))
+        raise BudgetError(f"there is no setting {unused[0]} that {known.title} logs are read by; there are {there}")
 
 
 def settings_of(log: Log, shared: Mapping[str, Any], given: Mapping[str, str]) -> Settings:
-    """Join what a log, a configuration file and the user say.
-
-    Raises:
-        BudgetError: Log and file contradict each other where the user says nothing.
-    """
+    """Join what a log, a configuration file and the user say."""
     logged = plain(log.config, log.name)
     said = {key: parse_value(value) for key, value in given.items()}
     for key in logged.keys() & shared.keys() - said.keys():
         if None not in (logged[key], shared[key]) and str(logged[key]) != str(shared[key]):
-            raise BudgetError(
-                f"{log.name}: {key} is {logged[key]} in its logs and {shared[key]} in the configuration file; say "
-                f"which with --set {key}=VALUE"
-            )
+            both = f"{logged[key]} in its logs and {shared[key]} in the configuration file"
+            raise BudgetError(f"{log.name}: {key} is {both}; say which with --set {key}=VALUE")
     merged = {**shared, **{k: v for k, v in logged.items() if v is not None}, **said}
     settings = Settings(values=merged, where=log.name, given=frozenset(said))
     # A trainer's state is not a configuration, whatever it repeats of one.
@@ -230,13 +173,12 @@ def join_restarts(logs: Sequence[Log], reader: LogReader) -> list[Log]:
     """
     out: list[Log] = []
     for log in sorted(logs, key=lambda log: _first(log, reader)):
-        before = next((k for k, other in enumerate(out) if _goes_on(other, log, reader)), None)
-        if before is None:
-            met = [_differences(other, log) for other in out if _meets(other, log, reader)] if steps_before(log) else []
-            nearest = min(met, key=len) if met else {}
-            out.append(replace(log, changed={**log.changed, **nearest}))
-            continue
-        out[before] = joined(out[before], log, reader)
+        met = [(k, _differences(other, log)) for k, other in enumerate(out) if _meets(other, log, reader)]
+        before, nearest = min(met, key=lambda each: len(each[1]), default=(None, {}))
+        if before is not None and not nearest:
+            out[before] = joined(out[before], log, reader)
+        else:
+            out.append(replace(log, changed={**log.changed, **(nearest if steps_before(log) else {})}))
     order = {log.name: k for k, log in enumerate(logs)}
     return sorted(out, key=lambda log: order[log.name])
 
@@ -251,11 +193,6 @@ def joined(first: Log, second: Log, reader: LogReader) -> Log:
     changed = {**first.changed, **second.changed}
     left_out = (*first.left_out, *second.left_out)
     return replace(whole, restarts=restarts, changed=changed, notes=notes, left_out=left_out)
-
-
-def _goes_on(first: Log, second: Log, reader: LogReader) -> bool:
-    """Return whether a log is of a later start of the same run."""
-    return _meets(first, second, reader) and not _differences(first, second)
 
 
 def _meets(first: Log, second: Log, reader: LogReader) -> bool:
@@ -287,14 +224,11 @@ def _check_begins(log: Log, settings: Settings) -> None:
     before = steps_before(log)
     if read:
         said = ", ".join(f"{key} {new} after {old}" for key, (old, new) in ((k, log.changed[k]) for k in read))
-        raise BudgetError(
-            f"{log.name}: goes on with a run under other settings, {said}, so that it is no run of one n and one "
-            "batch: leave it out"
-        )
+        raise BudgetError(f"{log.name}: goes on with a run under other settings, {said}: leave it out")
     if before and not settings.is_on("same_before"):
         raise MissingSettingError(
-            f"{log.name}: begins after step {before:,}, and what these steps generated is in no log: give the log of "
-            "them too, or say --set same_before=true if their settings were the same",
+            f"{log.name}: begins after step {before:,}: give the log of these steps too, or say --set same_before=true "
+            "if their settings were the same",
             name="same_before",
             choices="true",
         )
@@ -312,18 +246,12 @@ def _first(log: Log, reader: LogReader) -> int:
 
 
 def _questions(settings: Settings, evaluation: LoggedEvaluation, sets: Sequence[str]) -> int | None:
-    """How many problems of a set were evaluated, as the user or the log says.
-
-    Args:
-        sets: Those of the run.
-    """
+    """How many problems of a set were evaluated, as the user or the log says."""
     name = evaluation.problem_set
     own = settings.whole(f"questions.{name}", f"questions.{name.replace('/', '.')}")
     if own is None and len(sets) > 1 and settings.find("questions")[1] is not None:
-        raise BudgetError(
-            f"{settings.where}: questions is one number for the problem sets {', '.join(sets)}: give each its own, as "
-            f"--set questions.{sets[0]}=NUMBER"
-        )
+        one = f"questions is one number for the problem sets {', '.join(sets)}"
+        raise BudgetError(f"{settings.where}: {one}: give each its own, as --set questions.{sets[0]}=NUMBER")
     return own or settings.whole("questions") or evaluation.questions
 
 
@@ -332,75 +260,24 @@ def _row(
 ) -> dict[str, Any]:
     if questions is None:
         raise settings.missing("questions" if len(sets) == 1 else f"questions.{evaluation.problem_set}")
-    name = settings.text("problem_set")
+    name, count = settings.text("problem_set"), evaluation.count
     if name and len(sets) > 1:
         raise BudgetError(f"{settings.where}: problem_set is one name for the problem sets {', '.join(sets)}")
     return {
-        "step": evaluation.step,
-        "rollouts": evaluation.rollouts,
-        "tokens": evaluation.tokens,
+        "step": count.step,
+        "rollouts": count.rollouts,
+        "tokens": count.tokens,
         "problem_set": name or evaluation.problem_set,
         "split": evaluation.split,
         "questions": questions,
         "samples": evaluation.samples,
-        "count_source": evaluation.count_source,
-        "rollouts_error": evaluation.rollouts_error,
+        "count_source": count.count_source,
+        "rollouts_error": count.rollouts_error,
         **evaluation.scores,
     }
-
-
-def _seed(settings: Settings, reader: LogReader) -> int:
-    value = settings.find("seed", *reader.seeds)[1]
-    if value in (None, "auto"):
-        return 0
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or abs(value) >= 2**53:
-        raise BudgetError(f"{settings.where}: seed is {value}; it must be a whole number, or auto")
-    return int(value)
-
-
-def _rate(settings: Settings, reader: LogReader) -> float | None:
-    value = settings.find(*reader.learning_rates)[1]
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def plain(config: Mapping[str, Any], where: str = "the settings") -> dict[str, Any]:
     """Dotted keys, and the values of what MLflow keeps as text."""
     nested = flat(config, where)
-    return {
-        key.replace("/", "."): parse_value(value) if isinstance(value, str) else value for key, value in nested.items()
-    }
-
-
-def _with_seed_numbers(parts: Sequence[tuple[str, pl.DataFrame]]) -> list[tuple[str, pl.DataFrame]]:
-    """Runs of one n and B_p with the seeds 0, 1, 2, … in the order of their sources."""
-    counts: dict[tuple[int, int], int] = {}
-    out = []
-    for name, part in parts:
-        cell = (part["rollouts_per_problem"][0], part["problems_per_batch"][0])
-        out.append((name, part.with_columns(seed=pl.lit(counts.get(cell, 0)))))
-        counts[cell] = counts.get(cell, 0) + 1
-    return out
-
-
-def _refuse_one_seed(parts: Sequence[tuple[str, pl.DataFrame]]) -> None:
-    """Refuse two runs that a fit would take for one."""
-    seen: dict[tuple[int, int, int, str], str] = {}
-    for name, part in parts:
-        keys = ["rollouts_per_problem", "problems_per_batch", "seed", "problem_set"]
-        for cell in part.select(keys).unique().sort(keys).iter_rows():
-            other = seen.setdefault(cell, name)
-            if other != name:
-                raise BudgetError(
-                    f"{other} and {name} have one seed, {cell[2]}, at n = {cell[0]} and B_p = {cell[1]}, so that one "
-                    "curve would be drawn through both: leave one out if they are the same run, else read them "
-                    "apart with --set seed=NUMBER each, or number them all with --set seed=auto"
-                )
-
-
-def _without_partial_metrics(frame: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
-    """Leave out metrics that some evaluations lack, where others are of all; every avg_at_k is one quantity."""
-    metrics = [column for column in frame.columns if re.match(tables.METRIC_PATTERN, column)]
-    partial = [c for c in metrics if frame[c].null_count() and not c.startswith("avg_at_")]
-    if not partial:
-        return frame, []
-    return frame.drop(partial), [f"left out, because not every evaluation has it: {', '.join(partial)}"]
+    return {k.replace("/", "."): parse_value(v) if isinstance(v, str) else v for k, v in nested.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,8 +14,7 @@ from ..contract.tracking import DEFAULT_URI, STORES, is_of_mlflow
 from ..errors import BudgetError
 from .evals import join_restarts, reader_of
 from .logs.log import Log, TwoRunsError
-from .logs.sources import EVENTS, STATE, read_logs
-from .logs.tensorboard import read_events
+from .logs.sources import EVENTS, STATE, has_metrics, opened, read_logs
 from .registry import TRAINERS
 from .search import LOGS, SKIPPED, log_sources, once, read_source
 from .trainer import Trainer
@@ -28,8 +27,6 @@ class Look:
     """The content of a log when it was looked at.
 
     Attributes:
-        logs: Its runs.
-        problem: Why what is there cannot be read, or an empty text.
         settled: Whether nothing was written since the look before, so that the last entry is whole.
     """
 
@@ -70,10 +67,19 @@ class LiveLog:
         Raises:
             TwoRunsError: One log has the entries of two runs.
         """
-        path = _database(self.source) if self.remote else Path(self.source)
-        if self.remote and path is not None and not _has_metrics(path):
-            # Whoever reads a store while it is being made makes both fail.
-            return self._last
+        path: Path | None = Path(self.source)
+        if self.remote:
+            own = self.source if self.source.startswith(STORES) else ""
+            uri = own or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
+            # A server has no file.
+            path = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+        if self.remote and path is not None:
+            made = False
+            with suppress(sqlite3.Error), opened(path) as (database, tables):
+                made = has_metrics(database, tables)
+            if not made:
+                # Whoever reads a store while it is being made makes both fail.
+                return self._last
         stamp = None if path is None else tuple(_stamps(path))
         if stamp is not None and stamp == self._stamp:
             self._last = replace(self._last, settled=True)
@@ -116,10 +122,7 @@ class LiveLog:
             return []
         reader = reader_of(self.trainer)
         path = Path(source)
-        if path.name.startswith(EVENTS):
-            logs = read_events([p for p in path.parent.iterdir() if p.name.startswith(EVENTS)], reader.layout)
-        else:
-            logs = read_logs(source, reader.layout, step_column=self._step_column)
+        logs = read_logs(source, reader.layout, step_column=self._step_column)
         if path.name == STATE:
             run = path.parent.parent if path.parent.name.startswith("checkpoint-") else path.parent
             logs = [replace(log, name=str(run)) for log in logs]
@@ -128,36 +131,15 @@ class LiveLog:
 
 def _stamps(path: Path) -> Iterator[tuple[str, int, int]]:
     """Sizes and times of the files that may be logs."""
-    if not path.is_dir():
-        yield from _stamp(path)
-        yield from _stamp(path.with_name(f"{path.name}-wal"))
-        return
-    for folder, below, files in os.walk(path):
-        below[:] = sorted(d for d in below if d not in SKIPPED)
-        for name in sorted(files):
+    paths = [path, path.with_name(f"{path.name}-wal")]
+    if path.is_dir():
+        paths = []
+        for folder, below, files in os.walk(path):
+            below[:] = sorted(d for d in below if d not in SKIPPED)
             # A database in use has files beside it.
-            if name.startswith((EVENTS, STATE)) or name.endswith(LOGS) or ".db-" in name:
-                yield from _stamp(Path(folder, name))
-
-
-def _stamp(path: Path) -> Iterator[tuple[str, int, int]]:
-    try:
-        status = path.stat()
-    except OSError:
-        return
-    yield str(path), status.st_size, status.st_mtime_ns
-
-
-def _database(source: str) -> Path | None:
-    """The file of a local MLflow store, or None where a server has it."""
-    uri = source if source.startswith(STORES) else os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
-    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
-
-
-def _has_metrics(path: Path) -> bool:
-    """Return whether something was logged to an MLflow store, so that it is no longer being made."""
-    try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            return database.execute("SELECT 1 FROM metrics LIMIT 1").fetchone() is not None
-    except sqlite3.Error:
-        return False
+            logs = [f for f in sorted(files) if f.startswith((EVENTS, STATE)) or f.endswith(LOGS) or ".db-" in f]
+            paths += [Path(folder, name) for name in logs]
+    for file in paths:
+        with suppress(OSError):
+            status = file.stat()
+            yield str(file), status.st_size, status.st_mtime_ns

@@ -26,7 +26,6 @@ from .counting import (
     LARGEST_COUNT,
     Counting,
     LoggedEvaluation,
-    Metrics,
     Score,
     Spread,
     StepCounts,
@@ -35,7 +34,7 @@ from .counting import (
     note_no_tokens,
 )
 from .logs.log import Log, LogLayout
-from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
+from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient, product
 from .trainer import LogReader, Trainer
 
 METRIC = re.compile(r"^eval/(?:eval_)?(?P<set>.+)_pass(?:@)?(?P<k>\d+)$")
@@ -45,11 +44,7 @@ RESPONSES = "eval/eval_num_samples"
 
 
 def write(run: RunPlan) -> Configuration:
-    """Settings for a run.
-
-    Raises:
-        BudgetError: M is not a whole number of episodes over D problems.
-    """
+    """Settings for a run."""
     a = run.allocation
     needed = a.problems_per_batch * a.update_steps
     episodes, samples = 1, needed
@@ -58,8 +53,8 @@ def write(run: RunPlan) -> Configuration:
         if a.update_steps % batches:
             below = a.update_steps // batches * batches
             raise BudgetError(
-                f"OpenRLHF ends a run with an episode, and {run.problems:,} problems make episodes of {batches:,} "
-                f"batches, so it cannot take {a.update_steps:,} steps; {below:,} or {below + batches:,} would do"
+                f"OpenRLHF ends with an episode, and {run.problems:,} problems make one of {batches:,} batches, not "
+                f"{a.update_steps:,} steps; {below:,} or {below + batches:,} would do"
             )
         episodes, samples = a.update_steps // batches, batches * a.problems_per_batch
     nodes, per_node = run.nodes
@@ -103,9 +98,8 @@ def parse(settings: Settings) -> Batching:
     passes = settings.whole("train.max_epochs", "max_epochs") or 1
     episodes = settings.whole("train.num_episodes", "num_episodes", default=1)
     nodes = settings.whole("actor.num_nodes", "actor_num_nodes", default=1)
-    per_node = settings.whole("actor.num_gpus_per_node", "actor_num_gpus_per_node", default=8)
-    world = nodes * per_node if nodes and per_node else None
-    generated = problems * n if problems and n else None
+    world = product(nodes, settings.whole("actor.num_gpus_per_node", "actor_num_gpus_per_node", default=8))
+    generated = product(problems, n)
     parts = exact_quotient(generated, batch)
     if generated and batch and parts is None:
         settings.inconsistent.append(
@@ -117,30 +111,25 @@ def parse(settings: Settings) -> Batching:
         tensor=("ds.tensor_parallel_size", "ds_tensor_parallel_size"),
         context=("ds.ring_attn_size", "ring_attn_size"),
     )
-    settings.check_divides(batch, ranks, world, "train.batch_size")
+    settings.check_divides(batch, ranks, "train.batch_size")
     samples = settings.whole("data.max_samples", "max_samples")
     if samples and settings.problems:
         samples = min(samples, settings.problems)
     prompts = samples or settings.problems
     steps = None
     if prompts is None:
-        settings.unknown.append(
-            "update steps: they follow from train.num_episodes and the number of prompts; give --problems D"
-        )
+        settings.note_epochs("train.num_episodes")
     elif problems and episodes:
         if settings.problems is None:
             settings.notes.append(f"the prompt set is assumed to hold data.max_samples = {prompts:,} prompts")
         if prompts % problems:
             settings.inconsistent.append(
-                f"{prompts:,} prompts end each episode with an incomplete batch of {prompts % problems:,} of "
-                f"{problems:,}; data.max_samples {prompts // problems * problems:,} would leave it out, and it is not "
-                "counted here"
+                f"{prompts:,} prompts end an episode with a batch of {prompts % problems:,} of {problems:,}, which is "
+                f"not counted here; data.max_samples {prompts // problems * problems:,} would leave it out"
             )
         steps = prompts // problems * episodes
     if settings.is_on("algo.dynamic_filtering_enable", "dynamic_filtering"):
-        settings.notes.append(
-            "dynamic filtering generates more than B_p · n · M rollouts; how many is known only afterwards"
-        )
+        settings.note_more("dynamic filtering")
     if settings.is_on("train.async_enable", "async_train"):
         settings.notes.append("asynchronous training generates ahead of the steps it takes")
     return settings.batching(
@@ -149,8 +138,6 @@ def parse(settings: Settings) -> Batching:
         generations=steps,
         updates=parts * passes if parts else None,
         passes=passes,
-        world_size=world,
-        data_parallel=ranks,
     )
 
 
@@ -162,23 +149,13 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     samples = settings.required("eval.n_samples_per_prompt", "eval_n_samples_per_prompt")
     scores = {step: _scores(metrics, samples) for step, metrics in log.rows if step in evaluated}
     evals = _counting(log, settings).evaluations(scores)
-    if evals:
-        note_no_tokens(log, settings, evals, LENGTH)
+    note_no_tokens(log, settings, evals, LENGTH)
     return evals
 
 
 def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     """Count what each step of a run generated for training."""
-    counting = _counting(log, settings)
-    points = counting.progress()
-    n = settings.required("rollout.n_samples_per_prompt", "n_samples_per_prompt")
-    problems = settings.required("rollout.batch_size", "rollout_batch_size")
-    plain = points[-1].logged * problems * n if points else 0
-    return StepCounts.of(points, counting.tally.per_step, plain=plain)
-
-
-def _trains(metrics: Metrics) -> bool:
-    return any(key.startswith("train/") and key != "train/global_step" for key in metrics)
+    return _counting(log, settings).progress()
 
 
 def _counting(log: Log, settings: Settings) -> Counting:
@@ -203,18 +180,15 @@ def _counting(log: Log, settings: Settings) -> Counting:
         log=log,
         tally=tally,
         updates=max(problems * n // train, 1) * epochs,
+        batch=problems * n,
         lengths=lengths(log, LENGTH),
         own=lambda step, _: logged.get(step, (None, 0)),
-        trains=_trains,
+        trains=lambda metrics: any(key.startswith("train/") and key != "train/global_step" for key in metrics),
     )
 
 
 def _short(log: Log, settings: Settings, most: int) -> dict[int, tuple[int | None, int]]:
-    """By how many rollouts steps may be wrong because they may end an episode, where its prompts are not known.
-
-    Args:
-        most: What a last batch may lack.
-    """
+    """By how many rollouts steps may be wrong because they may end an episode, where its prompts are not known."""
     steps = sorted({step for step, _ in log.rows if step})
     episodes = settings.whole("train.num_episodes", "num_episodes") or 1
     length = -(-steps[-1] // episodes) if steps else 1
@@ -223,12 +197,7 @@ def _short(log: Log, settings: Settings, most: int) -> dict[int, tuple[int | Non
 
 
 def _taken(log: Log, whole: int | None, n: int, batch: int, share: float) -> dict[int, tuple[int | None, int]]:
-    """Rollouts of each step by its pass rate, and by how much they may be wrong: a short batch has several shares.
-
-    Args:
-        whole: Prompts of an episode, where they are known.
-        share: The pass rate where every prompt passes.
-    """
+    """Rollouts of each step by its pass rate (``share`` where every prompt passes), and how wrong they may be."""
     counts: dict[int, tuple[int | None, int]] = {}
     left = whole
     for step, metrics in log.rows:
@@ -289,13 +258,12 @@ def _is_of_responses(settings: Settings, rates: list[float], n: int) -> bool:
     if said or n == 1 or max(rates) > 100 or settings.matching(r"(?:rollout|algo)\..*"):
         return said != "prompts"
     raise BudgetError(
-        f"{settings.where}: {RATE} is a percentage of prompts up to OpenRLHF 0.9.8 and counts the {n} responses of "
-        "each prompt since 0.9.9, and the log does not say which: --set pass_rate_of=prompts for the former, --set "
-        "pass_rate_of=responses for the latter"
+        f"{settings.where}: {RATE} is of prompts up to OpenRLHF 0.9.8 and of their {n} responses since 0.9.9, and the "
+        "log does not say which: --set pass_rate_of=prompts or --set pass_rate_of=responses"
     )
 
 
-def _scores(metrics: Metrics, samples: int) -> dict[str, Score]:
+def _scores(metrics: Mapping[str, float], samples: int) -> dict[str, Score]:
     by_set: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
         if match := METRIC.match(name):

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from ..errors import BudgetError
 from .counting import LoggedEvaluation, Score, Spread, StepCounts, Tally, best_samples
 from .logs.log import Log, LogLayout
-from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
+from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient, product
 from .trainer import LogReader, Trainer
 
 # A list of tables: in a file, or one entry a flag (--orchestrator.train.source.0.group-size 8).
@@ -67,18 +67,10 @@ def write(run: RunPlan) -> Configuration:
         },
         notes=(
             "orchestrator.batch_size counts samples, not prompts",
-            *(
-                ()
-                if one_machine
-                else (
-                    "several machines need [inference] and [slurm] sections; num_infer_nodes is 1, the minimum; "
-                    "raise it as sampling needs",
-                )
-            ),
+            *(() if one_machine else ("several machines need [inference] and [slurm]; num_infer_nodes is at least 1",)),
             "a group_size of a source of problems would override orchestrator.group_size",
-            "prime-rl samples ahead: rollouts in flight at the end, stale (max_off_policy_steps) or failed, and groups "
-            "that replace discarded ones (constant_trainer_batch_size, since September 2026), are "
-            f"generated in addition to the {a.rollouts:,} that are trained on",
+            "prime-rl samples ahead: rollouts in flight at the end, stale (max_off_policy_steps), failed or replaced "
+            f"(constant_trainer_batch_size, since September 2026) are generated in addition to the {a.rollouts:,}",
         ),
     )
 
@@ -90,18 +82,14 @@ def parse(settings: Settings) -> Batching:
     if batch is None and tokens is None:
         batch = settings.whole("orchestrator.batch_size", default=128)
     elif tokens is not None:
-        settings.unknown.append(
-            f"problems per batch: token_batch_size of {tokens:,} makes batches of tokens; set orchestrator.batch_size"
-        )
+        settings.unknown.append(f"problems per batch: token_batch_size of {tokens:,} makes batches of tokens")
         if batch is not None:
             settings.inconsistent.append("batch_size and token_batch_size are both set, which prime-rl refuses")
             batch = None
     n = _group(settings)
     problems = exact_quotient(batch, n)
     if batch and n and problems is None:
-        settings.inconsistent.append(
-            f"orchestrator.batch_size counts samples: {batch:,} do not hold whole groups of {n:,}; prime-rl refuses"
-        )
+        settings.inconsistent.append(f"orchestrator.batch_size counts samples: {batch:,} hold no whole groups of {n:,}")
     shared = settings.whole("max_steps")
     parts = {settings.whole(f"{part}.max_steps") for part in ("trainer", "orchestrator")} - {None}
     if len(parts) > 1 or (shared and parts - {shared}):
@@ -109,41 +97,34 @@ def parse(settings: Settings) -> Batching:
     steps = shared or next(iter(parts), None)
     if steps is None and not settings.unknown:
         settings.note_missing("update steps (prime-rl then runs for ever)", "max_steps")
-    settings.notes.append(
-        "prime-rl samples ahead; stale and failed rollouts, and groups that replace discarded ones, are generated in "
-        "addition"
-    )
-    world = _world(settings)
-    return settings.batching(
-        problems_generated=problems,
-        rollouts_per_problem=n,
-        generations=steps,
-        world_size=world,
-        data_parallel=settings.ranks(world, context=("trainer.model.cp", "model.cp")),
-    )
+    settings.notes.append("prime-rl samples ahead; stale, failed and discarded rollouts are generated in addition")
+    nodes = settings.whole("deployment.num_train_nodes")
+    if nodes is None:
+        world = settings.whole("deployment.num_train_gpus", default=1)
+    else:
+        world = product(nodes, settings.whole("deployment.gpus_per_node", default=8))
+    settings.ranks(world, context=("trainer.model.cp", "model.cp"))
+    return settings.batching(problems_generated=problems, rollouts_per_problem=n, generations=steps)
 
 
 def _group(settings: Settings) -> int | None:
     """The group: that of the sources of problems where they set one, otherwise the orchestrator's."""
-    names = GROUP
     sources = _sources(settings)
     own = {number: value for number, value in sources.items() if value is not None}
     shared = None
     if len(own) < max(1, len(sources)):
-        shared = settings.whole(*names, default=1)
+        shared = settings.whole(*GROUP, default=1)
         if shared is None:
             return None
     sizes = {settings.check_whole(value, f"{SOURCES[0]}.{number}.group_size") for number, value in own.items()}
     if shared is not None:
         sizes.add(shared)
     if len(sizes) > 1:
-        settings.unknown.append(
-            f"rollouts per problem: groups of {' and '.join(f'{size:,}' for size in sorted(sizes))} are mixed, because "
-            "a source's group_size overrides orchestrator.group_size"
-        )
+        mixed = " and ".join(f"{size:,}" for size in sorted(sizes))
+        settings.unknown.append(f"rollouts per problem: groups of {mixed} are mixed, by a group_size of the sources")
         return None
     n = sizes.pop()
-    overridden, value = settings.find(*names)
+    overridden, value = settings.find(*GROUP)
     if own and value is not None and value != n:
         settings.notes.append(f"the group_size of the sources, {n:,}, overrides {overridden}")
     return n
@@ -158,14 +139,6 @@ def _sources(settings: Settings) -> dict[str, Value]:
             if key.startswith(f"{name}.") and number.isdigit():
                 sizes[number] = value if field == "group_size" else sizes.get(number)
     return sizes
-
-
-def _world(settings: Settings) -> int | None:
-    nodes = settings.whole("deployment.num_train_nodes")
-    if nodes is None:
-        return settings.whole("deployment.num_train_gpus", default=1)
-    per_node = settings.whole("deployment.gpus_per_node", default=8)
-    return nodes * per_node if per_node else None
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
@@ -197,7 +170,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
                 # It computes them where all rewards are 0 or 1, and only there.
                 binary=any(not name.startswith("avg") for name in scores),
             )
-            evals.append(tally.evaluation(score, step=step - first, problem_set=env))
+            evals.append(LoggedEvaluation.of(score, tally.at(step - first), env))
         if ROLLOUTS in metrics:
             length, exact = _length(metrics)
             with_prompts |= not exact
@@ -219,7 +192,7 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
             own = int(metrics[ROLLOUTS]) if ROLLOUTS in metrics else None
             length = _length(metrics)[0] if ROLLOUTS in metrics else 0.0
             tally.advance(step, own, length, error=_cancelled(metrics, n))
-            points.append(tally.progress(logged=step, step=step - first + 1))
+            points.append(tally.at(step - first + 1, logged=step))
     plain = points[-1].step * (batching.batch_rollouts or 0) if points else 0
     return StepCounts.of(points, tally.per_step, plain=plain)
 
@@ -262,9 +235,7 @@ def _counting(log: Log, settings: Settings, evaluated: int) -> tuple[Tally, int]
     logged = log.keys
     reason_unknown = f"its log holds no {ROLLOUTS}, which counts discarded groups too, where the batch does not"
     if ROLLOUTS not in logged and "progress/samples" in logged:
-        reason_unknown = (
-            f"progress/samples counts what was trained on, and {ROLLOUTS} (since prime-rl 0.7) is not logged"
-        )
+        reason_unknown = f"progress/samples is what was trained on, and {ROLLOUTS} (since prime-rl 0.7) is not logged"
     trained = [step for step, metrics in log.rows if ROLLOUTS in metrics or "progress/samples" in metrics]
     first = min([evaluated, *trained, 1])
     per_step = settings.whole("rollouts_per_step")

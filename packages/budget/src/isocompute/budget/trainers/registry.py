@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from ..checks import whole
 from ..errors import BudgetError
 from .logs.log import flat
-from .nemo_rl import NEMO_RL
-from .open_instruct import OPEN_INSTRUCT
 from .openrlhf import OPENRLHF
+from .others import NEMO_RL, OPEN_INSTRUCT
 from .prime_rl import PRIME_RL
 from .settings import Batching, Configuration, RunPlan, Settings, Value
 from .skyrl import SKYRL
@@ -29,25 +28,14 @@ TRAINERS: Mapping[str, Trainer] = {
 
 
 def trainer(name: str) -> Trainer:
-    """The trainer called ``name``.
-
-    Raises:
-        BudgetError: There is no such trainer.
-    """
+    """The trainer called ``name``."""
     if name not in TRAINERS:
         raise BudgetError(f"{name!r} is not a known trainer; the known ones are {', '.join(TRAINERS)}")
     return TRAINERS[name]
 
 
 def convert(name: str, run: RunPlan) -> Configuration:
-    """Settings with which a trainer generates exactly C = B_p · n · M rollouts in M optimizer steps.
-
-    Args:
-        run: Allocation, devices, how the model is spread over them, and what else is known.
-
-    Raises:
-        BudgetError: There is no such trainer, or it cannot do exactly this; the message says what would work.
-    """
+    """Settings with which a trainer generates exactly C = B_p · n · M rollouts in M optimizer steps."""
     known = trainer(name)
     lacking = [kind for kind, degree in run.parallelism.degrees.items() if degree > 1 and kind not in known.parallelism]
     if lacking:
@@ -70,9 +58,6 @@ def read(
         settings: Dotted keys and their values; those that have nothing to do with batches or steps are ignored.
         world_size: Devices that train, where the settings do not say (TRL).
         problems: D, problems in the training set, where steps follow from epochs.
-
-    Raises:
-        BudgetError: There is no such trainer, a value is no number of the right kind, or the settings are endless.
     """
     if world_size is not None:
         whole(world_size, "world_size", least=1)

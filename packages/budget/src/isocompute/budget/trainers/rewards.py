@@ -7,12 +7,12 @@ granted where nothing contradicts them; others are declared (``scale``), unless 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import floor, isclose, sqrt
 
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, Spread
+from .counting import LoggedEvaluation, Score, Spread
 from .logs.log import Log
 from .settings import MissingSettingError, Settings
 
@@ -25,17 +25,10 @@ MOST_RESPONSES = 100_000
 def success_rates(
     evaluations: Sequence[LoggedEvaluation], declared: str, *, where: str
 ) -> tuple[list[LoggedEvaluation], list[str]]:
-    """Evaluations with success rates for scores, each problem set on the scale of its own.
-
-    Args:
-        declared: The scale that the user says it has, or an empty text.
-
-    Returns:
-        The evaluations in their order, and what is to be said of scales other than 0 and 1.
+    """Evaluations with success rates for scores, each set on a scale of its own, and notes on scales other than 0, 1.
 
     Raises:
         MissingSettingError: They may be of rewards -1 and 1, which nothing proves.
-        BudgetError: No scale fits, so that rewards other than of success and failure are in it.
     """
     if declared not in ("", *SCALES):
         raise BudgetError(f"{where}: scale is {declared!r}; it must be {', '.join(SCALES)}")
@@ -50,14 +43,7 @@ def success_rates(
 
 
 def metric_of_successes(log: Log, settings: Settings, metric: str, share: str) -> str:
-    """The metric of a problem set's successes: its mean reward, or where rewards are -1 and 1 the share of the 1s.
-
-    Args:
-        share: Metric of that share.
-
-    Raises:
-        BudgetError: There are other rewards than two, and nothing says what scale they are on.
-    """
+    """The metric of a problem set's successes: its mean reward, or where rewards are -1 and 1 the share of the 1s."""
     both = [(step, m[metric], m[share]) for step, m in log.rows if metric in m and share in m]
     if settings.text("scale") or all(isclose(rate, mean, abs_tol=1e-6) for _, mean, rate in both):
         return metric
@@ -66,10 +52,26 @@ def metric_of_successes(log: Log, settings: Settings, metric: str, share: str) -
         settings.notes.append(f"{metric} is of rewards -1 and 1: {share} is read as a success rate")
         return share
     raise BudgetError(
-        f"{log.name}: {metric} is {other[1]:g} and {share} {other[2]:g} at step {other[0]}, so that there are rewards "
-        "other than 0 and 1, or -1 and 1: say which there are with --set scale=…, or name another metric with --set "
-        "metric=NAME"
+        f"{log.name}: {metric} is {other[1]:g} and {share} {other[2]:g} at step {other[0]}, of rewards other than 0 "
+        "and 1, or -1 and 1: say which with --set scale=…, or name another metric with --set metric=NAME"
     )
+
+
+def mean_scores(
+    log: Log, metric: str, best: str, samples: int, *, low: float = 0.0, binary: bool | None = None
+) -> Iterator[tuple[int, Score]]:
+    """The scores of a problem set, by step: means, and the best of all samples where that is logged.
+
+    Args:
+        low: What a failure is rewarded with.
+    """
+    for step, metrics in log.rows:
+        if metric in metrics:
+            columns = {f"avg_at_{samples}": (metrics[metric] - low) / (1 - low)}
+            if samples > 1 and best in metrics:
+                columns[f"best_at_{samples}"] = metrics[best]
+            spread = Spread(size=samples)
+            yield step, Score(samples=samples, scores=columns, metric=metric, spread=spread, binary=binary)
 
 
 def _scale(evaluations: Sequence[LoggedEvaluation], declared: str, where: str) -> str:
@@ -78,32 +80,29 @@ def _scale(evaluations: Sequence[LoggedEvaluation], declared: str, where: str) -
     other_rewards = any(e.binary is False for e in evaluations)
     if declared in fitting or ("rate" in fitting and not declared and not other_rewards):
         return declared or "rate"
-    proved = [s for s in fitting if s != "rate" and not declared and any(_proves(e, s) for e in evaluations)]
+    # The spread of one batch follows from its mean and leaves no doubt.
+    sure = [e for e in evaluations if e.spread is not None and e.spread.deviation and _groups(e) == 1]
+    proved = [s for s in fitting if s != "rate" and not declared and any(_fits(e, s) for e in sure)]
     if proved:
         return proved[0]
     tried = declared or "rate"
     worst = next((e for e in evaluations if not _fits(e, tried)), evaluations[0])
     if tried in fitting:
         raise BudgetError(
-            f"{where}: {_name(worst)} has other rewards than 0 and 1 in it, because what the trainer logs of such "
-            "alone (as pass@k) is not there: say --set scale=rate if only a part of the log is"
+            f"{where}: {_name(worst)} has other rewards than 0 and 1, of which alone the trainer logs pass@k: say "
+            "--set scale=rate if only a part of the log is there"
         )
     low, high = SCALES[tried]
+    other = "name the accuracy's own metric with --set metric=NAME"
     said = f"{where}: {_shown(worst)}, which is not a success rate of rewards {low:g} and {high:g}"
     if "sign" in fitting and not declared:
-        raise MissingSettingError(
-            f"{said}: say --set scale=sign if they are -1 and 1, or name the accuracy's own metric with "
-            "--set metric=NAME",
-            name="scale",
-            choices="sign",
-        )
+        cure = "say --set scale=sign if they are -1 and 1"
+        raise MissingSettingError(f"{said}: {cure}, or {other}", name="scale", choices="sign")
     if worst.questions and _fits(replace(worst, questions=None), tried):
-        raise BudgetError(
-            f"{said}, of {worst.questions:,} × {worst.samples:,} responses: say how many problems were evaluated with "
-            f"--set questions.{worst.problem_set}=NUMBER, or name the accuracy's own metric with --set metric=NAME"
-        )
+        cure = f"say how many problems were evaluated with --set questions.{worst.problem_set}=NUMBER"
+        raise BudgetError(f"{said}, of {worst.questions:,} × {worst.samples:,} responses: {cure}, or {other}")
     percent = ", or say --set scale=percent if they are 0 and 100" if "percent" in fitting and not declared else ""
-    raise BudgetError(f"{said}: name the accuracy's own metric with --set metric=NAME{percent}")
+    raise BudgetError(f"{said}: {other}{percent}")
 
 
 def _fits(e: LoggedEvaluation, scale: str) -> bool:
@@ -124,7 +123,9 @@ def _fits(e: LoggedEvaluation, scale: str) -> bool:
             # The best and the worst of all responses to a problem are those of the problem.
             of = e.questions * (int(k) if kind == "avg" else 1)
             exact = kind == "avg" or (int(k) == e.samples and not column.endswith("_biased"))
-            if exact and of < MOST_RESPONSES and not _could_be_whole(rate * of, rounding[column] * of):
+            # Up to single precision, and to how a mean was rounded.
+            slack = 1e-3 + 1e-6 * rate * of + rounding[column] * of * 1.001
+            if exact and of < MOST_RESPONSES and abs(rate * of - round(rate * of)) > slack:
                 return False
     if e.spread is None or scaled.spread is None or scaled.spread.deviation is None or mean is None:
         return True
@@ -163,12 +164,6 @@ def _most(rate: float, spread: Spread, groups: int | None) -> float:
     return most * (sqrt(size / (size - 1)) if spread.corrected and size > 1 else 1)
 
 
-def _proves(e: LoggedEvaluation, scale: str) -> bool:
-    """Return whether a spread leaves no doubt of a scale: that of one batch follows from its mean."""
-    spread = e.spread
-    return spread is not None and bool(spread.deviation) and _groups(e) == 1 and _fits(e, scale)
-
-
 def _scaled(e: LoggedEvaluation, low: float, high: float) -> LoggedEvaluation:
     """An evaluation with failures at 0 and successes at 1."""
     width = high - low
@@ -178,11 +173,6 @@ def _scaled(e: LoggedEvaluation, low: float, high: float) -> LoggedEvaluation:
         spread = replace(spread, deviation=spread.deviation / width)
     within = {c: min(max(rate, 0.0), 1.0) if -1e-6 <= rate <= 1 + 1e-6 else rate for c, rate in rates.items()}
     return replace(e, scores=within, spread=spread)
-
-
-def _could_be_whole(count: float, rounding: float) -> bool:
-    """Return whether a number of successes is whole, up to single precision and to how a mean was rounded."""
-    return abs(count - round(count)) <= 1e-3 + 1e-6 * count + rounding * 1.001
 
 
 def _rounding(value: float) -> float:
@@ -202,4 +192,4 @@ def _shown(e: LoggedEvaluation) -> str:
     if e.spread is not None and e.spread.deviation is not None:
         beyond.append(f"a standard deviation of {e.spread.deviation:g}")
     with_these = f" with {' and '.join(beyond)}" if beyond else ""
-    return f"{_name(e)} is {'not logged' if mean is None else f'{mean:g}'}{with_these} at step {e.step}"
+    return f"{_name(e)} is {'not logged' if mean is None else f'{mean:g}'}{with_these} at step {e.count.step}"

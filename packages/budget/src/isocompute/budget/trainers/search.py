@@ -11,9 +11,9 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from math import isclose
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,21 @@ from ..checks import reason
 from ..contract.tracking import is_of_mlflow
 from ..errors import BudgetError, DamagedLogError
 from .evals import plain
-from .logs.databases import MAGIC as SQLITE
-from .logs.databases import OF_MLFLOW, runs_of
 from .logs.files import OPENERS, PACKED, ZIP, ZSTD, content, name_of, text_of
 from .logs.log import LOG_CALLS, Log, LogLayout
-from .logs.sources import EVENTS, STATE, last_states, read_logs
-from .logs.tensorboard import read_events
-from .logs.wandb import MAGIC as WANDB
-from .logs.wandb import read_wandb
+from .logs.records import WANDB
+from .logs.sources import (
+    EVENTS,
+    EVENTS_BEGIN,
+    OF_MLFLOW,
+    SQLITE,
+    STATE,
+    has_metrics,
+    last_states,
+    opened,
+    read_logs,
+    runs_of,
+)
 from .registry import TRAINERS
 from .settings import Settings, load
 from .trainer import LogReader, Trainer
@@ -56,15 +63,9 @@ class Unread:
 
 
 def log_sources(source: str) -> tuple[list[str], list[Unread]]:
-    """Find what may be logs of runs below a source: folders of a run, and files that are one.
+    """Find what may be logs of runs below a source, to be read one by one, and what cannot be opened.
 
     Only regular files are opened, and links to folders are not followed.
-
-    Returns:
-        Sources to be read one by one, and what cannot be opened.
-
-    Raises:
-        BudgetError: There is no such file or folder.
     """
     path = Path(source)
     if is_of_mlflow(source):
@@ -78,13 +79,15 @@ def log_sources(source: str) -> tuple[list[str], list[Unread]]:
 
 def _below(root: Path) -> tuple[list[str], list[Unread]]:
     sources, unread = [str(state) for state in last_states(root) if state.is_file()], []
+    beside = [known.logs.beside for known in TRAINERS.values() if known.logs and known.logs.beside]
 
     def closed(error: OSError) -> None:
         unread.append(Unread(source=str(error.filename), reason=f"cannot be opened ({reason(error)})"))
 
     for folder, below, files in os.walk(root, onerror=closed):
         here = Path(folder)
-        if _is_mlflow(here):
+        # A store of MLflow's own files, such as mlruns.
+        if any(b"artifact_location" in _head(meta) for meta in sorted(here.glob("*/meta.yaml"))[:3]):
             sources.append(here.resolve().as_uri())
             below.clear()
             continue
@@ -101,15 +104,9 @@ def _below(root: Path) -> tuple[list[str], list[Unread]]:
             elif path.name.startswith(EVENTS):
                 sources += [] if events else [str(path)]
                 events = True
-            elif path.name != STATE and not _beside(path.name) and (found := _source_of(path)) is not None:
-                sources.append(found)
+            elif path.name != STATE and not any(names.fullmatch(path.name) for names in beside):
+                sources += [found for found in (_source_of(path),) if found is not None]
     return sources, unread
-
-
-def _beside(name: str) -> bool:
-    """Return whether a trainer writes a file of this name with its logs, which is none itself."""
-    readers = [known.logs for known in TRAINERS.values() if known.logs]
-    return any(reader.beside.fullmatch(name) for reader in readers if reader.beside)
 
 
 def _named_like_a_log(path: Path) -> bool:
@@ -120,11 +117,6 @@ def _named_like_a_log(path: Path) -> bool:
 def _no_file(path: Path) -> Unread:
     what = "links to nothing" if path.is_symlink() and not path.exists() else "is a pipe, a socket or a device"
     return Unread(source=str(path), reason=what)
-
-
-def _is_mlflow(folder: Path) -> bool:
-    """Return whether a folder is a store of MLflow's own files, such as ``mlruns``."""
-    return any(b"artifact_location" in _head(meta) for meta in sorted(folder.glob("*/meta.yaml"))[:3])
 
 
 def _source_of(path: Path) -> str | None:
@@ -144,13 +136,8 @@ def _source_of(path: Path) -> str | None:
 def _database(path: Path) -> str | None:
     """A database of MLflow's as a tracking URI, or one of Trackio's; None for others and where nothing was logged."""
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            # A view may never end.
-            found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE '%VIRTUAL%'")
-            tables = {str(name) for (name,) in found}
-            if not tables & {"experiments", "metrics"}:
-                return None
-            if "metrics" in tables and database.execute("SELECT 1 FROM metrics LIMIT 1").fetchone() is None:
+        with opened(path) as (database, tables):
+            if not (has_metrics(database, tables) if "metrics" in tables else "experiments" in tables):
                 return None
     except (sqlite3.Error, OSError, ValueError):
         # Who reads it says what is wrong with it.
@@ -170,7 +157,7 @@ def _head(path: Path, length: int = 2**12) -> bytes:
 def _kind(path: Path) -> str:
     """The kind of a file that says it itself, whatever its name."""
     head = _head(path, 64)
-    return "wandb" if head.startswith(WANDB) else "events" if b"brain.Event:" in head else ""
+    return "wandb" if head.startswith(WANDB) else "events" if EVENTS_BEGIN in head else ""
 
 
 LONGEST = 2**26
@@ -261,26 +248,15 @@ def _texts(path: Path) -> Iterator[str]:
 def read_source(
     source: str, trainer: str | None = None, *, step_column: str | None = None
 ) -> tuple[dict[str, list[Log]], list[Unread]]:
-    """The runs of a log by the trainer that left them, and what of it was not read and why.
-
-    Args:
-        source: As ``log_sources`` finds them.
-        trainer: The only one that may have left it, if it is known.
-        step_column: Column of steps, where the trainer's own is missing.
-
-    Returns:
-        Neither runs nor a reason where it is readable, and no log of a trainer that is known.
-
-    Raises:
-        TrackingError: MLflow does not have it.
-    """
+    """The runs of a log by the trainer that left them, and what was not read and why; neither where it is none."""
     if is_of_mlflow(source):
         return _stored(source, trainer)
-    path = Path(source).parent if Path(source).name.startswith(EVENTS) else Path(source)
-    if Path(source).stat().st_size == 0:
+    path = Path(source)
+    if path.stat().st_size == 0:
         return {}, [Unread(source=source, reason="is empty")]
+    name = str(path.parent if path.name.startswith(EVENTS) else path)
     try:
-        return _claimed(str(path), lambda layout: _logs(Path(source), layout, step_column), trainer), []
+        return _claimed(name, partial(read_logs, source, step_column=step_column), trainer), []
     except (BudgetError, OSError) as error:
         return {}, [_unread(source, error)]
 
@@ -293,7 +269,7 @@ def _stored(source: str, trainer: str | None) -> tuple[dict[str, list[Log]], lis
         if trainer is None and not any(map(_trainers_of, metrics)):
             continue
         try:
-            for key, logs in _claimed(name, lambda layout, read=read: [read(layout)], trainer).items():  # type: ignore[misc]
+            for key, logs in _claimed(name, read, trainer).items():
                 found.setdefault(key, []).extend(logs)
         except BudgetError as error:
             unread.append(_unread(name, error))
@@ -303,18 +279,6 @@ def _stored(source: str, trainer: str | None) -> tuple[dict[str, list[Log]], lis
 def _unread(source: str, error: Exception) -> Unread:
     said = reason(error) if isinstance(error, OSError) else str(error)
     return Unread(source=source, reason=said.removeprefix(f"{source}: "))
-
-
-def _logs(path: Path, layout: LogLayout, step_column: str | None) -> list[Log]:
-    """The runs of a file, or of all event files of its folder; none where it holds nothing that is read."""
-    kind = _kind(path)
-    if path.name.startswith(EVENTS):
-        return read_events([p for p in path.parent.iterdir() if p.name.startswith(EVENTS) and p.is_file()], layout)
-    if kind == "events":
-        return read_events([path], layout)
-    if kind == "wandb":
-        return [log for log in (read_wandb(path, layout, step_column),) if log is not None]
-    return read_logs(str(path), layout, step_column=step_column)
 
 
 def _claimed(source: str, logs_in: Callable[[LogLayout], list[Log]], trainer: str | None) -> dict[str, list[Log]]:
@@ -330,7 +294,7 @@ def _claimed(source: str, logs_in: Callable[[LogLayout], list[Log]], trainer: st
         except BudgetError as error:
             problems[name] = error
             continue
-        own = [log for log in logs if log.name not in claimed and _holds(log, marks)]
+        own = [g for g in logs if g.name not in claimed and any(map(marks.match, {*g.config, *g.keys}))]
         if own:
             found[name] = own
             claimed |= {log.name for log in own}
@@ -348,14 +312,10 @@ def _claimed(source: str, logs_in: Callable[[LogLayout], list[Log]], trainer: st
     return found
 
 
-def _holds(log: Log, marks: re.Pattern[str]) -> bool:
-    return any(map(marks.match, {*log.config, *log.keys}))
-
-
 def _is_decided(path: Path) -> bool:
     """Return whether a file that no trainer's layout fits is a log by its name, or may have been one that was cut."""
     if path.name.startswith(EVENTS) or _kind(path):
-        return bool(_logs(path, _anyones(), None))
+        return bool(read_logs(str(path), _anyones()))
     if path.name == STATE or name_of(path).suffix.lower() in (".wandb", ".db"):
         return True
     named = _named_like_a_log(path) or _is_packed(path)
@@ -404,7 +364,7 @@ def with_settings_beside(log: Log, source: str, known: Trainer, shared: Mapping[
         if not said.keys() & _names(known.name):
             continue
         own = {key: value for key, value in plain(log.config, log.name).items() if value is not None}
-        read = _names(known.name) | {*reader_names(known)}
+        read = _names(known.name) | ({*known.logs.seeds, *known.logs.learning_rates} if known.logs else set())
         new = {key: value for key, value in said.items() if key not in own and key not in shared}
         other = sorted(k for k in read & said.keys() & own.keys() if str(own[k]) != str(said[k]))
         if new.keys() & read:
@@ -415,11 +375,6 @@ def with_settings_beside(log: Log, source: str, known: Trainer, shared: Mapping[
         config = {**(new if new.keys() & read else {}), **log.config}
         return replace(log, config=config, notes=(*log.notes, *notes))
     return replace(log, notes=(*log.notes, *notes))
-
-
-def reader_names(known: Trainer) -> Sequence[str]:
-    """Names of the settings of seed and learning rate."""
-    return () if known.logs is None else (*known.logs.seeds, *known.logs.learning_rates)
 
 
 def once(logs: Sequence[Log], reader: LogReader) -> list[Log]:

@@ -10,11 +10,11 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
-from math import ceil, gcd
+from math import ceil, gcd, prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from ..checks import LARGEST, finite, reason, shorten, whole
+from ..checks import finite, reason, shorten, whole
 from ..contract.documents import DocumentError, parsed
 from ..errors import BudgetError
 from ..planning.compute import Allocation
@@ -26,17 +26,16 @@ class Batching:
     """A trainer's batches as its settings make them: generated at once, and trained on in optimizer steps.
 
     A trainer that samples 1,024 problems at once and splits them into four optimizer steps generates 1,024 problems
-    every four steps of 256; one that accumulates four generation batches of one problem takes a step of 4.
+    every four steps of 256; one that accumulates four generation batches of one problem takes a step of 4. None is what
+    cannot be known.
 
     Attributes:
-        problems_per_batch: B_p, problems that one optimizer step trains on; None when it cannot be known.
-        rollouts_per_problem: n, or None.
-        update_steps: M, optimizer steps, or None.
-        problems_generated: Problems that are generated at once, or None.
-        generations: How often that happens in the whole run, or None.
+        problems_per_batch: B_p, problems that one optimizer step trains on.
+        update_steps: M, optimizer steps.
+        problems_generated: Problems that are generated at once.
+        generations: How often that happens in the whole run.
         baseline_rollouts: Responses for each problem in addition to n and not trained on (veRL's remax: 1).
-        world_size: Devices that train, or None.
-        data_parallel: Copies of the model that share a batch, or None.
+        data_parallel: Copies of the model that share a batch.
         unknown: What the settings leave open, and how to state it.
         inconsistent: Contradictions, and settings that do not do what they seem to.
         notes: Defaults that were assumed, and what is generated in addition.
@@ -57,27 +56,21 @@ class Batching:
     @property
     def allocation(self) -> Allocation | None:
         """The split, when all three parts are known; it generates B_p · n · M unless batches are used again."""
-        if None in (self.problems_per_batch, self.rollouts_per_problem, self.update_steps):
+        problems, n, steps = self.problems_per_batch, self.rollouts_per_problem, self.update_steps
+        if problems is None or n is None or steps is None:
             return None
-        return Allocation(
-            problems_per_batch=self.problems_per_batch,  # type: ignore[arg-type]
-            rollouts_per_problem=self.rollouts_per_problem,  # type: ignore[arg-type]
-            update_steps=self.update_steps,  # type: ignore[arg-type]
-        )
+        return Allocation(problems_per_batch=problems, rollouts_per_problem=n, update_steps=steps)
 
     @property
     def batch_rollouts(self) -> int | None:
-        """Rollouts that are generated at once, baselines included, or None."""
-        if self.problems_generated is None or self.rollouts_per_problem is None:
-            return None
-        return self.problems_generated * (self.rollouts_per_problem + self.baseline_rollouts)
+        """Rollouts that are generated at once, baselines included."""
+        n = self.rollouts_per_problem
+        return product(self.problems_generated, None if n is None else n + self.baseline_rollouts)
 
     @property
     def generated(self) -> int | None:
-        """Rollouts that the run generates, or None when they are not known."""
-        if self.generations is None or self.batch_rollouts is None:
-            return None
-        return self.batch_rollouts * self.generations
+        """Rollouts that the run generates."""
+        return product(self.batch_rollouts, self.generations)
 
 
 Value = bool | int | float | str | None | list["Value"] | dict[str, "Value"]
@@ -96,6 +89,11 @@ MOST_NAMED = 128
 """Largest micro-batch that a refusal proposes."""
 
 
+def _check_devices(number: int, name: str) -> None:
+    if whole(number, name, least=1) > MOST_DEVICES:
+        raise BudgetError(f"{name} is {number:,}; it must be at most {MOST_DEVICES:,}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:
     """The devices that share one copy of the model while it is trained.
@@ -104,9 +102,6 @@ class Parallelism:
         tensor: Devices that share each layer's matrices.
         pipeline: Devices that hold different layers.
         context: Devices that share each sequence (context, ring-attention or Ulysses sequence parallelism).
-
-    Raises:
-        BudgetError: A degree is not a whole number of at least 1.
     """
 
     tensor: int = 1
@@ -115,8 +110,7 @@ class Parallelism:
 
     def __post_init__(self) -> None:
         for name, degree in self.degrees.items():
-            if whole(degree, f"{name} parallelism", least=1) > MOST_DEVICES:
-                raise BudgetError(f"{name} parallelism is {degree:,}; it must be at most {MOST_DEVICES:,}")
+            _check_devices(degree, f"{name} parallelism")
 
     @property
     def degrees(self) -> Mapping[str, int]:
@@ -140,14 +134,9 @@ class RunPlan:
     trains on half of a batch.
 
     Attributes:
-        world_size: Devices that train.
         micro_batch: Rollouts that a data-parallel rank holds in one forward and backward pass; None takes the largest
             divisor of its share of the batch up to 8. It changes memory and speed and nothing that is learned.
         problems: D, problems in the training set; None when it is not known.
-        learning_rate: Learning rate to write, or None to leave the trainer's.
-
-    Raises:
-        BudgetError: A number is out of range, or the devices or the batch cannot be split evenly.
     """
 
     allocation: Allocation
@@ -160,53 +149,38 @@ class RunPlan:
 
     def __post_init__(self) -> None:
         for name in ("world_size", "gpus_per_node"):
-            if whole(getattr(self, name), name, least=1) > MOST_DEVICES:
-                raise BudgetError(f"{name} is {getattr(self, name):,}; it must be at most {MOST_DEVICES:,}")
+            _check_devices(getattr(self, name), name)
         if self.learning_rate is not None:
             finite(self.learning_rate, "learning_rate")
         a = self.allocation
         if self.problems is not None and whole(self.problems, "problems", least=1) < a.problems_per_batch:
-            raise BudgetError(
-                f"a batch of {a.problems_per_batch:,} problems cannot be drawn from {self.problems:,}; "
-                f"every trainer drops the incomplete batch, so take problems_per_batch of at most {self.problems:,}"
-            )
-        self._check_devices()
-        if self.micro_batch is not None and self.rank_rollouts % whole(self.micro_batch, "micro_batch", least=1):
-            fits = [str(d) for d in range(1, min(self.rank_rollouts, MOST_NAMED) + 1) if self.rank_rollouts % d == 0]
-            raise BudgetError(
-                f"micro_batch is {self.micro_batch}, which does not divide a rank's {self.rank_rollouts:,} "
-                f"rollouts of a batch; {', '.join(fits)} would"
-            )
-
-    def _check_devices(self) -> None:
-        """Check that copies of the model fill the devices, and that the batch can be split evenly over the copies."""
-        a, copy = self.allocation, self.parallelism.devices
+            drawn = f"a batch of {a.problems_per_batch:,} problems cannot be drawn from {self.problems:,}"
+            raise BudgetError(f"{drawn}; take problems_per_batch of at most {self.problems:,}")
+        copy = self.parallelism.devices
         if self.world_size % copy:
             below = self.world_size // copy * copy
-            fits = " or ".join(f"{w:,}" for w in (below, below + copy) if w)
             raise BudgetError(
                 f"{self.world_size:,} devices cannot be split into copies of the model on {copy:,} each "
-                f"({self.parallelism}); world_size {fits} would"
+                f"({self.parallelism}); world_size {_either(below, below + copy)} would"
             )
         if a.batch_rollouts % self.data_parallel:
             step = self.data_parallel // gcd(self.data_parallel, a.rollouts_per_problem)
             below = a.problems_per_batch // step * step
-            fits = " or ".join(f"{p:,}" for p in (below, below + step) if p)
+            ranks = "devices" if copy == 1 else "data-parallel ranks"
             raise BudgetError(
                 f"a batch of {a.batch_rollouts:,} rollouts ({a.problems_per_batch:,} problems × "
-                f"{a.rollouts_per_problem:,}) cannot be split evenly over {self.data_parallel} {self.ranks}; "
-                f"problems_per_batch {fits} would"
+                f"{a.rollouts_per_problem:,}) cannot be split evenly over {self.data_parallel} {ranks}; "
+                f"problems_per_batch {_either(below, below + step)} would"
             )
+        if self.micro_batch is not None and self.rank_rollouts % whole(self.micro_batch, "micro_batch", least=1):
+            fits = [str(d) for d in range(1, min(self.rank_rollouts, MOST_NAMED) + 1) if self.rank_rollouts % d == 0]
+            said = f"micro_batch is {self.micro_batch}, which does not divide a rank's {self.rank_rollouts:,} rollouts"
+            raise BudgetError(f"{said}; {', '.join(fits)} would")
 
     @property
     def data_parallel(self) -> int:
         """Copies of the model that share a batch: devices over tensor × pipeline × context parallelism."""
         return self.world_size // self.parallelism.devices
-
-    @property
-    def ranks(self) -> str:
-        """Name of what shares a batch: devices or data-parallel ranks."""
-        return "devices" if self.parallelism.devices == 1 else "data-parallel ranks"
 
     @property
     def rank_rollouts(self) -> int:
@@ -249,12 +223,19 @@ class Configuration:
     notes: tuple[str, ...] = ()
 
 
-def largest_divisor(number: int, most: int) -> int:
-    """The largest divisor of ``number`` that is not above ``most``.
+def _either(*numbers: int) -> str:
+    """Numbers to choose from, without 0."""
+    return " or ".join(f"{number:,}" for number in numbers if number)
 
-    Args:
-        most: The largest divisor allowed, at least 1.
-    """
+
+def product(*factors: int | None) -> int | None:
+    """Multiply numbers; None when one is not known."""
+    known = [factor for factor in factors if factor is not None]
+    return prod(known) if len(known) == len(factors) else None
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of ``number`` that is not above ``most``."""
     return next(d for d in range(min(number, most), 0, -1) if number % d == 0)
 
 
@@ -276,15 +257,11 @@ def load(source: Path) -> dict[str, Value]:
 
     Returns:
         Dotted keys and their values; references such as ``${data.train_batch_size}`` are followed.
-
-    Raises:
-        BudgetError: The file cannot be read or understood, is of another kind, or is YAML and PyYAML is not installed.
     """
     suffix = source.suffix.lower()
     if suffix not in (".yaml", ".yml", ".json", ".toml", *SCRIPTS):
         raise BudgetError(
-            f"{source}: settings are not read from {suffix} files; give YAML, JSON, TOML, a launch script (.sh) or, "
-            "after --, flags"
+            f"{source}: settings are not read from {suffix} files; give YAML, JSON, TOML, a script or flags"
         )
     try:
         with source.open(encoding="utf-8") as stream:
@@ -302,10 +279,7 @@ def load(source: Path) -> dict[str, Value]:
     except DocumentError as error:
         raise BudgetError(f"{source}: {error}") from None
     except ImportError:
-        raise BudgetError(
-            f'{source}: reading YAML needs PyYAML: pip install "isocompute-budget[yaml]"; JSON, TOML, scripts and '
-            "flags do without"
-        ) from None
+        raise BudgetError(f'{source}: YAML needs PyYAML: pip install "isocompute-budget[yaml]"') from None
     if not isinstance(document, Mapping):
         raise BudgetError(f"{source}: holds no settings (its top level must be keys with values)")
     return _resolve_references(flat(document, source))
@@ -336,27 +310,11 @@ def flags(words: Iterable[str]) -> dict[str, Value]:
 
 
 def render(configuration: Configuration, style: Style) -> list[str]:
-    """A trainer's settings as flags, one setting per line.
-
-    Args:
-        style: The form of the trainer's flags.
-    """
+    """A trainer's settings as flags, one setting per line."""
     if style == "hydra":
         return [f"{key}={_format_value(value)}" for key, value in configuration.settings.items()]
     settings = {key.replace("_", "-") if style == "hyphens" else key: v for key, v in configuration.settings.items()}
     return [f"--{key} {_format_value(value)}" for key, value in settings.items()]
-
-
-def nested(settings: Mapping[str, Value]) -> dict[str, Any]:
-    """Dotted keys as a nested document, as in the trainers' own files."""
-    document: dict[str, Any] = {}
-    for key, value in settings.items():
-        *parents, last = key.split(".")
-        inner = document
-        for parent in parents:
-            inner = inner.setdefault(parent, {})
-        inner[last] = value
-    return document
 
 
 def _parse_script(text: str, source: Path) -> dict[str, Value]:
@@ -431,12 +389,7 @@ def _format_value(value: Value) -> str:
 
 
 class MissingSettingError(BudgetError):
-    """A log cannot be read without a setting that nothing says.
-
-    Attributes:
-        name: Its name, to be given with ``--set``.
-        choices: What it may be, where that is known.
-    """
+    """A log cannot be read without a setting that nothing says."""
 
     def __init__(self, message: str, *, name: str, choices: str = "") -> None:
         super().__init__(message)
@@ -448,9 +401,9 @@ class Settings:
     """A trainer's settings while they are read, with remarks gathered on the way.
 
     Attributes:
-        values: Dotted keys and their values.
-        where: The file or the run, for error messages.
         world_size: Devices that train, as the caller knows them.
+        devices: Devices that train, as the settings say.
+        data_parallel: Copies of the model that share a batch, once ``ranks`` found them.
         given: Names that the user says, against logs and files.
         has_defaults: Whether what is left out has the trainer's default: not where there is no configuration.
         read: Names that were looked for.
@@ -460,6 +413,8 @@ class Settings:
     where: str
     world_size: int | None = None
     problems: int | None = None
+    devices: int | None = None
+    data_parallel: int | None = None
     given: frozenset[str] = frozenset()
     has_defaults: bool = True
     unknown: list[str] = field(default_factory=list)
@@ -485,11 +440,7 @@ class Settings:
         """A whole number of at least 1, under the first of its names that is set.
 
         Args:
-            names: Names of the setting, the current one first.
-            default: The trainer's default, assumed and noted when the setting is missing.
-
-        Raises:
-            BudgetError: The value is not a whole number of at least 1.
+            default: The trainer's own, assumed and noted when the setting is missing.
         """
         name, value = self.find(*names)
         if value is None:
@@ -505,22 +456,14 @@ class Settings:
         return self.check_whole(value, name)
 
     def required(self, *names: str, default: int | None = None) -> int:
-        """A whole number of at least 1 without which a log cannot be read.
-
-        Raises:
-            BudgetError: Nothing says it, or it is not such a number.
-        """
+        """A whole number of at least 1 without which a log cannot be read."""
         value = self.whole(*names, default=default)
         if value is None:
             raise self.missing(names[0])
         return value
 
     def required_switch(self, *names: str) -> bool:
-        """Return whether a switch is on, without which a log cannot be read.
-
-        Raises:
-            BudgetError: There is no configuration that could say it, or it is neither on nor off.
-        """
+        """Return whether a switch is on, without which a log cannot be read."""
         if self.find(*names)[1] is None and not self.has_defaults:
             raise self.missing(names[0], choices="true or false")
         return self.is_on(*names)
@@ -528,39 +471,18 @@ class Settings:
     def missing(
         self, name: str, *, choices: str = "", because: str = "it is not in its logs or configuration"
     ) -> MissingSettingError:
-        """The error for a setting without which a log cannot be read.
-
-        Args:
-            choices: What it may be.
-            because: Why it is not known.
-        """
-        return MissingSettingError(
-            f"{self.where}: {name} is not known: {because}; give it with --set {name}=VALUE",
-            name=name,
-            choices=choices,
-        )
+        """The error for a setting without which a log cannot be read."""
+        said = f"{self.where}: {name} is not known: {because}; give it with --set {name}=VALUE"
+        return MissingSettingError(said, name=name, choices=choices)
 
     def check_whole(self, value: Value, name: str) -> int:
-        """A value as a whole number of at least 1.
-
-        Raises:
-            BudgetError: It is not such a number.
-        """
+        """A value as a whole number of at least 1."""
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
-            most = f" and at most {LARGEST}" if isinstance(value, int) and value > LARGEST else ""
-            raise BudgetError(
-                f"{self.where}: {name} is {shorten(value)}; it must be a whole number of at least 1{most}"
-            )
-        return value
+        return whole(value, f"{self.where}: {name}", least=1)
 
     def is_on(self, *names: str, default: bool = False) -> bool:
-        """Return whether a switch is on.
-
-        Raises:
-            BudgetError: It is neither on nor off.
-        """
+        """Return whether a switch is on."""
         name, value = self.find(*names)
         if value is None or (isinstance(value, str) and ("$" in value or value == "None")):
             return default
@@ -577,33 +499,18 @@ class Settings:
         """Note that the settings do not say something."""
         self.unknown.append(f"{what}: {names} is not set")
 
-    def product(self, *factors: int | None) -> int | None:
-        """Multiply numbers; None when one is not known."""
-        total = 1
-        for factor in factors:
-            if factor is None:
-                return None
-            total *= factor
-        return total
-
     def ranks(
-        self,
-        world: int | None,
-        *,
-        tensor: Sequence[str] = (),
-        pipeline: Sequence[str] = (),
-        context: Sequence[str] = (),
+        self, world: int | None, tensor: Sequence[str] = (), pipeline: Sequence[str] = (), context: Sequence[str] = ()
     ) -> int | None:
-        """Data-parallel ranks: devices over tensor × pipeline × context parallelism.
+        """Keep the devices and return the data-parallel ranks: devices over tensor × pipeline × context parallelism.
 
         Args:
-            tensor: Names of the setting of tensor parallelism; none where the trainer has no such setting.
-            pipeline: Likewise of pipeline parallelism.
-            context: Likewise of context, ring-attention or Ulysses sequence parallelism.
+            tensor: Names of its setting; so the others.
 
         Returns:
-            The ranks, or None when they cannot be known or the devices cannot be split evenly, which is noted.
+            None when they cannot be known or the devices cannot be split evenly, which is noted.
         """
+        self.devices, self.data_parallel = world, None
         copy, said = 1, []
         for names in (tensor, pipeline, context):
             if not names or self.find(*names)[1] is None:
@@ -614,53 +521,52 @@ class Settings:
             copy *= degree
             if degree > 1:
                 said.append(f"{self.find(*names)[0]} {degree}")
-        if world is None or world % copy == 0:
-            return world and world // copy
-        self.inconsistent.append(
-            f"{world} devices cannot be split into copies of the model on {copy} each ({', '.join(said)})"
-        )
-        return None
+        if world and world % copy:
+            self.inconsistent.append(
+                f"{world} devices cannot be split into copies of the model on {copy} each ({', '.join(said)})"
+            )
+        else:
+            self.data_parallel = world and world // copy
+        return self.data_parallel
 
-    def check_divides(self, batch: int | None, ranks: int | None, world: int | None, key: str) -> None:
-        """Note a batch that cannot be split evenly over the data-parallel ranks.
-
-        Args:
-            world: Devices that train, or None; where there are as many ranks, the note says devices.
-        """
+    def check_divides(self, batch: int | None, ranks: int | None, key: str) -> None:
+        """Note a batch that cannot be split evenly over the data-parallel ranks, which may be all devices."""
         if batch and ranks and batch % ranks:
-            what = "devices" if ranks == world else "data-parallel ranks"
+            what = "devices" if ranks == self.devices else "data-parallel ranks"
             self.inconsistent.append(f"{key}: {batch:,} rollouts cannot be split evenly over {ranks} {what}")
 
+    def check_micro_batch(self, key: str, rollouts: int | None, of: str = "of a data-parallel rank") -> None:
+        """Note a micro-batch, in rollouts, that does not divide a data-parallel rank's share of a batch."""
+        micro, share = self.whole(key), exact_quotient(rollouts, self.data_parallel)
+        if micro and share and share % micro:
+            name = key.rpartition(".")[2]
+            self.inconsistent.append(f"{name} counts responses: {micro} does not divide the {share:,} {of}")
+
+    def note_epochs(self, key: str) -> None:
+        """Note that the number of steps follows from epochs over problems that are not known."""
+        self.unknown.append(f"update steps: they follow from {key} and the number of problems; give --problems D")
+
+    def note_more(self, what: str, where: str = "") -> None:
+        """Note what generates in addition to the plan."""
+        self.notes.append(f"{what} generates more than B_p · n · M rollouts; how many is known only afterwards{where}")
+
     def fraction(self, name: str, *, default: int) -> float | None:
-        """A number above 0, which need not be whole.
-
-        Args:
-            default: The trainer's default, assumed and noted when the setting is missing.
-
-        Raises:
-            BudgetError: The value is not such a number.
-        """
+        """A number above 0, which need not be whole; its default as of ``whole``."""
         value = self.find(name)[1]
         if isinstance(value, float) and not value.is_integer():
             return finite(value, f"{self.where}: {name}")
         return self.whole(name, default=default)
 
     def steps(self, limit: int | None, epochs: float | None, problems_per_batch: int | None, key: str) -> int | None:
-        """Batches of a run that stops at a number of steps or of epochs, whichever comes first.
-
-        Args:
-            problems_per_batch: Problems of a step.
-        """
+        """Batches of a run that stops at a number of steps or of epochs, whichever comes first."""
         batches = self.problems // problems_per_batch if self.problems and problems_per_batch else None
         if epochs is None or batches is None:
             if limit is None:
-                self.unknown.append(
-                    f"update steps: they follow from {key} and the number of problems; give --problems D"
-                )
+                self.note_epochs(key)
             elif epochs is not None and epochs < limit:
+                least = f"only with at least {ceil(limit / epochs):,} batches of problems per epoch"
                 self.notes.append(
-                    f"{limit:,} steps are reached only with at least {ceil(limit / epochs):,} batches of problems "
-                    f"per epoch, because {key} is {epochs:,}; give --problems D to have it checked"
+                    f"{limit:,} steps are reached {least}, because {key} is {epochs:,}; give --problems D"
                 )
             return limit
         by_epochs = ceil(epochs * batches)
@@ -679,8 +585,6 @@ class Settings:
         problems_generated: int | None,
         rollouts_per_problem: int | None,
         generations: int | None,
-        world_size: int | None,
-        data_parallel: int | None,
         updates: Fraction | int | None = 1,
         passes: int = 1,
         problems_per_batch: Fraction | int | None = None,
@@ -690,29 +594,22 @@ class Settings:
         """The result, with the remarks gathered so far.
 
         Args:
-            problems_generated: Problems that are generated at once.
-            generations: How often, in the whole run.
-            world_size: Devices that train.
-            data_parallel: Copies of the model that share a batch.
             updates: Optimizer steps for each generation batch; below 1 where a step takes several.
             passes: How often each response is trained on.
             problems_per_batch: Problems of an optimizer step, where not all that are generated are trained on.
             update_steps: Optimizer steps in all, where they are not generations · updates.
-            baseline_rollouts: Responses for each problem in addition to n.
         """
         if updates is not None and updates > 1:
             self.notes.append(
                 f"each batch gets {float(updates):,g} optimizer steps, of which only the first is on-policy"
             )
-        if self.world_size is not None and world_size is not None and self.world_size != world_size:
-            self.inconsistent.append(f"the settings are for {world_size} devices, not for {self.world_size}")
+        if None not in (self.world_size, self.devices) and self.world_size != self.devices:
+            self.inconsistent.append(f"the settings are for {self.devices} devices, not for {self.world_size}")
         per_step = problems_generated * passes / Fraction(updates) if problems_generated and updates else None
         per_step = per_step if problems_per_batch is None else Fraction(problems_per_batch)
         if per_step is not None and per_step.denominator > 1:
-            self.notes.append(
-                f"an optimizer step takes the responses of {float(per_step):g} problems: B_p is rounded to "
-                f"{max(1, round(per_step)):,}"
-            )
+            rounded = f"B_p is rounded to {max(1, round(per_step)):,}"
+            self.notes.append(f"an optimizer step takes the responses of {float(per_step):g} problems: {rounded}")
         if update_steps is None and generations and updates:
             update_steps = int(generations * updates)
         return Batching(
@@ -722,8 +619,8 @@ class Settings:
             problems_generated=problems_generated,
             generations=generations,
             baseline_rollouts=baseline_rollouts,
-            world_size=world_size,
-            data_parallel=data_parallel,
+            world_size=self.devices,
+            data_parallel=self.data_parallel,
             unknown=tuple(self.unknown),
             inconsistent=tuple(self.inconsistent),
             notes=tuple(self.notes),

@@ -30,15 +30,14 @@ from .counting import (
     LoggedEvaluation,
     Metrics,
     Score,
-    Spread,
     StepCounts,
     Tally,
     lengths,
     note_no_tokens,
 )
 from .logs.log import Log, LogLayout
-from .rewards import metric_of_successes
-from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
+from .rewards import mean_scores, metric_of_successes
+from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient, product
 from .trainer import LogReader, Trainer
 
 POLICY, REFERENCE = "trainer.policy", "trainer.ref"
@@ -110,23 +109,18 @@ def parse(settings: Settings) -> Batching:
     passes = settings.whole("trainer.update_epochs_per_batch") or 1
     nodes = settings.whole(f"{PLACEMENT}.policy_num_nodes", default=1)
     per_node = settings.whole(f"{PLACEMENT}.policy_num_gpus_per_node", default=1)
-    world = nodes * per_node if nodes and per_node else None
-    ranks = _ranks(settings, world)
+    world = product(nodes, per_node)
+    if settings.values.get("trainer.strategy") == "megatron":
+        ranks = settings.ranks(world, *((f"{POLICY}.megatron_config.{name}",) for name in DEGREES))
+    else:
+        ranks = settings.ranks(world, context=(f"{POLICY}.sequence_parallel_size",))
     mini_batches = exact_quotient(problems, mini)
     if problems and mini and mini_batches is None:
-        settings.inconsistent.append(
-            f"trainer.train_batch_size of {problems:,} prompts is not a multiple of policy_mini_batch_size {mini:,}, "
-            "which SkyRL refuses; both count prompts"
-        )
-    samples = settings.product(mini, n)
-    settings.check_divides(samples, ranks, world, "policy_mini_batch_size × n_samples_per_prompt")
-    micro = settings.whole("trainer.micro_train_batch_size_per_gpu")
-    share = exact_quotient(samples, ranks)
-    if micro and share and share % micro:
-        settings.inconsistent.append(
-            f"micro_train_batch_size_per_gpu counts samples: {micro} does not divide the {share:,} of a data-parallel "
-            "rank"
-        )
+        multiple = f"is not a multiple of policy_mini_batch_size {mini:,}; both count prompts"
+        settings.inconsistent.append(f"trainer.train_batch_size of {problems:,} prompts {multiple}")
+    samples = product(mini, n)
+    settings.check_divides(samples, ranks, "policy_mini_batch_size × n_samples_per_prompt")
+    settings.check_micro_batch("trainer.micro_train_batch_size_per_gpu", samples)
     _placement(settings, world, (nodes, per_node))
     steps = settings.steps(
         settings.whole("trainer.max_training_steps"),
@@ -135,26 +129,14 @@ def parse(settings: Settings) -> Batching:
         "trainer.epochs",
     )
     if settings.values.get("trainer.algorithm.dynamic_sampling.type") is not None:
-        settings.notes.append(
-            "dynamic sampling generates more than B_p · n · M rollouts; how many is known only afterwards"
-        )
+        settings.note_more("dynamic sampling")
     return settings.batching(
         problems_generated=problems,
         rollouts_per_problem=n,
         generations=steps,
         updates=mini_batches * passes if mini_batches else None,
         passes=passes,
-        world_size=world,
-        data_parallel=ranks,
     )
-
-
-def _ranks(settings: Settings, world: int | None) -> int | None:
-    """Data-parallel ranks of the policy, under Megatron or FSDP."""
-    if settings.values.get("trainer.strategy") == "megatron":
-        tensor, pipeline, context = ((f"{POLICY}.megatron_config.{name}",) for name in DEGREES)
-        return settings.ranks(world, tensor=tensor, pipeline=pipeline, context=context)
-    return settings.ranks(world, context=(f"{POLICY}.sequence_parallel_size",))
 
 
 def _placement(settings: Settings, world: int | None, policy: tuple[int | None, int | None]) -> None:
@@ -169,10 +151,8 @@ def _placement(settings: Settings, world: int | None, policy: tuple[int | None, 
             each *= settings.whole(*names) or 1
         engines = settings.whole(f"{ENGINE}.num_engines", "generator.num_inference_engines") or 1
         if engines * each != world:
-            settings.inconsistent.append(
-                f"colocate_all: {engines} engines of {each} devices are {engines * each}, and the policy has {world}; "
-                "SkyRL requires the two to be equal"
-            )
+            has = f"{engines} engines of {each} devices are {engines * each}, and the policy has {world}"
+            settings.inconsistent.append(f"colocate_all: {has}; SkyRL requires the two to be equal")
         return
     reference = tuple(settings.whole(f"{PLACEMENT}.ref_num_{part}") or 1 for part in ("nodes", "gpus_per_node"))
     used = settings.is_on("trainer.algorithm.use_kl_loss", default=True) or settings.is_on(
@@ -200,9 +180,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
 
 def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     """Count what each step of a run generated for training."""
-    counting = _counting(log, settings)
-    points, tally = counting.progress(), counting.tally
-    return StepCounts.of(points, tally.per_step, plain=tally.step * (batching.batch_rollouts or 0))
+    return _counting(log, settings).progress()
 
 
 def _counting(log: Log, settings: Settings) -> Counting:
@@ -215,14 +193,15 @@ def _counting(log: Log, settings: Settings) -> Counting:
         raise settings.missing(name, choices=str(ns[0]))
     n = n or settings.required(name, default=5)
     if ns and ns != [n]:
-        raise BudgetError(
-            f"{log.name}: {name} is {n}, and the log has reward/avg_pass_at_{' and '.join(map(str, ns))}: its settings "
-            "are not those of this log"
-        )
+        logs = " and ".join(map(str, ns))
+        raise BudgetError(f"{log.name}: {name} is {n}, and its log, of other settings, has reward/avg_pass_at_{logs}")
     problems = settings.required("trainer.train_batch_size", default=1024)
     mini = settings.required("trainer.policy_mini_batch_size", default=256)
     updates = max(problems // mini, 1) * settings.required("trainer.update_epochs_per_batch", default=1)
-    given, sampling = settings.whole("rollouts_per_step"), _sampling(settings)
+    given, name = settings.whole("rollouts_per_step"), "trainer.algorithm.dynamic_sampling.type"
+    sampling = settings.find(name)[1]
+    if sampling is None and not settings.has_defaults and name not in settings.given:
+        raise settings.missing(name, choices="filter, replace or none")
     if sampling and given is None:
         because = f"dynamic_sampling.type is {sampling}, and how many batches of {problems * n:,} it took is not logged"
         raise settings.missing("rollouts_per_step", because=because)
@@ -243,19 +222,11 @@ def _counting(log: Log, settings: Settings) -> Counting:
         log=log,
         tally=tally,
         updates=updates,
+        batch=problems * n,
         lengths=_lengths(log, settings),
         own=own,
         trains=lambda metrics: any(map(TRAINED.match, metrics)),
     )
-
-
-def _sampling(settings: Settings) -> str:
-    """The kind of dynamic sampling, or an empty text."""
-    name = "trainer.algorithm.dynamic_sampling.type"
-    value = settings.find(name)[1]
-    if value is None and not settings.has_defaults and name not in settings.given:
-        raise settings.missing(name, choices="filter, replace or none")
-    return "" if value is None else str(value)
 
 
 def _lengths(log: Log, settings: Settings) -> list[float]:
@@ -266,9 +237,7 @@ def _lengths(log: Log, settings: Settings) -> list[float]:
         settings.notes.append(f"tokens are {LENGTHS[1]}, which counts what tools return, too")
     if not settings.is_on("generator.step_wise_trajectories"):
         return means
-    batch = settings.product(
-        settings.whole("trainer.train_batch_size"), settings.whole("generator.n_samples_per_prompt")
-    )
+    batch = product(settings.whole("trainer.train_batch_size"), settings.whole("generator.n_samples_per_prompt"))
     turns = lengths(log, *SEQUENCES)
     return [mean * turn / (batch or turn or 1) for mean, turn in zip(means, turns, strict=True)]
 
@@ -290,17 +259,11 @@ def _scores(log: Log, settings: Settings) -> dict[int, dict[str, Score]]:
         if metric not in logged:
             raise BudgetError(f"{log.name}: there is no metric {metric}")
         metric = metric_of_successes(log, settings, metric, f"eval/{name}/mean_positive_reward")
-        settings.notes.append(f"avg_at_{samples} is {metric}")
         # Passes are shares, on whatever scale rewards are.
         shares = settings.text("scale") in ("", "rate") and all(m.get(metric, 0.0) <= 1 for _, m in log.rows)
-        for step, metrics in log.rows:
-            if metric in metrics:
-                columns = {f"avg_at_{samples}": metrics[metric]}
-                if samples > 1 and shares and best in metrics:
-                    columns[f"best_at_{samples}"] = metrics[best]
-                spread = Spread(size=samples)
-                score = Score(samples=samples, scores=columns, metric=metric, spread=spread)
-                found.setdefault(step, {})[name] = score
+        settings.notes.append(f"avg_at_{samples} is {metric}")
+        for step, score in mean_scores(log, metric, best if shares else "", samples):
+            found.setdefault(step, {})[name] = score
     return found
 
 

@@ -23,13 +23,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, Score, Spread, StepCounts, Tally, lengths, note_no_tokens
+from .counting import LoggedEvaluation, Score, StepCounts, Tally, lengths, note_no_tokens
 from .logs.log import Log, LogLayout
-from .rewards import metric_of_successes
-from .settings import Batching, Configuration, RunPlan, Settings, exact_quotient
+from .rewards import mean_scores, metric_of_successes
+from .settings import Batching, Configuration, RunPlan, Settings, exact_quotient, product
 from .trainer import LogReader, Trainer
 
 METRIC = re.compile(r"eval/(?!step$|skipped_)(?P<set>[^/]+?)(?:-pass@(?P<k>\d+))?$")
@@ -38,6 +37,7 @@ DROPPED = re.compile(r"rollout/dynamic_filter/drop_")
 LENGTH = "rollout/response_len/mean"
 TRAINED = ("rollout/response_len/", "rollout/truncated_ratio", "rollout/repetition_frac", "rollout/dynamic_filter/")
 """Metrics of a rollout for training."""
+DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 FILTER = "dynamic_sampling_filter_path"
 OWN_FILTERS = "check_reward_nonzero_std"
 """What the filters that always give a reason are called."""
@@ -47,11 +47,7 @@ def write(run: RunPlan) -> Configuration:
     """Settings for a run."""
     a, p = run.allocation, run.parallelism
     nodes, per_node = run.nodes
-    degrees = {
-        "tensor_model_parallel_size": p.tensor,
-        "pipeline_model_parallel_size": p.pipeline,
-        "context_parallel_size": p.context,
-    }
+    degrees = dict(zip(DEGREES, (p.tensor, p.pipeline, p.context), strict=True))
     return Configuration(
         settings={
             "rollout_batch_size": a.problems_per_batch,
@@ -77,32 +73,18 @@ def parse(settings: Settings) -> Batching:
     if problems is None:
         settings.note_missing("problems per batch", "rollout_batch_size")
     n = settings.whole("n_samples_per_prompt", default=1)
-    updates = _updates(settings, settings.product(problems, n))
+    updates = _updates(settings, product(problems, n))
     rollouts = settings.whole("num_rollout")
     epochs = None if rollouts else settings.whole("num_epoch")
     generations = settings.steps(rollouts, epochs, problems, "num_epoch")
     nodes = settings.whole("actor_num_nodes", default=1)
     per_node = settings.whole("actor_num_gpus_per_node", default=8)
-    world = settings.product(nodes, per_node)
-    ranks = settings.ranks(
-        world,
-        tensor=("tensor_model_parallel_size",),
-        pipeline=("pipeline_model_parallel_size",),
-        context=("context_parallel_size",),
-    )
-    settings.check_divides(settings.whole("global_batch_size"), ranks, world, "global_batch_size")
+    ranks = settings.ranks(product(nodes, per_node), *((name,) for name in DEGREES))
+    settings.check_divides(settings.whole("global_batch_size"), ranks, "global_batch_size")
     if settings.find(FILTER)[1] is not None:
-        settings.notes.append(
-            f"{FILTER} generates more than B_p · n · M rollouts; how many is known only afterwards "
-            "(rollout/dynamic_filter/drop_…)"
-        )
+        settings.note_more(FILTER, " (rollout/dynamic_filter/drop_…)")
     return settings.batching(
-        problems_generated=problems,
-        rollouts_per_problem=n,
-        generations=generations,
-        updates=updates,
-        world_size=world,
-        data_parallel=ranks,
+        problems_generated=problems, rollouts_per_problem=n, generations=generations, updates=updates
     )
 
 
@@ -122,27 +104,37 @@ def _updates(settings: Settings, batch: int | None) -> int | None:
     return steps
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutCounting:
-    """How a run's rollouts are counted.
+    """The count of a run's rollouts, by the steps of its tally.
 
     Attributes:
-        tally: Its step is the number of rollouts trained on.
         updates: Optimizer steps of a rollout.
         clock: What the trainer's step counts in a rollout: 1, or its optimizer steps.
-        filters: Whether a filter drops groups.
-        problems: Groups of a rollout.
-        n: Samples of a group.
-        at_once: Groups that are sampled together.
     """
 
-    tally: Tally
-    updates: int
-    clock: int
-    filters: bool
-    problems: int
-    n: int
-    at_once: int
+    def __init__(self, log: Log, settings: Settings) -> None:
+        """Begin before the first rollout."""
+        self.n = settings.required("n_samples_per_prompt", default=1)
+        self.problems, updates = settings.required("rollout_batch_size"), settings.whole("num_steps_per_rollout")
+        if updates is None:
+            updates = max(self.problems * self.n // settings.required("global_batch_size"), 1)
+        self.updates = updates
+        logged, path = any(map(DROPPED.match, log.keys)), settings.find(FILTER)[1]
+        if path is None and not (logged or settings.has_defaults or FILTER in settings.given):
+            raise settings.missing(FILTER, choices="a path, or none")
+        per_step = settings.whole("rollouts_per_step")
+        unknown = path is not None and not logged and OWN_FILTERS not in str(path)
+        if unknown and per_step is None:
+            because = f"{FILTER} is {path}, which gave no reasons, so that what it dropped is not logged"
+            raise settings.missing("rollouts_per_step", because=because)
+        self.filters = logged or path is not None
+        self.tally = Tally(
+            where=log.name,
+            per_step=per_step or (None if self.filters else self.problems * self.n),
+            reason_unknown="groups that were dropped are logged with a rollout, and that one is not",
+        )
+        self.clock = self.updates if settings.is_on("wandb_always_use_train_step") else 1
+        self.at_once = max(settings.whole("over_sampling_batch_size") or self.problems, self.problems)
 
     def advance(self, logged: int, metrics: Mapping[str, float], length: float) -> None:
         """Count the rollout that a row is of, if it is of one."""
@@ -158,45 +150,12 @@ def _is_rollout(metrics: Mapping[str, float]) -> bool:
     return any(key.startswith(TRAINED) for key in metrics)
 
 
-def _counting(log: Log, settings: Settings) -> RolloutCounting:
-    """The run's count."""
-    n = settings.required("n_samples_per_prompt", default=1)
-    problems = settings.required("rollout_batch_size")
-    updates = settings.whole("num_steps_per_rollout")
-    if updates is None:
-        updates = max(problems * n // settings.required("global_batch_size"), 1)
-    logged = any(map(DROPPED.match, log.keys))
-    path = settings.find(FILTER)[1]
-    if path is None and not (logged or settings.has_defaults or FILTER in settings.given):
-        raise settings.missing(FILTER, choices="a path, or none")
-    per_step = settings.whole("rollouts_per_step")
-    unknown = path is not None and not logged and OWN_FILTERS not in str(path)
-    if unknown and per_step is None:
-        because = f"{FILTER} is {path}, which gave no reasons, so that what it dropped is not logged"
-        raise settings.missing("rollouts_per_step", because=because)
-    filters = logged or path is not None
-    tally = Tally(
-        where=log.name,
-        per_step=per_step or (None if filters else problems * n),
-        reason_unknown="groups that were dropped are logged with a rollout, and that one is not",
-    )
-    return RolloutCounting(
-        tally=tally,
-        updates=updates,
-        clock=updates if settings.is_on("wandb_always_use_train_step") else 1,
-        filters=filters,
-        problems=problems,
-        n=n,
-        at_once=max(settings.whole("over_sampling_batch_size") or problems, problems),
-    )
-
-
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
     """The evaluations of a run."""
     scores = _scores(log, settings)
     if not scores:
         return []
-    counting = _counting(log, settings)
+    counting = RolloutCounting(log, settings)
     interval = settings.required("eval_interval")
     evals: list[LoggedEvaluation] = []
     for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
@@ -208,10 +167,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
         if step in scores:
             taken = at + after
             counting.tally.advance(taken, None, length)
-            evals += [
-                counting.tally.evaluation(score, step=taken * counting.updates, problem_set=name)
-                for name, score in scores[step].items()
-            ]
+            evals += counting.tally.evaluations(scores[step], taken * counting.updates)
         counting.advance(step, metrics, length)
     note_no_tokens(log, settings, evals, LENGTH)
     if counting.tally.rollouts_error:
@@ -221,12 +177,12 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
 
 def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     """Count what each rollout of a run generated."""
-    counting = _counting(log, settings)
+    counting = RolloutCounting(log, settings)
     tally, points = counting.tally, []
     for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
         if _is_rollout(metrics):
             counting.advance(step, metrics, length)
-            points.append(tally.progress(logged=step, step=tally.step * counting.updates))
+            points.append(tally.at(tally.step * counting.updates, logged=step))
     return StepCounts.of(points, tally.per_step, plain=tally.step * counting.problems * counting.n)
 
 
@@ -250,16 +206,10 @@ def _scores(log: Log, settings: Settings) -> dict[int, dict[str, Score]]:
             settings.notes.append(f"{mean} is of rewards -1 and 1 (rm_type dapo): it is read as a success rate")
             low = -1.0
         metric = metric_of_successes(log, settings, mean, f"{mean}-pass@1")
-        first, best = f"eval/{name}-pass@1", f"eval/{name}-pass@{samples}"
+        best = f"{mean}-pass@{samples}" if settings.text("scale") in ("", "rate") else ""
+        binary = True if f"{mean}-pass@1" in logged and not settings.text("scale") else None
         settings.notes.append(f"avg_at_{samples} is {metric}")
-        for step, metrics in log.rows:
-            if metric not in metrics:
-                continue
-            columns = {f"avg_at_{samples}": (metrics[metric] - low) / (1 - low)}
-            if samples > 1 and best in metrics and settings.text("scale") in ("", "rate"):
-                columns[f"best_at_{samples}"] = metrics[best]
-            binary = True if first in metrics and not settings.text("scale") else None
-            score = Score(samples=samples, scores=columns, metric=metric, spread=Spread(size=samples), binary=binary)
+        for step, score in mean_scores(log, metric, best, samples, low=low, binary=binary):
             found.setdefault(step, {})[name] = score
     return found
 

@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from ..errors import BudgetError
 from . import trl
-from .counting import LoggedEvaluation, StepCounts
+from .counting import LoggedEvaluation, StepCount, StepCounts
 from .logs.log import Log
 from .settings import Batching, Configuration, RunPlan, Settings
 from .trainer import LogReader, Trainer
@@ -38,11 +38,7 @@ PROCESSES = {
 
 
 def write(run: RunPlan) -> Configuration:
-    """Settings for a run.
-
-    Raises:
-        BudgetError: A group of one, which ms-swift refuses, too.
-    """
+    """Settings for a run."""
     made = trl.write(run)
     return Configuration(
         settings={"rlhf_type": "grpo", **made.settings},
@@ -63,10 +59,7 @@ def parse(settings: Settings) -> Batching:
             settings.notes.append(f"{name} is not set; the default of 1 is assumed")
     settings.values = {**settings.values, **added}
     if settings.find("train_iters")[1] is not None:
-        raise BudgetError(
-            f"{settings.where}: is of ms-swift's Megatron trainer (train_iters), whose batches are other settings: its "
-            "logs are not read"
-        )
+        raise BudgetError(f"{settings.where}: is of ms-swift's Megatron trainer (train_iters), whose logs are not read")
     if settings.is_on("dynamic_sample"):
         settings.notes.append("dynamic_sample generates more than B_p · n · M rollouts; how many is not logged")
     return trl.parse(settings)
@@ -78,16 +71,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     each = _resampled(settings)
     if each is None:
         return found
-    return [
-        replace(
-            e,
-            rollouts=e.step * each,
-            rollouts_error=0,
-            tokens=e.tokens * e.step * each // max(e.rollouts, 1),
-            count_source="formula",
-        )
-        for e in found
-    ]
+    return [replace(e, count=replace(_recounted(e.count, each), rollouts_error=0)) for e in found]
 
 
 def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
@@ -96,13 +80,14 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     each = _resampled(settings)
     if each is None:
         return counts
-    points = [
-        replace(
-            p, rollouts=p.step * each, tokens=p.tokens * p.step * each // max(p.rollouts, 1), count_source="formula"
-        )
-        for p in counts.points
-    ]
-    return StepCounts.of(points, each, plain=counts.plain)
+    return StepCounts.of([_recounted(point, each) for point in counts.points], each, plain=counts.plain)
+
+
+def _recounted(count: StepCount, each: int) -> StepCount:
+    """A count with so many rollouts a step, and as many tokens to a response as before."""
+    rollouts = count.step * each
+    tokens = count.tokens * rollouts // max(count.rollouts, 1)
+    return replace(count, rollouts=rollouts, tokens=tokens, count_source="formula")
 
 
 def _resampled(settings: Settings) -> int | None:
@@ -111,10 +96,8 @@ def _resampled(settings: Settings) -> int | None:
     if not settings.is_on("dynamic_sample"):
         return None
     if each is None:
-        raise settings.missing(
-            "rollouts_per_step",
-            because="dynamic_sample generates until enough groups have a spread, and how often is not logged",
-        )
+        because = "dynamic_sample generates until enough groups have a spread, and how often is not logged"
+        raise settings.missing("rollouts_per_step", because=because)
     return each
 
 

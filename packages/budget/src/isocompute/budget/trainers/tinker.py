@@ -25,7 +25,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isclose, isfinite
 from pathlib import Path
 from statistics import mean, stdev
@@ -33,7 +33,7 @@ from typing import Any
 
 from ..checks import reason
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, Score, Spread, StepCounts, Tally
+from .counting import TRAINING_REWARD, LoggedEvaluation, Score, Spread, StepCounts, Tally
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings
 from .trainer import LogReader, Trainer
@@ -90,16 +90,15 @@ def parse(settings: Settings) -> Batching:
         if limit and limit > steps:
             settings.inconsistent.append(f"the problems end the run after {steps:,} of {limit:,} steps")
     elif limit is None:
-        settings.unknown.append("update steps: they follow from the number of problems; give --problems D")
+        settings.note_epochs("max_steps")
     if settings.matching(ASYNC) and settings.is_on(REMOVES):
         settings.notes.append("groups without a spread of rewards are replaced, in addition to B_p · n · M rollouts")
+    settings.ranks(settings.world_size)
     return settings.batching(
         problems_generated=groups,
         rollouts_per_problem=n,
         generations=min((each for each in (limit, steps) if each), default=None),
         updates=settings.whole("num_substeps") or 1,
-        world_size=settings.world_size,
-        data_parallel=settings.world_size,
     )
 
 
@@ -119,11 +118,7 @@ class Trajectory:
 
 
 def trajectories(log: Log, step: int, name: str) -> list[Trajectory]:
-    """The trajectories of an iteration, ``train`` or ``eval_NAME``; none where no summary of them lies beside a log.
-
-    Raises:
-        BudgetError: The summary cannot be read, or a line is no trajectory.
-    """
+    """The trajectories of an iteration, ``train`` or ``eval_NAME``; none where no summary of them lies beside a log."""
     path = Path(log.name).parent / f"iteration_{step:06d}" / f"{name}_rollout_summaries.jsonl"
     if not path.is_file():
         return []
@@ -170,71 +165,33 @@ def _with_a_spread(of: Sequence[Trajectory]) -> list[Trajectory]:
     return [t for group in kept or every[:1] for t in group]
 
 
-@dataclass(slots=True, kw_only=True)
 class IterationCounting:
-    """The count of a run while its lines are read.
+    """The count of a run while its lines are read; ``failed`` is what had failed, by metric, before a line."""
 
-    Attributes:
-        tally: Its step is the number of iterations done.
-        batch: Rollouts of a whole batch.
-        streams: Whether groups are dropped before they are counted.
-        ahead: Whether groups are generated ahead of their iteration.
-        logs_episodes: Whether iterations log how many trajectories they had.
-        failed: What had failed, by metric, when the line before was logged.
-    """
-
-    log: Log
-    settings: Settings
-    tally: Tally
-    batch: int
-    n: int
-    streams: bool
-    ahead: bool
-    logs_episodes: bool
-    length: float
-    failed: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, log: Log, settings: Settings) -> IterationCounting:
-        """The count before the first iteration.
-
-        Raises:
-            BudgetError: A setting that is needed is missing.
-        """
-        n, batch = settings.required(*GROUP), settings.required(*GROUPS)
-        logged = log.keys
-        # The lines of asynchronous training alone have the first, and those of streaming the second, too.
-        ahead = "training_client/step" in logged or bool(settings.matching(ASYNC))
-        streams = ahead or "sampling_client/step_max" in logged
+    def __init__(self, log: Log, settings: Settings) -> None:
+        """Begin before the first iteration."""
+        self.log, self.settings, logged = log, settings, log.keys
+        self.n, self.batch = settings.required(*GROUP), settings.required(*GROUP) * settings.required(*GROUPS)
+        # Groups are generated ahead, or dropped before they are counted: the lines of asynchronous training alone have
+        # the first metric, and those of streaming the second, too.
+        self.ahead = "training_client/step" in logged or bool(settings.matching(ASYNC))
+        self.streams = self.ahead or "sampling_client/step_max" in logged
         given, reason_unknown = settings.whole("rollouts_per_step"), ""
-        if ahead and _removes(log, settings):
+        if self.ahead and _removes(log, settings):
             reason_unknown = "groups without a spread of rewards were replaced"
             if given is None and SKIPPED not in logged:
                 raise settings.missing("rollouts_per_step", because=f"{reason_unknown}, and how many is not logged")
-        per_step = given or (None if reason_unknown else batch * n)
-        tally = Tally(where=log.name, per_step=per_step, reason_unknown=reason_unknown)
-        return cls(
-            log=log,
-            settings=settings,
-            tally=tally,
-            batch=batch * n,
-            n=n,
-            streams=streams,
-            ahead=ahead,
-            logs_episodes=EPISODES in logged,
-            length=next((m[TOKENS] / m[EPISODES] for _, m in log.rows if m.get(EPISODES) and TOKENS in m), 0.0),
-        )
+        per_step = given or (None if reason_unknown else self.batch)
+        self.tally = Tally(where=log.name, per_step=per_step, reason_unknown=reason_unknown)
+        self.logs_episodes, self.failed = EPISODES in logged, dict[str, float]()
+        self.length = next((m[TOKENS] / m[EPISODES] for _, m in log.rows if m.get(EPISODES) and TOKENS in m), 0.0)
 
     def until(self, step: int) -> None:
         """Count the iterations before one."""
         self._advance(step, None, self.length, 0)
 
     def iteration(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Count an iteration, and those before it.
-
-        Raises:
-            BudgetError: Its summary contradicts its metrics, or what it generated is not known.
-        """
+        """Count an iteration, and those before it."""
         whole = trajectories(self.log, step, "train")
         episodes, tokens = metrics.get(EPISODES), metrics.get(TOKENS)
         if whole:
@@ -276,9 +233,8 @@ class IterationCounting:
             if episodes in (None, len(part)) and tokens in (None, sum(t.tokens for t in part)):
                 return
         raise BudgetError(
-            f"{self.log.name}: step {step} is logged with {episodes or 0:g} trajectories and {tokens or 0:g} tokens, "
-            f"and the summary in iteration_{step:06d} has {len(whole):,} and {sum(t.tokens for t in whole):,}: they "
-            "are not of one run"
+            f"{self.log.name}: step {step} has {episodes or 0:g} trajectories and {tokens or 0:g} tokens, its summary "
+            f"in iteration_{step:06d} {len(whole):,} and {sum(t.tokens for t in whole):,}: they are not of one run"
         )
 
 
@@ -300,16 +256,13 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     scores = _training_scores(log, settings) if training else _scores(log, settings)
     if not scores:
         return []
-    counting, substeps = IterationCounting.of(log, settings), settings.whole("num_substeps") or 1
+    counting, substeps = IterationCounting(log, settings), settings.whole("num_substeps") or 1
     evals: list[LoggedEvaluation] = []
     for step, metrics in log.rows:
         counting.until(step)
-        evals += [
-            counting.tally.evaluation(
-                score, step=step * substeps, problem_set=name, split="train" if training else "validation"
-            )
-            for name, score in scores.get(step, {}).items()
-        ]
+        evals += counting.tally.evaluations(
+            scores.get(step, {}), step * substeps, "train" if training else "validation"
+        )
         if _is_iteration(metrics):
             counting.iteration(step, metrics)
     if counting.ahead:
@@ -321,12 +274,12 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
 
 def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     """Count what each iteration of a run generated."""
-    counting, points = IterationCounting.of(log, settings), []
+    counting, points = IterationCounting(log, settings), []
     substeps = settings.whole("num_substeps") or 1
     for step, metrics in log.rows:
         if _is_iteration(metrics):
             counting.iteration(step, metrics)
-            points.append(counting.tally.progress(logged=step, step=(step + 1) * substeps))
+            points.append(counting.tally.at((step + 1) * substeps, logged=step))
     return StepCounts.of(points, counting.tally.per_step, plain=counting.tally.step * counting.batch)
 
 
@@ -353,7 +306,11 @@ def _scores(log: Log, settings: Settings) -> Scores:
         sizes = Counter(len(group) for of in summaries.values() for group in groups(of))
         rows = dict(log.rows)
         for step, of in summaries.items():
-            samples = None if of else sizes.most_common(1)[0][0] if sizes else _test_group(log, settings, prefix)
+            samples = None if of else sizes.most_common(1)[0][0] if sizes else 0
+            if samples == 0:
+                # In most recipes one to a question.
+                mixed = any(m.get(f"{prefix}by_group/frac_mixed", 0.0) > 0 for _, m in log.rows)
+                samples = settings.required(*TEST_GROUP, default=None if mixed else 1)
             score = _score(log, prefix, what, step, rows[step], of, samples)
             found.setdefault(step, {})[name if tag == "all" else f"{name}/{tag}"] = score
     return found
@@ -370,17 +327,12 @@ def _training_scores(log: Log, settings: Settings) -> Scores:
         of = trajectories(log, step, "train")
         if f"env/all/{what}" in metrics:
             if not of and _removes(log, settings):
-                raise BudgetError(
-                    f"{log.name}: the rewards of training are of the groups that {REMOVES} left, and there is no "
-                    f"summary of all in iteration_{step:06d}"
-                )
+                left = f"{REMOVES} left, and there is no summary of all in iteration_{step:06d}"
+                raise BudgetError(f"{log.name}: the rewards of training are of the groups that {left}")
             # What was logged may be of the groups that were left only.
             samples = None if of else settings.required(*GROUP)
             found[step] = {"train": _score(log, "env/all/", what, step, {} if of else metrics, of, samples)}
-    settings.notes.append(
-        "TRAINING REWARD: measured on the problems that are trained on, by the policy before each update; it says how "
-        "a run learnt, not how well it answers problems that it has not seen"
-    )
+    settings.notes.append(TRAINING_REWARD)
     return found
 
 
@@ -415,9 +367,8 @@ def _score(
         )
     values = [value for t in of for value in t.values.get(what, ())]
     found = mean(values) if values else float("nan")
-    if episodes not in (None, len(of)) or (
-        logged is not None and not isclose(found, logged, rel_tol=1e-5, abs_tol=1e-6)
-    ):
+    differs = logged is not None and not isclose(found, logged, rel_tol=1e-5, abs_tol=1e-6)
+    if episodes not in (None, len(of)) or differs:
         raise BudgetError(
             f"{log.name}: {prefix}{what} is {logged or 0:g} of {episodes or 0:g} trajectories at step {step}, and the "
             f"summary in iteration_{step:06d} has {found:g} of {len(of):,}: they are not of one run"
@@ -431,13 +382,6 @@ def _score(
         if samples > 1:
             columns[f"best_at_{samples}"] = mean(max(t.values[what][0] for t in group) for group in every)
     return Score(samples=samples, questions=len(every), scores=columns, metric=prefix + what, spread=spread)
-
-
-def _test_group(log: Log, settings: Settings, prefix: str) -> int:
-    """Trajectories to a question of an evaluation of which there is no summary: 1 in most recipes."""
-    if any(m.get(f"{prefix}by_group/frac_mixed", 0.0) > 0 for _, m in log.rows):
-        return settings.required(*TEST_GROUP)
-    return settings.required(*TEST_GROUP, default=1)
 
 
 TINKER = Trainer(

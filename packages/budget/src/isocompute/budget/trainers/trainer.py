@@ -18,8 +18,6 @@ class LogReader:
     Attributes:
         layout: Where they have their steps, and what is read of them.
         marks: Metrics that no other trainer logs, and settings that none but it keeps with them.
-        seeds: Names of the setting of the seed.
-        learning_rates: Names of the setting of the learning rate.
         evaluations: The evaluations of a run with scores as they are logged, none where it has none. Raises a
             BudgetError where a setting that is needed is missing, or a count or a metric in the log is impossible.
         former: Names with which evaluations began that are no longer read, and whose names they are.
@@ -44,7 +42,6 @@ class Trainer:
     """A trainer.
 
     Attributes:
-        title: Name in its own spelling.
         logs: None where only its settings are known.
         parallelism: The kinds of parallelism that it supports, by their names in ``Parallelism``.
     """

@@ -29,33 +29,15 @@ from operator import mul
 
 from ..checks import shorten
 from ..errors import BudgetError
-from .counting import (
-    Entries,
-    Generated,
-    LoggedEvaluation,
-    Spread,
-    StepCount,
-    StepCounts,
-    generated,
-    possible,
-    whole_of,
-)
+from .counting import TRAINING_REWARD, LoggedEvaluation, Score, Spread, StepCounts, whole_of
 from .logs.log import Log, LogLayout
-from .schedule import Schedule
-from .settings import Batching, Configuration, MissingSettingError, RunPlan, Settings, exact_quotient
+from .schedule import ENTRY, LENGTH, TOKENS, Generated, Schedule, possible
+from .settings import Batching, Configuration, RunPlan, Settings, exact_quotient, product
 from .trainer import LogReader, Trainer
 
 LAUNCHED = ("num_processes", "nproc_per_node", "nnodes")
-LENGTH, TOKENS = "completions/mean_length", "num_tokens"
 MOST_PERMUTED = 5
 """Weights of so many reward functions are tried in every order, because the log does not say which is whose."""
-ENTRIES = Entries(
-    entry="loss",
-    length=LENGTH,
-    tokens=(TOKENS, "trainer_state.num_tokens"),
-    wholes=("completions/min_length", "completions/max_length"),
-    shares=("completions/clipped_ratio", "frac_reward_zero_std"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,25 +68,19 @@ def batch_sizes(settings: Settings) -> BatchSizes:
     if world is None and batch and kept and device:
         world = exact_quotient(batch, device * kept)
     if world is None and not any(remark.startswith("world size") for remark in settings.unknown):
-        settings.unknown.append(
-            "world size: the number of processes is the launcher's (accelerate launch --num_processes); "
-            "give --world-size"
-        )
+        settings.unknown.append("world size: the launcher says it (accelerate --num_processes); give --world-size")
     if batch is None and device and accumulated and world:
         batch = device * world * (kept or accumulated)
     if kept is None and batch and device and world:
         kept = exact_quotient(batch, device * world)
         if kept is None:
-            settings.inconsistent.append(
-                f"generation_batch_size of {batch:,} is not a multiple of the {device * world:,} completions "
-                f"of one pass ({device:,} × {world})"
-            )
+            one = f"{device * world:,} completions of one pass ({device:,} × {world})"
+            settings.inconsistent.append(f"generation_batch_size of {batch:,} is not a multiple of the {one}")
     if n == 1:
         settings.inconsistent.append("num_generations is 1, which TRL refuses: it takes a group of 2 or more")
     elif batch and n and batch % n:
         settings.inconsistent.append(
-            f"per_device_train_batch_size counts completions: a generation batch of {batch:,} completions does "
-            f"not hold whole groups of {n:,}"
+            f"per_device_train_batch_size counts completions: {batch:,} at once hold no whole groups of {n:,}"
         )
     elif device and n and device < n:
         settings.notes.append(
@@ -123,9 +99,8 @@ def _per_device(settings: Settings) -> int | None:
         return state
     device = settings.whole("per_device_train_batch_size", default=8)
     if device and state and device != state and "per_device_train_batch_size" not in settings.given:
-        settings.inconsistent.append(
-            f"per_device_train_batch_size is {state} in the trainer's state and {device} in the configuration"
-        )
+        both = f"{state} in the trainer's state and {device} in the configuration"
+        settings.inconsistent.append(f"per_device_train_batch_size is {both}")
     return device
 
 
@@ -135,10 +110,7 @@ def _processes(settings: Settings) -> int | None:
         if (settings.whole(f"parallelism_config_{key}", f"parallelism_config.{key}") or 1) > 1:
             settings.inconsistent.append(f"parallelism_config_{key} is above 1, which TRL's GRPO trainer refuses")
     if (settings.whole("parallelism_config_tp_size", "parallelism_config.tp_size") or 1) > 1:
-        settings.unknown.append(
-            "world size: TRL counts every process as a data-parallel rank, and with parallelism_config_tp_size above 1 "
-            "they are not; what it then generates cannot be known from the settings"
-        )
+        settings.unknown.append("world size: with parallelism_config_tp_size TRL counts every process as a rank")
         return None
     said = {key: value for key in LAUNCHED if (value := settings.find(key)[1]) is not None}
     words = [f"{key} is {shorten(value)}" for key, value in said.items() if isinstance(value, str)]
@@ -154,21 +126,11 @@ def _processes(settings: Settings) -> int | None:
 
 def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     """Count what each step of a run generated for training."""
-    logged = [s for s, m in log.rows if s and (ENTRIES.entry in m or LENGTH in m or TOKENS in m)]
+    logged = [s for s, m in log.rows if s and (ENTRY in m or LENGTH in m or TOKENS[0] in m)]
     if not logged:
         return StepCounts(points=(), following=batching.batch_rollouts)
     counted, schedules = count(log, settings)
-    points = [
-        StepCount(
-            logged=step,
-            step=step,
-            rollouts=counted.rollouts(step),
-            rollouts_error=counted.error(step),
-            tokens=counted.tokens[step],
-            count_source=counted.source,
-        )
-        for step in logged
-    ]
+    points = [counted.at(step) for step in logged]
     schedule, steps = schedules[0], logged[-1]
     endless = replace(schedule, batches=None)
     plain = steps * counted.batch * schedule.accumulation // schedule.every
@@ -201,8 +163,8 @@ def count(log: Log, settings: Settings) -> tuple[Generated, Sequence[Schedule]]:
     """Count what a run generated, by optimizer step, and return the schedules by which it may have."""
     if FORMER_LENGTH in log.keys:
         raise BudgetError(
-            f"{log.name}: logs {FORMER_LENGTH} without {TOKENS}, as TRL did before 0.16: whether its "
-            "per_device_train_batch_size counts prompts (0.14) or completions (0.15) is not known, so it is not read"
+            f"{log.name}: logs {FORMER_LENGTH} without {TOKENS[0]}, as TRL did before 0.16, whose "
+            "per_device_train_batch_size counts prompts (0.14) or completions (0.15): it is not read"
         )
     settings.required("per_device_train_batch_size", "trainer_state.train_batch_size", default=8)
     accumulated = settings.required("gradient_accumulation_steps", default=1)
@@ -214,21 +176,17 @@ def count(log: Log, settings: Settings) -> tuple[Generated, Sequence[Schedule]]:
     if batch is None or every is None or sizes.world is None:
         if any("parallelism" in remark for remark in known.unknown):
             raise BudgetError(f"{log.name}: {'; '.join(known.unknown)}")
-        raise MissingSettingError(
-            f"{log.name}: world_size (the trainer's processes, one per GPU) is not known: it would follow from "
-            "generation_batch_size and steps_per_generation, which are not both in its logs or configuration; give it "
-            "with --set world_size=NUMBER",
-            name="world_size",
-        )
+        both = "generation_batch_size and steps_per_generation, which say it, are not both logged or configured"
+        raise settings.missing("world_size", because=both)
     batches = settings.problems // (batch // sizes.n) if settings.problems and sizes.n else None
     if batches is None and every % accumulated and not any(m.get("epoch") for _, m in log.rows):
         raise settings.missing("problems")
     steps = settings.whole("trainer_state.max_steps", "max_steps") if settings.find("max_steps")[1] != -1 else None
     schedules = possible(log, every, accumulated, batches, steps)
-    counted = generated(log, ENTRIES, schedules, batch)
+    counted = Generated(log, schedules, batch)
     settings.notes += counted.notes
     if LENGTH not in log.keys:
-        settings.notes.append(f"{LENGTH} is not logged: tokens are 0 ({TOKENS} counts prompts too)")
+        settings.notes.append(f"{LENGTH} is not logged: tokens are 0 ({TOKENS[0]} counts prompts too)")
     return counted, schedules
 
 
@@ -239,11 +197,7 @@ RUNTIME = re.compile(r"eval[_/](?:(?P<set>.+)_)?runtime$")
 
 
 def write(run: RunPlan) -> Configuration:
-    """Settings for a run.
-
-    Raises:
-        BudgetError: A group of one, which TRL refuses.
-    """
+    """Settings for a run."""
     a = run.allocation
     if a.rollouts_per_problem < 2:
         raise BudgetError("TRL refuses num_generations of 1, whose advantages are all zero; take 2 or more")
@@ -278,9 +232,8 @@ def parse(settings: Settings) -> Batching:
     if updates and sizes.every and sizes.accumulated and problems:
         batches = None if settings.problems is None else settings.problems // problems
         if batches == 0:
-            settings.inconsistent.append(
-                f"{settings.problems:,} problems hold no whole generation batch of {problems:,}: TRL generates nothing"
-            )
+            nothing = f"hold no whole generation batch of {problems:,}: TRL generates nothing"
+            settings.inconsistent.append(f"{settings.problems:,} problems {nothing}")
             steps, generations = 0, 0
         else:
             schedule = Schedule(every=sizes.every, accumulation=sizes.accumulated, batches=batches)
@@ -288,17 +241,12 @@ def parse(settings: Settings) -> Batching:
                 steps = -int(-epochs * schedule.epoch_steps // 1)
             generations = None if steps is None else schedule.generations(0, steps)
             if steps and batches is None and sizes.every % sizes.accumulated:
-                settings.notes.append(
-                    "the last optimizer step of an epoch may be short, and generate less; give --problems D to count it"
-                )
+                settings.notes.append("an epoch's last step may be short, and generate less; give --problems D")
     if steps is None:
-        settings.unknown.append(
-            "update steps: they follow from num_train_epochs and the number of problems; give --problems D"
-        )
+        settings.note_epochs("num_train_epochs")
     if settings.text("eval_strategy", default="no") != "no":
-        settings.notes.append(
-            "evaluations generate in addition: num_generations_eval for each prompt of the evaluation set"
-        )
+        settings.notes.append("evaluations generate in addition: num_generations_eval for each of their prompts")
+    settings.ranks(sizes.world)
     return settings.batching(
         problems_generated=problems,
         rollouts_per_problem=sizes.n,
@@ -306,15 +254,13 @@ def parse(settings: Settings) -> Batching:
         updates=updates,
         passes=sizes.iterations,
         update_steps=steps,
-        world_size=sizes.world,
-        data_parallel=sizes.world,
     )
 
 
 def entry(metrics: Mapping[str, float]) -> Mapping[str, float]:
     """One entry with Trainer's names in the form of its own state, and its evaluation set in TRL's metrics."""
     plain = {re.sub(r"^train/|^eval/", lambda m: "" if m[0] == "train/" else "eval_", k): v for k, v in metrics.items()}
-    length = LENGTH if TOKENS in plain else FORMER_LENGTH
+    length = LENGTH if TOKENS[0] in plain else FORMER_LENGTH
     plain = {FORMER.sub(lambda m: m[1] + (f"{m[2]}/mean" if m[2] else length), k): v for k, v in plain.items()}
     sets = {match["set"] for key in plain if (match := RUNTIME.match(key)) and match["set"]}
     if len(sets) != 1:
@@ -331,13 +277,11 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     training = settings.is_on("train_reward")
     names = log.keys
     prefixes = {""} if training else {m[1] for k in names if (m := re.match(r"(eval_(?:[^/]+_)?)rewards?(?:/.*)?$", k))}
-    logged = {prefix: _metric(settings, prefix, names, log.name) for prefix in sorted(prefixes)}
+    logged = {prefix: _metric(settings, prefix, names) for prefix in sorted(prefixes)}
     known = {prefix: name for prefix, name in logged.items() if name in names}
-    if logged and not known and settings.text("metric"):
-        functions = sorted({k.split("/")[1] for k in names if re.match(r"(?:eval_.*)?rewards/.+/mean$", k)})
-        raise BudgetError(
-            f"{log.name}: metric is {settings.text('metric')!r}, which is not logged; there are {', '.join(functions)}"
-        )
+    if logged and not known and (wanted := settings.text("metric")):
+        functions = ", ".join(sorted({k.split("/")[1] for k in names if re.match(r"(?:eval_.*)?rewards/.+/mean$", k)}))
+        raise BudgetError(f"{log.name}: metric is {wanted!r}, which is not logged; there are {functions}")
     logged = known
     if not logged:
         return []
@@ -349,44 +293,31 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
         kind = prefix.removeprefix("eval_").removesuffix("_") or ("train" if training else "eval")
         in_part = _scored_in_part(log, settings, prefix)
         if in_part and not training and settings.find(f"questions.{kind}", "questions")[1] is None:
-            raise MissingSettingError(
-                f"{log.name}: {prefix}reward is not the sum of {', '.join(in_part)}, so that they scored a part of the "
-                f"responses only: say of how many problems {name} is, with --set questions=NUMBER",
-                name="questions",
-            )
+            part = f"{prefix}reward is not the sum of {', '.join(in_part)}, which scored a part only"
+            raise settings.missing("questions", because=part)
         questions = whole_of(log, f"{prefix}runtime", f"{prefix}samples_per_second")
         # What is logged are means over batches, each over the responses that were scored.
-        size = None if training or in_part else settings.product(each, batching.world_size)
+        size = None if training or in_part else product(each, batching.world_size)
         deviation = name[: -len("mean")] + "std" if name.endswith("/mean") else f"{name}_std"
         settings.notes.append(f"avg_at_{samples} is {name}")
         before = 0
         for step, metrics in log.rows:
             if name not in metrics:
                 continue
+            at = counts.at(step)
             if training:
-                questions, before = max((counts.rollouts(step) - before) // samples, 1), counts.rollouts(step)
-            evals.append(
-                LoggedEvaluation(
-                    step=step,
-                    rollouts=counts.rollouts(step),
-                    rollouts_error=counts.error(step),
-                    tokens=counts.tokens[step],
-                    count_source=counts.source,
-                    problem_set=kind,
-                    samples=samples,
-                    scores={f"avg_at_{samples}": metrics[name]},
-                    metric=name,
-                    spread=Spread(deviation=metrics.get(deviation), size=size, corrected=True),
-                    questions=None if in_part and not training else questions,
-                    split="train" if training else "validation",
-                )
+                questions, before = max((at.rollouts - before) // samples, 1), at.rollouts
+            score = Score(
+                samples=samples,
+                scores={f"avg_at_{samples}": metrics[name]},
+                metric=name,
+                spread=Spread(deviation=metrics.get(deviation), size=size, corrected=True),
+                questions=None if in_part and not training else questions,
             )
+            evals.append(LoggedEvaluation.of(score, at, kind, "train" if training else "validation"))
     if training:
-        settings.notes.append(
-            "TRAINING REWARD: measured on the problems that are trained on, by the policy before each update; it says "
-            "how a run learnt, not how well it answers problems that it has not seen"
-        )
-    return sorted(evals, key=lambda e: (e.step, e.problem_set))
+        settings.notes.append(TRAINING_REWARD)
+    return sorted(evals, key=lambda e: (e.count.step, e.problem_set))
 
 
 def _scored_in_part(log: Log, settings: Settings, prefix: str) -> list[str]:
@@ -398,9 +329,8 @@ def _scored_in_part(log: Log, settings: Settings, prefix: str) -> list[str]:
     names = {k for k in log.keys if k.startswith(f"{prefix}rewards/") and k.endswith("/mean")}
     whole = [m for _, m in log.rows if total in m and names <= m.keys()]
     weights = settings.find("reward_weights")[1]
-    given = (
-        [float(w) for w in weights if isinstance(w, int | float)] if isinstance(weights, list) else [1.0] * len(names)
-    )
+    listed = weights if isinstance(weights, list) else [1.0] * len(names)
+    given = [float(weight) for weight in listed if isinstance(weight, int | float)]
     # Releases differ in whether the sum that is logged is weighted.
     orders = {(1.0,) * len(names), *(permutations(given) if len(names) <= MOST_PERMUTED else [tuple(given)])}
     summed = any(
@@ -413,7 +343,7 @@ def _scored_in_part(log: Log, settings: Settings, prefix: str) -> list[str]:
     return [] if summed or not names else sorted(names)
 
 
-def _metric(settings: Settings, prefix: str, names: set[str], where: str) -> str:
+def _metric(settings: Settings, prefix: str, names: set[str]) -> str:
     """The metric to read: the one named, else that of the only reward function."""
     wanted = settings.text("metric")
     if wanted:
@@ -422,12 +352,7 @@ def _metric(settings: Settings, prefix: str, names: set[str], where: str) -> str
     each = sorted(k for k in names if k.startswith(f"{prefix}rewards/") and k.endswith("/mean"))
     if len(each) > 1:
         functions = ", ".join(k.split("/")[1] for k in each)
-        raise MissingSettingError(
-            f"{where}: {prefix}reward sums the rewards {functions}, of which one may be the success rate: name it with "
-            "--set metric=NAME",
-            name="metric",
-            choices=functions,
-        )
+        raise settings.missing("metric", choices=functions, because=f"{prefix}reward sums the rewards {functions}")
     return each[0] if each else f"{prefix}reward"
 
 

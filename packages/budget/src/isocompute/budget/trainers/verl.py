@@ -43,7 +43,7 @@ from .counting import (
     note_no_tokens,
 )
 from .logs.log import Log, LogLayout
-from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient
+from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient, product
 from .trainer import LogReader, Trainer
 
 ACTOR = "actor_rollout_ref.actor"
@@ -66,19 +66,10 @@ LENGTH = "response_length/mean"
 def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     """Count what each step of a run generated for training."""
     counting = _counting(log, settings, batching, lengths(log, LENGTH))
-    points, per_step = counting.progress(), counting.tally.per_step
-    last, n = points[-1] if points else None, settings.required(f"{ROLLOUT}.n")
     if _is_fully_async(settings):
-        plain = (last.logged if last else 0) * (batching.batch_rollouts or 0)
-        return StepCounts.of(points, per_step, plain=plain)
-    problems = settings.required("data.train_batch_size")
-    prompts = (last.rollouts if last else 0) // (n + batching.baseline_rollouts)
-    counts = StepCounts.of(
-        points,
-        per_step,
-        plain=(last.logged if last else 0) * problems * n,
-        baselines=prompts * batching.baseline_rollouts,
-    )
+        return counting.progress()
+    n, problems = settings.required(f"{ROLLOUT}.n"), settings.required("data.train_batch_size")
+    counts = counting.progress(one_in=n + 1 if batching.baseline_rollouts else 0)
     mode = settings.text(f"{V1}.trainer_mode", default="sync")
     if mode == "sync" or not is_v1(settings):
         return counts
@@ -87,15 +78,12 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
 
 
 def _counting(log: Log, settings: Settings, batching: Batching, tokens: Sequence[float]) -> Counting:
-    """The run's count.
-
-    Args:
-        tokens: Mean tokens of the model's in a response, at each row.
-    """
+    """The run's count."""
     n = settings.required(f"{ROLLOUT}.n")
     mini = settings.required(f"{ACTOR}.ppo_mini_batch_size")
     if _is_fully_async(settings):
         tally, own, updates = _versions(log, settings, mini, n)
+        batch = batching.batch_rollouts or 0
     else:
         if settings.find("data.train_batch_size")[1] in (None, 0) and GENERATED in log.keys:
             raise settings.missing(f"{ASYNC}.trigger_parameter_sync_step")
@@ -103,7 +91,8 @@ def _counting(log: Log, settings: Settings, batching: Batching, tokens: Sequence
         updates = max(problems // mini, 1) * settings.required(f"{ACTOR}.ppo_epochs", default=1)
         _check_one_batch(log)
         tally, own = _prompts(log, settings, problems, n + batching.baseline_rollouts)
-    return Counting(log=log, tally=tally, updates=updates, lengths=tokens, own=own, trains=_trains)
+        batch = problems * n
+    return Counting(log=log, tally=tally, updates=updates, batch=batch, lengths=tokens, own=own, trains=_trains)
 
 
 def _trains(metrics: Metrics) -> bool:
@@ -128,10 +117,7 @@ def _versions(log: Log, settings: Settings, mini: int, n: int) -> tuple[Tally, O
     given = settings.whole("rollouts_per_step")
     tally = Tally(where=log.name, per_step=given or each, reason_unknown="")
     stale = settings.find(f"{ASYNC}.staleness_threshold")[1]
-    settings.notes.append(
-        f"each step is a version of the parameters, of {each:,} responses; as many as may have been generated ahead of "
-        "them are the count's error"
-    )
+    settings.notes.append(f"a step is a version of the parameters, of {each:,} responses; those ahead are the error")
 
     def own(step: int, metrics: Metrics) -> tuple[int | None, int]:
         if given is not None or step <= tally.step:
@@ -156,10 +142,10 @@ def _check_one_batch(log: Log) -> None:
     parts = [list(part) for _, part in groupby(sizes, key=itemgetter(1))]
     # Where groups are dropped every step has a size of its own, which says nothing.
     if len(parts) > 1 and 2 * len(parts) <= len(sizes):
-        before, after = parts[0][0][1], parts[1][0][1]
+        (until, before), (begin, after) = parts[0][-1], parts[1][0]
         raise BudgetError(
-            f"{log.name}: trained on {before:,} responses up to step {parts[0][-1][0]:,} and on {after:,} from step "
-            f"{parts[1][0][0]:,} on ({of_all}), so that it is no run of one n and one batch"
+            f"{log.name}: trained on {before:,} responses up to step {until:,} and on {after:,} from step {begin:,} on "
+            f"({of_all}), so that it is no run of one n and one batch"
         )
 
 
@@ -183,17 +169,12 @@ def _prompts(log: Log, settings: Settings, problems: int, responses: int) -> tup
     elif evicts:
         reason_unknown = f"groups are evicted and replaced, which is logged as {EVICTED[0]}"
     elif settings.required_switch("algorithm.filter_groups.enable"):
-        reason_unknown = (
-            f"groups were filtered and replaced (algorithm.filter_groups), and neither {BATCHES} nor {EVICTED[0]} is "
-            "logged"
-        )
+        reason_unknown = f"groups were filtered and replaced, and neither {BATCHES} nor {EVICTED[0]} is logged"
     elif any(name.startswith("fully_async/") for name in logged):
         reason_unknown = "a fully asynchronous run generates at its own pace"
     elif generated != problems and settings.find("trainer.use_v1")[1] is not True:
         # The V1 trainer fetches a training batch in pieces of gen_batch_size; the former one trains on what it fetched.
-        reason_unknown = (
-            f"gen_batch_size is {generated} with a train_batch_size {problems}, and {BATCHES} is not logged"
-        )
+        reason_unknown = f"gen_batch_size is {generated}, train_batch_size {problems}, and {BATCHES} is not logged"
 
     def own(step: int, metrics: Metrics) -> tuple[int | None, int]:
         if BATCHES in logged:
@@ -222,33 +203,18 @@ METRIC = re.compile(
     r"(?:@|_at_)(?P<k>\d+)(?P<mean>/mean)?$"
 )
 BIASED = (
-    "veRL resamples with replacement for best@k and worst@k, which is biased (one success in four logs best@4 = "
-    "0.687, exactly 1): they are kept as best_at_k_biased and worst_at_k_biased"
+    "best@k and worst@k resample with replacement, which is biased: they are best_at_k_biased and worst_at_k_biased"
 )
 
-# Names of tensor, pipeline and context parallelism by engine; fsdp and fsdp2 have one engine's names.
-DEGREES = {
-    "megatron": ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
-    "torchtitan": ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
-    "automodel": ("tp_size", "pp_size", "cp_size"),
-    "veomni": ("", "", "ulysses_parallel_size"),
-}
+DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+"""Megatron's names of tensor, pipeline and context parallelism."""
 
 
 def write(run: RunPlan) -> Configuration:
-    """Settings for a run.
-
-    Raises:
-        BudgetError: Sequence parallelism without Megatron, and a batch that cannot be split evenly over all devices.
-    """
+    """Settings for a run."""
     a = run.allocation
     nodes, per_node = run.nodes
-    notes = [
-        "ppo_mini_batch_size counts prompts: the trainer multiplies it by rollout.n",
-        "trainer.total_epochs is large enough for the steps, which would otherwise end early without an error",
-    ]
-    if run.world_size % 2 == 0:
-        notes.append("rollout.tensor_model_parallel_size is 2 unless it is set, and must divide the devices")
+    even = "rollout.tensor_model_parallel_size is 2 unless it is set, and must divide the devices"
     return Configuration(
         settings={
             **_parallel(run),
@@ -267,7 +233,11 @@ def write(run: RunPlan) -> Configuration:
             "trainer.total_epochs": run.epochs,
             **run.learning_rate_setting(f"{ACTOR}.optim.lr"),
         },
-        notes=tuple(notes),
+        notes=(
+            "ppo_mini_batch_size counts prompts: the trainer multiplies it by rollout.n",
+            "trainer.total_epochs is large enough for the steps, which would otherwise end early without an error",
+            *((even,) if run.world_size % 2 == 0 else ()),
+        ),
     )
 
 
@@ -275,16 +245,15 @@ def _parallel(run: RunPlan) -> dict[str, Value]:
     """Megatron where matrices or layers are shared, FSDP with Ulysses where only sequences are."""
     p = run.parallelism
     if p.tensor > 1 or p.pipeline > 1:
-        degrees = zip(DEGREES["megatron"], (p.tensor, p.pipeline, p.context), strict=True)
+        degrees = zip(DEGREES, (p.tensor, p.pipeline, p.context), strict=True)
         return {"model_engine": "megatron", **{f"{ACTOR}.megatron.{name}": degree for name, degree in degrees}}
     if p.context == 1:
         return {}
     over = run.allocation.batch_rollouts % run.world_size
     if over:
         raise BudgetError(
-            f"veRL requires a batch that can be split evenly over all {run.world_size} devices, and not only over the "
-            f"{run.data_parallel} data-parallel ranks, unless it trains with Megatron (tensor or pipeline "
-            f"parallelism); {run.allocation.batch_rollouts:,} rollouts leave {over} over"
+            f"without Megatron, veRL splits a batch over all {run.world_size} devices, not over {run.data_parallel} "
+            f"data-parallel ranks; {run.allocation.batch_rollouts:,} rollouts leave {over} over"
         )
     return {f"{ACTOR}.ulysses_sequence_parallel_size": p.context, "actor_rollout_ref.model.use_remove_padding": True}
 
@@ -298,9 +267,8 @@ def parse(settings: Settings) -> Batching:
     problems = settings.whole("data.train_batch_size", default=1024)
     passes = settings.whole(f"{ACTOR}.ppo_epochs") or 1
     nodes = settings.whole("trainer.nnodes", default=1)
-    per_node = settings.whole("trainer.n_gpus_per_node", default=8)
-    world = nodes * per_node if nodes and per_node else None
-    engine, ranks = _engine(settings, world)
+    world = product(nodes, settings.whole("trainer.n_gpus_per_node", default=8))
+    ranks, megatron = _ranks(settings, world)
     mini_batches = exact_quotient(problems, mini)
     if problems and mini and mini_batches is None:
         settings.inconsistent.append(
@@ -308,13 +276,16 @@ def parse(settings: Settings) -> Batching:
             "both count prompts, so do not multiply ppo_mini_batch_size by rollout.n"
         )
     dynamic = settings.is_on(f"{ACTOR}.use_dynamic_bsz")
-    sharing = ranks if engine == "megatron" or dynamic else world
-    settings.check_divides(settings.product(problems, n), sharing, world, "data.train_batch_size × rollout.n")
+    sharing = ranks if megatron or dynamic else world
+    settings.check_divides(product(problems, n), sharing, "data.train_batch_size × rollout.n")
     if mini != problems:
-        settings.check_divides(settings.product(mini, n), ranks, world, "ppo_mini_batch_size × rollout.n")
+        settings.check_divides(product(mini, n), ranks, "ppo_mini_batch_size × rollout.n")
     if not dynamic:
-        parts = {"a mini-batch": mini, **({"a batch": problems} if engine == "megatron" and mini != problems else {})}
-        _check_micro_batch(settings, parts, n, ranks)
+        micro = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+        parts = {"a mini-batch": mini, **({"a batch": problems} if megatron and mini != problems else {})}
+        for name, prompts in parts.items():
+            of = f"that a data-parallel rank has of {name} ({prompts or 0:,} prompts × {n} / {ranks})"
+            settings.check_micro_batch(micro, product(prompts, n), of)
     generated, filters = settings.whole("data.gen_batch_size"), settings.is_on("algorithm.filter_groups.enable")
     # The former trainer's loader gives batches of gen_batch_size, of which a step takes one or more.
     loaded = bool(filters and generated and problems and generated != problems and not is_v1(settings))
@@ -325,30 +296,21 @@ def parse(settings: Settings) -> Batching:
         settings.whole("trainer.total_training_steps"), epochs, fetched and fetched * least, "trainer.total_epochs"
     )
     if loaded and fetched:
-        whole = settings.product(epochs, settings.problems and settings.problems // fetched, fetched, n)
+        whole = product(epochs, settings.problems and settings.problems // fetched, fetched, n)
         most = "" if whole is None else f"at most {whole:,} rollouts and "
         settings.notes.append(
-            f"the former trainer loads {fetched:,} prompts at once, and with filter_groups a step takes {least:,} or "
-            f"more such batches: {most}fewer steps than planned, where groups are filtered; how many is known only "
-            "afterwards (train/num_gen_batches)"
+            f"the former trainer loads {fetched:,} prompts at once, of which a step takes {least:,} or more batches: "
+            f"{most}fewer steps than planned, where groups are filtered (train/num_gen_batches)"
         )
     elif filters or (generated and problems and generated != problems):
-        settings.notes.append(
-            "filter_groups generates until a batch is full, so more than B_p · n · M rollouts; how many is known "
-            "only afterwards (training/filter_groups/evicted_samples)"
-        )
+        settings.note_more("filter_groups", " (training/filter_groups/evicted_samples)")
     remax = has_baseline(settings)
     if remax:
-        settings.notes.append(
-            "remax samples one greedy response per prompt in addition to rollout.n, as its baseline, which is paid for "
-            "and not trained on"
-        )
+        settings.notes.append("remax samples a greedy response per prompt as its baseline, in addition to rollout.n")
     mode = settings.text(f"{V1}.trainer_mode", default="sync")
     if mode != "sync" and is_v1(settings):
         ahead = settings.values.get(f"{V1}.{mode}.num_warmup_batches", 1)
-        settings.notes.append(
-            f"{mode} starts {ahead} batches ahead, and replaces what it evicts, in addition to B_p · n · M rollouts"
-        )
+        settings.notes.append(f"{mode} starts {ahead} batches ahead, and replaces what it evicts, in addition")
         if mode == "separate_async":
             settings.notes.append(f"{mode} samples on {ROLLOUT}.nnodes × {ROLLOUT}.n_gpus_per_node further devices")
     updates = mini_batches * passes if mini_batches else None
@@ -360,8 +322,6 @@ def parse(settings: Settings) -> Batching:
         passes=passes,
         problems_per_batch=mini if loaded else None,
         update_steps=steps * updates if loaded and steps and updates else None,
-        world_size=world,
-        data_parallel=ranks,
         baseline_rollouts=int(remax),
     )
 
@@ -374,57 +334,30 @@ def _parse_fully_async(settings: Settings, mini: int | None, n: int | None) -> B
     if prompts is None:
         settings.note_missing("update steps", "rollout.total_rollout_steps")
     nodes = settings.whole("trainer.nnodes", default=1)
-    world = settings.product(nodes, settings.whole("trainer.n_gpus_per_node", default=8))
-    problems = settings.product(mini, fetches, batches)
-    settings.notes.append(
-        "the fully asynchronous trainer generates ahead of the steps it takes, on further devices: up to "
-        "1 + staleness_threshold versions of the parameters"
-    )
+    _ranks(settings, product(nodes, settings.whole("trainer.n_gpus_per_node", default=8)))
+    problems = product(mini, fetches, batches)
+    settings.notes.append("up to 1 + staleness_threshold versions are generated ahead, on further devices")
     return settings.batching(
         problems_generated=problems,
         rollouts_per_problem=n,
         generations=prompts // problems if prompts and problems else None,
         updates=fetches * batches * passes,
         passes=passes,
-        world_size=world,
-        data_parallel=_engine(settings, world)[1],
     )
 
 
-def _check_micro_batch(settings: Settings, of: Mapping[str, int | None], n: int | None, ranks: int | None) -> None:
-    """Note a micro-batch that does not divide a rank's share of the parts that veRL checks.
-
-    Args:
-        of: Prompts of each part, by its name.
-    """
-    micro = settings.whole(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
-    for name, prompts in of.items():
-        share = exact_quotient(settings.product(prompts, n), ranks)
-        if micro and share and share % micro:
-            settings.inconsistent.append(
-                f"ppo_micro_batch_size_per_gpu counts responses: {micro} does not divide the {share:,} that a "
-                f"data-parallel rank has of {name} ({prompts:,} prompts × {n} / {ranks})"
-            )
-
-
-def _engine(settings: Settings, world: int | None) -> tuple[str, int | None]:
-    """The training engine, and its data-parallel ranks."""
-    said = settings.find("model_engine", f"{ACTOR}.strategy")[1]
-    file = settings.values.get("config_name")
-    if said is None and (isinstance(file, str) and "megatron" in file):
+def _ranks(settings: Settings, world: int | None) -> tuple[int | None, bool]:
+    """Data-parallel ranks, and whether they are Megatron's, which settings of its degrees imply."""
+    said, file = settings.find("model_engine", f"{ACTOR}.strategy")[1], settings.values.get("config_name")
+    if said is None and isinstance(file, str) and "megatron" in file:
         said = "megatron"
-    if said is None:
-        # Settings for Megatron's degrees imply Megatron, which may be chosen in another file.
-        said = next(
-            (name for name in DEGREES if any(k.startswith(f"{ACTOR}.{name}.") for k in settings.values)), "fsdp"
-        )
-    engine = said if isinstance(said, str) and said in DEGREES else "fsdp"
-    if engine == "fsdp":
-        sequences = (f"{ACTOR}.ulysses_sequence_parallel_size", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
-        larger = [name for name in sequences if settings.values.get(name) not in (None, 1)]
-        return engine, settings.ranks(world, context=larger[:1] or sequences)
-    tensor, pipeline, context = ((f"{ACTOR}.{engine}.{name}",) if name else () for name in DEGREES[engine])
-    return engine, settings.ranks(world, tensor=tensor, pipeline=pipeline, context=context)
+    if said is None and any(key.startswith(f"{ACTOR}.megatron.") for key in settings.values):
+        said = "megatron"
+    if said == "megatron":
+        return settings.ranks(world, *((f"{ACTOR}.megatron.{name}",) for name in DEGREES)), True
+    sequences = (f"{ACTOR}.ulysses_sequence_parallel_size", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
+    larger = [name for name in sequences if settings.values.get(name) not in (None, 1)]
+    return settings.ranks(world, context=larger[:1] or sequences), False
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
@@ -441,8 +374,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
         for step, by_source in scored.items()
     }
     evals = counting.evaluations(found)
-    if evals:
-        note_no_tokens(log, settings, evals, LENGTH)
+    note_no_tokens(log, settings, evals, LENGTH)
     return evals
 
 
@@ -465,14 +397,11 @@ def _kinds(log: Log, settings: Settings) -> dict[str, str]:
     wanted = settings.text("metric")
     lacking = next((source for source, kinds in sorted(by_source.items()) if wanted and wanted not in kinds), None)
     if lacking is not None:
-        raise BudgetError(
-            f"{log.name}: metric is {wanted!r}, which is not logged of {lacking}; there are "
-            f"{', '.join(sorted(by_source[lacking]))}"
-        )
-    best = {
-        s: wanted or next((k for k in ("acc", "reward", "score") if k in kinds), "") for s, kinds in by_source.items()
-    }
-    return {source: kind for source, kind in best.items() if kind}
+        kinds = ", ".join(sorted(by_source[lacking]))
+        raise BudgetError(f"{log.name}: metric is {wanted!r}, which is not logged of {lacking}; there are {kinds}")
+    chosen = [(s, k) for s, kinds in by_source.items() for k in (wanted, "acc", "reward", "score") if k in kinds]
+    # The first counts.
+    return dict(reversed(chosen))
 
 
 def _scores(metrics: Mapping[str, float], kinds: Mapping[str, str]) -> dict[str, dict[str, float]]:
@@ -492,10 +421,7 @@ def _model_lengths(log: Log, settings: Settings) -> list[float]:
     calls = max((metrics.get("tool_call_counts/mean", 0.0) for _, metrics in log.rows), default=0.0)
     if most <= 2 and calls <= 0:
         return lengths(log, LENGTH)
-    settings.notes.append(
-        f"{LENGTH} counts what tools wrote (num_turns/mean is up to {most:g}), and the model's own tokens are not "
-        "logged: tokens are 0 and cannot be the unit of a fit"
-    )
+    settings.notes.append(f"{LENGTH} counts what tools wrote (num_turns/mean is up to {most:g}): tokens are 0")
     return [0.0] * len(log.rows)
 
 

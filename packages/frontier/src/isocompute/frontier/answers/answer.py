@@ -11,11 +11,9 @@ import numpy as np
 
 from ..data.curves import Array
 from ..data.reading import short
-from ..posterior.decision import NEAR, Decision, DecisionPath, Option, at_best_rates
-from ..posterior.health import FAILED
-from ..posterior.misfit import Ending, Misfit
+from ..posterior.decision import NEAR, Decision, DecisionPath, Ending, Misfit, Option, at_best_rates
+from ..posterior.health import FAILED, Prepared
 from ..posterior.posterior import AGREED, Posterior
-from ..posterior.preparation import Prepared
 from ..posterior.runs import Setting
 
 COUNTED = 4.0

@@ -20,13 +20,22 @@ from ..contract.files import write_text
 from ..data.curves import TOLERANCE, Array, Mask
 from ..data.reading import short, write_parquet
 from ..errors import FrontierError
-from ..posterior.decision import Decision, DecisionPath, Option, decide, failure_rates, path_of
+from ..posterior.decision import (
+    Decision,
+    DecisionPath,
+    Ending,
+    Misfit,
+    Option,
+    decide,
+    endings,
+    failure_rates,
+    misfits,
+    path_of,
+)
 from ..posterior.families import Priors
-from ..posterior.health import Finding, Health, Kind
-from ..posterior.misfit import Ending, Misfit, endings, misfits
+from ..posterior.health import Failures, Finding, Health, Kind, Prepared
 from ..posterior.model import Model, coordinates
 from ..posterior.posterior import Posterior
-from ..posterior.preparation import Failures, Prepared
 from ..posterior.runs import Runs, Setting, padded
 from . import paper
 from .answer import COUNTED, SLACK, Answer, Unmeasured, differing, left_out_of, name, of_data, of_risk, rounded

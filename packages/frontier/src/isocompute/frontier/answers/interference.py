@@ -9,6 +9,8 @@ import polars as pl
 
 from ..data.curves import Array, sampling_variance
 from ..errors import FrontierError
+from ..posterior.health import judge
+from ..posterior.runs import runs_of
 
 RUN = ("run_id", "rollouts_per_problem", "problems_per_batch")
 NEAR = 0.1
@@ -67,6 +69,70 @@ def interference(pass_rates: pl.DataFrame, evals: pl.DataFrame, *, bins: int = 1
         )
     moved = pl.when(pl.len().over("run_id") > 1).then("distance_to_start")
     return pl.DataFrame(rows).with_columns(distance_to_start=moved)
+
+
+def comparable(evals: pl.DataFrame, *, problems_per_batch: int | None = None) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """Evaluations of runs that differ in n alone, and notes that name what is left out.
+
+    They are of one B_p, did not fail, began from the base model, and each n is at its best rate: that of the highest
+    mean reward at the last evaluation by the most rollouts that every n reached. Seeds at that rate count alike; where
+    the table has no rates, runs of the first seed that every n has stand for them.
+
+    Args:
+        problems_per_batch: B_p; by default the one with the most n, and of those the one with the most runs.
+
+    Raises:
+        FrontierError: No run is left, or the table has no mean reward.
+    """
+    metric = next((c for c in evals.columns if c.startswith("avg_at_")), None)
+    if metric is None:
+        raise FrontierError("runs that failed are told by their mean reward: the evaluations have no avg_at_k")
+    split = "validation" if "validation" in evals["split"] else evals["split"][0]
+    rows = evals.filter(pl.col("split") == split).with_columns(start=pl.col("rollouts").min().over("run_id"))
+    if "learning_rate" not in rows.columns or rows["learning_rate"].null_count():
+        rows = rows.with_columns(learning_rate=pl.lit(None, dtype=pl.Float64))
+    sizes = rows.group_by("problems_per_batch").agg(
+        pl.col("rollouts_per_problem").n_unique(), runs=pl.col("run_id").n_unique()
+    )
+    if problems_per_batch is None:
+        problems_per_batch = int(sizes.sort("rollouts_per_problem", "runs")["problems_per_batch"][-1])
+    kept = rows.filter((pl.col("problems_per_batch") == problems_per_batch) & (pl.col("start") == rows["start"].min()))
+    if kept.is_empty():
+        raise FrontierError(f"no run has B_p = {problems_per_batch}")
+    judged = judge(runs_of(kept, metric=metric, unit="rollouts", split=split, group="run_id"))
+    of_n = dict(kept.select("run_id", "rollouts_per_problem").iter_rows())
+    dead = {health.run_id: health.evidence for health in judged if health.failed}
+    alive = kept.filter(~pl.col("run_id").is_in(list(dead)))
+    if alive.is_empty():
+        raise FrontierError(f"every run of B_p = {problems_per_batch} failed")
+    chosen = _at_best_rates(alive, metric)
+    left = rows["run_id"].n_unique() - kept["run_id"].n_unique()
+    others = alive["run_id"].n_unique() - len(chosen)
+    notes = [f"n = {of_n[run]}, run {run} failed and is left out: it {evidence}" for run, evidence in dead.items()]
+    if left:
+        notes.append(
+            f"{left} runs of another B_p than {problems_per_batch}, or that go on from another run, are left out"
+        )
+    if others:
+        notes.append(f"{others} runs at other rates, or of other seeds where no rate is known, are left out")
+    return evals.filter(pl.col("run_id").is_in(chosen)), tuple(notes)
+
+
+def _at_best_rates(rows: pl.DataFrame, metric: str) -> list[str]:
+    """Run ids of each n at the rate of its highest reward."""
+    ends = rows.group_by("rollouts_per_problem").agg(pl.col("rollouts").max())
+    keys = ["rollouts_per_problem", "learning_rate", "seed", "run_id"]
+    last = rows.filter(pl.col("rollouts") <= ends["rollouts"].to_numpy().min() * (1 + NEAR)).sort("rollouts")
+    last = last.group_by(keys, maintain_order=True).agg(pl.col(metric).last())
+    rate = ["rollouts_per_problem", "learning_rate"]
+    if last["learning_rate"].null_count():
+        shared = last.group_by("seed").agg(pl.col("rollouts_per_problem").n_unique())
+        seed = shared.sort(-pl.col("rollouts_per_problem").cast(pl.Int64), "seed")["seed"][0]
+        # Runs of one n and seed differ in their rates.
+        last, rate = last.filter(pl.col("seed") == seed), ["rollouts_per_problem", "run_id"]
+    best = last.group_by(rate).agg(pl.col(metric).mean()).sort(metric, *rate)
+    best = best.group_by("rollouts_per_problem", maintain_order=True).last()
+    return last.join(best, on=rate, nulls_equal=True).sort("rollouts_per_problem", "seed")["run_id"].to_list()
 
 
 def at_equal_rollouts(measures: pl.DataFrame) -> pl.DataFrame:

@@ -21,7 +21,7 @@ import polars as pl
 
 from ..contract.files import write_text
 from ..data.curves import Array, Curve, curves, not_beyond, of_records
-from ..data.reading import amount, write_parquet
+from ..data.reading import amount, short, write_parquet
 from ..errors import Flag, FrontierError
 from ..fitting.nstar import Sigmoid, fit_n_star
 from ..fitting.point import FORMS, Parameters, fit_form
@@ -150,7 +150,7 @@ class PaperFits:
             return Sigmoid(params=None, intervals={}, flags=(Flag.FIT_FAILED,))
         n = np.array([c.curve.rollouts_per_problem for c in self.fitted], dtype=np.float64)
         found = fit_n_star(self.compute, n[self.best])
-        at_largest = (found.plateau or 0.0) > n.max() * (1 + 1e-9)
+        at_largest = n[self.best[-1]] == n.max() > n.min()
         return replace(found, flags=(*found.flags, Flag.AT_LARGEST_N)) if at_largest else found
 
     def segments(self) -> list[tuple[float, PaperCurve]]:
@@ -223,7 +223,7 @@ class PaperFits:
         for compute, c in self.segments():
             cell = f"{c.curve.rollouts_per_problem:4d} {c.curve.problems_per_batch:5d}"
             lines.append(f"   {amount(compute):>17} {cell} {float(c.reached(compute)):14.3f}")
-        lines.append(self.n_star.summary())
+        lines.append(self.n_star.summary(last=short(float(self.compute[-1])) if config.unit == "rollouts" else ""))
         for n, size in self.smallest_stable().items():
             lines.append(f"smallest stable B_p at n = {n}: {size or 'none, every one collapses'}")
         return "\n".join(lines)
@@ -293,7 +293,7 @@ def _least_squares(form: str, curve: Curve) -> Parameters | None:
     if len(np.unique(curve.compute[curve.compute > 0])) < 3:
         return None
     # Rewards lie within 1 of each other, so that with this error the robust loss of `fit_form` is a plain square.
-    return fit_form(form, curve.compute, curve.reward, np.full(len(curve.compute), 1 / 3), None).parameters
+    return fit_form(form, curve.compute, curve.reward, np.full(len(curve.compute), 1 / 3), None)
 
 
 def _collapses(curve: Curve) -> bool:

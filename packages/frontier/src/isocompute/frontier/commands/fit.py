@@ -19,8 +19,8 @@ from ..data.reading import not_read, read_evals, short, with_gpu_hours, write_pa
 from ..errors import FrontierError
 from ..fitting.point import FORMS
 from ..notebook import Fit, Frontier
-from ..posterior.evaluations import POPULATION
 from ..posterior.families import Priors
+from ..posterior.runs import POPULATION
 from ..show.drawing import save
 from ..show.panels import gap_panel
 from ..show.paper import paper_figures

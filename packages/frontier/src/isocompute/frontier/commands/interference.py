@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
-from ..answers.interference import at_equal_rollouts, interference
+from ..answers.interference import at_equal_rollouts, comparable, interference
 from ..contract import tables
 from ..data.reading import write_parquet
 from ..errors import FrontierError
@@ -27,6 +27,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         f"of the training problems where it holds {TRAINING}",
     )
     parser.add_argument("--evals", help="evals of the same runs, for their rollouts; by default those of the source")
+    parser.add_argument(
+        "--problems-per-batch", type=int, help="B_p of the runs that are compared (default: that of the most n)"
+    )
     parser.add_argument("--out", required=True, type=Path, help="folder for interference.parquet and its figure")
     parser.set_defaults(run=run)
 
@@ -43,18 +46,24 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     training = Path(source) / TRAINING
     of = "training problems" if training.is_file() else "problems"
     pass_rates = tables.read(training if training.is_file() else source, "pass_rates")
-    evals = tables.read(arguments.evals or source, "evals")
+    evals, notes = comparable(
+        tables.read(arguments.evals or source, "evals"), problems_per_batch=arguments.problems_per_batch
+    )
     measures = interference(pass_rates, evals)
     write_parquet(measures, arguments.out / "interference.parquet")
     save(interference_panels(pass_rates, evals, of=of), arguments.out / "interference")
     matched = at_equal_rollouts(measures)
-    yield f"{matched['problems'][0]:,} {of}, at {max(matched['rollouts'].to_list()):,} rollouts:"
+    yield (
+        f"{matched['problems'][0]:,} {of}, at {max(matched['rollouts'].to_list()):,} rollouts, "
+        f"B_p = {matched['problems_per_batch'][0]}, each n at its best rate:"
+    )
     means = [pl.col(c).mean() for c in ("mean", "zero_fraction", "one_fraction", "dispersion", "distance_to_start")]
-    for row in matched.group_by("rollouts_per_problem").agg(pl.len(), *means).sort("rollouts_per_problem").to_dicts():
+    for row in matched.group_by("rollouts_per_problem").agg("run_id", *means).sort("rollouts_per_problem").to_dicts():
         moved = "" if row["distance_to_start"] is None else f", moved {row['distance_to_start']:.3f}"
         yield (
             f"n = {row['rollouts_per_problem']:4d}: mean {row['mean']:.3f}, never solved {row['zero_fraction']:.1%}, "
             f"always solved {row['one_fraction']:.1%}, dispersion {row['dispersion']:.3f}{moved} "
-            f"({row['len']} run{'s' if row['len'] > 1 else ''})"
+            f"(run{'s' if len(row['run_id']) > 1 else ''} {', '.join(row['run_id'])})"
         )
+    yield from (f"note: {note}" for note in notes)
     yield f"figure: {arguments.out / 'interference.png'}"

@@ -6,12 +6,11 @@ import argparse
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from ..answers.forecast import METHODS, Forecast, ForecastConfig, forecast, forecasts_over_cuts, leave_one_out
+from ..answers.forecast import METHODS, ForecastConfig, forecast
+from ..answers.recipes import leave_one_out
 from ..data.reading import one_run, read_columns, read_series
 from ..errors import FrontierError
-from ..fitting.point import FORMS
 from ..show.drawing import save
 from ..show.panels import efficiency_panel, forecast_panel
 from .arguments import assignment, positive, write_json
@@ -31,15 +30,19 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="COLUMN=VALUE",
         help="only these rows, where the file holds several curves",
     )
-    parser.add_argument("--form", default="hill", choices=FORMS)
     parser.add_argument("--r0", type=float, help="reward before training, held fixed")
     parser.add_argument("--fit-min", type=positive, default=0.0, metavar="X", help="least compute fitted")
     parser.add_argument("--fit-max", type=positive, default=math.inf, metavar="X", help="most; beyond is the extension")
-    parser.add_argument("--method", default="projection", choices=METHODS)
     parser.add_argument(
-        "--cuts", type=positive, nargs="+", metavar="X", help="also a table of the fits up to these cuts"
+        "--method", default=METHODS[0], choices=METHODS, help="paper: ScaleRL's sigmoid by its own grid, from --r0"
     )
-    parser.add_argument("--bootstrap", type=int, default=1000)
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="FIT",
+        help="a published fit that the prior leaves out, where the run is that one",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw fit and extension here, as SVG and PNG")
     parser.add_argument(
@@ -73,12 +76,11 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     if arguments.efficiency or arguments.asymptote is not None or arguments.reward is not None:
         raise FrontierError("--efficiency, --asymptote and --reward compare recipes: name their column with --series")
     config = ForecastConfig(
-        form=arguments.form,
         r0=arguments.r0,
         fit_min=arguments.fit_min,
         fit_max=arguments.fit_max,
         method=arguments.method,
-        bootstrap=arguments.bootstrap,
+        without=tuple(arguments.without),
         seed=arguments.seed,
     )
     where = dict(arguments.where)
@@ -86,32 +88,11 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     one_run(arguments.curve, arguments.x, arguments.y, where)
     if ((y < 0) | (y > 1)).any():
         raise FrontierError(f"{arguments.curve}: the column {arguments.y} has rewards outside 0 to 1")
-    found = forecast(x, y, config)
+    found = forecast(x, y, config, unit=arguments.x)
     yield from found.summary().splitlines()
     if arguments.figure:
         save(forecast_panel(found, x, y, arguments.x, arguments.y), arguments.figure)
-    document = found.as_dict()
-    if arguments.cuts:
-        results = forecasts_over_cuts(x, y, config, arguments.cuts)
-        yield from ("", "         cut  points  parameters")
-        yield from (_line(cut, result) for cut, result in results)
-        document["cuts"] = [_entry(cut, result) for cut, result in results]
-    write_json(document, arguments.json)
-
-
-def _line(cut: float, result: Forecast | FrontierError) -> str:
-    """One cut to be printed."""
-    if isinstance(result, FrontierError):
-        return f"{cut:12,.6g}          {result}"
-    named = "  ".join(f"{k} {v:.5g}" for k, v in result.parameters.named().items())
-    return f"{cut:12,.6g}  {result.fitted:6d}  {named}"
-
-
-def _entry(cut: float, result: Forecast | FrontierError) -> dict[str, Any]:
-    """One cut in the document."""
-    if isinstance(result, FrontierError):
-        return {"cut": cut, "reason": str(result)}
-    return {"cut": cut, **result.as_dict()}
+    write_json(found.as_dict(), arguments.json)
 
 
 def _compare_recipes(arguments: argparse.Namespace) -> Iterable[str]:

@@ -1,7 +1,7 @@
 """Curves and errors: the evaluations of one (n, B_p) in one unit of compute, and how exactly each measures its metric.
 
 Errors are those of sampling responses: what would differ if the same questions were asked again. The luck of which
-questions are asked is another matter (``posterior/preparation.py``).
+questions are asked is another matter (``posterior/health.py``).
 """
 
 from __future__ import annotations

@@ -11,8 +11,12 @@ from scipy.optimize import least_squares
 
 from ..data.curves import Array
 from ..errors import MEANING, Flag, FrontierError
-from .intervals import band
+from .intervals import ends
 
+PRINTED = {"L": 6.09, "k": 4.75, "x0": 5.84, "b": 2.73}
+"""The paper's own, of Figure 7 for Easy at B_p = 32: n* saturates at 2^8.82, or 452."""
+PRINTED_TO = "10M"
+"""Rollouts to which its axis goes."""
 BOUNDS = {"L": (0.0, 20.0), "k": (0.1, 50.0), "x0": (-2.0, 20.0), "b": (-2.0, 12.0)}
 
 
@@ -33,7 +37,12 @@ class Sigmoid:
 
     @property
     def plateau(self) -> float | None:
-        """The n* of saturation, 2^(L + b), or the one n that is best everywhere; None without either."""
+        """The n* of saturation, 2^(L + b), or the one n that is best everywhere.
+
+        None without either, and where the largest n that was run is the best at the end: it does not saturate there.
+        """
+        if Flag.AT_LARGEST_N in self.flags:
+            return None
         return 2.0 ** (self.params["L"] + self.params["b"]) if self.params else self.constant
 
     def at(self, compute: Array) -> Array:
@@ -58,16 +67,28 @@ class Sigmoid:
             "constant": self.constant,
         }
 
-    def summary(self) -> str:
-        """The parameters with their intervals, to be printed."""
+    def summary(self, *, last: str = "") -> str:
+        """The parameters with their intervals, to be printed.
+
+        Args:
+            last: Rollouts at which the data end, to print the paper's parameters beside these.
+        """
+        notes = [f"  note: {MEANING[flag]}" for flag in self.flags]
         if self.params is None:
-            return f"n* is {self.constant} everywhere: there is no transition" if self.constant else "no fit"
-        lines = ["log2 n* = L / (1 + exp(-k (log10 C - x0))) + b"]
+            said = f"n* is {self.constant} everywhere: there is no transition" if self.constant else "no fit"
+            return "\n".join([said, *notes])
+        lines = ["log2 n* = L / (1 + exp(-k (log10 C - x0))) + b" + "      paper, Easy" * bool(last)]
         for name, value in self.params.items():
             span = self.intervals.get(name)
-            lines.append(f"  {name:2} {value:8.3f}" + (f"  (95 %: {span[0]:.3f} to {span[1]:.3f})" if span else ""))
-        lines.append(f"n* saturates at {self.plateau:,.0f}, which is 2^(L + b)")
-        return "\n".join(lines + [f"  note: {MEANING[flag]}" for flag in self.flags])
+            beside = f"{PRINTED[name]:47.3f}" if last else ""
+            lines.append(
+                f"  {name:2} {value:8.3f}{beside}" + (f"  (95 %: {span[0]:.3f} to {span[1]:.3f})" if span else "")
+            )
+        said = "n* does not saturate" if self.plateau is None else f"n* saturates at {self.plateau:,.0f}"
+        if last:
+            printed = f"{2 ** (PRINTED['L'] + PRINTED['b']):,.0f}"
+            said += f"; these data end at {last}, the paper's at {PRINTED_TO}, where n* saturates at {printed}"
+        return "\n".join([*lines, said, *notes])
 
 
 def sigmoid(log10_compute: Array, params: Mapping[str, float | Array]) -> Array:
@@ -148,7 +169,7 @@ def fit_points(compute: Array, n: Array, *, refits: int = 200, seed: int = 0) ->
             draws.append(again)
     intervals = {}
     if len(draws) >= 20:
-        low, high = band(np.array([[d[k] for k in params] for d in draws]))
+        low, high = ends(np.array([[d[k] for k in params] for d in draws]))
         intervals = dict(zip(params, zip(low.tolist(), high.tolist(), strict=True), strict=True))
     if BOUNDS["k"][1] - params["k"] < 1e-3:
         flags = (*flags, Flag.AT_BOUND)

@@ -103,10 +103,12 @@ class Scaled(NamedTuple):
     Attributes:
         values: Of each family, shape ``(chains, rows, members)``.
         unit: What 1 in the vector is in it, of all families, shape ``(chains, numbers)``.
+        whole: All numbers, likewise.
     """
 
     values: dict[str, Array]
     unit: Array
+    whole: Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,11 +170,21 @@ class Families:
         heavy = np.flatnonzero(np.isfinite(degrees))
         return heavy, degrees[heavy]
 
+    @cached_property
+    def _first(self) -> Index:
+        """Where each row begins among the numbers, shape ``(rows,)``."""
+        return np.flatnonzero(np.diff(self._row, prepend=-1))
+
+    @cached_property
+    def _members(self) -> Array:
+        """Numbers of each row, shape ``(rows,)``."""
+        return np.bincount(self._row).astype(np.float64)
+
     def scaled(self, theta: Array) -> Scaled:
         """All numbers in their own unit."""
         unit = _taken(self._median * np.exp(self._powers[1] * _taken(theta, self.deviations)), self._row)
-        values = unit * _taken(theta, self.numbers)
-        return Scaled({name: self._rows(values, name) for name in self.families}, unit)
+        whole = unit * _taken(theta, self.numbers)
+        return Scaled({name: self._rows(whole, name) for name in self.families}, unit, whole)
 
     def deviation(self, theta: Array, name: str) -> Array:
         """Standard deviations (of the Student-t ones their scale) of a family, shape ``(chains, rows)``."""
@@ -181,15 +193,9 @@ class Families:
 
     def back(self, by_value: dict[str, Array], scaled: Scaled, gradient: Array) -> None:
         """Write the gradient by the vector, from that by the numbers in their own unit."""
-        by_all = np.empty_like(scaled.unit)
-        for name, own in self.own.items():
-            by_all[:, own] = by_value[name].reshape(len(gradient), -1)
-            family, deviation = self.families[name], self.parts[name + "_sd"]
-            gradient[:, deviation] = 0.0
-            if family.centred < 1:
-                turned = (by_value[name] * scaled.values[name]).sum(axis=2)
-                gradient[:, deviation] = (1 - family.centred) * family.factor * turned
+        by_all = np.concatenate([by_value[name].reshape(len(gradient), -1) for name in self.families], axis=1)
         gradient[:, self.numbers] = by_all * scaled.unit
+        gradient[:, self.deviations] = self._powers[1] * self._sums(by_all * scaled.whole)
 
     def prior(self, theta: Array, gradient: Array) -> Array:
         """Logarithm of the prior density of the numbers, shape ``(chains,)``, given their deviations.
@@ -197,26 +203,21 @@ class Families:
         Args:
             gradient: By the vector; its numbers are written, and what deviations add to it is added.
         """
-        scale = np.exp(self._powers[0] * _taken(theta, self.deviations))
-        wide = _taken(scale, self._row)
-        unit = _taken(theta, self.numbers) / wide
-        density, slope = -0.5 * unit**2, -unit
+        power = self._powers[0] * _taken(theta, self.deviations)
+        narrow = _taken(np.exp(-power), self._row)
+        unit = _taken(theta, self.numbers) * narrow
+        slope, square = -unit, unit**2
         heavy, degrees = self._heavy
-        far = _taken(unit, heavy)
-        square = far**2
-        density[:, heavy] = -0.5 * (degrees + 1) * np.log1p(square / degrees)
-        slope[:, heavy] = -(degrees + 1) * far / (degrees + square)
-        density -= _taken(np.log(scale), self._row)
-        gradient[:, self.numbers] = slope / wide
-        turned = slope * unit
-        total = np.zeros(len(theta))
-        for name, family in self.families.items():
-            total += self._rows(density, name).sum(axis=(1, 2))
-            if family.centred > 0:
-                rows = self._rows(turned, name)
-                power = family.centred * family.factor
-                gradient[:, self.parts[name + "_sd"]] -= power * (rows.sum(axis=2) + rows.shape[2])
-        return total
+        far = _taken(square, heavy)
+        slope[:, heavy] *= (degrees + 1) / (degrees + far)
+        square[:, heavy] = (degrees + 1) * np.log1p(far / degrees)
+        gradient[:, self.numbers] = slope * narrow
+        gradient[:, self.deviations] -= self._powers[0] * (self._sums(slope * unit) + self._members)
+        return np.asarray(-0.5 * square.sum(axis=1) - power @ self._members)
+
+    def _sums(self, numbers: Array) -> Array:
+        """Sums over each row, shape ``(chains, rows)``."""
+        return np.asarray(np.add.reduceat(numbers, self._first, axis=1))
 
     def _rows(self, numbers: Array, name: str) -> Array:
         """One family of all numbers, shape ``(chains, rows, members)``."""

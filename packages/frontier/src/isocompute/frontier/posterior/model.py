@@ -28,14 +28,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..data.curves import Array, Mask
+from .density import Likelihood, Numbers, bent, rise, step_share
 from .families import Families, Family, Priors, Scaled, families
 from .runs import Curves, Runs, Setting, members
-from .shapes import Bend, Rise, Turn, bent, rise, step_share
 
 TAIL = (-2.0, 1.5)
 """Mean and standard deviation of log q: a curve may be an exponential, where q is 0, as well as a power."""
@@ -148,6 +148,12 @@ class Model:
         found = np.ones(self.size, dtype=np.bool_)
         found[self._families.deviations] = False
         return found
+
+    @cached_property
+    def apart(self) -> NDArray[np.int64]:
+        """Indices of the seed's amplitude and timing of each run, independent given all else, shape ``(runs, 2)``."""
+        part = self.parts["seeds"]
+        return np.arange(part.start, part.stop).reshape(2, -1).T
 
     @cached_property
     def _log_compute(self) -> Array:
@@ -291,77 +297,74 @@ class Model:
 
     def curves(self, theta: Array) -> Array:
         """Fitted reward of every run at its evaluations, shape ``(chains, runs, points)``."""
-        return self._forward(theta).reward
+        made = self._made_of(theta)[0]
+        start, gain, shape, timing, slope, onset = (each[:, :, None] for each in made[:6])
+        tail, height, when, speed, fall = (each[:, None, None] for each in made[6:11])
+        share = rise(shape * (self._log_compute - timing), tail)
+        risen = bent(share, slope, self._log_compute - onset, speed, fall)
+        return np.asarray(start + height * step_share(self._log_compute - when) + gain * risen)
 
-    def _forward(self, theta: Array) -> _Forward:
-        own, cell, numbers = self.curve.of_run, self.runs.cell, self._families.scaled(theta)
+    @cached_property
+    def _likelihood(self) -> Likelihood:
+        return Likelihood.of(self.runs)
+
+    def _made_of(self, theta: Array) -> tuple[Numbers, Scaled, Array]:
+        """What the curves of the runs are made of, the numbers of families, and the amplitude's share by runs."""
+        own, numbers = self.curve.of_run, self._families.scaled(theta)
         both, shapes = self._of_bases(theta, numbers)
-        seeds, tail = numbers.values["seeds"], self.tail(theta)
+        seeds, bends = numbers.values["seeds"], self._bends(theta, numbers)[:, :, self.runs.cell]
         start = self.start(theta)[:, self.runs.base_of_run]
         share = (1 / (1 + np.exp(-both[:, 0])))[:, own]
-        gain = (1 - start) * share * (1 + seeds[:, 0])
-        shape = np.exp(shapes)[:, own]
-        offset = self._log_compute - (both[:, 1][:, own] + seeds[:, 1])[:, :, None]
-        position = shape[:, :, None] * offset
-        made = rise(position, tail[:, :, None])
         height, when = self.step(theta)
-        stepped = step_share(self._log_compute - when[:, :, None])
-        slope, onset = np.moveaxis(self._bends(theta, numbers)[:, :, cell], 1, 0)
-        bend = bent(made.share, slope[:, :, None], self._log_compute - onset[:, :, None], *self.falling(theta))
-        reward = start[:, :, None] + height[:, :, None] * stepped.value + gain[:, :, None] * bend.value
-        return _Forward(reward, made, gain, shape, position, share, start, tail, numbers, stepped, bend)
+        speed, fall = self.falling(theta)
+        made = Numbers(
+            start=start,
+            gain=(1 - start) * share * (1 + seeds[:, 0]),
+            shape=np.exp(shapes)[:, own],
+            timing=both[:, 1][:, own] + seeds[:, 1],
+            slope=bends[:, 0],
+            onset=bends[:, 1],
+            tail=self.tail(theta)[:, 0],
+            height=height[:, 0],
+            when=when[:, 0],
+            speed=speed[:, 0, 0],
+            fall=fall[:, 0, 0],
+            excess=self.excess(theta)[:, 0],
+            phi=self.autocorrelation(theta)[:, 0],
+        )
+        return made, numbers, share
 
     def __call__(self, theta: Array) -> tuple[Array, Array]:
         """Logarithm of the density, shape ``(chains,)``, and its gradient, shape ``(chains, size)``."""
         p = self.parts
-        forward = self._forward(theta)
-        made, shape, share, numbers = forward.made, forward.shape, forward.share, forward.numbers
-        excess, phi = self.excess(theta), self.autocorrelation(theta)
-        noise = log_likelihood(self.runs, forward.reward, excess[:, :, None], phi[:, :, None])
-        by_value = noise.by_reward * forward.gain[:, :, None]
-        by_share = by_value * forward.bend.by_share
-        by_position = by_share * made.by_position
-        # Before training z is minus infinity and nothing depends on it.
-        position = forward.position
-        weighted = np.where(np.isfinite(position), by_position * np.maximum(position, -700.0), 0.0)
-        run_gain = (by_value * forward.bend.value).sum(axis=2)
-        run_timing = -by_position.sum(axis=2) * shape
+        made, numbers, share = self._made_of(theta)
+        value, by = self._likelihood(made)
         gradient = np.empty_like(theta)
-        by_start = noise.by_reward.sum(axis=2) - run_gain / (1 - forward.start)
+        run_gain = by.gain * made.gain
+        by_start = by.start - run_gain / (1 - made.start)
         start = self.start(theta)
         gradient[:, p["start"]] = 0.5 * start * (1 - start) * (by_start @ self._of_base)
-        gradient[:, p["tail"]] = TAIL[1] * forward.tail * (by_share * made.by_tail).sum(axis=(1, 2))[:, None]
-        self._step_gradient(theta, noise.by_reward, forward.stepped, gradient)
+        gradient[:, p["tail"]] = (TAIL[1] * made.tail * by.tail)[:, None]
+        gradient[:, p["step"]] = np.stack([STEP[0] * by.height, STEP[1] * by.when], axis=1)
         by_amplitude = run_gain / (1 + numbers.values["seeds"][:, 0])
         by_numbers = {
-            "seeds": np.stack([by_amplitude, run_timing], axis=1),
-            "bends": self._bend_gradient(theta, by_value, forward.bend, gradient),
+            "seeds": np.stack([by_amplitude, by.timing], axis=1),
+            "bends": self._bend_gradient(theta, made, by, gradient),
         }
-        by_curve = np.stack([run_gain * (1 - share), run_timing], axis=1) @ self.curve.members
-        by_numbers |= self._curve_gradient(theta, by_curve, weighted.sum(axis=2) @ self.curve.members, gradient)
+        by_curve = np.stack([run_gain * (1 - share), by.timing], axis=1) @ self.curve.members
+        by_numbers |= self._curve_gradient(theta, by_curve, (by.shape * made.shape) @ self.curve.members, gradient)
         self._families.back(by_numbers, numbers, gradient)
         own = theta[:, p["excess"]]
         floor = 0.2 * np.exp(1.5 * own)
         by_own = 0.75 * floor / (1 + floor) if self.runs.error_is_known else 1.0
-        gradient[:, p["excess"]] = by_own * noise.by_log_excess[:, None]
-        gradient[:, p["autocorrelation"]] = phi * (1 - phi) * noise.by_autocorrelation[:, None]
+        gradient[:, p["excess"]] = by_own * (by.excess * made.excess)[:, None]
+        gradient[:, p["autocorrelation"]] = (made.phi * (1 - made.phi) * by.phi)[:, None]
         prior, by_prior = self._prior(theta)
-        return noise.value + prior, gradient + by_prior
+        return value + prior, gradient + by_prior
 
-    def _step_gradient(self, theta: Array, by_reward: Array, stepped: Turn, gradient: Array) -> None:
-        part = self.parts["step"]
-        height, _ = self.step(theta)
-        by_height = (by_reward * stepped.value).sum(axis=(1, 2))
-        by_when = -(by_reward * stepped.by_position).sum(axis=(1, 2)) * height[:, 0]
-        gradient[:, part] = np.stack([STEP[0] * by_height, STEP[1] * by_when], axis=1)
-
-    def _bend_gradient(self, theta: Array, by_value: Array, bend: Bend, gradient: Array) -> Array:
-        """Chain rule to the lines of e and w and to d; returns the gradient by e of the cells."""
-        by_slope = (by_value * bend.by_slope).sum(axis=2)
-        by_onset = -(by_value * bend.by_position).sum(axis=2)
-        by_speed, by_fall = ((by_value * each).sum(axis=(1, 2)) for each in (bend.by_speed, bend.by_fall))
-        speed, fall = (each[:, 0, 0] for each in self.falling(theta))
-        by_cell = np.stack([by_slope, by_onset], axis=1) @ self._of_cell
+    def _bend_gradient(self, theta: Array, made: Numbers, by: Numbers, gradient: Array) -> Array:
+        """Chain rule to the lines of e and w and to d and f; returns the gradient by e of the cells."""
+        by_cell = np.stack([by.slope, by.onset], axis=1) @ self._of_cell
         octaves = self.at[:, 0] - self.centre[0]
         slope, onset = by_cell[:, 0], by_cell[:, 1]
         part = self.parts["bend"]
@@ -372,8 +375,8 @@ class Model:
                 BEND[1] * slope @ octaves,
                 ONSET[0] * onset.sum(axis=1),
                 ONSET[1] * onset @ octaves,
-                FALL * speed * (1 - speed) * by_speed,
-                FALL * fall * (1 - fall) * by_fall,
+                FALL * made.speed * (1 - made.speed) * by.speed,
+                FALL * made.fall * (1 - made.fall) * by.fall,
             ],
             axis=1,
         )
@@ -399,60 +402,6 @@ class Model:
         value[:, self._families.numbers] = 0.0
         total = self._families.prior(theta, gradient)
         return total + value.sum(axis=1), gradient
-
-
-class _Forward(NamedTuple):
-    """Intermediate results of the fitted rewards, by runs, that the gradient needs."""
-
-    reward: Array
-    made: Rise
-    gain: Array
-    shape: Array
-    position: Array
-    share: Array
-    start: Array
-    tail: Array
-    numbers: Scaled
-    stepped: Turn
-    bend: Bend
-
-
-class Likelihood(NamedTuple):
-    """The log-likelihood, shape ``(chains,)``, and its derivatives; by rewards, shape ``(chains, runs, points)``."""
-
-    value: Array
-    by_reward: Array
-    by_log_excess: Array
-    by_autocorrelation: Array
-
-
-def log_likelihood(runs: Runs, reward: Array, excess: Array, phi: Array) -> Likelihood:
-    """The likelihood of the evaluations: normal, wider than their errors, autocorrelated within a run.
-
-    A residual in units of κ·e follows that of the evaluation before by φ, with innovations of variance 1 − φ².
-
-    Args:
-        reward: Fitted, shape ``(chains, runs, points)``.
-        excess: κ, shape ``(chains, 1, 1)``.
-        phi: φ, likewise.
-    """
-    seen, width = runs.seen, excess * runs.error
-    residual = np.where(seen, (runs.reward - reward) / width, 0.0)
-    left = 1 - phi**2
-    root = np.sqrt(left)
-    shock = residual.copy()
-    shock[:, :, 1:] = np.where(seen[:, 1:], (residual[:, :, 1:] - phi * residual[:, :, :-1]) / root, 0.0)
-    points, later = float(seen.sum()), float(seen[:, 1:].sum())
-    squares = (shock**2).sum(axis=(1, 2))
-    value = -0.5 * squares - points * np.log(excess[:, 0, 0]) - 0.5 * later * np.log(left[:, 0, 0])
-    by_residual = -shock
-    by_residual[:, :, 1:] /= root
-    by_residual[:, :, :-1] += phi / root * shock[:, :, 1:]
-    by_reward = np.where(seen, -by_residual / width, 0.0)
-    change = -residual[:, :, :-1] / root + shock[:, :, 1:] * phi / left
-    # Where nothing was seen the shock is 0.
-    turned = (shock[:, :, 1:] * change).sum(axis=(1, 2))
-    return Likelihood(value, by_reward, squares - points, later * (phi / left)[:, 0, 0] - turned)
 
 
 LENGTHS = (2.5, 2.5, 2.0)

@@ -1,4 +1,4 @@
-"""The runs of a sweep as arrays: one row per run, padded, and the cell that each run belongs to."""
+"""The runs of a sweep: one record each, with the error of every evaluation, and all as padded arrays."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
-from ..data.curves import Array, Mask, binomial_error
+from ..data.curves import UNITS, Array, Mask, binomial_error, chosen_rows, errors_and_answers, trials_of
+from ..errors import FrontierError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,3 +157,205 @@ def padded(rows: Sequence[Array], fill: float) -> Array:
     for row, values in zip(whole, rows, strict=True):
         row[: len(values)] = values
     return whole
+
+
+CELL = ("problems_per_batch", "rollouts_per_problem", "learning_rate")
+POPULATION = ("base_model",)
+"""Columns whose values are draws: what a decision is to hold for is another one like them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The evaluations of one run, sorted by compute.
+
+    Attributes:
+        name: To be printed, such as ``n = 8, seed 1``; other settings are in it where they differ in the sweep.
+        compute: In the unit of the fit, shape ``(evaluations,)``.
+        reward: The metric. It may lie outside 0 to 1, where a run was logged in another unit.
+        error: Standard error of each evaluation, at the reward that was measured.
+        trials: How many independent responses each evaluation counts as; None where its error is not binomial.
+        error_is_known: True where the error is that of sampling responses; else only ratios of errors mean something.
+        base: Which draw it is of, such as its base model; empty where there is one.
+        answers: Each question's contribution to each evaluation, shape ``(evaluations, questions)``; None without pass
+            rates.
+    """
+
+    name: str
+    run_id: str | None
+    cell: Setting
+    seed: int
+    compute: Array
+    reward: Array
+    error: Array
+    trials: Array | None = None
+    error_is_known: bool = True
+    base: str = ""
+    answers: Array | None = None
+
+    @property
+    def last(self) -> float:
+        """Compute of the last evaluation."""
+        return float(self.compute[-1])
+
+    def error_at(self, rate: Array) -> Array:
+        """Standard errors of its evaluations if their true rewards were these: a share of 0 has an error too.
+
+        Args:
+            rate: Shape ``(evaluations,)``.
+        """
+        if self.trials is None:
+            return self.error
+        return binomial_error(np.clip(rate, 0.5 / self.trials, 1 - 0.5 / self.trials), self.trials)
+
+    def without(self, dropped: Sequence[int]) -> Run:
+        """The run less some of its evaluations."""
+        kept = np.ones(len(self.compute), dtype=np.bool_)
+        kept[list(dropped)] = False
+        return replace(
+            self,
+            compute=self.compute[kept],
+            reward=self.reward[kept],
+            error=self.error[kept],
+            trials=None if self.trials is None else self.trials[kept],
+            answers=None if self.answers is None else self.answers[kept],
+        )
+
+
+def runs_of(
+    evals: pl.DataFrame,
+    *,
+    metric: str,
+    unit: str,
+    split: str,
+    problem_set: str | None = None,
+    group: str | None = None,
+    population: Sequence[str] = POPULATION,
+    pass_rates: pl.DataFrame | None = None,
+) -> list[Run]:
+    """The runs of an ``evals`` table, sorted by base model, cell and seed.
+
+    Args:
+        problem_set: Problem set, needed when there are several and the population is not of them.
+        population: Columns whose values are draws, as far as there are such columns.
+        group: A further column, such as the recipe: runs that differ in it are of different cells.
+        pass_rates: A ``pass_rates`` table of the runs, for the errors of the metric, question by question.
+
+    Raises:
+        FrontierError: The metric, unit, split, problem set or grouping column is not there, several problem sets
+            are mixed, a value is not finite, two runs share cell and seed, or the pass rates are not those of the
+            evaluations.
+    """
+    rows = chosen_rows(
+        evals,
+        metric=metric,
+        unit=unit,
+        split=split,
+        problem_set=problem_set,
+        group=group,
+        mixed="problem_set" in population,
+    )
+    if "learning_rate" not in rows.columns:
+        rows = rows.with_columns(learning_rate=pl.lit(None, dtype=pl.Float64))
+    rows = rows.with_columns(pl.col("learning_rate").cast(pl.Float64))
+    error, known, trials, answers = _errors(rows, metric, pass_rates)
+    named = group if group not in (None, *CELL) else None
+    draws = [c for c in population if c in rows.columns and rows[c].n_unique() > 1]
+    keys = [*CELL, *([named] if named else []), *draws, "seed"]
+    varying = [k for k in keys[:-1] if rows[k].n_unique() > 1]
+    others = [k for k in keys[:-1] if k != "learning_rate"]
+    if rows.select(keys[:-1]).n_unique() == rows.select(others).n_unique():
+        # A rate that follows from the rest tells no runs apart.
+        varying = [k for k in varying if k != "learning_rate"]
+    runs = []
+    for key, part in rows.with_row_index("row").group_by(keys, maintain_order=True):
+        own = part.sort(UNITS[unit], metric)
+        values = dict(zip(keys, key, strict=True))
+        where, reward = own["row"].to_numpy(), own[metric].to_numpy().astype(np.float64)
+        name = _name(values, varying)
+        runs.append(
+            Run(
+                name=name,
+                run_id=_run_id(own, name),
+                cell=_cell(values, named),
+                seed=int(values["seed"]),
+                compute=own[UNITS[unit]].to_numpy().astype(np.float64),
+                reward=reward,
+                error=_scatter(reward) if error is None else error[where],
+                trials=None if trials is None else trials[where],
+                error_is_known=known,
+                base=", ".join(str(values[c]) for c in draws),
+                answers=None if answers is None else answers[where],
+            )
+        )
+    return sorted(runs, key=_order)
+
+
+def _errors(
+    rows: pl.DataFrame, metric: str, pass_rates: pl.DataFrame | None
+) -> tuple[Array | None, bool, Array | None, Array | None]:
+    """Standard errors of evaluations, whether they are known, the trials that they amount to, and the answers."""
+    reward = rows[metric].to_numpy().astype(np.float64)
+    if pass_rates is None:
+        # A run in percent is judged later; its error has no meaning, but must be a number.
+        rows = rows.with_columns(pl.col(metric).clip(0, 1))
+    error, known, answers = errors_and_answers(rows, metric, pass_rates)
+    columns = [rows[c] for c in ("questions", "samples") if c in rows.columns]
+    if len(columns) < 2 or any(column.null_count() for column in columns):
+        return (None if pass_rates is None else error), known and pass_rates is not None, None, answers
+    trials, _ = trials_of(metric, *(column.to_numpy() for column in columns))
+    if pass_rates is not None and error is not None:
+        # Questions of unequal difficulty count as more responses than were sampled.
+        rate = (reward * trials + 0.5) / (trials + 1)
+        trials = rate * (1 - rate) / error**2
+    return error, known, trials, answers
+
+
+def _scatter(reward: Array) -> Array:
+    """Error where nothing is known of the questions: the typical difference of neighbouring evaluations."""
+    steps = np.abs(np.diff(reward))
+    # The median of |N(0, 2σ²)| is 0.954 σ.
+    return np.full(len(reward), max(float(np.median(steps)) / 0.954 if len(steps) else 0.0, 1e-4))
+
+
+def _cell(values: dict[str, object], group: str | None) -> Setting:
+    rate = values["learning_rate"]
+    return Setting(
+        rollouts_per_problem=int(str(values["rollouts_per_problem"])),
+        problems_per_batch=int(str(values["problems_per_batch"])),
+        learning_rate=None if rate is None else float(str(rate)),
+        group=f"{group} = {values[group]}" if group else "",
+    )
+
+
+def _name(values: dict[str, object], varying: Sequence[str]) -> str:
+    parts = [f"n = {values['rollouts_per_problem']}"]
+    for column in varying:
+        value = values[column]
+        if column == "problems_per_batch":
+            parts.append(f"B_p = {value}")
+        elif column == "learning_rate":
+            parts.append("no learning rate" if value is None else f"learning rate {value:.3g}")
+        elif column in POPULATION:
+            parts.append(f"{column.replace('_', ' ')} {value}")
+        elif column != "rollouts_per_problem":
+            parts.append(f"{column} = {value}")
+    return ", ".join([*parts, f"seed {values['seed']}"])
+
+
+def _run_id(own: pl.DataFrame, name: str) -> str | None:
+    """The id of the run."""
+    if "run_id" not in own.columns:
+        return None
+    ids = own["run_id"].drop_nulls().unique().sort().to_list()
+    if len(ids) > 1:
+        raise FrontierError(
+            f"the runs {ids[0]} and {ids[1]} are both {name}, so that one curve would be drawn through both: leave "
+            "one out if they are the same run, or give each a seed of its own"
+        )
+    return str(ids[0]) if ids else None
+
+
+def _order(run: Run) -> tuple[object, ...]:
+    cell = run.cell
+    rate = -1.0 if cell.learning_rate is None else cell.learning_rate
+    return run.base, cell.problems_per_batch, cell.rollouts_per_problem, rate, cell.group, run.seed

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from ..answers.forecast import Efficiency, Forecast, efficiency
+from ..answers.forecast import Forecast, State
 from ..answers.interference import at_equal_rollouts, histogram, interference
+from ..answers.recipes import Efficiency, efficiency
 from ..data.curves import Array
 from ..errors import FrontierError
-from ..fitting.intervals import band
 from .drawing import ACCENT, line_styles, styled, subplots
 
 BINS = 10
@@ -98,24 +98,16 @@ def forecast_panel(found: Forecast, compute: Array, reward: Array, x: str, y: st
     figure, axis = subplots(figsize=(6, 3.6))
     cut = found.support[1]
     used = (compute >= found.support[0]) & (compute <= cut)
-    grid = np.linspace(found.support[0], float(compute.max()), 200)
-    if found.band is not None:
-        low, high = band(found.band.at(grid))
-        axis.fill_between(grid, low, high, color="0.85", linewidth=0, label="95 % of the refits")
-    line = found.parameters(grid)
-    axis.plot(grid[grid <= cut], line[grid <= cut], color="black", label=f"{found.parameters.form}, fitted")
-    axis.plot(grid[grid > cut], line[grid > cut], color=ACCENT, linestyle="--", label="extended")
+    shown = found.compute <= max(float(compute.max()), cut)
+    at, line, before = found.compute[shown], found.reward[shown], found.compute[shown] <= cut
+    if found.intervals or found.state is State.COLLAPSED:
+        axis.fill_between(at, found.low[shown], found.high[shown], color="0.85", linewidth=0, label="95 % interval")
+    axis.plot(at[before], line[before], color="black", label="fitted")
+    axis.plot(at[~before], line[~before], color=ACCENT, linestyle="--", label="extended")
     axis.plot(compute[used], reward[used], "o", color="black", markersize=4)
     axis.plot(compute[compute > cut], reward[compute > cut], "D", color=ACCENT, markersize=4, label="came later")
-    axis.plot(
-        compute[compute < found.support[0]],
-        reward[compute < found.support[0]],
-        "o",
-        color="0.6",
-        markersize=3,
-        fillstyle="none",
-        label="not fitted",
-    )
+    if (early := compute < found.support[0]).any():
+        axis.plot(compute[early], reward[early], "o", color="0.6", markersize=3, fillstyle="none", label="not fitted")
     axis.set(xlabel=x, ylabel=y)
     axis.legend(frameon=False, fontsize=8)
     return figure

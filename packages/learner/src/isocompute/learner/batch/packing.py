@@ -15,7 +15,7 @@ import polars as pl
 import torch
 from torch.nn.functional import embedding_bag
 
-from ..config import fits
+from ..config import ATTENDED
 from .responses import Responses, positions
 
 
@@ -163,7 +163,6 @@ def micro_batches(
     before each of its responses.
 
     Args:
-        rows: Their rows that pass through the model, in order.
         tokens: Most tokens of a piece, prompts and padding included; a single response may have more.
         share_prompts: Whether pieces are packed: a prompt passes through the model once for all responses in a row
             that have it.
@@ -179,7 +178,7 @@ def micro_batches(
         else:
             longest = whole if first else max(positions // (i - start), whole)
             held = seen = longest * (i - start + 1)
-        if not first and not fits(tokens, positions=held, attended=seen):
+        if not first and (held > tokens or seen > ATTENDED * tokens):
             yield _piece(rows[start:i], same[start:i], packed=share_prompts)
             start, held, seen = i, whole, whole
         positions, attended = held, seen
@@ -202,18 +201,14 @@ def _shared(responses: Responses, rows: np.ndarray) -> np.ndarray:
 
 
 def shares(batch: pl.DataFrame, ranks: int, *, free: np.ndarray | None = None) -> list[pl.DataFrame]:
-    """Cut a batch into a share for each rank, of nearly the same number of tokens.
+    """Cut a batch into a share for each rank, in order, of nearly the same number of tokens; some may be empty.
 
     A cut falls between any two responses: where it is within a group, the prompt passes through the model on both
     ranks.
 
     Args:
         batch: A ``rollouts`` table in which the responses of a group follow one another.
-        ranks: How many shares.
         free: Whether each response costs nothing, shape ``(responses,)``; None: each costs its tokens.
-
-    Returns:
-        The shares, in order; some may be empty.
     """
     prompts, responses = (batch[name].list.len().to_numpy().astype(np.int64) for name in ("prompt_ids", "response_ids"))
     cost = np.maximum(responses - 1, 0)
@@ -247,7 +242,6 @@ def packed(responses: Responses, piece: Piece, device: str, dtype: torch.dtype) 
     # Each token is predicted by the one before it in its response, and the first one by the prompt's last.
     last = (prompt_starts + prompt_lengths - 1)[piece.prompt]
     predicts = _predicting(last, starts, responses.responses.lengths[rows])
-
     return MicroBatch(
         input_ids=_sent(ids, torch.long, device)[None],
         position_ids=_sent(place, torch.long, device)[None],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -13,15 +13,8 @@ import polars as pl
 from ..errors import LearnerError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A column of a ``rollouts`` table.
-
-    Attributes:
-        type: Its type in words.
-        is_it: Whether a type is that.
-        purpose: What it is needed for.
-    """
+class Column(NamedTuple):
+    """A column of a ``rollouts`` table: its type in words, whether a type is that, and what it is needed for."""
 
     type: str
     is_it: Callable[[pl.DataType], bool]
@@ -46,30 +39,24 @@ def _number(dtype: pl.DataType) -> bool:
 
 
 COLUMNS = {
-    "problem_id": Column(type="text", is_it=_text, purpose="the problem that was answered: a group is its responses"),
-    "sample": Column(type="a whole number", is_it=_whole, purpose="the number of the response to its problem"),
-    "finish_reason": Column(
-        type="text", is_it=_text, purpose="stop, length where the response was cut off, or aborted where it failed"
-    ),
-    "reward": Column(type="a number", is_it=_number, purpose="what the response is worth"),
+    "problem_id": Column("text", _text, "the problem that was answered: a group is its responses"),
+    "sample": Column("a whole number", _whole, "the number of the response to its problem"),
+    "finish_reason": Column("text", _text, "stop, length where the response was cut off, or aborted where it failed"),
+    "reward": Column("a number", _number, "what the response is worth"),
     "prompt_ids": Column(
-        type="a list of whole numbers",
-        is_it=_lists_of(_whole),
-        purpose="the tokens of the prompt, from which the first token is predicted",
+        "a list of whole numbers",
+        _lists_of(_whole),
+        "the tokens of the prompt, from which the first token is predicted",
     ),
-    "response_ids": Column(
-        type="a list of whole numbers", is_it=_lists_of(_whole), purpose="the tokens that are learnt from"
-    ),
+    "response_ids": Column("a list of whole numbers", _lists_of(_whole), "the tokens that are learnt from"),
     "logprobs": Column(
-        type="a list of numbers",
-        is_it=_lists_of(_number),
-        purpose="the log-probability of each token under the sampler, by which its weights are verified and its "
-        "difference from the learner is corrected",
+        "a list of numbers",
+        _lists_of(_number),
+        "the log-probability of each token under the sampler, by which its weights are verified and its difference "
+        "from the learner is corrected",
     ),
     "weights_version": Column(
-        type="a whole number",
-        is_it=_whole,
-        purpose="the version of the weights that sampled, by which stale responses are refused",
+        "a whole number", _whole, "the version of the weights that sampled, by which stale responses are refused"
     ),
 }
 """The columns that a sampler must report."""
@@ -78,11 +65,7 @@ COLUMNS = {
 def check_columns(
     rollouts: pl.DataFrame, names: Collection[str] = tuple(COLUMNS), *, source: str = "the table of rollouts"
 ) -> None:
-    """Refuse a table that lacks a column, or has one of another type.
-
-    Raises:
-        LearnerError: It does; the error names the column, its type and its purpose.
-    """
+    """Refuse a table that lacks a column, or has one of another type, and say what it is for."""
     for name in names:
         column = COLUMNS[name]
         if name not in rollouts.columns:
@@ -98,11 +81,7 @@ def check_columns(
 
 
 def check_sampled(rollouts: object, problems: pl.DataFrame, *, source: str) -> None:
-    """Refuse what a sampler returned if it is not a table of responses to the problems that it was given.
-
-    Raises:
-        LearnerError: It is none, or a column is missing or of another type, or a problem is another one.
-    """
+    """Refuse what a sampler returned if it is not a table of responses to the problems that it was given."""
     if not isinstance(rollouts, pl.DataFrame):
         raise LearnerError(
             f"{source} is a {type(rollouts).__name__}; it must be a polars.DataFrame, a row per response"
@@ -126,12 +105,8 @@ def last_version(rollouts: pl.DataFrame) -> pl.Expr:
 
 OF_TOKENS = ("old_logprobs", "reference_logprobs", "old_values", "advantages", "returns")
 """List columns with a number for each sampled token, of ``measure`` and ``objective.prepare``."""
-
-
 OF_ROWS = ("advantage", "loss_weight", "zero_variance")
 """Columns with a number for each response, of ``objective.prepare``."""
-
-
 MEASURED = {"values": "old_values"}
 """Columns that are called otherwise in the table."""
 
@@ -144,17 +119,45 @@ class Lists:
 
     Attributes:
         offsets: Where each list begins in the values, and the end of the last; shape ``(rows + 1,)``.
-        values: All lists joined.
+        values: All lists joined, shape ``(tokens,)``.
     """
 
     offsets: np.ndarray
     values: np.ndarray
+
+    @classmethod
+    def of(cls, values: np.ndarray, lengths: np.ndarray) -> Lists:
+        """Lists of some lengths, from their joined values."""
+        return cls(offsets=np.concatenate([[0], np.cumsum(lengths)]), values=values)
 
     @property
     def lengths(self) -> np.ndarray:
         """Length of each list, shape ``(rows,)``."""
         lengths: np.ndarray = np.diff(self.offsets)
         return lengths
+
+    @property
+    def last(self) -> np.ndarray:
+        """Where the last value of each list that has one is, shape ``(rows with values,)``."""
+        ends: np.ndarray = self.offsets[1:][self.lengths > 0] - 1
+        return ends
+
+    @property
+    def mask(self) -> np.ndarray:
+        """Where the values are in the matrix of ``padded``, shape ``(rows, longest)``."""
+        within: np.ndarray = np.arange(int(self.lengths.max(initial=0)))[None, :] < self.lengths[:, None]
+        return within
+
+    def padded(self) -> np.ndarray:
+        """The lists as a matrix filled up with 0, shape ``(rows, longest)``."""
+        matrix = np.zeros(self.mask.shape)
+        matrix[self.mask] = self.values
+        return matrix
+
+    def sums(self) -> np.ndarray:
+        """Sum of each list, shape ``(rows,)``."""
+        lengths = self.lengths
+        return np.bincount(np.repeat(np.arange(len(lengths)), lengths), weights=self.values, minlength=len(lengths))
 
     def row(self, i: int) -> np.ndarray:
         """The list of a row."""
@@ -172,8 +175,6 @@ class Responses:
     """Responses that are learnt from, with at least one sampled token each.
 
     Attributes:
-        prompts: Prompts' tokens.
-        responses: Responses' tokens.
         sampled: Whether the policy sampled each token of a response; shape ``(response tokens,)``.
         counts: Sampled tokens of each response, shape ``(rows,)``.
         logprobs: The sampler's log-probabilities, one for each token of a response.
@@ -213,12 +214,7 @@ class Responses:
 
 
 def positions(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The numbers from each start on, as many as its length says: starts 5 and 0, lengths 2 and 1 give 5, 6, 0.
-
-    Args:
-        starts: Shape ``(n,)``.
-        lengths: Shape ``(n,)``.
-    """
+    """The numbers from each start on, as many as its length says: starts 5 and 0, lengths 2 and 1 give 5, 6, 0."""
     ends = np.cumsum(lengths)
     steps: np.ndarray = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
     return np.asarray(steps + np.repeat(starts, lengths))
@@ -232,16 +228,15 @@ def read(rollouts: pl.DataFrame, *, vocabulary: int) -> Responses:
             a column ``sampled``, it says of each response token whether the policy sampled it; a row without a value,
             and a table without the column, is sampled throughout.
         vocabulary: Number of tokens that the policy knows.
-
-    Raises:
-        LearnerError: A column is missing, a row cannot be learnt from (``check_rows``), or it has other than one number
-            per sampled token in a column that needs it.
     """
     check_columns(rollouts, ("prompt_ids", "response_ids", "logprobs"))
     rollouts = rollouts.filter(pl.col("response_ids").list.len() > 0)
     check_rows(rollouts, vocabulary=vocabulary)
     if "sampled" in rollouts.columns:
-        rollouts = _marked(rollouts).filter(pl.col("sampled").list.any())
+        # Every row has a value.
+        throughout = pl.lit(True).repeat_by(pl.col("response_ids").list.len())
+        rollouts = rollouts.with_columns(sampled=pl.coalesce("sampled", throughout))
+        rollouts = rollouts.filter(pl.col("sampled").list.any())
     responses = _lists(rollouts["response_ids"])
     sampled, counts = np.ones(len(responses.values), dtype=bool), responses.lengths
     if "sampled" in rollouts.columns:
@@ -266,12 +261,6 @@ def read(rollouts: pl.DataFrame, *, vocabulary: int) -> Responses:
     )
 
 
-def _marked(rollouts: pl.DataFrame) -> pl.DataFrame:
-    """Give every row of the column ``sampled`` a value."""
-    throughout = pl.lit(True).repeat_by(pl.col("response_ids").list.len())
-    return rollouts.with_columns(sampled=pl.coalesce("sampled", throughout))
-
-
 def _same_as_before(prompts: Lists) -> np.ndarray:
     same = np.zeros(len(prompts.lengths), dtype=bool)
     rows = [prompts.row(i).tobytes() for i in range(len(same))]
@@ -293,8 +282,6 @@ def _lists(column: pl.Series) -> Lists:
 
 
 FINISH_REASONS = ("stop", "length", "aborted")
-
-
 ABOVE_ZERO = 1e-3
 """Largest log-probability (nats) that is 0 but for rounding."""
 
@@ -304,12 +291,6 @@ def check_answers(rollouts: pl.DataFrame, problems: pl.DataFrame, *, samples: in
 
     A problem has ``samples`` rows or more, of which at most so many are completed: failed tries are rows, too, and what
     they hold is not looked at. A response may have no tokens where a stop text ended it at once.
-
-    Args:
-        rollouts: A table that ``check_sampled`` has let pass.
-
-    Raises:
-        LearnerError: There are more or fewer, a sample is there twice, or a row is at fault (see ``check_rows``).
     """
     ends = pl.col("finish_reason").cast(pl.String)
     reasons = f"a finish_reason that is none of {', '.join(FINISH_REASONS)}"
@@ -337,11 +318,7 @@ def check_answers(rollouts: pl.DataFrame, problems: pl.DataFrame, *, samples: in
 
 
 def check_rewards(rollouts: pl.DataFrame) -> None:
-    """Refuse a reward that is missing or not finite.
-
-    Raises:
-        LearnerError: There is one.
-    """
+    """Refuse a reward that is missing or not finite."""
     finite = pl.col("reward").cast(pl.Float64).is_finite()
     _refuse(rollouts, "reward", "a reward that is not a finite number", ~finite)
 
@@ -354,11 +331,6 @@ def check_rows(rollouts: pl.DataFrame, *, vocabulary: int | None = None) -> None
     Args:
         rollouts: Responses with a token.
         vocabulary: Number of tokens that the policy knows; None where that is not known.
-
-    Raises:
-        LearnerError: A row has no prompt, other than one log-probability or mark per token, a token that is missing or
-            unknown, a log-probability that is missing or above 0, or, where it was prepared, a number that is not
-            finite.
     """
     tokens, given, prompt = (pl.col(name).list.len() for name in ("response_ids", "logprobs", "prompt_ids"))
     none = "no log-probabilities, as where a server reports none: learning needs a sampler that does"
@@ -384,11 +356,7 @@ def check_rows(rollouts: pl.DataFrame, *, vocabulary: int | None = None) -> None
 
 
 def check_finite(rollouts: pl.DataFrame, names: Collection[str] = ("logprobs",)) -> None:
-    """Refuse numbers per token that are missing or not finite.
-
-    Raises:
-        LearnerError: There is one.
-    """
+    """Refuse numbers per token that are missing or not finite."""
     for name in names:
         _refuse_element(rollouts, name, f"no finite number in {name}", lambda values: ~np.isfinite(values))
 

@@ -108,11 +108,7 @@ def training_operations(shape: Shape, *, tokens: int, predictions: int, keys: in
 
 
 def forward_operations(shape: Shape, *, tokens: int, predictions: int, keys: int) -> float:
-    """Arithmetic of a forward pass: 2 per weight and token that it multiplies, 4·L·w·K for attention.
-
-    Returns:
-        Operations, a multiplication and an addition counted as two.
-    """
+    """Arithmetic of a forward pass: 2 per weight and token that it multiplies, 4·L·w·K for attention."""
     return 2.0 * (shape.body * tokens + shape.head * predictions) + 4.0 * shape.layers * shape.width * keys
 
 

@@ -22,6 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig,
 
 from ..batch.responses import OF_TOKENS, Lists, Responses
 from ..config import ATTENDED, AdapterConfig, LearnerConfig
+from ..contract.settings import Count, settings
 from ..errors import LearnerError
 from ..objective.loss import objective
 from ..policy.adapter import adapt
@@ -34,45 +35,26 @@ from ..updates.learner import Models, inputs_of
 
 PACKED = "isocompute_traced"
 """Packed attention whose mask looks at numbers, which fake tensors do not have, apart from them."""
-
-
 COLLECTIVE = ("fsdp", "c10d", "_c10d_functional")
 """Namespaces of the operations by which ranks gather and scatter weights."""
-
-
 GIB, MIB = 2**30, 2**20
-
-
 DEVICE = "cpu"
-
-
 PASSES = 2
 """Micro-batches after which every further one takes the memory of the last."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(LearnerError)
 class Load:
-    """A rank's share of an update, all of whose prompts and responses have one length.
+    """A rank's share of an update, all of whose prompts and responses have one length."""
 
-    Attributes:
-        prompt_tokens: Tokens of a prompt.
-        response_tokens: Tokens of a response: of the longest one, for the most that an update can take.
-        rollouts_per_problem: n, responses to a prompt.
-        problems: Problems of the rank's share.
-
-    Raises:
-        LearnerError: A number is not positive.
-    """
-
-    prompt_tokens: int
-    response_tokens: int
-    rollouts_per_problem: int
-    problems: int
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) < 1:
-                raise LearnerError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+    prompt_tokens: Count
+    """Tokens of a prompt."""
+    response_tokens: Count
+    """Tokens of a response: of the longest one, for the most that an update can take."""
+    rollouts_per_problem: Count
+    """n, responses to a prompt."""
+    problems: Count
+    """Problems of the rank's share."""
 
     def responses(self, config: LearnerConfig) -> Responses:
         """As many of the responses as ``PASSES`` micro-batches can hold, with what is measured before an update."""
@@ -147,11 +129,6 @@ def update_memory(model: Mapping[str, Any], config: LearnerConfig, load: Load, *
     Args:
         config: The learner's settings. A model with layout ``auto`` counts as one that gives the same when packed,
             unless it says otherwise as it runs.
-        load: A rank's share of the update.
-        ranks: Ranks that take the update together.
-
-    Raises:
-        LearnerError: The model is of a kind that transformers does not know, or cannot be run as it is to be.
     """
     parameters, known = parameters_of(model), AutoConfig.for_model(**model)
     shared = ranks if config.compute.sharding == "auto" else 1
@@ -167,11 +144,7 @@ def update_memory(model: Mapping[str, Any], config: LearnerConfig, load: Load, *
 
 
 def parameters_of(model: Mapping[str, Any]) -> int:
-    """Number of a model's parameters, tied ones counted once.
-
-    Raises:
-        LearnerError: The model is of a kind that transformers does not know.
-    """
+    """Number of a model's parameters, tied ones counted once."""
     try:
         with torch.device("meta"):
             built = AutoModelForCausalLM.from_config(AutoConfig.for_model(**model))
@@ -186,7 +159,13 @@ def parameters_of(model: Mapping[str, Any]) -> int:
 def _trace(
     model: Any, config: LearnerConfig, load: Load, group: dist.ProcessGroup | None, parameters: int, *, packs: bool
 ) -> UpdateMemory:
-    sharding = None if group is None else _sharding(config, group)
+    sharding: Any = None
+    if group is not None:
+        # As ``load_models`` has it, with a mesh that is made here, since its ranks are compared by their numbers.
+        lower = torch.bfloat16 if config.compute.precision == "bfloat16" else None
+        head = None if config.compute.float32_head else lower
+        made = Sharding(ranks=group, device=DEVICE, activations=lower, head=head)
+        sharding = SimpleNamespace(mesh=made.mesh, activations=lower, head=head)
     responses = load.responses(config)
     with FakeTensorMode(allow_non_fake_inputs=True), Peak() as peak:
         models = _models(model, config, sharding, packs=packs)
@@ -212,14 +191,6 @@ def _trace(
         gradients=peak.gradients,
         temporary=peak.bytes - weights - reference - moments - peak.gradients,
     )
-
-
-def _sharding(config: LearnerConfig, group: dist.ProcessGroup) -> Any:
-    """As ``load_models`` has it, with a mesh that is made here, since its ranks are compared by their numbers."""
-    lower = torch.bfloat16 if config.compute.precision == "bfloat16" else None
-    head = None if config.compute.float32_head else lower
-    made = Sharding(ranks=group, device=DEVICE, activations=lower, head=head)
-    return SimpleNamespace(mesh=made.mesh, activations=lower, head=head)
 
 
 def _models(model: Any, config: LearnerConfig, sharding: Any, *, packs: bool) -> Models:
@@ -320,17 +291,14 @@ class Peak(TorchDispatchMode):  # type: ignore[misc]
     def _drop(self, key: int) -> None:
         self._now -= self._sizes.pop(key)
 
-    def _measure_again(self) -> None:
-        """Storages are as large as they say now: FSDP empties and fills them in place."""
-        for key, storage in list(self._alive.items()):
-            self._now += storage.nbytes() - self._sizes[key]
-            self._sizes[key] = storage.nbytes()
-
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*args, **(kwargs or {}))
         self.watch(made)
         if function.namespace in COLLECTIVE or self._now > self.bytes:
-            self._measure_again()
+            # Storages are as large as they say now: FSDP empties and fills them in place.
+            for key, storage in list(self._alive.items()):
+                self._now += storage.nbytes() - self._sizes[key]
+                self._sizes[key] = storage.nbytes()
         if self._now > self.bytes:
             self.bytes = self._now
             self.gradients = size_of(p.grad for p in self._parameters if p.grad is not None)
@@ -349,6 +317,4 @@ def _mask(**requested: Any) -> torch.Tensor | None:
 
 
 AttentionInterface.register(PACKED, packed_attention)
-
-
 AttentionMaskInterface.register(PACKED, _mask)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ..config import BatchConfig, Std
+from ..batch.responses import Lists
+from ..config import BatchConfig, Scale, Std
 from ..errors import LearnerError
 
 EPSILON = 1e-6
@@ -49,9 +48,12 @@ def response_advantages(
         LearnerError: A reward is not finite, every group has a single response and is the baseline, a name is unknown,
             or the scale is that of a group and the baseline is not.
     """
-    if std not in get_args(Std):
-        raise LearnerError(f"std is {std!r}; it must be one of {', '.join(get_args(Std))}")
-    for name, value, known in (("baseline", baseline, BASELINES), ("scale", scale, SCALES)):
+    choices = (
+        ("std", std, get_args(Std)),
+        ("baseline", baseline, ("group", "batch")),
+        ("scale", scale, get_args(Scale)),
+    )
+    for name, value, known in choices:
         if value not in known:
             raise LearnerError(f"{name} is {value!r}; for advantages of responses it must be one of {', '.join(known)}")
     if scale == "group" and baseline != "group":
@@ -65,12 +67,19 @@ def response_advantages(
             "no group has two completed responses, so that no reward can be compared with its group's: "
             "rollouts_per_problem must be 2 or more, and of a group at least two must not be aborted"
         )
-    centred: np.ndarray = rewards - BASELINES[baseline](rewards, index)
+    mean = group_mean(rewards, index) if baseline == "group" else rewards.mean() if len(rewards) else 0.0
+    centred: np.ndarray = rewards - mean
     # The mean of equal rewards such as 0.1 is off by a rounding error.
     centred[zero_variance(rewards, index if baseline == "group" else np.zeros_like(index))] = 0.0
-    divisor = SCALES[scale](rewards[compared], centred[compared], _dense(index[compared]), std)
-    if divisor is not None:
-        centred[compared] /= divisor + epsilon
+    if scale == "group":
+        own, group = rewards[compared], _dense(index[compared])
+        counts, squares = np.bincount(group), np.bincount(group, weights=(own - group_mean(own, group)) ** 2)
+        deviations = np.sqrt(squares / (np.maximum(counts - 1, 1) if std == "sample" else counts))
+        centred[compared] /= deviations[group] + epsilon
+    elif scale == "batch":
+        # TRL's ``scale_rewards="batch"`` takes that of the rewards themselves: here, with the baseline ``batch``.
+        deviation = centred[compared].std(ddof=1 if std == "sample" else 0) if compared.sum() > 1 else 0.0
+        centred[compared] /= deviation + epsilon
     return centred
 
 
@@ -91,84 +100,21 @@ def _dense(groups: np.ndarray) -> np.ndarray:
 
 
 def group_advantages(rewards: np.ndarray, groups: np.ndarray, *, std: str = "sample") -> np.ndarray:
-    """GRPO's advantages: each reward relative to the mean of its group, in its standard deviations.
-
-    Raises:
-        LearnerError: See ``response_advantages``.
-    """
+    """GRPO's advantages: each reward relative to the mean of its group, in its standard deviations."""
     return response_advantages(rewards, groups, std=std)
 
 
 def group_mean(rewards: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """The mean of each reward's group.
-
-    Args:
-        rewards: Rewards, shape ``(responses,)``.
-        index: Group of each reward, whole numbers from 0, shape ``(responses,)``.
-    """
+    """The mean of each reward's group, whole numbers from 0 that ``index`` has."""
     means: np.ndarray = (np.bincount(index, weights=rewards) / np.bincount(index))[index]
     return means
-
-
-def batch_mean(rewards: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """The mean of all rewards, for each."""
-    del index
-    return np.full(len(rewards), rewards.mean() if len(rewards) else 0.0)
-
-
-BASELINES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {"group": group_mean, "batch": batch_mean}
-"""The baselines of whole responses by name; that of a critic is ``gae``."""
-
-
-def no_scale(rewards: np.ndarray, centred: np.ndarray, index: np.ndarray, std: str) -> None:
-    """No division at all.
-
-    Args:
-        rewards: Rewards, shape ``(responses,)``.
-        centred: Rewards less their baseline, shape ``(responses,)``.
-        index: Group of each reward, whole numbers from 0, shape ``(responses,)``.
-        std: ``sample`` or ``population``.
-    """
-    del rewards, centred, index, std
-
-
-def group_scale(rewards: np.ndarray, centred: np.ndarray, index: np.ndarray, std: str) -> np.ndarray:
-    """The standard deviation of each reward's group."""
-    del centred
-    counts = np.bincount(index)
-    squares = np.bincount(index, weights=(rewards - group_mean(rewards, index)) ** 2)
-    deviations: np.ndarray = np.sqrt(squares / (np.maximum(counts - 1, 1) if std == "sample" else counts))[index]
-    return deviations
-
-
-def batch_scale(rewards: np.ndarray, centred: np.ndarray, index: np.ndarray, std: str) -> np.ndarray:
-    """The standard deviation over the batch of rewards less their baseline.
-
-    TRL's ``scale_rewards="batch"`` takes that of the rewards themselves: here, with the baseline ``batch``.
-    """
-    del rewards, index
-    if len(centred) < 2:
-        return np.zeros(len(centred))
-    return np.full(len(centred), centred.std(ddof=1 if std == "sample" else 0))
-
-
-SCALES: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray, str], np.ndarray | None]] = {
-    "none": no_scale,
-    "group": group_scale,
-    "batch": batch_scale,
-}
-"""The scales by name."""
 
 
 def zero_variance(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Return whether each reward's group has equal rewards (TRL counts such groups in ``frac_reward_zero_std``).
 
     Args:
-        rewards: Rewards, shape ``(responses,)``.
         groups: Group of each reward as any integers, shape ``(responses,)``.
-
-    Returns:
-        Booleans, shape ``(responses,)``.
     """
     index = _dense(groups)
     low, high = np.full(len(rewards), np.inf), np.full(len(rewards), -np.inf)
@@ -184,7 +130,7 @@ WHITENING_EPSILON = 1e-8
 """Added to the variance of advantages before its root divides them, as in veRL."""
 
 
-def gae(rewards: Ragged, values: Ragged, *, discount: float, gae_lambda: float) -> tuple[Ragged, Ragged]:
+def gae(rewards: Lists, values: Lists, *, discount: float, gae_lambda: float) -> tuple[Lists, Lists]:
     """Advantages and returns of sampled tokens.
 
     Â_t = δ_t + γλ·Â_{t+1} with δ_t = r_t + γ·V_{t+1} − V_t (equations 11 and 16), and the return, which the critic is
@@ -195,9 +141,6 @@ def gae(rewards: Ragged, values: Ragged, *, discount: float, gae_lambda: float) 
     Args:
         rewards: Reward of each sampled token, in most tasks 0 up to the last one.
         values: V of each, the critic's value before the token is sampled.
-
-    Returns:
-        Advantages, not whitened, and returns.
     """
     # A token of all responses at a time, side by side in memory; beyond the end of a response all numbers are 0.
     reward, value = (np.ascontiguousarray(rows.padded().T) for rows in (rewards, values))
@@ -205,8 +148,8 @@ def gae(rewards: Ragged, values: Ragged, *, discount: float, gae_lambda: float) 
     for step in reversed(range(len(reward))):
         reward[step] += discount * following - value[step] + discount * gae_lambda * running
         running, following = reward[step], value[step]
-    found = Ragged(values=reward.T[rewards.mask], lengths=rewards.lengths)
-    return found, Ragged(values=found.values + values.values, lengths=rewards.lengths)
+    found = Lists.of(reward.T[rewards.mask], rewards.lengths)
+    return found, Lists(offsets=found.offsets, values=found.values + values.values)
 
 
 def whitened(advantages: np.ndarray, *, std: str = "sample") -> np.ndarray:
@@ -239,9 +182,6 @@ def with_cohorts(rollouts: pl.DataFrame, config: BatchConfig, *, baseline: str |
         rollouts: A ``rollouts`` table; ``problem_id``, ``reward``, ``finish_reason`` and, with ``trained_rollouts``,
             ``sample`` are read.
         baseline: That of the objective; None where no response is alone in its group.
-
-    Returns:
-        The table with both columns.
     """
     completed = rollouts["finish_reason"].ne_missing("aborted").to_numpy()
     groups = group_index(rollouts)[completed]
@@ -277,57 +217,12 @@ def _place(groups: np.ndarray, samples: np.ndarray) -> np.ndarray:
     return place
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ragged:
-    """Rows of different lengths, joined.
-
-    The rows ``[1, 2]``, ``[]`` and ``[3]`` are the values ``[1, 2, 3]`` with the lengths ``[2, 0, 1]``.
-
-    Attributes:
-        values: Shape ``(tokens,)``.
-        lengths: Shape ``(rows,)``; its sum is ``tokens``.
-    """
-
-    values: np.ndarray
-    lengths: np.ndarray
-
-    @property
-    def row(self) -> np.ndarray:
-        """Row of each value, shape ``(tokens,)``."""
-        return np.repeat(np.arange(len(self.lengths)), self.lengths)
-
-    @property
-    def last(self) -> np.ndarray:
-        """Where the last value of each row that has one is, shape ``(rows with values,)``."""
-        ends: np.ndarray = np.cumsum(self.lengths)[self.lengths > 0] - 1
-        return ends
-
-    @property
-    def mask(self) -> np.ndarray:
-        """Where the values are in the matrix of ``padded``, shape ``(rows, longest)``."""
-        within: np.ndarray = np.arange(int(self.lengths.max(initial=0)))[None, :] < self.lengths[:, None]
-        return within
-
-    def padded(self) -> np.ndarray:
-        """The rows as a matrix filled up with 0, shape ``(rows, longest)``."""
-        matrix = np.zeros((len(self.lengths), int(self.lengths.max(initial=0))))
-        matrix[self.mask] = self.values
-        return matrix
-
-    def sums(self) -> np.ndarray:
-        """Sum of each row, shape ``(rows,)``."""
-        return np.bincount(self.row, weights=self.values, minlength=len(self.lengths))
-
-
-def ragged(table: pl.DataFrame, name: str, lengths: np.ndarray) -> Ragged:
+def ragged(table: pl.DataFrame, name: str, lengths: np.ndarray) -> Lists:
     """Read a list column of numbers per sampled token.
 
     Args:
         table: A ``rollouts`` table that a policy was measured on.
         lengths: Sampled tokens of each row.
-
-    Raises:
-        LearnerError: The column is missing, or a row has a number of values that is not its number of sampled tokens.
     """
     if name not in table.columns:
         raise LearnerError(f"the rollouts have no column {name}, which the objective needs: measure them first")
@@ -341,11 +236,10 @@ def ragged(table: pl.DataFrame, name: str, lengths: np.ndarray) -> Ragged:
             "have one for each"
         )
     values: Any = column.drop_nulls().to_arrow().flatten()
-    return Ragged(values=values.to_numpy(zero_copy_only=False).astype(np.float64), lengths=lengths)
+    return Lists.of(values.to_numpy(zero_copy_only=False).astype(np.float64), lengths)
 
 
-def listed(name: str, rows: Ragged) -> pl.Series:
+def listed(name: str, rows: Lists) -> pl.Series:
     """A list column of float32 with such rows."""
-    offsets = np.concatenate([[0], np.cumsum(rows.lengths)])
     values = pa.array(rows.values.astype(np.float32))
-    return pl.Series(name, pa.LargeListArray.from_arrays(pa.array(offsets), values))
+    return pl.Series(name, pa.LargeListArray.from_arrays(pa.array(rows.offsets), values))

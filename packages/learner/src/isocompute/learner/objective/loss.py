@@ -18,8 +18,6 @@ from ..records.steps import Mean, Share
 
 SHARES = ("loss", "policy_loss", "value_loss")
 """Metrics that are shares of the batch's loss; the others are means over tokens."""
-
-
 CLIPPED = ("clip_fraction_low", "clip_fraction_high")
 """Shares of tokens whose gradient a bound takes or changes."""
 
@@ -32,7 +30,7 @@ class ObjectiveInputs:
         logprobs: Log-probabilities of the sampled tokens under the policy (nats), with their gradient.
         sampler_logprobs: Log-probabilities of the same tokens under the sampler (nats).
         advantages: The advantage of each token.
-        weights: The ``loss_weight`` of each token's response; see ``AGGREGATIONS``.
+        weights: The ``loss_weight`` of each token's response; see ``loss_weights``.
         response: Index of each token's response in the micro-batch (int64). All tokens of a response must be there.
         responses: How many responses there are.
         zero_variance: Whether the rewards of the token's group are equal (bool), for regularisers that are masked.
@@ -73,9 +71,6 @@ def objective(inputs: ObjectiveInputs, config: LearnerConfig) -> tuple[torch.Ten
 
     Returns:
         The share as a scalar with its gradient, and the metrics that ``loss_metrics`` names.
-
-    Raises:
-        LearnerError: A tensor that the configuration needs is missing.
     """
     chosen = config.objective.resolved
     learner = inputs.logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
@@ -84,20 +79,30 @@ def objective(inputs: ObjectiveInputs, config: LearnerConfig) -> tuple[torch.Ten
     if config.behaviour_is_old:
         # One ratio from the sampler to the policy, as in the papers: a second correction would count it twice.
         old_logprobs, level = inputs.sampler_logprobs, "none"
-    correction = TIS[level](learner, inputs.sampler_logprobs, *place, cap=config.importance.cap)
+    correction = importance_weights(learner, inputs.sampler_logprobs, *place, level=level, cap=config.importance.cap)
     policies = Policies(logprobs=inputs.logprobs, old_logprobs=old_logprobs, response=place[0], responses=place[1])
     surrogate = SURROGATES[str(chosen.surrogate)](
         policies, inputs.advantages, clip_low=chosen.clip_low, clip_high=chosen.clip_high
     )
     parts = {"policy_loss": correction * surrogate.loss}
-    means = _policy_means(inputs, surrogate, correction)
+    means = {
+        "advantage": inputs.advantages,
+        "advantage_square": inputs.advantages.square(),
+        "ratio": surrogate.ratio,
+        "clip_fraction_low": surrogate.clipped_low,
+        "clip_fraction_high": surrogate.clipped_high,
+        "importance_weight": correction,
+    }
     for name, (term, measured) in _regularisers(inputs, config).items():
         means[name] = measured
         if term is not None:
             parts[name] = term
     if chosen.baseline == "gae":
-        parts["value_loss"], of_values = _critic(inputs, config)
-        means |= of_values
+        values, returns = (_needed(getattr(inputs, name), name, "a critic") for name in ("values", "returns"))
+        parts["value_loss"] = value_loss(values, returns, inputs.old_values, clip=config.critic.clip)
+        error = returns - values.detach()
+        means |= {"value": values.detach(), "return": returns, "return_square": returns.square()}
+        means |= {"value_error": error, "value_error_square": error.square()}
     terms = torch.stack(list(parts.values())).sum(0)
     share = (inputs.weights * terms).sum()
     shares = {name: inputs.weights * parts[name].detach() for name in SHARES if name in parts}
@@ -106,11 +111,7 @@ def objective(inputs: ObjectiveInputs, config: LearnerConfig) -> tuple[torch.Ten
 
 
 def loss_metrics(config: LearnerConfig, device: str = "cpu") -> dict[str, Mean]:
-    """The metrics of no responses at all: the names that ``objective`` returns, in their order, each with zeros.
-
-    Args:
-        config: What is maximised; the names depend on nothing else.
-    """
+    """The metrics of no responses at all: the names that ``objective`` returns, in their order, each with zeros."""
     names = ["loss", "policy_loss"]
     gae = config.objective.resolved.baseline == "gae"
     names += ["value_loss"] if gae else []
@@ -122,17 +123,6 @@ def loss_metrics(config: LearnerConfig, device: str = "cpu") -> dict[str, Mean]:
     names += ["response_ratio", "response_ratio_square"]
     zero = torch.zeros((), dtype=torch.float64, device=device)
     return {name: (Share if name in SHARES else Mean)(total=zero, count=zero) for name in names}
-
-
-def _policy_means(inputs: ObjectiveInputs, surrogate: Surrogate, correction: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {
-        "advantage": inputs.advantages,
-        "advantage_square": inputs.advantages.square(),
-        "ratio": surrogate.ratio,
-        "clip_fraction_low": surrogate.clipped_low,
-        "clip_fraction_high": surrogate.clipped_high,
-        "importance_weight": correction,
-    }
 
 
 def _regularisers(
@@ -159,19 +149,6 @@ def _outside(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     return values if mask is None else torch.where(mask, torch.zeros_like(values), values)
 
 
-def _critic(inputs: ObjectiveInputs, config: LearnerConfig) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    values = _needed(inputs.values, "values", "a critic")
-    returns = _needed(inputs.returns, "returns", "a critic")
-    error = returns - values.detach()
-    return value_loss(values, returns, inputs.old_values, clip=config.critic.clip), {
-        "value": values.detach(),
-        "return": returns,
-        "return_square": returns.square(),
-        "value_error": error,
-        "value_error_square": error.square(),
-    }
-
-
 def _needed(tensor: torch.Tensor | None, name: str, reason: str) -> torch.Tensor:
     if tensor is None:
         raise LearnerError(f"{name} of the objective's inputs is None, and {reason} needs it")
@@ -185,21 +162,32 @@ def _metrics(
     shares: dict[str, torch.Tensor],
     means: dict[str, torch.Tensor],
 ) -> dict[str, Mean]:
-    """Sums of everything per token and per response, as the names of ``loss_metrics`` say."""
-    apart = mismatch(learner, inputs.sampler_logprobs, inputs.response, inputs.responses)
+    """Sums of everything per token and per response, as the names of ``loss_metrics`` say.
+
+    How far the sampler is from the learner is told by k1 and k3 estimates of KL(sampler ‖ learner) (nats), and by
+    ρ = π_learner / π_sampler of each token and, as their product, of each response: not truncated, but within
+    e^±``LOG_RATIO_BOUND``. A mean of ρ is 1 and one of k3 is 0 where they are the same.
+    """
+    difference = (learner.detach() - inputs.sampler_logprobs).double()
+    summed = response_sums(difference, inputs.response, inputs.responses)
+    token_ratio, response_ratio = (
+        values.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp() for values in (difference, summed)
+    )
     means = means | {
-        "mismatch_kl": apart.kl,
-        "mismatch_k3": apart.k3,
-        "token_ratio": apart.token_ratio,
-        "token_ratio_square": apart.token_ratio.square(),
+        "mismatch_kl": -difference,
+        "mismatch_k3": difference.exp() - difference - 1.0,
+        "token_ratio": token_ratio,
+        "token_ratio_square": token_ratio.square(),
     }
     columns = shares | means
     sums = dict(zip(columns, torch.stack([c.double() for c in columns.values()]).sum(1), strict=True))
     tokens = torch.tensor(float(len(learner)), dtype=torch.float64, device=learner.device)
     counts = dict.fromkeys(columns, tokens)
-    responses = torch.where(apart.present, apart.response_ratio, 0.0)
+    # A response without tokens has no ratio.
+    present = response_sums(torch.ones_like(difference), inputs.response, inputs.responses) > 0
+    responses = torch.where(present, response_ratio, 0.0)
     sums["response_ratio"], sums["response_ratio_square"] = responses.sum(), responses.square().sum()
-    counts["response_ratio"] = counts["response_ratio_square"] = apart.present.sum().double()
+    counts["response_ratio"] = counts["response_ratio_square"] = present.sum().double()
     named = loss_metrics(config, str(learner.device))
     return {name: type(zero)(total=sums[name].detach(), count=counts[name]) for name, zero in named.items()}
 
@@ -259,13 +247,8 @@ def clipped(
 ) -> Surrogate:
     """PPO's −min(r·A, clip(r, 1 − ε_low, 1 + ε_high)·A) with r = π/π_old (arXiv 1707.06347, equation 7).
 
-    Different bounds are DAPO's clip-higher (arXiv 2503.14476, section 3.1). A token counts as clipped where its
-    gradient is lost: r below the lower bound with A < 0, or above the upper one with A > 0.
-
-    Args:
-        advantages: The advantage of each token, shape ``(tokens,)``.
-        clip_low: ε_low; None is no bound.
-        clip_high: ε_high; None is no bound.
+    Different bounds are DAPO's clip-higher (arXiv 2503.14476, section 3.1); None is no bound. A token counts as clipped
+    where its gradient is lost: r below the lower bound with A < 0, or above the upper one with A > 0.
     """
     return _pessimistic(policies.log_ratio.exp(), advantages, clip_low, clip_high)
 
@@ -330,13 +313,6 @@ def kl_k1(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
     As a term of the loss its gradient is ∇log π, whose mean over the policy's own tokens is 0: it only adds noise.
     It is for a KL in the reward, where the value counts; in the loss it is what veRL computes under that name.
-
-    Args:
-        policy: Log-probabilities under the policy (nats), shape ``(tokens,)``.
-        reference: Log-probabilities of the same tokens under the base model (nats), shape ``(tokens,)``.
-
-    Returns:
-        One estimate per token (nats), shape ``(tokens,)``.
     """
     return policy - reference
 
@@ -369,98 +345,35 @@ LOG_RATIO_BOUND = 20.0
 """Largest |log ratio| of a response in the mismatch metrics (nats): the square of a larger ratio says no more."""
 
 
-def sequence_weights(
-    learner: torch.Tensor, sampler: torch.Tensor, response: torch.Tensor, responses: int, *, cap: float
+def importance_weights(
+    learner: torch.Tensor, sampler: torch.Tensor, response: torch.Tensor, responses: int, *, level: str, cap: float
 ) -> torch.Tensor:
-    """Truncated importance weights per response, min(Π_t π_learner / π_sampler, cap), without gradient.
+    """Truncated importance weights, min(π_learner / π_sampler, cap), without gradient.
 
-    The weight of a whole response is free of bias below the cap; one per token, of lower variance, is not.
+    That of a whole response, whose ratio is the product of its tokens', is free of bias below the cap; one per token,
+    of lower variance, is not.
 
     Args:
         learner: Log-probabilities under the learner (nats), shape ``(tokens,)``.
         sampler: Log-probabilities of the same tokens under the sampler (nats), shape ``(tokens,)``.
         response: Index of each token's response, shape ``(tokens,)``.
+        level: ``token``, ``sequence``, or ``none`` for a weight of 1.
         cap: Largest weight (the TIS cap).
 
     Returns:
-        The weight of each token's response, shape ``(tokens,)``.
+        The weight of each token, or of its response, shape ``(tokens,)``.
     """
-    summed = response_sums(learner.detach() - sampler, response, responses)
-    return summed.exp().clamp(max=cap)[response]
-
-
-def no_weights(
-    learner: torch.Tensor, sampler: torch.Tensor, response: torch.Tensor, responses: int, *, cap: float
-) -> torch.Tensor:
-    """No correction: a weight of 1 for every token."""
-    del sampler, response, responses, cap
-    return torch.ones_like(learner)
-
-
-def token_weights(
-    learner: torch.Tensor, sampler: torch.Tensor, response: torch.Tensor, responses: int, *, cap: float
-) -> torch.Tensor:
-    """Truncated importance weights per token, min(π_learner / π_sampler, cap), without gradient."""
-    del response, responses
-    return (learner.detach() - sampler).exp().clamp(max=cap)
-
-
-TIS: dict[str, Callable[..., torch.Tensor]] = {"none": no_weights, "token": token_weights, "sequence": sequence_weights}
-"""The levels of the correction by name; the arguments are those of ``sequence_weights``."""
+    if level == "none":
+        return torch.ones_like(learner)
+    log_ratio = learner.detach() - sampler
+    if level == "token":
+        return log_ratio.exp().clamp(max=cap)
+    return response_sums(log_ratio, response, responses).exp().clamp(max=cap)[response]
 
 
 def response_sums(values: torch.Tensor, response: torch.Tensor, responses: int) -> torch.Tensor:
-    """Sums over the tokens of each response.
-
-    Args:
-        values: Shape ``(tokens,)``.
-        response: Index of each token's response, shape ``(tokens,)``.
-
-    Returns:
-        Shape ``(responses,)``.
-    """
+    """Sums over the tokens of each response, shape ``(responses,)``."""
     return torch.zeros(responses, dtype=values.dtype, device=values.device).index_add(0, response, values)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """Distances of the sampler from the learner; without gradient.
-
-    A mean of ρ is 1 and one of k3 is 0 where they are the same. The effective sample size of N weights is
-    (Σρ)²/(N·Σρ²), a share of N.
-
-    Attributes:
-        kl: k1 estimate of KL(sampler ‖ learner) of each token (nats), shape ``(tokens,)``.
-        k3: Schulman's k3 estimate of the same, never negative, shape ``(tokens,)``.
-        token_ratio: ρ = π_learner / π_sampler of each token, not truncated, shape ``(tokens,)``.
-        response_ratio: Product of the ratios of each response, shape ``(responses,)``.
-        present: Whether a response has tokens, shape ``(responses,)``.
-    """
-
-    kl: torch.Tensor
-    k3: torch.Tensor
-    token_ratio: torch.Tensor
-    response_ratio: torch.Tensor
-    present: torch.Tensor
-
-
-def mismatch(learner: torch.Tensor, sampler: torch.Tensor, response: torch.Tensor, responses: int) -> Mismatch:
-    """Compare the log-probabilities of the learner with those of the sampler, whose tokens they are.
-
-    Log-ratios enter the two ratios within ±``LOG_RATIO_BOUND``.
-    """
-    difference = (learner.detach() - sampler).double()
-    summed = response_sums(difference, response, responses)
-    token_ratio, response_ratio = (
-        values.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp() for values in (difference, summed)
-    )
-    return Mismatch(
-        kl=-difference,
-        k3=difference.exp() - difference - 1.0,
-        token_ratio=token_ratio,
-        response_ratio=response_ratio,
-        present=response_sums(torch.ones_like(difference), response, responses) > 0,
-    )
 
 
 def value_loss(
@@ -487,55 +400,32 @@ def value_loss(
     return 0.5 * squares
 
 
-def token_mean(tokens: np.ndarray, groups: np.ndarray, *, constant_length: int | None = None) -> np.ndarray:
-    """1/T, T the tokens of the batch: every token counts the same (DAPO, arXiv 2503.14476, section 3.3).
+def loss_weights(
+    tokens: np.ndarray, groups: np.ndarray, *, aggregation: str, constant_length: int | None = None
+) -> np.ndarray:
+    """The weight of each response's tokens in the loss, shape ``(responses,)``: 1/size, or 0 without tokens.
+
+    The size is, by ``aggregation``:
+
+    * ``token``: T, the tokens of the batch: every token counts the same (DAPO, arXiv 2503.14476, section 3.3).
+    * ``sequence``: R·L_i, R the responses that have tokens: every response counts the same (GRPO, arXiv 2402.03300).
+    * ``prompt``: G·T_g, G the groups that have tokens: every problem counts the same (ScaleRL, section 3.2).
+    * ``constant``: R·``constant_length``: sums over tokens, without a bias by length (Dr. GRPO, arXiv 2503.20783,
+      section 3.2).
 
     Args:
         tokens: Sampled tokens of each response, shape ``(responses,)``.
         groups: Group of each response, as whole numbers from 0, shape ``(responses,)``.
-
-    Returns:
-        Weights, shape ``(responses,)``.
     """
-    del groups, constant_length
-    return _inverse(np.full(len(tokens), tokens.sum(dtype=np.float64)))
-
-
-def sequence_mean(tokens: np.ndarray, groups: np.ndarray, *, constant_length: int | None = None) -> np.ndarray:
-    """1/(R·L_i), R the responses that have tokens: every response counts the same (GRPO, arXiv 2402.03300)."""
-    del groups, constant_length
-    return _inverse(np.count_nonzero(tokens) * tokens.astype(np.float64))
-
-
-def prompt_mean(tokens: np.ndarray, groups: np.ndarray, *, constant_length: int | None = None) -> np.ndarray:
-    """1/(G·T_g), G the groups that have tokens: every problem counts the same (ScaleRL, section 3.2)."""
-    del constant_length
-    in_group = np.bincount(groups, weights=tokens) if len(tokens) else np.zeros(0)
-    return _inverse(np.count_nonzero(in_group) * in_group[groups])
-
-
-def constant_mean(tokens: np.ndarray, groups: np.ndarray, *, constant_length: int | None = None) -> np.ndarray:
-    """1/(R·``constant_length``): sums over tokens, without a bias by length (Dr. GRPO, arXiv 2503.20783, section 3.2).
-
-    Raises:
-        LearnerError: There is no ``constant_length``.
-    """
-    del groups
-    if constant_length is None:
-        raise LearnerError("constant_length is missing: with aggregation 'constant' it must be a number of tokens")
-    return _inverse(np.full(len(tokens), np.count_nonzero(tokens) * float(constant_length)))
-
-
-AGGREGATIONS: dict[str, Callable[..., np.ndarray]] = {
-    "token": token_mean,
-    "sequence": sequence_mean,
-    "prompt": prompt_mean,
-    "constant": constant_mean,
-}
-"""The aggregations by name; the arguments are those of ``token_mean``."""
-
-
-def _inverse(sizes: np.ndarray) -> np.ndarray:
-    """1/size; a response without tokens has no term, and a weight of 0."""
+    if aggregation == "token":
+        sizes = np.full(len(tokens), tokens.sum(dtype=np.float64))
+    elif aggregation == "sequence":
+        sizes = np.count_nonzero(tokens) * tokens.astype(np.float64)
+    elif aggregation == "prompt":
+        in_group = np.bincount(groups, weights=tokens) if len(tokens) else np.zeros(0)
+        sizes = np.count_nonzero(in_group) * in_group[groups]
+    else:
+        assert constant_length is not None
+        sizes = np.full(len(tokens), np.count_nonzero(tokens) * float(constant_length))
     weights: np.ndarray = np.divide(1.0, sizes, out=np.zeros(len(sizes)), where=sizes > 0)
     return weights

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import polars as pl
 import torch
 
-from ..batch.responses import check_rewards
+from ..batch.responses import Lists, check_rewards
 from ..config import LearnerConfig
-from .advantages import Ragged, alone, gae, group_index, listed, ragged, response_advantages, whitened
-from .loss import AGGREGATIONS, KL_ESTIMATORS
+from .advantages import alone, gae, group_index, listed, ragged, response_advantages, whitened
+from .loss import KL_ESTIMATORS, loss_weights
 
 
 def prepare(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
@@ -29,34 +29,23 @@ def prepare(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
     Returns:
         The rows of the cohort ``trained`` with ``advantage`` (float64) or, from a critic, the list columns
         ``advantages`` and ``returns`` (float32, one number per sampled token); with ``loss_weight`` (float64; see
-        ``aggregation``), as of one update from all rows; and with a KL in the reward ``kl`` (float64, nats per
+        ``loss_weights``), as of one update from all rows; and with a KL in the reward ``kl`` (float64, nats per
         response).
-
-    Raises:
-        LearnerError: No advantage can be computed (see ``response_advantages``), or a column is missing or wrong.
     """
-    baseline = str(config.objective.resolved.baseline)
-    return with_loss_weights(ESTIMATORS[baseline](rollouts, config), config)
+    add_advantages = from_values if config.objective.resolved.baseline == "gae" else from_rewards
+    return with_loss_weights(add_advantages(rollouts, config), config)
 
 
 def with_loss_weights(batch: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
-    """Add the column ``loss_weight``: the weight of each response's tokens in the loss of an update from this table.
-
-    Args:
-        batch: The responses of one update, over all ranks.
-    """
+    """Add the column ``loss_weight``: the weight of each response's tokens in the loss of an update from this table."""
     chosen = config.objective.resolved
-    weigh = AGGREGATIONS[str(chosen.aggregation)]
-    weights = weigh(sampled_counts(batch), group_index(batch), constant_length=chosen.constant_length)
+    counts, groups = sampled_counts(batch), group_index(batch)
+    weights = loss_weights(counts, groups, aggregation=str(chosen.aggregation), constant_length=chosen.constant_length)
     return batch.with_columns(pl.Series("loss_weight", weights, dtype=pl.Float64))
 
 
 def sampled_counts(rollouts: pl.DataFrame) -> np.ndarray:
-    """Response tokens that the policy sampled, of each row; shape ``(rows,)``.
-
-    Args:
-        rollouts: A ``rollouts`` table, with or without a column ``sampled``; where it has no value, all were sampled.
-    """
+    """Response tokens that the policy sampled, of each row, shape ``(rows,)``; all, where no ``sampled`` says it."""
     counts = pl.col("response_ids").list.len()
     if "sampled" in rollouts.columns:
         counts = pl.coalesce(pl.col("sampled").list.sum(), counts)
@@ -81,22 +70,17 @@ def estimated(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
 
 
 def from_rewards(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
-    """Add ``advantage``: one number per response, relative to the rewards of others.
-
-    Args:
-        rollouts: See ``prepare``.
-    """
+    """Add ``advantage``: one number per response, relative to the rewards of others."""
     used = estimated(rollouts, config)
-    if in_reward(config):
+    if config.kl.in_reward:
         penalty = _token_kl(used, config).sums()
         used = used.with_columns(pl.Series("kl", penalty, dtype=pl.Float64))
     chosen = config.objective.resolved
+    rewards = _rewards(used)
+    if config.kl.in_reward:
+        rewards = rewards - config.kl.coefficient * used["kl"].to_numpy()
     advantages = response_advantages(
-        _rewards(used, config),
-        group_index(used),
-        baseline=str(chosen.baseline),
-        scale=str(chosen.scale),
-        std=chosen.std,
+        rewards, group_index(used), baseline=str(chosen.baseline), scale=str(chosen.scale), std=chosen.std
     )
     used = used.with_columns(pl.Series("advantage", advantages, dtype=pl.Float64))
     return used.filter(pl.col("cohort") == "trained")
@@ -107,57 +91,36 @@ def from_values(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
 
     A response's reward is that of its last sampled token. With ``scale: batch`` the advantages of all tokens are
     whitened, as in PPO.
-
-    Args:
-        rollouts: See ``prepare``.
     """
     trained = estimated(rollouts, config)
     counts = sampled_counts(trained)
-    rewards = Ragged(values=np.zeros(counts.sum()), lengths=counts)
-    if in_reward(config):
+    rewards = Lists.of(np.zeros(counts.sum()), counts)
+    if config.kl.in_reward:
         penalty = _token_kl(trained, config)
-        rewards = Ragged(values=-config.kl.coefficient * penalty.values, lengths=counts)
+        rewards = Lists.of(-config.kl.coefficient * penalty.values, counts)
         trained = trained.with_columns(pl.Series("kl", penalty.sums(), dtype=pl.Float64))
-    rewards.values[rewards.last] += _finite(trained)[counts > 0]
+    rewards.values[rewards.last] += _rewards(trained)[counts > 0]
     critic = config.critic
     advantages, returns = gae(
         rewards, ragged(trained, "values", counts), discount=critic.discount, gae_lambda=critic.gae_lambda
     )
     if config.objective.resolved.scale == "batch":
-        advantages = Ragged(values=whitened(advantages.values, std=config.objective.std), lengths=counts)
+        advantages = Lists.of(whitened(advantages.values, std=config.objective.std), counts)
     return trained.with_columns(listed("advantages", advantages), listed("returns", returns))
 
 
-ESTIMATORS: dict[str, Callable[[pl.DataFrame, LearnerConfig], pl.DataFrame]] = {
-    "group": from_rewards,
-    "batch": from_rewards,
-    "gae": from_values,
-}
-"""The estimators of advantages by the name of their baseline."""
-
-
-def in_reward(config: LearnerConfig) -> bool:
-    """Return whether the KL is part of the reward, and not of the loss."""
-    return bool(config.kl.coefficient) and config.kl.place == "reward"
-
-
-def _rewards(rollouts: pl.DataFrame, config: LearnerConfig) -> np.ndarray:
-    rewards = _finite(rollouts)
-    return rewards - config.kl.coefficient * rollouts["kl"].to_numpy() if in_reward(config) else rewards
-
-
-def _finite(rollouts: pl.DataFrame) -> np.ndarray:
+def _rewards(rollouts: pl.DataFrame) -> np.ndarray:
     check_rewards(rollouts)
     rewards: np.ndarray = rollouts["reward"].to_numpy().astype(np.float64)
     return rewards
 
 
-def _token_kl(rollouts: pl.DataFrame, config: LearnerConfig) -> Ragged:
+def _token_kl(rollouts: pl.DataFrame, config: LearnerConfig) -> Lists:
     """The estimate of KL(policy ‖ base) of each sampled token, of the policy before the update."""
     counts = sampled_counts(rollouts)
     policy, reference = (ragged(rollouts, name, counts) for name in ("old_logprobs", "reference_logprobs"))
     estimate = KL_ESTIMATORS[config.kl.estimator](torch.from_numpy(policy.values), torch.from_numpy(reference.values))
-    return Ragged(values=estimate.numpy(), lengths=counts)
+    return Lists.of(estimate.numpy(), counts)
 
 
 def minibatches(batch: pl.DataFrame, config: LearnerConfig, seed: int, step: int) -> Iterator[pl.DataFrame]:

@@ -28,12 +28,6 @@ def adapt(policy: Any, config: AdapterConfig) -> Any:
 
     Args:
         policy: A transformers model, whole, which may still be on the device ``meta``.
-
-    Returns:
-        The policy, of its own class.
-
-    Raises:
-        LearnerError: peft is not installed, or the policy has no such layers.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -116,11 +110,7 @@ def _factors(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _targets(policy: Any, config: AdapterConfig) -> list[str]:
-    """Full names of the layers to adapt, in order.
-
-    Raises:
-        LearnerError: There are none of a name, or all are asked for and experts are no layers.
-    """
+    """Full names of the layers to adapt, in order."""
     head = policy.get_output_embeddings()
     linear = [
         name

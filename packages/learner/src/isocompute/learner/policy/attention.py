@@ -26,8 +26,6 @@ from ..errors import LearnerError
 NAME = "isocompute_packed"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 """Features of attention that a model may request and that are not computed here."""
-
-
 BEYOND_ANY = 2**20
 """Tokens of a row that is longer than any window."""
 
@@ -52,11 +50,7 @@ class Passing:
         return max(int(block.shape[1]) for block in self.rows.blocks)
 
     def limit(self, window: int) -> None:
-        """Take note of a window, and refuse rows that exceed it.
-
-        Raises:
-            LearnerError: A row does.
-        """
+        """Take note of a window, and refuse rows that exceed it."""
         self.window = min(window, self.window or window)
         if self.longest > window:
             raise _refused(f"a sliding window of {window} tokens, or a chunk, which responses exceed")
@@ -73,9 +67,6 @@ def attending(rows: PackedRows | None, *, reach: int | None = None) -> Iterator[
 
     Args:
         rows: The rows; None for an input that is not packed.
-
-    Yields:
-        What is found out about them on the way; None for an input that is not packed.
     """
     if rows is None:
         yield None
@@ -107,9 +98,6 @@ def packed_attention(
 
     Returns:
         The results, shape ``(1, positions, heads, size)``, and no weights.
-
-    Raises:
-        LearnerError: The layer asks for something that is not computed here.
     """
     if not _current:
         plain: tuple[torch.Tensor, Any] = sdpa_attention_forward(
@@ -162,9 +150,6 @@ def packed_mask(
 
     Returns:
         For a packed input a single entry, so that one that a model makes itself can be told from it.
-
-    Raises:
-        LearnerError: The mask is put together for this input alone, or a row exceeds the window.
     """
     if not _current:
         plain: torch.Tensor | None = sdpa_mask(mask_function=mask_function, device=device, **requested)

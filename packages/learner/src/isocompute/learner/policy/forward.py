@@ -16,6 +16,7 @@ import torch
 from ..batch.packing import MicroBatch, Piece, micro_batches, packed, padded
 from ..batch.responses import Responses
 from ..config import ComputeConfig
+from ..contract.files import reason_of
 from ..errors import LearnerError
 from . import adapter, attention
 from .head import Terms, token_terms
@@ -25,7 +26,6 @@ from .loading import (
     body,
     check_rotation,
     probe,
-    reason_of,
     refuse_by_place,
     rotated_otherwise_beyond,
     vocabulary,
@@ -89,11 +89,7 @@ class Forward:
         return (packed if piece.packed else padded)(responses, piece, self._device, numbers)
 
     def pieces(self, responses: Responses, rows: np.ndarray) -> Iterator[Piece]:
-        """Cut rows into what passes through the model together; see ``batch.micro_batches``.
-
-        Raises:
-            LearnerError: One is longer than transformers can rotate without regard to what passed before it.
-        """
+        """Cut rows into what passes through the model together; see ``batch.micro_batches``."""
         lengths = responses.whole_lengths[rows]
         check_rotation(self.policy.config, longest=int(lengths.max(initial=0)))
         limits = [limit for limit in (self._window, self._rotated) if limit is not None]
@@ -113,15 +109,9 @@ class Forward:
     ) -> tuple[torch.Tensor, Terms]:
         """One forward pass.
 
-        Args:
-            batch: The micro-batch; ``attending`` holds it.
-
         Returns:
             The hidden state that predicts each sampled token, shape ``(tokens, hidden size)``, and what follows from
             it for the token; see ``head.token_terms``.
-
-        Raises:
-            LearnerError: It is packed, and this model is run on padded ones.
         """
         if batch.rows is not None and not self.packs:
             raise LearnerError("a packed micro-batch was given to a model that is run padded; it must be padded")
@@ -164,10 +154,6 @@ class Forward:
 
         return use
 
-    @property
-    def _kind(self) -> str:
-        return type(self.policy).__name__
-
     def _settle(self) -> None:
         """Find out by a few responses whether the model is causal, can be packed, and can be checkpointed."""
         rows, altered, before = probe(vocabulary(self.policy))
@@ -182,13 +168,14 @@ class Forward:
             ahead = _largest((self.logprobs(altered_rows) - expected)[torch.from_numpy(before)])
         except Exception as error:
             raise LearnerError(
-                f"a {self._kind} cannot be run on token ids, positions and a mask alone ({reason_of(error)}): "
-                "use a decoder-only model"
+                f"a {type(self.policy).__name__} cannot be run on token ids, positions and a mask alone "
+                f"({reason_of(error)}): use a decoder-only model"
             ) from error
         if not ahead < SAME:
             raise LearnerError(
-                f"the log-probability of a token changes by {ahead:.2g} nats with what follows it: this {self._kind} "
-                "is no causal model (is_decoder and is_causal of its configuration must be on, where it has them)"
+                f"the log-probability of a token changes by {ahead:.2g} nats with what follows it: this "
+                f"{type(self.policy).__name__} is no causal model (is_decoder and is_causal of its configuration must "
+                "be on, where it has them)"
             )
         if self._config.layout != "padded":
             self._try_packing(packed_rows, expected)

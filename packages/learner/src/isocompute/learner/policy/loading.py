@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ..batch.responses import OF_ROWS, Lists, Responses
 from ..config import AdapterConfig
+from ..contract.files import reason_of
 from ..errors import LearnerError
 from ..saving.checkpoint import files_of, stored_tensors, tensors_hash
 from . import adapter
@@ -24,8 +25,6 @@ from .adapter import adapt, begin
 from .sharding import Sharding, blocks, copy_into, inside, let_go, own, rows_of, shard, whole
 
 logger = logging.getLogger(__name__)
-
-
 SAME = 1e-3
 """Largest difference (nats) between log-probabilities in float32, by two ways through a model, that is rounding."""
 
@@ -44,9 +43,6 @@ def load_policy(
         model: A folder or a name, in the Hugging Face format.
         sharding: The ranks that share the model, of which each reads its part and all call this; None: it is whole.
         adapter: What is learnt in place of the weights, which are frozen then; in float32 or better. None: nothing.
-
-    Returns:
-        The model.
 
     Raises:
         LearnerError: The model cannot be loaded, lacks weights (they would be random), or scales or caps its logits
@@ -159,11 +155,6 @@ def _changes_logits(policy: Any, device: str) -> bool:
     return not torch.allclose(whole, head, rtol=1e-3, atol=1e-3)
 
 
-def reason_of(error: Exception) -> str:
-    """Return the first line of an error's message, or its type."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 class WholeTensors(Mapping[str, torch.Tensor]):
     """Tensors by name. A sharded tensor is gathered on every read, so all ranks must read it.
 
@@ -210,8 +201,7 @@ class WholeTensors(Mapping[str, torch.Tensor]):
 def weights(policy: Any) -> WholeTensors:
     """The ``tensors`` of the model that a policy is, one at a time: with an adapter, W + s·B·A, in the adapter's type.
 
-    Args:
-        policy: From ``load_policy``. Ranks that share it must all take all of them.
+    Ranks that share it must all take all of them.
     """
     layers = {f"{name}.weight": layer for name, layer in adapter.layers(policy).items()}
     dtype = next((tensor.dtype for tensor in learnt(policy).values()), None) if layers else None
@@ -223,9 +213,6 @@ def tensors(policy: Any) -> dict[str, torch.Tensor]:
 
     A model that ties its embeddings has ``model.embed_tokens.weight`` and no ``lm_head.weight``. An adapter is no part
     of them.
-
-    Args:
-        policy: From ``load_policy``.
     """
     adapted = adapter.layers(policy)
     named = ((adapter.model_name(name, adapted), tensor) for name, tensor in _held(policy).items())
@@ -233,11 +220,7 @@ def tensors(policy: Any) -> dict[str, torch.Tensor]:
 
 
 def learnt(policy: Any) -> dict[str, torch.Tensor]:
-    """Return what updates change, by the names of parameters: an adapter's tensors, or all of a policy without one.
-
-    Args:
-        policy: From ``load_policy``.
-    """
+    """Return what updates change, by the names of parameters: an adapter's tensors, or all of a policy without one."""
     adapted = adapter.layers(policy)
     return {
         name: tensor
@@ -256,11 +239,7 @@ def _held(policy: Any) -> dict[str, torch.Tensor]:
 def base_hash(model: str, policy: Any) -> str:
     """Hash of a base model's weights as they are stored, or, where no safetensors file is, as they were loaded.
 
-    One that was moved, or saved in other parts, has the same.
-
-    Args:
-        model: A folder or a name, in the Hugging Face format.
-        policy: It, from ``load_policy``. Ranks that share it must all call this.
+    One that was moved, or saved in other parts, has the same. Ranks that share the policy must all call this.
     """
     stored = files_of(model)
     if stored is None:
@@ -269,11 +248,7 @@ def base_hash(model: str, policy: Any) -> str:
 
 
 def vocabulary(policy: Any) -> int:
-    """Number of tokens that the policy knows.
-
-    Args:
-        policy: From ``load_policy``.
-    """
+    """Number of tokens that a policy knows."""
     return int(policy.get_input_embeddings().weight.shape[0])
 
 
@@ -298,14 +273,7 @@ class ValueHead(torch.nn.Module):  # type: ignore[misc]
         torch.nn.init.zeros_(self.linear.bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Values of positions.
-
-        Args:
-            hidden: Shape ``(tokens, hidden size)``.
-
-        Returns:
-            Shape ``(tokens,)``.
-        """
+        """Values of positions, shape ``(tokens,)``, of hidden states of the shape ``(tokens, hidden size)``."""
         given = hidden.detach()
         if self.share:
             # The same in value; the gradient into the policy is a share of the head's own.
@@ -320,9 +288,6 @@ PROMPTS, RESPONSES = (3, 3, 2, 2), np.array([4, 2, 3, 5])
 
 def probe(vocabulary: int) -> tuple[Responses, Responses, np.ndarray]:
     """Two prompts with two responses each, of different lengths.
-
-    Args:
-        vocabulary: Number of tokens that the policy knows.
 
     Returns:
         The responses; the same with another last token but one, which is the last that passes through the model; and
@@ -362,11 +327,7 @@ among all of the input beyond 2,048: too many to be tried.
 
 
 def refuse_by_place(config: Any) -> None:
-    """Refuse to pack a model that has one of ``BY_PLACE``.
-
-    Raises:
-        LearnerError: It has.
-    """
+    """Refuse to pack a model that has one of ``BY_PLACE``."""
     for name in BY_PLACE:
         if getattr(config.get_text_config(), name, None):
             raise LearnerError(f"it scales or chooses by a token's place in the input ({name})")
@@ -385,19 +346,15 @@ def rotated_otherwise_beyond(config: Any) -> int | None:
 def check_rotation(config: Any, *, longest: int) -> None:
     """Refuse responses whose rotation depends on those that passed before them, as transformers computes it.
 
-    Raises:
-        LearnerError: The model has dynamic NTK scaling, which a response is long enough for.
+    It does with dynamic NTK scaling, where a response is long enough for it.
     """
-    limit = config.get_text_config().max_position_embeddings if _dynamic(config) else longest
+    dynamic = any(each.get("rope_type") == "dynamic" for each in _rotations(config))
+    limit = config.get_text_config().max_position_embeddings if dynamic else longest
     if longest > limit:
         raise LearnerError(
             f"a response has {longest} tokens with its prompt, more than the model's {limit}, beyond which its "
             "rope_type dynamic makes log-probabilities depend on what was computed before: it must be shorter"
         )
-
-
-def _dynamic(config: Any) -> bool:
-    return any(each.get("rope_type") == "dynamic" for each in _rotations(config))
 
 
 def _rotations(config: Any) -> list[dict[str, Any]]:
@@ -412,9 +369,6 @@ def at_least_float32(policy: Any) -> Iterator[None]:
 
     In bfloat16 two kernels of attention give log-probabilities that differ by 0.03 nats, and no tolerance would tell
     that from another meaning. A layer is in float32 while it runs, so that the whole of them never is.
-
-    Args:
-        policy: From ``load_policy``.
     """
     layers = {layer: _lower(layer) for layer in blocks(policy)}
     inside = {id(tensor) for held in layers.values() for tensor, _ in held}
@@ -455,11 +409,7 @@ def _back(held: Lower) -> None:
 
 
 def without_dropout(policy: Any) -> None:
-    """Set every share that a model drops at random in training mode to 0, wherever it keeps it.
-
-    Args:
-        policy: From ``load_policy``.
-    """
+    """Set every share that a model drops at random in training mode to 0, wherever it keeps it."""
     config = policy.config
     for holder in (config, config.get_text_config(), *policy.modules()):
         for name, value in list(vars(holder).items()):

@@ -50,14 +50,7 @@ class Sharding:
 
 
 def shard(policy: Any, sharding: Sharding) -> Any:
-    """Share a policy out, in place; its weights may still be on the device ``meta``.
-
-    Returns:
-        The policy.
-
-    Raises:
-        LearnerError: Its experts are modules, and this torch would wait for ever where ranks route differently.
-    """
+    """Share a policy out, in place; its weights may still be on the device ``meta``."""
     _check_routing(policy)
     mesh = sharding.mesh
     for block in blocks(policy):
@@ -158,11 +151,7 @@ def rows_of(tensor: torch.Tensor) -> slice | None:
 
 
 def copy_into(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Give a tensor other values; one that is shared out takes this rank's rows.
-
-    Args:
-        values: The whole of them.
-    """
+    """Give a tensor other values, all of them; one that is shared out takes this rank's rows."""
     rows = rows_of(tensor)
     with torch.no_grad():
         own(tensor).copy_(values if rows is None else values[rows])

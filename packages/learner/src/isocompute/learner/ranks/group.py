@@ -30,19 +30,13 @@ from ..errors import CheckpointError, LearnerError, RankError
 from ..policy.loading import WholeTensors, weights
 from ..records.steps import Agreement, UpdateReport
 from ..saving.checkpoint import TensorFiles, parts, write_tensors
-from ..updates.learner import Learner, check_base, skipped, values_of
+from ..updates.learner import Learner, check_base, skipped, state_values
 
 PART = 2**28
 """Most bytes that are handed over in one call; a single tensor may have more."""
-
-
 STATE, WEIGHTS = "state", "weights"
-
-
 POLL_SECONDS = 0.1
 """How often a rank is asked whether its part of a checkpoint is written."""
-
-
 OnRank = Callable[[int, Iterator[tuple[str, torch.Tensor]]], Any]
 """Called on a rank with its number and the policy's tensors; on every rank it must take all of them."""
 
@@ -108,11 +102,7 @@ class LearnerGroup:
         return not self._ranks
 
     def reset(self, config: LearnerConfig) -> None:
-        """Take every rank back to the base model, a fresh optimizer and version 0; a broken group gets new ranks.
-
-        Raises:
-            LearnerError: As when the group was made.
-        """
+        """Take every rank back to the base model, a fresh optimizer and version 0; a broken group gets new ranks."""
         if self.broken:
             self._start(config)
         else:
@@ -125,72 +115,46 @@ class LearnerGroup:
         self.config, self.version = config, 0
 
     def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
-        """Pass responses through the model, each rank its share; see ``Learner.measure``.
-
-        Raises:
-            RankError: A rank died or timed out; the group is broken.
-        """
+        """Pass responses through the model, each rank its share; see ``Learner.measure``."""
         ranks = self._in_use()
-        parts = shares(rollouts, len(ranks), free=self._free(rollouts))
-        calls = [rank.measure.remote(part) for rank, part in zip(ranks, parts, strict=True)]
+        parts = shares(rollouts, len(ranks), free=_free(rollouts, self.config))
+        calls = [rank.call.remote("measure", part) for rank, part in zip(ranks, parts, strict=True)]
         measured: pl.DataFrame = pl.concat(self._wait(calls, "measure"))
         return measured
 
     def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> UpdateReport:
-        """Split the responses over ranks, by the tokens that they cost, and take one step together.
-
-        Args:
-            batch: As for ``Learner.update``.
-
-        Raises:
-            RankError: A rank died or timed out; the group is broken.
-        """
+        """Split the responses over ranks, by the tokens that they cost, and take one step together."""
         ranks = self._in_use()
         # Here, as a rank that refuses alone leaves the others waiting.
         check_columns(batch, ("prompt_ids", "response_ids", "logprobs"))
         check_rows(batch.filter(pl.col("response_ids").list.len() > 0))
-        parts = shares(batch, len(ranks), free=self._free(batch))
+        parts = shares(batch, len(ranks), free=_free(batch, self.config))
         calls = [rank.update.remote(part, advance=advance) for rank, part in zip(ranks, parts, strict=True)]
         first: UpdateReport = self._wait(calls, "update")[0]
         self.version += advance and first.optimizer_steps
         return first
 
-    def _free(self, batch: pl.DataFrame) -> np.ndarray | None:
-        """Which responses do not pass through the model."""
-        if "advantage" not in batch.columns:
-            return None
-        zero_variance = batch["zero_variance"].to_numpy()
-        return skipped(batch["advantage"].to_numpy(), zero_variance, self.config)
-
     def agreement(self, rollouts: pl.DataFrame) -> Agreement:
         """See ``Learner.agreement``; on every rank, as none can run a policy alone that they share."""
         import ray
 
-        kept = ray.put(rollouts)
-        found: Agreement = self._wait([rank.agreement.remote(kept) for rank in self._in_use()], "compare")[0]
+        found: Agreement = self._on_each("compare", "call", "agreement", ray.put(rollouts))[0]
         return found
 
     def weights(self) -> RankWeights:
         """The policy's tensors by their Hugging Face names, whole; see ``Learner.weights``."""
-        return RankWeights(self._policy, self._use_weights)
-
-    def _use_weights(self, function: OnRank) -> list[Any]:
-        return self._wait([rank.use_weights.remote(function) for rank in self._in_use()], "hand over the weights")
-
-    def _policy(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self._tensors(WEIGHTS).items()
+        return RankWeights(self)
 
     def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
         """The state of the ranks; see ``Learner.state``. A few tensors of it are here at a time, as they are read.
 
         A checkpoint of it is written by the ranks, each its own rows, where they see the folder.
         """
-        return self._tensors(STATE), values_of(self)
+        return self._tensors(STATE), state_values(self.model, self.base, self.version)
 
     def _tensors(self, of: str) -> RemoteTensors:
         def fetch(names: Sequence[str]) -> dict[str, torch.Tensor]:
-            calls = [rank.tensors.remote(of, names) for rank in self._in_use()]
-            found: dict[str, torch.Tensor] = self._wait(calls, f"hand over the {of}")[0]
+            found: dict[str, torch.Tensor] = self._on_each(f"hand over the {of}", "tensors", of, names)[0]
             return found
 
         (sizes,) = self._wait([self._in_use()[0].sizes.remote(of)], f"name the {of}")
@@ -205,32 +169,25 @@ class LearnerGroup:
         """
         if not self._see(folder):
             return None
-        ranks = self._in_use()
-        self._wait([rank.write.remote(str(folder)) for rank in ranks], "copy the state")
-        return partial(_written, ranks)
+        self._on_each("copy the state", "write", str(folder))
+        return partial(_written, self._ranks)
 
     def _see(self, path: Path) -> bool:
-        return all(self._wait([rank.sees.remote(str(path)) for rank in self._in_use()], "look for the checkpoint"))
+        return all(self._on_each("look for the checkpoint", "sees", str(path)))
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
-        """Give the ranks a state, a few tensors at a time; see ``Learner.load_state``.
-
-        Raises:
-            LearnerError: It is the state of another model, or of another base model.
-            RankError: A rank died or timed out; the group is broken.
-        """
+        """Give the ranks a state, a few tensors at a time; see ``Learner.load_state``."""
         import ray
 
-        check_base(values, self)
+        check_base(values, model=self.model, base=self.base)
         task, version, names = "load the state", int(values["version"]), list(tensors)
-        self._wait([rank.expect.remote(names) for rank in self._in_use()], task)
+        self._on_each(task, "call", "expect", names)
         if isinstance(tensors, TensorFiles) and all(map(self._see, tensors.paths)):
-            self._wait([rank.read.remote(tensors.paths) for rank in self._in_use()], task)
+            self._on_each(task, "read", tensors.paths)
         else:
             for part in parts(tensors.items(), most=PART):
-                kept = ray.put(part)
-                self._wait([rank.take.remote(kept) for rank in self._in_use()], task)
-        self._wait([rank.continue_at.remote(version) for rank in self._in_use()], task)
+                self._on_each(task, "call", "take", ray.put(part))
+        self._on_each(task, "continue_at", version)
         self.version = version
 
     def close(self) -> None:
@@ -314,6 +271,10 @@ class LearnerGroup:
             )
         return self._ranks
 
+    def _on_each(self, task: str, method: str, *arguments: Any) -> list[Any]:
+        """Results of the same call of every rank."""
+        return self._wait([getattr(rank, method).remote(*arguments) for rank in self._in_use()], task)
+
     def _wait(self, calls: Sequence[Any], task: str, patience: float | None = None) -> list[Any]:
         """Results of the calls, one of each rank.
 
@@ -359,27 +320,25 @@ class LearnerGroup:
         )
 
 
+def _free(batch: pl.DataFrame, config: LearnerConfig) -> np.ndarray | None:
+    """Which responses do not pass through the model; None before that is known."""
+    if "advantage" not in batch.columns:
+        return None
+    return skipped(batch["advantage"].to_numpy(), batch["zero_variance"].to_numpy(), config)
+
+
 class RankWeights(Iterable[tuple[str, torch.Tensor]]):
     """The policy's whole tensors by their Hugging Face names: handed over one by one, or used on the ranks."""
 
-    def __init__(
-        self, tensors: Callable[[], Iterator[tuple[str, torch.Tensor]]], call: Callable[[OnRank], list[Any]]
-    ) -> None:
-        self._tensors, self._call = tensors, call
+    def __init__(self, group: LearnerGroup) -> None:
+        self._group = group
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return self._tensors()
+        yield from self._group._tensors(WEIGHTS).items()
 
     def on_ranks(self, function: OnRank) -> list[Any]:
-        """Call a function on every rank, where each tensor is gathered as it is taken; none comes to this process.
-
-        Returns:
-            What it returned, by rank.
-
-        Raises:
-            RankError: A rank died or timed out; the group is broken.
-        """
-        return self._call(function)
+        """Call a function on every rank, where each tensor is gathered as it is taken; returns the results by rank."""
+        return self._group._on_each("hand over the weights", "use_weights", function)
 
 
 class RemoteTensors(Mapping[str, torch.Tensor]):
@@ -418,12 +377,7 @@ class RemoteTensors(Mapping[str, torch.Tensor]):
 
 
 def _written(ranks: Sequence[Any]) -> dict[str, str]:
-    """Wait until ranks have written their parts of a checkpoint, whatever else they do meanwhile.
-
-    Raises:
-        CheckpointError: One cannot.
-        RankError: One died.
-    """
+    """Wait until ranks have written their parts of a checkpoint, whatever else they do meanwhile."""
     import ray
 
     found: dict[str, str] = {}
@@ -508,23 +462,15 @@ class RankActor:
         self._learner.reset(config)
         return self._learner.base
 
-    def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
-        """Measure this rank's share; see ``Learner.measure``."""
-        return self._learner.measure(rollouts)
+    def call(self, method: str, argument: Any) -> Any:
+        """Call a method of its learner."""
+        return getattr(self._learner, method)(argument)
 
     def update(self, batch: pl.DataFrame, *, advance: bool) -> UpdateReport:
-        """Update from this rank's share; see ``Learner.update``.
-
-        Args:
-            advance: Whether the version is counted up.
-        """
+        """Update from this rank's share; see ``Learner.update``."""
         report = self._learner.update(batch, advance=advance)
         self._free_memory()
         return report
-
-    def agreement(self, rollouts: pl.DataFrame) -> Agreement:
-        """See ``Learner.agreement``."""
-        return self._learner.agreement(rollouts)
 
     def use_weights(self, function: OnRank) -> Any:
         """Call a function with this rank's number and the policy's tensors; see ``RankWeights.on_ranks``."""
@@ -543,12 +489,7 @@ class RankActor:
         return self._held(of).sizes()
 
     def tensors(self, of: str, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Some tensors, on the CPU, as the driver may have no device; the first rank's only.
-
-        Args:
-            of: As for ``sizes``.
-            names: Their names, the same on all ranks.
-        """
+        """Some tensors, on the CPU, as the driver may have no device; the first rank's only."""
         held, first = self._held(of), self._rank == 0
         found = {}
         for name in names:
@@ -580,11 +521,7 @@ class RankActor:
         pool.shutdown(wait=False)
 
     def written(self) -> dict[str, str] | None:
-        """Return the checksums of what ``write`` has written; None while it goes on.
-
-        Raises:
-            CheckpointError: It cannot be written.
-        """
+        """Return the checksums of what ``write`` has written; None while it goes on."""
         if not self._writing.done():
             return None
         try:
@@ -597,14 +534,6 @@ class RankActor:
     def read(self, paths: Sequence[Path]) -> None:
         """Take over a part of a state from files; see ``Learner.take``."""
         self._learner.take(TensorFiles(paths))
-
-    def expect(self, names: Sequence[str]) -> None:
-        """See ``Learner.expect``."""
-        self._learner.expect(names)
-
-    def take(self, tensors: dict[str, torch.Tensor]) -> None:
-        """See ``Learner.take``."""
-        self._learner.take(tensors)
 
     def continue_at(self, version: int) -> None:
         """Go on from a state that was taken."""

@@ -91,13 +91,9 @@ def judged(records: Iterable[Record], thresholds: Thresholds | None = None) -> b
     """Return whether a run is long enough to be judged: two windows of steps with completed responses.
 
     In a shorter one there is no start to compare with: only ``mismatch`` is looked for, and having no flag says little.
-
-    Args:
-        records: As for ``flags``.
-        thresholds: As for ``flags``.
     """
     limits = thresholds or Thresholds()
-    return len(_series(_steps(records), "reward").steps) >= 2 * limits.window
+    return len(_series(_steps(records), "reward")) >= 2 * limits.window
 
 
 def _steps(records: Iterable[Record]) -> list[StepRecord]:
@@ -106,46 +102,29 @@ def _steps(records: Iterable[Record]) -> list[StepRecord]:
     return [steps[step] for step in sorted(steps)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Series:
-    """One number of every step that has it."""
-
-    steps: Sequence[int]
-    values: np.ndarray
-
-    def windows(self, window: int) -> Iterable[tuple[int, float, float]]:
-        """The step at the end of every window after the start, the mean of the start and that of the window."""
-        means = self.means(window)
-        for end in range(2 * window, len(self.values) + 1):
-            yield self.steps[end - 1], means[0], means[end - window]
-
-    def means(self, window: int) -> np.ndarray:
-        """The mean of every window, in the order of their first steps."""
-        sums = np.concatenate([[0.0], np.cumsum(self.values)])
-        means: np.ndarray = (sums[window:] - sums[:-window]) / window
-        return means
+def _series(records: Sequence[StepRecord], name: str) -> list[tuple[int, float]]:
+    """A number of the responses with its step, where it is there and finite."""
+    found = [(each.step, getattr(each.responses, name)) for each in records if each.responses is not None]
+    return [(step, float(value)) for step, value in found if value is not None and math.isfinite(value)]
 
 
-def _series(records: Sequence[StepRecord], name: str) -> _Series:
-    """A number of the responses or of the update, where it is there and finite."""
-    found = []
-    for record in records:
-        value = getattr(record.responses, name, None) if record.responses is not None else None
-        if value is not None and math.isfinite(value):
-            found.append((record.step, float(value)))
-    return _Series([step for step, _ in found], np.array([value for _, value in found]))
+def _windows(records: Sequence[StepRecord], name: str, window: int) -> tuple[list[int], np.ndarray]:
+    """The step at the end of every window of such numbers, and their mean there; the first window is the start."""
+    series = _series(records, name)
+    sums = np.concatenate([[0.0], np.cumsum([value for _, value in series])])
+    return [step for step, _ in series[window - 1 :]], (sums[window:] - sums[:-window]) / window
 
 
 def _entropy_collapse(records: Sequence[StepRecord], limits: Thresholds) -> Flag | None:
-    rewards = _series(records, "reward")
-    means = rewards.means(limits.window)
+    window = limits.window
+    steps, means = _windows(records, "reward", window)
     # The window at each step, and the one that ended two windows before; early in a run, the start.
-    learnt = {
-        step: (now, now - means[max(0, place - 2 * limits.window)])
-        for place, (step, _, now) in enumerate(rewards.windows(limits.window), start=limits.window)
-    }
+    places = range(window, len(means))
+    learnt = {steps[place]: (means[place], means[place] - means[max(0, place - 2 * window)]) for place in places}
     held = 0
-    for step, start, now in _series(records, "sampled_entropy").windows(limits.window):
+    steps, means = _windows(records, "sampled_entropy", window)
+    for step, now in zip(steps[window:], means[window:], strict=True):
+        start = means[0]
         reward, gain = learnt.get(step, (math.inf, math.inf))
         low = start > 0 and now < limits.entropy_low * start
         # For as many steps as a window has: noise alone often takes one window's reward below ``solved``.
@@ -171,8 +150,12 @@ def _rise(flag: str, number: str, most: Callable[[Thresholds, float], float], sa
     """
 
     def check(records: Sequence[StepRecord], limits: Thresholds) -> Flag | None:
-        gains = {step: now - start for step, start, now in _series(records, "reward").windows(limits.window)}
-        for step, start, now in _series(records, number).windows(limits.window):
+        window = limits.window
+        steps, means = _windows(records, "reward", window)
+        gains = dict(zip(steps[window:], means[window:] - means[:1], strict=True))
+        steps, means = _windows(records, number, window)
+        for step, now in zip(steps[window:], means[window:], strict=True):
+            start = means[0]
             values = {"start": start, "now": now}
             if "{gain" in said:
                 values["gain"] = gains.get(step, 0.0)

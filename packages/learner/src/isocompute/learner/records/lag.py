@@ -43,12 +43,11 @@ class LagStatistics:
 def lag_statistics(
     used: pl.DataFrame, stale: pl.DataFrame, *, version: int, idle: Mapping[str, float]
 ) -> LagStatistics:
-    """Describe a step's batch.
+    """Describe a step's batch, for the weights of a version.
 
     Args:
         used: Its completed responses.
         stale: Those of groups that were dropped for their age.
-        version: Version of the weights that it updates.
         idle: From ``Pipe.idle``.
     """
     lengths = used["response_ids"].list.len().to_numpy().astype(np.int64)

@@ -79,10 +79,9 @@ def with_zeros(metrics: Mapping[str, Mean], names: Iterable[str], count: float) 
 
 
 def reduced(metrics: Mapping[str, Mean], all_reduce: Callable[[torch.Tensor], None]) -> dict[str, Mean]:
-    """Add up the metrics of all ranks, in one message.
+    """Add up the metrics of all ranks, which have the same names in the same order, in one message.
 
     Args:
-        metrics: This rank's metrics by name; every rank has the same names in the same order.
         all_reduce: Sums a tensor over the ranks, in place.
     """
     # Here, and not above: numbers are made of what was written down without torch.
@@ -105,9 +104,6 @@ def numbers(metrics: Mapping[str, Mean]) -> dict[str, float]:
     of the learner's weights on the sampler's tokens (``effective_sample_size``) and responses
     (``effective_sample_size_responses``), (Σρ)²/(N·Σρ²), a share of N from 0 to 1; and the critic's
     ``explained_variance``, 1 − Var(return − value)/Var(return). A number that nothing was counted for is left out.
-
-    Args:
-        metrics: What ``objective`` returned, added up; see ``objective.loss.loss_metrics``.
     """
     values = {name: metric.value for name, metric in metrics.items()}
     shown = {name: value for name, value in values.items() if not name.endswith("_square") and name not in _INNER}
@@ -123,8 +119,6 @@ def numbers(metrics: Mapping[str, Mean]) -> dict[str, float]:
 
 
 _WEIGHTS = {"effective_sample_size": "token_ratio", "effective_sample_size_responses": "response_ratio"}
-
-
 _INNER = (*_WEIGHTS.values(), "value_error")
 
 
@@ -162,11 +156,8 @@ class UpdateReport:
         objective: What the objective measured, by the names of ``loss_metrics``: which ones depends on the settings.
         gradient_norm: Norm of the gradient before clipping (``grad_norm`` in TRL and veRL).
         learning_rate: Learning rate used.
-        sync_error: Largest log-probability difference to the sampler in the first micro-batch, or with a lag in the
-            probe of the weights that the step made (nats).
-        sync_mean: Mean absolute difference there (nats per token).
-        sync_k3: Estimate (k3) of KL(sampler ‖ learner) there (nats per token).
-        sync_quantile: The 0.99 quantile of the absolute difference there (nats); see ``Agreement``.
+        sync_error: The maximum of the ``Agreement`` with the sampler in the first micro-batch, or with a lag in the
+            probe of the weights that the step made; ``sync_mean``, ``sync_k3`` and ``sync_quantile`` are its others.
         optimizer_steps: Optimizer steps taken; 0 where no weight could change.
         trained_tokens: Response tokens that the loss is a sum over, those of skipped responses included; of several
             passes over a batch each counts.
@@ -236,19 +227,6 @@ def of_batch(reports: Sequence[UpdateReport]) -> UpdateReport:
     )
 
 
-__all__ = [
-    "AdvantageStatistics",
-    "Agreement",
-    "EvaluationRecord",
-    "Record",
-    "ResponseStatistics",
-    "StepRecord",
-    "UpdateReport",
-    "from_plain",
-    "to_plain",
-]
-
-
 HEALTH = frozenset(
     {
         "truncated_share",
@@ -278,8 +256,6 @@ HEALTH = frozenset(
     }
 )
 """Numbers of a step that say whether the run is sound."""
-
-
 PERFORMANCE = ("_seconds", "virtual_time", "_per_second", "model_flops_utilisation")
 """Endings of the names of numbers that say what it costs."""
 
@@ -442,11 +418,7 @@ def to_plain(record: Record) -> dict[str, Any]:
 
 
 def from_plain(plain: Mapping[str, Any]) -> Record:
-    """Return the record that ``to_plain`` made this of.
-
-    Args:
-        plain: From ``to_plain``, through JSON or not.
-    """
+    """Return the record that ``to_plain`` made this of, through JSON or not."""
     found = {name: value for name, value in plain.items() if name != "kind"}
     if plain["kind"] == "evaluation":
         return EvaluationRecord(**found)
@@ -478,20 +450,19 @@ def response_statistics(batch: pl.DataFrame) -> ResponseStatistics | None:
 
     Args:
         batch: A ``rollouts`` table with the columns ``cohort`` and ``zero_variance`` of ``with_cohorts``.
-
-    Returns:
-        The statistics, or None where every response failed.
     """
     completed = batch.filter(pl.col("cohort") != "failed")
     if not len(completed):
         return None
     deviations = completed.group_by("problem_id", maintain_order=True).agg(pl.col("reward").cast(pl.Float64).std())
+    # A group of one always has equal rewards.
+    grouped = completed.filter(pl.col("problem_id").is_duplicated())
     lengths = completed["response_ids"].list.len().to_numpy()
     return ResponseStatistics(
         reward=float(completed["reward"].to_numpy().mean()),
         # A group of one has no deviation.
         reward_std=float(deviations["reward"].fill_null(0.0).to_numpy().mean()),
-        zero_variance_share=_of_groups(completed),
+        zero_variance_share=float(grouped["zero_variance"].to_numpy().mean()) if len(grouped) else None,
         response_length=float(lengths.mean()),
         truncated_share=_share(completed, pl.col("finish_reason") == "length"),
         interrupted_share=_share(completed, ~pl.col("sampled").list.all()) if "sampled" in batch.columns else 0.0,
@@ -511,9 +482,6 @@ def advantage_statistics(trained: pl.DataFrame) -> AdvantageStatistics | None:
 
     Args:
         trained: Responses with a column ``advantage``, or with a list column ``advantages`` of one per token.
-
-    Returns:
-        The statistics, or None where there is no advantage.
     """
     column = trained["advantages"].explode() if "advantages" in trained.columns else trained["advantage"]
     values = column.drop_nulls().to_numpy().astype(np.float64)
@@ -537,15 +505,6 @@ def _sampled_entropy(responses: pl.DataFrame) -> float | None:
     return -float(scores.to_numpy().mean(dtype=np.float64)) if len(scores) else None
 
 
-def _of_groups(completed: pl.DataFrame) -> float | None:
-    """Share of the responses of groups of two or more whose group has equal rewards; None where there is no such group.
-
-    A group of one always has.
-    """
-    grouped = completed.filter(pl.col("problem_id").is_duplicated())
-    return float(grouped["zero_variance"].to_numpy().mean()) if len(grouped) else None
-
-
 def _share(responses: pl.DataFrame, condition: pl.Expr) -> float:
     """Share of responses that fulfil a condition; one that is unknown does not."""
     return float(responses.select(condition.fill_null(value=False).cast(pl.Float64).mean()).item())
@@ -559,12 +518,6 @@ def timings_table(records: Iterable[Record], run_id: str, devices: int = 1) -> p
     Args:
         records: What ``watch`` was called with, in that order.
         devices: Devices held throughout, for device-seconds.
-
-    Returns:
-        The table, checked and sorted by its keys.
-
-    Raises:
-        TableError: There is no record, or seconds are negative or not finite.
     """
     seconds = {(record.step, phase): value for record in records for phase, value in record.seconds().items()}
     rows = [(run_id, step, phase, value, value * devices) for (step, phase), value in seconds.items()]

@@ -30,22 +30,12 @@ from ..contract.files import reason_of
 from ..errors import CheckpointError, LearnerError
 
 logger = logging.getLogger(__name__)
-
-
 CHECKSUMS = "checksums.json"
-
-
 STATE, TENSORS, PIPE = "state.json", "tensors-{:05d}.safetensors", "pipe.safetensors"
-
-
 ROWS = "rows"
 """Metadata of a file of tensors: the row of the whole at which each begins of which it has a part."""
-
-
 PART = 2**30
 """Most bytes of tensors that are held at a time; a single one may have more."""
-
-
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -89,12 +79,6 @@ class Checkpoints:
         may_change: Settings in which a run that continues may differ from its checkpoint, of those that change rounding
             only (``config.ROUNDING``), such as ``compute.micro_batch_tokens`` where an update ran out of memory. It is
             then the same run to rounding and no longer bit for bit, which its progress and its records say.
-
-    Attributes:
-        keep: How many of the newest are kept.
-
-    Raises:
-        CheckpointError: A number is below 1, there is no interval, or a setting changes more than rounding.
     """
 
     def __init__(
@@ -126,11 +110,7 @@ class Checkpoints:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the folder for one run, which ends with its process: two that save there would mix their checkpoints.
-
-        Raises:
-            CheckpointError: Another run holds it, or it cannot be made.
-        """
+        """Hold the folder for one run, which ends with its process: two that save there would mix their checkpoints."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.folder, os.O_RDONLY)
@@ -177,12 +157,9 @@ class Checkpoints:
         return by_steps or (evaluations - 1) % self._every_evaluations == 0
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint whole or not at all, and delete those that are not kept.
+        """Write a checkpoint whole or not at all, and delete those that are not kept; returns its folder.
 
         What ranks write goes on when this returns, till the next one, ``settle`` or the end of ``held``.
-
-        Returns:
-            Its folder, there when it is whole.
 
         Raises:
             CheckpointError: It, or the one before, cannot be written; those before stay.
@@ -213,11 +190,7 @@ class Checkpoints:
         return self._folder_of(checkpoint.step)
 
     def settle(self) -> None:
-        """Wait for the checkpoint that is being written, if there is one.
-
-        Raises:
-            CheckpointError: It cannot be written; those before stay.
-        """
+        """Wait for the checkpoint that is being written, if there is one."""
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.result()
@@ -239,11 +212,7 @@ class Checkpoints:
         return final
 
     def prune(self) -> None:
-        """Delete those that are not kept, and what a kill has left of one that was being written or deleted.
-
-        Raises:
-            CheckpointError: One cannot be deleted.
-        """
+        """Delete those that are not kept, and what a kill has left of one that was being written or deleted."""
         self.settle()
         self._prune()
 
@@ -260,11 +229,7 @@ class Checkpoints:
             raise CheckpointError(f"{self.folder}: an old checkpoint cannot be deleted ({error.strerror})") from None
 
     def newest(self) -> Checkpoint | None:
-        """Read the newest checkpoint that is whole, or None when there is none; a damaged one is put aside.
-
-        Raises:
-            CheckpointError: All of them are damaged.
-        """
+        """Read the newest checkpoint that is whole, or None when there is none; a damaged one is put aside."""
         self.settle()
         damaged: dict[Path, str] = {}
         for folder in reversed(self._complete()):
@@ -322,9 +287,6 @@ def write_checksums(folder: Path, *, known: Mapping[str, str] | None = None) -> 
 
     Args:
         known: Checksums that whoever wrote the files has taken.
-
-    Raises:
-        CheckpointError: One of these files is not there.
     """
     known, there = known or {}, [STATE, *sorted(path.name for path in folder.glob("*.safetensors"))]
     if missing := sorted(known.keys() - set(there)):
@@ -343,12 +305,11 @@ def write_tensors(
 ) -> dict[str, str]:
     """Write tensors into files of a checkpoint, as they come.
 
+    Returns the checksum of each file, by its name.
+
     Args:
         begins: For each tensor that is a part of a whole the first of its rows there.
         rank: Which of several writes.
-
-    Returns:
-        The checksum of each file, by its name.
     """
     found = {}
     for number, part in enumerate(parts(tensors)):
@@ -413,12 +374,6 @@ def whole_folder(final: Path, *, what: str, error: type[LearnerError]) -> Iterat
     Args:
         what: What it is, for the message of an error.
         error: What to raise when it cannot be written.
-
-    Yields:
-        An empty folder beside it.
-
-    Raises:
-        LearnerError: ``error``, when the folder cannot be written; what was there stays.
     """
     aside = final.with_name(f".{final.name}.writing")
     try:
@@ -464,11 +419,7 @@ def _flush(path: Path) -> None:
 
 
 def parts(tensors: Iterable[tuple[str, torch.Tensor]], *, most: int = PART) -> Iterator[dict[str, torch.Tensor]]:
-    """Take tensors as they come, several at a time.
-
-    Args:
-        most: Most bytes of a part; a single tensor may have more.
-    """
+    """Take tensors as they come, several at a time: of ``most`` bytes together, though a single one may have more."""
     part: dict[str, torch.Tensor] = {}
     size = 0
     for name, tensor in tensors:
@@ -482,11 +433,7 @@ def parts(tensors: Iterable[tuple[str, torch.Tensor]], *, most: int = PART) -> I
 
 
 class TensorFiles(Mapping[str, torch.Tensor]):
-    """The tensors of safetensors files by name, each read when it is asked for; one in several files is put together.
-
-    Attributes:
-        paths: The files.
-    """
+    """The tensors of safetensors files by name, each read when it is asked for; one in several is put together."""
 
     def __init__(self, paths: Collection[Path]) -> None:
         self.paths = list(paths)
@@ -518,11 +465,7 @@ class TensorFiles(Mapping[str, torch.Tensor]):
 def stored_tensors(model: str, policy: Any) -> TensorFiles | None:
     """The tensors of a saved model, where it has those of a policy as they are, under the same names.
 
-    Args:
-        model: A folder or a name, in the Hugging Face format.
-
-    Returns:
-        The tensors; None where they are in other files than safetensors, or converted when they are loaded.
+    None where they are in other files than safetensors, or converted when they are loaded.
     """
     return None if get_model_conversion_mapping(policy, add_legacy=False) else files_of(model)
 

@@ -33,7 +33,6 @@ TOKENIZER_FILES = (
 )
 """Files of a tokenizer; a model has some of them."""
 CONFIG, GENERATION, ADAPTER = "config.json", "generation_config.json", "adapter_config.json"
-
 Weights = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
 
@@ -49,21 +48,29 @@ def save_policy(weights: Weights, base: str | Path, folder: str | Path, *, dtype
         base: The base model that was trained: a folder or a name.
         dtype: Type in which it is saved; None: that of the weights, so that nothing is rounded.
 
-    Returns:
-        The folder.
-
     Raises:
         LearnerError: The base model's configuration cannot be read, the weights are not those of such a model, the
             folder holds something else than a model or is the base model's own, or it cannot be written.
     """
     final = Path(folder).absolute()
     _check_place(final, base)
-    policy = _architecture(str(base))
+    try:
+        config = AutoConfig.from_pretrained(str(base))
+    except (OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise LearnerError(f"the configuration of the base model {base} cannot be read ({reason})") from None
+    with torch.device("meta"):
+        policy: Any = AutoModelForCausalLM.from_config(config)
     given = _checked(weights.items() if isinstance(weights, Mapping) else weights, policy, str(base), dtype)
     with whole_folder(final, what="the policy", error=LearnerError) as aside:
         if get_model_conversion_mapping(policy, add_legacy=False):
             # Its files hold other tensors than the model does: transformers converts them all at once.
-            _write_converted(given, policy, aside)
+            policy.load_state_dict(dict(given), strict=False, assign=True)
+            policy.tie_weights()
+            # Its own would be checked, and refused where transformers finds fault with the base model's.
+            policy.generation_config = GenerationConfig()
+            policy.save_pretrained(aside)
+            (aside / GENERATION).unlink(missing_ok=True)
         else:
             _write(given, policy, aside)
         for name in (GENERATION, *TOKENIZER_FILES):
@@ -83,13 +90,6 @@ def save_adapter(
     Args:
         state: The tensors of ``Learner.state`` or of a ``Checkpoint``; what is not the adapter is left out.
         base: The base model that it was trained on: a folder or a name.
-
-    Returns:
-        The folder.
-
-    Raises:
-        LearnerError: The state has no adapter, the folder holds something else than an adapter, or it cannot be
-            written.
     """
     final = Path(folder).absolute()
     _check_place(final, base, holds=ADAPTER)
@@ -113,17 +113,6 @@ def save_adapter(
         save_file({given[name]: state[name] for name in names}, aside / "adapter_model.safetensors")
         (aside / ADAPTER).write_text(json.dumps(described, indent=2))
     return final
-
-
-def _architecture(base: str) -> Any:
-    """The base model without memory for its weights."""
-    try:
-        config = AutoConfig.from_pretrained(base)
-    except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise LearnerError(f"the configuration of the base model {base} cannot be read ({reason})") from None
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
 
 
 def _checked(
@@ -170,24 +159,8 @@ def _write(given: Iterable[tuple[str, torch.Tensor]], policy: Any, folder: Path)
     policy.config.save_pretrained(folder)
 
 
-def _write_converted(given: Iterable[tuple[str, torch.Tensor]], policy: Any, folder: Path) -> None:
-    policy.load_state_dict(dict(given), strict=False, assign=True)
-    policy.tie_weights()
-    # Its own would be checked, and refused where transformers finds fault with the base model's.
-    policy.generation_config = GenerationConfig()
-    policy.save_pretrained(folder)
-    (folder / GENERATION).unlink(missing_ok=True)
-
-
 def _check_place(folder: Path, base: str | Path, *, holds: str = CONFIG) -> None:
-    """Refuse a folder that would lose what it holds.
-
-    Args:
-        holds: The file by which one is known that may be replaced.
-
-    Raises:
-        LearnerError: It is the base model's, or holds something else.
-    """
+    """Refuse a folder that would lose what it holds; with the file ``holds`` it is one that may be replaced."""
     what, saved = ("model", "policy") if holds == CONFIG else ("adapter", "adapter")
     if folder.resolve() == Path(base).absolute().resolve():
         raise LearnerError(f"{folder} is the base model; the {saved} must be saved somewhere else")

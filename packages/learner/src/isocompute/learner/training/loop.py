@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 import polars as pl
 
@@ -42,19 +42,13 @@ from .run import ProblemOrder, Progress, settings_of
 
 logger = logging.getLogger(__name__)
 
-
 Result = TypeVar("Result")
-
 PROBED, PROBE_TOKENS = 4, 16
 """Problems that a probe of the sampler's weights answers, and the most tokens of an answer."""
 
 
-def print_record(record: Record, stream: TextIO | None = None) -> None:
-    """Print a line for a step or an evaluation.
-
-    Args:
-        stream: Where to; None for the standard error output.
-    """
+def print_record(record: Record) -> None:
+    """Print a line for a step or an evaluation to the standard error output."""
     metrics = record.metrics()
     if isinstance(record, EvaluationRecord):
         words = [f"{name} {score:.3f}" for name, score in record.scores.items()]
@@ -64,7 +58,7 @@ def print_record(record: Record, stream: TextIO | None = None) -> None:
     took = sum(record.seconds().values())
     what = "evaluation after step" if isinstance(record, EvaluationRecord) else "step"
     line = ", ".join([f"{record.rollouts:,} rollouts", *words, f"{took:.1f} s"])
-    print(f"{what} {record.step}: {line}", file=stream or sys.stderr, flush=True)
+    print(f"{what} {record.step}: {line}", file=sys.stderr, flush=True)
 
 
 def train(
@@ -125,7 +119,8 @@ def train(
         )
     drop_above = learner.config.batch.drop_above
     order = ProblemOrder(problems, problems_per_batch=run.problems_per_batch, seed=run.seed, drop_above=drop_above)
-    meter = meter or one_pass(len(problems), run.problems_per_batch)
+    # As many steps as give each problem one turn.
+    meter = meter or UpdateSteps(limit=max(1, len(problems) // run.problems_per_batch))
     pipe = pipe or Ahead(sampler)
     with nullcontext() if checkpoints is None else checkpoints.held():
         if progress is None:
@@ -390,7 +385,7 @@ class _Loop:
 
 
 def sync_and_check(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame, run_id: str) -> pl.DataFrame:
-    """Sync, answer a few problems and compare log-probabilities.
+    """Sync, answer a few problems and compare log-probabilities; returns the responses, which were paid for.
 
     Where the learner continues with a policy that has diverged there is nothing to compare with; ``train`` finds
     the same, and ends the run as it did the first time.
@@ -398,21 +393,16 @@ def sync_and_check(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame
     Args:
         sampler: Takes them, and answers two times each of the first four problems.
 
-    Returns:
-        The responses, which were paid for, as a ``rollouts`` table.
-
     Raises:
         LearnerError: The sampler says that its weights are of another type (``dtype``) than the tolerances are for.
-        SyncError: The sampler does not hold the learner's weights.
-        DivergenceError: The log-probabilities of the base model itself are not finite.
+        SyncError, DivergenceError: See ``check_weights``.
     """
     told, dtype = learner.config.sampler_dtype, getattr(sampler, "dtype", None)
     if dtype not in (None, told) and not learner.config.sync.given:
         raise LearnerError(f"sampler_dtype is {told!r}, and the sampler's weights are in {dtype}: it must be {dtype!r}")
     sampler.sync(learner.weights(), learner.version)
     few = problems.head(PROBED)
-    answered, _ = check_weights(learner=learner, sampler=sampler, problems=few, samples=2, run_id=run_id)
-    return answered
+    return check_weights(learner=learner, sampler=sampler, problems=few, samples=2, run_id=run_id)[0]
 
 
 def check_weights(
@@ -505,53 +495,40 @@ def learn(*, learner: Updater, run: RunConfig, step: int, rollouts: pl.DataFrame
 
 
 def _learn(*, learner: Updater, run: RunConfig, step: int, rollouts: pl.DataFrame) -> Learnt:
-    config, tries = learner.config, _Tries(run.run_id)
-    began = perf_counter()
-    batch = _prepared(learner, rollouts, tries)
-    taken = perf_counter() - began if config.measures_first else 0.0
-    if batch is None:
-        return Learnt(measure_seconds=taken, retries=tries.retries, diverged=True)
-    advantages = advantage_statistics(batch)
-    parts = list(minibatches(batch, config, seed=run.seed, step=step))
-    reports = []
-    for number, part in enumerate(parts, start=1):
-        report = tries.attempt(partial(learner.update, part, advance=number == len(parts)))
-        if report is None:
-            return Learnt(advantages=advantages, measure_seconds=taken, retries=tries.retries, diverged=True)
-        reports.append(report)
-    return Learnt(update=of_batch(reports), advantages=advantages, measure_seconds=taken, retries=tries.retries)
+    config, retries = learner.config, 0
 
-
-def _prepared(learner: Updater, rollouts: pl.DataFrame, tries: _Tries) -> pl.DataFrame | None:
-    """The batch, with what was measured of it where that is needed; None when the policy has diverged.
-
-    No response passes through the model for it that nothing needs: advantages that depend on what is measured need
-    the responses that they are computed from, others only those that are learnt from.
-    """
-    config = learner.config
-    if config.measures_for_advantages:
-        measured = tries.attempt(partial(learner.measure, estimated(rollouts, config)))
-        return None if measured is None else prepare(measured, config)
-    batch = prepare(rollouts, config)
-    return tries.attempt(partial(learner.measure, batch)) if config.measures_first else batch
-
-
-class _Tries:
-    """Tries a call twice, and counts how often the second one was needed."""
-
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
-        self.retries = 0
-
-    def attempt(self, call: Callable[[], Result]) -> Result | None:
-        """Return the result of a call, or None when it found twice that the policy has diverged."""
+    def tried(call: Callable[[], Result]) -> Result | None:
+        """Make a call, once more where it finds that the policy has diverged; None where it does so twice."""
+        nonlocal retries
         for again in (True, False):
             try:
                 return call()
             except DivergenceError as error:
-                logger.warning("run %s: %s", self._run_id, error)
-                self.retries += again
+                logger.warning("run %s: %s", run.run_id, error)
+                retries += again
         return None
+
+    began = perf_counter()
+    # No response passes through the model for it that nothing needs: advantages that depend on what is measured need
+    # the responses that they are computed from, others only those that are learnt from.
+    if config.measures_for_advantages:
+        measured = tried(partial(learner.measure, estimated(rollouts, config)))
+        batch = None if measured is None else prepare(measured, config)
+    else:
+        batch = prepare(rollouts, config)
+        batch = tried(partial(learner.measure, batch)) if config.measures_first else batch
+    taken = perf_counter() - began if config.measures_first else 0.0
+    if batch is None:
+        return Learnt(measure_seconds=taken, retries=retries, diverged=True)
+    advantages = advantage_statistics(batch)
+    parts = list(minibatches(batch, config, seed=run.seed, step=step))
+    reports = []
+    for number, part in enumerate(parts, start=1):
+        report = tried(partial(learner.update, part, advance=number == len(parts)))
+        if report is None:
+            return Learnt(advantages=advantages, measure_seconds=taken, retries=retries, diverged=True)
+        reports.append(report)
+    return Learnt(update=of_batch(reports), advantages=advantages, measure_seconds=taken, retries=retries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -560,9 +537,6 @@ class UpdateSteps:
 
     Attributes:
         limit: Steps of the whole run, those before a checkpoint that it continues from included.
-
-    Raises:
-        LearnerError: There is no step.
     """
 
     limit: int
@@ -580,13 +554,3 @@ class UpdateSteps:
 
     def charge(self, step: int, rollouts: pl.DataFrame, /) -> None:
         """Keep no record."""
-
-
-def one_pass(problems: int, problems_per_batch: int) -> UpdateSteps:
-    """As many steps as give each problem one turn.
-
-    Args:
-        problems: Number of problems; those that do not fill a batch have no turn.
-        problems_per_batch: B_p.
-    """
-    return UpdateSteps(limit=max(1, problems // problems_per_batch))

@@ -16,9 +16,6 @@ class Ahead:
     """The pipe of whole batches: each is sampled when it is begun, with the weights that there are then.
 
     With a lag of 0 sampling and updates alternate; with a lag of k, batch t is sampled with version t − 1 − k.
-
-    Args:
-        sampler: Answers problems, and takes over weights.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -49,25 +46,18 @@ class Ahead:
         return {}
 
     def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
-        """Return the batches that were not taken; see ``Pipe.state``."""
-        return {f"batch.{step}": bytes_of(batch) for step, batch in self._batches.items()}, {}
+        """Return the batches that were not taken, as bytes in Arrow's IPC format; see ``Pipe.state``."""
+        found = {}
+        for step, batch in self._batches.items():
+            batch.write_ipc(stream := BytesIO())
+            found[f"batch.{step}"] = torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
+        return found, {}
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
         """Continue with the batches of a state; see ``Pipe.load_state``."""
-        del values
-        self._batches = {int(name.removeprefix("batch.")): table_of(tensors[name]) for name in tensors}
-
-
-def bytes_of(table: pl.DataFrame) -> torch.Tensor:
-    """Return a table in Arrow's IPC format as bytes, which a file of tensors can hold."""
-    stream = BytesIO()
-    table.write_ipc(stream)
-    return torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
-
-
-def table_of(stored: torch.Tensor) -> pl.DataFrame:
-    """Return the table that ``bytes_of`` made this of."""
-    return pl.read_ipc(BytesIO(stored.numpy().tobytes()), use_pyarrow=False)
+        for name in tensors:
+            stored = BytesIO(tensors[name].numpy().tobytes())
+            self._batches[int(name.removeprefix("batch."))] = pl.read_ipc(stored, use_pyarrow=False)
 
 
 def without_stale(rollouts: pl.DataFrame, *, version: int, lag: int) -> tuple[pl.DataFrame, pl.DataFrame]:

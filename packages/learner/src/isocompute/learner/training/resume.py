@@ -20,7 +20,6 @@ from .run import Progress, settings_of
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-
 OF_A_BRANCH = ("run_id", "optimizer.decay", "optimizer.decay_after", "optimizer.decay_steps")
 """Settings in which a branch may differ from its trunk."""
 
@@ -35,8 +34,7 @@ def restore(
 
     Args:
         learner: Takes over the state of the checkpoint; left as it is where there is none.
-        run: The cell, as ``train`` is given it.
-        problems: Training problems, as ``train`` is given them.
+        run: The cell, as ``train`` is given it; so are the problems.
         ended: Whether to take over the policy at the end of such a run, with which it cannot go on.
 
     Raises:
@@ -83,7 +81,6 @@ def branch(*, learner: Updater, trunk: Checkpoints, run: RunConfig, problems: pl
             others.
         trunk: Checkpoints of the trunk, with this step in ``keep_steps``; nothing is changed there.
         run: The branch, as ``train`` is given it: as the trunk but for its ``run_id``.
-        problems: Training problems, as ``train`` is given them.
 
     Returns:
         How far the trunk was after that step, without its evaluations.
@@ -161,12 +158,6 @@ def through_deaths(attempt: Callable[[], Result], *, checkpoints: Checkpoints, t
         attempt: Everything from ``learner.reset``, which starts new ranks, over ``restore`` and ``sync_and_check`` to
             ``train``; a meter that continues is part of it, too.
         tries: How often it may end from one and the same checkpoint.
-
-    Returns:
-        What the last attempt does.
-
-    Raises:
-        RankError: It has, so often.
     """
     failed, step = 0, checkpoints.newest_step()
     while True:

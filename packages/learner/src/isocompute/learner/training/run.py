@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
@@ -48,11 +48,7 @@ class ProblemOrder:
 
     Args:
         problems: A ``problems`` table; the order of its rows does not matter.
-        problems_per_batch: B_p.
         drop_above: The pass rate, or None to drop none.
-
-    Raises:
-        LearnerError: There are fewer problems than in a batch, or a problem occurs twice.
     """
 
     def __init__(
@@ -66,25 +62,18 @@ class ProblemOrder:
         repeated = problems["problem_id"].is_duplicated()
         if repeated.any():
             raise LearnerError(f"problem {problems['problem_id'].filter(repeated)[0]} occurs twice among the problems")
-        self._problems = problems.sort("problem_id")
-        self._problems_per_batch = problems_per_batch
-        self._seed = seed
-        self._drop_above = drop_above
+        self.problems = problems.sort("problem_id")
+        self._problems_per_batch, self._seed, self._drop_above = problems_per_batch, seed, drop_above
 
     def batch(self, cursor: Cursor) -> pl.DataFrame:
         """Problems of the batch at a cursor, sorted by ``problem_id``, no problem twice."""
-        shuffled = np.random.default_rng([self._seed, cursor.number]).permutation(len(self._problems))
+        shuffled = np.random.default_rng([self._seed, cursor.number]).permutation(len(self.problems))
         if cursor.dropped:
-            gone = self._problems["problem_id"].is_in(cursor.dropped).to_numpy()
+            gone = self.problems["problem_id"].is_in(cursor.dropped).to_numpy()
             shuffled = shuffled[~gone[shuffled]]
         # Batches never span two passes, so that no problem occurs twice in a batch.
         first = cursor.taken * self._problems_per_batch
-        return self._problems[np.sort(shuffled[first : first + self._problems_per_batch])]
-
-    @property
-    def problems(self) -> pl.DataFrame:
-        """All problems, sorted by ``problem_id``."""
-        return self._problems
+        return self.problems[np.sort(shuffled[first : first + self._problems_per_batch])]
 
     def learnt(self, cursor: Cursor, rollouts: pl.DataFrame) -> Cursor:
         """Return a cursor that knows how a batch was answered.
@@ -96,14 +85,17 @@ class ProblemOrder:
         if self._drop_above is None:
             return cursor
         answers = dict(cursor.answers)
-        for problem_id, right, count in _answers(rollouts):
+        right = (pl.col("reward") >= 1).cast(pl.Int64).sum()
+        completed = rollouts.filter(pl.col("finish_reason") != "aborted")
+        found = completed.group_by("problem_id").agg(right, pl.len().cast(pl.Int64)).sort("problem_id")
+        for problem_id, correct, count in found.iter_rows():
             before = answers.get(problem_id, (0, 0))
-            answers[problem_id] = (before[0] + right, before[1] + count)
+            answers[problem_id] = (before[0] + correct, before[1] + count)
         return replace(cursor, answers=answers)
 
     def after(self, cursor: Cursor) -> Cursor:
         """Return the cursor of the next batch. What a new pass leaves out follows from the answers known by now."""
-        left = len(self._problems) - len(cursor.dropped)
+        left = len(self.problems) - len(cursor.dropped)
         if cursor.taken + 1 < left // self._problems_per_batch:
             return replace(cursor, taken=cursor.taken + 1)
         return Cursor(number=cursor.number + 1, dropped=self._dropped(cursor), answers=cursor.answers)
@@ -114,25 +106,15 @@ class ProblemOrder:
             return ()
         rates = {name: right / count for name, (right, count) in cursor.answers.items()}
         gone = set(cursor.dropped)
-        left = [name for name in self._problems["problem_id"] if name not in gone]
+        left = [name for name in self.problems["problem_id"] if name not in gone]
         left.sort(key=lambda name: (rates.get(name, 0.0), name))
         unsolved = sum(rates.get(name, 0.0) < self._drop_above for name in left)
         return tuple(sorted((*cursor.dropped, *left[max(unsolved, self._problems_per_batch) :])))
 
 
-def _answers(rollouts: pl.DataFrame) -> Iterable[tuple[str, int, int]]:
-    """How many answers to each problem were right, and how many there were."""
-    right = (pl.col("reward") >= 1).cast(pl.Int64).sum()
-    completed = rollouts.filter(pl.col("finish_reason") != "aborted")
-    found = completed.group_by("problem_id").agg(right, pl.len().cast(pl.Int64)).sort("problem_id")
-    return [(name, int(correct), int(count)) for name, correct, count in found.iter_rows()]
-
-
 CHANGES_NO_RESULT = ("sync.", "sampler_dtype", "entropy.measured")
 """Settings under whose change a run continues: when it is stopped, and what is reported. One that changes the order of
 sums (``config.ROUNDING``), as that of micro-batches, changes last digits and must be named in ``Checkpoints``."""
-
-
 NOT_TRAINED_ON = ("pass_rate", "pass_rate_samples")
 """Columns of problems that say how hard they were found to be."""
 
@@ -197,12 +179,7 @@ class Progress:
 
     @classmethod
     def read(cls, step: int, saved: Mapping[str, Any], *, pipe: Mapping[str, Any] | None = None) -> Progress:
-        """Return the progress that ``saved`` made this of.
-
-        Args:
-            saved: From ``saved``, through JSON, with the plain values of the pipe as ``pipe``.
-            pipe: Its tensors.
-        """
+        """Return the progress that ``saved`` made this of, through JSON, with the pipe's plain values and tensors."""
         cursor = saved["cursor"]
         answers = {name: (right, count) for name, (right, count) in cursor["answers"].items()}
         cursor = Cursor(**cursor | {"dropped": tuple(cursor["dropped"]), "answers": answers})

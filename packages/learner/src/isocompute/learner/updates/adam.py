@@ -57,17 +57,16 @@ class Optimizer:
 
     def clip(self) -> float:
         """Clip the norm of the policy's gradient, and the critic's apart from it; return the policy's before it."""
-        norms = [self._clip(group["params"]) for group in self._adam.param_groups]
+        norms = []
+        for group in self._adam.param_groups:
+            mine = [with_own_gradient(parameter) for parameter in group["params"]]
+            norm = torch.nn.utils.get_total_norm([each.grad for each in mine])
+            if self._total is not None and isinstance(group["params"][0], DTensor):
+                norm = norm.new_tensor(math.sqrt(self._total(float(norm) * float(norm))))
+            torch.nn.utils.clip_grads_with_norm_(mine, self._config.optimizer.gradient_clip, norm)
+            norms.append(float(norm))
         # Not finite if either is not.
         return norms[0] if all(norm < float("inf") for norm in norms) else sum(norms)
-
-    def _clip(self, parameters: list[torch.nn.Parameter]) -> float:
-        mine = [with_own_gradient(parameter) for parameter in parameters]
-        norm = torch.nn.utils.get_total_norm([each.grad for each in mine])
-        if self._total is not None and isinstance(parameters[0], DTensor):
-            norm = norm.new_tensor(math.sqrt(self._total(float(norm) * float(norm))))
-        torch.nn.utils.clip_grads_with_norm_(mine, self._config.optimizer.gradient_clip, norm)
-        return float(norm)
 
     def idle(self, norm: float) -> bool:
         """Return whether a step would change nothing: there is no gradient, nor was there one before."""
@@ -100,24 +99,13 @@ class Optimizer:
         self._adam.state.clear()
 
     def check(self, names: Iterable[str]) -> None:
-        """Refuse moments of other parameters than these.
-
-        Args:
-            names: Names of tensors; those that are no moments are left alone.
-
-        Raises:
-            LearnerError: One is of another parameter.
-        """
+        """Refuse names that are moments of other parameters than these; those that are no moments are left alone."""
         for name, _ in filter(None, map(_moment, names)):
             if name not in self._names:
                 raise LearnerError(f"the state to continue from has moments of {name}, which is not trained here")
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Continue from moments of ``state``, which are copied.
-
-        Args:
-            tensors: Tensors by name, all of them or some; those of other names are left alone.
-        """
+        """Continue from moments of ``state``, all or some, which are copied; other tensors are left alone."""
         trained = dict(zip(self._names, self.parameters, strict=True))
         for key in tensors:
             if (found := _moment(key)) is not None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -20,11 +20,11 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ..batch.packing import MicroBatch, Piece
-from ..batch.responses import Responses, check_columns, last_version, read
+from ..batch.responses import Lists, Responses, check_columns, last_version, read
 from ..config import AdapterConfig, EntropyConfig, LearnerConfig
 from ..cost.rate import Shape, forward_operations, matmul_rate, shape_of, training_operations
 from ..errors import DivergenceError, LearnerError, SyncError
-from ..objective.advantages import Ragged, listed
+from ..objective.advantages import listed
 from ..objective.loss import CLIPPED, ObjectiveInputs, loss_metrics, objective
 from ..objective.prepare import sampled_counts
 from ..policy.forward import Forward
@@ -45,9 +45,6 @@ class Learner:
 
     Args:
         ranks: The learners that take every update together, or None for this one alone.
-
-    Raises:
-        LearnerError: The model cannot be used; see ``policy.load_policy``.
     """
 
     def __init__(
@@ -77,11 +74,7 @@ class Learner:
 
     @property
     def policy(self) -> torch.nn.Module:
-        """The policy.
-
-        Raises:
-            LearnerError: There is none, because the last reset failed.
-        """
+        """The policy."""
         if "_models" not in self.__dict__:
             raise LearnerError("the learner has no model, because its last reset failed; call reset() again")
         return self._models.policy
@@ -108,14 +101,10 @@ class Learner:
         yield from weights(self.policy).items()
 
     def agreement(self, rollouts: pl.DataFrame) -> Agreement:
-        """Compare the sampler's log-probabilities with this rank's, over all responses.
+        """Compare the sampler's log-probabilities with this rank's; see ``protocols.Updater``.
 
         Args:
             rollouts: Responses, on ranks that share the policy the same on each.
-
-        Raises:
-            DivergenceError: A log-probability of the learner's own is not finite.
-            LearnerError: There is no response token to compare.
         """
         responses = self._read(rollouts)
         batches = self._passes(responses, np.arange(len(responses)))
@@ -126,13 +115,7 @@ class Learner:
         return agreement(joined, step=self.version + 1, largest=_alone, total=_alone)
 
     def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
-        """Pass responses through the model without learning from them; see ``protocols.Updater``.
-
-        Raises:
-            SyncError: The responses were sampled with other weights than the learner's.
-            DivergenceError: A log-probability of the learner's own is not finite.
-            LearnerError: The rollouts do not fit the model.
-        """
+        """Pass responses through the model without learning from them; see ``protocols.Updater``."""
         check_versions(rollouts, self.version, self._together.total, lag=self.config.pipeline.lag)
         responses = self._read(rollouts)
         used = ~self._left_out(responses) if "advantage" in rollouts.columns else np.ones(len(responses), dtype=bool)
@@ -143,33 +126,30 @@ class Learner:
         found["old_logprobs"] += responses.logprobs.values[responses.sampled]
         compared = [self._nothing(3, 0)]
         for piece, batch in self._passes(responses, np.flatnonzero(used)):
-            numbers = measured(self._models, batch)
+            with torch.no_grad(), self._forward.attending(batch):
+                hidden, terms = self._forward.run(batch)
+                numbers = {"old_logprobs": terms.logprobs}
+                if self.critic is not None:
+                    numbers["values"] = self.critic(hidden)
+            if self._models.reference is not None:
+                numbers["reference_logprobs"] = self._models.reference.logprobs(batch)
             if piece is None:
                 continue
             tokens = responses.tokens_of(piece.rows)
-            compared.append(compare(numbers["old_logprobs"], batch.sampler_logprobs))
+            compared.append(compare(terms.logprobs, batch.sampler_logprobs))
             for name, values in numbers.items():
                 found[name][tokens] = values.double().cpu().numpy()
         self._verify(torch.cat(compared, dim=1))
         lengths = sampled_counts(rollouts)
-        return rollouts.with_columns(
-            listed(name, Ragged(values=values, lengths=lengths)) for name, values in found.items()
-        )
+        return rollouts.with_columns(listed(name, Lists.of(values, lengths)) for name, values in found.items())
 
     def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> UpdateReport:
         """Take one optimizer step; none where that would change no weight, as of a first batch of equal rewards.
 
+        Where it raises an error the policy is as it was; see ``protocols.Updater``.
+
         Args:
             batch: This rank's share of an update's responses, with the columns of ``objective.prepare``.
-            advance: Whether the version of the weights is counted up, if they change: with the last optimizer step of
-                a batch.
-
-        Raises:
-            SyncError: The responses were sampled with other weights than the learner's. The policy is as it was.
-            DivergenceError: The gradient, the loss or a log-probability of the learner's own is not finite. The
-                policy is as it was.
-            LearnerError: No rank has a response token, the batch was not prepared, or it does not fit the model. The
-                policy is as it was.
         """
         check_versions(batch, self.version, self._together.total, lag=self.config.pipeline.lag)
         check_prepared(batch, step=self.version + 1)
@@ -211,7 +191,21 @@ class Learner:
     def _passes(
         self, responses: Responses, rows: np.ndarray, *, least: int = 0
     ) -> Iterator[tuple[Piece | None, MicroBatch]]:
-        return passes(self._forward, responses, rows, most=self._together.most, least=least)
+        """Cut responses into micro-batches.
+
+        Ranks that share a policy make the same number of passes, of which some of a rank's may be idle.
+
+        Yields:
+            The pieces of these rows; then, for each pass that teaches nothing, None and some response to run.
+        """
+        pieces = list(self._forward.pieces(responses, rows))
+        count = self._together.most(len(pieces)) if is_sharded(self.policy) else len(pieces)
+        for piece in pieces:
+            yield piece, self._forward.micro_batch(responses, piece)
+        for _ in range(max(least, count) - len(pieces)):
+            # The first one, or one that is made up.
+            given = responses if len(responses) else probe(vocabulary(self.policy))[0]
+            yield None, self._forward.micro_batch(given, next(self._forward.pieces(given, np.arange(1))))
 
     def _backward(
         self, responses: Responses, rows: np.ndarray
@@ -290,29 +284,23 @@ class Learner:
         With an adapter it is the policy's only part here, since the model beneath it is the base model, which is named
         by the hash of its weights.
         """
-        return WholeTensors(self._weights() | self._optimizer.state()), values_of(self)
+        tensors = WholeTensors(self._weights() | self._optimizer.state())
+        return tensors, state_values(self.model, self.base, self.version)
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
         """Continue from what ``state`` returned, which is copied.
-
-        Args:
-            tensors: The tensors of the policy, the critic and the optimizer by their names in the state.
 
         Raises:
             LearnerError: It is the state of another model, or of another base model. Nothing is taken over where the
                 names or the base model show it; where a shape does, the learner must be reset.
         """
-        check_base(values, self)
+        check_base(values, model=self.model, base=self.base)
         self.expect(list(tensors))
         self.take(tensors)
         self.version = int(values["version"])
 
     def expect(self, names: Collection[str]) -> None:
-        """Make ready to ``take`` a state in parts, of which these are all names, and drop the moments that there are.
-
-        Raises:
-            LearnerError: It is the state of another model, or of a learner with a critic where there is none.
-        """
+        """Make ready to ``take`` a state in parts, of which these are all names, and drop the moments there are."""
         if {name for name in names if not name.startswith("optimizer.")} != self._weights().keys():
             raise LearnerError(
                 f"the state to continue from is not one of the model {self.model} with this adapter or none"
@@ -321,11 +309,7 @@ class Learner:
         self._optimizer.forget()
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over a part of a state, which is copied one tensor at a time.
-
-        Raises:
-            LearnerError: One has another shape; those before it were taken over.
-        """
+        """Take over a part of a state, which is copied one tensor at a time."""
         mine = self._weights()
         for name in tensors:
             if name in mine:
@@ -389,10 +373,7 @@ class Collective:
     def gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Sum the gradients of parameters over the ranks; one that has none counts as 0.
 
-        Those of a policy that the ranks share were summed in the backward pass.
-
-        Args:
-            parameters: The parameters, in the same order on every rank.
+        Those of a policy that the ranks share were summed in the backward pass. The order is the same on every rank.
         """
         waiting = []
         for parameter in parameters:
@@ -433,13 +414,10 @@ class Models:
 def load_models(
     model: str, config: LearnerConfig, *, device: str, ranks: dist.ProcessGroup | None, dtype: torch.dtype
 ) -> Models:
-    """Load them.
+    """Load the models of a learner.
 
     Args:
         ranks: The learners that take every update together; all of them call this. None for one alone.
-
-    Raises:
-        LearnerError: The model cannot be used; see ``policy.load_policy``.
     """
     compute = config.compute
     lower = torch.bfloat16 if compute.precision == "bfloat16" and dtype == torch.float32 else None
@@ -480,29 +458,6 @@ def load_models(
     return Models(forward=forward, reference=reference, critic=critic)
 
 
-def passes(
-    forward: Forward, responses: Responses, rows: np.ndarray, *, most: Callable[[int], int], least: int = 0
-) -> Iterator[tuple[Piece | None, MicroBatch]]:
-    """Cut responses into micro-batches.
-
-    Ranks that share a policy make the same number of passes, of which some of a rank's may be idle.
-
-    Args:
-        most: The largest of a count over the ranks.
-
-    Yields:
-        The pieces of these rows; then, for each pass that teaches nothing, None and some response to run.
-    """
-    pieces = list(forward.pieces(responses, rows))
-    count = most(len(pieces)) if is_sharded(forward.policy) else len(pieces)
-    for piece in pieces:
-        yield piece, forward.micro_batch(responses, piece)
-    for _ in range(max(least, count) - len(pieces)):
-        # The first one, or one that is made up.
-        given = responses if len(responses) else probe(vocabulary(forward.policy))[0]
-        yield None, forward.micro_batch(given, next(forward.pieces(given, np.arange(1))))
-
-
 def inputs_of(models: Models, batch: MicroBatch, entropy: EntropyConfig, *, with_reference: bool) -> ObjectiveInputs:
     """Pass a micro-batch through the policy and the critic, with gradient, and through the reference.
 
@@ -534,18 +489,6 @@ def inputs_of(models: Models, batch: MicroBatch, entropy: EntropyConfig, *, with
     )
 
 
-def measured(models: Models, batch: MicroBatch) -> dict[str, torch.Tensor]:
-    """A number for each sampled token of a micro-batch, by the name of its column."""
-    with torch.no_grad(), models.forward.attending(batch):
-        hidden, terms = models.forward.run(batch)
-        found = {"old_logprobs": terms.logprobs}
-        if models.critic is not None:
-            found["values"] = models.critic(hidden)
-    if models.reference is not None:
-        found["reference_logprobs"] = models.reference.logprobs(batch)
-    return found
-
-
 def operations_of(shape: Shape | None, batch: MicroBatch, *, with_reference: bool) -> float:
     """Arithmetic of a forward and a backward pass; see ``rate.training_operations``.
 
@@ -564,11 +507,7 @@ ADVANTAGES = ("advantage", "advantages")
 
 
 def check_prepared(batch: pl.DataFrame, *, step: int) -> None:
-    """Refuse responses without advantages or weights, from which nothing would be learnt without a word.
-
-    Raises:
-        LearnerError: A column is missing.
-    """
+    """Refuse responses without advantages or weights, from which nothing would be learnt without a word."""
     columns = set(batch.columns)
     if "loss_weight" in columns and columns & set(ADVANTAGES):
         return
@@ -583,10 +522,6 @@ def check_versions(rollouts: pl.DataFrame, version: int, total: Callable[[float]
         rollouts: This rank's share.
         total: Adds a number up over the ranks.
         lag: Versions by which a response's first token may be older than the learner.
-
-    Raises:
-        SyncError: A response on some rank was sampled with another version.
-        LearnerError: A column is missing.
     """
     check_columns(rollouts, ("prompt_ids", "response_ids", "logprobs", "weights_version"))
     newest = last_version(rollouts)
@@ -600,41 +535,26 @@ def check_versions(rollouts: pl.DataFrame, version: int, total: Callable[[float]
         )
 
 
-class Based(Protocol):
-    """A learner or a group of them.
-
-    Attributes:
-        base: Hash of the base model's weights.
-    """
-
-    model: str
-    base: str
-    version: int
+def state_values(model: str, base: str, version: int) -> dict[str, Any]:
+    """The plain values of a state; ``base`` is the hash of the base model's weights."""
+    return {"version": version, "base": {"model": model, "weights": base}}
 
 
-def values_of(learner: Based) -> dict[str, Any]:
-    """The plain values of a state."""
-    return {"version": learner.version, "base": {"model": learner.model, "weights": learner.base}}
-
-
-def check_base(values: Mapping[str, Any], learner: Based) -> None:
+def check_base(values: Mapping[str, Any], *, model: str, base: str) -> None:
     """Refuse the state of a learner that began from another base model.
 
     Also where all weights are learnt and nothing refers to the base model: a run is that of one base model, though its
     folder may have moved.
-
-    Raises:
-        LearnerError: It is, or the state names none.
     """
-    base = values.get("base")
-    if base is None:
+    began = values.get("base")
+    if began is None:
         raise LearnerError(
             "it names no base model, as where an earlier version wrote it: start the run in another folder"
         )
-    if base["weights"] != learner.base:
+    if began["weights"] != base:
         raise LearnerError(
-            f"its base model is {base['model']}, whose weights have the hash {base['weights']}, and the learner's is "
-            f"{learner.model}, with the hash {learner.base}: continue over that one, or start the run in another folder"
+            f"its base model is {began['model']}, whose weights have the hash {began['weights']}, and the learner's is "
+            f"{model}, with the hash {base}: continue over that one, or start the run in another folder"
         )
 
 
@@ -643,10 +563,6 @@ def check_outcome(norm: float, loss: float, broken: tuple[float, float], config:
 
     Args:
         broken: How many log-probabilities of the learner and of the sampler are not finite.
-
-    Raises:
-        DivergenceError: The gradient, the loss or a log-probability of the learner's own is not finite.
-        SyncError: A log-probability of the sampler is not.
     """
     check_finite(broken[0], step=step)
     if broken[1]:
@@ -663,16 +579,13 @@ def check_outcome(norm: float, loss: float, broken: tuple[float, float], config:
 
 
 def skipped(advantage: np.ndarray, zero_variance: np.ndarray, config: LearnerConfig) -> np.ndarray:
-    """Return which responses have neither an advantage nor a regulariser.
+    """Return which responses have neither an advantage nor a regulariser, booleans of the shape ``(responses,)``.
 
     Their terms of the loss are 0 whatever the policy; the normaliser, which is part of ``loss_weight``, counts them.
 
     Args:
         advantage: The advantage of each response, shape ``(responses,)``.
         zero_variance: Whether the rewards of its group are equal, shape ``(responses,)``.
-
-    Returns:
-        Booleans, shape ``(responses,)``.
     """
     if config.objective.resolved.baseline == "gae" or config.entropy.measured:
         # A critic learns from every response; an entropy that is measured is that of all of them.

@@ -43,8 +43,7 @@ def compare(learner: torch.Tensor, sampler: torch.Tensor) -> torch.Tensor:
     """Compare the sampler's log-probabilities with the learner's, over the tokens that were sampled.
 
     Args:
-        learner: The learner's, shape ``(tokens,)``.
-        sampler: The sampler's, shape ``(tokens,)``.
+        learner: The learner's, shape ``(tokens,)``, as the sampler's.
 
     Returns:
         Shape ``(3, tokens)``, float64: |learner − sampler| (nats), k3 of KL(sampler ‖ learner) (nats), both infinite
@@ -70,9 +69,6 @@ def agreement(compared: torch.Tensor, *, step: int, largest: Reduce, total: Redu
 
     Returns:
         The four figures; all 0 where no rank has a token.
-
-    Raises:
-        DivergenceError: A log-probability of the learner's own is not finite.
     """
     difference, k3, broken = compared
     tokens = difference.numel()
@@ -94,12 +90,6 @@ def check_finite(broken: float, *, step: int) -> None:
     """Refuse to go on with a policy whose own log-probabilities are not finite.
 
     The sampler is not to blame: the learner computed these numbers from its own weights.
-
-    Args:
-        broken: How many there are, or 1 for some.
-
-    Raises:
-        DivergenceError: ``broken`` is above 0.
     """
     if broken:
         raise DivergenceError(
@@ -112,12 +102,8 @@ def check_sync(found: Agreement, config: LearnerConfig, *, step: int) -> None:
     """Refuse to learn from responses of other weights.
 
     Args:
-        found: How the sampler agrees with the learner.
         config: The tolerances; a figure whose tolerance is None is not judged.
         step: The step that the responses would be used in.
-
-    Raises:
-        SyncError: A figure is above its tolerance.
     """
     if exceeded(found, config):
         raise SyncError(

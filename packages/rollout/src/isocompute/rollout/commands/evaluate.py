@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from ..errors import RolloutError
-from ..scoring.evaluation import Score, differences, evaluate, scores, usual_samples
-from .answers import CHOICE, Answers, answers_of
-from .output import DOCUMENT_FILES, SOURCE, Output, Source, add_flags, deliver, read
+from ..scoring.evaluation import (
+    LARGEST_LEFT_OUT_SHARE,
+    Score,
+    differences,
+    evaluate,
+    scores,
+    successes,
+    usual_samples,
+)
+from .output import DOCUMENT_FILES, SOURCE, Output, Source, add_flags, check, deliver, faults, read
 from .problems import add_set_flags, load_set
 from .run import begin
 from .settings import add_sampling, refuse_unused
-from .store import Groups
 
 PHASES = ("eval", "baseline")
 OF_ROLLOUTS = ("run_id", "step")
+CHOICE = (*OF_ROLLOUTS, "phase")
+"""Columns that tell one run of a table from another."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -53,17 +60,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.set_defaults(run=run, files=DOCUMENT_FILES)
 
 
-def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Score the responses and print a table of the scores.
-
-    Raises:
-        RolloutError: The arguments contradict one another, or the responses cannot be scored.
-    """
-    _check(arguments)
-    with contextlib.ExitStack() as stack:
-        yield from deliver(arguments, partial(_evaluate, stack=stack))
-
-
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse flags that contradict each other."""
     if (arguments.model is None) == (arguments.rollouts is None):
@@ -89,75 +85,64 @@ def _check(arguments: argparse.Namespace) -> None:
         raise RolloutError(f"--k is {max(arguments.k)}; it must be at most --samples = {arguments.samples}")
 
 
-def _evaluate(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -> Output:
-    problems, where = _questions(arguments)
-    sources: dict[str, Source] = {}
-    if problems is not None and problems.files:
-        sources["problems"] = problems
-    params: dict[str, Any] = {**where, "k": " ".join(map(str, arguments.k or ()))}
-    store: Groups | None = None
-    dropped: pl.DataFrame | None = None
-    besides: list[tuple[str, pl.DataFrame, Path]] = []
-    others: Answers | None = None
-    theirs = read(arguments.against, "rollouts") if arguments.against is not None else None
-    if theirs is not None:
-        sources["against"] = theirs
-    if arguments.model is not None:
-        assert problems is not None
-        sampling = begin(arguments, stack, problems=problems, phase=arguments.phase or "eval")
-        k = arguments.k or [sampling.settings.samples]
-        # Whatever is wrong with the other run should be known before anything is sampled.
-        if theirs is not None:
-            others = _others(
-                _among(theirs, problems, sampling.problems), sampling.problems, arguments, sampling.settings.samples
-            )
-        with contextlib.closing(sampling):
-            found = evaluate(
-                sampling,
-                sampling.problems,
-                samples=sampling.settings.samples,
-                seed=sampling.settings.seed,
-                at=0,
-                run_id=sampling.run_id,
-                phase=sampling.phase,
-            )
-        store, params, dropped = sampling.store, {**params, **sampling.params}, sampling.dropped
-        if arguments.rollouts_out is not None:
-            besides.append(("rollouts", found.rollouts, arguments.rollouts_out))
-        ours = answers_of(found.rollouts, sampling.problems, where="the responses sampled", k=k)
-    else:
-        given = read(arguments.rollouts, "rollouts")
-        sources["rollouts"] = given
-        table = None if problems is None else problems.table
-        choice = {name: getattr(arguments, name) for name in CHOICE}
-        ours = answers_of(given.table, table, where=arguments.rollouts, k=arguments.k, choice=choice)
-        if theirs is not None:
-            others = _others(theirs, table, arguments, usual_samples(ours.counts))
-    if arguments.pass_rates is not None:
-        besides.append(("pass_rates", ours.pass_rates(), arguments.pass_rates))
-    paired = None if others is None else differences(ours.counts, others.counts, ours.k)
-    return _output(
-        ours, paired, arguments, sources=sources, params=params, besides=besides, store=store, dropped=dropped
-    )
-
-
-def _questions(arguments: argparse.Namespace) -> tuple[Source | None, dict[str, Any]]:
-    """Return the questions, and settings that say where they come from."""
+def run(arguments: argparse.Namespace) -> Iterable[str]:
+    """Score the responses and print a table of the scores."""
+    _check(arguments)
+    check(arguments)
+    problems, params, sources = None, dict[str, Any](), dict[str, Source]()
     if arguments.set is not None:
-        loaded, settings = load_set(arguments)
-        return Source(address=settings["source"], table=loaded.problems, files=()), settings
-    if arguments.problems is not None:
-        return read(arguments.problems, "problems"), {}
-    return None, {}
-
-
-def _among(theirs: Source, problems: Source, limited: pl.DataFrame) -> Source:
-    """Return the other run without the questions that --limit leaves out, which nobody chose by their responses."""
-    left_out = problems.table.join(limited, on="problem_id", how="anti")["problem_id"].to_list()
-    table = theirs.table.filter(~pl.col("problem_id").is_in(left_out))
-    if table.is_empty():
-        raise RolloutError(f"{theirs.address}: answers none of the {len(limited)} questions")
-    return replace(theirs, table=table)
+        loaded, params = load_set(arguments)
+        problems = Source(address=params["source"], table=loaded.problems, files=())
+    elif arguments.problems is not None:
+        problems = sources["problems"] = read(arguments.problems, "problems")
+    params |= {"k": " ".join(map(str, arguments.k or ()))}
+    besides: list[tuple[str, pl.DataFrame, Path]] = []
+    kept: dict[str, Any] = {}
+    theirs = others = None
+    if arguments.against is not None:
+        theirs = sources["against"] = read(arguments.against, "rollouts")
+    with contextlib.ExitStack() as stack:
+        if arguments.model is not None:
+            assert problems is not None
+            sampling = stack.enter_context(begin(arguments, problems=problems, phase=arguments.phase or "eval"))
+            samples, questions = sampling.settings.samples, sampling.problems
+            # Whatever is wrong with the other run should be known before anything is sampled.
+            if theirs is not None:
+                # Nobody chose by their responses the questions that --limit leaves out.
+                without = problems.table.join(questions, on="problem_id", how="anti")
+                theirs = replace(theirs, table=theirs.table.join(without, on="problem_id", how="anti"))
+                if theirs.table.is_empty():
+                    raise RolloutError(f"{theirs.address}: answers none of the {len(questions)} questions")
+                others = _others(theirs, questions, arguments, samples)
+            with contextlib.closing(sampling):
+                found = evaluate(
+                    sampling,
+                    questions,
+                    samples=samples,
+                    seed=sampling.settings.seed,
+                    at=0,
+                    run_id=sampling.run_id,
+                    phase=sampling.phase,
+                )
+            params |= sampling.params
+            kept = {"store": sampling.store, "dropped": sampling.dropped}
+            if arguments.rollouts_out is not None:
+                besides.append(("rollouts", found.rollouts, arguments.rollouts_out))
+            k = arguments.k or [samples]
+            ours = answers_of(found.rollouts, questions, where="the responses sampled", k=k)
+        else:
+            given = sources["rollouts"] = read(arguments.rollouts, "rollouts")
+            table = None if problems is None else problems.table
+            choice = {name: getattr(arguments, name) for name in CHOICE}
+            ours = answers_of(given.table, table, where=arguments.rollouts, k=arguments.k, choice=choice)
+            if theirs is not None:
+                others = _others(theirs, table, arguments, usual_samples(ours.counts))
+        if arguments.pass_rates is not None:
+            of_run = [pl.lit(ours.document[name]).alias(name) for name in OF_ROLLOUTS]
+            besides.append(("pass_rates", ours.counts.select(*of_run, pl.all()), arguments.pass_rates))
+        paired = None if others is None else differences(ours.counts, others.counts, ours.k)
+        output = _output(ours, paired, arguments, sources=sources, params=params, besides=besides, **kept)
+        yield from deliver(arguments, output)
 
 
 def _others(theirs: Source, problems: pl.DataFrame | None, arguments: argparse.Namespace, samples: int) -> Answers:
@@ -171,35 +156,113 @@ def _others(theirs: Source, problems: pl.DataFrame | None, arguments: argparse.N
     return others
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """Responses of one run to a set of questions, counted.
+
+    Attributes:
+        counts: ``problem_id``, ``successes`` and ``samples`` of the questions with enough completed responses.
+        k: Responses drawn, in order.
+        faults: Faults in words.
+        document: What the written document says of them.
+    """
+
+    counts: pl.DataFrame
+    k: Sequence[int]
+    faults: Sequence[str]
+    document: Mapping[str, Any]
+
+
+def answers_of(
+    rollouts: pl.DataFrame,
+    problems: pl.DataFrame | None,
+    *,
+    where: str,
+    k: Sequence[int] | None = None,
+    choice: Mapping[str, Any] | None = None,
+) -> Answers:
+    """Return the counted responses of one run to the questions, chosen from a table that may hold more.
+
+    Responses that select never measure: those of phase ``difficulty`` say nothing of a set that they have chosen.
+    Without problems all that were answered are the questions, and without k as many are drawn as most of them have.
+    ``choice`` selects one of several runs, by the columns of ``CHOICE``; None where flags cannot.
+    """
+    for name in CHOICE:
+        value, values = None if choice is None else choice[name], rollouts[name].unique().sort().to_list()
+        shown = ", ".join(map(str, values[:5]))
+        if value is not None and value not in values:
+            raise RolloutError(f"{where}: has no responses of {name} {value} (it has {shown})")
+        if value is not None:
+            rollouts = rollouts.filter(pl.col(name) == value)
+        elif len(values) > 1:
+            flag = f"--{name.replace('_', '-')}"
+            advice = "a table with one is needed" if choice is None else f"{flag} must choose one"
+            shown += ", ..." if len(values) > 5 else ""
+            raise RolloutError(f"{where}: holds responses of {len(values)} {name}s ({shown}); {advice}")
+    answered = rollouts["problem_id"].unique()
+    if problems is not None:
+        names = problems["problem_id"].to_list()
+        # With pass rates, or only a part of those answered, they may be what these responses have chosen.
+        chosen = "pass_rate" in problems.columns or not answered.is_in(names).all()
+        if chosen and rollouts["phase"][0] == "difficulty":
+            raise RolloutError(
+                f"{where}: the responses are of phase difficulty and chose the questions, so they cannot measure them; "
+                "fresh ones are needed, of phase eval or baseline"
+            )
+        rollouts = rollouts.filter(pl.col("problem_id").is_in(names))
+        if rollouts.is_empty():
+            raise RolloutError(f"{where}: answers none of the {len(problems)} questions")
+    counts = successes(rollouts)
+    if counts.is_empty():
+        raise RolloutError(f"{where}: all {len(rollouts):,} responses were aborted, so nothing can be scored")
+    drawn = sorted(set(k)) if k else [usual_samples(counts)]
+    enough = counts.filter(pl.col("samples") >= drawn[-1])
+    questions = len(answered) if problems is None else len(problems)
+    left_out = questions - len(enough)
+    if left_out > LARGEST_LEFT_OUT_SHARE * questions:
+        raise RolloutError(
+            f"{where}: {left_out} of {questions} questions have fewer than {drawn[-1]} completed responses; a smaller "
+            "--k would score them"
+        )
+    reasons = rollouts["finish_reason"]
+    document = {
+        "questions": len(enough),
+        "left_out": left_out,
+        "responses": len(rollouts),
+        "aborted": int((reasons == "aborted").sum()),
+        "truncated": int((reasons == "length").sum()),
+        "score_errors": int(rollouts["score_error"].count()) if "score_error" in rollouts.columns else 0,
+        **{name: rollouts[name][0] for name in CHOICE},
+    }
+    return Answers(counts=enough, k=drawn, faults=tuple(faults(rollouts)), document=document)
+
+
 def _output(ours: Answers, paired: Sequence[Score] | None, arguments: argparse.Namespace, **details: Any) -> Output:
-    found = scores(ours.counts, ours.k)
+    found, against = scores(ours.counts, ours.k), None
     lines = [f"{'':<14} {'value':>8} {'standard error':>15} {'from sampling':>15}", *map(_line, found)]
     if paired is not None:
         lines += [f"minus {arguments.against}, on {paired[0].questions:,} questions that both answered:"]
         lines += map(_line, paired)
-    metrics = {f"eval/{score.name}": score.value for score in found}
+        differing = [asdict(score) for score in paired]
+        against = {"source": arguments.against, "questions": paired[0].questions, "differences": differing}
     document = {
-        "questions": len(ours.counts),
-        "left_out": ours.left_out,
-        "responses": ours.responses,
-        "aborted": ours.aborted,
-        "truncated": ours.truncated,
-        "score_errors": ours.errors,
-        "run_id": ours.run_id,
-        "step": ours.step,
-        "phase": ours.phase,
+        **ours.document,
         "scores": [asdict(score) for score in found],
-        "against": None
-        if paired is None
-        else {
-            "source": arguments.against,
-            "questions": paired[0].questions,
-            "differences": [asdict(score) for score in paired],
-        },
+        "against": against,
         "standard_errors": "standard_error: questions as drawn from a population; sampling_error: the part from "
         "sampling responses, the questions given; interval and sampling_interval: 95 %, where a value is 0 or 1",
     }
-    return Output(name="evaluation", document=document, lines=lines, summary=ours.summary(), metrics=metrics, **details)
+    parts = [f"{len(ours.counts):,} questions", f"{ours.document['responses']:,} responses"]
+    if left_out := ours.document["left_out"]:
+        parts.append(f"{left_out:,} questions left out with too few responses")
+    return Output(
+        name="evaluation",
+        document=document,
+        lines=lines,
+        summary=", ".join([*parts, *ours.faults]),
+        metrics={f"eval/{score.name}": score.value for score in found},
+        **details,
+    )
 
 
 def _line(score: Score) -> str:

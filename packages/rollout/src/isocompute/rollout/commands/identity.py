@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import Any
 import polars as pl
 
 from ..scoring.code import code_of_rules
-from ..scoring.config import scoring_from
 from ..scoring.rules import rule
 from .settings import RunSettings
 
@@ -35,16 +35,13 @@ def described(settings: RunSettings, problems: pl.DataFrame, *, phase: str, prom
     """Return all that a run's rows depend on, as plain values, and nothing that changes the speed only.
 
     The problems are those of the whole table: ``--shard`` and ``--limit`` choose from it, so that shards are one run
-    and a run with a higher limit continues one with a lower.
-
-    Args:
-        prompts: Hash of their prompts as they are rendered (``PromptMaker.digest``), on which versions of libraries and
-            a tokenizer's chat template have a say.
-
-    Raises:
-        RolloutError: A verifier is unknown or refused, or lacks its library.
+    and a run with a higher limit continues one with a lower. ``prompts`` is the hash of their prompts as they are
+    rendered (``PromptMaker.digest``), on which versions of libraries and a tokenizer's chat template have a say.
     """
-    scoring = scoring_from(settings.scoring)
+    scoring = settings.scorer.config
+    verifiers = problems["verifier"].unique().to_list()
+    kinds = {rule(name).base.partition(":")[0] for name in verifiers}
+    libraries = {LIBRARIES[kind]: _version(LIBRARIES[kind]) for kind in kinds & {*LIBRARIES}}
     columns = [name for name in PROBLEM_COLUMNS if name in problems.columns]
     content = problems.sort("problem_id").select(columns).write_json()
     return {
@@ -56,7 +53,8 @@ def described(settings: RunSettings, problems: pl.DataFrame, *, phase: str, prom
         "engine": {name: settings.engine[name] for name in ARITHMETIC if name in settings.engine},
         "scoring": {name: getattr(scoring, name) for name in LIMITS}
         | ({"readable": scoring.readable} if scoring.readable else {}),
-        "verifiers": verifiers_of(problems["verifier"].unique().to_list()),
+        # Versions of libraries that rules use, and a hash of the code of each function of the user's own.
+        "verifiers": libraries | code_of_rules(verifiers),
         "version": _version("isocompute-rollout"),
         "sampling": asdict(settings.sampling),
         "prompting": asdict(settings.prompting),
@@ -74,17 +72,6 @@ def run_id(description: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def verifiers_of(names: Iterable[str]) -> dict[str, str]:
-    """Return versions of the libraries that rules use, and a hash of the code of each function of the user's own.
-
-    Raises:
-        RolloutError: A rule is unknown or refused, or lacks its library.
-    """
-    known = {*names}
-    kinds = {rule(name).base.partition(":")[0] for name in known}
-    return {LIBRARIES[kind]: _version(LIBRARIES[kind]) for kind in kinds & {*LIBRARIES}} | code_of_rules(known)
-
-
 def content_of(model: str) -> str:
     """Return a hash of a model's files, or its commit on the hub: either may change under the same name.
 
@@ -92,19 +79,15 @@ def content_of(model: str) -> str:
     """
     if Path(model).is_dir():
         return _hash_of(Path(model))
-    try:
+    cached: object = None
+    # The library is not installed, or this is no name that the hub could know; where there is no connection, no such
+    # model or no access, the engine says so itself, if it is needed at all.
+    with suppress(Exception):
         from huggingface_hub import HfApi, try_to_load_from_cache
 
-        if not os.environ.get("HF_HUB_OFFLINE"):
-            try:
-                return str(HfApi().model_info(model, timeout=5).sha)
-            except Exception:
-                # No connection, no such model or no access: the engine says so itself, if it is needed at all.
-                pass
         cached = try_to_load_from_cache(model, "config.json")
-    except Exception:
-        # The library is not installed, or this is no name that the hub could know.
-        return ""
+        if not os.environ.get("HF_HUB_OFFLINE"):
+            return str(HfApi().model_info(model, timeout=5).sha)
     return Path(cached).parent.name if isinstance(cached, str) else ""
 
 

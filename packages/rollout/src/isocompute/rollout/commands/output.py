@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,7 @@ BESIDES = {"rollouts_out": ROLLOUT_FILES, "pass_rates": TABLE_FILES}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A table that a command read.
-
-    Attributes:
-        address: Where it was read from, as given.
-        files: The files read; those of an MLflow source are copies.
-    """
+    """A table that a command read from an address, and the files read; those of an MLflow source are copies."""
 
     address: str
     table: pl.DataFrame
@@ -68,11 +63,7 @@ class Output:
 
 
 def read(address: str, name: str) -> Source:
-    """Read a table from wherever it is, and remember the files that it came from.
-
-    Raises:
-        IsoComputeError: There is no such source, or what it holds is not the table.
-    """
+    """Read a table from wherever it is, and remember the files that it came from."""
     if is_of_mlflow(address):
         # Read from the very files whose hashes are logged: an experiment may gain runs in between.
         files = fetch(address, name)
@@ -90,22 +81,14 @@ def read(address: str, name: str) -> Source:
 
 
 def rewarded(rollouts: pl.DataFrame, **details: Any) -> Output:
-    """Return a ``rollouts`` table as output, with its mean reward and its faults.
-
-    Args:
-        **details: Further fields of ``Output``.
-    """
+    """Return a ``rollouts`` table as output, with its mean reward and its faults."""
     mean = float(rollouts["reward"].to_numpy().mean())
-    parts = [f"{len(rollouts):,} rollouts", f"mean reward {mean:.3f}", *faults(rollouts)]
-    return Output(name="rollouts", table=rollouts, summary=", ".join(parts), metrics={"mean_reward": mean}, **details)
+    summary = ", ".join([f"{len(rollouts):,} rollouts", f"mean reward {mean:.3f}", *faults(rollouts)])
+    return Output(name="rollouts", table=rollouts, summary=summary, metrics={"mean_reward": mean}, **details)
 
 
 def faults(rollouts: pl.DataFrame) -> Iterator[str]:
-    """Say how many responses were cut off, failed, or broke their verifiers, and why.
-
-    Yields:
-        A few words for each that there is.
-    """
+    """Say how many responses were cut off, failed, or broke their verifiers, and why."""
     answered = rollouts.filter(pl.col("finish_reason") != "aborted")
     cut = int((answered["finish_reason"] == "length").sum())
     if cut:
@@ -132,24 +115,20 @@ def add_flags(command: argparse.ArgumentParser, *, out: str = "the .parquet or .
     command.add_argument("--log", metavar="EXPERIMENT", help="also log it to MLflow (MLFLOW_TRACKING_URI)")
 
 
-def deliver(arguments: argparse.Namespace, make: Callable[[argparse.Namespace], Output]) -> Iterator[str]:
-    """Make something, write it to ``--out`` and log it to ``--log``.
-
-    Yields:
-        Lines to print.
-
-    Raises:
-        IsoComputeError: It cannot be made, written or logged.
-    """
-    _check_path(arguments.out, "--out", getattr(arguments, "files", TABLE_FILES))
-    for name, allowed in BESIDES.items():
-        path = getattr(arguments, name, None)
-        if path is not None:
-            _check_path(path, f"--{name.replace('_', '-')}", allowed)
+def check(arguments: argparse.Namespace) -> None:
+    """Refuse files that could not be written, and a store that does not answer, before the work and not after it."""
+    for name, allowed in {"out": getattr(arguments, "files", TABLE_FILES), **BESIDES}.items():
+        path, flag = getattr(arguments, name, None), f"--{name.replace('_', '-')}"
+        if path is not None and path.is_dir():
+            raise RolloutError(f"{path}: {flag} is a folder, and must be a file")
+        if path is not None and path.suffix not in allowed:
+            raise RolloutError(f"{path}: {flag} must be a {' or a '.join(allowed)} file")
     if arguments.log:
-        # A store that does not answer should be known before the work, not after it.
         tracking.ensure_store()
-    output = make(arguments)
+
+
+def deliver(arguments: argparse.Namespace, output: Output) -> Iterator[str]:
+    """Write an output to ``--out`` and log it to ``--log``; yields lines to print."""
     for name, table, path in output.besides:
         tables.write(table, name, path)
     if output.table is not None:
@@ -158,7 +137,15 @@ def deliver(arguments: argparse.Namespace, make: Callable[[argparse.Namespace], 
         write_text(arguments.out, json.dumps(output.document, indent=2) + "\n")
     yield from output.lines
     if output.dropped is not None:
-        yield from _listed(output.dropped, arguments.out.with_suffix(".dropped.json"))
+        listed = arguments.out.with_suffix(".dropped.json")
+        listed.unlink(missing_ok=True)
+        if len(output.dropped):
+            write_text(listed, json.dumps(output.dropped.to_dicts(), indent=1) + "\n")
+            row = output.dropped.row(0, named=True)
+            yield (
+                f"{len(output.dropped):,} problems dropped that cannot be scored, such as {row['problem_id']} "
+                f"({row['reason']}), listed in {listed}"
+            )
     yield f"{output.summary}, in {arguments.out}"
     if arguments.log:
         yield f"logged as runs:/{_log(arguments, output)}"
@@ -167,43 +154,23 @@ def deliver(arguments: argparse.Namespace, make: Callable[[argparse.Namespace], 
         output.store.discard()
 
 
-def _listed(dropped: pl.DataFrame, path: Path) -> Iterator[str]:
-    """Write down dropped problems, and say how many there are."""
-    path.unlink(missing_ok=True)
-    if dropped.is_empty():
-        return
-    write_text(path, json.dumps(dropped.to_dicts(), indent=1) + "\n")
-    row = dropped.row(0, named=True)
-    yield (
-        f"{len(dropped):,} problems dropped that cannot be scored, such as {row['problem_id']} ({row['reason']}), "
-        f"listed in {path}"
-    )
-
-
-def _check_path(path: Path, flag: str, allowed: Sequence[str]) -> None:
-    """Refuse a file that could not be written, before the work and not after it."""
-    if path.is_dir():
-        raise RolloutError(f"{path}: {flag} is a folder, and must be a file")
-    if path.suffix not in allowed:
-        raise RolloutError(f"{path}: {flag} must be a {' or a '.join(allowed)} file")
-
-
 def _log(arguments: argparse.Namespace, output: Output) -> str:
     """Log the output and return the run's id."""
-    inputs: dict[str, Path] = {}
-    for name, source in output.sources.items():
-        several = len(source.files) > 1
-        inputs |= {f"{name}.{i}" if several else name: path for i, path in enumerate(source.files, start=1)}
+    inputs = {
+        f"{name}.{i}" if len(source.files) > 1 else name: path
+        for name, source in output.sources.items()
+        for i, path in enumerate(source.files, start=1)
+    }
+    metrics = dict(output.metrics)
+    if output.dropped is not None:
+        metrics["dropped_problems"] = float(len(output.dropped))
     try:
         return tracking.log_artifacts(
             arguments.log,
             {output.name: arguments.out, **{name: path for name, _, path in output.besides}},
             run_name=arguments.command,
             params={**output.params, **{f"source_{name}": source.address for name, source in output.sources.items()}},
-            metrics={
-                **output.metrics,
-                **({} if output.dropped is None else {"dropped_problems": float(len(output.dropped))}),
-            },
+            metrics=metrics,
             inputs=inputs,
         )
     except IsoComputeError as error:

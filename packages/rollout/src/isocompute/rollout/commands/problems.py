@@ -12,7 +12,7 @@ from ..problems.loading import Loaded, joined, load_checked
 from ..problems.named import NAMED, named_set
 from ..problems.sources import source_from
 from ..scoring.evaluation import DifficultySplit, inside, split
-from .output import SOURCE, Output, add_flags, deliver, read
+from .output import SOURCE, Output, add_flags, check, deliver, read
 from .values import add_scoring, scorer_of, yaml_mappings
 
 EXAMPLES = 3
@@ -32,66 +32,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_scoring(problems)
     add_flags(problems)
     problems.set_defaults(run=run)
-    _add_split(commands)
-
-
-def add_set_flags(command: argparse.ArgumentParser) -> None:
-    """Add the flags that name a set."""
-    command.add_argument("--set", metavar="NAME", help=f"a set known by name: {', '.join(NAMED)}")
-    command.add_argument("--folder", metavar="FOLDER", help="a copy of the set's dataset, where there is no hub")
-    command.add_argument("--revision", metavar="COMMIT", help="another commit, branch or tag of the set's dataset")
-
-
-def load_set(arguments: argparse.Namespace) -> tuple[Loaded, dict[str, Any]]:
-    """Load the set that the flags name, and say from where.
-
-    Raises:
-        RolloutError: There is no such set, or it cannot be loaded.
-    """
-    source = named_set(
-        arguments.set,
-        folder=arguments.folder,
-        revision=arguments.revision,
-        train=getattr(arguments, "train", None),
-        validation=getattr(arguments, "validation", None),
-    )
-    return load_checked(source, scorer=scorer_of(arguments)), {"set": source.title, "source": source.name}
-
-
-def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Make the table and say how many problems it has, and which were dropped."""
-    return deliver(arguments, _problems)
-
-
-def _problems(arguments: argparse.Namespace) -> Output:
-    if (arguments.config is None) == (arguments.set is None):
-        raise RolloutError("problems needs either a description of their source or --set NAME")
-    if arguments.set is None:
-        for name in OF_A_SET:
-            if getattr(arguments, name) is not None:
-                raise RolloutError(f"--{name} needs --set NAME")
-        described, scorer = yaml_mappings(arguments.config), scorer_of(arguments)
-        loaded = joined([load_checked(source_from(each), scorer=scorer) for each in described])
-        settings = described[0] if len(described) == 1 else {f"sources.{i}": each for i, each in enumerate(described)}
-    else:
-        loaded, settings = load_set(arguments)
-    summary = f"{len(loaded.problems):,} problems"
-    if len(loaded.dropped):
-        examples = ", ".join(
-            f"{row['problem_id']} ({row['reason']}: {row['answer'][:40]!r})"
-            for row in loaded.dropped.head(EXAMPLES).iter_rows(named=True)
-        )
-        summary = f"{len(loaded.dropped):,} dropped, such as {examples}; {summary}"
-    return Output(
-        name="problems",
-        table=loaded.problems,
-        summary=summary,
-        params=settings,
-        metrics={"dropped_problems": float(len(loaded.dropped))},
-    )
-
-
-def _add_split(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "split",
         help="choose the problems of an interval of pass rates",
@@ -116,12 +56,59 @@ def _add_split(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.set_defaults(run=run_split)
 
 
+def add_set_flags(command: argparse.ArgumentParser) -> None:
+    """Add the flags that name a set."""
+    command.add_argument("--set", metavar="NAME", help=f"a set known by name: {', '.join(NAMED)}")
+    command.add_argument("--folder", metavar="FOLDER", help="a copy of the set's dataset, where there is no hub")
+    command.add_argument("--revision", metavar="COMMIT", help="another commit, branch or tag of the set's dataset")
+
+
+def load_set(arguments: argparse.Namespace) -> tuple[Loaded, dict[str, Any]]:
+    """Load the set that the flags name, and say from where."""
+    source = named_set(
+        arguments.set,
+        folder=arguments.folder,
+        revision=arguments.revision,
+        train=getattr(arguments, "train", None),
+        validation=getattr(arguments, "validation", None),
+    )
+    return load_checked(source, scorer=scorer_of(arguments)), {"set": source.title, "source": source.name}
+
+
+def run(arguments: argparse.Namespace) -> Iterable[str]:
+    """Make the table and say how many problems it has, and which were dropped."""
+    check(arguments)
+    if (arguments.config is None) == (arguments.set is None):
+        raise RolloutError("problems needs either a description of their source or --set NAME")
+    if arguments.set is None:
+        for name in OF_A_SET:
+            if getattr(arguments, name) is not None:
+                raise RolloutError(f"--{name} needs --set NAME")
+        described, scorer = yaml_mappings(arguments.config), scorer_of(arguments)
+        loaded = joined([load_checked(source_from(each), scorer=scorer) for each in described])
+        settings = described[0] if len(described) == 1 else {f"sources.{i}": each for i, each in enumerate(described)}
+    else:
+        loaded, settings = load_set(arguments)
+    summary = f"{len(loaded.problems):,} problems"
+    if len(loaded.dropped):
+        examples = ", ".join(
+            f"{row['problem_id']} ({row['reason']}: {row['answer'][:40]!r})"
+            for row in loaded.dropped.head(EXAMPLES).iter_rows(named=True)
+        )
+        summary = f"{len(loaded.dropped):,} dropped, such as {examples}; {summary}"
+    output = Output(
+        name="problems",
+        table=loaded.problems,
+        summary=summary,
+        params=settings,
+        metrics={"dropped_problems": float(len(loaded.dropped))},
+    )
+    yield from deliver(arguments, output)
+
+
 def run_split(arguments: argparse.Namespace) -> Iterable[str]:
     """Choose the problems and say how many there are."""
-    return deliver(arguments, _split)
-
-
-def _split(arguments: argparse.Namespace) -> Output:
+    check(arguments)
     source = read(arguments.problems, "problems")
     if "pass_rate" not in source.table.columns:
         raise RolloutError(f"{arguments.problems}: has no pass rates; add them with `difficulty` first")
@@ -135,15 +122,10 @@ def _split(arguments: argparse.Namespace) -> Output:
                 f"{highest:g}"
             )
     else:
-        wanted = DifficultySplit(
-            name=arguments.out.stem,
-            lowest=lowest,
-            highest=highest,
-            train=arguments.train,
-            validation=arguments.validation,
-        )
+        sides = {"train": arguments.train, "validation": arguments.validation}
+        wanted = DifficultySplit(name=arguments.out.stem, lowest=lowest, highest=highest, **sides)
         chosen = split(source.table, wanted, min_samples=arguments.min_samples)
-        params |= {"train": arguments.train, "validation": arguments.validation}
-    return Output(
-        name="problems", table=chosen, summary=f"{len(chosen):,} problems", sources={"problems": source}, params=params
-    )
+        params |= sides
+    summary = f"{len(chosen):,} problems"
+    output = Output(name="problems", table=chosen, summary=summary, sources={"problems": source}, params=params)
+    yield from deliver(arguments, output)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
 import polars as pl
@@ -18,7 +16,7 @@ from ..scoring.config import scoring_from
 from ..scoring.evaluation import without_unusable
 from ..scoring.rules import metadata_of
 from ..scoring.scorer import Item, Scorer, Verdict
-from .output import ROLLOUT_FILES, SOURCE, Output, add_flags, deliver, read, rewarded
+from .output import ROLLOUT_FILES, SOURCE, add_flags, check, deliver, read, rewarded
 from .run import begin, place_shard
 from .settings import add_sampling
 from .values import add_scoring, pairs, scorer_of
@@ -88,29 +86,23 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run_generate(arguments: argparse.Namespace) -> Iterable[str]:
     """Make the rollouts and say how many there are and their mean reward."""
     place_shard(arguments, "rollouts")
-    with contextlib.ExitStack() as stack:
-        yield from deliver(arguments, partial(_generate, stack=stack))
-
-
-def _generate(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -> Output:
+    check(arguments)
     problems = read(arguments.problems, "problems")
-    sampling = begin(arguments, stack, problems=problems, phase=arguments.phase, reusable=True)
-    rollouts = sampling.rollouts()
-    return rewarded(
-        rollouts,
-        sources={"problems": problems},
-        params=sampling.params,
-        store=sampling.finished(rollouts),
-        dropped=sampling.dropped,
-    )
+    with begin(arguments, problems=problems, phase=arguments.phase, reusable=True) as sampling:
+        rollouts = sampling.rollouts()
+        output = rewarded(
+            rollouts,
+            sources={"problems": problems},
+            params=sampling.params,
+            store=sampling.finished(rollouts),
+            dropped=sampling.dropped,
+        )
+        yield from deliver(arguments, output)
 
 
 def run_score(arguments: argparse.Namespace) -> Iterable[str]:
     """Score the rollouts and say their mean reward."""
-    return deliver(arguments, _score)
-
-
-def _score(arguments: argparse.Namespace) -> Output:
+    check(arguments)
     given, questions = read(arguments.rollouts, "rollouts"), read(arguments.problems, "problems")
     rollouts, scorer = given.table, scorer_of(arguments)
     answered_problems = questions.table.join(rollouts, on="problem_id", how="semi")
@@ -141,12 +133,8 @@ def _score(arguments: argparse.Namespace) -> Output:
         score_error=pl.Series([v.error for v in all_verdicts], dtype=pl.String),
     )
     changed = int((scored["reward"] != rollouts["reward"]).sum())
-    return rewarded(
-        scored,
-        sources={"rollouts": given, "problems": questions},
-        lines=[f"{changed:,} rewards changed"],
-        dropped=dropped,
-    )
+    sources, lines = {"rollouts": given, "problems": questions}, [f"{changed:,} rewards changed"]
+    yield from deliver(arguments, rewarded(scored, sources=sources, lines=lines, dropped=dropped))
 
 
 def _texts(rollouts: pl.DataFrame, arguments: argparse.Namespace) -> list[str]:

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TextIO
 
 import polars as pl
@@ -116,11 +115,7 @@ class SamplingRun:
     _sampler: Sampler | None = None
 
     def rollouts(self) -> pl.DataFrame:
-        """Return the run's ``rollouts`` table, sampled as far as it is not there.
-
-        Raises:
-            RolloutError: As ``sample``.
-        """
+        """Return the run's ``rollouts`` table, sampled as far as it is not there."""
         if self.complete is not None:
             return self.complete
         request = {"seed": self.settings.seed, "step": 0, "phase": self.phase, "run_id": self.run_id}
@@ -128,12 +123,7 @@ class SamplingRun:
             return sample_completed(self, self.problems, samples=self.settings.samples, **request)
 
     def sample(self, problems: pl.DataFrame, *, samples: int, first_sample: int = 0, **request: Any) -> pl.DataFrame:
-        """Return the ``rollouts`` table, as a sampler's ``sample`` does.
-
-        Raises:
-            RolloutError: As the sampler; the message says how much is kept.
-            Interrupted: Ctrl-C.
-        """
+        """Return the ``rollouts`` table, as a sampler's ``sample`` does."""
         groups: dict[str, pa.RecordBatch] = {}
         for problem_id in problems["problem_id"].to_list():
             group = self.store.group(problem_id, first_sample=first_sample, samples=samples)
@@ -143,7 +133,7 @@ class SamplingRun:
         self.progress.total += len(problems)
         missing = problems.filter(~pl.col("problem_id").is_in(list(groups)))
         if len(missing):
-            with self._saying_how_much_is_kept():
+            try:
                 self._sampler = self._sampler or self.settings.open(len(missing) * samples)
                 self.progress.start()
                 stream = self._sampler.stream(missing, samples=samples, first_sample=first_sample, **request)
@@ -152,6 +142,12 @@ class SamplingRun:
                         self.store.append(batch)
                         self.progress.add(batch)
                         groups[batch["problem_id"][0].as_py()] = batch
+            except KeyboardInterrupt:
+                raise Interrupted(f"interrupted; {self._kept()}") from None
+            except RolloutError as error:
+                if not self.progress.done:
+                    raise
+                raise RolloutError(f"{error}; {self._kept()}") from None
         table = pa.Table.from_batches([groups[problem_id] for problem_id in sorted(groups)])
         return pl.DataFrame(pl.from_arrow(table)).sort("problem_id", "sample")
 
@@ -174,34 +170,18 @@ class SamplingRun:
         )
         return None
 
-    @contextlib.contextmanager
-    def _saying_how_much_is_kept(self) -> Iterator[None]:
-        def kept() -> str:
-            groups = f"{self.progress.done:,} of {self.progress.total:,} groups are kept"
-            return f"{groups} in {self.store.path}, and the same command goes on from there"
-
-        try:
-            yield
-        except KeyboardInterrupt:
-            raise Interrupted(f"interrupted; {kept()}") from None
-        except RolloutError as error:
-            if not self.progress.done:
-                raise
-            raise RolloutError(f"{error}; {kept()}") from None
+    def _kept(self) -> str:
+        groups = f"{self.progress.done:,} of {self.progress.total:,} groups are kept"
+        return f"{groups} in {self.store.path}, and the same command goes on from there"
 
 
+@contextlib.contextmanager
 def begin(
-    arguments: argparse.Namespace, stack: contextlib.ExitStack, *, problems: Source, phase: str, reusable: bool = False
-) -> SamplingRun:
-    """Prepare a run: its id, the lock on ``--out``, and the groups kept from an earlier process.
+    arguments: argparse.Namespace, *, problems: Source, phase: str, reusable: bool = False
+) -> Iterator[SamplingRun]:
+    """Prepare a run: its id, the lock on ``--out`` until the command ends, and the groups kept from an earlier process.
 
-    Args:
-        stack: Closed when the command ends.
-        reusable: Whether ``--out`` holds the rollouts themselves, so that a file there may be this run's, complete.
-
-    Raises:
-        RolloutError: A flag is wrong, ``--out`` is there already, another process works on it or left it with other
-            settings, or no problem can be scored.
+    Where ``--out`` holds the rollouts themselves, a file there may be this run's, complete, and is ``reusable``.
     """
     settings, shard = settings_from(arguments), getattr(arguments, "shard", None)
     wanted = chosen(problems.table, limit=arguments.limit, shard=shard)
@@ -213,52 +193,37 @@ def begin(
     tokenizer, longest = load_tokenizer(settings.model), settings.sampling.max_prompt_tokens
     prompts = PromptMaker(tokenizer, settings.prompting, max_prompt_tokens=longest).digest(problems.table)
     description = described(settings, problems.table, phase=phase, prompts=prompts)
-    identity = run_id(description)
-    complete = _written_by(identity, arguments.out, wanted) if is_there else None
-    if is_there and complete is None:
-        raise already
-    if complete is not None and len(lacking(wanted, complete, settings.samples)):
-        complete = None
-    store = Groups(arguments.out, description)
-    stack.enter_context(store)
-    for name in BESIDES:
-        path = getattr(arguments, name, None)
-        # A process that was killed after its last group may have written it before --out.
-        if path is not None and path.exists() and not arguments.overwrite and not len(store):
-            raise RolloutError(f"{path}: is there already; choose another file, or replace it with --overwrite")
+    identity, complete = run_id(description), None
+    if is_there:
+        try:
+            complete = tables.read(arguments.out, "rollouts")
+        except tables.TableError:
+            raise already from None
+        if set(complete["run_id"]) != {identity} or set(complete["problem_id"]) != set(wanted["problem_id"]):
+            raise already
+        if len(lacking(wanted, complete, settings.samples)):
+            complete = None
     params = {name: getattr(arguments, name) for name in LOGGED} | ({} if shard is None else {"shard": shard})
-    return SamplingRun(
-        settings=settings,
-        problems=wanted,
-        dropped=dropped,
-        run_id=identity,
-        phase=phase,
-        complete=complete,
-        store=store,
-        params={**params, "phase": phase},
-    )
-
-
-def _written_by(run_id: str, out: Path, problems: pl.DataFrame) -> pl.DataFrame | None:
-    """Return the rollouts of a file where they are a run's answers to these problems."""
-    try:
-        rollouts = tables.read(out, "rollouts")
-    except tables.TableError:
-        return None
-    same = set(rollouts["run_id"]) == {run_id} and set(rollouts["problem_id"]) == set(problems["problem_id"])
-    return rollouts if same else None
+    with Groups(arguments.out, description) as store:
+        for name in BESIDES:
+            path = getattr(arguments, name, None)
+            # A process that was killed after its last group may have written it before --out.
+            if path is not None and path.exists() and not arguments.overwrite and not len(store):
+                raise RolloutError(f"{path}: is there already; choose another file, or replace it with --overwrite")
+        yield SamplingRun(
+            settings=settings,
+            problems=wanted,
+            dropped=dropped,
+            run_id=identity,
+            phase=phase,
+            complete=complete,
+            store=store,
+            params={**params, "phase": phase},
+        )
 
 
 def place_shard(arguments: argparse.Namespace, name: str) -> None:
-    """Let ``--out`` be the shard's file in the folder of all shards, which reads as one table.
-
-    Args:
-        arguments: The command's arguments; ``out`` is replaced.
-        name: The table's name, which its file must have there.
-
-    Raises:
-        RolloutError: The shard is none, or ``--out`` is a file.
-    """
+    """Let ``--out`` be the shard's file in the folder of all shards, which reads as one table."""
     if arguments.shard is None:
         return
     part, parts = shard_of(arguments.shard)

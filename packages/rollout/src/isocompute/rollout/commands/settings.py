@@ -17,36 +17,27 @@ from ..samplers.base import Sampler
 from ..samplers.prompts import TEMPLATES, Prompting
 from ..samplers.registry import KINDS, open_sampler
 from ..samplers.sampling import EngineConfig, Interruption, Sampling, engine_from, sampling_from
-from ..scoring.config import scoring_from
 from ..scoring.scorer import Scorer, default_scorer
-from .values import add_scoring, pairs, scorer_of, yaml_mapping
+from .values import add_scoring, pairs, scorer_of, yaml_mappings
 
 TRANSFORMERS = ("device", "dtype", "batch_size")
 """Settings of the engine, where it is transformers."""
-NUMBERS = {
-    "temperature": "0 takes the most probable token each time",
-    "top_p": "share of the probability sampled from",
-    "top_k": "most probable tokens sampled from, 0 for all",
-    "min_p": "least probability of a token, as a share of the most probable one's",
-    "max_new_tokens": "longest response",
-    "max_prompt_tokens": "longest prompt",
-}
+NUMBERS = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "max_prompt_tokens")
 SERVER = ("base_url", "protocol", "served_model", "concurrency", "timeout")
 
 
 def add_sampling(command: argparse.ArgumentParser, *, required: bool, samples: int, shards: bool) -> None:
-    """Add the flags.
-
-    Args:
-        required: Whether the command cannot do without a model.
-        samples: Responses per problem by default.
-        shards: Whether a run may be one of several that share a folder.
-    """
+    """Add the flags: ``required``, whether a model is; ``shards``, whether several runs may share a folder."""
     actions: list[argparse.Action] = []
     group: Any = command
 
     def flag(name: str, help: str, **options: Any) -> None:
         actions.append(group.add_argument(name, help=help, **options))
+
+    def meaning(kind: Any, name: str) -> str:
+        """Return the first sentence that a setting's own description has."""
+        said = " ".join(kind.__pydantic_fields__[name].description.replace("``", "").split())
+        return said[0].lower() + said[1:].partition(". ")[0].rstrip(".")
 
     command.add_argument(
         "--model",
@@ -64,32 +55,28 @@ def add_sampling(command: argparse.ArgumentParser, *, required: bool, samples: i
         parts = "only the I-th of K parts of the problems, by a hash of problem_id; --out is then the folder of all K"
         flag("--shard", parts, metavar="I/K")
     group = command.add_argument_group("sampling")
-    for name, meaning in NUMBERS.items():
+    for name in NUMBERS:
         value = getattr(Sampling(), name)
-        words = f"{meaning} (default {value:g})"
+        words = f"{meaning(Sampling, name)} (default {value:g})"
         flag(f"--{name.replace('_', '-')}", words, type=type(value), default=value, metavar="N")
     repeated: dict[str, Any] = {"action": "append", "default": []}
-    flag("--stop", "text at which a response ends (repeatable)", metavar="TEXT", **repeated)
-    ending = "token at which a response ends, besides those of the model (repeatable)"
+    flag("--stop", f"{meaning(Sampling, 'stop')} (repeatable)", metavar="TEXT", **repeated)
+    ending = f"{meaning(Sampling, 'stop_token_ids')} (repeatable)"
     flag("--stop-token-id", ending, type=int, metavar="ID", **repeated)
-    flag("--keep-text", "add a column with the text of each response", action="store_true")
+    flag("--keep-text", meaning(Sampling, "keep_text"), action="store_true")
     cut = "cut a response at a length drawn between the two and ask for its answer (forced interruption)"
     flag("--interrupt", cut, type=int, nargs=2, metavar=("LOWEST", "HIGHEST"))
     flag("--interrupt-phrase", f"what asks for it (default {Interruption().phrase!r})", metavar="TEXT")
     group = command.add_argument_group("prompts")
     prompting = Prompting()
-    rendered = "render the tokenizer's chat template, take the text as it is, or the first where there is one (auto)"
-    flag("--template", rendered, default=prompting.template, choices=TEMPLATES)
-    flag("--system", "system prompt", default=prompting.system, metavar="TEXT")
+    flag("--template", meaning(Prompting, "template"), default=prompting.template, choices=TEMPLATES)
+    flag("--system", meaning(Prompting, "system"), default=prompting.system, metavar="TEXT")
     flag("--few-shot", "examples: a .jsonl file with the keys prompt and answer", type=Path, metavar="FILE")
-    between = "text between the parts of a plain prompt (default: an empty line)"
-    flag("--separator", between, default=prompting.separator, metavar="TEXT")
-    begin = "begin a plain prompt with the beginning-of-sequence token, or not (by default as the tokenizer does)"
-    flag("--bos", begin, action=argparse.BooleanOptionalAction, default=None)
+    flag("--separator", meaning(Prompting, "separator"), default=prompting.separator, metavar="TEXT")
+    flag("--bos", meaning(Prompting, "bos"), action=argparse.BooleanOptionalAction, default=None)
     more = "a further argument of the chat template, such as enable_thinking=false (repeatable)"
     flag("--chat-option", more, metavar="KEY=VALUE", **repeated)
-    today = f"the date that a chat template writes for today's (default {prompting.date})"
-    flag("--date", today, default=prompting.date, metavar="YYYY-MM-DD")
+    flag("--date", meaning(Prompting, "date"), default=prompting.date, metavar="YYYY-MM-DD")
     group = command.add_argument_group("engine")
     known = f"vllm: {', '.join(f.name for f in fields(EngineConfig))}; transformers: {', '.join(TRANSFORMERS)}"
     flag("--engine", f"a setting of the engine (repeatable; {known})", metavar="KEY=VALUE", **repeated)
@@ -106,11 +93,7 @@ def add_sampling(command: argparse.ArgumentParser, *, required: bool, samples: i
 
 
 def refuse_unused(arguments: argparse.Namespace) -> None:
-    """Refuse flags of sampling that a command without a model would ignore.
-
-    Raises:
-        RolloutError: One of them is given.
-    """
+    """Refuse flags of sampling that a command without a model would ignore."""
     for action in arguments.sampling_flags:
         if getattr(arguments, action.dest) != action.default:
             raise RolloutError(f"{action.option_strings[0]} needs --model: nothing is sampled without it")
@@ -118,17 +101,7 @@ def refuse_unused(arguments: argparse.Namespace) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Settings of a run besides its problems.
-
-    Attributes:
-        kind: Name of the sampler (``samplers.registry.KINDS``).
-        server: Flags of the server, for kind ``openai``.
-        scorer: Scores with the settings ``scoring``.
-        samples: Responses per problem.
-
-    Raises:
-        RolloutError: A value is out of its range, a key is unknown, or flags of a server and the sampler disagree.
-    """
+    """Settings of a run besides its problems; ``kind`` is that of the sampler."""
 
     model: str
     kind: str
@@ -136,7 +109,6 @@ class RunSettings:
     prompting: Prompting
     engine: Mapping[str, Any] = field(default_factory=dict)
     server: Mapping[str, Any] = field(default_factory=dict)
-    scoring: Mapping[str, Any] = field(default_factory=dict)
     scorer: Scorer = field(default_factory=default_scorer, compare=False)
     samples: int
     seed: int
@@ -150,7 +122,6 @@ class RunSettings:
             raise RolloutError("--sampler openai needs --base-url, such as http://localhost:8000/v1")
         if self.kind == "openai" and self.engine:
             raise RolloutError("--engine cannot be combined with --sampler openai: a server has its engine already")
-        scoring_from(self.scoring)
         if self.kind == "vllm":
             engine_from(self.engine)
         elif unknown := [name for name in self.engine if name not in TRANSFORMERS]:
@@ -159,19 +130,8 @@ class RunSettings:
             )
 
     def open(self, responses: int) -> Sampler:
-        """Open the sampler.
-
-        Args:
-            responses: Most that will be asked for at a time.
-
-        Raises:
-            RolloutError: As ``open_sampler``.
-        """
-        options: dict[str, Any] = {}
-        if self.prompting != Prompting():
-            options["prompting"] = self.prompting
-        if self.scoring:
-            options["scorer"] = self.scorer
+        """Open the sampler, for at most so many responses at a time."""
+        options: dict[str, Any] = {"prompting": self.prompting, "scorer": self.scorer}
         if self.kind == "openai":
             options |= {
                 {"base_url": "base_urls", "timeout": "timeout_seconds"}.get(k, k): v for k, v in self.server.items()
@@ -185,16 +145,20 @@ class RunSettings:
 
 
 def settings_from(arguments: argparse.Namespace) -> RunSettings:
-    """Return the settings that the flags ask for.
-
-    Raises:
-        RolloutError: A value is out of its range, a key is unknown, or flags contradict each other.
-    """
-    engine = {} if arguments.engine_config is None else yaml_mapping(arguments.engine_config)
+    """Return the settings that the flags ask for."""
+    engine = {} if arguments.engine_config is None else yaml_mappings(arguments.engine_config, several=False)[0]
+    sampling: dict[str, Any] = {name: getattr(arguments, name) for name in (*NUMBERS, "keep_text", "stop")}
+    sampling["stop_token_ids"] = arguments.stop_token_id
+    phrase = {} if arguments.interrupt_phrase is None else {"phrase": arguments.interrupt_phrase}
+    if arguments.interrupt is not None:
+        lowest, highest = arguments.interrupt
+        sampling["interruption"] = {"lowest": lowest, "highest": highest, **phrase}
+    elif phrase:
+        raise RolloutError("--interrupt-phrase needs --interrupt LOWEST HIGHEST")
     return RunSettings(
         model=arguments.model,
         kind=arguments.sampler,
-        sampling=_sampling(arguments),
+        sampling=sampling_from(sampling),
         prompting=Prompting(
             template=arguments.template,
             system=arguments.system,
@@ -205,24 +169,11 @@ def settings_from(arguments: argparse.Namespace) -> RunSettings:
             date=arguments.date,
         ),
         engine=engine | pairs(arguments.engine, flag="--engine"),
-        scoring=pairs(arguments.scoring, flag="--scoring"),
         scorer=scorer_of(arguments),
         server={name: value for name in SERVER if (value := getattr(arguments, name)) is not None},
         samples=arguments.samples,
         seed=arguments.seed,
     )
-
-
-def _sampling(arguments: argparse.Namespace) -> Sampling:
-    settings: dict[str, Any] = {name: getattr(arguments, name) for name in (*NUMBERS, "keep_text", "stop")}
-    settings["stop_token_ids"] = arguments.stop_token_id
-    phrase = {} if arguments.interrupt_phrase is None else {"phrase": arguments.interrupt_phrase}
-    if arguments.interrupt is not None:
-        lowest, highest = arguments.interrupt
-        settings["interruption"] = {"lowest": lowest, "highest": highest, **phrase}
-    elif phrase:
-        raise RolloutError("--interrupt-phrase needs --interrupt LOWEST HIGHEST")
-    return sampling_from(settings)
 
 
 def _examples(path: Path) -> tuple[tuple[str, str], ...]:

@@ -27,13 +27,7 @@ class Groups(Store):
     """The groups of one run that is to become the file ``OUT``, in ``OUT.partial``.
 
     A group is all responses of one call to one problem, as an Arrow IPC stream. Closed without one, it leaves no file.
-
-    Args:
-        out: The file that the groups will be written to.
-        settings: All that the run's rows depend on; a file that holds others is refused.
-
-    Raises:
-        RolloutError: Another process works on the file, or it is damaged, holds other settings or cannot be made.
+    One with other settings, which are all that the run's rows depend on, is refused.
     """
 
     def __init__(self, out: Path, settings: Mapping[str, Any]) -> None:
@@ -48,11 +42,7 @@ class Groups(Store):
         return int(self.run("SELECT count(*) FROM groups")[0][0])
 
     def group(self, problem_id: str, *, first_sample: int, samples: int) -> pa.RecordBatch | None:
-        """Return the rows of a finished group, by sample, or None where there is none of so many responses.
-
-        Raises:
-            RolloutError: The file is damaged.
-        """
+        """Return the rows of a finished group, by sample, or None where there is none of so many responses."""
         query = "SELECT rows, checksum FROM groups WHERE problem_id = ? AND first_sample = ? AND samples = ?"
         for rows, checksum in self.run(query, problem_id, first_sample, samples):
             if zlib.crc32(rows) != checksum:
@@ -62,14 +52,7 @@ class Groups(Store):
         return None
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Keep a finished group.
-
-        Args:
-            batch: Its rows of the ``rollouts`` table, by sample.
-
-        Raises:
-            RolloutError: It cannot be written.
-        """
+        """Keep a finished group."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as stream:
             stream.write_batch(batch)

@@ -19,11 +19,7 @@ from ..scoring.scorer import Scorer, default_scorer
 
 
 def pairs(given: Sequence[str], *, flag: str) -> dict[str, Any]:
-    """Return the values of a repeatable flag ``KEY=VALUE``; a value is read as YAML.
-
-    Raises:
-        RolloutError: One is not a pair, or a key is given twice.
-    """
+    """Return the values of a repeatable flag ``KEY=VALUE``; a value is read as YAML."""
     found: dict[str, Any] = {}
     for text in given:
         key, separator, value = text.partition("=")
@@ -40,38 +36,19 @@ def pairs(given: Sequence[str], *, flag: str) -> dict[str, Any]:
     return found
 
 
-def yaml_mapping(path: Path) -> dict[str, Any]:
-    """Return the mapping that a YAML (or JSON) file holds.
-
-    Raises:
-        RolloutError: It cannot be read, or holds something else.
-    """
-    settings = _yaml(path)
-    if not isinstance(settings, dict):
-        raise RolloutError(f"{path}: must be a mapping of settings")
-    return settings
-
-
-def yaml_mappings(path: Path) -> list[dict[str, Any]]:
-    """Return the mappings of a YAML (or JSON) file that holds one, or a list of them.
-
-    Raises:
-        RolloutError: It cannot be read, or holds something else.
-    """
-    settings = _yaml(path)
-    found = settings if isinstance(settings, list) else [settings]
-    if not found or not all(isinstance(each, dict) for each in found):
-        raise RolloutError(f"{path}: must be a mapping of settings, or a list of such mappings")
-    return found
-
-
-def _yaml(path: Path) -> Any:
+def yaml_mappings(path: Path, *, several: bool = True) -> list[dict[str, Any]]:
+    """Return the mappings of a YAML (or JSON) file that holds one, or a list of them where there may be several."""
     try:
-        return parsed(path.read_text("utf-8"))
+        settings = parsed(path.read_text("utf-8"))
     except (OSError, UnicodeError) as error:
         raise RolloutError(f"{path}: cannot be read ({reason_of(error)})") from None
     except DocumentError as error:
         raise RolloutError(f"{path}: {error}") from None
+    found = settings if several and isinstance(settings, list) else [settings]
+    if not found or not all(isinstance(each, dict) for each in found):
+        more = ", or a list of such mappings" if several else ""
+        raise RolloutError(f"{path}: must be a mapping of settings{more}")
+    return found
 
 
 def add_scoring(command: argparse.ArgumentParser) -> argparse.Action:
@@ -87,21 +64,13 @@ def add_scoring(command: argparse.ArgumentParser) -> argparse.Action:
 
 
 def scorer_of(arguments: argparse.Namespace) -> Scorer:
-    """Return the scorer with the settings of the flag, or that of the process without it.
-
-    Raises:
-        RolloutError: A setting is unknown or out of its range.
-    """
+    """Return the scorer with the settings of the flag, or that of the process without it."""
     settings = scoring_from(pairs(arguments.scoring, flag="--scoring"))
     return Scorer(settings) if arguments.scoring else default_scorer()
 
 
 def shard_of(text: str) -> tuple[int, int]:
-    """Return I and K of ``I/K``.
-
-    Raises:
-        RolloutError: It is not a shard.
-    """
+    """Return I and K of ``I/K``."""
     part, separator, parts = text.partition("/")
     if separator and part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts):
         return int(part), int(parts)
@@ -112,13 +81,6 @@ def chosen(problems: pl.DataFrame, *, limit: int | None, shard: str | None) -> p
     """Return the problems of a shard, of the first so many by ``problem_id``.
 
     Which shard a problem belongs to depends on its id alone. The shards of a limited run partition its problems.
-
-    Args:
-        limit: How many; None for all.
-        shard: ``I/K``; None for all.
-
-    Raises:
-        RolloutError: The limit is below 1, the shard is none, or it holds no problem.
     """
     if limit is not None and limit < 1:
         raise RolloutError(f"--limit is {limit}; it must be at least 1")
@@ -126,11 +88,8 @@ def chosen(problems: pl.DataFrame, *, limit: int | None, shard: str | None) -> p
     if shard is None:
         return problems
     part, parts = shard_of(shard)
-    keep = [_hash(problem_id) % parts == part - 1 for problem_id in problems["problem_id"].to_list()]
+    hashes = (blake2b(problem_id.encode(), digest_size=8).digest() for problem_id in problems["problem_id"])
+    keep = [int.from_bytes(hashed, "big") % parts == part - 1 for hashed in hashes]
     if not any(keep):
         raise RolloutError(f"--shard {shard} holds none of the {len(problems)} problems: take fewer shards")
     return problems.filter(pl.Series(keep))
-
-
-def _hash(problem_id: str) -> int:
-    return int.from_bytes(blake2b(problem_id.encode(), digest_size=8).digest(), "big")

@@ -10,12 +10,12 @@ import polars as pl
 from ..contract import tables
 from ..errors import ProblemError, RolloutError
 from ..scoring.evaluation import DROPPED
-from ..scoring.judges.runs import tests_fault
+from ..scoring.judges.runs import tests_of
 from ..scoring.rules import own_response, rule
 from ..scoring.scorer import Scorer, verifier
 from . import reasoning_gym, rows
 from .named import SetSource
-from .sources import Candidate, HubSource, ReasoningGymSource, Source, problem_id
+from .sources import Candidate, HubSource, ReasoningGymSource, Source, normalised, problem_id
 
 LARGEST_DROPPED_SHARE = 0.01
 """Share of the problems examined whose own answer may fail before the source is refused."""
@@ -49,14 +49,11 @@ def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
     as a response, does not score 1 is dropped, and the next candidate takes its place; a function of the user's own is
     not asked, since it may expect more than the bare answer.
 
-    Args:
-        scorer: Scores the answers; by default the one of this process.
-
     Raises:
         RolloutError: The source cannot be read, has too few distinct problems, or more than 1 % of the problems
             examined are dropped, or the verifier is unknown or refused.
     """
-    whole = isinstance(source, SetSource) and source.whole
+    whole, key = (source.whole, source.key) if isinstance(source, SetSource) else (False, source.name)
     needed = source.train + source.validation
     seen: set[str] = set()
     kept: list[Candidate] = []
@@ -71,22 +68,27 @@ def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
         else:
             dropped.append(
                 {
-                    "problem_id": problem_id(_key(source), candidate.prompt),
+                    "problem_id": problem_id(key, candidate.prompt),
                     "prompt": candidate.prompt,
                     "answer": candidate.answer,
                     "verifier": candidate.verifier,
                     "reason": reason,
                 }
             )
-            if not whole:
-                _refuse_above(source, dropped, kept=len(kept), needed=needed)
+            # A problem that has no answer says nothing of the rule.
+            wrong = [each for each in dropped if each["reason"] != rows.MISSING]
+            # As soon as the share cannot come down to what is allowed.
+            if not whole and len(wrong) > LARGEST_DROPPED_SHARE * (needed + len(wrong)):
+                raise RolloutError(
+                    f"{source.name} is refused: {len(wrong)} of the first {len(kept) + len(wrong)} problems examined "
+                    f"cannot be scored, more than 1 % of the {needed} asked for; {_such_as(wrong[-1])}"
+                )
         if len(kept) == needed and not whole:
             break
     if whole and len(dropped) > LARGEST_DROPPED_SHARE_OF_A_SET * (len(kept) + len(dropped)):
-        last = dropped[-1]
         raise RolloutError(
             f"{source.name} is refused: {len(dropped)} of its {len(kept) + len(dropped)} problems cannot be scored, "
-            f"such as {last['problem_id']}, since {last['reason']} (the answer is {last['answer'][:60]!r})"
+            f"{_such_as(dropped[-1])}"
         )
     if len(kept) < needed and not whole:
         failed = f" ({len(dropped)} more were dropped, the last since {dropped[-1]['reason']})" if dropped else ""
@@ -94,26 +96,34 @@ def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
             f"{source.name} has {len(kept)} distinct problems{failed}, and {source.train} training and "
             f"{source.validation} validation problems are asked for: ask for fewer, or widen the source"
         )
-    return Loaded(problems=_table(source, kept), dropped=pl.DataFrame(dropped, schema=DROPPED))
+    frame = pl.DataFrame(
+        {
+            "problem_id": [problem_id(key, c.prompt) for c in kept],
+            "prompt": [c.prompt for c in kept],
+            "answer": [c.answer for c in kept],
+            "verifier": [c.verifier for c in kept],
+            "source": [source.name] * len(kept),
+            "split": ["validation" if whole or i < source.validation else "train" for i in range(len(kept))],
+            "metadata": [c.metadata for c in kept],
+        }
+    )
+    checked = tables.check(frame, "problems", where=source.name)
+    return Loaded(problems=checked, dropped=pl.DataFrame(dropped, schema=DROPPED))
 
 
 def joined(parts: Sequence[Loaded]) -> Loaded:
     """Join the problems of several sources, each once: one that is on both sides stays on the validation side."""
-    same = pl.col("prompt").str.to_lowercase().str.replace_all(r"\s+", " ").str.strip_chars()
     problems = pl.concat([part.problems for part in parts], how="diagonal_relaxed")
-    problems = problems.sort("split", "problem_id", descending=[True, False]).unique(same, keep="first")
+    problems = problems.sort("split", "problem_id", descending=[True, False])
+    first = pl.Series([normalised(prompt) for prompt in problems["prompt"]], dtype=pl.String).is_first_distinct()
     return Loaded(
-        problems=tables.check(problems, "problems", where="the sources"),
+        problems=tables.check(problems.filter(first), "problems", where="the sources"),
         dropped=pl.concat([part.dropped for part in parts]),
     )
 
 
 def candidates(source: Source, scorer: Scorer | None = None) -> Iterator[Candidate]:
-    """Yield the problems of a source one after another; they may repeat.
-
-    Args:
-        scorer: In whose sandbox generators execute programs; by default the one of this process.
-    """
+    """Yield the problems of a source one after another; they may repeat. Generators execute programs in the sandbox."""
     if isinstance(source, ReasoningGymSource):
         return reasoning_gym.candidates(source, scorer)
     found = rows.of_hub(source) if isinstance(source, HubSource) else rows.of_file(source)
@@ -126,7 +136,11 @@ def _fault(candidate: Candidate, scorer: Scorer | None) -> str:
         return candidate.fault
     if rule(candidate.verifier).base == "runs":
         # The answer is tests, and no program that passes them.
-        return tests_fault(candidate.answer)
+        try:
+            tests_of(candidate.answer)
+        except ProblemError as error:
+            return str(error)
+        return ""
     answer, own = candidate.answer, rule(candidate.verifier).base.startswith("python:")
     name, response = (candidate.verifier, "") if own else own_response(candidate.verifier, answer)
     scores = verifier(name, scorer=scorer)
@@ -141,40 +155,5 @@ def _fault(candidate: Candidate, scorer: Scorer | None) -> str:
     return "" if right and candidate.verifier.startswith("reasoning_gym:") else "it has no reference answer"
 
 
-def _refuse_above(source: Source, dropped: list[dict[str, str]], *, kept: int, needed: int) -> None:
-    """Refuse a source as soon as its share of dropped problems cannot come down to what is allowed.
-
-    A problem that has no answer does not count: it says nothing of the rule.
-    """
-    dropped = [each for each in dropped if each["reason"] != rows.MISSING]
-    if len(dropped) <= LARGEST_DROPPED_SHARE * (needed + len(dropped)):
-        return
-    last = dropped[-1]
-    raise RolloutError(
-        f"{source.name} is refused: {len(dropped)} of the first {kept + len(dropped)} problems examined cannot be "
-        f"scored, more than 1 % of the {needed} asked for; such as {last['problem_id']}, since "
-        f"{last['reason']} (the answer is {last['answer'][:60]!r})"
-    )
-
-
-def _key(source: Source) -> str:
-    """Return the part of problems' ids that depends on their source."""
-    return source.key if isinstance(source, SetSource) else source.name
-
-
-def _table(source: Source, kept: list[Candidate]) -> pl.DataFrame:
-    sides = ["validation"] * source.validation + ["train"] * source.train
-    if isinstance(source, SetSource) and source.whole:
-        sides = ["validation"] * len(kept)
-    frame = pl.DataFrame(
-        {
-            "problem_id": [problem_id(_key(source), c.prompt) for c in kept],
-            "prompt": [c.prompt for c in kept],
-            "answer": [c.answer for c in kept],
-            "verifier": [c.verifier for c in kept],
-            "source": [source.name] * len(kept),
-            "split": sides,
-            "metadata": [c.metadata for c in kept],
-        }
-    )
-    return tables.check(frame, "problems", where=source.name)
+def _such_as(dropped: dict[str, str]) -> str:
+    return f"such as {dropped['problem_id']}, since {dropped['reason']} (the answer is {dropped['answer'][:60]!r})"

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ..contract.files import reason_of
-from ..errors import RolloutError
+from ..errors import RolloutError, library
 from .sources import HubSource
 
 
@@ -123,13 +123,7 @@ def named_set(
         name: Its name in ``NAMED``, in upper or lower case.
         folder: A copy of its dataset, with the same files in it, instead of the hub.
         revision: Another commit, branch or tag of it; a branch or tag is replaced by its commit now.
-        train: Training problems, of a training set.
-        validation: Validation problems, of a training set.
-        seed: Seed of the shuffle before the split.
-
-    Raises:
-        RolloutError: There is no such set or folder, a size is given for a set that is taken whole, or the hub cannot
-            say which commit a revision is.
+        train: Training problems, of a training set; so are those of ``validation``.
     """
     known = {title.lower(): title for title in NAMED}
     if name.lower() not in known:
@@ -151,21 +145,14 @@ def named_set(
         if not Path(folder).is_dir():
             raise RolloutError(f"{folder}: no such folder; a copy of {source.dataset} is needed there")
         return replace(source, dataset=str(folder), origin=source.dataset, revision="")
-    return source if revision is None else replace(source, revision=_commit(source.dataset, revision))
-
-
-def _commit(dataset: str, revision: str) -> str:
-    """Return the commit that a revision is now."""
-    if re.fullmatch("[0-9a-f]{40}", revision):
-        return revision
+    if revision is None or re.fullmatch("[0-9a-f]{40}", revision):
+        return replace(source, revision=revision or source.revision)
+    hub = library("huggingface_hub", extra="hub")
     try:
-        from huggingface_hub import HfApi
-    except ImportError:
-        raise RolloutError('these problems need datasets: pip install "isocompute-rollout[hub]"') from None
-    try:
-        return str(HfApi().dataset_info(dataset, revision=revision, timeout=10).sha)
+        commit = str(hub.HfApi().dataset_info(source.dataset, revision=revision, timeout=10).sha)
     except Exception as error:
         raise RolloutError(
-            f"the hub does not say which commit of {dataset} {revision} is "
+            f"the hub does not say which commit of {source.dataset} {revision} is "
             f"({reason_of(error)}); give a commit, or a copy with --folder"
         ) from None
+    return replace(source, revision=commit)

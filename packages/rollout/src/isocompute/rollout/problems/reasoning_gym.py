@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..errors import RolloutError
+from ..errors import RolloutError, library
 from ..scoring import rules
 from ..scoring.scorer import Scorer, default_scorer
 from .sources import Candidate, ReasoningGymSource
@@ -19,6 +19,8 @@ PROGRAMS = frozenset({"codeio"})
 """Tasks whose generator executes programs, which it does in the sandbox."""
 UNSOLVED: Mapping[str, str] = {"intermediate_integration": "Integral"}
 """Texts that show that a generator found no answer: a response that repeats the question would be right, too."""
+BARE = "chain_sum"
+"""The task whose prompt is its bare expression, such as ``3+2-4=``, with the digits that the source allows."""
 CHUNK = 8
 """Problems generated in the sandbox at a time."""
 
@@ -26,22 +28,10 @@ CHUNK = 8
 def candidates(source: ReasoningGymSource, scorer: Scorer | None = None) -> Iterator[Candidate]:
     """Yield each generated problem.
 
-    Its prompt is its question, and its settings, question and metadata are kept for the scorer; some tasks have a
-    prompt of their own (``PROMPTS``), and their scorers need only the answer.
-
-    Args:
-        scorer: In whose sandbox programs are executed; by default the one of this process.
-
-    Raises:
-        RolloutError: The library is not installed, it refuses the task or a setting, the task is one of
-            ``scoring.rules.REFUSED``, or its generator executes programs and this machine cannot isolate it.
+    Its prompt is its question, and its settings, question and metadata are kept for the scorer; that of ``BARE`` needs
+    only the answer.
     """
-    try:
-        import reasoning_gym
-    except ImportError:
-        raise RolloutError(
-            'these problems need reasoning-gym: pip install "isocompute-rollout[reasoning-gym]"'
-        ) from None
+    reasoning_gym = library("reasoning_gym", extra="reasoning-gym")
     draws = DRAWS_PER_PROBLEM * (source.train + source.validation)
     try:
         dataset: Any = reasoning_gym.create_dataset(source.task, size=draws, seed=source.seed, **dict(source.settings))
@@ -51,28 +41,14 @@ def candidates(source: ReasoningGymSource, scorer: Scorer | None = None) -> Iter
     programs = source.task in PROGRAMS
     for entry in _sandboxed(source, rule, draws, scorer) if programs else (dataset[i] for i in range(draws)):
         answer = _answer(source.task, entry)
-        if source.task not in PROMPTS:
-            if UNSOLVED.get(source.task, "\0") in answer:
-                continue
+        if source.task == BARE:
+            expression = str(entry["metadata"]["expression"]).replace(" ", "")
+            if not source.digits or set(expression) <= set(source.digits) | set("+-"):
+                yield Candidate(prompt=expression + "=", answer=answer, verifier=rule)
+        elif UNSOLVED.get(source.task, "\0") not in answer:
             question = str(entry["question"])
             context = {"settings": source.settings, "question": question, "metadata": entry["metadata"]}
             yield Candidate(prompt=question, answer=answer, verifier=rule, metadata=rules.encode_metadata(context))
-            continue
-        prompt = PROMPTS[source.task](source, entry)
-        if prompt is not None:
-            yield Candidate(prompt=prompt, answer=answer, verifier=rule)
-
-
-def _bare_expression(source: ReasoningGymSource, entry: Mapping[str, Any]) -> str | None:
-    """Return the expression alone, such as ``3+2-4=``; None where it has other digits than the source allows."""
-    expression = str(entry["metadata"]["expression"]).replace(" ", "")
-    if source.digits and not set(expression) <= set(source.digits) | set("+-"):
-        return None
-    return expression + "="
-
-
-PROMPTS: Mapping[str, Callable[[ReasoningGymSource, Mapping[str, Any]], str | None]] = {"chain_sum": _bare_expression}
-"""Prompts that are not the task's question; None leaves a problem out."""
 
 
 def _answer(task: str, entry: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ import polars as pl
 
 from ..contract.documents import DocumentError, parsed
 from ..contract.files import reason_of
-from ..errors import RolloutError
+from ..errors import RolloutError, library
 from ..scoring import rules
 from .named import SetSource
 from .sources import Candidate, HubSource, LocalSource
@@ -46,7 +46,10 @@ def of_file(source: LocalSource) -> Iterator[tuple[int, dict[str, Any]]]:
         rows = _lines(path)
         used = used_columns(source, list(dict.fromkeys(name for row in rows for name in row)), where=str(path))
     else:
-        frame = _parquet(path)
+        try:
+            frame = pl.read_parquet(path)
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise RolloutError(f"{path}: not readable as parquet ({reason_of(error)})") from None
         used = used_columns(source, frame.columns, where=str(path))
         rows = frame.select(used).to_dicts()
     order = pl.int_range(len(rows), eager=True).sample(fraction=1.0, shuffle=True, seed=source.seed)
@@ -55,16 +58,8 @@ def of_file(source: LocalSource) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def of_hub(source: HubSource) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each row with its number, in shuffled order.
-
-    Raises:
-        RolloutError: ``datasets`` is not installed, the revision is missing, the dataset cannot be loaded,
-            or it lacks a column.
-    """
-    try:
-        import datasets
-    except ImportError:
-        raise RolloutError('these problems need datasets: pip install "isocompute-rollout[hub]"') from None
+    """Yield each row with its number, in shuffled order."""
+    datasets = library("datasets", extra="hub")
     local = Path(source.dataset).is_dir()
     if not local and not source.revision:
         raise RolloutError(
@@ -79,28 +74,18 @@ def of_hub(source: HubSource) -> Iterator[tuple[int, dict[str, Any]]]:
             split=source.split,
         )
     except Exception as error:
-        raise RolloutError(
-            f"the dataset {source.dataset} cannot be loaded ({reason_of(error)}){_help(source)}"
-        ) from None
+        advice = ""
+        if isinstance(source, SetSource) and not source.origin:
+            advice = f": where the hub cannot be reached, give a copy with --folder (it needs {source.files})"
+        raise RolloutError(f"the dataset {source.dataset} cannot be loaded ({reason_of(error)}){advice}") from None
     used = used_columns(source, data.column_names, where=source.name)
     order = np.random.default_rng(source.seed).permutation(len(data))
     held = data.select(order).select_columns(used)
     yield from ((int(number) + 1, row) for number, row in zip(order, held, strict=True))
 
 
-def _help(source: HubSource) -> str:
-    """Return advice for somebody without the hub."""
-    if not isinstance(source, SetSource) or source.origin:
-        return ""
-    return f": where the hub cannot be reached, give a copy with --folder (it needs {source.files})"
-
-
 def used_columns(source: HubSource | LocalSource, columns: Sequence[str], *, where: str) -> list[str]:
-    """Return the columns that problems are made of; others may hold what cannot be read here, such as images.
-
-    Raises:
-        RolloutError: There is none of a column's name, nor one that its path begins with.
-    """
+    """Return the columns that problems are made of; others may hold what cannot be read here, such as images."""
     used = []
     for path in filter(None, (source.prompt, source.answer, source.metadata)):
         column = path if path in columns else path.partition(".")[0]
@@ -110,66 +95,45 @@ def used_columns(source: HubSource | LocalSource, columns: Sequence[str], *, whe
     return list(dict.fromkeys(used))
 
 
-def _parquet(path: Path) -> pl.DataFrame:
-    try:
-        return pl.read_parquet(path)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise RolloutError(f"{path}: not readable as parquet ({reason_of(error)})") from None
-
-
 def _lines(path: Path) -> list[dict[str, Any]]:
     rows = []
     try:
         with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
-                if line.strip():
-                    rows.append(_object(line, where=f"{path}: line {number}"))
+                if not line.strip():
+                    continue
+                try:
+                    row = parsed(line, "json")
+                    if not isinstance(row, dict):
+                        raise DocumentError("no JSON object")
+                except DocumentError as error:
+                    raise RolloutError(
+                        f"{path}: line {number}: {error}; each line must be a JSON object with a problem"
+                    ) from None
+                rows.append(row)
     except (UnicodeDecodeError, OSError) as error:
         raise RolloutError(f"{path}: not readable as jsonl ({reason_of(error)})") from None
     return rows
 
 
-def _object(line: str, *, where: str) -> dict[str, Any]:
-    try:
-        row = parsed(line, "json")
-    except DocumentError as error:
-        raise RolloutError(f"{where}: {error}; each line must be a JSON object with a problem") from None
-    if not isinstance(row, dict):
-        raise RolloutError(f"{where}: no JSON object; each line must be one, with a problem")
-    return row
-
-
 def candidate(row: Mapping[str, Any], source: HubSource | LocalSource, *, where: str) -> Candidate:
-    """Return the problem in a row, with a ``fault`` where its answer is none.
-
-    Args:
-        row: Columns and plain values.
-        where: The source and the row, for messages.
-
-    Raises:
-        RolloutError: A column is missing, the prompt is no text or chat that a problem can have, or the metadata are
-            no mapping.
-    """
+    """Return the problem in a row, with a ``fault`` where its answer is none."""
     prompt = prompt_text(reach(row, source.prompt, where), where=where)
     answer, fault = answer_text(reach(row, source.answer, where), source.verifier)
     if isinstance(source, SetSource):
         answer = source.answer_in(answer)
     besides = reach(row, source.metadata, where) if source.metadata else None
     metadata = rules.from_column(besides, where=source.name)
-    if not (prompt + answer + metadata).isascii():
-        _check_encoding(prompt + answer + metadata, where)
+    try:
+        (prompt + answer + metadata).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise RolloutError(f"{where} holds {half!r}, half of a character; its texts must be Unicode") from None
     return Candidate(prompt=prompt, answer=answer, verifier=source.verifier, metadata=metadata, fault=fault)
 
 
 def reach(row: Mapping[str, Any], column: str, where: str) -> Any:
-    """Follow a dotted column name into a row.
-
-    Args:
-        column: A column, or a path into nested ones such as ``reward_model.ground_truth``.
-
-    Returns:
-        What stands there; None also where what should hold it is null.
-    """
+    """Return what a column, or a path into nested ones, holds in a row; None also where what should hold it is null."""
     if column in row:
         return row[column]
     value: Any = row
@@ -183,15 +147,7 @@ def reach(row: Mapping[str, Any], column: str, where: str) -> Any:
 
 
 def prompt_text(value: Any, *, where: str) -> str:
-    """Return the text of a prompt: the value itself, or of chat messages a system message and the user's after it.
-
-    Args:
-        value: A text, a number, a message, or a list of messages with ``role`` and ``content``, or ``from`` and
-            ``value``.
-
-    Raises:
-        RolloutError: It is nothing of that kind, or a conversation of several turns.
-    """
+    """Return the text of a prompt: the value itself, or of chat messages a system message and the user's after it."""
     if isinstance(value, Mapping):
         value = [value]
     if not isinstance(value, list):
@@ -254,10 +210,10 @@ def answer_text(value: Any, verifier: str) -> tuple[str, str]:
     text = _scalar(value)
     if text is not None:
         return text, ""
-    if isinstance(value, list | Mapping):
-        text = rules.encode_metadata(value)
-        return text, "" if _reads_json(verifier) else f"its answer is no text, but a {_kind(value)}"
-    return "", f"its answer is no text, but a {_kind(value)}"
+    nested = isinstance(value, list | Mapping)
+    kind = "struct" if isinstance(value, Mapping) else type(value).__name__
+    fault = "" if nested and _reads_json(verifier) else f"its answer is no text, but a {kind}"
+    return rules.encode_metadata(value) if nested else "", fault
 
 
 MISSING = "it has no answer (null)"
@@ -280,19 +236,6 @@ def _scalar(value: Any) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, int | float | Decimal | date | time) and not _missing(value) else None
-
-
-def _check_encoding(text: str, where: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RolloutError(
-            f"{where} holds {text[error.start]!r}, half of a character; its texts must be Unicode"
-        ) from None
-
-
-def _kind(value: Any) -> str:
-    return "struct" if isinstance(value, Mapping) else type(value).__name__
 
 
 def _shown(value: Any) -> str:

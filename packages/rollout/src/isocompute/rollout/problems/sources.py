@@ -30,23 +30,20 @@ class Candidate:
     @property
     def key(self) -> str:
         """The prompt up to case and white space, which two prompts of one problem share."""
-        return _normalised(self.prompt)
+        return normalised(self.prompt)
 
 
 def problem_id(source: str, prompt: str) -> str:
-    """Return the hash of a problem: of its source and its prompt up to case and white space.
+    """Return the hash of a problem, 16 digits: of its source and its prompt up to case and white space.
 
-    Args:
-        source: Name of the source in the table; for a set known by name, that of its dataset without the revision.
-
-    Returns:
-        16 hexadecimal digits.
+    The source of a set known by name is that of its dataset without the revision.
     """
-    key = f"{source}\n{_normalised(prompt)}".encode()
+    key = f"{source}\n{normalised(prompt)}".encode()
     return blake2b(key, digest_size=8).hexdigest()
 
 
-def _normalised(prompt: str) -> str:
+def normalised(prompt: str) -> str:
+    """Return a prompt up to case and white space."""
     return " ".join(prompt.lower().split())
 
 
@@ -164,14 +161,7 @@ KINDS: dict[str, type[Source]] = {"reasoning_gym": ReasoningGymSource, "hub": Hu
 
 
 def source_from(plain: Mapping[str, Any]) -> Source:
-    """Make a source from plain settings such as ``{"kind": "file", "path": "p.jsonl"}``.
-
-    Args:
-        plain: ``kind`` (``reasoning_gym``, ``hub`` or ``file``) and fields of that kind's class.
-
-    Raises:
-        RolloutError: The kind or a key is unknown, or a required key is missing.
-    """
+    """Make a source from plain settings such as ``{"kind": "file", "path": "p.jsonl"}``."""
     kind = plain.get("kind")
     if kind not in KINDS:
         raise RolloutError(f"kind of problems is {kind!r}; it must be one of {', '.join(KINDS)}")

@@ -10,19 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import RolloutError
+from ..errors import RolloutError, library
 from ..scoring.rules import register, registered
 from .weights import BUCKET_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verifiers:
-    """The user's own verifiers, for another process.
-
-    Attributes:
-        rules: ``MODULE:FUNCTION`` of each by its name (``registered``).
-        path: The folders that they are imported from.
-    """
+    """The user's own verifiers (``registered``), for another process, and the folders that they are imported from."""
 
     rules: Mapping[str, str]
     path: tuple[str, ...]
@@ -40,15 +35,8 @@ class Verifiers:
 
 
 def connected_ray() -> Any:
-    """Return Ray, connected to the cluster of ``RAY_ADDRESS`` or to one started here.
-
-    Raises:
-        RolloutError: Ray is not installed, or cannot be started or joined.
-    """
-    try:
-        import ray
-    except ImportError:
-        raise RolloutError('Ray is not installed: pip install "isocompute-rollout[ray]"') from None
+    """Return Ray, connected to the cluster of ``RAY_ADDRESS`` or to one started here."""
+    ray = library("ray", extra="ray")
     if not ray.is_initialized():
         new_cluster = {"include_dashboard": False, "object_store_memory": 4 * BUCKET_BYTES}
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}

@@ -32,12 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """All responses to one problem.
-
-    Attributes:
-        row: Index of the problem.
-        first: Index of the first of its requests.
-    """
+    """All responses to one problem, by its row and the index of their first request."""
 
     row: int
     first: int = 0
@@ -78,11 +73,7 @@ class Columns:
         self.schema = pa.schema([(name, kind) for name, kind in types.items() if self._optional.get(name, True)])
 
     def batch(self, group: Group, verdicts: Sequence[Verdict], *, draw: Draw, version: int) -> pa.RecordBatch:
-        """Return the rows of one group.
-
-        Args:
-            version: That of the weights which sampled the responses that do not say it themselves.
-        """
+        """Return the rows of one group; ``version`` is that of responses that do not say it themselves."""
         responses, rows = group.responses, len(group.responses)
         spans = [r.versions or ((0, version),) for r in responses]
         values: dict[str, Any] = {
@@ -91,35 +82,22 @@ class Columns:
             "phase": [draw.phase] * rows,
             "problem_id": [group.problem_id] * rows,
             "sample": np.arange(draw.first_sample, draw.first_sample + rows, dtype=np.int32),
-            "prompt_ids": _lists([np.asarray(group.prompt_ids, np.int32)] * rows, np.int32),
-            "response_ids": _lists([r.ids for r in responses], np.int32),
-            "logprobs": _lists([r.logprobs for r in responses], np.float32),
+            "prompt_ids": [np.asarray(group.prompt_ids, np.int32)] * rows,
+            "response_ids": [r.ids for r in responses],
+            "logprobs": [r.logprobs for r in responses],
             "reward": [v.reward for v in verdicts],
             "finish_reason": [r.finish_reason for r in responses],
             "weights_version": [each[0][1] for each in spans],
             "score_error": [v.error for v in verdicts],
             "failure": [r.failure for r in responses],
             "text": list(group.texts),
-            "sampled": _lists(
-                [np.ones(len(r.ids), np.bool_) if r.sampled is None else r.sampled for r in responses], np.bool_
-            ),
+            "sampled": [np.ones(len(r.ids), np.bool_) if r.sampled is None else r.sampled for r in responses],
             "retokenized": [r.retokenized for r in responses],
-            "versions": _lists([[of for _, of in each] for each in spans], np.int64),
-            "version_starts": _lists([[start for start, _ in each] for each in spans], np.int32),
+            "versions": [[of for _, of in each] for each in spans],
+            "version_starts": [[start for start, _ in each] for each in spans],
         }
-        arrays = [
-            values[field.name] if isinstance(values[field.name], pa.Array) else pa.array(values[field.name], field.type)
-            for field in self.schema
-        ]
+        arrays = [pa.array(values[field.name], field.type) for field in self.schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-
-def _lists(rows: Sequence[Any], dtype: Any) -> pa.Array:
-    """Build a list column from offsets and values."""
-    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum([len(r) for r in rows], out=offsets[1:])
-    values = np.concatenate([np.asarray(r, dtype) for r in rows]) if rows else np.zeros(0, dtype)
-    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 
 class Faults:
@@ -160,9 +138,6 @@ class Faults:
         """Refuse to go on where nothing could be scored so far.
 
         Not in the call that finds it: its responses were paid for, and must reach whoever counts them.
-
-        Raises:
-            RolloutError: All problems answered so far cannot be scored.
         """
         if self._reasons and not self._scored:
             problem_id, reason = next(iter(self._reasons.items()))
@@ -173,16 +148,12 @@ class Faults:
 
 
 class Feed:
-    """Problems for a sampler to answer; more may be added while it does.
-
-    Attributes:
-        unfinished: Responses to them that are not finished.
-        trains: Whether some are for training.
-    """
+    """Problems for a sampler to answer; more may be added while it does."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[pl.DataFrame, Draw]] = []
         self.unfinished = 0
+        """Responses to them that are not finished."""
         self.trains = False
 
     def add(self, problems: pl.DataFrame, draw: Draw) -> None:
@@ -208,31 +179,32 @@ class Sampler:
     tensors its model has (``manifest``) and how weights reach its engine (``_load``).
 
     Attributes:
+        weights_version: Policy version: that of the weights that sample; 0 is the model's own.
         plan: What the engine needs of its device's memory, as a table to be read; empty where that is not known.
         dtype: Type of the weights that sample, such as ``bfloat16``; None where that is not known, as of a server.
         faults: Problems that could not be scored so far.
+        retokenizes: Whether responses may come as text that is tokenized here; the table then says which did.
         sleeps: Whether it leaves its device to others after each training batch, until it is used again.
         holds: Most unfinished responses that it has a use for at a time: more would only wait in it.
+        workers: Processes that share the model.
+        place: The device that the model is on, or the first of several (``weights.place_of``).
         in_flight: Whether weights may change while a stream is open; its table then says which have drawn a token.
     """
 
     plan = ""
     dtype: str | None = None
+    retokenizes = False
     holds = 2**31
+    workers = 1
 
     def __init__(self, model: str | Path, sampling: Sampling) -> None:
         self.model = str(model)
         self.sampling = self._opened = sampling
         self.faults = Faults()
         self.sleeps = self.in_flight = False
-        self._version = 0
+        self.weights_version, self.place = 0, place_of("cpu")
         self._whole = True
         self._streams = 0
-
-    @property
-    def weights_version(self) -> int:
-        """Policy version: that of the weights that sample; 0 is the model's own."""
-        return self._version
 
     def sample(
         self,
@@ -251,7 +223,7 @@ class Sampler:
         Args:
             problems: A ``problems`` table.
             samples: Responses per problem.
-            seed: The run's seed; every response's own is derived from it (``seeds.response_seed``).
+            seed: The run's seed; every response's own is derived from it (``sampling.response_seed``).
             step: Update step the responses are for (cumulative rollouts for phase ``eval``).
             phase: What they are for: ``train``, ``eval``, ``difficulty``, ``baseline`` or ``canary``.
             first_sample: Index of a problem's first response; above 0 where earlier attempts have failed.
@@ -269,38 +241,18 @@ class Sampler:
         draw: dict[str, Any] = {"seed": seed, "step": step, "phase": phase, "run_id": run_id}
         draw |= {"first_sample": first_sample, "max_new_tokens": max_new_tokens}
         batches = list(self.stream(problems, samples=samples, **draw))
-        table = pl.DataFrame(pl.from_arrow(pa.Table.from_batches(batches or [self._no_rows()])))
-        return table.sort("problem_id", "sample")
+        table = pa.Table.from_batches(batches, None if batches else self.columns().schema)
+        return pl.DataFrame(pl.from_arrow(table)).sort("problem_id", "sample")
 
-    def stream(
-        self,
-        problems: pl.DataFrame,
-        *,
-        samples: int,
-        seed: int,
-        step: int,
-        phase: str = "train",
-        run_id: str = "",
-        first_sample: int = 0,
-        max_new_tokens: int | None = None,
-    ) -> Iterator[pa.RecordBatch]:
-        """Answer each problem ``samples`` times, and yield each group as soon as it is complete and scored.
+    def stream(self, problems: pl.DataFrame, **request: Any) -> Iterator[pa.RecordBatch]:
+        """Answer problems as ``sample`` does, and yield each group as soon as it is complete and scored.
 
         Yields:
             The rows of the ``rollouts`` table of one problem, by sample; problems in the order in which they finish.
             Closing the iterator ends what is unfinished.
         """
-        draw = Draw(
-            samples=samples,
-            seed=seed,
-            step=step,
-            phase=phase,
-            run_id=run_id,
-            first_sample=first_sample,
-            max_new_tokens=max_new_tokens,
-        )
         feed = Feed()
-        feed.add(problems.sort("problem_id"), draw)
+        feed.add(problems.sort("problem_id"), Draw(**request))
         with closing(self.answer(feed)) as answered:
             yield from (batch for batch in answered if batch is not None)
 
@@ -320,15 +272,20 @@ class Sampler:
             self.sleep()
 
     def check_whole(self) -> None:
-        """Refuse to sample from weights of which a sync has left only a part.
-
-        Raises:
-            RolloutError: The latest sync failed.
-        """
+        """Refuse to sample from weights of which a sync has left only a part."""
         if not self._whole:
             raise RolloutError(
                 "the last sync failed, so the engine's weights may be incomplete; sync again before sampling"
             )
+
+    def columns(self, *, versions: bool = False) -> Columns:
+        """Return the columns of tables."""
+        return Columns(
+            keep_text=self.sampling.keep_text,
+            sampled=self.sampling.interruption is not None,
+            retokenized=self.retokenizes,
+            versions=versions or self.in_flight,
+        )
 
     def use(self, sampling: Sampling) -> None:
         """Sample differently from now on, with the same engine and weights.
@@ -364,11 +321,7 @@ class Sampler:
         self.end_sync(version)
 
     def begin_sync(self, *, in_flight: bool = False) -> None:
-        """Begin to take weights over in parts; nothing is sampled until ``end_sync``.
-
-        Args:
-            in_flight: Whether streams may be open, as for ``sync``.
-        """
+        """Begin to take weights over in parts; nothing is sampled until ``end_sync``."""
         self._tear(in_flight=in_flight)
         with loading():
             self._begin_load()
@@ -385,22 +338,8 @@ class Sampler:
         self._stamp(version)
         self._whole = True
 
-    @property
-    def workers(self) -> int:
-        """Processes that share the model."""
-        return 1
-
-    @property
-    def place(self) -> str:
-        """The device that the model is on (``payloads.place_of``)."""
-        return place_of("cpu")
-
     def join(self, rendezvous: Rendezvous, rank: int) -> None:
-        """Join the group over which weights are broadcast.
-
-        Args:
-            rank: That of this sampler's first process, from 1.
-        """
+        """Join the group over which weights are broadcast; ``rank`` is that of this sampler's first process, from 1."""
         weights.join(rendezvous, rank)
 
     def _tear(self, *, in_flight: bool = False) -> None:
@@ -417,11 +356,7 @@ class Sampler:
         raise NotImplementedError
 
     def lengths(self, problems: pl.DataFrame) -> list[int]:
-        """Return the length of each problem's prompt (tokens), after every check that ``sample`` makes beforehand.
-
-        Raises:
-            RolloutError: As ``sample``, before anything is sampled.
-        """
+        """Return the length of each problem's prompt (tokens), after every check that ``sample`` makes beforehand."""
         raise NotImplementedError
 
     def probe(self) -> list[float]:
@@ -449,10 +384,6 @@ class Sampler:
         """Yield the groups of some problems."""
         raise NotImplementedError
 
-    def _no_rows(self) -> pa.RecordBatch:
-        """Return a batch without rows, for a table without problems."""
-        return pa.RecordBatch.from_pylist([], Columns().schema)
-
     def _begin_load(self) -> None:
         """Make the engine ready for weights in parts, whatever an earlier sync has left of it."""
 
@@ -465,7 +396,7 @@ class Sampler:
 
     def _stamp(self, version: int) -> None:
         """Stamp what is sampled from now on with ``version``."""
-        self._version = version
+        self.weights_version = version
 
 
 def pairs(weights: Any) -> Iterable[tuple[str, Any]]:

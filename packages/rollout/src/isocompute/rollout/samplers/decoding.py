@@ -69,7 +69,11 @@ class Decoding:
             logits.append(scores)
         if begun:
             logits.append(self._begin(begun))
-        tokens, logprobs = self._drawn(torch.cat(logits))
+        with torch.inference_mode():
+            scores = distribution(torch.cat(logits), self._sampling)
+            greedy = self._sampling.temperature == 0
+            tokens = scores.argmax(-1) if greedy else draw(scores, self._uniforms.next())
+            logprobs = scores.gather(-1, tokens[:, None]).squeeze(-1)
         finished, left, version = [], [], self._version()
         for place, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True)):
             response = self._rows[place].add(token, logprob, version)
@@ -105,16 +109,6 @@ class Decoding:
         stop = StopTexts(self._tokenizer, self._sampling.stop) if self._sampling.stop else None
         return Row(index, request, self._ends, stop)
 
-    def _drawn(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the next token of each response and its log-probability."""
-        import torch
-
-        with torch.inference_mode():
-            scores = distribution(logits, self._sampling)
-            greedy = self._sampling.temperature == 0
-            tokens = scores.argmax(-1) if greedy else draw(scores, self._uniforms.next())
-            return tokens, scores.gather(-1, tokens[:, None]).squeeze(-1)
-
     def _keep(self, places: Sequence[int]) -> None:
         """Go on with the responses at some places."""
         import torch
@@ -129,11 +123,7 @@ class Decoding:
         self._cache.reorder_cache(chosen)
 
     def unfinished(self, failure: str | None = None) -> list[tuple[int, Response]]:
-        """Return the responses as far as they are, as aborted ones, with the indices of their requests.
-
-        Args:
-            failure: Why they are.
-        """
+        """Return the responses as far as they are, as aborted ones, with the indices of their requests."""
         return [(row.index, row.response("aborted", failure=failure)) for row in self._rows]
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -172,11 +162,7 @@ KV = ("keys", "values")
 
 
 def layers(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return keys and values of each layer of a cache: (responses, heads, tokens, width).
-
-    Raises:
-        RolloutError: It holds something else, as that of a sliding window or of linear attention does.
-    """
+    """Return keys and values of each layer of a cache: (responses, heads, tokens, width)."""
     from transformers.cache_utils import DynamicLayer
 
     other = [type(layer).__name__ for layer in cache.layers if type(layer) is not DynamicLayer]
@@ -253,11 +239,7 @@ class Uniforms:
         self.add(seeds)
 
     def add(self, seeds: Sequence[int], *, taken: int = 0) -> None:
-        """Draw for other responses, too.
-
-        Args:
-            taken: How many numbers of each were taken before.
-        """
+        """Draw for other responses, too, of each of which so many numbers were taken before."""
         import torch
 
         for seed in seeds:
@@ -372,11 +354,7 @@ class StopTexts:
         self._text = ""
 
     def add(self, token: int) -> str | None:
-        """Take the next token of the response.
-
-        Returns:
-            The response's text up to the stop text, once there is one; before that None.
-        """
+        """Take the next token; returns the response's text up to the stop text, once there is one."""
         self._ids.append(token)
         # A token's text may depend on the one before it, so that some are decoded again with each new one.
         known = self._decoded(self._ids[self._begin : self._end])
@@ -388,10 +366,7 @@ class StopTexts:
         self._begin, self._end = self._end, len(self._ids)
         before = len(self._text)
         self._text += new
-        return self._cut(before)
-
-    def _cut(self, before: int) -> str | None:
-        """The text before the stop text that is complete first, among those that reach beyond ``before`` characters."""
+        # Only texts that reach beyond what was there before.
         places = [(self._text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._stop]
         ends = [(at + len(stop), at) for at, stop in places if at >= 0]
         # The earliest end, since one token may complete several; of those that end together the longest.

@@ -14,7 +14,8 @@ import atexit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from itertools import repeat
 from queue import Empty, SimpleQueue
 from threading import Thread, current_thread
 from time import perf_counter
@@ -27,7 +28,7 @@ from ..errors import RolloutError
 from ..scoring.scorer import Verdict
 from .base import Columns, Group, Sampler, packed, unpacked
 from .replicas.pool import Dispatch, Replicas
-from .replicas.queue import Batch, QueuedGroup, batch_of
+from .replicas.queue import Batch, QueuedGroup
 from .replicas.replica import GATHER_SECONDS
 from .sampling import ABANDONED, Draw, aborted
 
@@ -115,14 +116,11 @@ class InFlightPipe:
         """Admit the groups of a step's batch; nothing is waited for. They begin in the order of their admission.
 
         What replicas refuse of them, ``take`` raises.
-
-        Raises:
-            RolloutError: The step's batch is in the pipe already, or has a problem twice.
         """
         if step in self._begun:
             raise RolloutError(f"the batch of step {step} is in the pipe already; it must be taken first")
         _check_once(problems)
-        draw = Draw(samples=samples, seed=seed, step=step, phase="train", run_id=run_id, first_sample=0)
+        draw = Draw(samples=samples, seed=seed, step=step, run_id=run_id)
         self._do(self._guarded, self._admit, _Step(problems=problems.sort("problem_id"), draw=draw))
         self._begun.add(step)
 
@@ -143,26 +141,18 @@ class InFlightPipe:
             if not taken.cancel():
                 # It was handed over to nobody.
                 with suppress(BaseException):
-                    self._do(self._put_back, taken.result())
+                    self._do(self._steps.__setitem__, step, taken.result())
                     self._begun.add(step)
             raise
         finally:
             self._waited += perf_counter() - began
 
     def push(self, weights: Any, version: int) -> None:
-        """Let weights enter the replicas, which go on with them once the probes of all agree.
-
-        Raises:
-            RolloutError: As of ``Replicas.sync``; nothing is sampled any more.
-        """
+        """Let weights enter the replicas, which go on with them once the probes of all agree."""
         self._do(self._guarded, self._push, weights, version).result()
 
     def answer(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
-        """Answer other problems with the current weights, for ``Replicas``; what waits for training goes after them.
-
-        Raises:
-            RolloutError: A problem comes twice, or a push came before the groups were read to their end.
-        """
+        """Answer other problems with the current weights, for ``Replicas``; what waits for training goes after them."""
         _check_once(problems)
         arriving: SimpleQueue[pa.RecordBatch | BaseException] = SimpleQueue()
         version = self._do(self._answer, problems, draw, arriving).result()
@@ -242,54 +232,43 @@ class InFlightPipe:
     # What follows runs in the pipe's thread.
 
     def _do(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Let the thread call a function between two turns.
-
-        Raises:
-            RolloutError: The pipe is closed.
-        """
-        self._check_open()
+        """Let the thread call a function between two turns."""
         done: Future[Any] = Future()
+
+        def check() -> None:
+            if not self._open:
+                raise RolloutError("the pipe is closed")
 
         def call() -> None:
             try:
-                self._check_open()
+                check()
                 done.set_result(function(*arguments))
             except BaseException as error:
                 done.set_exception(error)
 
+        check()
         self._calls.put(call)
         return done
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise RolloutError("the pipe is closed")
 
     def _run(self) -> None:
         while self._open:
             try:
-                self._once()
+                waits = bool(self._beside) or any(entry.taken is not None for entry in self._steps.values())
+                # Where no replica is left, somebody who waits must hear of it.
+                works = self._failure is None and (self._dispatch.works or (waits and bool(self._dispatch.missing)))
+                self._count(self._dispatch.unused if works else 1.0)
+                try:
+                    call = self._calls.get(block=not works)
+                except Empty:
+                    self._sort(self._dispatch.turn(GATHER_SECONDS))
+                else:
+                    call()
             except BaseException as error:
                 # Without this thread whoever waits would do so for ever.
                 self._fail(error)
         with suppress(Empty):
             while True:
                 self._calls.get(block=False)()
-
-    def _once(self) -> None:
-        # Where no replica is left, somebody who waits must hear of it.
-        works = self._failure is None and (self._dispatch.works or (self._waits and bool(self._dispatch.missing)))
-        self._count(self._dispatch.unused if works else 1.0)
-        try:
-            call = self._calls.get(block=not works)
-        except Empty:
-            self._turn()
-        else:
-            call()
-
-    @property
-    def _waits(self) -> bool:
-        """Whether somebody waits for groups."""
-        return bool(self._beside) or any(entry.taken is not None for entry in self._steps.values())
 
     def _count(self, share: float) -> None:
         """Begin a stretch of time in which a share of the replicas has nothing to do."""
@@ -320,9 +299,6 @@ class InFlightPipe:
             arriving.put(error)
         self._beside = {}
 
-    def _turn(self) -> None:
-        self._sort(self._dispatch.turn(GATHER_SECONDS))
-
     def _sort(self, arrived: Sequence[tuple[Batch, pa.RecordBatch]]) -> None:
         """Put groups where they belong, and hand over the batches that are complete."""
         for batch, group in arrived:
@@ -332,7 +308,7 @@ class InFlightPipe:
                 rows = pl.DataFrame(pl.from_arrow(group))
                 entry.groups[rows["problem_id"][0]] = rows
         for work, why in self._dispatch.lost:
-            if (entry := self._entries.get(batch_of(work))) is not None:
+            if (entry := self._entries.get(work.batch)) is not None:
                 entry.lost.append(self._rows_of(work, why))
         self._dispatch.lost.clear()
         missing = {batch for batch, _ in self._dispatch.missing}
@@ -341,41 +317,31 @@ class InFlightPipe:
             if entry.taken is not None and len(entry.groups) == len(entry.problems):
                 taken, entry.taken = entry.taken, None
                 if taken.set_running_or_notify_cancel():
-                    self._forget(step)
+                    del self._steps[step]
+                    self._entries = {batch: of for batch, of in self._entries.items() if of is not entry}
+                    self._begun.discard(step)
                     taken.set_result(entry)
             elif entry.taken is not None and entry.taken.cancelled():
                 entry.taken = None
 
-    def _forget(self, step: int) -> None:
-        del self._steps[step]
-        self._entries = {batch: entry for batch, entry in self._entries.items() if entry.draw.step != step}
-        self._begun.discard(step)
-
-    def _put_back(self, entry: _Step) -> None:
-        self._steps[entry.draw.step] = entry
-
     def _rows_of(self, work: QueuedGroup, why: str) -> pl.DataFrame:
         """Rows of a try of which there is nothing."""
-        draw, sampling = batch_of(work).draw, self._pool.sampling
-        responses = [aborted(why)] * draw.samples
-        texts = [""] * draw.samples
+        draw = work.batch.draw
+        responses, texts = [aborted(why)] * draw.samples, [""] * draw.samples
         group = Group(row=0, problem_id=work.problem_id, prompt_ids=[], responses=responses, texts=texts)
-        columns = Columns(keep_text=sampling.keep_text, sampled=sampling.interruption is not None, versions=True)
         verdicts = [Verdict(reward=0.0)] * draw.samples
-        batch = columns.batch(group, verdicts, draw=draw, version=self._pool.weights_version)
+        columns, version = self._pool.columns(versions=True), self._pool.weights_version
+        batch = columns.batch(group, verdicts, draw=draw, version=version)
         return pl.DataFrame(pl.from_arrow(batch))
 
     def _admit(self, entry: _Step) -> None:
         self._steps[entry.draw.step] = entry
         self._pool.faults.check()
         left = [problem_id for problem_id in entry.problems["problem_id"] if problem_id not in entry.groups]
-        works = self._pool.expected.work(dict.fromkeys(left, 0), entry.draw.samples)
-        places = range(self._admitted, self._admitted + len(works))
-        self._admitted += len(works)
-        batch = self._dispatch.add(
-            [replace(work, place=place) for work, place in zip(works, places, strict=True)], entry.problems, entry.draw
-        )
-        self._entries[batch] = entry
+        costs = self._pool.expected.costs(dict.fromkeys(left, 0), entry.draw.samples)
+        places = range(self._admitted, self._admitted + len(costs))
+        self._admitted += len(costs)
+        self._entries[self._dispatch.add(costs, entry.problems, entry.draw, places=places)] = entry
 
     def _await(self, step: int, taken: Future[_Step]) -> None:
         if self._failure is not None:
@@ -399,8 +365,8 @@ class InFlightPipe:
         """Ask for other problems; returns the version of the weights that must answer."""
         self._guarded(self._pause)
         # What is refused of these problems breaks nothing else.
-        works = [replace(work, place=FIRST) for work in self._pool.work(problems, draw)]
-        self._beside[self._dispatch.add(works, problems, draw)] = arriving
+        costs = self._pool.costs(problems, draw)
+        self._beside[self._dispatch.add(costs, problems, draw, places=repeat(FIRST))] = arriving
         return self._pool.weights_version
 
     def _push(self, weights: Any, version: int) -> None:
@@ -417,7 +383,7 @@ class InFlightPipe:
         generated = (pl.col("response_ids").list.len() > 0) | (pl.col("finish_reason") != "aborted")
         trains = pl.col("phase") == "train"
         rows += [pl.DataFrame(pl.from_arrow(group)).filter(generated & trains) for group in groups]
-        rows += [self._rows_of(work, ABANDONED) for work in unknown if batch_of(work) in self._entries]
+        rows += [self._rows_of(work, ABANDONED) for work in unknown if work.batch in self._entries]
         for entry in self._steps.values():
             if entry.taken is not None and entry.taken.set_running_or_notify_cancel():
                 entry.taken.set_exception(RolloutError("the pipe was emptied before the batch was complete"))

@@ -1,13 +1,9 @@
 """Samplers that make prompts, rewards and tables in this process; subclasses generate.
 
-Forced interruption is ScaleRL's control of length (arXiv 2510.13786, appendix A.10). Each response has a length of its
-own, drawn uniformly by its seed. One that is still going on there is cut, a phrase is appended that ends its thinking,
-and the policy goes on from it. The phrase's tokens are part of the response and of its length, have log-probability 0
-and are marked in the column ``sampled`` as not sampled, so that no loss is taken of them.
-
-A response that has closed its thinking by then, with the closing tag that the phrase ends with, is not interrupted: it
-is writing its answer, and goes on without the phrase. The paper does not say what happens to such responses. Where the
-phrase ends with no closing tag, every response that reaches its length is interrupted.
+Forced interruption is ScaleRL's control of length (arXiv 2510.13786, appendix A.10; docs/rollout.md says how). The
+phrase's tokens are part of the response and of its length, have log-probability 0 and are marked in the column
+``sampled`` as not sampled, so that no loss is taken of them. Where the phrase ends with no closing tag, every response
+that reaches its length is interrupted.
 """
 
 from __future__ import annotations
@@ -54,17 +50,7 @@ TICK_SECONDS = 0.05
 
 
 class LocalSampler(Sampler):
-    """A sampler with a tokenizer of its own; a subclass turns requests into responses (``_generate``).
-
-    Args:
-        scorer: Scores responses while others are generated; by default the one of this process.
-
-    Raises:
-        RolloutError: The tokenizer cannot be loaded.
-    """
-
-    retokenizes = False
-    """Responses may come as text that is tokenized here; the table then says which did."""
+    """A sampler with a tokenizer of its own; a subclass turns requests into responses (``_generate``)."""
 
     def __init__(
         self, model: str | Path, sampling: Sampling, *, prompting: Prompting | None = None, scorer: Scorer | None = None
@@ -111,11 +97,7 @@ class LocalSampler(Sampler):
         return [float(answered[index].logprobs[0]) for index in range(PROBES)]
 
     def checked(self, problems: pl.DataFrame) -> list[list[int]]:
-        """Return the prompts of problems; refuse what cannot be answered or scored.
-
-        Raises:
-            RolloutError: As ``sample``, before anything is sampled.
-        """
+        """Return the prompts of problems; refuse what cannot be answered or scored."""
         self.faults.check()
         self.scorer.check(problems["verifier"].to_list())
         named = zip(problems["problem_id"].to_list(), problems["prompt"].to_list(), strict=True)
@@ -178,19 +160,6 @@ class LocalSampler(Sampler):
         if failure is not None:
             raise failure
 
-    def columns(self, *, versions: bool = False) -> Columns:
-        """Return the columns of tables.
-
-        Args:
-            versions: Whether they say which weights have drawn which tokens.
-        """
-        return Columns(
-            keep_text=self.sampling.keep_text,
-            sampled=self.sampling.interruption is not None,
-            retokenized=self.retokenizes,
-            versions=versions or self.in_flight,
-        )
-
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:
         """Yield the responses to requests as they finish, each once ``control`` takes it as finished.
 
@@ -202,19 +171,14 @@ class LocalSampler(Sampler):
 
 
 class Part:
-    """Problems that were taken from a feed together: the requests for them, and the groups that responses make.
-
-    Args:
-        prompts: Token ids by problem.
-        first: Index of their first request.
-    """
+    """Problems that were taken from a feed together: the requests for them, and the groups that responses make."""
 
     def __init__(
         self, sampler: LocalSampler, problems: pl.DataFrame, prompts: Sequence[list[int]], draw: Draw, *, first: int
     ) -> None:
-        self._sampler, self._problems, self._prompts = sampler, problems, prompts
+        self._sampler, self.problems, self._prompts = sampler, problems, prompts
         self._metadata = metadata_of(problems)
-        self._first, self._draw, self._sampling = first, draw, sampler.sampling
+        self.first, self.draw, self._sampling = first, draw, sampler.sampling
         most = sampler.sampling.max_new_tokens
         requests = [
             Request(
@@ -234,30 +198,33 @@ class Part:
 
     def control(self, index: int, response: Response) -> Request | Response:
         """The ``Continue`` of these requests."""
-        return self._control(index - self._first, response)
+        return self._control(index - self.first, response)
 
     def finished(self, index: int, response: Response) -> Group | None:
         """Take a response; returns its group where that is complete."""
-        samples = self._draw.samples
-        row, sample = divmod(index - self._first, samples)
+        samples = self.draw.samples
+        row, sample = divmod(index - self.first, samples)
         group = self._buffered.setdefault(row, {})
         group[sample] = response
         if len(group) < samples:
             return None
         del self._buffered[row]
         responses = [group[sample] for sample in range(samples)]
+        # Batch decoding is several times cheaper than one call per response.
+        unread = [r.ids for r in responses if r.text is None]
+        decoded = iter(self._sampler.tokenizer.batch_decode(unread, skip_special_tokens=True))
         return Group(
             row=row,
-            first=self._first + row * samples,
-            problem_id=self._problems["problem_id"][row],
+            first=self.first + row * samples,
+            problem_id=self.problems["problem_id"][row],
             prompt_ids=self._prompts[row],
             responses=responses,
-            texts=self._texts(responses),
+            texts=[next(decoded) if r.text is None else r.text for r in responses],
         )
 
     def items(self, group: Group) -> list[Item]:
         """Return what is to be scored of a group: aborted responses earn 0 and are not scored."""
-        verifier, answer = self._problems["verifier"][group.row], self._problems["answer"][group.row]
+        verifier, answer = self.problems["verifier"][group.row], self.problems["answer"][group.row]
         return [
             Item(verifier=verifier, response=text, answer=answer, metadata=self._metadata[group.row])
             for response, text in zip(group.responses, group.texts, strict=True)
@@ -266,20 +233,13 @@ class Part:
 
     def rows(self, columns: Columns, group: Group, verdicts: Sequence[Verdict]) -> pa.RecordBatch:
         """Return the rows of a group; a penalty on length is taken off the rewards of right responses."""
-        penalty, phase = self._sampling.length_penalty, self._draw.phase
+        penalty, phase = self._sampling.length_penalty, self.draw.phase
         if penalty is not None:
             verdicts = [
                 replace(verdict, reward=penalty.reward(verdict.reward, tokens=len(response.ids), phase=phase))
                 for verdict, response in zip(verdicts, group.responses, strict=True)
             ]
-        return columns.batch(group, verdicts, draw=self._draw, version=self._sampler.weights_version)
-
-    def _texts(self, responses: Sequence[Response]) -> list[str]:
-        # Batch decoding is several times cheaper than one call per response.
-        decoded = iter(
-            self._sampler.tokenizer.batch_decode([r.ids for r in responses if r.text is None], skip_special_tokens=True)
-        )
-        return [next(decoded) if r.text is None else r.text for r in responses]
+        return columns.batch(group, verdicts, draw=self.draw, version=self._sampler.weights_version)
 
 
 class Scoring:
@@ -336,9 +296,6 @@ def controlled(requests: Sequence[Request], sampling: Sampling, tokenizer: Any) 
 
     Returns:
         The requests to begin with, and what decides whether a response to one is finished.
-
-    Raises:
-        RolloutError: The phrase of an interruption has no token, or leaves no room for an answer.
     """
     cut = sampling.interruption
     if cut is None:
@@ -405,11 +362,7 @@ def _joined(first: Response, inserted: Sequence[int], last: Response, tokenizer:
 
 
 def drawn_length(seed: int, cut: Interruption) -> int:
-    """Return the length (tokens) at which a response is interrupted: uniform, and a function of its seed alone.
-
-    Args:
-        seed: The response's own seed.
-    """
+    """Return the length (tokens) at which a response is interrupted: uniform, and a function of its seed alone."""
     return cut.lowest + _hash(seed, "interrupted") % (cut.highest - cut.lowest + 1)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..contract.files import reason_of
 from ..contract.settings import made_of, settings
-from ..errors import RolloutError
+from ..errors import RolloutError, library
 from . import template_trial
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ CPU_SECONDS, MEMORY = 5, 2**30
 """Most of both that the rendering of a short message may take; a healthy one takes milliseconds and kilobytes."""
 _MAY_GROW = re.compile(r"\brange\b|\bmacro\b|\bformat\b|\*")
 """Parts of a chat template without which it goes through its messages alone."""
-_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 Template = Literal["auto", "chat", "plain"]
 TEMPLATES: tuple[Template, ...] = get_args(Template)
 RESERVED = (
@@ -47,11 +46,7 @@ RESERVED = (
 
 @settings(RolloutError)
 class Prompting:
-    """Settings of prompts.
-
-    Raises:
-        RolloutError: A value is of the wrong type, or not one of the choices.
-    """
+    """Settings of prompts."""
 
     template: Template = "auto"
     """``chat`` renders the tokenizer's chat template, ``plain`` takes the text as it is, ``auto`` is ``chat`` where the
@@ -72,7 +67,11 @@ class Prompting:
     3's falls back on; today's would make other prompts from midnight on."""
 
     def __post_init__(self) -> None:
-        if not _is_date(self.date):
+        try:
+            written = datetime.fromisoformat(self.date).strftime("%Y-%m-%d")
+        except ValueError:
+            written = ""
+        if written != self.date:
             raise RolloutError(f"date is {self.date!r}; it must be a date such as 2024-07-26")
         for name in self.chat_options:
             if name in RESERVED:
@@ -80,22 +79,12 @@ class Prompting:
 
 
 def prompting_from(plain: Mapping[str, Any]) -> Prompting:
-    """Make prompting from plain values, as JSON, YAML and ``dataclasses.asdict`` hold them.
-
-    Args:
-        plain: Fields of ``Prompting``; ``examples`` as a list of pairs.
-
-    Raises:
-        RolloutError: A key is unknown or a value cannot be used.
-    """
+    """Make prompting from plain values, as JSON, YAML and ``dataclasses.asdict`` hold them."""
     return made_of(Prompting, plain, RolloutError, "prompting")
 
 
 class PromptMaker:
     """Makes prompts with one tokenizer.
-
-    Args:
-        max_prompt_tokens: Longest prompt (tokens).
 
     Raises:
         RolloutError: A chat template or a beginning-of-sequence token is asked for, and the tokenizer has none; or the
@@ -108,7 +97,7 @@ class PromptMaker:
             raise RolloutError(
                 "the template chat is asked for, and the tokenizer has no chat template; use plain or auto"
             )
-        self._bos: int | None = tokenizer.bos_token_id
+        self._bos: Any = tokenizer.bos_token_id
         if prompting.bos and self._bos is None:
             raise RolloutError("bos is true, and the tokenizer has no beginning-of-sequence token; leave it out")
         self.chat = prompting.template == "chat" or (prompting.template == "auto" and has_template)
@@ -147,27 +136,23 @@ class PromptMaker:
         return [*turns, {"role": "user", "content": text}]
 
     def digest(self, problems: pl.DataFrame) -> str:
-        """Return a hash of what the prompts of problems say, whatever their order and length.
-
-        Raises:
-            RolloutError: A text is empty, or the chat template refuses it.
-        """
+        """Return a hash of what the prompts of problems say, whatever their order and length."""
         digest = hashlib.sha256()
         for problem_id, text in sorted(problems.select("problem_id", "prompt").iter_rows()):
             digest.update(json.dumps([problem_id, self._rendered(problem_id, text), self._wants_bos]).encode())
         return digest.hexdigest()[:16]
 
     def ids(self, problem_id: str, text: str) -> list[int]:
-        """Return the token ids of a prompt.
-
-        Raises:
-            RolloutError: The text is empty, the chat template refuses it, or the prompt is longer than
-                ``max_prompt_tokens``.
-        """
+        """Return the token ids of a prompt."""
         # By text: two tables may give one id to two prompts.
         if text not in self._made:
-            rendered = self._rendered(problem_id, text)
-            ids = self._begun(list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"]))
+            ids = list(self._tokenizer(self._rendered(problem_id, text), add_special_tokens=False)["input_ids"])
+            # Begun with the beginning-of-sequence token once, or without it, as wanted.
+            begins = ids[:1] == [self._bos]
+            if self._wants_bos and not begins:
+                ids = [self._bos, *ids]
+            elif self._wants_bos is False and begins:
+                del ids[0]
             if not 0 < len(ids) <= self._longest:
                 raise RolloutError(
                     f"problem {problem_id} has a prompt of {len(ids)} tokens; it must have between 1 and "
@@ -179,15 +164,17 @@ class PromptMaker:
     def _rendered(self, problem_id: str, text: str) -> str:
         if not text:
             raise RolloutError(f"problem {problem_id} has an empty prompt; it must have a text")
-        return self._chat(problem_id, text) if self.chat else self._plain(text)
-
-    def _chat(self, problem_id: str, text: str) -> str:
+        wanted = self._prompting
+        if not self.chat:
+            parts = [wanted.system] if wanted.system else []
+            parts += [question + answer for question, answer in wanted.examples]
+            return wanted.separator.join([*parts, text])
         try:
             rendered: str = self._tokenizer.apply_chat_template(
                 list(self.messages(text)),
                 tokenize=False,
                 add_generation_prompt=True,
-                **{"strftime_now": self._day.strftime, **self._prompting.chat_options},
+                **{"strftime_now": self._day.strftime, **wanted.chat_options},
             )
         except ImportError:
             raise RolloutError(
@@ -200,19 +187,6 @@ class PromptMaker:
                 "another prompting, such as template: plain"
             ) from None
         return rendered
-
-    def _plain(self, text: str) -> str:
-        wanted = self._prompting
-        parts = [wanted.system] if wanted.system else []
-        parts += [question + answer for question, answer in wanted.examples]
-        return wanted.separator.join([*parts, text])
-
-    def _begun(self, ids: list[int]) -> list[int]:
-        """Begin with the beginning-of-sequence token once, or without it, as wanted."""
-        begins = bool(ids) and ids[0] == self._bos
-        if self._wants_bos and not begins and self._bos is not None:
-            return [self._bos, *ids]
-        return ids[1:] if self._wants_bos is False and begins else ids
 
 
 @cache
@@ -228,30 +202,13 @@ def _ends(given: str) -> bool:
         return False
 
 
-def _is_date(value: str) -> bool:
-    if not _DATE.fullmatch(value):
-        return False
-    try:
-        datetime.fromisoformat(value)
-    except ValueError:
-        return False
-    return True
-
-
 def load_tokenizer(model: str) -> Any:
-    """Load a model's tokenizer.
-
-    Raises:
-        RolloutError: transformers is not installed, or the tokenizer cannot be loaded.
-    """
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise RolloutError('transformers is not installed: pip install "isocompute-rollout[transformers]"') from None
+    """Load a model's tokenizer."""
+    transformers = library("transformers", extra="transformers")
     if Path(model).is_absolute() and not Path(model).is_dir():
         raise RolloutError(f"the base model {model} cannot be loaded (there is no such folder)")
     try:
-        return AutoTokenizer.from_pretrained(model)
+        return transformers.AutoTokenizer.from_pretrained(model)
     except Exception as error:
         # Libraries raise errors of any class for damaged files.
         raise not_loaded(model, error) from None
@@ -272,36 +229,21 @@ def stop_tokens(model: str, tokenizer: Any) -> list[int]:
 
 
 def check_folder(model: str | Path) -> None:
-    """Refuse a folder that holds no model; libraries would look for a model of its name on the hub.
-
-    Raises:
-        RolloutError: The folder has no ``config.json``.
-    """
+    """Refuse a folder that holds no model; libraries would look for a model of its name on the hub."""
     if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
         raise RolloutError(f"the base model {model} cannot be loaded (its folder holds no config.json)")
 
 
 def not_loaded(model: str, error: BaseException) -> RolloutError:
-    """Return what to raise for a model that a library could not load, or for the library that is to blame.
-
-    Args:
-        error: What the library raised; the message quotes its first line.
-    """
+    """Return what to raise for a model that a library could not load, or for the library that is to blame."""
     for name in COMPANIONS:
-        if (misfit := _misfit(name)) is not None:
+        try:
+            if find_spec(name) is not None:
+                import_module(name)
+        except Exception as misfit:
+            # A library of another build raises errors of any class.
             return RolloutError(
                 f"{model} was not loaded, because the installed {name} does not fit this torch ({reason_of(misfit)}); "
                 f"remove it, since nothing here needs it: pip uninstall --yes {' '.join(COMPANIONS)}"
             )
     return RolloutError(f"the base model {model} cannot be loaded ({reason_of(error)})")
-
-
-def _misfit(name: str) -> BaseException | None:
-    """Return what importing an installed library raises; None where it is not installed, or can be imported."""
-    try:
-        if find_spec(name) is not None:
-            import_module(name)
-    except Exception as error:
-        # A library of another build raises errors of any class.
-        return error
-    return None

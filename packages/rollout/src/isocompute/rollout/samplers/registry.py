@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..errors import RolloutError
+from ..errors import RolloutError, library
 from ..scoring.config import ScoringConfig
 from ..scoring.scorer import Scorer, default_scorer
 from .sampling import EngineConfig, Sampling
@@ -46,7 +46,6 @@ def cheaper(parameters: int | None, *, longest: int, device: str) -> Choice:
         parameters: Number of the model's parameters (``weights.stored_parameters``); None where nothing here says it,
             as of a model on the hub.
         longest: Most tokens of a prompt and its response together.
-        device: ``cpu`` or ``cuda``.
     """
     if device != "cpu":
         return Choice(kind="vllm", reason=f"the device is {device}")
@@ -78,14 +77,23 @@ def open_sampler(
         scoring: Settings of scoring; by default this process's samplers share a scorer.
         replicas: One or several replicas of ``vllm`` or ``transformers``, each in a Ray actor of its own: the options
             of ``Replicas``, such as ``{"replicas": 2}``. By default one sampler, in this process.
-        **options: Passed to the sampler's constructor.
 
     Raises:
         RolloutError: There is no such kind, its library is not installed, the model cannot be loaded, or a server
             does not answer.
     """
     if replicas is not None:
-        return _replicated(kind, model, sampling, replicas, scoring=scoring, **options)
+        if kind not in REPLICATED:
+            raise RolloutError(f"a sampler {kind!r} has no replicas; {' and '.join(REPLICATED)} have")
+        from .actor import connected_ray
+        from .replicas.pool import Replicas
+
+        settings = dict(replicas)
+        if "num_gpus" not in settings and (kind == "vllm" or str(options.get("device")).startswith("cuda")):
+            shared = (options.get("engine") or EngineConfig()).tensor_parallel or 1
+            settings["num_gpus"] = float(shared) if connected_ray().cluster_resources().get("GPU") else 0.0
+        opener = partial(open_sampler, kind, model, sampling, scoring=scoring, **options)
+        return Replicas(opener, model, sampling, **settings)
     if scoring is not None and scoring != default_scorer().config:
         options["scorer"] = Scorer(scoring)
     if kind == "vllm":
@@ -97,10 +105,9 @@ def open_sampler(
 
         return TransformersSampler(model, sampling, **options)
     if kind == "openai":
-        try:
-            from .servers.openai import OpenAISampler
-        except ImportError:
-            raise RolloutError('httpx2 is not installed: pip install "isocompute-rollout[openai]"') from None
+        library("httpx2", extra="openai")
+        from .servers.openai import OpenAISampler
+
         return OpenAISampler(model, sampling, **options)
     raise RolloutError(f"there is no sampler called {kind!r}; there are {', '.join(KINDS)}")
 
@@ -112,10 +119,6 @@ def open_pipe(sampler: Sampler, mode: str, **options: Any) -> InFlightPipe | Vir
         sampler: It may be asked for samples meanwhile, as for an evaluation.
         mode: ``in_flight``: by the wall clock, with replicas (``InFlightPipe``). ``virtual``: on a virtual clock,
             with the sampler ``transformers`` in this process (``VirtualPipe``).
-        **options: Passed to the pipe's constructor, such as ``slots``.
-
-    Raises:
-        RolloutError: There is no such mode, or it is not for this sampler.
     """
     if mode == "in_flight":
         from .in_flight import InFlightPipe
@@ -126,22 +129,3 @@ def open_pipe(sampler: Sampler, mode: str, **options: Any) -> InFlightPipe | Vir
 
         return VirtualPipe(sampler, **options)
     raise RolloutError(f"there is no mode of a pipe called {mode!r}; there are in_flight and virtual")
-
-
-def _replicated(kind: str, model: str, sampling: Sampling, replicas: Mapping[str, Any], **options: Any) -> Sampler:
-    """Open replicas of a sampler."""
-    if kind not in REPLICATED:
-        raise RolloutError(f"a sampler {kind!r} has no replicas; {' and '.join(REPLICATED)} have")
-    from .replicas.pool import Replicas
-
-    settings = dict(replicas)
-    if "num_gpus" not in settings and (kind == "vllm" or str(options.get("device")).startswith("cuda")):
-        engine = options.get("engine") or EngineConfig()
-        settings["num_gpus"] = float(engine.tensor_parallel or 1) if _has_gpus() else 0.0
-    return Replicas(partial(open_sampler, kind, model, sampling, **options), model, sampling, **settings)
-
-
-def _has_gpus() -> bool:
-    from .actor import connected_ray
-
-    return bool(connected_ray().cluster_resources().get("GPU"))

@@ -29,9 +29,6 @@ class Interruption:
     """Forced interruption (ScaleRL): a response that is still going on at a drawn length is cut.
 
     A phrase is inserted that asks for the answer, and the policy goes on from there.
-
-    Raises:
-        RolloutError: The lengths are not in order, or the phrase is empty.
     """
 
     lowest: Count = 10_000
@@ -59,9 +56,6 @@ class LengthPenalty:
     evaluation and a measured difficulty tell what is right, however long.
 
     With ``longest=10`` and ``margin=4`` a right response of 6 tokens earns 1, one of 8 earns 0.5, one of 10 or more 0.
-
-    Raises:
-        RolloutError: A length is not a whole number of at least 1, or the margin is longer than ``longest``.
     """
 
     longest: Count
@@ -74,13 +68,7 @@ class LengthPenalty:
             raise RolloutError(f"margin is {self.margin}; it must be at most longest, which is {self.longest}")
 
     def reward(self, reward: float, *, tokens: int, phase: str) -> float:
-        """Return the reward of a response with its penalty.
-
-        Args:
-            reward: From its verifier, from 0 to 1.
-            tokens: Its length (tokens), inserted ones included.
-            phase: What it is for; nothing changes outside ``train``.
-        """
+        """Return the reward of a response with its penalty; inserted tokens count."""
         if phase != "train" or reward != 1.0:
             return reward
         return reward + min(0.0, max(-1.0, (self.longest - tokens) / self.margin - 1.0))
@@ -88,11 +76,7 @@ class LengthPenalty:
 
 @settings(RolloutError)
 class Sampling:
-    """Settings of sampling, the same for every engine.
-
-    Raises:
-        RolloutError: A value is out of its range.
-    """
+    """Settings of sampling, the same for every engine."""
 
     temperature: float = 1.0
     """Softmax temperature: 0, or from 0.01 to below 100. At 0 the most probable token is taken each time, top_p, top_k
@@ -132,15 +116,7 @@ class Sampling:
 
 
 def sampling_from(plain: Mapping[str, Any]) -> Sampling:
-    """Make the settings of a sampler from plain values, as JSON, YAML and ``dataclasses.asdict`` hold them.
-
-    Args:
-        plain: Fields of ``Sampling``; lists for its tuples, mappings or None for ``interruption`` and
-            ``length_penalty``.
-
-    Raises:
-        RolloutError: A key is unknown or a value is out of its range.
-    """
+    """Make the settings of a sampler from plain values, as JSON, YAML and ``dataclasses.asdict`` hold them."""
     return made_of(Sampling, plain, RolloutError, "sampling")
 
 
@@ -151,9 +127,9 @@ class Draw:
     samples: int
     seed: int
     step: int
-    phase: str
-    run_id: str
-    first_sample: int
+    phase: str = "train"
+    run_id: str = ""
+    first_sample: int = 0
     max_new_tokens: int | None = None
 
 
@@ -202,11 +178,7 @@ class Response:
 
 
 def joined_versions(first: Versions, last: Versions, *, at: int) -> Versions:
-    """Return the versions of two responses that follow one another.
-
-    Args:
-        at: Token of the whole from which on it is the second one.
-    """
+    """Return the versions of two responses, of which the second one begins at a token of the whole."""
     later = [(at + start, version) for start, version in last]
     if first and later and later[0][1] == first[-1][1]:
         del later[0]
@@ -238,12 +210,8 @@ def as_it_is(index: int, response: Response) -> Request | Response:
 def response_seed(seed: int, phase: str, step: int, problem_id: str, sample: int) -> int:
     """Return the seed of one response: a 63-bit hash of what identifies it within a run.
 
-    n and the batch are not part of it, so runs that differ in these share their luck (common random numbers).
-
-    Args:
-        phase: What the response is for: ``train``, ``eval``, ``difficulty``, ``baseline`` or ``canary``.
-        step: Update step, or cumulative rollouts for phase ``eval``.
-        sample: Index of the response among those to its problem.
+    n and the batch are not part of it, so runs that differ in these share their luck (common random numbers). The
+    arguments are those of ``Sampler.sample``; ``sample`` is the index of the response among those to its problem.
     """
     key = f"{seed}/{phase}/{step}/{problem_id}/{sample}".encode()
     return int.from_bytes(blake2b(key, digest_size=8).digest(), "big") >> 1
@@ -251,21 +219,7 @@ def response_seed(seed: int, phase: str, step: int, problem_id: str, sample: int
 
 @settings(RolloutError)
 class EngineConfig:
-    """Settings of an engine, with a profile for CPU and one for CUDA. None takes the profile's default.
-
-    | setting | `cpu` | `cuda` |
-    |---|---|---|
-    | `dtype` | `float32` | `auto`: the model's own, 16 bits if that is `float32` |
-    | `max_concurrent` | 1,024 | 512 |
-    | `max_batched_tokens` | 16,384, or the longest request | 8,192 |
-    | `chunked_prefill`, `prefix_caching`, `cuda_graphs` | off | on |
-    | `async_scheduling` | off | as vLLM decides |
-    | `sleep` | – | 0 |
-    | `memory_share` | of free memory: 0.9 | of the GPU: 0.9 |
-
-    Raises:
-        RolloutError: A value is out of its range, or cannot be combined with another.
-    """
+    """Settings of an engine. None takes the default of the profile, for CPU or for CUDA (``resolved``)."""
 
     profile: Literal["auto", "cpu", "cuda"] = "auto"
     """``cpu``, ``cuda``, or ``auto``: ``cuda`` where there is a CUDA device."""
@@ -304,12 +258,8 @@ class EngineConfig:
 
         Args:
             longest: Longest request (tokens), prompt and response.
-            cuda: Whether the engine runs on a CUDA device.
             responses: Most that will be asked for at a time; an engine for fewer than ``max_concurrent`` takes less
                 memory.
-
-        Raises:
-            RolloutError: The settings do not fit the device or the requests.
         """
         if self.profile == "cuda" and not cuda:
             raise RolloutError(
@@ -362,13 +312,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """Settings with concrete values; see ``EngineConfig``.
-
-    Attributes:
-        device: ``cpu`` or ``cuda``.
-        async_scheduling: None as vLLM decides.
-        kv_cache_gib: None as the memory allows.
-    """
+    """Settings with concrete values; see ``EngineConfig``. None is left to vLLM, and to the memory there is."""
 
     device: str
     dtype: str
@@ -391,12 +335,5 @@ class Engine:
 
 
 def engine_from(plain: Mapping[str, Any]) -> EngineConfig:
-    """Make engine settings from plain values, as JSON, YAML and a command line hold them.
-
-    Args:
-        plain: Fields of ``EngineConfig``.
-
-    Raises:
-        RolloutError: A key is unknown or a value is out of its range.
-    """
+    """Make engine settings from plain values, as JSON, YAML and a command line hold them."""
     return made_of(EngineConfig, plain, RolloutError, "engine")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..contract.files import reason_of
-from ..errors import RolloutError
+from ..errors import RolloutError, library
 from ..scoring.scorer import Scorer
 from .decoding import Decoding, layers, padded, with_one_more
 from .local import LocalSampler
@@ -34,10 +34,6 @@ class TransformersSampler(LocalSampler):
     are multiplied by other kernels. Prompts of different lengths are answered together, the shorter ones padded, where
     the model was seen to give the same scores with padding as without.
 
-    Args:
-        dtype: Type of the weights: ``float32``, ``bfloat16`` or ``float16``.
-        scorer: Scores responses; by default the one of this process.
-
     Raises:
         RolloutError: torch or transformers is not installed, the model cannot be loaded, or an argument is not valid.
     """
@@ -59,11 +55,9 @@ class TransformersSampler(LocalSampler):
             raise RolloutError(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
         check_folder(model)
         super().__init__(model, sampling, prompting=prompting, scorer=scorer)
-        try:
-            import torch
-            from transformers import AutoModelForCausalLM
-        except ImportError:
-            raise RolloutError('torch is not installed: pip install "isocompute-rollout[transformers]"') from None
+        torch = library("torch", extra="transformers")
+        from transformers import AutoModelForCausalLM
+
         try:
             loaded = AutoModelForCausalLM.from_pretrained(self.model, dtype=getattr(torch, dtype))
         except Exception as error:
@@ -72,7 +66,7 @@ class TransformersSampler(LocalSampler):
             self._policy: Any = loaded.to(device).eval()
         except (RuntimeError, AssertionError) as error:
             raise RolloutError(f"device is {device!r}, where the model cannot be placed ({reason_of(error)})") from None
-        self._device, self.dtype = device, dtype
+        self._device, self.dtype, self.place = device, dtype, place_of(device)
         self._batch_size = batch_size
         # Of several lengths of prompts, each is to fill a batch.
         self.holds = 4 * batch_size
@@ -80,11 +74,6 @@ class TransformersSampler(LocalSampler):
         takes = inspect.signature(self._policy.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
         self._spread = SPREAD if {"attention_mask", "position_ids"} <= set(takes) and self._leaves_padding_out() else 1
-
-    @property
-    def place(self) -> str:
-        """The device that the model is on; see ``Sampler.place``."""
-        return place_of(self._device)
 
     def _load(self, payload: Payload) -> None:
         import torch
@@ -134,15 +123,11 @@ class TransformersSampler(LocalSampler):
             tokenizer=self.tokenizer,
             ends=frozenset(self.stop_token_ids),
             device=self._device,
-            version=lambda: self._version,
+            version=lambda: self.weights_version,
         )
 
     def check_joins(self) -> None:
-        """Refuse a model of which responses cannot begin beside others in the making.
-
-        Raises:
-            RolloutError: Padding changes its scores, or its cache is not one of plain keys and values.
-        """
+        """Refuse a model of which responses cannot begin beside others in the making."""
         if self._spread == 1:
             raise RolloutError(
                 f"the model {self.model} in {self.dtype} gives other scores beside padding (by more than {SAME:g} "
@@ -169,11 +154,7 @@ class TransformersSampler(LocalSampler):
             return False
 
     def _forward(self, given: torch.Tensor, mask: torch.Tensor | None, cache: Any) -> tuple[torch.Tensor, Any]:
-        """Return the logits after the last of some tokens, and the cache.
-
-        Args:
-            mask: Which places of the cache and of these tokens are no padding; None where there is none.
-        """
+        """Return the logits after the last of some tokens, and the cache; the mask is 0 at its padding and theirs."""
         import torch
 
         with torch.inference_mode():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from itertools import chain
 from math import exp
 from typing import TYPE_CHECKING, Any
@@ -26,23 +26,6 @@ from .transformers import TransformersSampler
 
 if TYPE_CHECKING:
     import torch
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Admitted:
-    """A group that is not scored yet.
-
-    Attributes:
-        problem: Its row of the ``problems`` table.
-        first: Index of its first request.
-        heard: What the engine has answered, by index, from which follows how far the group is.
-    """
-
-    part: Part
-    problem: pl.DataFrame
-    draw: Draw
-    first: int
-    heard: list[tuple[int, Response]] = field(default_factory=list)
 
 
 class VirtualPipe:
@@ -87,10 +70,12 @@ class VirtualPipe:
         """Forget everything that was admitted."""
         self._decoding = self.sampler.decoding()
         self._scoring = Scoring(self.sampler.scorer, self.sampler.faults)
-        self._groups: dict[int, Admitted] = {}
-        """Those that are not scored, in the order of their admission, by the index of their first request."""
-        self._waiting: deque[Admitted] = deque()
-        self._alive: dict[int, Admitted] = {}
+        self._groups: dict[int, Part] = {}
+        """Groups that are not scored, in the order of their admission, by the index of their first request."""
+        self._heard: dict[int, list[tuple[int, Response]]] = {}
+        """What the engine has answered to each, with the index of the request, from which follows how far it is."""
+        self._waiting: deque[Part] = deque()
+        self._alive: dict[int, Part] = {}
         """The group of each request that has begun and is not finished."""
         self._following: list[tuple[int, Request]] = []
         """Requests by which interrupted responses go on at the next step."""
@@ -99,15 +84,11 @@ class VirtualPipe:
         self._next = 0
 
     def begin(self, problems: pl.DataFrame, *, samples: int, seed: int, step: int, run_id: str) -> None:
-        """Admit the groups of a step's batch, by problem; nothing is waited for.
-
-        Raises:
-            RolloutError: The step was begun before, a group needs more than all slots, or as ``Sampler.sample``.
-        """
+        """Admit the groups of a step's batch, by problem; nothing is waited for."""
         if step in self._scored:
             raise RolloutError(f"step {step} was begun before and not taken since; each step must be begun once")
         self._check_room(samples)
-        draw = Draw(samples=samples, seed=seed, step=step, phase="train", run_id=run_id, first_sample=0)
+        draw = Draw(samples=samples, seed=seed, step=step, run_id=run_id)
         end = self._next + len(problems) * samples
         self._admit(problems.sort("problem_id"), [draw] * len(problems), range(self._next, end, samples))
         self._next, self._scored[step] = end, []
@@ -118,13 +99,13 @@ class VirtualPipe:
 
     def _admit(self, problems: pl.DataFrame, draws: Sequence[Draw], firsts: Sequence[int]) -> None:
         prompts = self.sampler.checked(problems)
-        admitted: list[Admitted] = []
-        for row, (prompt, draw, first) in enumerate(zip(prompts, draws, firsts, strict=True)):
-            problem = problems[row : row + 1]
-            part = Part(self.sampler, problem, [prompt], draw, first=first)
-            admitted.append(Admitted(part=part, problem=problem, draw=draw, first=first))
         # What is refused of one leaves none of them here.
+        admitted = [
+            Part(self.sampler, problems[row : row + 1], [prompt], draw, first=first)
+            for row, (prompt, draw, first) in enumerate(zip(prompts, draws, firsts, strict=True))
+        ]
         self._groups |= {group.first: group for group in admitted}
+        self._heard |= {group.first: [] for group in admitted}
         self._waiting.extend(admitted)
 
     def take(self, step: int) -> pl.DataFrame:
@@ -132,9 +113,6 @@ class VirtualPipe:
 
         Returns:
             The ``rollouts`` table with its columns ``versions`` and ``version_starts``, by problem and sample.
-
-        Raises:
-            RolloutError: The step was not begun, the latest push failed, or a response cannot be scored.
         """
         if step not in self._scored:
             raise RolloutError(f"step {step} was not begun or was taken before; each must be begun and taken once")
@@ -149,9 +127,6 @@ class VirtualPipe:
         """Let the time of an update pass, then let weights take the place of those before.
 
         They enter between two steps of decoding: at the end of the one in which the update ends.
-
-        Args:
-            weights: As for ``Sampler.sync``.
         """
         luck = np.random.default_rng((self.seed, version)).standard_normal()
         end = self.clock + self.update_time * exp(self.jitter * luck)
@@ -164,28 +139,26 @@ class VirtualPipe:
     def _step(self) -> None:
         """Draw a token of every response, those included for which there is room from now on."""
         self.sampler.check_whole()
-        begun, self._following = [*self._following, *self._started()], []
+        begun, self._following = self._following, []
+        # Those that have waited longest, as far as there is room.
+        while self._waiting and len(self._alive) + self._waiting[0].draw.samples <= self.slots:
+            begun += self._start(self._waiting.popleft())
         self._pass(1.0)
         for index, response in self._decoding.step(begun):
             following = self._hear(index, response)
             if following is not None:
                 self._following.append((index, following))
 
-    def _started(self) -> Iterator[tuple[int, Request]]:
-        """Start the groups that have waited longest, as far as there is room; yields their requests."""
-        while self._waiting and len(self._alive) + self._waiting[0].draw.samples <= self.slots:
-            yield from self._start(self._waiting.popleft())
-
-    def _start(self, group: Admitted) -> list[tuple[int, Request]]:
-        requests = list(enumerate(group.part.requests, group.first))
+    def _start(self, group: Part) -> list[tuple[int, Request]]:
+        requests = list(enumerate(group.requests, group.first))
         self._alive |= {index: group for index, _ in requests}
         return requests
 
     def _hear(self, index: int, response: Response) -> Request | None:
         """Take what the engine answers to a request; returns the next one where the response goes on."""
         group = self._alive[index]
-        group.heard.append((index, response))
-        following = group.part.control(index, response)
+        self._heard[group.first].append((index, response))
+        following = group.control(index, response)
         if isinstance(following, Request):
             return following
         self._end(index, following)
@@ -193,7 +166,7 @@ class VirtualPipe:
 
     def _end(self, index: int, response: Response) -> None:
         """Take a finished response, and score its group where that is complete."""
-        part = self._alive.pop(index).part
+        part = self._alive.pop(index)
         whole = part.finished(index, response)
         if whole is not None:
             self._scoring.submit(whole, part.items(whole))
@@ -208,9 +181,9 @@ class VirtualPipe:
     def _collect(self) -> None:
         """Wait for the verdicts on all groups that are complete."""
         for group, verdicts in self._scoring.rest():
-            admitted = self._groups.pop(group.first)
-            rows = admitted.part.rows(self._columns, group, verdicts)
-            self._scored[admitted.draw.step].append(_frame([rows]))
+            part = self._groups.pop(group.first)
+            del self._heard[group.first]
+            self._scored[part.draw.step].append(_frame([part.rows(self._columns, group, verdicts)]))
 
     def _table(self, groups: Sequence[pl.DataFrame]) -> pl.DataFrame:
         none = _frame([pa.RecordBatch.from_pylist([], self._columns.schema)])
@@ -224,7 +197,7 @@ class VirtualPipe:
             and count as wrong.
         """
         for index, _ in self._following:
-            so_far = dict(self._alive[index].heard)[index]
+            so_far = dict(self._heard[self._alive[index].first])[index]
             self._end(index, replace(so_far, finish_reason="aborted", failure=ABANDONED))
         for index, response in self._decoding.unfinished(ABANDONED):
             self._hear(index, response)
@@ -248,12 +221,12 @@ class VirtualPipe:
         """Return what a checkpoint must hold to go on from here to the bit: tensors, and values for JSON."""
         self._collect()
         groups = list(self._groups.values())
-        heard = [each for group in groups for each in group.heard]
+        heard = list(chain.from_iterable(self._heard.values()))
         tensors = self._decoding.state()
         tables = {"heard": _responses(heard), "unfinished": _responses(self._decoding.unfinished())}
         tables["scored"] = self._table(list(chain.from_iterable(self._scored.values())))
         if groups:
-            tables["problems"] = pl.concat([group.problem for group in groups])
+            tables["problems"] = pl.concat([group.problems for group in groups])
         values = {
             "clock": self.clock,
             "idle": [self._time, self._free, self._waited],
@@ -267,11 +240,7 @@ class VirtualPipe:
         return tensors | {name: packed(table) for name, table in tables.items()}, values
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
-        """Go on from a state, with a sampler of the same settings that holds the weights of then.
-
-        Raises:
-            RolloutError: A group in it needs more than all slots.
-        """
+        """Go on from a state, with a sampler of the same settings that holds the weights of then."""
         for draw in values["draws"]:
             self._check_room(draw["samples"])
         self._clear()
@@ -305,40 +274,34 @@ def _frame(batches: Sequence[pa.RecordBatch]) -> pl.DataFrame:
     return pl.DataFrame(pl.from_arrow(pa.Table.from_batches(batches)))
 
 
+RESPONSES: Mapping[str, Any] = {
+    "index": pl.Int64,
+    "ids": pl.List(pl.Int32),
+    "logprobs": pl.List(pl.Float32),
+    "finish_reason": pl.String,
+    "text": pl.String,
+    "versions": pl.List(pl.List(pl.Int64)),
+}
+"""Columns of responses with the indices of their requests."""
+
+
 def _responses(responses: Sequence[tuple[int, Response]]) -> pl.DataFrame:
-    """Return responses as a table, with the indices of their requests."""
-    return pl.DataFrame(
-        {
-            "index": [index for index, _ in responses],
-            "ids": [r.ids.tolist() for _, r in responses],
-            "logprobs": [r.logprobs.tolist() for _, r in responses],
-            "finish_reason": [r.finish_reason for _, r in responses],
-            "text": [r.text for _, r in responses],
-            "starts": [[start for start, _ in r.versions] for _, r in responses],
-            "versions": [[version for _, version in r.versions] for _, r in responses],
-        },
-        schema={
-            "index": pl.Int64,
-            "ids": pl.List(pl.Int32),
-            "logprobs": pl.List(pl.Float32),
-            "finish_reason": pl.String,
-            "text": pl.String,
-            "starts": pl.List(pl.Int64),
-            "versions": pl.List(pl.Int64),
-        },
-    )
+    rows = [
+        (i, r.ids.tolist(), r.logprobs.tolist(), r.finish_reason, r.text, list(map(list, r.versions)))
+        for i, r in responses
+    ]
+    return pl.DataFrame(rows, schema=RESPONSES, orient="row")
 
 
 def _read(table: pl.DataFrame) -> Iterator[tuple[int, Response]]:
-    """Yield the responses of a table of ``_responses``."""
-    for row in table.iter_rows(named=True):
+    for index, ids, logprobs, finish_reason, text, versions in table.iter_rows():
         yield (
-            row["index"],
+            index,
             Response(
-                ids=np.array(row["ids"], np.int32),
-                logprobs=np.array(row["logprobs"], np.float32),
-                finish_reason=row["finish_reason"],
-                text=row["text"],
-                versions=tuple(zip(row["starts"], row["versions"], strict=True)),
+                ids=np.array(ids, np.int32),
+                logprobs=np.array(logprobs, np.float32),
+                finish_reason=finish_reason,
+                text=text,
+                versions=tuple((start, version) for start, version in versions),
             ),
         )

@@ -72,11 +72,7 @@ class Manifest:
 
 
 def manifest(model: str) -> Manifest:
-    """Return the tensors of a model, from its configuration alone: nothing is allocated.
-
-    Raises:
-        RolloutError: The configuration cannot be read.
-    """
+    """Return the tensors of a model, from its configuration alone: nothing is allocated."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -151,8 +147,14 @@ def checked(weights: Iterable[tuple[str, Any]], wanted: Manifest) -> Iterator[tu
         seen.add(name)
         if name in tied:
             first[name] = tensor
-            pairs = {n: s for n, s in wanted.tied.items() if n in first and s in first and name in (n, s)}
-            check_tied(pairs, first)
+            for two in wanted.tied.items():
+                if name not in two or not first.keys() >= {*two}:
+                    continue
+                one, other = first[two[0]], first[two[1]]
+                if one is not other and one.data_ptr() != other.data_ptr() and not bool((one == other).all()):
+                    raise RolloutError(
+                        f"a sync brings {two[0]} and {two[1]} with different values, and the model ties them"
+                    )
         yield name, tensor
     missing = [name for name in wanted.shapes if name not in seen and name not in wanted.tied]
     if missing:
@@ -164,9 +166,6 @@ def rounded(weights: Iterable[tuple[str, Any]], dtype: str | None) -> Iterator[t
     """Give large matrices in float32 an engine's type of 16 bits, which it would give them itself: half the bytes.
 
     What an engine may hold in float32 is small, such as norms, biases and routers, and stays as it is.
-
-    Args:
-        weights: Pairs of a Hugging Face name and a tensor, read once.
     """
     import torch
 
@@ -174,22 +173,6 @@ def rounded(weights: Iterable[tuple[str, Any]], dtype: str | None) -> Iterator[t
     for name, tensor in weights:
         large = len(tensor.shape) > 1 and min(tensor.shape[-2:]) > SMALL
         yield name, tensor.to(lower) if lower and large and tensor.dtype == torch.float32 else tensor
-
-
-def check_tied(pairs: Mapping[str, str], brought: Mapping[str, Any]) -> None:
-    """Compare the values of tensors that a sync brings under two names.
-
-    Args:
-        pairs: From one name to the other.
-        brought: The tensors by name.
-
-    Raises:
-        RolloutError: They differ, so the learner does not tie what the model ties.
-    """
-    for name, source in pairs.items():
-        one, other = brought[name], brought[source]
-        if one is not other and one.data_ptr() != other.data_ptr() and not bool((one == other).all()):
-            raise RolloutError(f"a sync brings {name} and {source} with different values, and the model ties them")
 
 
 @contextmanager
@@ -216,11 +199,7 @@ class Contents:
     nbytes: int
 
     def unpacked(self, packed: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-        """Return names and tensors, which are views of ``packed``.
-
-        Args:
-            packed: The run of bytes, shape ``(nbytes,)``, uint8.
-        """
+        """Return names and tensors, which are views of ``packed``, shape ``(nbytes,)``, uint8."""
         import torch
 
         tensors, begin = [], 0
@@ -276,11 +255,7 @@ class Payload(Protocol):
     """A bucket of weights."""
 
     def tensors(self, device: Any) -> list[tuple[str, torch.Tensor]]:
-        """Return Hugging Face names and tensors, in the process that takes them.
-
-        Args:
-            device: Where the model is.
-        """
+        """Return Hugging Face names and tensors, in the process that takes them."""
         ...
 
 
@@ -324,11 +299,7 @@ class InSharedMemory:
     handle: bytes
 
     def tensors(self, device: Any) -> list[tuple[str, torch.Tensor]]:
-        """Return copies, which vLLM may hold until a layer is complete.
-
-        Raises:
-            RolloutError: The model is on another device.
-        """
+        """Return copies, which vLLM may hold until a layer is complete."""
         if place_of(device) != self.place:
             raise RolloutError(
                 f"weights shared on {self.place} were sent to a model on {place_of(device)}; the transport must be "
@@ -356,18 +327,16 @@ class Broadcast:
         """Wait for it."""
         import torch
 
-        group = current()
+        group = _current
+        if group is None:
+            raise RolloutError("this process has not joined the group that weights are broadcast to; sync again")
         packed = torch.empty(self.contents.nbytes, dtype=torch.uint8, device=device if group.on_gpus else "cpu")
         group.broadcast(packed).wait()
         return self.contents.unpacked(packed.to(device))
 
 
 def share(contents: Contents, packed: torch.Tensor) -> InSharedMemory:
-    """Let other processes on the device map a bucket; whoever calls keeps it until they have.
-
-    Args:
-        packed: Its bytes, shape ``(nbytes,)``, uint8.
-    """
+    """Let other processes on the device map a bucket, uint8; whoever calls keeps it until they have."""
     import torch.multiprocessing as processes
     from torch.multiprocessing.reductions import reduce_tensor
 
@@ -401,12 +370,7 @@ def place_of(device: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """The address at which the ranks of a group find each other.
-
-    Attributes:
-        backend: One of ``BACKENDS``.
-        seconds: Timeout of each broadcast.
-    """
+    """The address at which the ranks of a group find each other; ``seconds`` is the timeout of each broadcast."""
 
     backend: str
     host: str
@@ -437,11 +401,7 @@ class Underway:
         self._done, self._seconds = _aside(work), seconds
 
     def wait(self) -> None:
-        """Wait until it is over.
-
-        Raises:
-            EngineError: It was cut off, or took too long.
-        """
+        """Wait until it is over."""
         try:
             self._done.result(self._seconds)
         except TimeoutError:
@@ -468,18 +428,7 @@ def _aside(work: Callable[[], Any]) -> Future[Any]:
 
 
 class BroadcastGroup:
-    """This process's membership of the group.
-
-    Args:
-        key: Names the processes that it connects.
-        check: Raises an error where the group will not come about.
-
-    Attributes:
-        on_gpus: Whether tensors must be on a GPU.
-
-    Raises:
-        AbsentError: Some ranks did not come, or could not be connected.
-    """
+    """This process's membership of the group; ``connect`` says what its arguments are."""
 
     def __init__(self, key: str, rendezvous: Rendezvous, store: Any, rank: int, check: Callable[[], object]) -> None:
         self.key, self.on_gpus, self._seconds = key, rendezvous.backend == "nccl", rendezvous.seconds
@@ -519,29 +468,15 @@ class BroadcastGroup:
 
 
 class AbsentError(EngineError):
-    """A group did not come about.
-
-    Attributes:
-        ranks: Those that did not come; none where all came and could not be connected.
-    """
+    """A group did not come about."""
 
     def __init__(self, ranks: list[int], why: str) -> None:
         super().__init__(f"there is no group to broadcast weights to ({why}); sync again before sampling")
         self.ranks = ranks
+        """Those that did not come; none where all came and could not be connected."""
 
 
 _current: BroadcastGroup | None = None
-
-
-def current() -> BroadcastGroup:
-    """Return this process's group.
-
-    Raises:
-        RolloutError: It has none.
-    """
-    if _current is None:
-        raise RolloutError("this process has not joined the group that weights are broadcast to; sync again")
-    return _current
 
 
 def connect(
@@ -561,9 +496,6 @@ def connect(
         world: Number of ranks, this one included.
         invite: Asks the others to join.
         check: Raises an error where one of them cannot; it is called again and again until all have joined.
-
-    Raises:
-        AbsentError: Some did not come in ``JOIN_SECONDS``, or could not be connected.
     """
     global _current
     if _current is not None and _current.key == key:
@@ -595,14 +527,7 @@ def connect(
 
 
 def join(rendezvous: Rendezvous, rank: int) -> None:
-    """Join a sender's group, in place of any that this process had.
-
-    Args:
-        rank: From 1.
-
-    Raises:
-        EngineError: It does not come about.
-    """
+    """Join a sender's group, in place of any that this process had."""
     global _current
     leave()
 

@@ -72,9 +72,6 @@ def code_of_rules(verifiers: Iterable[str]) -> dict[str, str]:
     """Hash of the code behind each rule that is a function of one's own, with the modules beside it that it imports.
 
     What it reads from other files, or imports by a name that it computes, is not seen.
-
-    Raises:
-        RolloutError: The module of a rule is not there or cannot be read.
     """
     bases = sorted({rule(name).base for name in set(verifiers)})
     return {base: _hash_of_rule(base) for base in bases if base.startswith("python:")}
@@ -98,15 +95,11 @@ def _hash_of_rule(base: str) -> str:
         root, files = file.parent, [file] if file.suffix == ".py" else []
     try:
         if str(root) not in INSTALLED:
-            files = _modules_beside(module, root)
+            # The module and what it imports from the same folder.
+            finder = ModuleFinder([str(root)])
+            finder.import_hook(module)
+            found = [getattr(one, "__file__", None) for one in finder.modules.values()]
+            files = sorted(Path(file).resolve() for file in found if file)
         return digest({str(path.relative_to(root)): source_hash(path) for path in files})
     except (ImportError, OSError, SyntaxError, UnicodeError) as error:
         raise RolloutError(f"the verifier {base} cannot be read ({error})") from None
-
-
-def _modules_beside(module: str, root: Path) -> list[Path]:
-    """Files of a module and of what it imports from the same folder."""
-    finder = ModuleFinder([str(root)])
-    finder.import_hook(module)
-    files = [getattr(found, "__file__", None) for found in finder.modules.values()]
-    return sorted(Path(file).resolve() for file in files if file)

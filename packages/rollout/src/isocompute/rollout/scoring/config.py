@@ -22,11 +22,7 @@ MOST_WORKERS_BY_DEFAULT = 8
 
 @settings(RolloutError)
 class ScoringConfig:
-    """Limits of the processes that score, and the fractions that count.
-
-    Raises:
-        RolloutError: A value is out of range.
-    """
+    """Limits of the processes that score, and the fractions that count."""
 
     seconds: Annotated[float, Field(gt=0, le=3600)] = 5.0
     """Processor time that one response may take; a response that takes more earns 0."""
@@ -72,14 +68,7 @@ class ScoringConfig:
 
 
 def scoring_from(plain: Mapping[str, Any]) -> ScoringConfig:
-    """Make the configuration from plain settings such as ``{"seconds": 2, "workers": 4}``.
-
-    Args:
-        plain: Fields of ``ScoringConfig``; ``readable`` and ``without`` may be lists, or texts separated by commas.
-
-    Raises:
-        RolloutError: A key is unknown or a value is out of range.
-    """
+    """Make the configuration from plain settings; ``readable`` and ``without`` may be texts separated by commas."""
     values = dict(plain)
     for name in ("readable", "without"):
         value = values.get(name)

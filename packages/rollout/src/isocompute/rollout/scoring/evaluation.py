@@ -40,30 +40,22 @@ class Sampler(Protocol):
         run_id: str,
         first_sample: int = 0,
     ) -> pl.DataFrame:
-        """Return a ``rollouts`` table.
-
-        Args:
-            step: Cumulative rollouts trained on.
-            first_sample: Index of a problem's first response; given only where earlier responses were aborted.
-        """
+        """Return a ``rollouts`` table; ``first_sample`` is given only where earlier responses were aborted."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationResult:
-    """Responses and scores of one evaluation.
-
-    Attributes:
-        metrics: ``avg_at_k``, ``best_at_k`` and ``worst_at_k``, means over the questions.
-        rollouts: The ``rollouts`` table behind them, aborted responses included.
-        pass_rates: ``problem_id``, ``successes``, ``samples``: the completed responses of every problem.
-        questions: Number of problems with at least k completed responses; the metrics are means over these.
-    """
+    """Responses and scores of one evaluation."""
 
     metrics: Mapping[str, float]
+    """``avg_at_k``, ``best_at_k`` and ``worst_at_k``, means over the questions."""
     rollouts: pl.DataFrame
+    """The ``rollouts`` table behind them, aborted responses included."""
     pass_rates: pl.DataFrame
+    """``problem_id``, ``successes``, ``samples``: the completed responses of every problem."""
     questions: int
+    """Number of problems with at least k completed responses; the metrics are means over these."""
     samples: int
 
 
@@ -93,13 +85,8 @@ def evaluate(
         )
     rates = successes(rollouts)
     complete = rates.filter(pl.col("samples") >= samples)
-    counts: Any = (complete["successes"].to_numpy(), complete["samples"].to_numpy(), samples)
     return EvaluationResult(
-        metrics={
-            f"avg_at_{samples}": float(avg_at_k(*counts).mean()),
-            f"best_at_{samples}": float(best_at_k(*counts).mean()),
-            f"worst_at_{samples}": float(worst_at_k(*counts).mean()),
-        },
+        metrics={f"{metric}_at_{k}": float(values.mean()) for metric, k, values in _estimates(complete, [samples])},
         rollouts=rollouts,
         pass_rates=rates,
         questions=len(complete),
@@ -110,11 +97,7 @@ def evaluate(
 def sample_completed(sampler: Sampler, problems: pl.DataFrame, *, samples: int, **request: Any) -> pl.DataFrame:
     """Answer every problem ``samples`` times, and sample again, at most twice, where responses were aborted.
 
-    Args:
-        **request: The other arguments of ``Sampler.sample``: ``seed``, ``step``, ``phase`` and ``run_id``.
-
-    Returns:
-        A ``rollouts`` table, aborted responses included; those sampled again have new sample indices.
+    Returns a ``rollouts`` table, aborted responses included; those sampled again have new sample indices.
     """
     rollouts = sampler.sample(problems, samples=samples, **request)
     first_sample = samples
@@ -131,11 +114,7 @@ def sample_completed(sampler: Sampler, problems: pl.DataFrame, *, samples: int, 
 
 
 def lacking(problems: pl.DataFrame, rollouts: pl.DataFrame, samples: int) -> pl.DataFrame:
-    """Return the problems with fewer completed responses than asked for, with the number that each ``lacks``.
-
-    Args:
-        samples: Responses asked for per problem.
-    """
+    """Return the problems with fewer completed responses than asked for, with the number that each ``lacks``."""
     completed = successes(rollouts).select("problem_id", completed=pl.col("samples").cast(pl.Int64))
     counted = problems.join(completed, on="problem_id", how="left", maintain_order="left")
     lacks = samples - pl.col("completed").fill_null(0)
@@ -147,9 +126,6 @@ def successes(rollouts: pl.DataFrame) -> pl.DataFrame:
 
     Right is a reward of exactly 1. With a length penalty the rewards of phase ``train`` are less for right responses
     that are long: ``score`` writes them without penalty.
-
-    Args:
-        rollouts: A ``rollouts`` table, of which ``problem_id``, ``reward`` and ``finish_reason`` are read.
 
     Returns:
         ``problem_id``, ``successes`` i32, ``samples`` i32, sorted by problem.
@@ -195,21 +171,24 @@ def scores(counts: pl.DataFrame, ks: Sequence[int]) -> list[Score]:
 
     Args:
         counts: ``problem_id``, ``successes`` and ``samples``, each with at least the largest k samples.
-        ks: Responses drawn.
     """
     if counts.is_empty():
         raise RolloutError("there are no questions to score")
     responses = int(counts["samples"].sum())
-    found = []
+    found, fewest = [], int(counts["samples"].to_numpy().min())
     for metric, k, values in _estimates(counts, ks):
         value, questions = float(values.mean()), len(values)
         certain, trials = value in (0.0, 1.0), responses if metric == "avg" else questions
+        error = None
+        if not certain and fewest >= (2 if metric == "avg" else 2 * k):
+            variances = sampling_variance(metric, counts["successes"].to_numpy(), counts["samples"].to_numpy(), k)
+            error = float(np.sqrt(max(variances.sum(), 0.0)) / questions)
         found.append(
             Score(
                 name=f"{metric}_at_{k}",
                 value=value,
                 standard_error=None if certain else _standard_error(values),
-                sampling_error=None if certain else _sampling_error(metric, counts, k),
+                sampling_error=error,
                 questions=questions,
                 interval=wilson_interval(value, questions) if certain else None,
                 sampling_interval=wilson_interval(value, trials) if certain else None,
@@ -222,12 +201,6 @@ def differences(ours: pl.DataFrame, theirs: pl.DataFrame, ks: Sequence[int]) -> 
     """Return the mean differences between two policies on the questions that both answered, ours minus theirs.
 
     Pairing removes what the questions have in common: their standard error is that of the differences.
-
-    Args:
-        ks: Responses drawn.
-
-    Raises:
-        RolloutError: The two have no question in common, or a question has too few responses.
     """
     both = ours.join(theirs, on="problem_id", suffix="_theirs").sort("problem_id")
     if both.is_empty():
@@ -253,11 +226,7 @@ def differences(ours: pl.DataFrame, theirs: pl.DataFrame, ks: Sequence[int]) -> 
 
 
 def usual_samples(counts: pl.DataFrame) -> int:
-    """Return the number of responses that most questions have; of two as frequent, the larger.
-
-    Args:
-        counts: With the column ``samples``.
-    """
+    """Return the number of responses that most questions have; of two as frequent, the larger."""
     frequent = counts.group_by("samples").len().sort("len", "samples")
     return int(frequent["samples"][-1])
 
@@ -280,14 +249,6 @@ def _newcombe(one: float, other: float, questions: int) -> tuple[float, float] |
         one - other - float(np.hypot(one - low, other_high - other)),
         one - other + float(np.hypot(high - one, other - other_low)),
     )
-
-
-def _sampling_error(metric: str, counts: pl.DataFrame, k: int) -> float | None:
-    fewest = int(counts["samples"].to_numpy().min())
-    if fewest < (2 if metric == "avg" else 2 * k):
-        return None
-    variances = sampling_variance(metric, counts["successes"].to_numpy(), counts["samples"].to_numpy(), k)
-    return float(np.sqrt(max(variances.sum(), 0.0)) / len(variances))
 
 
 def avg_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
@@ -331,19 +292,10 @@ def sampling_variance(metric: str, successes: ArrayLike, samples: ArrayLike, k: 
     estimate may be negative; their mean over many questions is what is used.
 
     Args:
-        metric: ``avg``, ``best`` or ``worst``.
-        successes: Responses with reward 1, per problem.
         samples: Responses sampled, per problem: at least 2 for ``avg``, and at least 2k for the others.
-        k: Responses drawn.
 
-    Returns:
-        One value per problem.
-
-    Raises:
-        RolloutError: There are too few samples, there is no such metric, or as for the estimators.
+    The other arguments, and what is returned, are those of the estimators.
     """
-    if metric not in ("avg", "best", "worst"):
-        raise RolloutError(f"there is no metric {metric!r}; there are avg, best and worst")
     drawn = 1 if metric == "avg" else k
     c, m = _checked(successes, samples, 2 * drawn)
     right = m - c if metric == "best" else c
@@ -354,10 +306,6 @@ def wilson_interval(rate: float, trials: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a proportion, which has a width at 0 and 1 too, where √(p(1 − p)/N) is 0.
 
     Its ends are the p with |rate − p| = z·√(p(1 − p)/N), z = 1.96 (Wilson, JASA 22, 1927).
-
-    Args:
-        rate: Share of successes, within 0 to 1.
-        trials: N, at least 1.
     """
     shrinkage = Z**2 / trials
     middle = (rate + shrinkage / 2) / (1 + shrinkage)
@@ -367,12 +315,7 @@ def wilson_interval(rate: float, trials: int) -> tuple[float, float]:
 
 
 def proportion_error(rate: float, trials: int) -> float:
-    """Standard error of a proportion: √(p(1 − p)/N), and at 0 and 1 what a Wilson interval of its width has.
-
-    Args:
-        rate: Share of successes, p, within 0 to 1.
-        trials: N, at least 1.
-    """
+    """Standard error of a proportion: √(p(1 − p)/N), and at 0 and 1 what a Wilson interval of its width has."""
     if 0 < rate < 1:
         return float((rate * (1 - rate) / trials) ** 0.5)
     lowest, highest = wilson_interval(rate, trials)
@@ -410,10 +353,25 @@ def without_unusable(problems: pl.DataFrame, scorer: Scorer) -> tuple[pl.DataFra
     """
     scorer.check(problems["verifier"].unique().to_list())
     columns = (problems["verifier"].to_list(), problems["answer"].to_list(), metadata_of(problems))
-    futures = [_request(name, answer, note, scorer) for name, answer, note in zip(*columns, strict=True)]
+    reasons: list[str | None] = [None] * len(problems)
+    futures: dict[int, Future[list[Verdict]]] = {}
+    for row, (name, answer, note) in enumerate(zip(*columns, strict=True)):
+        if not rule(name).base.startswith("python:"):
+            rule_name, response = own_response(name, answer)
+            item = Item(verifier=rule_name, response=response, answer=answer, metadata=note)
+            futures[row] = scorer.submit([item], hold=True)
+        elif note:
+            try:
+                decode_metadata(note, where=name)
+            except RolloutError as error:
+                reasons[row] = str(error)
     scorer.flush()
-    reasons = pl.Series("reason", [_reason(future) for future in futures], dtype=pl.String)
-    marked = problems.with_columns(reasons)
+    for row, future in futures.items():
+        try:
+            future.result()
+        except ProblemError as error:
+            reasons[row] = str(error)
+    marked = problems.with_columns(reason=pl.Series(reasons, dtype=pl.String))
     dropped = marked.filter(pl.col("reason").is_not_null()).select(*DROPPED)
     if len(dropped) == len(problems) and len(problems):
         raise RolloutError(
@@ -423,42 +381,11 @@ def without_unusable(problems: pl.DataFrame, scorer: Scorer) -> tuple[pl.DataFra
     return marked.filter(pl.col("reason").is_null()).drop("reason"), dropped
 
 
-def _request(name: str, answer: str, metadata: str, scorer: Scorer) -> Future[list[Verdict]]:
-    if not rule(name).base.startswith("python:"):
-        rule_name, response = own_response(name, answer)
-        return scorer.submit([Item(verifier=rule_name, response=response, answer=answer, metadata=metadata)], hold=True)
-    done: Future[list[Verdict]] = Future()
-    try:
-        if metadata:
-            decode_metadata(metadata, where=name)
-        done.set_result([])
-    except RolloutError as error:
-        done.set_exception(ProblemError(str(error)))
-    return done
-
-
-def _reason(future: Future[list[Verdict]]) -> str | None:
-    try:
-        future.result()
-    except ProblemError as error:
-        return str(error)
-    return None
-
-
 def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bool = False) -> pl.DataFrame:
-    """Add ``pass_rate`` and ``pass_rate_samples`` (avg@m over the m responses) to the problems answered.
+    """Add ``pass_rate`` and ``pass_rate_samples`` (avg@m over the m responses) to the problems answered, by their id.
 
     What selects never measures: responses that selected problems overstate how well those problems fit the interval
-    (regression to the mean); fresh ones do not.
-
-    Args:
-        fresh: Write ``fresh_pass_rate`` and ``fresh_pass_rate_samples`` instead: the responses selected nothing.
-
-    Returns:
-        The problems that have completed responses, sorted by ``problem_id``.
-
-    Raises:
-        RolloutError: Responses of phase ``difficulty`` are given as fresh, or those of phase ``baseline`` are not.
+    (regression to the mean); fresh ones do not, and add ``fresh_pass_rate`` and ``fresh_pass_rate_samples``.
     """
     wrong = "difficulty" if fresh else "baseline"
     if "phase" in rollouts.columns and (rollouts["phase"] == wrong).any():
@@ -498,13 +425,6 @@ def split(problems: pl.DataFrame, wanted: DifficultySplit, *, min_samples: int =
 
     Problems keep the side they were generated for; on each side those with the smallest ``problem_id`` (a
     hash, so an arbitrary but fixed choice) are taken.
-
-    Args:
-        problems: A ``problems`` table with ``pass_rate``.
-        min_samples: Responses that a problem must have been measured with.
-
-    Raises:
-        RolloutError: A side cannot be filled; the message says how many problems there are and what would help.
     """
     found = inside(problems, lowest=wanted.lowest, highest=wanted.highest, min_samples=min_samples)
     parts = []
@@ -513,10 +433,16 @@ def split(problems: pl.DataFrame, wanted: DifficultySplit, *, min_samples: int =
         if len(candidates) < count:
             total = len(problems.filter(pl.col("split") == side))
             mean = float(problems["pass_rate"].to_numpy().mean())
+            advice = (
+                f"generate other {side} problems (easier or harder ones), or move the interval to where problems are"
+            )
+            if len(candidates):
+                needed = int(np.ceil(1.1 * count * total / len(candidates) / 100)) * 100
+                advice = f"generate about {needed:,} {side} problems, widen the interval, or make the set smaller"
             raise RolloutError(
                 f"the set {wanted.name} needs {count} {side} problems with a pass rate from {wanted.lowest:g} to "
                 f"{wanted.highest:g}, and {len(candidates)} of {total} measured ones have it (the mean pass rate "
-                f"is {mean:.2f}): {_advice(count, len(candidates), total, side)}"
+                f"is {mean:.2f}): {advice}"
             )
         parts.append(candidates.head(count))
     return pl.concat(parts).sort("problem_id")
@@ -526,16 +452,6 @@ def inside(problems: pl.DataFrame, *, lowest: float, highest: float, min_samples
     """Return the problems whose pass rate lies in an interval.
 
     A pass rate of 0 after m responses is a bound, not a zero: with 95 % confidence the problem's own is below 3 / m.
-
-    Args:
-        problems: A ``problems`` table with ``pass_rate``.
-        min_samples: Responses that a problem must have been measured with.
-
-    Returns:
-        A ``problems`` table, sorted by ``problem_id``.
-
-    Raises:
-        RolloutError: The interval is not within 0 to 1, or no problem was measured so often.
     """
     if not 0 <= lowest <= highest <= 1:
         raise RolloutError(f"pass rates from {lowest} to {highest} are asked for; an interval within 0 to 1 is needed")
@@ -556,22 +472,7 @@ def inside(problems: pl.DataFrame, *, lowest: float, highest: float, min_samples
     return problems.filter(pl.col("pass_rate").is_between(lowest, highest)).sort("problem_id")
 
 
-def _advice(wanted: int, found: int, total: int, side: str) -> str:
-    if not found:
-        return f"generate other {side} problems (easier or harder ones), or move the interval to where problems are"
-    needed = int(np.ceil(1.1 * wanted * total / found / 100)) * 100
-    return f"generate about {needed:,} {side} problems, widen the interval, or make the set smaller"
-
-
 def histogram(problems: pl.DataFrame, *, bins: int = 16) -> pl.DataFrame:
-    """Count problems by pass rate (IsoCompute Playbook, figure 2).
-
-    Args:
-        problems: A ``problems`` table with ``pass_rate``.
-        bins: Intervals of equal width from 0 to 1.
-
-    Returns:
-        ``lowest`` and ``highest`` (the edges of a bin) and ``problems`` (how many lie in it).
-    """
+    """Count problems by pass rate, in intervals of equal width from 0 to 1 (IsoCompute Playbook, figure 2)."""
     counts, edges = np.histogram(problems["pass_rate"].to_numpy(), bins=bins, range=(0.0, 1.0))
     return pl.DataFrame({"lowest": edges[:-1], "highest": edges[1:], "problems": counts})

@@ -116,22 +116,26 @@ class Rule:
 
     def written(self, answer: str) -> str:
         """Return a reference answer as a policy would write it."""
-        # A policy is asked to box what math-verify reads.
-        return written(self.words or (("boxed",) if self.base == "math" else ()), answer)
+        # A policy is asked to box what math-verify reads; a pattern cannot be reversed.
+        for word in reversed(self.words or (("boxed",) if self.base == "math" else ())):
+            if word == "boxed":
+                answer = box(answer)
+            elif word.startswith(("after:", "after?:")):
+                answer = word.partition(":")[2] + answer
+        return answer
 
 
 @cache
 def rule(name: str) -> Rule:
     """Return the rule that a name describes.
 
-    Args:
-        name: As in the ``verifier`` column, such as ``exact|last_line``.
-
     Raises:
         RolloutError: There is no such rule or extraction, the library it needs is not installed, or the task is
             refused (``REFUSED``).
     """
-    base, *words = _split(name)
+    # A pattern takes the rest.
+    plain, bar, pattern = name.partition("|regex:")
+    base, *words = [*plain.split("|"), *([f"regex:{pattern}"] if bar else [])]
     partial = "partial" in words
     words = [word for word in words if word != "partial"]
     extraction(words)
@@ -142,11 +146,20 @@ def rule(name: str) -> Rule:
         _needs("reasoning_gym", "reasoning-gym", "reasoning-gym")
     elif base == "math":
         _needs("math_verify", "math-verify", "math")
-        words = list(anchored(words))
+        # Math-verify needs an anchor round what the words find.
+        words += ["box" if words[-1] == "boxed" else "formula"] if words else []
     elif base.startswith("python:"):
         _check_reference(base)
     elif base not in {"exact", "runs"}:
-        base = _found(base)
+        installed = {point.name: point.value.replace(" ", "") for point in entry_points(group=ENTRY_POINTS)}
+        named = {**installed, **_registered}
+        if base not in named:
+            more = "".join(f", {known}" for known in sorted(named))
+            raise RolloutError(
+                f"there is no verifier called {base!r}; there are exact, math, runs, reasoning_gym:TASK and "
+                f"python:MODULE:FUNCTION{more}"
+            )
+        base = f"python:{named[base]}"
     return Rule(name=name, base=base, words=tuple(words), partial=partial)
 
 
@@ -177,7 +190,11 @@ def register(name: str, function: Callable[..., Any] | str) -> None:
         raise RolloutError(f"a verifier cannot be called {name!r}: a new name of letters, digits, . and - is needed")
     reference = function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
     _check_reference(f"python:{reference}")
-    if not isinstance(function, str) and _resolved(reference) is not function:
+    module, _, path = reference.partition(":")
+    found: Any = sys.modules.get(module) if module != "__main__" else None
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(function, str) and found is not function:
         raise RolloutError(
             f"the verifier {name} cannot be imported as {reference}: it must be a function "
             "at the top level of a module, not one of __main__"
@@ -193,33 +210,6 @@ def registered() -> dict[str, str]:
     return dict(_registered)
 
 
-def _split(name: str) -> list[str]:
-    parts: list[str] = []
-    rest: str | None = name
-    while rest is not None:
-        if rest.startswith("regex:") and parts:
-            # A pattern takes the rest.
-            return [*parts, rest]
-        part, bar, after = rest.partition("|")
-        parts.append(part)
-        rest = after if bar else None
-    return parts
-
-
-def _found(base: str) -> str:
-    """Return the function that is registered under a name, here or by an entry point."""
-    if base in _registered:
-        return f"python:{_registered[base]}"
-    installed = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
-    if base in installed:
-        return f"python:{installed[base].replace(' ', '')}"
-    more = "".join(f", {known}" for known in sorted({*_registered, *installed}))
-    raise RolloutError(
-        f"there is no verifier called {base!r}; there are exact, math, runs, reasoning_gym:TASK and "
-        f"python:MODULE:FUNCTION{more}"
-    )
-
-
 def _needs(module: str, library: str, extra: str) -> None:
     if module not in sys.modules and find_spec(module) is None:
         raise RolloutError(f'verifying needs {library}: pip install "isocompute-rollout[{extra}]"')
@@ -230,33 +220,14 @@ def _check_reference(base: str) -> None:
         raise RolloutError(f"the verifier {base} must be python:MODULE:FUNCTION, such as python:my_rules:judge")
 
 
-def _resolved(reference: str) -> Any:
-    module, _, function = reference.partition(":")
-    found: Any = sys.modules.get(module)
-    for name in function.split("."):
-        found = getattr(found, name, None)
-    return found if module != "__main__" else None
-
-
 def check_task(task: str) -> None:
-    """Refuse a task that is on the list.
-
-    Raises:
-        RolloutError: It is on the list; the message names the task and says why.
-    """
+    """Refuse a task that is on the list."""
     if task in REFUSED:
         raise RolloutError(f"reasoning-gym's task {task} is refused: {REFUSED[task]}")
 
 
 def extraction(words: Sequence[str]) -> Extraction:
-    """Return the function that applies words one after another.
-
-    Args:
-        words: As above.
-
-    Raises:
-        RolloutError: A word is unknown, a mark or pattern is empty, or a pattern cannot be compiled.
-    """
+    """Return the function that applies words one after another."""
     steps = [_step(word) for word in words]
 
     def extract(response: str) -> str | None:
@@ -272,12 +243,9 @@ def extraction(words: Sequence[str]) -> Extraction:
 
 def _step(word: str) -> Extraction:
     kind, _, value = word.partition(":")
-    if word == "boxed":
-        return boxed
-    if word == "last_line":
-        return last_line
-    if word in {"box", "formula"}:
-        return box if word == "box" else formula
+    plain: dict[str, Extraction] = {"boxed": boxed, "last_line": last_line, "box": box, "formula": formula}
+    if word in plain:
+        return plain[word]
     if kind in {"after", "after?", "regex"}:
         if not value:
             raise RolloutError(f"{kind}: of a verifier needs {'a pattern' if kind == 'regex' else 'a mark'} after it")
@@ -286,23 +254,6 @@ def _step(word: str) -> Extraction:
         f"there is no answer extraction called {word!r}; there are boxed, last_line, after:MARK, after?:MARK and "
         "regex:PATTERN"
     )
-
-
-def anchored(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words for math-verify: with one more, which puts what they find into the anchor that it needs."""
-    if not words:
-        return ()
-    return (*words, "box" if words[-1] == "boxed" else "formula")
-
-
-def written(words: Sequence[str], answer: str) -> str:
-    """Return a response from which the words extract an answer; a pattern cannot be reversed."""
-    for word in reversed(words):
-        if word == "boxed":
-            answer = f"\\boxed{{{answer}}}"
-        elif word.startswith(("after:", "after?:")):
-            answer = word.partition(":")[2] + answer
-    return answer
 
 
 def boxed(response: str) -> str | None:
@@ -334,9 +285,8 @@ def last_line(response: str) -> str | None:
 def after(mark: str, *, required: bool = True) -> Extraction:
     """Return a function that gives the text after the last mark.
 
-    Args:
-        required: Whether a response without the mark has no answer, as one that was cut off in its thinking; else all
-            of it is taken.
+    Where the mark is required, a response without it has no answer, as one that was cut off in its thinking; else all
+    of it is taken.
     """
 
     def follows(response: str) -> str | None:
@@ -347,11 +297,7 @@ def after(mark: str, *, required: bool = True) -> Extraction:
 
 
 def regex(pattern: str) -> Extraction:
-    """Return a function that gives the last match of a pattern: its first group, or all of it where there is none.
-
-    Raises:
-        RolloutError: It cannot be read.
-    """
+    """Return a function that gives the last match of a pattern: its first group, or all of it where there is none."""
     try:
         compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
@@ -401,11 +347,7 @@ def encode_metadata(value: Any) -> str:
 
 
 def decode_metadata(text: str, *, where: str) -> dict[str, Any]:
-    """Return the mapping that ``encode_metadata`` wrote, with its tuples.
-
-    Raises:
-        RolloutError: The text is not JSON, or not a mapping.
-    """
+    """Return the mapping that ``encode_metadata`` wrote, with its tuples."""
     try:
         value = json.loads(text, object_hook=_restored)
     except (ValueError, RecursionError):
@@ -416,11 +358,7 @@ def decode_metadata(text: str, *, where: str) -> dict[str, Any]:
 
 
 def from_column(value: Any, *, where: str) -> str:
-    """Return the text for a value of a user's column: a mapping, the JSON text of one, or nothing.
-
-    Raises:
-        RolloutError: It is neither.
-    """
+    """Return the text for a value of a user's column: a mapping, the JSON text of one, or nothing."""
     if value is None or value == "":
         return ""
     if not isinstance(value, str | Mapping):
@@ -453,6 +391,4 @@ def _plain(value: Any) -> Any:
 
 
 def _restored(value: dict[str, Any]) -> Any:
-    if value.keys() == {TUPLE} and isinstance(value[TUPLE], list):
-        return tuple(value[TUPLE])
-    return value
+    return tuple(value[TUPLE]) if value.keys() == {TUPLE} and isinstance(value[TUPLE], list) else value

@@ -67,11 +67,7 @@ def clock(pid: int) -> float:
 
 
 def descendants(ancestor: int, *, ended: bool = False) -> Iterator[Running]:
-    """Yield the descendants of a process, each after its parent.
-
-    Args:
-        ended: Whether those that only wait to be reaped are among them.
-    """
+    """Yield the descendants of a process, each after its parent, with those that only wait to be reaped or without."""
     waiting = _children(ancestor, threads=0)
     while waiting:
         pid = waiting.pop()
@@ -107,11 +103,7 @@ def address_space() -> int:
 
 
 def _children(pid: int, *, threads: int) -> list[int]:
-    """Return the children of a process; those of its threads are found by looking for these.
-
-    Args:
-        threads: Number of its threads, 0 where that is not known.
-    """
+    """Return the children of a process; those of its threads, 0 where unknown, are found by looking for these."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         # One more since it was counted would not be the one that is known.

@@ -10,14 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import ProblemError, RolloutError
 from .config import ScoringConfig
 from .judges.text import same
 from .rules import Rule, decode_metadata, extraction, rule
 from .sandbox.frames import Group, Reply
-from .sandbox.layers import Report
 from .sandbox.process import WorkerPool
 
 Problem = tuple[str, str, str]
@@ -149,11 +148,7 @@ class Scorer:
         return batch
 
     def flush(self, *, held: float = 0.0) -> None:
-        """Send buffered responses, without waiting for more.
-
-        Args:
-            held: Only where nothing was sent for so long (s).
-        """
+        """Send buffered responses without waiting for more, only where nothing was sent for so long (s)."""
         if not self._buffered or time.monotonic() - self._sent < held:
             return
         with self._lock:
@@ -169,21 +164,13 @@ class Scorer:
         """Generate problems in the sandbox, for a generator that executes programs.
 
         Args:
-            verifier: Rule of the problems.
-            draws: For each problem ``task``, ``settings``, ``size``, ``seed`` and ``index``.
-
-        Returns:
-            The problems that the generator gave; one that it did not finish in time is left out.
+            draws: For each problem the arguments of ``Judge.draw``; one that is not finished in time is left out.
         """
         replies = self._pool(rule(verifier).pool).each("draws", list(draws)).result()
         faults = [reply["fault"] for reply in replies if "fault" in reply]
         if faults:
             raise RolloutError(faults[0])
         return [decode_metadata(reply["problem"], where=verifier) for reply in replies if "problem" in reply]
-
-    def layers(self) -> Report:
-        """Return the state of each layer of the sandbox on this machine; an empty text where it is missing."""
-        return self._pool("exact").report().result()
 
     def close(self) -> None:
         """End the processes; the next item starts others."""
@@ -262,49 +249,18 @@ def default_scorer() -> Scorer:
     return Scorer()
 
 
-@cache
-def _scorer(seconds: float) -> Scorer:
-    return Scorer(ScoringConfig(seconds=seconds))
-
-
-class Verifier(Protocol):
-    """A binary reward function."""
-
-    def __call__(self, response: str, answer: str, metadata: str = "") -> bool:
-        """Return whether the response is right."""
-        ...
-
-
-def verifier(name: str, *, seconds: float = 5.0, scorer: Scorer | None = None) -> Verifier:
-    """Return the rule called ``name``, which scores in a sandboxed process.
-
-    * ``exact``: the response, stripped, is the answer.
-    * ``math``: math-verify finds the answer's value in the response.
-    * ``reasoning_gym:TASK``: the task's own scorer, with the settings, question and metadata of the problem's
-      ``metadata`` column, gives exactly 1; its partial scores count as wrong.
-    * ``runs``: the program in the response prints what each test in the answer wants.
-    * ``python:MODULE:FUNCTION``, or a name given by ``register`` or an entry point: a function of your own.
-
-    Words after the name, separated by ``|``, say where in the response the answer stands: ``exact|boxed``,
-    ``exact|last_line``, ``exact|after:####`` (``after?:`` takes a response without the mark whole),
-    ``exact|regex:PATTERN``.
-
-    Args:
-        name: Name of the rule, as in the ``verifier`` column.
-        seconds: Processor time one response may take; what takes more is wrong.
-        scorer: Scores with limits of its own, whatever ``seconds`` says.
+def verifier(name: str, *, scorer: Scorer | None = None) -> Callable[..., bool]:
+    """Return the rule called ``name`` (``rules``, ``judges``), which scores in a sandboxed process.
 
     Returns:
-        The rule; verdicts of short responses are cached.
+        A function of a response, an answer and metadata, if any: whether the response is right. Verdicts of short
+        responses are cached.
 
     Raises:
-        RolloutError: There is no such rule, the library it needs is not installed, the task is refused
-            (``rules.REFUSED``), or the rule needs an isolation that this machine's kernel does not give. The rule
-            itself raises it when metadata that it needs are missing or unreadable.
+        RolloutError: The rule cannot be used (``Scorer.check``). The rule itself raises it when metadata that it needs
+            are missing or unreadable.
     """
-    if scorer is None:
-        scorer = default_scorer() if seconds == default_scorer().config.seconds else _scorer(seconds)
-    used = scorer
+    used = scorer or default_scorer()
     used.check([name])
 
     def right(response: str, answer: str, metadata: str = "") -> bool:
@@ -347,10 +303,7 @@ def when_all(futures: Collection[Future[Any]], do: Callable[[], None]) -> None:
 
 
 def verdict_of(reply: Reply, *, partial: bool) -> Verdict:
-    """Return the verdict that a reply says.
-
-    Args:
-        partial: Whether fractions count.
+    """Return the verdict that a reply says, fractions kept or counted as 0.
 
     Raises:
         ProblemError: No response to the problem can be scored.

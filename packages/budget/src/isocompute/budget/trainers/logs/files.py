@@ -31,8 +31,6 @@ OPENERS: dict[bytes, Callable[[IO[bytes]], BufferedIOBase]] = {
 }
 """What unpacks a file that begins so."""
 ZIP, ZSTD = b"PK\x03\x04", b"\x28\xb5\x2f\xfd"
-MARKS = (*OPENERS, ZIP, ZSTD)
-"""Beginnings of compressed files."""
 BOMS = {
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF32_LE: "utf-32",
@@ -49,11 +47,7 @@ def name_of(path: Path) -> PurePath:
 
 
 def require_regular(path: Path) -> None:
-    """Refuse what is no regular file.
-
-    Raises:
-        BudgetError: It is not there, or is a folder, a pipe or a device.
-    """
+    """Refuse what is no regular file."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
@@ -64,12 +58,7 @@ def require_regular(path: Path) -> None:
 
 
 def content(path: Path) -> bytes:
-    """What a file holds, unpacked.
-
-    Raises:
-        BudgetError: It cannot be read, is packed in a way that is not read, or unpacks to more than ``LARGEST``.
-        DamagedLogError: It cannot be unpacked.
-    """
+    """What a file holds, unpacked."""
     require_regular(path)
     try:
         with path.open("rb") as stream:
@@ -111,11 +100,7 @@ def _member(path: Path, stream: IO[bytes]) -> bytes:
 
 
 def text_of(path: Path, data: bytes) -> str:
-    """Text in UTF-8, or in UTF-16 or UTF-32 as Windows writes them.
-
-    Raises:
-        DamagedLogError: It is in another encoding.
-    """
+    """Text in UTF-8, or in UTF-16 or UTF-32 as Windows writes them."""
     encoding = next((name for mark, name in BOMS.items() if data.startswith(mark)), "utf-8")
     if encoding == "utf-8" and b"\0" in data[:2]:
         encoding = "utf-16-be" if data[:1] == b"\0" else "utf-16-le"

@@ -48,11 +48,8 @@ class Log:
     Attributes:
         name: Where it comes from; no two runs share a name.
         rows: Metrics by the trainer's step, in order; several entries of one step are joined.
-        config: The configuration that the log holds, flat, with dotted keys.
         restarts: First step logged after each start from a checkpoint that the log shows.
         changed: Settings that a later start changed, each with its values before and after.
-        notes: What to know of how the rows were joined.
-        also: Where other loggers left the same run.
         left_out: What of the source was not read, such as a last entry that a kill cut off.
     """
 
@@ -81,7 +78,6 @@ def join(name: str, starts: Sequence[Iterable[Row]], layout: LogLayout, config: 
 
     Args:
         starts: Metrics by step, for each time that the trainer is known to have been started.
-        config: The configuration that the log holds, with dotted keys.
 
     Raises:
         TwoRunsError: The entries are of two runs: the steps of a metric begin again.
@@ -96,8 +92,13 @@ def join(name: str, starts: Sequence[Iterable[Row]], layout: LogLayout, config: 
         for step, logged in entries:
             metrics = layout.entry(logged) if layout.entry else logged
             needed = [key for key in metrics if layout.needed.match(key)]
-            # Each metric has a clock of its own: an evaluation that takes long is logged after later steps.
-            back = [key for key in needed if key in latest and _logged_before(key, step, metrics, latest, whole)]
+            # Each metric has a clock of its own: an evaluation that takes long is logged after later steps. What was
+            # logged before, for this step or a later one, with another value went back.
+            back = [
+                key
+                for key in needed
+                if step < latest.get(key, -1) or (step == latest.get(key) and whole[step][key] != metrics[key])
+            ]
             counted = any(not EVALUATED.match(key) for key in latest)
             if back and counted and all(EVALUATED.match(key) and first[key] < step == latest[key] for key in back):
                 notes.append(f"{name} evaluated step {step} again: the first evaluation counts")
@@ -125,13 +126,6 @@ def join(name: str, starts: Sequence[Iterable[Row]], layout: LogLayout, config: 
     return Log(
         name=name, rows=sorted(whole.items()), config=dict(config or {}), restarts=tuple(restarts), notes=tuple(notes)
     )
-
-
-def _logged_before(
-    key: str, step: int, metrics: Mapping[str, float], latest: Mapping[str, int], whole: Mapping[int, dict[str, float]]
-) -> bool:
-    """Return whether a metric was logged before, for this step or a later one, with another value."""
-    return step < latest[key] or (step == latest[key] and whole[step][key] != metrics[key])
 
 
 def cell(value: Any) -> float | None:
@@ -168,11 +162,7 @@ GROUPED = re.compile(r"[+-]?\d{1,3}(?:(?:,\d{3})+\.\d+|(?:,\d{3}){2,})", re.ASCI
 
 
 def metrics_of(entry: Mapping[str, Any], layout: LogLayout, where: str) -> dict[str, float]:
-    """The finite numbers of a log entry; infinity counts as empty, since no count or rate can be it.
-
-    Raises:
-        DamagedLogError: What is read is neither a number nor empty.
-    """
+    """The finite numbers of a log entry; infinity counts as empty, since no count or rate can be it."""
     metrics = {}
     for key, value in entry.items():
         try:
@@ -201,18 +191,7 @@ LOG_CALLS = ("_step", "Step")
 
 
 def step_columns(names: Collection[str], layout: LogLayout, named: str | None, where: str) -> tuple[str, ...]:
-    """Those of a log's columns that count the trainer's steps, the preferred one first.
-
-    Args:
-        names: Columns of a table, or keys of a line.
-        named: Column that the user says it is.
-
-    Returns:
-        The columns; none where the log has no steps at all.
-
-    Raises:
-        BudgetError: The named column is not there, or the log has W&B's count alone.
-    """
+    """Those of a log's columns that count the trainer's steps, the preferred one first; none where it has no steps."""
     if named is not None:
         if named not in names:
             raise BudgetError(f"{where}: has no column {named!r}; it has {', '.join(names)}")
@@ -228,14 +207,7 @@ def step_columns(names: Collection[str], layout: LogLayout, named: str | None, w
 
 
 def step_of(entry: Mapping[str, Any], columns: tuple[str, ...], where: str) -> int | None:
-    """The trainer's step of one row, or None where the row has none; ``3/50`` is step 3 of 50, as ms-swift writes it.
-
-    Args:
-        columns: Columns that count steps, the preferred one first.
-
-    Raises:
-        DamagedLogError: The value there is not a step.
-    """
+    """The trainer's step of one row, or None where it has none; ``3/50`` is step 3 of 50, as ms-swift writes it."""
     for column in columns:
         value = entry.get(column)
         if isinstance(value, str) and (parts := re.fullmatch(r"(\d{1,15})/\d+", value.strip(), re.ASCII)):
@@ -255,19 +227,22 @@ def step_of(entry: Mapping[str, Any], columns: tuple[str, ...], where: str) -> i
     return None
 
 
+def row_of(entry: Mapping[str, Any], columns: tuple[str, ...], layout: LogLayout, where: str) -> Row | None:
+    """The step and the metrics of an entry; None where it has no step and nothing that is read."""
+    step, metrics = step_of(entry, columns, where), metrics_of(entry, layout, where)
+    if step is not None:
+        return step, metrics
+    if any(layout.needed.match(key) for key in metrics):
+        raise DamagedLogError(f"{where} has no {' or '.join(columns) or layout.steps[0]}")
+    return None
+
+
 LONGEST_KEY = 1_000
 MOST_KEYS = 100_000
 
 
 def flat(document: Mapping[Any, Any], where: Path | str) -> dict[str, Any]:
-    """Nested mappings as one, with dotted keys, and lists of mappings by index; W&B's ``{"value": …}`` is its value.
-
-    Args:
-        where: What holds the document, for error messages.
-
-    Raises:
-        BudgetError: It is nested too deeply, contains itself, or holds a key that is too long, or too many of them.
-    """
+    """Nested mappings as one, with dotted keys, lists of mappings by index and W&B's ``{"value": …}`` as its value."""
     out: dict[str, Any] = {}
     visited = 0
     left = [("", iter(document.items()))]

@@ -1,7 +1,8 @@
 """Logged metrics of runs, from wherever a trainer or its logger left them, read without the logger.
 
 What a file holds decides how it is read, whatever it is called; its name decides where the content does not. The states
-and arguments that a transformers Trainer saves are read here; other formats have files of their own.
+and arguments that a transformers Trainer saves and databases (an MLflow store, as any framework logs to it, and
+Trackio's ``PROJECT.db``) are read here; other formats have files of their own.
 """
 
 from __future__ import annotations
@@ -9,129 +10,79 @@ from __future__ import annotations
 import json
 import pickletools
 import re
+import sqlite3
 import struct
 import zipfile
 import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...checks import reason
-from ...contract.tracking import is_of_mlflow
+from ...contract import tracking
+from ...contract.errors import TrackingError
 from ...errors import BudgetError, DamagedLogError
-from . import databases, wandb
-from .databases import read_database, read_store
 from .files import content, name_of, require_regular, text_of
-from .log import Log, LogLayout, Row, join, metrics_of, step_of
+from .log import Log, LogLayout, Row, fields_of, flat, join, metrics_of, row_of, step_columns, step_of
+from .records import WANDB, read_events, read_wandb
 from .tables import is_console, read_console, read_lines, read_table
-from .tensorboard import read_events
-from .wandb import read_wandb
 
 EVENTS, STATE = "events.out.tfevents.", "trainer_state.json"
-LINES, TABLES, PRINTED = (".jsonl", ".ndjson", ".json"), (".csv", ".tsv", ".parquet"), (".log", ".txt", ".out", "")
-"""Suffixes of files whose content is text, or a table."""
+EVENTS_BEGIN = b"brain.Event:"
+"""Stands in the first record of a file of TensorBoard's, whatever its name."""
+SQLITE = b"SQLite format 3\0"
+LINES, TABLES = (".jsonl", ".ndjson", ".json"), (".csv", ".tsv", ".parquet")
 
 
 def read_logs(source: str, layout: LogLayout, *, step_column: str | None = None) -> list[Log]:
-    """Read the runs of a source, one by one.
+    """Read the runs of a source, one by one; none where it holds nothing that is read.
 
     Args:
-        source: A file, a folder, ``runs:/ID``, ``mlflow:EXPERIMENT`` or a tracking URI.
+        source: A file (one of TensorBoard's stands for all of its folder), ``runs:/ID``, ``mlflow:EXPERIMENT`` or a
+            tracking URI.
         step_column: Column that counts the trainer's steps, where a file's own say something else.
 
     Raises:
-        BudgetError: It cannot be read or holds no metrics.
         DamagedLogError: It is damaged, or not in the format that its name says.
         TrackingError: MLflow does not have it.
     """
-    if is_of_mlflow(source):
+    if tracking.is_of_mlflow(source):
         _refuse_column(source, step_column)
         return read_store(source, layout)
     path = Path(source)
-    try:
-        found = path.exists()
-    except (OSError, ValueError):
-        found = False
-    if not found:
-        raise BudgetError(f"{path}: there is no such file or folder")
-    return _folder(path, layout, step_column) if path.is_dir() else _file(path, layout, step_column)
-
-
-def may_be_log(path: Path) -> bool:
-    """Return whether a file's name, or for a text a line in it, says that it may be the log of a run."""
-    name = name_of(path)
-    if name.name.startswith((EVENTS, STATE)) or name.suffix in (".jsonl", ".ndjson", *TABLES, ".wandb", ".db"):
-        return True
-    try:
-        return name.suffix in PRINTED and path.is_file() and is_console(text_of(path, content(path)))
-    except BudgetError:
-        return False
-
-
-def _folder(path: Path, layout: LogLayout, step_column: str | None) -> list[Log]:
-    """Runs of a folder: Trainer's states, event files, W&B's files, or one file of another kind."""
-    states = last_states(path)
-    if states:
-        _refuse_column(str(path), step_column)
-        return [read_state(state, layout) for state in states]
-    events = sorted(path.rglob(f"{EVENTS}*"))
-    if events:
-        _refuse_column(str(path), step_column)
-        runs = read_events(events, layout)
-        if not runs:
-            raise BudgetError(f"{path}: its event files hold no metrics")
-        return runs
-    logs = [read_wandb(file, layout, step_column) for file in sorted(path.rglob("*.wandb"))]
-    if any(logs):
-        return [log for log in logs if log is not None]
-    files = [file for file in sorted(path.iterdir()) if may_be_log(file)]
-    if len(files) != 1:
-        names = f"; it holds {', '.join(p.name for p in files)}, to be named one by one" if files else ""
-        raise BudgetError(
-            f"{path}: must hold trainer_state.json, TensorBoard events, .wandb files, or one .jsonl or .csv file{names}"
-        )
-    return _file(files[0], layout, step_column)
-
-
-def _file(path: Path, layout: LogLayout, step_column: str | None) -> list[Log]:
-    """Runs of a file."""
     require_regular(path)
+    with path.open("rb") as stream:
+        first = stream.read(64)
     if path.name.startswith(STATE):
-        _refuse_column(str(path), step_column)
+        _refuse_column(source, step_column)
         return [read_state(path, layout)]
     if path.name.startswith(EVENTS):
-        _refuse_column(str(path), step_column)
-        return _some(path, read_events([path], layout))
-    with path.open("rb") as stream:
-        first = stream.read(len(databases.MAGIC))
-    if first == databases.MAGIC or path.suffix == ".db":
-        _refuse_column(str(path), step_column)
-        return _some(path, read_database(path, layout))
+        _refuse_column(source, step_column)
+        return read_events([p for p in path.parent.iterdir() if p.name.startswith(EVENTS) and p.is_file()], layout)
+    if EVENTS_BEGIN in first:
+        _refuse_column(source, step_column)
+        return read_events([path], layout)
+    if first.startswith(SQLITE) or path.suffix == ".db":
+        _refuse_column(source, step_column)
+        return read_database(path, layout)
     data, suffix = content(path), name_of(path).suffix.lower()
-    if data.startswith(wandb.MAGIC) or suffix == ".wandb":
-        return _some(path, [log for log in (read_wandb(path, layout, step_column),) if log is not None])
+    if data.startswith(WANDB) or suffix == ".wandb":
+        return [log for log in (read_wandb(path, layout, step_column),) if log is not None]
     if data.startswith(b"PAR1") or suffix == ".parquet":
         return read_table(path, data, layout, step_column)
     text = text_of(path, data)
-    printed = suffix not in TABLES and is_console(text)
-    if printed and not (text.lstrip().startswith("{") and suffix in LINES):
-        return read_console(path, data, layout, step_column)
     lines = suffix in LINES or text.lstrip().startswith("{")
+    if suffix not in TABLES and is_console(text) and not (text.lstrip().startswith("{") and suffix in LINES):
+        return read_console(path, data, layout, step_column)
     return (read_lines if lines else read_table)(path, data, layout, step_column)
-
-
-def _some(path: Path, runs: list[Log]) -> list[Log]:
-    if not runs:
-        raise BudgetError(f"{path}: holds no metrics")
-    return runs
 
 
 def _refuse_column(source: str, step_column: str | None) -> None:
     if step_column is not None:
-        raise BudgetError(
-            f"{source}: has one step for each metric and no column {step_column!r}; step_column is for tables and "
-            "JSON lines"
-        )
+        raise BudgetError(f"{source}: has no column {step_column!r}; step_column is for tables and JSON lines")
 
 
 def last_states(path: Path) -> list[Path]:
@@ -147,11 +98,7 @@ def last_states(path: Path) -> list[Path]:
 
 
 def read_state(path: Path, layout: LogLayout) -> Log:
-    """The run of a ``trainer_state.json``, with the arguments that lie beside it or in the folder of its run.
-
-    Raises:
-        DamagedLogError: The file is not one, or an entry of it has no step or no number where one is read.
-    """
+    """The run of a ``trainer_state.json``, with the arguments that lie beside it or in the folder of its run."""
     state = _state(path)
     history = state.get("log_history")
     if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
@@ -165,13 +112,8 @@ def read_state(path: Path, layout: LogLayout) -> Log:
         rows.append((step, metrics_of(entry, layout, where)))
     # Every checkpoint says how many tokens had been seen by then.
     left_out = []
-    for other in dict.fromkeys(
-        (
-            path,
-            *path.parent.parent.glob("checkpoint-*/trainer_state.json"),
-            *path.parent.glob("checkpoint-*/trainer_state.json"),
-        )
-    ):
+    checkpoints = [p for folder in (path.parent.parent, path.parent) for p in folder.glob(f"checkpoint-*/{STATE}")]
+    for other in dict.fromkeys((path, *checkpoints)):
         try:
             rows += _seen(other, state if other == path else _state(other))
         except BudgetError as error:
@@ -219,9 +161,6 @@ def read_arguments(path: Path) -> dict[str, Any]:
 
     The file is a pickle, which could run code if it were loaded. Its instructions are followed here only as far as
     they push plain values and set them in a dictionary; whatever they would build is left out.
-
-    Raises:
-        DamagedLogError: It is no such file.
     """
     require_regular(path)
     try:
@@ -236,7 +175,7 @@ def read_arguments(path: Path) -> dict[str, Any]:
         raise
     except (*UNREADABLE, zipfile.BadZipFile, zlib.error, struct.error) as error:
         raise DamagedLogError(
-            f"{path}: is not the training_args.bin of a transformers Trainer, or is damaged ({reason(error)})"
+            f"{path}: is not the training_args.bin of a Trainer, or is damaged ({reason(error)})"
         ) from None
 
 
@@ -282,3 +221,97 @@ def _step(stack: list[Any], operation: pickletools.OpcodeInfo) -> None:
         if stack:
             stack.pop()
     stack += [UNKNOWN] * len(operation.stack_after)
+
+
+OF_MLFLOW = {"alembic_version", "experiments", "runs", "metrics", "latest_metrics", "params", "tags"}
+"""Tables without which MLflow would make some in the file that it is to read."""
+
+
+def read_store(source: str, layout: LogLayout) -> list[Log]:
+    """The runs of an MLflow store."""
+    return [log for _, _, read in runs_of(source) for log in read(layout)]
+
+
+def runs_of(source: str) -> Iterator[tuple[str, set[str], Callable[[LogLayout], list[Log]]]]:
+    """The runs of an MLflow store or one of its experiments: the name of each, its metrics, and what reads it."""
+    client, runs = tracking.runs_of(source)
+    if not runs:
+        kind = "experiment" if source.startswith("mlflow:") else "store"
+        raise TrackingError(f"{source}: the {kind} holds no run")
+    for run in runs:
+        name = f"runs:/{run.info.run_id}" + (f" ({run.info.run_name})" if run.info.run_name else "")
+        with tracking.answering(source):
+            points = sorted(
+                (int(point.timestamp), int(point.step), key, float(point.value))
+                for key in run.data.metrics
+                for point in client.get_metric_history(str(run.info.run_id), key)
+            )
+        yield name, set(run.data.metrics), partial(_run, name, points, dict(run.data.params))
+
+
+def _run(
+    name: str, points: Sequence[tuple[int, int, str, float]], config: dict[str, Any], layout: LogLayout
+) -> list[Log]:
+    rows: list[Row] = [(step, metrics_of({key: value}, layout, name)) for _, step, key, value in points]
+    return [join(name, [rows], layout, config)]
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[sqlite3.Connection, set[str]]]:
+    """Open a database to read it, and name its tables: what is none, such as a view, may never end."""
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+        found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE '%VIRTUAL%'")
+        yield database, {str(name) for (name,) in found}
+
+
+def has_metrics(database: sqlite3.Connection, tables: set[str]) -> bool:
+    """Return whether something was logged to MLflow's store or Trackio's project."""
+    return "metrics" in tables and database.execute("SELECT 1 FROM metrics LIMIT 1").fetchone() is not None
+
+
+def read_database(path: Path, layout: LogLayout) -> list[Log]:
+    """The runs of a file of SQLite: a project of Trackio's, or a store of MLflow's."""
+    try:
+        with opened(path) as (database, tables):
+            if {"metrics", "configs"} <= tables:
+                return _projects(path, database, layout)
+    except BudgetError:
+        raise
+    except (sqlite3.Error, OSError, ValueError) as error:
+        raise DamagedLogError(f"{path}: is damaged, or not Trackio's nor MLflow's ({reason(error)})") from None
+    if OF_MLFLOW - tables:
+        has = ", ".join(sorted(tables)) or "no table"
+        raise BudgetError(f"{path}: is no database of Trackio's or MLflow's: it has {has}")
+    try:
+        return read_store(f"sqlite:///{path.resolve()}", layout)
+    except TrackingError as error:
+        # Whoever looks through a folder goes on.
+        raise BudgetError(str(error)) from None
+
+
+def _projects(path: Path, database: sqlite3.Connection, layout: LogLayout) -> list[Log]:
+    """The runs of a project of Trackio's."""
+    configured = database.execute("SELECT run_id, config FROM configs").fetchall()
+    configs = {run: flat(_object(path, f"the configuration of {run}", text), path) for run, text in configured}
+    names: dict[str, str] = {}
+    rows: dict[str, list[Row]] = {}
+    logged = database.execute("SELECT id, run_id, run_name, metrics FROM metrics ORDER BY id").fetchall()
+    for number, run, name, document in logged:
+        where = f"{path}: entry {number} ({name})"
+        entry = fields_of(_object(path, f"entry {number} ({name})", document), layout, where)
+        names[run] = name
+        row = row_of(entry, step_columns(entry, layout, None, str(path)), layout, where)
+        if row is not None:
+            rows.setdefault(run, []).append(row)
+    return [join(f"{path} ({names[run]})", [entries], layout, configs.get(run)) for run, entries in rows.items()]
+
+
+def _object(path: Path, what: str, text: Any) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        document = json.loads(text)
+        if isinstance(document, dict):
+            return document
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise DamagedLogError(f"{path}: {what} is no JSON object")

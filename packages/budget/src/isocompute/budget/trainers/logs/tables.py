@@ -26,7 +26,7 @@ from ...checks import reason
 from ...contract.errors import printable
 from ...errors import BudgetError, DamagedLogError
 from .files import text_of
-from .log import LOG_CALLS, Log, LogLayout, Row, cell, fields_of, flat, join, metrics_of, step_columns, step_of
+from .log import LOG_CALLS, Log, LogLayout, Row, cell, fields_of, flat, join, row_of, step_columns
 
 Entry = tuple[str, Mapping[str, Any], tuple[str, ...]]
 """Where a row stands, its fields, and the columns that count its steps."""
@@ -39,15 +39,12 @@ def _runs(path: Path, entries: Iterable[Entry], layout: LogLayout, left_out: Seq
     by_run: dict[str, list[Row]] = {}
     stepless = None
     for where, entry, columns in entries:
-        step, metrics = step_of(entry, columns, where), metrics_of(entry, layout, where)
-        if step is None:
-            lacking = f"{where} has no {' or '.join(columns) or 'step'}"
-            if any(layout.needed.match(key) for key in metrics):
-                raise DamagedLogError(lacking)
-            stepless = stepless or lacking
+        row = row_of(entry, columns, layout, where)
+        if row is None:
+            stepless = stepless or f"{where} has no {' or '.join(columns) or layout.steps[0]}"
             continue
         label = next((str(entry[c]) for c in RUNS if isinstance(entry.get(c), str | int)), "")
-        by_run.setdefault(label, []).append((step, metrics))
+        by_run.setdefault(label, []).append(row)
     if not by_run:
         raise BudgetError(stepless or f"{path}: holds no metrics")
     logs = [join(f"{path} ({label})" if label else str(path), [rows], layout) for label, rows in by_run.items()]
@@ -55,19 +52,14 @@ def _runs(path: Path, entries: Iterable[Entry], layout: LogLayout, left_out: Seq
 
 
 def read_table(path: Path, data: bytes, layout: LogLayout, named: str | None) -> list[Log]:
-    """Runs of a wide table, such as a CSV export of W&B, whose columns may be called ``RUN - METRIC``.
-
-    Args:
-        named: Column that the user says counts the steps, or None.
-
-    Raises:
-        BudgetError: It has no rows, no column of steps, or its columns are of several runs.
-        DamagedLogError: It cannot be read, a row that matters has no step, or a cell that is read is no number.
-    """
+    """Runs of a wide table, such as a CSV export of W&B, whose columns may be called ``RUN - METRIC``."""
     left_out: list[str] = []
     commas = False
     if data.startswith(b"PAR1"):
-        header, rows = _parquet(path, data)
+        if problem := _problem(data):
+            raise DamagedLogError(f"{path}: is damaged, or no Parquet ({problem})")
+        frame = pl.read_parquet(io.BytesIO(data))
+        header, rows = frame.columns, [list(row) for row in frame.iter_rows()]
     else:
         known = {*layout.steps, *LOG_CALLS, named}
         header, rows, commas = _csv(path, text_of(path, data), known, left_out)
@@ -115,13 +107,6 @@ def _problem(data: bytes) -> str:
     return printable(said or f"exit status {tried.returncode}") if tried.returncode else ""
 
 
-def _parquet(path: Path, data: bytes) -> tuple[list[str], list[list[Any]]]:
-    if problem := _problem(data):
-        raise DamagedLogError(f"{path}: is damaged, or no Parquet ({problem})")
-    frame = pl.read_parquet(io.BytesIO(data))
-    return frame.columns, [list(row) for row in frame.iter_rows()]
-
-
 def _csv(
     path: Path, text: str, known: Collection[str | None], left_out: list[str]
 ) -> tuple[list[str], list[list[Any]], bool]:
@@ -129,11 +114,17 @@ def _csv(
 
     Args:
         known: Columns of steps, by which the delimiter is told.
-        left_out: Gathers what was not read.
     """
     said = re.match(r"sep=(.)\r?\n", text)
     text = text[said.end() :] if said else text
-    delimiter = said[1] if said else _delimiter(text, known)
+    begin = text.lstrip("\r\n").split("\n", 1)[0]
+
+    def columns(delimiter: str) -> list[str]:
+        return [name.rpartition(" - ")[2].strip() for row in csv.reader([begin], delimiter=delimiter) for name in row]
+
+    # With which the header has a column of steps, or else the most columns.
+    best = max(",;\t", key=lambda d: (not set(known).isdisjoint(columns(d)), len(columns(d))))
+    delimiter = said[1] if said else best
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows: list[list[Any]] = []
@@ -151,24 +142,13 @@ def _csv(
         if len(row) == len(header):
             continue
         if number < len(rows) - 1 or len(row) > len(header) or text.endswith("\n"):
-            raise DamagedLogError(
-                f"{path}: is damaged, or no CSV: row {number} has {len(row)} cells, and the header has {len(header)}"
-            )
+            uneven = f"row {number} has {len(row)} cells, and the header has {len(header)}"
+            raise DamagedLogError(f"{path}: is damaged, or no CSV: {uneven}")
         left_out.append(f"{path}: its last row, {number}, is incomplete and is left out")
         del rows[-1]
     if len(rows) > 1 and not text.endswith(("\n", '"')) and not left_out:
         left_out.append(f"{path}: its last row has no end of line; where the file was cut off, its last number was too")
     return header, rows[1:], delimiter != ","
-
-
-def _delimiter(text: str, known: Collection[str | None]) -> str:
-    """The delimiter with which a header has a column of steps, or else the most columns."""
-    header = text.lstrip("\r\n").split("\n", 1)[0]
-
-    def columns(delimiter: str) -> list[str]:
-        return [name.rpartition(" - ")[2].strip() for row in csv.reader([header], delimiter=delimiter) for name in row]
-
-    return max(",;\t", key=lambda d: (not set(known).isdisjoint(columns(d)), len(columns(d))))
 
 
 SWAP = str.maketrans(",.", ".,")
@@ -212,15 +192,7 @@ def _is_cell(text: str) -> bool:
 
 
 def read_lines(path: Path, data: bytes, layout: LogLayout, named: str | None) -> list[Log]:
-    """Runs of a file of JSON lines: flat metrics with a step, or veRL's ``{"step": …, "data": {…}}``.
-
-    Args:
-        named: Column that the user says counts the steps, or None.
-
-    Raises:
-        BudgetError: No line has the named column, or W&B's count of calls is the only one.
-        DamagedLogError: A line is not an object, a line with metrics that are read has no step, or one is no number.
-    """
+    """Runs of a file of JSON lines: flat metrics with a step, or veRL's ``{"step": …, "data": {…}}``."""
     left_out: list[str] = []
     lines = list(_objects(path, text_of(path, data), layout, left_out))
     if named is not None and not any(named in fields for _, fields in lines):
@@ -279,10 +251,6 @@ def read_console(path: Path, data: bytes, layout: LogLayout, named: str | None) 
 
     As in ``verl/utils/logger/aggregate_logger.py``: older versions print three decimals, newer ones all of them, as
     ``np.float64(0.5)`` where NumPy does. The trainer prints its configuration, too, when it starts.
-
-    Raises:
-        BudgetError: It has no such line.
-        DamagedLogError: A metric that is read is no number, or a line is damaged.
     """
     left_out: list[str] = []
     lines = text_of(path, data).split("\n")

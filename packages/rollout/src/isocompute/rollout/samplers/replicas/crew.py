@@ -45,13 +45,7 @@ M = TypeVar("M", bound=Member)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event(Generic[M]):
-    """The end of a call.
-
-    Attributes:
-        value: The answer.
-        error: What the call raised instead; the actor goes on.
-        lost: Why the actor is no more, if so.
-    """
+    """The end of a call: its answer, or what it raised instead, or why the actor is lost; else that goes on."""
 
     member: M
     value: Any = None
@@ -94,12 +88,7 @@ class Crew(Generic[M]):
                 self._start(member)
 
     def ask(self, member: M, method: str, *arguments: Any, task: str, seconds: float | None = None) -> None:
-        """Call a method of an actor, without waiting for it.
-
-        Args:
-            task: The call in words, as a verb for messages.
-            seconds: Its timeout.
-        """
+        """Call a method of an actor, without waiting for it; ``task`` is the call in words, a verb for messages."""
         member.call = getattr(member.actor, method).remote(*arguments)
         member.task, member.asked_at = task, monotonic()
         member.seconds = self._seconds if seconds is None else seconds
@@ -136,11 +125,7 @@ class Crew(Generic[M]):
             return Event(member=member, error=cause if isinstance(cause, ValueError) else error)
 
     def lose(self, member: M, why: str) -> Event[M]:
-        """End an actor that died or hangs; another one takes its place in time.
-
-        Args:
-            why: Begins with "it".
-        """
+        """End an actor that died or hangs, ``why`` begins with "it"; another one takes its place in time."""
         self.end(member)
         member.deaths += 1
         member.again_at = monotonic() + self._backoff(member.deaths)

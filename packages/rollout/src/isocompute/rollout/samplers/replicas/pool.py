@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, repeat
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -18,8 +18,8 @@ from ..actor import Verifiers, connected_ray, resources
 from ..base import Sampler, pairs
 from ..sampling import Draw, Sampling
 from ..weights import BUCKET_BYTES, Manifest
-from .crew import LONGEST_WAIT, Event
-from .queue import Batch, Expected, Queue, QueuedGroup, batch_of
+from .crew import LONGEST_WAIT
+from .queue import Batch, Expected, Queue, QueuedGroup
 from .replica import Answered, Opened, Opener, Part, Replica, ReplicaActors, ReplicaMember
 from .transfer import Transfer
 
@@ -34,27 +34,6 @@ bfloat16 single tokens of the same weights were seen to differ by up to 0.23 nat
 """
 
 
-class Carrier(Protocol):
-    """What answers everything through some replicas while it uses them (``in_flight.InFlightPipe``)."""
-
-    def answer(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
-        """Yield the groups of problems that are asked beside."""
-        ...
-
-    def close(self, *, wait: bool = True) -> None:
-        """Let go of the replicas.
-
-        Args:
-            wait: Whether they must be free of groups then; else they are ended next.
-        """
-        ...
-
-    @property
-    def drives(self) -> bool:
-        """Whether the thread that asks is the one that uses the replicas."""
-        ...
-
-
 class Replicas(Sampler):
     """Samples with several replicas, each in a Ray actor of its own; all of them take over every sync.
 
@@ -66,8 +45,6 @@ class Replicas(Sampler):
     Seeds belong to responses, so tokens do not depend on the number of replicas.
 
     Args:
-        opener: Opens one replica's sampler, in its process; it is pickled (``functools.partial`` of ``open_sampler``).
-        model: Directory or name of the model, for messages.
         placement: A Ray placement group to be in, such as one shared with learner ranks; by default one of its own,
             with a bundle for each.
         bundles: The bundle of each replica in it; by default the first ones.
@@ -83,7 +60,7 @@ class Replicas(Sampler):
     Attributes:
         crew: The replicas' processes.
         sync_number: Number of the sync whose weights answer; 0 where the model's own do.
-        pipe: The pipe that uses these replicas, if one does: they answer everything through it.
+        pipe: The ``in_flight.InFlightPipe`` that uses these replicas, if one does: they answer everything through it.
 
     Raises:
         RolloutError: Ray is not installed, the cluster has no room, or the model cannot be loaded.
@@ -116,12 +93,22 @@ class Replicas(Sampler):
         self.transport = transport_of(transport, num_gpus=num_gpus)
         self._ray = connected_ray()
         self._own_placement: Any = None
-        self.pipe: Carrier | None = None
+        self.pipe: Any = None
         self._tolerance = tolerance or 0.0
         self.expected, self.sync_number = Expected(sampling.max_new_tokens), 0
         devices = {"num_cpus": num_cpus, "num_gpus": num_gpus}
         if placement is None:
-            placement = self._own_placement = self._reserved(devices, replicas, start_seconds)
+            from ray.util.placement_group import placement_group, remove_placement_group
+
+            bundle = {"CPU": num_cpus, "GPU": num_gpus}
+            placement = placement_group([{k: v for k, v in bundle.items() if v}] * replicas, strategy="PACK")
+            if not placement.wait(start_seconds):
+                remove_placement_group(placement)
+                raise RolloutError(
+                    f"{replicas} replicas need {num_cpus:g} CPUs and {num_gpus:g} GPUs each, and in {start_seconds:g} "
+                    f"s the cluster had no room for them (it has {resources(self._ray)})"
+                )
+            self._own_placement = placement
         self._places = [{**devices, "scheduling_strategy": s} for s in _strategies(placement, bundles, replicas)]
         self._opener, self._start_seconds = opener, start_seconds
         # Half of an answer's, so that ranks that send a bucket are not taken for dead first.
@@ -159,14 +146,14 @@ class Replicas(Sampler):
         self._look()
         for member in self.crew.busy:
             # One that is still loading the model does so before this: an actor keeps the order of its calls.
-            member.actor.use.remote(sampling)
-        self._ask(self._idle(), "use", sampling, task="take other sampling options")
+            member.actor.call.remote("use", sampling)
+        self._ask(self._idle(), "call", "use", sampling, task="take other sampling options")
 
     def sleep(self) -> None:
         """Let all replicas sleep; see ``Sampler.sleep``."""
         # One that is starting would take its part of a GPU from whoever that is left to.
         self.settle()
-        self._ask(self._idle(), "sleep", task="sleep")
+        self._ask(self._idle(), "call", "sleep", task="sleep")
 
     def _idle(self) -> list[ReplicaMember]:
         return [member for member in self.crew.members if member.idle]
@@ -277,11 +264,7 @@ class Replicas(Sampler):
         return [m.index for m in self.crew.members if m.actor is not None and (not current or m.sync == current)]
 
     def make_current(self) -> None:
-        """Let replicas that have come up with the current weights answer.
-
-        Raises:
-            RolloutError: One says that it has the current weights, and does not sample from them.
-        """
+        """Let replicas that have come up with the current weights answer."""
         for member in self._idle():
             if member.sync is not None or member.said is None or member.said.sync != self.sync_number:
                 continue
@@ -298,7 +281,7 @@ class Replicas(Sampler):
             return
         self._look()
         dispatch = Dispatch(self)
-        dispatch.add(self.work(problems, draw), problems, draw)
+        dispatch.add(self.costs(problems, draw), problems, draw)
         try:
             while dispatch.missing:
                 for _, group in dispatch.turn():
@@ -306,22 +289,18 @@ class Replicas(Sampler):
         finally:
             dispatch.close()
 
-    def carry(self, pipe: Carrier | None) -> None:
-        """Answer everything through a pipe from now on, or through none.
-
-        Raises:
-            RolloutError: A stream is open.
-        """
+    def carry(self, pipe: Any) -> None:
+        """Answer everything through a pipe from now on, or through none."""
         if pipe is not None and self._streams:
             raise RolloutError("a stream is still open, beside which no pipe can use the replicas; close it first")
         self._streams += 1 if pipe is not None else -1
         self.pipe = pipe
 
-    def work(self, problems: pl.DataFrame, draw: Draw) -> list[QueuedGroup]:
-        """Return the groups that problems make, after the checks that one replica makes of them beforehand."""
+    def costs(self, problems: pl.DataFrame, draw: Draw) -> dict[str, float]:
+        """Return what groups of problems are expected to cost, after the checks that one replica makes beforehand."""
         self.faults.check()
         lengths = self._one("lengths", problems, Verifiers.here(), task="check the problems")
-        return self.expected.work(dict(zip(problems["problem_id"].to_list(), lengths, strict=True)), draw.samples)
+        return self.expected.costs(dict(zip(problems["problem_id"].to_list(), lengths, strict=True)), draw.samples)
 
     def _agree(self, probes: dict[int, list[float]]) -> None:
         """Let replicas answer, if they sample from the same weights."""
@@ -344,20 +323,6 @@ class Replicas(Sampler):
             if event.error is not None:
                 raise event.error
         self.crew.fill()
-
-    def _reserved(self, devices: dict[str, float], replicas: int, seconds: float) -> Any:
-        """Reserve a placement group with a bundle for each replica."""
-        from ray.util.placement_group import placement_group, remove_placement_group
-
-        bundle = {"CPU": devices["num_cpus"], "GPU": devices["num_gpus"]}
-        group: Any = placement_group([{k: v for k, v in bundle.items() if v}] * replicas, strategy="PACK")
-        if not group.wait(seconds):
-            remove_placement_group(group)
-            raise RolloutError(
-                f"{replicas} replicas need {bundle['CPU']:g} CPUs and {bundle['GPU']:g} GPUs each, and in {seconds:g} "
-                f"s the cluster had no room for them (it has {resources(self._ray)})"
-            )
-        return group
 
 
 def _strategies(placement: Any, bundles: Sequence[int] | None, replicas: int) -> list[Any]:
@@ -389,7 +354,7 @@ class Dispatch:
     def __init__(self, pool: Replicas, *, in_flight: bool = False) -> None:
         self._pool, self._crew, self._verifiers = pool, pool.crew, Verifiers.here()
         self._in_flight = in_flight
-        self._queue = Queue([])
+        self._queue = Queue()
         self.missing: dict[tuple[Batch, str], QueuedGroup] = {}
         self.lost: list[tuple[QueuedGroup, str]] = []
         self._given: dict[int, dict[tuple[str, int, str], QueuedGroup]] = {}
@@ -401,11 +366,21 @@ class Dispatch:
         self._arrived: list[tuple[Batch, pa.RecordBatch]] = []
         self._failure: Exception | None = None
 
-    def add(self, works: Iterable[QueuedGroup], problems: pl.DataFrame, draw: Draw) -> Batch:
-        """Add the groups of some problems, no two of one phase, step and problem at a time."""
+    def add(
+        self, costs: Mapping[str, float], problems: pl.DataFrame, draw: Draw, *, places: Iterable[int] = repeat(0)
+    ) -> Batch:
+        """Add the groups of some problems, no two of one phase, step and problem at a time.
+
+        Args:
+            costs: Of the problems that are to be answered (``Expected.costs``).
+            places: Of each in the queue.
+        """
         rows = {problem_id: row for row, problem_id in enumerate(problems["problem_id"])}
         batch = Batch(problems=problems, draw=draw, rows=rows)
-        added = [replace(work, batch=batch) for work in works]
+        added = [
+            QueuedGroup(problem_id=name, batch=batch, cost=cost, place=place)
+            for (name, cost), place in zip(costs.items(), places, strict=False)
+        ]
         self._queue.add(added)
         self.missing |= {(batch, work.problem_id): work for work in added}
         return batch
@@ -421,10 +396,7 @@ class Dispatch:
         return 1 - sum(map(bool, self._given.values())) / len(self._crew.members)
 
     def turn(self, seconds: float = LONGEST_WAIT) -> list[tuple[Batch, pa.RecordBatch]]:
-        """Hand out groups, and wait for answers no longer than some seconds.
-
-        Returns:
-            The groups that are there, and the batch of each.
+        """Hand out groups, and wait for answers no longer than some seconds; returns those there, each with its batch.
 
         Raises:
             EngineError: A group was lost with two replicas, or no replica is left for one.
@@ -453,13 +425,9 @@ class Dispatch:
         """Wait until no replica that was given groups is at work; the next turn lets them go on."""
         # One that was started again is loading the model, and has none of them.
         self._miss()
-        while self._at_work:
+        while any(self._crew.members[index].call is not None for index in self._given):
             self._gather(LONGEST_WAIT)
         self._miss()
-
-    @property
-    def _at_work(self) -> bool:
-        return any(self._crew.members[index].call is not None for index in self._given)
 
     def entered(self) -> None:
         """Take note that weights have entered: processes that were started again may try what others have died over."""
@@ -469,8 +437,7 @@ class Dispatch:
     def abandon(self) -> tuple[list[pa.RecordBatch], list[QueuedGroup]]:
         """Take everything out, and begin empty; what replicas fail with meanwhile is not raised.
 
-        Returns:
-            What replicas have generated of their unfinished groups, and the groups of which none says it.
+        Returns what replicas have generated of their unfinished groups, and the groups of which none says it.
         """
         self._settle()
         begun = [member for index in self._given if (member := self._crew.members[index]).idle]
@@ -483,7 +450,7 @@ class Dispatch:
         groups = [group for answer in answers for group in answer.groups]
         for key in [*map(_key, groups), *(key for answer in answers for key in answer.waiting)]:
             unfinished.pop(key, None)
-        self._queue, self.missing, self._given, self._room = Queue([]), {}, {}, {}
+        self._queue, self.missing, self._given, self._room = Queue(), {}, {}, {}
         return groups, list(unfinished.values())
 
     def close(self) -> None:
@@ -516,19 +483,16 @@ class Dispatch:
         failure: Exception | None = None
         for event in sorted(self._crew.wait(seconds), key=lambda event: bool(event.lost or event.error)):
             try:
-                self._note(event)
+                if event.error is not None:
+                    raise event.error
+                if event.lost:
+                    self._lost(event.member.index, event.lost)
+                elif isinstance(event.value, Answered):
+                    self._answered(event.member, event.value)
             except Exception as error:
                 failure = failure or error
         if failure is not None:
             raise failure
-
-    def _note(self, event: Event[ReplicaMember]) -> None:
-        if event.error is not None:
-            raise event.error
-        if event.lost:
-            self._lost(event.member.index, event.lost)
-        else:
-            self._answered(event)
 
     def _hand_out(self) -> None:
         """Give the replicas that have come back what they have room for, and let them go on."""
@@ -543,41 +507,35 @@ class Dispatch:
             work = self._queue.take(index)
             taken[index].append(work)
             load[index] += work.cost
-            room[index] -= batch_of(work).draw.samples
+            room[index] -= work.batch.draw.samples
         for member in current:
-            if taken[member.index] or self._given.get(member.index):
-                self._go_on(member, taken[member.index])
+            works, begins = taken[member.index], member.index not in self._given
+            if not works and not self._given.get(member.index):
+                continue
+            given, self._actors[member.index] = self._given.setdefault(member.index, {}), member.actor
+            parts: list[Part] = []
+            for batch, of_batch in groupby(works, key=lambda work: work.batch):
+                these = list(of_batch)
+                given.update({(batch.draw.phase, batch.draw.step, work.problem_id): work for work in these})
+                parts.append((batch.problems[[batch.rows[work.problem_id] for work in these]], batch.draw))
+            more, task = self._queue.reachable([member.index]), f"answer {_named(p for *_, p in given)}"
+            if begins:
+                told = (self._verifiers, self._pool.sync_number, self._in_flight)
+                self._crew.ask(member, "begin", parts, *told, more, task=task)
+            else:
+                self._crew.ask(member, "go_on", parts, more, task=task)
 
-    def _go_on(self, member: ReplicaMember, works: list[QueuedGroup]) -> None:
-        """Let a replica answer some groups besides those that it has."""
-        begins = member.index not in self._given
-        given, self._actors[member.index] = self._given.setdefault(member.index, {}), member.actor
-        parts: list[Part] = []
-        for batch, of_batch in groupby(works, key=batch_of):
-            these = list(of_batch)
-            given.update({(batch.draw.phase, batch.draw.step, work.problem_id): work for work in these})
-            parts.append((batch.problems[[batch.rows[work.problem_id] for work in these]], batch.draw))
-        more, task = self._queue.reachable([member.index]), f"answer {_named(p for *_, p in given)}"
-        if begins:
-            told = (self._verifiers, self._pool.sync_number, self._in_flight)
-            self._crew.ask(member, "begin", parts, *told, more, task=task)
-        else:
-            self._crew.ask(member, "go_on", parts, more, task=task)
-
-    def _answered(self, event: Event[ReplicaMember]) -> None:
+    def _answered(self, member: ReplicaMember, answer: Answered) -> None:
         """Add the groups of an answer to those that are there."""
-        member = event.member
-        if not isinstance(event.value, Answered):
-            return
         given = self._given.get(member.index, {})
-        for group in event.value.groups:
+        for group in answer.groups:
             self._take(group, given)
-        self._pool.faults.add(event.value.unscored, scored=event.value.scored)
-        self._room[member.index] = event.value.room
-        member.answered += len(event.value.groups)
-        if event.value.groups:
+        self._pool.faults.add(answer.unscored, scored=answer.scored)
+        self._room[member.index] = answer.room
+        member.answered += len(answer.groups)
+        if answer.groups:
             member.deaths = 0
-        if event.value.ended and given:
+        if answer.ended and given:
             raise RolloutError(f"replica {member.index} has ended without an answer to {_named(p for *_, p in given)}")
 
     def _take(self, group: pa.RecordBatch, given: dict[tuple[str, int, str], QueuedGroup]) -> None:
@@ -594,9 +552,9 @@ class Dispatch:
                 f"a replica has answered problem {problem_id} with weights of version {sorted(versions)}; asked was "
                 f"for {_named(p for _, p in self.missing)} with version {current}"
             )
-        del self.missing[batch_of(work), problem_id]
+        del self.missing[work.batch, problem_id]
         self._pool.expected.learn(problem_id, group["response_ids"].value_lengths().to_pylist())
-        self._arrived.append((batch_of(work), group))
+        self._arrived.append((work.batch, group))
 
     def _lost(self, index: int, why: str) -> None:
         """Let other replicas answer what a lost one was given; a new process takes its place."""
@@ -628,9 +586,6 @@ def transport_of(wanted: str, *, num_gpus: float) -> str:
     Args:
         wanted: ``auto`` or one of ``TRANSPORTS``. ``auto`` is ``object_store`` for replicas without a GPU, ``nccl`` for
             those with GPUs of their own, and ``ipc`` for those that have a share of one, which they share with a rank.
-
-    Raises:
-        RolloutError: There is no such transport, or the replicas cannot use it.
     """
     if wanted not in ("auto", *TRANSPORTS):
         raise RolloutError(f"transport is {wanted!r}; it must be auto or one of {', '.join(TRANSPORTS)}")
@@ -644,15 +599,7 @@ def transport_of(wanted: str, *, num_gpus: float) -> str:
 
 
 def agreed(probes: dict[int, list[float]], *, tolerance: float) -> list[float]:
-    """Return what all replicas say of their weights.
-
-    Args:
-        probes: ``Sampler.probe`` of each by its index.
-        tolerance: How far log-probabilities may lie apart (nats).
-
-    Raises:
-        RolloutError: They do not agree, so not all have taken over the same weights.
-    """
+    """Return what all replicas say of their weights, by their probes, which may lie so far apart (nats)."""
     first, *others = sorted(probes.items())
     for index, probe in others:
         apart = max((abs(a - b) for a, b in zip(first[1], probe, strict=True)), default=0.0)

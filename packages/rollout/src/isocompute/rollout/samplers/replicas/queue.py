@@ -30,21 +30,14 @@ class QueuedGroup:
     Attributes:
         cost: Tokens that it is expected to take, prompts included.
         place: Its place among those that wait; of those with the same one the longest goes first.
-        batch: What it was added with to a ``Dispatch``.
         failed_on: The replica that died or hung over it, if one did; another one tries it once more.
     """
 
     problem_id: str
+    batch: Batch
     cost: float
-    place: int = 0
-    batch: Batch | None = None
+    place: int
     failed_on: int | None = None
-
-
-def batch_of(work: QueuedGroup) -> Batch:
-    """Return the batch of a group that was added to a dispatch."""
-    assert work.batch is not None
-    return work.batch
 
 
 class Expected:
@@ -67,24 +60,21 @@ class Expected:
             return self._means.get(problem_id, self._longest)
         return self._total / len(self._means)
 
-    def work(self, prompts: Mapping[str, int], samples: int) -> list[QueuedGroup]:
-        """Return the groups of problems, from the tokens of prompts; cost: samples × (prompt + expected response)."""
-        return [QueuedGroup(problem_id=p, cost=samples * (length + self.of(p))) for p, length in prompts.items()]
+    def costs(self, prompts: Mapping[str, int], samples: int) -> dict[str, float]:
+        """Return the tokens that the groups of problems take, from those of prompts: samples × (prompt + response)."""
+        return {name: samples * (length + self.of(name)) for name, length in prompts.items()}
 
 
 class Queue:
     """Groups that no replica has been given, by place and longest first; the order changes no token."""
 
-    def __init__(self, works: Iterable[QueuedGroup]) -> None:
+    def __init__(self) -> None:
         self._waiting: list[QueuedGroup] = []
-        self.add(works)
 
     def add(self, works: Iterable[QueuedGroup]) -> None:
         """Let further groups wait."""
-        self._waiting = sorted([*self._waiting, *works], key=_longest_first)
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        self._waiting += works
+        self._waiting.sort(key=lambda work: (work.place, -work.cost, work.problem_id))
 
     def take(self, replica: int) -> QueuedGroup:
         """Take the first group that a replica may answer: what failed on it is left to others."""
@@ -92,14 +82,9 @@ class Queue:
         return self._waiting.pop(at)
 
     def put_back(self, works: Iterable[QueuedGroup], replica: int) -> list[QueuedGroup]:
-        """Let other replicas try the groups that one died or hung over.
-
-        Returns:
-            Those that another one has failed over before, which do not wait again.
-        """
+        """Let others try the groups that a replica died or hung over; returns those that another one has failed on."""
         again = list(works)
-        first = [replace(work, failed_on=replica) for work in again if work.failed_on is None]
-        self.add(first)
+        self.add(replace(work, failed_on=replica) for work in again if work.failed_on is None)
         return [work for work in again if work.failed_on is not None]
 
     def forgive(self) -> None:
@@ -109,7 +94,3 @@ class Queue:
     def reachable(self, replicas: Iterable[int]) -> bool:
         """Return whether one of some replicas may take a group that waits."""
         return any(work.failed_on != replica for replica in replicas for work in self._waiting)
-
-
-def _longest_first(work: QueuedGroup) -> tuple[int, float, str]:
-    return work.place, -work.cost, work.problem_id

@@ -18,7 +18,7 @@ from ...errors import EngineError, RolloutError
 from ..actor import Verifiers, resources
 from ..base import Faults, Feed
 from ..sampling import Draw, Sampling
-from ..weights import Manifest, Payload, Rendezvous
+from ..weights import Manifest, Payload
 from .crew import LONGEST_WAIT, Crew, Event, Member
 
 if TYPE_CHECKING:
@@ -41,16 +41,7 @@ Opener = Callable[[], "Sampler"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A replica's description of itself once it has loaded the model.
-
-    Attributes:
-        probe: ``Sampler.probe`` of the model's own weights.
-        place: The device that its model is on (``Sampler.place``).
-        dtype: Type of its weights (``Sampler.dtype``).
-        sleeps: Whether it is to sleep after each training batch.
-        holds: Responses that it has a use for at a time (``Sampler``).
-        sync: Number of the sync that these weights are of: none.
-    """
+    """A replica's description of itself once it has loaded the model: its process, and what ``Sampler`` has."""
 
     plan: str
     probe: list[float]
@@ -108,11 +99,7 @@ class Replica:
         self._whole = True
 
     def open(self, sampling: Sampling) -> Opened:
-        """Load the model. Not done by the constructor, whose errors Ray would report as the death of the actor.
-
-        Args:
-            sampling: How responses are sampled; the opener's own says how long they may ever be.
-        """
+        """Load the model. Not done by the constructor, whose errors Ray would report as the death of the actor."""
         self._sampler = self._opener()
         self._sampler.use(sampling)
         # A batch has ended when all replicas have answered their parts.
@@ -129,13 +116,9 @@ class Replica:
             holds=self._sampler.holds,
         )
 
-    def use(self, sampling: Sampling) -> None:
-        """Sample differently from now on; see ``Sampler.use``."""
-        self._sampler.use(sampling)
-
-    def sleep(self) -> None:
-        """Leave the device to others; see ``Sampler.sleep``."""
-        self._sampler.sleep()
+    def call(self, method: str, *arguments: Any) -> None:
+        """Call a method of the sampler: ``use``, ``sleep`` or ``join``."""
+        getattr(self._sampler, method)(*arguments)
 
     def manifest(self) -> Manifest:
         """Return which tensors a sync must bring."""
@@ -154,9 +137,6 @@ class Replica:
         Args:
             sync: Number of the sync whose weights must answer; 0 is the model's own.
             in_flight: Whether new weights may enter meanwhile, for which no call may last long.
-
-        Raises:
-            RolloutError: The weights here are of another sync, or not whole.
         """
         if sync != self._sync or not self._whole:
             whole = "whole" if self._whole else "torn"
@@ -223,20 +203,11 @@ class Replica:
             answers.close()
 
     def begin_sync(self, sync: int, in_flight: bool) -> None:
-        """Begin to take over the weights of a sync; until its end nothing is answered.
-
-        Args:
-            sync: Its number, from 1.
-            in_flight: Whether what is being answered goes on with them.
-        """
+        """Begin to take over the weights of a sync; until its end nothing is answered."""
         if not in_flight:
             self.end()
         self._sync, self._buckets, self._whole = sync, 0, False
         self._sampler.begin_sync(in_flight=in_flight)
-
-    def join(self, rendezvous: Rendezvous, rank: int) -> None:
-        """Join the group over which weights are broadcast; see ``Sampler.join``."""
-        self._sampler.join(rendezvous, rank)
 
     def take(self, payload: Payload, sync: int) -> None:
         """Take over one bucket of a sync's weights."""
@@ -245,14 +216,7 @@ class Replica:
         self._buckets += 1
 
     def end_sync(self, version: int, sync: int, buckets: int) -> Synced:
-        """Answer with the weights of a sync from now on.
-
-        Args:
-            buckets: How many buckets they came in.
-
-        Raises:
-            RolloutError: Not all of them came.
-        """
+        """Answer with the weights of a sync from now on, once as many buckets have come as were sent."""
         self._expect(sync)
         if self._buckets != buckets:
             raise RolloutError(
@@ -292,13 +256,10 @@ class ReplicaMember(Member):
 
 
 class ReplicaActors(Crew[ReplicaMember]):
-    """The replicas.
-
-    Attributes:
-        last_lost: The last replica that died or hung, and why.
-    """
+    """The replicas."""
 
     last_lost = ""
+    """The last replica that died or hung, and why."""
 
     def wait(self, seconds: float = LONGEST_WAIT) -> list[Event[ReplicaMember]]:
         """Wait for the end of some calls, and note what replicas say of themselves."""
@@ -317,11 +278,8 @@ class ReplicaActors(Crew[ReplicaMember]):
     def gather(self, members: Sequence[ReplicaMember]) -> dict[int, Any]:
         """Wait until some replicas have no call left; others may still be loading the model.
 
-        Returns:
-            Their answers by index, without those that died or hung.
-
-        Raises:
-            RolloutError: A call was refused; the others of these replicas are waited for first.
+        Returns their answers by index, without those that died or hung. What a call was refused with is raised once
+        the others have answered.
         """
         answers: dict[int, Any] = {}
         refused: Exception | None = None

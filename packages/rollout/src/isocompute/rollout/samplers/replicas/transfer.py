@@ -81,12 +81,11 @@ class Transfer:
         return sent
 
     def send(self, rank: int, weights: Iterable[tuple[str, Any]]) -> Sent:
-        """Send the weights.
-
-        Args:
-            weights: Pairs of a Hugging Face name and a tensor, read once.
-        """
-        own = self._own(rank)
+        """Send the weights, pairs of a Hugging Face name and a tensor, which are read once."""
+        own = list(self.receivers) if rank == 0 else []
+        if self.transport == "ipc":
+            here = place_of(self.device())
+            own = [one for one in self.receivers if said(one).place == here and (rank == 0 or here.startswith("GPU"))]
         sending = _Sending(self, own)
         failure: Exception | None = None
         try:
@@ -100,11 +99,7 @@ class Transfer:
         return Sent(buckets=sending.count, reached=[one.index for one in own], lost=sending.lost, failure=failure)
 
     def device(self) -> str:
-        """Return the device on which buckets are packed.
-
-        Raises:
-            RolloutError: This process has no GPU, and must have one.
-        """
+        """Return the device on which buckets are packed."""
         if self.transport != "nccl" and (self.transport != "ipc" or said(self.receivers[0]).place.startswith("CPU")):
             return "cpu"
         import torch
@@ -115,13 +110,6 @@ class Transfer:
                 "it must be object_store"
             )
         return "cuda"
-
-    def _own(self, rank: int) -> list[ReplicaMember]:
-        """Return the replicas that a rank sends to."""
-        if self.transport != "ipc":
-            return list(self.receivers) if rank == 0 else []
-        here = place_of(self.device())
-        return [one for one in self.receivers if said(one).place == here and (rank == 0 or here.startswith("GPU"))]
 
 
 def said(member: ReplicaMember) -> Opened:
@@ -190,11 +178,7 @@ class _Sending:
             self._crew.ask(one, "take", payload, self._transfer.number, task=self._transfer.task)
 
     def _group(self) -> BroadcastGroup:
-        """Connect this process and all workers of all replicas.
-
-        Raises:
-            EngineError: A replica died, or did not come.
-        """
+        """Connect this process and all workers of all replicas."""
         ranks, world = {}, 1
         for one in self._left:
             ranks[one.index] = range(world, world + said(one).workers)
@@ -204,7 +188,7 @@ class _Sending:
             for one in self._left:
                 task, rank = f"join {GROUP}", ranks[one.index][0]
                 # The group's own timeout, which tells who is missing, comes first.
-                self._crew.ask(one, "join", rendezvous, rank, task=task, seconds=2 * self._transfer.seconds)
+                self._crew.ask(one, "call", "join", rendezvous, rank, task=task, seconds=2 * self._transfer.seconds)
 
         try:
             group = connect(
@@ -225,12 +209,7 @@ class _Sending:
         return group
 
     def _settle(self) -> None:
-        """Wait for the replicas' answers, and let go of those that died or hang.
-
-        Raises:
-            RolloutError: One refuses the weights.
-            EngineError: One is lost that others receive a broadcast with.
-        """
+        """Wait for the replicas' answers, and let go of those that died or hang."""
         while self._crew.busy:
             self._note(self._crew.wait())
         if self._underway is not None:

@@ -12,8 +12,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import wait
+from contextlib import suppress
 from itertools import starmap
 from typing import Any, TypeVar
 
@@ -24,38 +25,26 @@ from ...errors import RolloutError
 
 LOOK_SECONDS = 0.2
 """Interval between looks whether somebody interrupts a wait."""
-
 MAX_BYTES = 64 * 2**20
 """Longest answer read: one of 32,768 tokens with its log-probabilities is about 10 MB."""
-
 MAX_ERROR_BYTES = 4096
-
 MAX_CONNECT_SECONDS = 10.0
-
 MAX_IDLE_SECONDS = 4.0
 """How long a connection is kept for another request: uvicorn, and so vLLM, closes it after 5 s."""
-
 AGAIN = {408, 409, 425, 429}
 """Statuses below 500 after which the same request may succeed."""
-
 UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
-
 ATTEMPTS = 4
 """Attempts at one request, over all servers."""
-
 FIRST_PAUSE_SECONDS = 0.5
 """Before an attempt at a server that has just failed; each further pause is twice as long."""
-
 MAX_WAIT_SECONDS = 60.0
 """Longest pause before an attempt, whatever ``Retry-After`` asks for, and longest time that a server is left out."""
-
 FAILURES_IN_A_ROW = 3
 """After which a server is left out; after one where there is no connection."""
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
-
-
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
 """By process: a fork has none of its parent's threads."""
 _starting = threading.Lock()
@@ -88,17 +77,14 @@ class Refused(Exception):  # noqa: N818
 
 
 class Failed(Exception):  # noqa: N818
-    """The server failed at a request that may succeed at another time or elsewhere.
-
-    Args:
-        unreachable: Whether there was no connection at all.
-        wait_seconds: How long the server asks to be left alone.
-    """
+    """The server failed at a request that may succeed at another time or elsewhere."""
 
     def __init__(self, reason: str, *, unreachable: bool = False, wait_seconds: float = 0.0) -> None:
         super().__init__(reason)
         self.unreachable = unreachable
+        """Whether there was no connection at all."""
         self.wait_seconds = wait_seconds
+        """How long the server asks to be left alone."""
 
 
 class Client:
@@ -109,9 +95,6 @@ class Client:
             and password in it are sent as basic authentication where there is no key, and dropped where there is one.
         api_key: Sent as a bearer token, without blanks around it and to this address only: redirects are not followed.
         timeout_seconds: Deadline of one answer, from the request to its last byte.
-
-    Raises:
-        RolloutError: The address, the key, or the proxy that the environment names, is not valid.
     """
 
     def __init__(self, base_url: str, *, api_key: str | None = None, timeout_seconds: float = 600.0) -> None:
@@ -141,11 +124,7 @@ class Client:
         return self._clients[os.getpid()]
 
     async def ask(self, route: str, body: Mapping[str, Any] | None) -> Any:
-        """Ask the server and return its JSON.
-
-        Args:
-            route: Below the address, such as ``models``.
-            body: What to post; None is a GET.
+        """Ask the server by a route below its address and return its JSON; with None for a body it is a GET.
 
         Raises:
             Refused: The server says that the request is wrong.
@@ -201,7 +180,14 @@ def _judged(response: httpx2.Response, data: bytes) -> Any:
             return json.loads(data)
         except (ValueError, RecursionError) as error:
             raise Failed(f"its answer is not JSON ({str(error)[:100]})") from None
-    said = f"{status} {response.reason_phrase}" + _message(data)
+    # The server's message, in one line.
+    text = data.decode("utf-8", "replace")
+    with suppress(ValueError, AttributeError, RecursionError):
+        body = json.loads(text)
+        details = body.get("error", body)
+        text = str(details.get("message", text)) if isinstance(details, dict) else str(details)
+    first = text.strip().splitlines()[:1]
+    said = f"{status} {response.reason_phrase}" + (f": {first[0][:300]}" if first else "")
     if 300 <= status < 400:
         raise Refused(f"{said}: it redirects to {headers.get('Location')}; give that address", status=status)
     if status >= 500 or status in AGAIN:
@@ -209,29 +195,13 @@ def _judged(response: httpx2.Response, data: bytes) -> Any:
     raise Refused(said, status=status)
 
 
-def _message(data: bytes) -> str:
-    """Return the server's message about an error, in one line."""
-    text = data.decode("utf-8", "replace")
-    try:
-        body = json.loads(text)
-        details = body.get("error", body)
-        text = str(details.get("message", text)) if isinstance(details, dict) else str(details)
-    except (ValueError, AttributeError, RecursionError):
-        pass
-    first = text.strip().splitlines()[:1]
-    return f": {first[0][:300]}" if first else ""
-
-
 def _seconds(retry_after: str) -> float:
     """Return the seconds of a header ``Retry-After``: a number or a date."""
-    try:
+    with suppress(ValueError):
         return max(0.0, float(retry_after))
-    except ValueError:
-        pass
-    try:
+    with suppress(ValueError):
         return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
-    except ValueError:
-        return 0.0
+    return 0.0
 
 
 def _address(base_url: str, *, keyed: bool) -> str:
@@ -263,11 +233,7 @@ class Server:
 
 
 class Servers:
-    """Servers of one model.
-
-    Args:
-        clients: One per server, at least one.
-    """
+    """Servers of one model."""
 
     def __init__(self, clients: Sequence[Client]) -> None:
         if not clients:
@@ -294,7 +260,10 @@ class Servers:
         """
         failures: dict[Server, list[Failed]] = {}
         for attempt in range(ATTEMPTS):
-            server = self._chosen(failures)
+            now = time.monotonic()
+            # Where none is free, waiting for one would hold up a request that may fail anyway.
+            free = [s for s in self.all if max(s.left_out_until, s.busy_until) <= now] or self.all
+            server = min([s for s in free if s not in failures] or free, key=lambda s: s.in_flight)
             pause = FIRST_PAUSE_SECONDS * 2 ** (attempt - 1) if server in failures else 0.0
             server.in_flight += 1
             try:
@@ -315,13 +284,6 @@ class Servers:
         """Close all connections."""
         for server in self.all:
             await server.client.close()
-
-    def _chosen(self, tried: Container[Server]) -> Server:
-        """Choose a server for an attempt."""
-        now = time.monotonic()
-        # Where none is free, waiting for one would hold up a request that may fail anyway.
-        free = [s for s in self.all if max(s.left_out_until, s.busy_until) <= now] or self.all
-        return min([s for s in free if s not in tried] or free, key=lambda s: s.in_flight)
 
     def _failed(self, server: Server, error: Failed) -> None:
         """Leave a server out that keeps failing, and leave one alone that asks for it."""

@@ -10,15 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pyarrow as pa
-
 from ...errors import RolloutError
 from ...scoring.scorer import Scorer
 from ..local import LocalSampler
 from ..prompts import Prompting
 from ..sampling import Continue, Finished, Request, Response, Sampling, aborted
 from .client import Client, Failed, Refused, Server, Servers, background, run
-from .protocols import PROTOCOLS, WRONG_REQUEST, Reader, ask, body, read
+from .protocols import PROTOCOLS, WRONG_REQUEST, ask, body, read, response_of
 
 TOO_LARGE = 413
 
@@ -33,11 +31,8 @@ class OpenAISampler(LocalSampler):
     here, which may split it differently than the policy did (column ``retokenized``), and the end-of-sequence token is
     added where it stopped, unless stop texts were asked for and the server does not say what ended it.
     Log-probabilities are the server's, and left empty where it reports none or, for text, where its tokens are not
-    those made here; vLLM applies the temperature to them with ``--logprobs-mode processed_logprobs``.
-
-    A request goes to the server with the fewest in flight, and after a failure to another one; a server that keeps
-    failing is left out for a while. A request that fails each time (no connection, 5xx, a timeout, a wrong count) is a
-    response that was ``aborted`` with the reason in ``failure``, as long as others succeed.
+    those made here. A request that fails each time is a response that was ``aborted`` with the reason in ``failure``,
+    as long as others succeed.
 
     Args:
         model: Directory or name of the model whose tokenizer encodes prompts and decodes responses.
@@ -46,12 +41,12 @@ class OpenAISampler(LocalSampler):
         protocol: ``completions`` (prompts as token ids) or ``chat`` (as messages, for servers that have nothing else).
         api_key: Sent as a bearer token.
         served_model: The model's name at the server; by default ``model``, or the only one there is.
-        concurrency: Requests in flight at a time at each server, at least 1.
+        concurrency: Requests in flight at a time at each server.
         timeout_seconds: Deadline of one answer, up to its last byte.
 
     Raises:
-        RolloutError: An address, the protocol, the concurrency or the timeout is not valid, forced interruption is
-            asked for with ``chat``, the tokenizer cannot be loaded, no server answers, or one has no such model.
+        RolloutError: An argument is not valid, the tokenizer cannot be loaded, no server answers, or one has no such
+            model.
     """
 
     retokenizes = True
@@ -85,29 +80,28 @@ class OpenAISampler(LocalSampler):
         try:
             super().__init__(model, sampling, prompting=prompting, scorer=scorer)
             self._protocol = protocol
-            self._chat_options = dict((prompting or Prompting()).chat_options)
             self._at_a_time = concurrency * len(addresses)
-            self._vocabulary = vocabulary(self.model, self.tokenizer)
+            from transformers import AutoConfig
+
+            try:
+                width = int(AutoConfig.from_pretrained(self.model).get_text_config().vocab_size)
+            except (OSError, ValueError, AttributeError):
+                # There may be only a tokenizer.
+                width = 0
+            # A model's output may be wider than its tokenizer.
+            self._vocabulary = max(width, len(self.tokenizer))
             self.served_model = run(served_name(self._servers, self.model, served_model))
         except BaseException:
             self.close()
             raise
 
     def use(self, sampling: Sampling) -> None:
-        """Sample differently from now on; see ``Sampler.use``.
-
-        Raises:
-            RolloutError: Responses or prompts may be longer, or it asks for what the protocol cannot do.
-        """
+        """Sample differently from now on; see ``Sampler.use``."""
         _check_protocol(self._protocol, sampling)
         super().use(sampling)
 
     def sync(self, weights: Any, version: int, *, in_flight: bool = False) -> None:
-        """Refuse: a server's weights cannot be replaced.
-
-        Raises:
-            RolloutError: Always.
-        """
+        """Refuse: a server's weights cannot be replaced."""
         raise RolloutError(
             f"the weights of {self._servers} cannot be replaced: use the openai sampler for difficulty and evaluation "
             "only, and train with vllm or transformers"
@@ -116,9 +110,6 @@ class OpenAISampler(LocalSampler):
     def close(self) -> None:
         """Close the connections; the servers stay as they are."""
         run(self._servers.close())
-
-    def _no_rows(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pylist([], self.columns().schema)
 
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:
         reached = False
@@ -172,17 +163,21 @@ class OpenAISampler(LocalSampler):
             protocol=self._protocol,
             served_model=self.served_model,
             stop_token_ids=self.stop_token_ids,
-            chat_options=self._chat_options,
+            chat_options=self._prompting.chat_options,
         )
         try:
             answer = await ask(server, PROTOCOLS[self._protocol], wanted)
         except Refused as error:
             where = f"the server at {server.client.base_url}"
             raise Refused(f"{where} refuses ({error})", status=error.status) from None
-        reader = Reader(
-            self.tokenizer, vocabulary=self._vocabulary, ends=self.stop_token_ids, stops=bool(self.sampling.stop)
+        return response_of(
+            read(answer, request, protocol=self._protocol),
+            request,
+            tokenizer=self.tokenizer,
+            vocabulary=self._vocabulary,
+            ends=self.stop_token_ids,
+            stops=bool(self.sampling.stop),
         )
-        return reader.response(read(answer, request, protocol=self._protocol), request)
 
 
 def _check_protocol(protocol: str, sampling: Sampling) -> None:
@@ -194,14 +189,7 @@ def _check_protocol(protocol: str, sampling: Sampling) -> None:
 
 
 async def served_name(servers: Servers, model: str, wanted: str | None) -> str:
-    """Return a model's name at servers, checked against their lists.
-
-    Args:
-        wanted: Its name, if it is known.
-
-    Raises:
-        RolloutError: None of them answers, or one refuses or has no such model.
-    """
+    """Return a model's name at servers, checked against their lists."""
     name, silent = wanted, []
     for server in servers.all:
         url = server.client.base_url
@@ -225,21 +213,6 @@ async def served_name(servers: Servers, model: str, wanted: str | None) -> str:
     if len(silent) == len(servers.all):
         raise RolloutError(silent[0])
     return name or model
-
-
-def vocabulary(model: str, tokenizer: Any) -> int:
-    """Return how many tokens a model has; its output may be wider than its tokenizer.
-
-    Args:
-        model: Directory or name of the model; there may be only a tokenizer.
-    """
-    from transformers import AutoConfig
-
-    try:
-        width = int(AutoConfig.from_pretrained(model).get_text_config().vocab_size)
-    except (OSError, ValueError, AttributeError):
-        width = 0
-    return max(width, len(tokenizer))
 
 
 def in_parallel(

@@ -21,14 +21,10 @@ from .client import Failed, Refused, Server
 
 PROTOCOLS = {"completions": "completions", "chat": "chat/completions"}
 """Their names, and the path of each under a server's address."""
-
 ROUNDING = 1e-3
 """A log-probability may lie above 0 by so much: servers round."""
-
-
 WRONG_REQUEST = {400, 422}
 """Statuses with which servers refuse fields that they do not know."""
-
 NEUTRAL: Mapping[str, Any] = {
     "top_k": 0,
     "min_p": 0.0,
@@ -64,14 +60,7 @@ class Body:
         return sent
 
     def blamed(self, reason: str, refused: frozenset[str]) -> frozenset[str]:
-        """Return the groups to leave out next: those that a refusal names, or else all.
-
-        Args:
-            refused: Groups already left out.
-
-        Raises:
-            RolloutError: The refusal names a field that changes what is sampled.
-        """
+        """Return the groups to leave out next: those that a refusal names, or else all."""
         words = set(re.findall(r"\w+", reason))
         left = {group: fields for group, fields in self.optional.items() if group not in refused}
         named = frozenset(group for group, fields in left.items() if words & set(fields))
@@ -93,11 +82,7 @@ def body(
     stop_token_ids: list[int],
     chat_options: Mapping[str, Any],
 ) -> Body:
-    """Return what to send for a request.
-
-    Args:
-        chat_options: Further arguments of the chat template; a prompt of ``completions`` was rendered with them here.
-    """
+    """Return what to send for a request; a prompt of ``completions`` was rendered with the chat options here."""
     fields: dict[str, Any] = {
         "model": served_model,
         "seed": request.seed,
@@ -131,11 +116,7 @@ def body(
 
 
 async def ask(server: Server, route: str, body: Body) -> Any:
-    """Ask a server, without the optional fields that it refuses.
-
-    Args:
-        server: It remembers which groups of fields it refuses.
-        route: Below its address.
+    """Ask a server, which remembers which groups of optional fields it refuses, without these.
 
     Raises:
         RolloutError: The server refuses a field that changes what is sampled.
@@ -183,12 +164,7 @@ class Reply:
 
 
 def read(answer: Any, request: Request, *, protocol: str) -> Reply:
-    """Return what an answer says.
-
-    Raises:
-        RolloutError: The server's chat template makes another prompt of the messages than the tokenizer here.
-        Wrong: It is not an answer of this protocol, or it is one to another prompt.
-    """
+    """Return what an answer says."""
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise Wrong("its answer has no choices, so it is not OpenAI's protocol")
@@ -229,95 +205,85 @@ def read(answer: Any, request: Request, *, protocol: str) -> Reply:
     raise Wrong("it answers another prompt than the one that was sent")
 
 
-class Reader:
-    """Turns answers into responses.
+def response_of(
+    answer: Reply, request: Request, *, tokenizer: Any, vocabulary: int, ends: Sequence[int], stops: bool
+) -> Response:
+    """Return the response that an answer holds; one whose counts do not agree is ``Wrong``.
 
     Args:
-        tokenizer: Tokenizes the text of servers that give no token ids.
         vocabulary: Tokens that the model has.
         ends: Tokens at which a response ends.
         stops: Whether stop texts were asked for.
     """
-
-    def __init__(self, tokenizer: Any, *, vocabulary: int, ends: Sequence[int], stops: bool) -> None:
-        self._tokenizer, self._vocabulary, self._ends, self._stops = tokenizer, vocabulary, ends, stops
-
-    def response(self, answer: Reply, request: Request) -> Response:
-        """Return the response that an answer holds.
-
-        Raises:
-            Wrong: It ended for another reason than ``stop`` or ``length``, or its counts do not agree.
-        """
-        if answer.finish_reason not in {"stop", "length"}:
-            raise Wrong(f"its response finished with {answer.finish_reason!r} instead of 'stop' or 'length'")
-        if answer.ids is None and answer.text is None:
-            raise Wrong("its answer holds neither text nor token ids")
-        given = answer.ids is not None
-        ids, split = (self._given(answer.ids), True) if answer.ids is not None else self._tokenized(answer)
-        count = len(ids) if given else answer.completion_tokens
-        if given and answer.completion_tokens not in {None, len(ids)}:
-            raise Wrong(f"it counts {answer.completion_tokens} tokens and gives {len(ids)}")
-        if count is not None and count > request.max_new_tokens:
-            raise Wrong(f"its response has {count} tokens, and at most {request.max_new_tokens} were asked for")
-        if count is not None and answer.finish_reason == "length" and count < request.max_new_tokens:
-            raise Wrong(
-                f"its response was cut off after {count} of {request.max_new_tokens} tokens; the server has a limit "
-                "of its own, such as max_new_tokens of a generation config"
-            )
-        # Tokens are decoded as those of every other engine; only the server knows where a stop text began.
-        at_text = self._stops and answer.finish_reason == "stop" and not (len(ids) and ids[-1] in self._ends)
-        return Response(
-            ids=ids,
-            logprobs=self._logprobs(answer, len(ids)) if split else np.zeros(0, np.float32),
-            finish_reason=answer.finish_reason,
-            text=answer.text if at_text or not given else None,
-            retokenized=not given,
-        )
-
-    def _given(self, ids: Sequence[int]) -> NDArray[np.int32]:
-        """Check token ids."""
-        array = np.asarray(ids if len(ids) else np.zeros(0, np.int64))
-        if array.ndim != 1 or array.dtype.kind != "i":
+    if answer.finish_reason not in {"stop", "length"}:
+        raise Wrong(f"its response finished with {answer.finish_reason!r} instead of 'stop' or 'length'")
+    if answer.ids is None and answer.text is None:
+        raise Wrong("its answer holds neither text nor token ids")
+    given = answer.ids is not None
+    if answer.ids is not None:
+        ids, split = np.asarray(answer.ids if len(answer.ids) else np.zeros(0, np.int64)), True
+        if ids.ndim != 1 or ids.dtype.kind != "i":
             raise Wrong("its token_ids are not a list of integers")
-        for token in array[(array < 0) | (array >= self._vocabulary)][:1]:
-            raise Wrong(f"its response holds token {token}, and the vocabulary has {self._vocabulary}")
-        return array.astype(np.int32)
+        for token in ids[(ids < 0) | (ids >= vocabulary)][:1]:
+            raise Wrong(f"its response holds token {token}, and the vocabulary has {vocabulary}")
+    else:
+        ids, split = _tokenized(answer, tokenizer, stops=stops)
+    count = len(ids) if given else answer.completion_tokens
+    if given and answer.completion_tokens not in {None, len(ids)}:
+        raise Wrong(f"it counts {answer.completion_tokens} tokens and gives {len(ids)}")
+    if count is not None and count > request.max_new_tokens:
+        raise Wrong(f"its response has {count} tokens, and at most {request.max_new_tokens} were asked for")
+    if count is not None and answer.finish_reason == "length" and count < request.max_new_tokens:
+        raise Wrong(
+            f"its response was cut off after {count} of {request.max_new_tokens} tokens; the server has a limit "
+            "of its own, such as max_new_tokens of a generation config"
+        )
+    # Tokens are decoded as those of every other engine; only the server knows where a stop text began.
+    at_text = stops and answer.finish_reason == "stop" and not (len(ids) and ids[-1] in ends)
+    return Response(
+        ids=ids.astype(np.int32),
+        logprobs=_logprobs(answer, len(ids)) if split else np.zeros(0, np.float32),
+        finish_reason=answer.finish_reason,
+        text=answer.text if at_text or not given else None,
+        retokenized=not given,
+    )
 
-    def _tokenized(self, answer: Reply) -> tuple[NDArray[np.int32], bool]:
-        """Tokenize a text; the end-of-sequence token, which a text does not show, is added where it was sampled.
 
-        Returns:
-            The tokens, and whether the server says that it sampled the same ones.
-        """
-        text, reported = answer.text or "", list(answer.tokens)
-        if self._tokenizer.is_fast:
-            made = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-            ids, places = list(made["input_ids"]), [end for _, end in made["offset_mapping"]]
-        else:
-            ids, places = list(self._tokenizer(text, add_special_tokens=False)["input_ids"]), []
-        end = self._tokenizer.eos_token_id
-        if isinstance(answer.stopped_at, int):
-            end = answer.stopped_at
-        elif self._stops:
-            # A stop text may have ended it: only some servers say which it was.
-            end = None
-        ended = answer.finish_reason == "stop" and end is not None
-        # It has many spellings, and some servers give it none.
-        seen = reported[:-1] if ended else reported
-        same = "".join(seen) == text and list(accumulate(len(token) for token in seen)) == places
-        return np.array([*ids, end] if ended else ids, np.int32), same
+def _tokenized(answer: Reply, tokenizer: Any, *, stops: bool) -> tuple[NDArray[Any], bool]:
+    """Tokenize a text; the end-of-sequence token, which a text does not show, is added where it was sampled.
 
-    def _logprobs(self, answer: Reply, count: int) -> NDArray[np.float32]:
-        """Return the log-probabilities, if there is one for each token."""
-        none = np.zeros(0, np.float32)
-        if not len(answer.logprobs):
-            return none
-        try:
-            values = np.asarray(answer.logprobs, np.float64)
-        except (TypeError, ValueError):
-            raise Wrong("its log-probabilities are not numbers") from None
-        if len(values) != count:
-            raise Wrong(f"it gives {len(values)} log-probabilities for {count} tokens")
-        if (values > ROUNDING).any():
-            raise Wrong(f"it gives a log-probability of {values[values > ROUNDING][0]:g}; none may be above 0")
-        return values.astype(np.float32) if np.isfinite(values).all() else none
+    Returns the tokens, and whether the server says that it sampled the same ones.
+    """
+    text, reported = answer.text or "", list(answer.tokens)
+    if tokenizer.is_fast:
+        made = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids, places = list(made["input_ids"]), [end for _, end in made["offset_mapping"]]
+    else:
+        ids, places = list(tokenizer(text, add_special_tokens=False)["input_ids"]), []
+    end = tokenizer.eos_token_id
+    if isinstance(answer.stopped_at, int):
+        end = answer.stopped_at
+    elif stops:
+        # A stop text may have ended it: only some servers say which it was.
+        end = None
+    ended = answer.finish_reason == "stop" and end is not None
+    # It has many spellings, and some servers give it none.
+    seen = reported[:-1] if ended else reported
+    same = "".join(seen) == text and list(accumulate(len(token) for token in seen)) == places
+    return np.array([*ids, end] if ended else ids, np.int32), same
+
+
+def _logprobs(answer: Reply, count: int) -> NDArray[np.float32]:
+    """Return the log-probabilities, if there is one for each token."""
+    none = np.zeros(0, np.float32)
+    if not len(answer.logprobs):
+        return none
+    try:
+        values = np.asarray(answer.logprobs, np.float64)
+    except (TypeError, ValueError):
+        raise Wrong("its log-probabilities are not numbers") from None
+    if len(values) != count:
+        raise Wrong(f"it gives {len(values)} log-probabilities for {count} tokens")
+    if (values > ROUNDING).any():
+        raise Wrong(f"it gives a log-probability of {values[values > ROUNDING][0]:g}; none may be above 0")
+    return values.astype(np.float32) if np.isfinite(values).all() else none

@@ -46,14 +46,16 @@ class ModelSize:
 
 
 def size_of(config: Mapping[str, Any], *, parameters: int, stored: float = 0.0) -> ModelSize:
-    """Read a model's numbers from its configuration.
+    """Read a model's numbers from the text model's ``config.json``.
 
     Args:
-        config: The text model's ``config.json``.
-        parameters: Number of parameters (``Manifest.elements``).
         stored: Size of the checkpoint (bytes), 0 where its files are not here; a quantised model's weights take that.
     """
-    bits = _bits(config.get("quantization_config"))
+    bits, positions = _bits(config.get("quantization_config")), int(config.get("max_position_embeddings") or 0)
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if positions and rope.get("rope_type", rope.get("type")) == "yarn":
+        original = rope.get("original_max_position_embeddings") or positions
+        positions = max(positions, int(original * float(rope.get("factor") or 1)))
     hidden, heads = int(config["hidden_size"]), int(config.get("num_attention_heads") or 1)
     kv_heads = int(config.get("num_key_value_heads") or heads)
     head = int(config.get("head_dim") or hidden // heads)
@@ -69,7 +71,7 @@ def size_of(config: Mapping[str, Any], *, parameters: int, stored: float = 0.0) 
         intermediate=max(dense, experts),
         vocabulary=int(config["vocab_size"]),
         kv_values=int(compressed) + int(config.get("qk_rope_head_dim") or 0) if compressed else 2 * kv_heads * head,
-        positions=_positions(config),
+        positions=positions or None,
     )
 
 
@@ -85,17 +87,6 @@ def _bits(quantization: Mapping[str, Any] | None) -> int | None:
     return 4 if quantization.get("load_in_4bit") or "4" in str(quantization.get("quant_method")) else 8
 
 
-def _positions(config: Mapping[str, Any]) -> int | None:
-    stated = config.get("max_position_embeddings")
-    if not stated:
-        return None
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type")) == "yarn":
-        original = rope.get("original_max_position_embeddings") or stated
-        return max(int(stated), int(original * float(rope.get("factor") or 1)))
-    return int(stated)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
     """The memory of an engine on each device (bytes).
@@ -106,8 +97,6 @@ class MemoryPlan:
         logits: Logits and log-probabilities of the responses generated together, in float32.
         overhead: Graphs and workspaces, or the process.
         kv_token: KV cache of one token.
-        kv_wanted: KV cache of ``max_concurrent`` of the longest requests.
-        kv_least: KV cache of one such request.
         available: Memory that the engine may take.
         kv: KV cache that it gets.
         concurrent: Longest requests that fit into it together.
@@ -120,8 +109,6 @@ class MemoryPlan:
     logits: float
     overhead: float
     kv_token: float
-    kv_wanted: float
-    kv_least: float
     available: float
     kv: float
     concurrent: int
@@ -168,13 +155,12 @@ def estimate(size: ModelSize, engine: Engine, sampling: Sampling, *, model: str,
     own = "bfloat16" if size.dtype == "float32" else size.dtype
     kind = own if engine.dtype == "auto" else engine.dtype
     width, shares = TYPE_BYTES.get(kind, 2), engine.tensor_parallel
-    tokens = engine.max_batched_tokens
     needed: dict[str, float] = {
         "weights": (size.parameters * width if size.weights is None else size.weights) / shares,
         # vLLM packs both on CPU and keeps the plain weights beside them.
         "packed": 2.0 * size.vocabulary * size.hidden * width if engine.device == "cpu" else 0.0,
         # At the widest: gate and up projections and their product, the residual stream and the layer's input.
-        "activations": tokens * (3 * size.intermediate / shares + 2 * size.hidden) * width,
+        "activations": engine.max_batched_tokens * (3 * size.intermediate / shares + 2 * size.hidden) * width,
         # Logits in the model's type, in float32, their log-probabilities, and the sampler's copy.
         "logits": engine.max_concurrent * size.vocabulary * (width + 3 * 4),
         "overhead": PROCESS_BYTES if engine.device == "cpu" else GRAPH_BYTES if engine.cuda_graphs else 0.5 * GIB,
@@ -182,11 +168,34 @@ def estimate(size: ModelSize, engine: Engine, sampling: Sampling, *, model: str,
     kv_token = size.layers * size.kv_values * width / shares
     blocks = ceil(longest / engine.block_tokens)
     kv_least = blocks * engine.block_tokens * kv_token
-    kv_wanted = kv_least * engine.max_concurrent
     fixed = sum(needed.values())
     room = available - fixed
-    if room < kv_least or (engine.kv_cache_gib or 0) * GIB > room:
-        raise _too_large(needed, kv_least, engine, model=model, available=available, kind=kind, longest=longest)
+    total = fixed + max(kv_least, (engine.kv_cache_gib or 0) * GIB)
+    if total > available:
+        over = total - available
+        # A pass must hold the responses generated together, and without chunked prefill the longest request.
+        fewest = max(engine.max_concurrent, 0 if engine.chunked_prefill else longest)
+        tokens = floor(engine.max_batched_tokens * (1 - over / needed["activations"]) / 256) * 256
+        concurrent = floor(engine.max_concurrent * (1 - over / needed["logits"]))
+        if engine.kv_cache_gib is not None and over <= engine.kv_cache_gib * GIB - kv_least:
+            remedy = f"kv_cache_gib must be at most {floor((engine.kv_cache_gib - over / GIB) * 100) / 100:g}"
+        elif tokens >= fewest:
+            remedy = f"max_batched_tokens must be at most {tokens}"
+        elif concurrent >= 1:
+            remedy = f"max_concurrent must be at most {concurrent}"
+        elif kind == "float32" and over < (needed["weights"] + needed["packed"]) / 2:
+            remedy = "dtype must be bfloat16"
+        elif engine.device == "cuda":
+            now = f"memory_share, now {engine.memory_share:g}, or tensor_parallel, now {engine.tensor_parallel}"
+            remedy = f"{now}, must be larger"
+        else:
+            remedy = "the model must be smaller, or the machine larger"
+        parts = {**needed, "KV cache of one request": kv_least}
+        raise RolloutError(
+            f"the model {model} needs {total / GIB:.1f} GiB on the {'GPU' if engine.device == 'cuda' else 'CPU'} "
+            f"({', '.join(f'{name} {size / GIB:.1f}' for name, size in parts.items() if size)}) and "
+            f"{available / GIB:.1f} GiB are available to the engine: {remedy}"
+        )
     if engine.kv_cache_gib is not None:
         kv = engine.kv_cache_gib * GIB
         if kv < kv_least:
@@ -196,12 +205,10 @@ def estimate(size: ModelSize, engine: Engine, sampling: Sampling, *, model: str,
             )
     else:
         # On CUDA the engine takes all that is left: cached prefixes use it. A CPU's memory has other users.
-        kv = room if engine.device == "cuda" else min(kv_wanted, max(kv_least, room / 2))
+        kv = room if engine.device == "cuda" else min(kv_least * engine.max_concurrent, max(kv_least, room / 2))
     return MemoryPlan(
         device=engine.device,
         kv_token=kv_token,
-        kv_wanted=kv_wanted,
-        kv_least=kv_least,
         available=available,
         kv=kv,
         concurrent=min(engine.max_concurrent, int(kv // kv_least)),
@@ -209,57 +216,8 @@ def estimate(size: ModelSize, engine: Engine, sampling: Sampling, *, model: str,
     )
 
 
-def _too_large(
-    needed: Mapping[str, float],
-    kv_least: float,
-    engine: Engine,
-    *,
-    model: str,
-    available: float,
-    kind: str,
-    longest: int,
-) -> RolloutError:
-    """Say what does not fit, and which setting would make it fit."""
-    total = sum(needed.values()) + max(kv_least, (engine.kv_cache_gib or 0) * GIB)
-    place = "GPU" if engine.device == "cuda" else "CPU"
-    parts = ", ".join(
-        f"{name} {size / GIB:.1f}" for name, size in [*needed.items(), ("KV cache of one request", kv_least)] if size
-    )
-    remedy = _remedy(needed, kv_least, engine, over=total - available, kind=kind, longest=longest)
-    return RolloutError(
-        f"the model {model} needs {total / GIB:.1f} GiB on the {place} ({parts}) and {available / GIB:.1f} GiB "
-        f"are available to the engine: {remedy}"
-    )
-
-
-def _remedy(
-    needed: Mapping[str, float], kv_least: float, engine: Engine, *, over: float, kind: str, longest: int
-) -> str:
-    """Return the first setting that would make room for ``over`` bytes."""
-    if engine.kv_cache_gib is not None and over <= engine.kv_cache_gib * GIB - kv_least:
-        return f"kv_cache_gib must be at most {floor((engine.kv_cache_gib - over / GIB) * 100) / 100:g}"
-    # A pass must hold the responses generated together, and without chunked prefill the longest request.
-    fewest = max(engine.max_concurrent, 0 if engine.chunked_prefill else longest)
-    tokens = floor(engine.max_batched_tokens * (1 - over / needed["activations"]) / 256) * 256
-    if tokens >= fewest:
-        return f"max_batched_tokens must be at most {tokens}"
-    concurrent = floor(engine.max_concurrent * (1 - over / needed["logits"]))
-    if concurrent >= 1:
-        return f"max_concurrent must be at most {concurrent}"
-    if kind == "float32" and over < (needed["weights"] + needed["packed"]) / 2:
-        return "dtype must be bfloat16"
-    if engine.device == "cuda":
-        now = f"memory_share, now {engine.memory_share:g}, or tensor_parallel, now {engine.tensor_parallel}"
-        return f"{now}, must be larger"
-    return "the model must be smaller, or the machine larger"
-
-
 def has_cuda() -> bool:
-    """Return whether the vLLM that is installed runs on a CUDA device of this process.
-
-    Raises:
-        RolloutError: It is built for GPUs, and there is none.
-    """
+    """Return whether the vLLM that is installed runs on a CUDA device of this process."""
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
@@ -273,11 +231,7 @@ def has_cuda() -> bool:
 
 
 def available_to(engine: Engine) -> float:
-    """Return the memory that an engine may take on each of its devices (bytes).
-
-    Raises:
-        RolloutError: Other processes hold what it may take of the GPU.
-    """
+    """Return the memory that an engine may take on each of its devices (bytes)."""
     if engine.device == "cpu":
         return free_bytes() * engine.memory_share
     import torch
@@ -293,11 +247,7 @@ def available_to(engine: Engine) -> float:
 
 
 def free_bytes(root: Path = Path("/")) -> float:
-    """Return the memory that this machine, or the container this process runs in, has left (bytes).
-
-    Args:
-        root: Where ``proc`` and ``sys`` are.
-    """
+    """Return the memory that this machine, or the container this process runs in, has left (bytes)."""
     lines = (root / "proc/meminfo").read_text().splitlines()
     sizes = {name: float(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
     group = root / "sys/fs/cgroup"

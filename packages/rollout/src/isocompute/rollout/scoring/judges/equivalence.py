@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import RolloutError
 from .. import notation
-from .text import NoGenerator
+from .text import Judge, Scored
 
 ANSWERS = 4096
 """Parsed reference answers kept."""
@@ -33,7 +33,7 @@ _APPROX = re.compile(r"\\(?:approx|simeq|thickapprox|doteq)(?![A-Za-z])")
 _DECIMAL = re.compile(r"(?:.*=)?\s*-?(\d+(?:\.(\d+))?)\s*(?:\\(?:times|cdot)\s*10\s*\^.*|\\text.*)?")
 
 
-class MathJudge(NoGenerator):
+class MathJudge(Judge):
     """Scores with math-verify, which parses texts itself and executes nothing."""
 
     def __init__(self) -> None:
@@ -49,14 +49,10 @@ class MathJudge(NoGenerator):
         self._parse, self._verify = math_verify.parse, math_verify.verify
         self._of_pieces = (math_verify.LatexExtractionConfig(),)
         self._of_prose = (*self._of_pieces, math_verify.ExprExtractionConfig())
-        self._gold = lru_cache(maxsize=ANSWERS)(self._parsed)
+        self._gold = lru_cache(maxsize=ANSWERS)(lambda answer: self._values(f"${answer}$"))
         self.equivalent("1", "1")
 
-    def executing(self, base: str) -> bool:
-        """Return False."""
-        return False
-
-    def prepare(self, base: str, answer: str, metadata: str) -> Callable[[str], bool]:
+    def prepare(self, base: str, answer: str, metadata: str) -> Scored:
         """See ``Judge.prepare``: the comparison with the answer, which is parsed once."""
         return lambda response: self.scored(response, answer)
 
@@ -71,19 +67,12 @@ class MathJudge(NoGenerator):
                 forget()
 
     def equivalent(self, response: str, answer: str) -> bool:
-        """Return whether math-verify finds the answer's value in the response, without a limit of its own.
-
-        Raises:
-            RolloutError: It finds no value in the answer itself, so that no response could be right.
-        """
+        """Return whether math-verify finds the answer's value in the response, without a limit of its own."""
         gold = self._gold(answer)
         if not gold:
             raise RolloutError(f"math-verify reads no value in the reference answer {answer[:60]!r}")
         found = self._values(response)
         return any(self._same(of_gold, of_found) for of_gold in gold for of_found in found)
-
-    def _parsed(self, answer: str) -> tuple[Any, ...]:
-        return tuple(self._values(f"${answer}$"))
 
     def _values(self, text: str) -> list[Any]:
         """Return what math-verify reads in a text: its value or, of an approximation, each side; and the LaTeX."""

@@ -52,12 +52,7 @@ def evaluate(text: str) -> Any:
 
 
 def checked(text: str, names: frozenset[str] = FUNCTIONS, *, letters: bool = True) -> str:
-    """Return a mathematical expression as it is, once nothing in it could be anything else.
-
-    Args:
-        text: Numbers, operators, parentheses, single letters and names.
-        letters: Single letters are allowed.
-    """
+    """Return a mathematical expression as it is, once it holds numbers, operators, parentheses and names alone."""
     if len(text) > LONGEST:
         raise ValueError(f"the expression has more than {LONGEST} characters")
     place = 0

@@ -33,16 +33,12 @@ class ProgramTooLongError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apart:
-    """Separation of a program from the process that starts it.
-
-    Attributes:
-        command: Words before a program's command, with ``FILTER`` in it; empty where the sandbox of this
-            process is enough.
-        filter: A filter of system calls, in the kernel's form.
-    """
+    """Separation of a program from the process that starts it."""
 
     command: tuple[str, ...] = ()
+    """Words before a program's command, with ``FILTER`` in it; empty where the sandbox of this process is enough."""
     filter: bytes = b""
+    """A filter of system calls, in the kernel's form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +95,22 @@ def run(
     end, errors = time.monotonic() + seconds, bytearray()
 
     def late() -> bool:
-        return time.monotonic() > end or _used(process.pid, apart) > processor_seconds
+        used = running.clock(process.pid)
+        if apart.command:
+            # What is around it takes none, and its own processes can be seen from here.
+            used = sum(each.used + each.reaped for each in running.descendants(process.pid, ended=True))
+        return time.monotonic() > end or used > processor_seconds
 
     try:
         output, is_late = _talk(process, given, late, most, errors)
         if not is_late and len(output) <= most:
             is_late = _late(process, late, errors)
     finally:
-        killed = _killed(process)
+        killed = False
+        # Without a namespace of its own the sandbox may signal nobody: the worker ends the program with the response.
+        with contextlib.suppress(PermissionError):
+            process.kill()
+            killed = True
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:
                 with contextlib.suppress(OSError):
@@ -115,28 +119,10 @@ def run(
     return Ran(output=output, code=process.wait() if killed else -signal.SIGKILL, late=is_late, error=said)
 
 
-def _killed(process: subprocess.Popen[bytes]) -> bool:
-    """Kill a program that has not ended; return whether that was possible."""
-    try:
-        process.kill()
-    except PermissionError:
-        # Without a namespace of its own the sandbox may signal nobody: the worker ends the program with the response.
-        return False
-    return True
-
-
 def spent() -> float:
     """Return the processor time of all programs that this process has run, s."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def _used(pid: int, apart: Apart) -> float:
-    """Return the processor time of a running program, s."""
-    if apart.command:
-        # What is around it takes none, and its own processes can be seen from here.
-        return sum(each.used + each.reaped for each in running.descendants(pid, ended=True))
-    return running.clock(pid)
 
 
 def _talk(

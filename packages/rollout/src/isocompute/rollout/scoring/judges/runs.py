@@ -15,7 +15,7 @@ import re
 import signal
 import symtable
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from functools import cache
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ProblemError, RolloutError
 from .programs import Apart, Ran, run, spent
-from .text import NoGenerator
+from .text import Judge, Scored
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
@@ -78,12 +78,8 @@ class Test:
     tolerance: Decimal | None = None
 
 
-class RunsJudge(NoGenerator):
-    """Runs programs and compares what they print.
-
-    Args:
-        apart: Keeps a program apart from this process.
-    """
+class RunsJudge(Judge):
+    """Runs programs and compares what they print."""
 
     def __init__(self, apart: Apart | None = None) -> None:
         self._apart = apart or Apart()
@@ -97,7 +93,7 @@ class RunsJudge(NoGenerator):
         """Return True: the process that starts programs is ended with them."""
         return True
 
-    def prepare(self, base: str, answer: str, metadata: str) -> Callable[[str], float]:
+    def prepare(self, base: str, answer: str, metadata: str) -> Scored:
         """See ``Judge.prepare``: the share of tests that a response's program passes."""
         tests, seconds = tests_of(answer) if answer else ((), None)
         return lambda response: self._share(program_of(response), tests, seconds)
@@ -151,15 +147,6 @@ def tests_of(answer: str) -> tuple[tuple[Test, ...], float | None]:
     if not value["tests"]:
         raise ProblemError("the answer of a problem for runs holds no tests")
     return tuple(_test(i, test) for i, test in enumerate(value["tests"], 1)), seconds
-
-
-def tests_fault(answer: str) -> str:
-    """Return why no program can be tested by an answer; an empty text where one can."""
-    try:
-        tests_of(answer)
-    except ProblemError as error:
-        return str(error)
-    return ""
 
 
 def program_of(response: str) -> str:

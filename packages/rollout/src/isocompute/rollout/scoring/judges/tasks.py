@@ -14,6 +14,7 @@ from typing import Any
 from ...errors import RolloutError
 from ..rules import EXECUTING, check_task, decode_metadata, encode_metadata
 from . import guarded
+from .text import Judge, Scored
 
 SCORERS = 256
 """Tasks with settings that are kept."""
@@ -21,7 +22,7 @@ _NO_NUMBER = re.compile(r"(?<![a-z])(nan|inf|infinity)[ij]?(?![a-z])", re.IGNORE
 _WORD = re.compile(r"[A-Za-z]{2}")
 
 
-class TaskJudge:
+class TaskJudge(Judge):
     """Scores with reasoning-gym."""
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class TaskJudge:
         """Return whether a task's scorer would evaluate a text as code."""
         return base.partition(":")[2] in EXECUTING
 
-    def prepare(self, base: str, answer: str, metadata: str) -> Callable[[str], float]:
+    def prepare(self, base: str, answer: str, metadata: str) -> Scored:
         """See ``Judge.prepare``: the task's scorer.
 
         Raises:
@@ -50,11 +51,7 @@ class TaskJudge:
         check_task(task)
         settings = decode_metadata(metadata, where=task).get("settings") if metadata else None
         scorer = self._scorer(task, encode_metadata(settings or {}))
-
-        def scored(response: str) -> float:
-            return _scored(task, scorer, response, answer, metadata)
-
-        return scored
+        return lambda response: _scored(task, scorer, response, answer, metadata)
 
     def draw(self, task: str, settings: Mapping[str, Any], *, size: int, seed: int, index: int) -> str:
         """See ``Judge.draw``; the global generators of random numbers are set by the seed."""

@@ -9,29 +9,40 @@ from ...errors import RolloutError
 
 
 def same(response: str, answer: str) -> bool:
-    """Say whether two texts agree up to white space round them.
-
-    Args:
-        response: The response, or what was extracted from it.
-    """
+    """Say whether two texts agree up to white space round them."""
     return response.strip() == answer.strip()
 
 
-class NoGenerator:
-    """A judge whose problems come from elsewhere."""
+Scored = Callable[[str], float | bool]
+"""Scores a response: 1 where it is right."""
+
+
+class Judge:
+    """Scores the rules of one worker pool."""
+
+    def executing(self, base: str) -> bool:
+        """Return whether a rule may execute what a response says, so that each response needs a process of its own."""
+        return False
+
+    def prepare(self, base: str, answer: str, metadata: str) -> Scored:
+        """Return the function that scores responses to a problem.
+
+        Args:
+            base: Name of the rule, without answer extraction.
+
+        Raises:
+            RolloutError: The problem cannot be scored, whatever the response.
+        """
+        raise NotImplementedError
 
     def draw(self, task: str, settings: Mapping[str, Any], *, size: int, seed: int, index: int) -> str:
-        """See ``Judge.draw``: refused, since there is nothing to generate."""
+        """Generate a problem, with a generator made for ``size`` of them, as ``rules.encode_metadata`` writes it."""
         raise RolloutError(f"{task} is not a generator of problems")
 
 
-class TextJudge(NoGenerator):
+class TextJudge(Judge):
     """Compares texts; here for patterns, which some responses keep busy for ever."""
 
-    def executing(self, base: str) -> bool:
-        """Return False."""
-        return False
-
-    def prepare(self, base: str, answer: str, metadata: str) -> Callable[[str], bool]:
+    def prepare(self, base: str, answer: str, metadata: str) -> Scored:
         """See ``Judge.prepare``: the comparison with the answer."""
         return lambda response: same(response, answer)

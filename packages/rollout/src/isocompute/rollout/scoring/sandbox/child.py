@@ -29,9 +29,9 @@ from typing import Any, NoReturn
 
 from ...errors import ProblemError, RolloutError
 from .. import running
-from ..judges import CallableJudge, Judge, Scored, load
+from ..judges import CallableJudge, load
 from ..judges.programs import Apart, spent
-from ..judges.text import TextJudge
+from ..judges.text import Judge, Scored, TextJudge
 from ..rules import Extraction, extraction
 from . import kernel, layers
 from .frames import COMPLETE, NO_VERDICT, READ, FrameError, Reply, numbered, reply_in, said
@@ -126,17 +126,14 @@ def _wait(nursery: int, watch: Watch | None) -> None:
             timeout = watch.look() * 1000
     end = os.waitid(os.P_PID, nursery, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if end is not None and end.si_status:
-        print(f"the process that loads the library ended ({_how(end)})", file=sys.stderr, flush=True)
+        how = ended(end.si_status if end.si_code == os.CLD_EXITED else -end.si_status)
+        print(f"the process that loads the library ended ({how})", file=sys.stderr, flush=True)
 
 
 def _reap(child: int) -> None:
     """Reap orphans that have ended, and not the child that is waited for."""
     while (end := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and end.si_pid != child:
         os.waitpid(end.si_pid, 0)
-
-
-def _how(end: os.waitid_result) -> str:
-    return ended(end.si_status if end.si_code == os.CLD_EXITED else -end.si_status)
 
 
 def _end_children() -> None:
@@ -151,12 +148,7 @@ def _end_children() -> None:
 
 
 def nurse(settings: dict[str, Any], report: layers.Report, group: Group) -> None:
-    """Load the library of a pool, give up all rights, and keep one worker running.
-
-    Args:
-        report: The layers entered so far.
-        group: The control group that this process is in, if any.
-    """
+    """Load the library of a pool, give up all rights, and keep one worker running."""
     layers.die_with_parent()
     if os.getpid() != 1:
         # Whoever kills all processes that there are must be in a namespace.
@@ -173,7 +165,8 @@ def nurse(settings: dict[str, Any], report: layers.Report, group: Group) -> None
         readable = [*settings["readable"], *(judge.sources if isinstance(judge, CallableJudge) else ())]
         report = layers.restrict(report, readable, settings["without"], execute=settings["executes"])
         if settings["bubblewrap"]:
-            report = layers.with_bubblewrap(report)
+            network = " + ".join(word for word in (report["network"], "seccomp") if word)
+            report = {**report, "files": layers.NAME, "network": network}
     except RolloutError as error:
         _write(replies, {"fault": str(error)})
         return
@@ -198,7 +191,10 @@ def nurse(settings: dict[str, Any], report: layers.Report, group: Group) -> None
         if worker is None:
             _write(replies, {"died": NO_PROCESS, "again": True})
             return
-        status = _waited(worker)
+        pid, status = os.wait()
+        while pid != worker:
+            # Orphans are reaped, too.
+            pid, status = os.wait()
         if status == 0:
             return
         _clear(contained=contained)
@@ -237,14 +233,6 @@ def _work(worker: Worker) -> None:
         status = AGAIN
     finally:
         os._exit(status)
-
-
-def _waited(worker: int) -> int:
-    """Reap whatever ends, orphans too, until the worker has; return its status."""
-    while True:
-        pid, status = os.wait()
-        if pid == worker:
-            return status
 
 
 def _clear(*, contained: bool) -> None:
@@ -300,11 +288,7 @@ class Worker:
         self._extraction: Callable[..., Extraction] = lru_cache(maxsize=64)(lambda *words: extraction(words))
 
     def work(self) -> None:
-        """Answer requests until there are no more.
-
-        Raises:
-            NoProcessError: A response needs a process, and none can be started.
-        """
+        """Answer requests until there are no more."""
         with os.fdopen(self._given, "rb") as lines:
             for line in lines:
                 request = json.loads(line)
@@ -334,7 +318,8 @@ class Worker:
         for draw in request.get("draws", ()):
             self._drawn(draw)
         for targets in request.get("probes", ()):
-            self._say(said(in_a_child(partial(_tried, targets), self._limits, kinds=("probes",))))
+            probe = partial(lambda targets: said({"probes": json.dumps(tried(targets))}), targets)
+            self._say(said(in_a_child(probe, self._limits, kinds=("probes",))))
         self._buffer(numbered(self._request, COMPLETE))
 
     def _scored(
@@ -428,10 +413,6 @@ class Worker:
         self._written = time.monotonic()
 
 
-def _tried(targets: dict[str, Any]) -> bytes:
-    return said({"probes": json.dumps(tried(targets))})
-
-
 def _reply(score: Scored, extract: Extraction | None, *, faults: bool, response: str) -> bytes:
     """Score a response; return the line that says its score, or how it broke its rule.
 
@@ -491,7 +472,10 @@ def in_a_child(
     data, late = _read(reading, child, HEAD.size + largest, limits.wall_seconds)
     status = _end(child, contained=limits.contained)
     used = spent() - before
-    data += _left(reading)
+    # Bytes that it has written besides its reply.
+    os.set_blocking(reading, False)
+    with contextlib.suppress(BlockingIOError):
+        data += os.read(reading, 1)
     os.close(reading)
     if late:
         return limits.late
@@ -557,51 +541,34 @@ def _run(work: Callable[[], bytes], writing: int, key: int, limits: Limits) -> N
 
 def _read(reading: int, child: int, most: int, seconds: float) -> tuple[bytes, bool]:
     """Read a reply until it is whole, the child ends, or the time is up; return whether it was up."""
-    try:
-        # Others that the child has started may keep its pipe open.
-        ending = [os.pidfd_open(child)]
-    except (AttributeError, OSError):
-        ending = []
-    try:
-        return _read_until(reading, child, ending, most, time.monotonic() + seconds)
-    finally:
-        for descriptor in ending:
-            os.close(descriptor)
-
-
-def _read_until(reading: int, child: int, ending: list[int], most: int, end: float) -> tuple[bytes, bool]:
-    data = b""
-    while True:
-        left = end - time.monotonic()
-        if left <= 0:
-            return data, True
-        ready = select.select([reading, *ending], [], [], min(left, REAP_SECONDS))[0]
-        if not ready:
-            _reap(child)
-            continue
-        if reading not in ready:
-            return data, False
-        part = os.read(reading, most + 1 - len(data))
-        data += part
-        if not part or len(data) > most:
-            return data, False
-        if len(data) >= HEAD.size and len(data) >= HEAD.size + HEAD.unpack_from(data)[1]:
-            return data, False
-
-
-def _left(reading: int) -> bytes:
-    """Return bytes that a child has written besides its reply."""
-    os.set_blocking(reading, False)
-    with contextlib.suppress(BlockingIOError):
-        return os.read(reading, 1)
-    return b""
+    data, end, watched = b"", time.monotonic() + seconds, [reading]
+    with contextlib.ExitStack() as opened:
+        with contextlib.suppress(AttributeError, OSError):
+            # Others that the child has started may keep its pipe open.
+            watched.append(os.pidfd_open(child))
+            opened.callback(os.close, watched[-1])
+        while True:
+            left = end - time.monotonic()
+            if left <= 0:
+                return data, True
+            ready = select.select(watched, [], [], min(left, REAP_SECONDS))[0]
+            if not ready:
+                _reap(child)
+                continue
+            if reading not in ready:
+                return data, False
+            part = os.read(reading, most + 1 - len(data))
+            data += part
+            if not part or len(data) > most:
+                return data, False
+            if len(data) >= HEAD.size and len(data) >= HEAD.size + HEAD.unpack_from(data)[1]:
+                return data, False
 
 
 def _end(child: int, *, contained: bool) -> int:
-    """Kill a child and all that it has started, and reap them: their time and memory count as this response's.
+    """Kill and reap a child and all that it has started, whose time and memory count as this response's.
 
-    Returns:
-        The child's status.
+    Returns the child's status.
     """
     if contained:
         # Everybody in the namespace but its first process and this one.
@@ -628,11 +595,7 @@ def _broken(status: int, used: float, limits: Limits) -> str:
 
 
 def ended(code: int) -> str:
-    """Return how a process ended.
-
-    Args:
-        code: Its exit code, below 0 for a signal.
-    """
+    """Return how a process with an exit code, below 0 for a signal, ended."""
     if code >= 0:
         return f"exit code {code}"
     try:

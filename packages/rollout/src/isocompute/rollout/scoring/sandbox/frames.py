@@ -32,9 +32,6 @@ def said(reply: Reply) -> bytes:
 def reply_in(line: bytes, kinds: Collection[str] = KINDS) -> Reply:
     """Return the reply that a line holds.
 
-    Args:
-        kinds: Keys that a mapping may have.
-
     Raises:
         FrameError: It holds anything but one score from 0 to 1, or one text of these kinds.
     """
@@ -54,23 +51,12 @@ def reply_in(line: bytes, kinds: Collection[str] = KINDS) -> Reply:
 
 
 def numbered(request: int, number: int, line: bytes = b"\n") -> bytes:
-    """Return the line that a worker writes.
-
-    Args:
-        number: Index of the reply, ``READ`` or ``COMPLETE``.
-    """
+    """Return the line that a worker writes, with the index of the reply, ``READ`` or ``COMPLETE``."""
     return b"%d %d %b" % (request, number, line)
 
 
 def number_in(line: bytes, request: int) -> tuple[int, bytes]:
-    """Return the number in a worker's line, and the reply's own line.
-
-    Args:
-        line: Without its end.
-
-    Raises:
-        FrameError: It answers another request, or is none of a worker's lines.
-    """
+    """Return the number in a worker's line, given without its end, and the reply's own line."""
     first, _, rest = line.partition(b" ")
     number, _, reply = rest.partition(b" ")
     if first != b"%d" % request or not number.removeprefix(b"-").isdigit():
@@ -79,14 +65,7 @@ def number_in(line: bytes, request: int) -> tuple[int, bytes]:
 
 
 def death_in(line: bytes) -> dict[str, Any]:
-    """Return how a worker ended: ``died``, and whether to ask ``again``.
-
-    Args:
-        line: Without its end.
-
-    Raises:
-        FrameError: It says something else.
-    """
+    """Return how a worker ended: ``died``, and whether to ask ``again``."""
     try:
         end = json.loads(line)
     except (ValueError, RecursionError):

@@ -48,11 +48,7 @@ def remove(folder: str) -> None:
 
 
 class Group:
-    """A group's files, opened while that is allowed.
-
-    Args:
-        folder: An empty text for none.
-    """
+    """A group's files, opened while that is allowed; none without a folder."""
 
     def __init__(self, folder: str) -> None:
         self._files: dict[str, int] = {}

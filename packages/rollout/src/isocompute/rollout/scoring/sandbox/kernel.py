@@ -1,4 +1,7 @@
-"""Calls of the kernel that Python has no function for: namespaces, capabilities, Landlock, filters of system calls."""
+"""Calls of the kernel that Python has no function for: namespaces, capabilities, Landlock, filters of system calls.
+
+What the kernel refuses or does not know is an ``OSError``.
+"""
 
 from __future__ import annotations
 
@@ -42,41 +45,25 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def prctl(option: int, *values: int) -> None:
-    """Change a property of this process.
-
-    Raises:
-        OSError: The kernel refuses.
-    """
+    """Change a property of this process."""
     padded = [ctypes.c_ulong(value) for value in (*values, 0, 0, 0, 0)[:4]]
     _checked(_libc.prctl(option, *padded))
 
 
 def unshare(flags: int) -> None:
-    """Give this process namespaces of its own.
-
-    Raises:
-        OSError: The kernel refuses.
-    """
+    """Give this process namespaces of its own."""
     _checked(_libc.unshare(flags))
 
 
 def syscall(number: int, *values: object) -> int:
-    """Make a system call by its number.
-
-    Raises:
-        OSError: The kernel refuses or does not know it.
-    """
+    """Make a system call by its number."""
     return _checked(_libc.syscall(ctypes.c_long(number), *values))
 
 
 def show_only(readable: Iterable[str]) -> None:
-    """Enter a mount namespace in which these files and folders, read-only, are all that there is.
+    """Enter a mount namespace in which these files and folders, read-only, are all that there is, from Linux 5.12 on.
 
-    Args:
-        readable: Paths; those that do not exist, or lie in another one, are passed over.
-
-    Raises:
-        OSError: The kernel refuses, or is older than 5.12.
+    Those that do not exist, or lie in another one, are passed over.
     """
     unshare(CLONE_NEWNS)
     _checked(_libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None))
@@ -85,11 +72,12 @@ def show_only(readable: Iterable[str]) -> None:
     for path in sorted(map(Path, {*paths, *map(os.path.realpath, paths)})):
         if not trees.keys() & {path, *path.parents}:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-                trees[path] = _tree(path)
+                name, flags = ctypes.c_char_p(bytes(path)), OPEN_TREE_CLONE | os.O_CLOEXEC | AT_RECURSIVE
+                trees[path] = syscall(OPEN_TREE, ctypes.c_int(AT_FDCWD), name, ctypes.c_uint(flags))
     # Any folder would do: what is in it has been taken hold of.
     root = Path("/usr")
-    flags = ctypes.c_ulong(MS_NOSUID | MS_NODEV)
-    _checked(_libc.mount(b"none", bytes(root), b"tmpfs", flags, b"mode=755,size=1m"))
+    options = ctypes.c_ulong(MS_NOSUID | MS_NODEV)
+    _checked(_libc.mount(b"none", bytes(root), b"tmpfs", options, b"mode=755,size=1m"))
     for path, tree in trees.items():
         place = root / path.relative_to("/")
         if stat.S_ISDIR(os.fstat(tree).st_mode):
@@ -105,33 +93,13 @@ def show_only(readable: Iterable[str]) -> None:
     syscall(PIVOT_ROOT[os.uname().machine], ctypes.c_char_p(b"."), ctypes.c_char_p(b"."))
     _checked(_libc.umount2(b".", MNT_DETACH))
     os.chdir("/")
-    _make_mounts_read_only()
-
-
-def _tree(path: Path) -> int:
-    """Take hold of what is mounted at a path and below."""
-    flags = OPEN_TREE_CLONE | os.O_CLOEXEC | AT_RECURSIVE
-    return syscall(OPEN_TREE, ctypes.c_int(AT_FDCWD), ctypes.c_char_p(bytes(path)), ctypes.c_uint(flags))
-
-
-def _make_mounts_read_only() -> None:
     attributes = ctypes.create_string_buffer(struct.pack("=4Q", MOUNT_ATTR_RDONLY, 0, 0, 0))
-    syscall(
-        MOUNT_SETATTR,
-        ctypes.c_int(AT_FDCWD),
-        ctypes.c_char_p(b"/"),
-        ctypes.c_uint(AT_RECURSIVE),
-        attributes,
-        ctypes.c_size_t(32),
-    )
+    where, recursive = (ctypes.c_int(AT_FDCWD), ctypes.c_char_p(b"/")), ctypes.c_uint(AT_RECURSIVE)
+    syscall(MOUNT_SETATTR, *where, recursive, attributes, ctypes.c_size_t(32))
 
 
 def capabilities(kept: int = 0) -> None:
-    """Give up capabilities; those kept are also those of programs that this process runs.
-
-    Raises:
-        OSError: The kernel refuses, or the machine is of an unknown kind.
-    """
+    """Give up capabilities; those kept are also those of programs that this process runs."""
     number = CAPSET.get(os.uname().machine)
     if number is None:
         raise OSError(f"no number of capset is known for {os.uname().machine}")
@@ -183,18 +151,8 @@ def version_in(words: str) -> int:
 def restrict_files(readable: Iterable[str], writable: Iterable[str], *, execute: bool) -> int:
     """Take from this process all rights on files but reading in some folders; from version 4 on also TCP.
 
-    From version 6 on it can send no signal outside either.
-
-    Args:
-        readable: Folders and files that may be read; those that do not exist are passed over.
-        writable: Files, such as devices, that may be written too.
-        execute: Whether programs in the readable folders may be run.
-
-    Returns:
-        The version of Landlock's interface.
-
-    Raises:
-        OSError: The kernel has no Landlock, or refuses.
+    From version 6 on it can send no signal outside either. Folders and files that do not exist are passed over;
+    ``execute`` says whether programs in the readable ones may be run. Returns the version of Landlock's interface.
     """
     known = version()
     if not known:
@@ -230,11 +188,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def nest() -> None:
-    """Enter a domain of Landlock: this process can then neither trace nor, from version 6 on, signal its parent.
-
-    Raises:
-        OSError: The kernel has no Landlock, or refuses.
-    """
+    """Enter a domain of Landlock: this process can then neither trace nor, from version 6 on, signal its parent."""
     known = version()
     if not known:
         raise OSError("the kernel has no Landlock")
@@ -355,11 +309,7 @@ _PREPARING = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict
 
 
 def of_worker(*, execute: bool) -> Calls:
-    """Return the calls of the processes that start what executes a response: they may still set limits.
-
-    Args:
-        execute: Whether programs may be run.
-    """
+    """Return the calls of the processes that start what executes a response: they may still set limits."""
     prctl = (Values(argument=0, allowed=(*_PRCTL, PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER)),)
     refused = () if execute else ("execve", "execveat")
     return {**{name: () for name in NUMBERS if name not in refused}, **_EVERYWHERE, "prctl": prctl}
@@ -407,11 +357,7 @@ ALLOWED: Line = (_RETURN, 0, 0, _ALLOW)
 
 
 def enter_filter(program: bytes) -> None:
-    """Enter a filter, with all children; ``no_new_privs`` must be set.
-
-    Raises:
-        OSError: The kernel refuses.
-    """
+    """Enter a filter, with all children; ``no_new_privs`` must be set."""
     own = program.replace(struct.pack("=I", OWN_PROCESS), struct.pack("=I", os.getpid()))
     code = ctypes.create_string_buffer(own, len(own))
     head = ctypes.create_string_buffer(struct.pack("@HP", len(own) // 8, ctypes.addressof(code)))
@@ -419,14 +365,7 @@ def enter_filter(program: bytes) -> None:
 
 
 def compiled(calls: Calls, machine: str | None = None) -> bytes:
-    """Return the filter that allows calls and refuses all others.
-
-    Args:
-        machine: As ``uname`` names it; by default this machine.
-
-    Raises:
-        OSError: The machine is of an unknown kind.
-    """
+    """Return the filter that allows calls and refuses all others, on a machine as ``uname`` names it."""
     machine = machine or os.uname().machine
     if machine not in ARCHITECTURES:
         raise OSError(f"no filter is known for {machine}")
@@ -437,23 +376,19 @@ def compiled(calls: Calls, machine: str | None = None) -> bytes:
     for number in blocks:
         segments.setdefault(number + 1, [UNKNOWN if number + 1 >= FIRST_RECENT else REFUSED])
     segments |= blocks
+    # Neighbours that do the same are one.
+    merged: list[tuple[int, list[Line]]] = []
+    for start, block in sorted(segments.items()):
+        if not merged or merged[-1][1] != block:
+            merged.append((start, block))
     program: list[Line] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, ARCHITECTURES[machine]),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
-        *_search(_merged(segments)),
+        *_search(merged),
     ]
     return b"".join(struct.pack("=HBBI", *line) for line in program)
-
-
-def _merged(segments: Mapping[int, list[Line]]) -> list[tuple[int, list[Line]]]:
-    """Segments in order, neighbours that do the same as one."""
-    merged: list[tuple[int, list[Line]]] = []
-    for start, block in sorted(segments.items()):
-        if not merged or merged[-1][1] != block:
-            merged.append((start, block))
-    return merged
 
 
 def _search(segments: Sequence[tuple[int, list[Line]]]) -> list[Line]:

@@ -82,7 +82,9 @@ def enter(readable: Sequence[str], without: Collection[str]) -> Report:
     mounts = not _has_landlock(without) and "files" not in without
     if "user" not in without:
         if os.geteuid() == 0:
-            report["user"] = _become_nobody(readable, _confined(without))
+            # Readable files will be bounded, and capabilities can be kept one by one.
+            confined = _has_landlock(without) and "files" not in without and os.uname().machine in kernel.CAPSET
+            report["user"] = _become_nobody(readable, confined)
         if (wanted or mounts or not report["user"]) and _user_namespace():
             report["user"] = report["user"] or "namespace"
             _unshare(wanted, report)
@@ -133,11 +135,6 @@ def _become_nobody(readable: Sequence[str], confined: bool) -> str:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
         return f"uid {user}" + ("" if open_to_all else READS_AS_ROOT)
     return ""
-
-
-def _confined(without: Collection[str]) -> bool:
-    """Return whether readable files will be bounded, and capabilities can be kept one by one."""
-    return _has_landlock(without) and "files" not in without and os.uname().machine in kernel.CAPSET
 
 
 def _has_landlock(without: Collection[str]) -> bool:
@@ -242,9 +239,6 @@ def apart(program: str, readable: Sequence[str]) -> Apart:
 
     Args:
         readable: Folders that interpreter and libraries are in.
-
-    Raises:
-        OSError: No filter is known for this machine.
     """
     command = [
         program,
@@ -273,12 +267,6 @@ def apart(program: str, readable: Sequence[str]) -> Apart:
     return Apart(command=tuple(command), filter=kernel.compiled(calls))
 
 
-def with_bubblewrap(report: Report) -> Report:
-    """Return the layers of a sandbox in which bubblewrap is around each program."""
-    network = " + ".join(word for word in (report["network"], "seccomp") if word)
-    return {**report, "files": NAME, "network": network}
-
-
 def tried(targets: dict[str, Any]) -> dict[str, str]:
     """Try all that a response must not be able to do; return ``done`` or ``refused`` for each attempt.
 
@@ -289,24 +277,24 @@ def tried(targets: dict[str, Any]) -> dict[str, str]:
         "gain rights": _gain,
         "connect over TCP": _connect,
         "connect to a socket in a folder": _connect_here,
-        "signal the engine": _signal,
+        "signal the engine": lambda targets: os.kill(targets["engine"], 0),
         "leave a process behind": _leave,
         "write a file": _write,
-        "change a file's mode": _chmod,
-        "read a file of the user": _read,
+        "change a file's mode": lambda targets: Path(targets["file"]).chmod(0o777),
+        "read a file of the user": lambda targets: Path(targets["file"]).read_bytes(),
         "change a limit": _limit,
         "make shared memory": _share,
         "call chmod or setxattr at all": _call,
     }
-    return {name: _outcome(attempt, targets) for name, attempt in attempts.items()}
-
-
-def _outcome(attempt: Callable[[dict[str, Any]], object], targets: dict[str, Any]) -> str:
-    try:
-        attempt(targets)
-    except (OSError, ValueError):
-        return "refused"
-    return "done"
+    outcomes = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt(targets)
+        except (OSError, ValueError):
+            outcomes[name] = "refused"
+        else:
+            outcomes[name] = "done"
+    return outcomes
 
 
 def _gain(targets: dict[str, Any]) -> None:
@@ -324,10 +312,6 @@ def _connect(targets: dict[str, Any]) -> None:
 def _connect_here(targets: dict[str, Any]) -> None:
     with socket.socket(socket.AF_UNIX) as own:
         own.connect(targets["socket"])
-
-
-def _signal(targets: dict[str, Any]) -> None:
-    os.kill(targets["engine"], 0)
 
 
 def _leave(targets: dict[str, Any]) -> None:
@@ -349,14 +333,6 @@ def _write(targets: dict[str, Any]) -> None:
             failed += 1
     if failed == 2:
         raise PermissionError(errno.EPERM, "neither can be written")
-
-
-def _chmod(targets: dict[str, Any]) -> None:
-    Path(targets["file"]).chmod(0o777)
-
-
-def _read(targets: dict[str, Any]) -> None:
-    Path(targets["file"]).read_bytes()
 
 
 def _limit(targets: dict[str, Any]) -> None:

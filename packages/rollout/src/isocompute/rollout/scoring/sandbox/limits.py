@@ -45,7 +45,7 @@ def limit(memory_bytes: int, *, alone: bool) -> None:
 
     Args:
         memory_bytes: Address space of each process, with what has been loaded.
-        alone: Whether the processes are counted by themselves (``counted_alone``), and their number is limited.
+        alone: Whether the processes are ``counted_alone``, and their number is limited.
     """
     limits = [
         (resource.RLIMIT_AS, memory_bytes),
@@ -65,29 +65,18 @@ def counted_alone(report: Report) -> bool:
 
     It counts by user, thread by thread, and from Linux 5.14 on by user namespace. With the engine's among them, a limit
     would keep the sandbox from starting processes at all whenever the engine starts some.
-
-    Args:
-        report: What ``enter`` returned.
     """
     if report["user"] == "namespace":
-        return _kernel() >= COUNTS_BY_NAMESPACE
+        kernel_version = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
+        return kernel_version >= COUNTS_BY_NAMESPACE
     return report["user"].startswith(f"uid {FIRST_FREE_USER // 10**8}")
 
 
 def most_processes(report: Report) -> int:
-    """Return the limit on processes for a response: with this user's others where the kernel counts them together.
-
-    Args:
-        report: What ``enter`` returned.
-    """
+    """Return the limit on processes for a response: with this user's others where the kernel counts them together."""
     if counted_alone(report):
         return PROCESSES
     return MORE_PROCESSES + sum(found.threads for found in running.of_user(os.geteuid()))
-
-
-def _kernel() -> tuple[int, ...]:
-    """Return the version of the kernel, such as (5, 14)."""
-    return tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +124,7 @@ def limits_in(report: Report, *, seconds: float, wall_seconds: float, processes:
 def confine(limits: Limits, keep: Collection[int]) -> None:
     """Restrict this process for executing a response: after this it can set no limit, open no socket, change no file.
 
-    Args:
-        keep: The only file descriptors above 2 that stay open.
-
-    Raises:
-        OSError: A layer that the sandbox has cannot be entered.
+    Of its file descriptors above 2 only those of ``keep`` stay open.
     """
     first = 3
     for descriptor in sorted(keep):

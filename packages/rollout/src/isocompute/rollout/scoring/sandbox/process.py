@@ -56,8 +56,6 @@ FAILURES = 3
 """Processes that may end one after another without an answer before scoring is given up."""
 LONGEST_LINE = 1 << 22
 """Bytes of the longest line that a process may write."""
-LARGEST_BATCH = 1024
-"""Responses sent to a process at a time."""
 CLOSED = "the scorer was closed before it had scored all that was submitted"
 MEANING = {
     "no_new_privs": "no program gains rights",
@@ -94,7 +92,7 @@ class WorkerPool:
     def __init__(self, name: str, config: ScoringConfig) -> None:
         self._name = name
         self._lock, self._closed = threading.Lock(), False
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[ScoringProcess], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._processes = [ScoringProcess(name, config) for _ in range(config.processes)]
         self._threads = [
             threading.Thread(target=self._serve, args=(process,), name=f"scoring {name}", daemon=True)
@@ -105,15 +103,15 @@ class WorkerPool:
 
     def score(self, groups: Sequence[Group]) -> Future[list[Reply]]:
         """Score responses in the background."""
-        return self._put(_Job(groups=groups, future=Future()))
+        return self._put(lambda process: process.score(groups))
 
     def each(self, kind: str, values: Sequence[Any]) -> Future[list[Reply]]:
         """Request something else, as ``ScoringProcess.each``."""
-        return self._put(_Job(request=lambda process: process.each(kind, values), future=Future()))
+        return self._put(lambda process: process.each(kind, values))
 
     def report(self) -> Future[Report]:
         """Start a process and return the layers of its sandbox."""
-        return self._put(_Job(request=lambda process: process.started(), future=Future()))
+        return self._put(lambda process: process.started())
 
     def close(self) -> None:
         """End the processes; a request that is not answered gets an error."""
@@ -127,87 +125,29 @@ class WorkerPool:
             if thread is not threading.current_thread():
                 thread.join()
 
-    def _put(self, job: _Job) -> Future[Any]:
+    def _put(self, request: Callable[[ScoringProcess], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
         with self._lock:
             if self._closed:
-                job.future.set_exception(RolloutError(CLOSED))
+                future.set_exception(RolloutError(CLOSED))
             else:
-                self._jobs.put(job)
-        return job.future
+                self._jobs.put((request, future))
+        return future
 
     def _serve(self, process: ScoringProcess) -> None:
-        while True:
-            jobs, last = self._batch()
-            if jobs:
-                _do(jobs, process)
-            if last:
-                process.close()
-                return
-
-    def _batch(self) -> tuple[list[_Job], bool]:
-        """Wait for a job; return it with those that came meanwhile and can be sent along, and whether it is the end."""
-        job = self._jobs.get()
-        jobs: list[_Job] = []
-        size = 0
-        while job is not None:
-            jobs.append(job)
-            size += job.size
-            # Other processes of the pool get a share of what is waiting.
-            if job.request is not None or size >= LARGEST_BATCH or len(self._processes) > 1:
-                return jobs, False
+        while (job := self._jobs.get()) is not None:
+            request, future = job
             try:
-                job = self._jobs.get_nowait()
-            except queue.Empty:
-                return jobs, False
-        return jobs, True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """Responses to be scored, or another request."""
-
-    groups: Sequence[Group] = ()
-    request: Callable[[ScoringProcess], Any] | None = None
-    future: Future[Any]
-
-    @property
-    def size(self) -> int:
-        """Number of responses."""
-        return sum(len(group[4]) for group in self.groups)
-
-
-def _do(jobs: Sequence[_Job], process: ScoringProcess) -> None:
-    """Score jobs together, and answer other requests one by one."""
-    scores = [job for job in jobs if job.request is None]
-    try:
-        replies = process.score([group for job in scores for group in job.groups]) if scores else []
-    except Exception as error:
-        for job in scores:
-            job.future.set_exception(_error(error))
-    else:
-        start = 0
-        for job in scores:
-            job.future.set_result(replies[start : start + job.size])
-            start += job.size
-    for job in jobs:
-        if job.request is not None:
-            try:
-                job.future.set_result(job.request(process))
+                if self._closed:
+                    raise RolloutError(CLOSED)
+                future.set_result(request(process))
             except Exception as error:
-                job.future.set_exception(_error(error))
-
-
-def _error(error: Exception) -> Exception:
-    """Return the error for one waiting thread, with a traceback of its own."""
-    return RolloutError(str(error)) if isinstance(error, RolloutError) else error
+                future.set_exception(error)
+        process.close()
 
 
 class ScoringProcess:
-    """One process of a pool and its replacements; used by one thread at a time.
-
-    Args:
-        pool: ``exact``, ``math``, ``reasoning_gym``, ``runs`` or ``python:MODULE:FUNCTION``.
-    """
+    """One process of a pool and its replacements; used by one thread at a time."""
 
     def __init__(self, pool: str, config: ScoringConfig) -> None:
         self._pool, self._config = pool, config
@@ -226,14 +166,7 @@ class ScoringProcess:
         return self._process.pid if self._process is not None else 0
 
     def score(self, groups: Sequence[Group]) -> list[Reply]:
-        """Score responses, whatever becomes of the processes that do it, with two whose scores are known.
-
-        Returns:
-            A reply for each response, in order.
-
-        Raises:
-            RolloutError: No process can be started, or what is known to be right or wrong gets another score.
-        """
+        """Score responses, whatever becomes of the processes that do it, with two whose scores are known."""
         replies: list[Reply] = []
         failures, one_by_one, complete = 0, False, False
         total = sum(len(group[4]) for group in groups)
@@ -260,14 +193,7 @@ class ScoringProcess:
         return replies
 
     def each(self, kind: str, values: Sequence[Any]) -> list[Reply]:
-        """Request something else than scores: ``check`` for rules, ``draws`` for problems.
-
-        Returns:
-            A reply for each value, in order.
-
-        Raises:
-            RolloutError: No process can be started.
-        """
+        """Request a reply to each of some values besides responses: ``check`` for rules, ``draws`` for problems."""
         replies: list[Reply] = []
         failures = 0
         while len(replies) < len(values):
@@ -293,15 +219,10 @@ class ScoringProcess:
         return failed
 
     def started(self) -> Report:
-        """Start a process where none runs; return the layers of its sandbox.
-
-        Raises:
-            RolloutError: It does not start.
-        """
+        """Start a process where none runs; return the layers of its sandbox."""
         if self._process is not None and self._process.poll() is None:
             return self.report
-        program = bubblewrap_for(self._pool, self._config)
-        if program:
+        if self._pool == "runs" and "bubblewrap" not in self._config.without and (program := layers.bubblewrap_path()):
             # Where it can set up nothing, the sandbox's own layers are around each program.
             with contextlib.suppress(RolloutError):
                 return self._started(program)
@@ -309,6 +230,8 @@ class ScoringProcess:
 
     def _started(self, program: str) -> Report:
         self.close()
+        kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+        one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         self._group = groups.make()
         self._process = subprocess.Popen(
@@ -317,7 +240,7 @@ class ScoringProcess:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             bufsize=0,
-            env=variables(),
+            env={**kept, **one_thread, "PYTHONHASHSEED": "0", "HOME": "/"},
             start_new_session=True,
         )
         line = self._line(START_SECONDS)
@@ -486,15 +409,14 @@ def _after(groups: Sequence[Group], done: int) -> list[Group]:
 
 
 def command(pool: str, config: ScoringConfig, program: str, group: str = "") -> list[str]:
-    """Return the command of a pool's first process.
-
-    Args:
-        program: bubblewrap's path, if it is used.
-        group: Folder of a control group, if there is one.
-    """
+    """Return the command of a pool's first process, with bubblewrap's path and a control group's folder, if any."""
     user_code = pool.startswith("python:")
     executes = user_code or pool == "runs"
-    path = _path(user_code=user_code)
+    here = ""
+    with contextlib.suppress(OSError):
+        here = str(Path.cwd())
+    # With this folder for a user's verifier: console scripts lack it.
+    path = list(dict.fromkeys([*(p or here for p in sys.path), *([here] if user_code and here else ())]))
     settings = {
         "pool": pool,
         "path": path,
@@ -515,34 +437,8 @@ def command(pool: str, config: ScoringConfig, program: str, group: str = "") -> 
     return [sys.executable, "-P", "-B", "-W", "ignore", str(Path(boot.__file__).resolve()), json.dumps(settings)]
 
 
-def bubblewrap_for(pool: str, config: ScoringConfig) -> str:
-    """Return where bubblewrap is, if it is to keep the programs of a pool apart; an empty text otherwise."""
-    return layers.bubblewrap_path() if pool == "runs" and "bubblewrap" not in config.without else ""
-
-
-def variables() -> dict[str, str]:
-    """Return the variables of a pool's processes."""
-    kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-    one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
-    return {**kept, **one_thread, "PYTHONHASHSEED": "0", "HOME": "/"}
-
-
-def _path(*, user_code: bool) -> list[str]:
-    """Return the ``sys.path`` of a process, with this folder for a user's verifier: console scripts lack it."""
-    here = ""
-    with contextlib.suppress(OSError):
-        here = str(Path.cwd())
-    path = [p or here for p in sys.path]
-    return list(dict.fromkeys([*path, here] if user_code and here else path))
-
-
 def readable(path: Sequence[str], more: Sequence[str] = ()) -> list[str]:
-    """Return what scoring reads: the interpreter, installed libraries and this package.
-
-    Args:
-        path: The ``sys.path`` of this process.
-        more: Files and folders besides.
-    """
+    """Return what scoring reads: the interpreter, installed libraries and this package."""
     package = str(Path(__file__).resolve().parents[4])
     own = [str(Path(prefix) / name) for prefix in (sys.prefix, sys.base_prefix) for name in INSTALLED]
     places = [place for name, place in sysconfig.get_paths().items() if name != "data"]
@@ -552,17 +448,13 @@ def readable(path: Sequence[str], more: Sequence[str] = ()) -> list[str]:
 
 
 def report(config: ScoringConfig | None = None) -> list[str]:
-    """Try in a sandbox all that a response must not do; return lines on layers, limits, and the rules that this allows.
-
-    Raises:
-        RolloutError: The sandbox does not start, or the test process in it gives no answer.
-    """
+    """Try in a sandbox all that a response must not do; return lines on layers, limits and the rules allowed."""
     config = config or ScoringConfig()
     process = ScoringProcess("exact", config)
     try:
         layers = process.started()
         outcomes = _outcomes(process)
-        user = _user(process.pid)
+        user = Path(f"/proc/{process.pid}").stat().st_uid
     finally:
         process.close()
     said = {name: words(name, layers, outcomes) for name in MEANING}
@@ -580,12 +472,7 @@ def report(config: ScoringConfig | None = None) -> list[str]:
 
 
 def words(layer: str, layers: Mapping[str, str], outcomes: Mapping[str, str]) -> str:
-    """Return the state of a layer, if all attempts that it is there for were refused.
-
-    Args:
-        layers: State of each when it was set up.
-        outcomes: ``refused`` or ``done`` for each attempt.
-    """
+    """Return the state of a layer, if all attempts that it is there for were refused."""
     if not layers.get(layer):
         return "missing"
     done = [attempt for attempt, of in ATTEMPTS.items() if of == layer and outcomes.get(attempt) != "refused"]
@@ -623,12 +510,3 @@ def _outcomes(process: ScoringProcess) -> dict[str, str]:
             outcomes["leave a process behind"] = "refused"
         time.sleep(ENDING_SECONDS / 100)
     return outcomes
-
-
-def _user(pid: int) -> int:
-    """Return the user that a process runs as, seen from here."""
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("Uid:"):
-                return int(line.split()[2])
-    return os.geteuid()

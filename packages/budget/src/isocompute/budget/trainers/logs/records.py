@@ -1,14 +1,17 @@
-"""TensorBoard's event files: every folder is a run, every file a start of its trainer.
+"""Files of records of protocol buffers, as TensorBoard and W&B leave them, read without either.
 
-A file is a sequence of TFRecords: the length of the payload, a checksum of the length, the payload, and its checksum.
-Checksums are CRC-32C, rotated and offset. Each payload is an ``Event`` of protocol buffers, and so are the records of
-W&B: ``Message`` reads them.
+TensorBoard's event files are sequences of TFRecords: the length of the payload, a checksum of the length, the payload,
+and its checksum. Checksums are CRC-32C, rotated and offset. Every folder is a run, every file a start of its trainer.
+
+W&B's file of a run, ``run-ID.wandb``, which it writes offline and online, is a LevelDB log: blocks of 32 KiB, and
+records in fragments, each with a checksum (of CRC-32, where LevelDB has CRC-32C), a length and a kind.
 """
 
 from __future__ import annotations
 
 import json
 import struct
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +20,7 @@ from typing import Any
 from ...checks import reason
 from ...errors import BudgetError, DamagedLogError
 from .files import content
-from .log import Log, LogLayout, Row, flat, join, metrics_of, step_of
+from .log import Log, LogLayout, Row, flat, join, metrics_of, row_of, step_columns, step_of
 
 
 class Message:
@@ -102,12 +105,7 @@ LARGE = 2**16
 
 
 def read_events(files: Sequence[Path], layout: LogLayout) -> list[Log]:
-    """Runs of event files, one a folder; folders without metrics, such as those of hyperparameters, hold none.
-
-    Raises:
-        BudgetError: A file cannot be read, or one folder holds two runs.
-        DamagedLogError: A checksum does not match, or a record is no event.
-    """
+    """Runs of event files, one a folder; folders without metrics, such as those of hyperparameters, hold none."""
     folders: dict[Path, list[Path]] = {}
     for path in sorted(files):
         folders.setdefault(path.parent, []).append(path)
@@ -119,7 +117,7 @@ def read_events(files: Sequence[Path], layout: LogLayout) -> list[Log]:
         left_out: list[str] = []
         for path in members:
             own: dict[str, Any] = {}
-            rows = _read(path, layout, own, left_out)
+            rows = _scalars(path, layout, own, left_out)
             starts += [rows] if rows else []
             changed |= {key: (config[key], value) for key, value in own.items() if config.get(key, value) != value}
             config |= own
@@ -131,16 +129,11 @@ def read_events(files: Sequence[Path], layout: LogLayout) -> list[Log]:
     return runs
 
 
-def _read(path: Path, layout: LogLayout, config: dict[str, Any], left_out: list[str]) -> list[Row]:
-    """Scalars of one file by entry.
-
-    Args:
-        config: Gathers the arguments that it holds.
-        left_out: Gathers what was not read.
-    """
+def _scalars(path: Path, layout: LogLayout, config: dict[str, Any], left_out: list[str]) -> list[Row]:
+    """Scalars of one file by entry."""
     entries: list[tuple[int, dict[str, float]]] = []
     closed = True
-    for position, payload, check in _payloads(path, left_out):
+    for position, payload, check in _tfrecords(path, left_out):
         try:
             event = Message(payload)
             step = event.whole(2)
@@ -169,7 +162,7 @@ def _read(path: Path, layout: LogLayout, config: dict[str, Any], left_out: list[
     return [(step, metrics_of(values, layout, str(path))) for step, values in entries]
 
 
-def _payloads(path: Path, left_out: list[str]) -> Iterator[tuple[int, bytes, int]]:
+def _tfrecords(path: Path, left_out: list[str]) -> Iterator[tuple[int, bytes, int]]:
     """The payloads of a file, each with the byte at which its record begins and its checksum, verified if it is short.
 
     The last one of a run that was killed is incomplete, or zeros after a crash, and is left out.
@@ -178,8 +171,7 @@ def _payloads(path: Path, left_out: list[str]) -> Iterator[tuple[int, bytes, int
     position = 0
     while position < len(data):
         rest = len(data) - position
-        if not data[position : position + 12].strip(b"\0") and not data[position:].strip(b"\0"):
-            left_out.append(f"{path}: its last {rest:,} bytes are zeros, as after a crash, and are left out")
+        if _ends_in_zeros(path, data, position, left_out):
             return
         if rest >= 12:
             length, check = struct.unpack_from("<QI", data, position)
@@ -194,6 +186,13 @@ def _payloads(path: Path, left_out: list[str]) -> Iterator[tuple[int, bytes, int
             _verify(path, position, payload, check)
         yield position, payload, check
         position += 16 + length
+
+
+def _ends_in_zeros(path: Path, data: bytes, position: int, left_out: list[str]) -> bool:
+    zeros = not data[position : position + 7].strip(b"\0") and not data[position:].strip(b"\0")
+    if zeros:
+        left_out.append(f"{path}: its last {len(data) - position:,} bytes are zeros, as after a crash: left out")
+    return zeros
 
 
 def _verify(path: Path, position: int, payload: bytes, check: int) -> None:
@@ -215,15 +214,10 @@ def _checksum(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _table() -> tuple[int, ...]:
-    """What each byte makes of a CRC-32C."""
-    table = list(range(256))
-    for _ in range(8):
-        table = [crc >> 1 ^ (0x82F63B78 if crc & 1 else 0) for crc in table]
-    return tuple(table)
-
-
-TABLE = _table()
+TABLE = list(range(256))
+"""What each byte makes of a CRC-32C."""
+for _ in range(8):
+    TABLE = [crc >> 1 ^ (0x82F63B78 if crc & 1 else 0) for crc in TABLE]
 
 
 def _scalar(value: Message) -> float | None:
@@ -248,3 +242,101 @@ def _arguments(value: Message, path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return flat(document, path) if isinstance(document, dict) else {}
+
+
+WANDB = b":W&B"
+BLOCK, HEADER = 32_768, 7
+FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+FOLLOWS = {None: (FULL, FIRST), FIRST: (MIDDLE, LAST), MIDDLE: (MIDDLE, LAST)}
+"""Kinds of fragments that may come after one of an unfinished record, or after none."""
+HISTORY, CONFIG, RUN = 2, 5, 17
+"""Numbers of the fields of ``Record``."""
+
+
+def read_wandb(path: Path, layout: LogLayout, named: str | None = None) -> Log | None:
+    """The run of a ``.wandb`` file, or None where it logged nothing that is read."""
+    rows: list[Row] = []
+    config: dict[str, Any] = {}
+    left_out: list[str] = []
+    empty = True
+    for position, payload in _leveldb(path, left_out):
+        where = f"{path}: the record at byte {position:,}"
+        try:
+            record = Message(payload)
+            histories = [_history(message) for message in record.parts(HISTORY)]
+            configs = [*record.parts(CONFIG), *(c for run in record.parts(RUN) for c in Message(run).parts(4))]
+            for message in configs:
+                config |= flat(_items(Message(message).parts(1)), where)
+        except BudgetError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise DamagedLogError(f"{where} is damaged, or not W&B's ({reason(error)})") from None
+        for entry in histories:
+            empty = False
+            if not any(layout.needed.match(key) for key in metrics_of(entry, layout, where)):
+                continue
+            columns = (named,) if named else step_columns(entry, layout, None, str(path))
+            rows += [row for row in (row_of(entry, columns, layout, where),) if row is not None]
+    if empty:
+        raise DamagedLogError(f"{path}: no metric was logged{''.join(f'; {said}' for said in left_out)}")
+    return replace(join(str(path), [rows], layout, config), left_out=tuple(left_out)) if rows else None
+
+
+def _history(message: bytes) -> dict[str, Any]:
+    record = Message(message)
+    entry = _items(record.parts(1))
+    for step in record.parts(2):
+        entry.setdefault("_step", Message(step).whole(1))
+    return entry
+
+
+def _items(messages: list[bytes]) -> dict[str, Any]:
+    """Keys and values of ``HistoryItem``s or ``ConfigItem``s."""
+    values = {}
+    for item in map(Message, messages):
+        key = item.text(1) or ".".join(name.decode("utf-8", "replace") for name in item.parts(2))
+        if 16 in item:
+            values[key] = json.loads(item.part(16))
+        elif 6 in item:
+            values[key] = item.real(6, "<d")
+        elif 5 in item:
+            # Whole numbers are zigzag-encoded.
+            number = item.whole(5) % 2**64
+            values[key] = (number >> 1) ^ -(number & 1)
+    return values
+
+
+def _leveldb(path: Path, left_out: list[str]) -> Iterator[tuple[int, bytes]]:
+    """The records of a file, each with the byte at which it begins.
+
+    The last one of a run that was killed is incomplete, or zeros after a crash, and is left out.
+    """
+    data = content(path)
+    if data[: len(WANDB)] != WANDB:
+        raise BudgetError(f"{path}: is no file of W&B's")
+    position = begin = HEADER
+    whole, before = b"", None
+    while position < len(data):
+        if BLOCK - position % BLOCK < HEADER:
+            position += BLOCK - position % BLOCK
+            continue
+        rest = len(data) - position
+        if _ends_in_zeros(path, data, position, left_out):
+            return
+        begin = position if before is None else begin
+        check, length, kind = struct.unpack_from("<IHB", data, position) if rest >= HEADER else (0, 0, 0)
+        if rest < HEADER + length or rest < HEADER:
+            break
+        fragment = data[position + HEADER : position + HEADER + length]
+        if zlib.crc32(data[position + 6 : position + 7] + fragment) != check:
+            raise DamagedLogError(f"{path}: is damaged: the checksum of the record at byte {begin:,} does not match")
+        if kind not in FOLLOWS[before]:
+            raise DamagedLogError(f"{path}: is damaged: a part of the record at byte {begin:,} is missing")
+        position += HEADER + length
+        whole += fragment
+        before = None if kind in (FULL, LAST) else kind
+        if before is None:
+            yield begin, whole
+            whole = b""
+    if position < len(data) or before is not None:
+        left_out.append(f"{path}: its last record, from byte {begin:,}, is incomplete and is left out")

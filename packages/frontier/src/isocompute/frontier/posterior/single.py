@@ -1,0 +1,271 @@
+"""The posterior of one run: the curves of ``model`` with what published fits say of how far and how fast runs rise.
+
+A sweep says by itself how its runs rise; the beginning of one run does not. So the asymptote and the steepness have
+priors from the fits that ScaleRL prints (arXiv 2510.13786), and a run may have a fall ahead as often as theirs do. The
+form is a number that is integrated over: ScaleRL's sigmoid is in the middle, an exponential and a power law lie on
+either side, and any of them may grow on or fall from some compute on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from ..data.curves import Array
+from ..errors import FrontierError
+from .model import BEND, STEEPNESS, TAIL, Model
+from .posterior import AGREED, Posterior
+from .runs import Runs
+from .sampling import sample, split_r_hat
+
+PUBLISHED = """
+ScaleRL 0.610 1.92, ScaleRL-32k 0.645 1.89, ScaleRL-8gen 0.585 2.44, ScaleRL-24gen 0.590 2.22, ScaleRL-32gen 0.595 2.07,
+ScaleRL-Scout 0.710 1.65, ScaleRL-bs512 0.605 1.77, ScaleRL-bs2048 0.645 1.70, math 0.595 2.05, code 0.615 1.09,
+prompt-level-advantages 0.590 2.09, length-penalty 0.610 1.68, no-variance-filter 0.595 1.84,
+PPO-off-policy-8 0.605 1.89, no-fp32-head 0.610 1.88, sample-average 0.600 1.93, uniform-sampling 0.605 1.62,
+DAPO-loss 0.610 1.77, MiniMax 0.610 1.77, Magistral 0.535 1.44, Qwen2.5 0.515 1.85, DeepSeek 0.490 1.17,
+base-PPO-off-policy-1 0.520 2.15, base-PPO-off-policy-8 0.520 2.65, base-PipelineRL-4 0.520 4.17,
+base-PipelineRL-8 0.520 4.55, base-PipelineRL-12 0.490 4.97, base-CISPO 0.595 2.18, base-GSPO 0.590 1.80,
+base-DAPO 0.520 4.55, base-fp32-head 0.610 1.79, base-no-normalisation 0.525 3.65, base-batch-normalisation 0.530 3.15,
+base-prompt-average 0.535 2.98, base-token-average 0.550 1.62, base-variance-filter 0.540 2.68,
+base-no-positive-resampling 0.535 3.84, base-CISPO-4 0.595 2.14, base-CISPO-8 0.590 2.54, base-GSPO-1e-4 0.530 1.72,
+base-GSPO-1e-3 0.575 3.64, base-GSPO-1e-2 0.560 5.17, base-GSPO-1e-1 0.575 2.37
+"""
+"""A and B of ScaleRL's fits: Table 1 and Figure 7, Figure 2, and (``base-``) Figures 4 to 6, 14, 19 and 20."""
+BEFORE, BEFORE_SCOUT = 0.40, 0.51
+"""Reward before training of its 8B model and of Scout, as its drawn curves have it: no table says it."""
+DEGREE = 1.0
+"""Of sinh(d·x)/d, by which tails are longer than the published fits': other models, other problems."""
+FORM = (0.0, 0.5)
+"""Mean and standard deviation of log q: 1 is ScaleRL's sigmoid, a fifth or less nearly an exponential."""
+START = (-0.15, 0.3)
+"""Of the logit of R0 less that of the first evaluation, where that is not before training."""
+TIMING = 1.5
+"""Standard deviation of the logarithm of the compute of half the gain, about that of the last evaluation."""
+GROWTH = 0.02
+"""Share of the gain that a run goes on to gain per e-fold of compute. The one run that ScaleRL fits again with twice
+the data (its appendix: A from 0.645 to 0.655) went on by 0.04, its other runs by nothing that it speaks of."""
+FALLING = (1.3, 0.15, 1.5)
+"""A run falls where a standard normal number is below −1.3, as 1 in 10 does; how sharply that sets in; and the share of
+its gain that it loses per e-fold of compute for each 1 beyond. Of ScaleRL's five recipes in Figure 2 one falls; of the
+runs of this project's panel about 3 of 200 lose a third of their gain from half of their compute on."""
+LOST = 0.9
+"""Of the share of the gain that is lost in the end, in units of its prior: 0.8 in the median."""
+NOISE = (0.3, 0.4)
+"""Mean and standard deviation of log κ over how evaluations scatter about their neighbours: noise that lasts, with the
+autocorrelation below, shows 0.72 of itself there."""
+LASTING = 1.0
+"""Of the autocorrelation of evaluations, in units of its prior: 0.4 in the median, as they ask the same questions."""
+SIZE = (48, 40, 32)
+"""Chains, steps of warm-up, and steps kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What is expected of a run before its evaluations.
+
+    Attributes:
+        gain: Mean and standard deviation of the logit of (A − R0)/(1 − R0).
+        steepness: Of the logarithm of B.
+        correlation: Of both: recipes that end lower rise more steeply.
+    """
+
+    gain: tuple[float, float]
+    steepness: tuple[float, float]
+    correlation: float
+
+
+def published() -> dict[str, tuple[float, float]]:
+    """A and B of each published fit."""
+    rows = (row.split() for row in re.split(r",\s*", PUBLISHED.strip()))
+    return {name: (float(asymptote), float(steepness)) for name, asymptote, steepness in rows}
+
+
+def expected(without: Sequence[str] = ()) -> Expected:
+    """What published fits say of a run that is none of them.
+
+    Args:
+        without: Fits that are left out: those of the run that is forecast.
+
+    Raises:
+        FrontierError: There is no such fit.
+    """
+    fits = published()
+    unknown = [name for name in without if name not in fits]
+    if unknown:
+        raise FrontierError(f"there is no published fit {unknown[0]!r}; there are {', '.join(fits)}")
+    kept = {name: fit for name, fit in fits.items() if name not in without}
+    before = np.array([BEFORE_SCOUT if name == "ScaleRL-Scout" else BEFORE for name in kept])
+    asymptote, steepness = np.array(list(kept.values())).T
+    share = (asymptote - before) / (1 - before)
+    gain, log_b = np.log(share / (1 - share)), np.log(steepness)
+    return Expected(
+        gain=(float(gain.mean()), float(gain.std(ddof=1))),
+        steepness=(float(log_b.mean()), float(log_b.std(ddof=1))),
+        correlation=float(np.corrcoef(gain, log_b)[0, 1]),
+    )
+
+
+PARTS = ("start", "tail", "shape", "step", "bend", "level", "excess", "autocorrelation")
+"""Numbers of the model that one run can say anything of; all others tell runs or settings apart."""
+Q, B, E, F, GAIN, WHEN, KAPPA, PHI = 1, 2, 5, 8, 9, 10, 11, 12
+"""Places of those with a prior of their own, among the numbers of one run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneRun:
+    """The density of the numbers of one run, standard normal before its evaluations.
+
+    Attributes:
+        model: Of that run alone.
+    """
+
+    model: Model
+    expected: Expected = field(default_factory=expected)
+
+    @cached_property
+    def places(self) -> NDArray[np.int64]:
+        """Of these numbers in a vector of the model; of n's slopes of the bend there are none."""
+        parts = {name: list(range(part.start, part.stop)) for name, part in self.model.parts.items()}
+        parts["bend"] = [parts["bend"][k] for k in (0, 2, 4, 5)]
+        return np.array([k for name in PARTS for k in parts[name]])
+
+    @cached_property
+    def _middle(self) -> float:
+        """Logarithm of the compute that the model's timing is taken from."""
+        runs = self.model.runs
+        return float(np.log(runs.compute[runs.seen & (runs.compute > 0)]).mean())
+
+    def numbers(self, own: Array) -> Array:
+        """Vectors of the model, shape ``(chains, size)``."""
+        theta = np.zeros((len(own), self.model.size))
+        theta[:, self.places] = self._mapped(own)[0]
+        return theta
+
+    def __call__(self, own: Array) -> tuple[Array, Array]:
+        """Logarithm of the density, shape ``(chains,)``, and its gradient, shape ``(chains, numbers)``."""
+        mapped, slope, of_steepness = self._mapped(own)
+        theta = np.zeros((len(own), self.model.size))
+        theta[:, self.places] = mapped
+        value, gradient = self.model(theta)
+        # The model's own prior of these numbers is taken back.
+        by_mapped = gradient[:, self.places] + mapped
+        by_own = by_mapped * slope - own
+        by_own[:, [Q, GAIN]] += by_mapped[:, [B]] * of_steepness
+        return value + 0.5 * (mapped**2).sum(axis=1) - 0.5 * (own**2).sum(axis=1), by_own
+
+    def _mapped(self, own: Array) -> tuple[Array, Array, Array]:
+        """The model's numbers, their derivative each by its own one, and that of the steepness by form and gain."""
+        mapped, slope = own.copy(), np.ones_like(own)
+        runs = self.model.runs
+        if runs.compute[0, 0] > 0:
+            # In units of the model's ½.
+            mapped[:, 0], slope[:, 0] = (START[0] + START[1] * own[:, 0]) / 0.5, START[1] / 0.5
+        log_q, by_q = FORM[0] + FORM[1] * own[:, Q], FORM[1]
+        mapped[:, Q], slope[:, Q] = (log_q - TAIL[0]) / TAIL[1], by_q / TAIL[1]
+        gain, by_gain = _stretched(own[:, GAIN])
+        rest, by_rest = _stretched(own[:, B])
+        expected, both = self.expected, self.expected.correlation
+        apart = np.sqrt(1 - both**2)
+        log_b = expected.steepness[0] + expected.steepness[1] * (both * gain + apart * rest)
+        # B is that of the sigmoid which is as steep against log C where half of the gain is made.
+        q, left = np.exp(log_q), np.exp2(-np.exp(log_q))
+        steep = (log_b - np.log(2 * (1 - left) / q) - STEEPNESS[0]) / STEEPNESS[1]
+        by_steep = 1 / np.sqrt(1 + steep**2) / STEEPNESS[1]
+        mapped[:, B], slope[:, B] = np.arcsinh(steep), by_steep * expected.steepness[1] * apart * by_rest
+        by_form = by_steep * by_q * (1 - np.log(2.0) * q * left / (1 - left))
+        by_height = by_steep * expected.steepness[1] * both * by_gain
+        begin, sharp, loss = FALLING
+        beyond = (-own[:, E] - begin) / sharp
+        bend = GROWTH / BEND[0] + np.sinh(own[:, E]) - loss / BEND[0] * sharp * np.logaddexp(0.0, beyond)
+        by_bend = np.cosh(own[:, E]) + loss / BEND[0] / (1 + np.exp(-beyond))
+        mapped[:, E], slope[:, E] = np.arcsinh(bend), by_bend / np.sqrt(1 + bend**2)
+        mapped[:, F] += LOST
+        # Both in units of the model's 1.5.
+        mapped[:, GAIN] = (expected.gain[0] + expected.gain[1] * gain) / 1.5
+        slope[:, GAIN] = expected.gain[1] * by_gain / 1.5
+        when = np.log(runs.last[0]) - self._middle + TIMING * own[:, WHEN]
+        mapped[:, WHEN], slope[:, WHEN] = when / 1.5, TIMING / 1.5
+        mapped[:, KAPPA], slope[:, KAPPA] = NOISE[0] + NOISE[1] * own[:, KAPPA], NOISE[1]
+        mapped[:, PHI] += LASTING
+        return mapped, slope, np.stack([by_form, by_height], axis=1)
+
+
+def _stretched(own: Array) -> tuple[Array, Array]:
+    """A number with long tails, and its derivative by one that is standard normal."""
+    return np.sinh(DEGREE * own) / DEGREE, np.cosh(DEGREE * own)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Single:
+    """Draws of one run."""
+
+    posterior: Posterior
+
+    def reward(self, compute: Array) -> Array:
+        """Reward at some compute, shape ``(draws, points)``."""
+        return self.posterior.of_run(0, compute)
+
+    @property
+    def noise(self) -> Array:
+        """Standard deviation of an evaluation in each draw, shape ``(draws,)``."""
+        model = self.posterior.model
+        return np.asarray(model.excess(self.posterior.theta)[:, 0] * np.median(model.runs.error[0]))
+
+    @property
+    def autocorrelation(self) -> Array:
+        """Of evaluations that follow each other, shape ``(draws,)``."""
+        return np.asarray(self.posterior.model.autocorrelation(self.posterior.theta)[:, 0])
+
+    def named(self) -> dict[str, Array]:
+        """A, R0, C_mid and B of each draw by the names of ScaleRL, without what bends the curve later."""
+        model, theta = self.posterior.model, self.posterior.theta
+        both, shapes = model.cells(theta)
+        q = model.tail(theta)[:, 0]
+        start = model.start(theta)[:, 0]
+        gain = (1 - start) / (1 + np.exp(-both[:, 0, 0]))
+        steepness = np.exp(shapes[:, 0]) * 2 * (1 - np.exp2(-q)) / q
+        asymptote = np.clip(start + model.step(theta)[0][:, 0] + gain, 0.0, 1.0)
+        return {"A": asymptote, "R0": start, "C_mid": np.exp(both[:, 1, 0]), "B": steepness}
+
+
+def single(runs: Runs, *, before: Expected | None = None, seed: int = 0) -> Single:
+    """Fit one run.
+
+    Args:
+        runs: That run alone, of errors of which only ratios mean something.
+        before: What is expected of it; by default what all published fits say.
+    """
+    model = Model(runs=runs)
+    density = OneRun(model=model, expected=before or expected())
+    last = float(runs.last[0])
+    size = len(density.places)
+
+    def posterior_of(chains: Array) -> Posterior:
+        return Posterior(model=model, theta=density.numbers(chains.reshape(-1, size)), split_r_hat=np.inf)
+
+    def spread(chains: Array) -> float:
+        ends = posterior_of(chains).of_run(0, np.array([last, 4 * last]))
+        return float(split_r_hat(ends.reshape(*chains.shape[:2], -1)).max())
+
+    with threadpool_limits(1):
+        drawn = sample(
+            density,
+            np.zeros(size),
+            np.ones(size, dtype=np.bool_),
+            chains=SIZE[0],
+            warm_up=SIZE[1],
+            kept=SIZE[2],
+            rng=np.random.default_rng(seed),
+            agreed=lambda chains: spread(chains) < AGREED,
+            rounds=3,
+        )
+    found = drawn.chains
+    thinned = found[np.linspace(0, len(found) - 1, SIZE[2]).round().astype(int)]
+    return Single(posterior=posterior_of(thinned))
