@@ -413,9 +413,11 @@ class Preset(Settings):
         return max(*batches, *known) if len(known) == len(questions) else None
 
     def questions(self, problem_set: str) -> int | None:
-        """Validation problems of a set; None where prepared base models have files that are not there or no table."""
+        """Validation problems of a set; None where no files of prepared base models say it."""
         if self.difficulty is not None:
             return self.difficulty.sets[problem_set].validation
+        if not self.prepared:
+            return None
         files = [Path(model.folder, f"{problem_set}.parquet") for model in self.prepared]
         try:
             splits = [pl.read_parquet(file, columns=["split"])["split"] for file in files]

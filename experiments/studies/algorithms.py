@@ -21,6 +21,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import hypot, inf, sqrt
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,15 +116,16 @@ def cells_of(
     ]
 
 
-def setup_of(unit: Unit, *, resources: Mapping[str, Any] | None = None) -> Setup:
+def setup_of(unit: Unit, *, resources: Mapping[str, Any] | None = None, every: Path = INPUTS) -> Setup:
     """Inputs of the cells of a unit of the panel, from the committed files.
 
     Args:
         resources: Resources in place of the panel's.
+        every: The folder with those of every base model.
     """
-    preset = preset_of(unit)
+    preset = preset_of(unit, every)
     preset = preset.model_copy(update={"resources": preset.resources.model_copy(update=dict(resources or {}))})
-    inputs = INPUTS / f"{unit.task}-{unit.base_seed}"
+    inputs = every / f"{unit.task}-{unit.base_seed}"
     problems, base = tables.read(inputs / f"{unit.problem_set}.parquet", "problems"), content(inputs / "base")
     origin = Origin(
         problem_set=unit.problem_set,

@@ -24,7 +24,7 @@ from experiments.errors import ExperimentError
 from experiments.running.cells import WorkerConfig
 from experiments.running.schedule import workers
 from experiments.running.worker import check_beside
-from experiments.settings import DeclaredRate, leaves, load, reading
+from experiments.settings import DeclaredRate, ModelConfig, leaves, load, reading
 from experiments.settings import preset as settings_preset
 from experiments.settings.preset import learner_config
 from experiments.stages import footprint
@@ -266,6 +266,9 @@ def test_an_engine_is_opened_for_the_largest_batch_or_evaluation_also_of_prepare
     preset = smoke(tmp_path, PREPARED | EACH_DECLARED | {"base": {"kind": "prepared", "models": models}})
     assert preset.base_models == ("one", "two")
     assert preset.responses() is None
+    # Nor does a base model that is named say how many questions there are, where difficulty is measured apart.
+    named = {"kind": "model", "model": str(tmp_path)}
+    assert preset.model_copy(update={"base": ModelConfig.model_validate(named)}).responses() is None
     for prepared, questions in zip(models, (5, 6), strict=True):
         folder = Path(prepared["folder"])
         folder.mkdir()

@@ -30,10 +30,10 @@ RESULTS = Path(__file__).with_name("results")
 """The tables of every unit, likewise."""
 
 
-def preset_of(unit: Unit) -> Preset:
-    """The preset of a unit, from panel.yaml, with its own base model."""
+def preset_of(unit: Unit, inputs: Path = INPUTS) -> Preset:
+    """The preset of a unit, from panel.yaml, with its own base model, which is in a folder of inputs."""
     preset, name = load_preset(PANEL, preset=unit.task), f"{unit.task}-{unit.base_seed}"
-    model = PreparedModel(name=name, folder=str(INPUTS / name))
+    model = PreparedModel(name=name, folder=str(inputs / name))
     return preset.model_copy(update={"base": PreparedConfig(models=(model,))})
 
 
