@@ -35,7 +35,7 @@ from ..posterior.decision import (
 from ..posterior.families import Priors
 from ..posterior.health import Failures, Finding, Health, Kind, Prepared
 from ..posterior.model import Model, coordinates
-from ..posterior.posterior import Posterior
+from ..posterior.posterior import COULD_WIN, Posterior
 from ..posterior.runs import Runs, Setting, padded
 from . import paper
 from .answer import COUNTED, SLACK, Answer, Unmeasured, differing, left_out_of, name, of_data, of_risk, rounded
@@ -50,8 +50,6 @@ SURE_BEYOND = 0.8
 """P(best) that an n must have, in every part of the draws, for its lead to be carried on beyond the data."""
 FARTHEST = 64.0
 """Times the data beyond which nothing is said."""
-COULD_WIN = 0.02
-"""P(best) from which on a setting could be the best."""
 PARTS = 4
 """Parts of the draws, each of other chains, all of which must say a thing for it to be said."""
 

@@ -23,7 +23,7 @@ AGREED = 1.1
 ENOUGH = 0.2
 """Independent draws of the decision, as a share of those kept: of 240 P(best) is known to 3 points."""
 COULD_WIN = 0.02
-"""Share of draws in which another setting leads from which on the decision depends on it."""
+"""P(best) from which on a setting could be the best, and the decision depends on it."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
