@@ -345,7 +345,7 @@ def calibration(session: nox.Session) -> None:
 @nox.session(tags=CAMPAIGN)
 def oracle(session: nox.Session) -> None:
     """Compare the posterior with NUTS of the same model written in numpyro, on made-up and on published runs."""
-    session.install("packages/frontier", "numpyro==0.22.*", "pytest", env=uv_variables())
+    session.install("packages/frontier", "numpyro==0.22.*", *TEST_TOOLS, env=uv_variables())
     session.run("python", "-m", "pytest", "-v", "-s", "packages/frontier/tests/oracle", env=test_variables())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 from isocompute.frontier import Fit, Frontier
-from isocompute.frontier.answers.fitted import DOCUMENT
+from isocompute.frontier.notebook import DOCUMENT
 from isocompute.frontier.show.report import write_report
 from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import atomic_write, write_text

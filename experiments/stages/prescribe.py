@@ -8,8 +8,7 @@ from math import inf
 from typing import Any
 
 import polars as pl
-from isocompute.frontier import Comparison, Frontier, compare
-from isocompute.frontier.answers import fitted
+from isocompute.frontier import Comparison, Frontier, compare, notebook
 from isocompute.frontier.posterior.runs import Setting
 from isocompute.rollout.contract import tables
 
@@ -42,7 +41,7 @@ def run(preset: Preset, problem_set: str) -> None:
         f"{problem_set}-prescription",
         {"comparison": out / "comparison.json"},
         params=test.model_dump(),
-        inputs={"posterior": OUT / "frontier" / problem_set / fitted.DOCUMENT},
+        inputs={"posterior": OUT / "frontier" / problem_set / notebook.DOCUMENT},
     )
 
 

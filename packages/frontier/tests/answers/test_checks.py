@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 from isocompute.frontier import Fit
 from isocompute.frontier.answers import checks
-from isocompute.frontier.answers.checks import conflicts, left_out_line
+from isocompute.frontier.answers.fitted import conflicts, left_out_line
 
 from ..conftest import evals, quick, run
 

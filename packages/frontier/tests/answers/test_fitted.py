@@ -9,8 +9,9 @@ import polars as pl
 import pytest
 from isocompute.frontier import Frontier, FrontierError
 from isocompute.frontier.answers.answer import left_out_of
-from isocompute.frontier.answers.fitted import Fitted, load_fitted, save
+from isocompute.frontier.answers.fitted import Fitted
 from isocompute.frontier.answers.next import plan, plan_lines, rates_to_open
+from isocompute.frontier.notebook import load_fitted, save
 from isocompute.frontier.posterior.runs import Setting
 
 from ..conftest import TRUTH, evals, quick

@@ -15,8 +15,9 @@ import polars as pl
 import pytest
 from isocompute.frontier import Frontier, FrontierError
 from isocompute.frontier.answers.answer import as_run, rounded
-from isocompute.frontier.answers.fitted import Fitted, at_n, load_fitted, save
+from isocompute.frontier.answers.fitted import Fitted, at_n
 from isocompute.frontier.answers.next import plan
+from isocompute.frontier.notebook import load_fitted, save
 from isocompute.frontier.posterior.decision import Ending, Misfit
 from isocompute.frontier.posterior.health import Failures
 from isocompute.frontier.posterior.runs import Setting

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from isocompute.frontier.posterior.density import TURN
-from isocompute.frontier.posterior.families import Priors
+from isocompute.frontier.posterior.density import TURN, Priors
 from isocompute.frontier.posterior.model import BEND, FALL, ONSET, STEEPNESS, STEP
 from isocompute.frontier.posterior.runs import Runs
 from numpyro.infer import MCMC, NUTS, init_to_median

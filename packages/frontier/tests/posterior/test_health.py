@@ -12,8 +12,7 @@ from isocompute.frontier import FrontierError
 from isocompute.frontier.data.curves import Array
 from isocompute.frontier.data.reading import short
 from isocompute.frontier.posterior.health import Kind, Thresholds, judge
-from isocompute.frontier.posterior.noise import POINTS, between, binned, excess, local_median, spikes
-from isocompute.frontier.posterior.runs import Run, runs_of
+from isocompute.frontier.posterior.runs import POINTS, Run, between, binned, excess, local_median, runs_of, spikes
 from real_runs import (
     asleep,
     broken_down,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from isocompute.frontier.answers.fitted import load_fitted
+from isocompute.frontier.notebook import load_fitted
 from isocompute.frontier.posterior.decision import endings, misfits
 from isocompute.frontier.posterior.posterior import Posterior
 

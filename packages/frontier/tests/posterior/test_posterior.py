@@ -8,9 +8,16 @@ import polars as pl
 import pytest
 from isocompute.frontier import Fit, Frontier
 from isocompute.frontier.posterior.health import prepare
-from isocompute.frontier.posterior.posterior import Posterior, decided
+from isocompute.frontier.posterior.posterior import (
+    Posterior,
+    curvature,
+    decided,
+    effective_size,
+    mode,
+    sample,
+    split_r_hat,
+)
 from isocompute.frontier.posterior.runs import runs_of
-from isocompute.frontier.posterior.sampling import curvature, effective_size, mode, sample, split_r_hat
 from scipy.signal import lfilter
 
 from ..conftest import quick, run

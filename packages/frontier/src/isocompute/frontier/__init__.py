@@ -11,7 +11,7 @@ from .data.reading import read_evals, with_gpu_hours
 from .errors import MEANING, Flag, FrontierError
 from .fitting.nstar import fit_points
 from .notebook import Fit, Frontier
-from .posterior.families import Priors
+from .posterior.density import Priors
 
 __all__ = [
     "MEANING",

@@ -1,8 +1,12 @@
-"""A sweep and its fit in Python: from files or from a data frame of any library."""
+"""A sweep and its fit in Python: from files or from a data frame of any library, and saved to a folder.
+
+A fit on disk is ``posterior.json``, ``draws.parquet`` and ``runs.parquet``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +14,19 @@ import narwhals as nw
 import numpy as np
 import polars as pl
 
-from .answers import fitted
-from .answers.checks import BestRates, LeftOut, best_rates, left_out
-from .answers.fitted import Fitted
+from .answers import paper
+from .answers.fitted import BestRates, Fitted, LeftOut, best_rates, left_out
 from .answers.next import plan
-from .data.reading import read_evals
+from .contract.files import write_text
+from .data.reading import read_evals, write_parquet
 from .errors import FrontierError
 from .posterior.decision import Plan
-from .posterior.families import Priors
-from .posterior.health import Prepared, luck_of, prepare
+from .posterior.density import Priors
+from .posterior.health import Failures, Finding, Health, Kind, Prepared, luck_of, prepare
+from .posterior.model import Model
 from .posterior.posterior import Posterior, posterior
-from .posterior.runs import POPULATION, Run, Setting, runs_of
-from .show.curves import draw_best, draw_frontier, draw_regret
+from .posterior.runs import POPULATION, Run, Runs, Setting, padded, runs_of
+from .show.drawing import draw_best, draw_frontier, draw_regret
 from .show.report import write_report
 
 
@@ -62,7 +67,7 @@ class Fit(Fitted):
 
     def save(self, folder: str | Path) -> None:
         """Write it, to be read by ``Frontier.load``; the same fit gives the same bytes."""
-        fitted.save(self, folder)
+        save(self, folder)
 
 
 class Frontier:
@@ -118,8 +123,7 @@ class Frontier:
         Raises:
             FrontierError: The folder holds no fit, or a damaged one.
         """
-        found = fitted.load_fitted(folder)
-        return Fit(**{field.name: getattr(found, field.name) for field in fields(found)})
+        return load_fitted(folder)
 
     def fit(self, *, priors: Priors | None = None, seed: int = 0, pass_rates: pl.DataFrame | None = None) -> Fit:
         """Fit all runs together.
@@ -202,3 +206,135 @@ def _on(ax: Any, draw: Any, fitted: Fitted) -> Any:
     from matplotlib import pyplot
 
     return draw(fitted, pyplot.subplots(figsize=(6.2, 3.9), layout="constrained")[1])
+
+
+DOCUMENT, DRAWS, RUNS = "posterior.json", "draws.parquet", "runs.parquet"
+
+
+def save(fitted: Fitted, folder: str | Path) -> None:
+    """Write a posterior; the same one gives the same bytes.
+
+    Raises:
+        FrontierError: The folder cannot be written to.
+    """
+    folder = Path(folder)
+    prepared, model = fitted.prepared, fitted.posterior.model
+    document = {
+        "metric": fitted.metric,
+        "unit": fitted.unit,
+        "seed": fitted.seed,
+        "split_r_hat": fitted.posterior.split_r_hat,
+        "error_is_known": model.runs.error_is_known,
+        "priors": asdict(model.priors),
+        "cells": [asdict(c) for c in model.runs.cells],
+        "bases": model.runs.bases,
+        "notes": prepared.notes,
+        "health": [{**asdict(h), "spikes": [int(k) for k in h.spikes]} for h in prepared.health],
+        "failures": [
+            {"cell": asdict(c), "failed": f.failed, "runs": int(f.runs), "reward": f.reward}
+            for c, f in prepared.failures.items()
+        ],
+        "tokens_per_rollout": fitted.tokens_per_rollout,
+        "caveats": fitted.caveats,
+        "of_training": fitted.of_training,
+        "questions_sampled": fitted.posterior.luck is not None,
+    }
+    columns = {f"x{k}": values for k, values in enumerate(fitted.posterior.theta.T)}
+    if fitted.posterior.luck is not None:
+        flat = fitted.posterior.luck.reshape(len(fitted.posterior.luck), -1)
+        columns |= {f"luck{k}": values for k, values in enumerate(flat.T)}
+    write_parquet(pl.DataFrame(columns), folder / DRAWS)
+    write_parquet(_runs_table(model.runs), folder / RUNS)
+    # Last, since it says that the others are there.
+    write_text(folder / DOCUMENT, json.dumps(document, indent=1, sort_keys=True) + "\n", error=FrontierError)
+
+
+def load_fitted(folder: str | Path) -> Fit:
+    """Load a saved posterior.
+
+    Raises:
+        FrontierError: The folder holds no posterior, or a damaged one.
+    """
+    folder = Path(folder)
+    if not (folder / DOCUMENT).is_file() and (folder / paper.DOCUMENT).is_file():
+        raise FrontierError(f"{folder}: the paper's method has no intervals to prescribe from: fit without it")
+    if not (folder / DOCUMENT).is_file():
+        raise FrontierError(f"{folder}: holds no {DOCUMENT}; make one with `isocompute-frontier fit`")
+    try:
+        document = json.loads((folder / DOCUMENT).read_text())
+        runs = _runs(pl.read_parquet(folder / RUNS), document)
+        model = Model(runs=runs, priors=_priors(document["priors"]))
+        draws = pl.read_parquet(folder / DRAWS)
+        theta, luck = draws.select(pl.col("^x.*$")).to_numpy(), None
+        if document["questions_sampled"]:
+            luck = draws.select(pl.col("^luck.*$")).to_numpy().reshape(len(draws), 2, -1)
+        if theta.shape[1] != model.size:
+            raise ValueError(f"{theta.shape[1]} columns of draws for {model.size} numbers")
+        prepared = Prepared(
+            runs=runs,
+            health=tuple(_health(h) for h in document["health"]),
+            notes=tuple(document["notes"]),
+            failures={
+                Setting(**f["cell"]): Failures(failed=f["failed"], runs=f["runs"], reward=f["reward"])
+                for f in document["failures"]
+            },
+        )
+        return Fit(
+            metric=document["metric"],
+            unit=document["unit"],
+            prepared=prepared,
+            seed=document["seed"],
+            posterior=Posterior(model=model, theta=theta, split_r_hat=document["split_r_hat"], luck=luck),
+            tokens_per_rollout=tuple(document["tokens_per_rollout"]),
+            caveats=tuple(document["caveats"]),
+            of_training=document["of_training"],
+        )
+    except (OSError, KeyError, TypeError, ValueError, RecursionError, pl.exceptions.PolarsError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+        raise FrontierError(f"{folder}: the posterior is damaged or of another version ({what}): fit again") from None
+
+
+def _runs_table(runs: Runs) -> pl.DataFrame:
+    row, point = np.nonzero(runs.seen)
+    columns: dict[str, Any] = {
+        "run": row,
+        "cell": runs.cell[row],
+        "base": runs.base_of_run[row],
+        "compute": runs.compute[row, point],
+        "reward": runs.reward[row, point],
+        "error": runs.error[row, point],
+    }
+    if runs.trials is not None:
+        columns["trials"] = runs.trials[row, point]
+    return pl.DataFrame(columns)
+
+
+def _runs(table: pl.DataFrame, document: dict[str, Any]) -> Runs:
+    each = table.partition_by("run", maintain_order=True)
+    lengths = np.array([len(own) for own in each])
+
+    def column(name: str, fill: float) -> np.ndarray:
+        return padded([own[name].to_numpy() for own in each], fill)
+
+    return Runs(
+        cells=tuple(Setting(**c) for c in document["cells"]),
+        cell=np.array([own["cell"][0] for own in each]),
+        compute=column("compute", 1.0),
+        reward=column("reward", 0.0),
+        error=column("error", 1.0),
+        seen=np.arange(lengths.max()) < lengths[:, None],
+        trials=column("trials", 1.0) if "trials" in table.columns else None,
+        error_is_known=document["error_is_known"],
+        bases=tuple(document["bases"]),
+        base=np.array([own["base"][0] for own in each]),
+    )
+
+
+def _priors(values: dict[str, Any]) -> Priors:
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return Priors(**plain)
+
+
+def _health(values: dict[str, Any]) -> Health:
+    findings = tuple(Finding(**{**f, "kind": Kind(f["kind"])}) for f in values["findings"])
+    return Health(**{**values, "findings": findings, "spikes": tuple(values["spikes"])})

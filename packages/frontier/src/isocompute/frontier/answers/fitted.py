@@ -1,24 +1,17 @@
-"""A fitted sweep: what it says at any budget, the sentences of that answer, and its files.
-
-A fit on disk is ``posterior.json``, ``draws.parquet`` and ``runs.parquet``.
-"""
+"""A fitted sweep: what it says at any budget, the sentences of that answer, and checks of the fit."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 
-from ..contract.files import write_text
 from ..data.curves import TOLERANCE, Array, Mask
-from ..data.reading import short, write_parquet
+from ..data.reading import short
 from ..errors import FrontierError
 from ..posterior.decision import (
     Decision,
@@ -32,12 +25,10 @@ from ..posterior.decision import (
     misfits,
     path_of,
 )
-from ..posterior.families import Priors
-from ..posterior.health import Failures, Finding, Health, Kind, Prepared
-from ..posterior.model import Model, coordinates
-from ..posterior.posterior import COULD_WIN, Posterior
-from ..posterior.runs import Runs, Setting, padded
-from . import paper
+from ..posterior.health import Prepared
+from ..posterior.model import coordinates
+from ..posterior.posterior import COULD_WIN, Posterior, posterior
+from ..posterior.runs import Setting
 from .answer import COUNTED, SLACK, Answer, Unmeasured, differing, left_out_of, name, of_data, of_risk, rounded
 
 UNKNOWN = 1.5
@@ -422,133 +413,144 @@ def _band(compute: Array, drawn: Array) -> pl.DataFrame:
     return pl.DataFrame({"compute": compute, "reward": drawn.mean(axis=0), "low": low, "high": high})
 
 
-DOCUMENT, DRAWS, RUNS = "posterior.json", "draws.parquet", "runs.parquet"
+QUICK = (16, 24, 16)
+"""Chains, warm-up and kept steps of a fit that only checks another one."""
+FAR = 2.0
+"""Standard deviations of the prior beyond which a deviation conflicts with it."""
+RATES = 33
+"""Learning rates among which the best is sought, log-uniform."""
+BEYOND = 2.0
+"""Factor beyond the learning rates that were run within which the best one is sought."""
+WORDS = {
+    "seeds": ("seeds differ in gain", "seeds differ in timing"),
+    "smooth": ("gains vary from n to n", "timing varies from n to n"),
+    "departure": ("single settings depart in gain", "single settings depart in timing"),
+}
 
 
-def save(fitted: Fitted, folder: str | Path) -> None:
-    """Write a posterior; the same one gives the same bytes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """One n, predicted from the runs of the others.
 
-    Raises:
-        FrontierError: The folder cannot be written to.
+    Attributes:
+        reward: Mean of its fitted reward at the end of its data, with its own runs.
+        interval: 95 % interval of the prediction without them.
     """
-    folder = Path(folder)
-    prepared, model = fitted.prepared, fitted.posterior.model
-    document = {
-        "metric": fitted.metric,
-        "unit": fitted.unit,
-        "seed": fitted.seed,
-        "split_r_hat": fitted.posterior.split_r_hat,
-        "error_is_known": model.runs.error_is_known,
-        "priors": asdict(model.priors),
-        "cells": [asdict(c) for c in model.runs.cells],
-        "bases": model.runs.bases,
-        "notes": prepared.notes,
-        "health": [{**asdict(h), "spikes": [int(k) for k in h.spikes]} for h in prepared.health],
-        "failures": [
-            {"cell": asdict(c), "failed": f.failed, "runs": int(f.runs), "reward": f.reward}
-            for c, f in prepared.failures.items()
-        ],
-        "tokens_per_rollout": fitted.tokens_per_rollout,
-        "caveats": fitted.caveats,
-        "of_training": fitted.of_training,
-        "questions_sampled": fitted.posterior.luck is not None,
-    }
-    columns = {f"x{k}": values for k, values in enumerate(fitted.posterior.theta.T)}
-    if fitted.posterior.luck is not None:
-        flat = fitted.posterior.luck.reshape(len(fitted.posterior.luck), -1)
-        columns |= {f"luck{k}": values for k, values in enumerate(flat.T)}
-    write_parquet(pl.DataFrame(columns), folder / DRAWS)
-    write_parquet(_runs_table(model.runs), folder / RUNS)
-    # Last, since it says that the others are there.
-    write_text(folder / DOCUMENT, json.dumps(document, indent=1, sort_keys=True) + "\n", error=FrontierError)
+
+    rollouts_per_problem: int
+    reward: float
+    interval: tuple[float, float]
+
+    @property
+    def inside(self) -> bool:
+        """Return whether the prediction holds."""
+        return self.interval[0] <= self.reward <= self.interval[1]
 
 
-def load_fitted(folder: str | Path) -> Fitted:
-    """Load a saved posterior.
+def left_out(fitted: Fitted) -> tuple[LeftOut, ...]:
+    """Leave out each n in turn, with all its settings, and predict it from the others; nothing with fewer than four n.
 
-    Raises:
-        FrontierError: The folder holds no posterior, or a damaged one.
+    Of several settings of an n the one of highest reward is predicted.
     """
-    folder = Path(folder)
-    if not (folder / DOCUMENT).is_file() and (folder / paper.DOCUMENT).is_file():
-        raise FrontierError(f"{folder}: the paper's method has no intervals to prescribe from: fit without it")
-    if not (folder / DOCUMENT).is_file():
-        raise FrontierError(f"{folder}: holds no {DOCUMENT}; make one with `isocompute-frontier fit`")
-    try:
-        document = json.loads((folder / DOCUMENT).read_text())
-        runs = _runs(pl.read_parquet(folder / RUNS), document)
-        model = Model(runs=runs, priors=_priors(document["priors"]))
-        draws = pl.read_parquet(folder / DRAWS)
-        theta, luck = draws.select(pl.col("^x.*$")).to_numpy(), None
-        if document["questions_sampled"]:
-            luck = draws.select(pl.col("^luck.*$")).to_numpy().reshape(len(draws), 2, -1)
-        if theta.shape[1] != model.size:
-            raise ValueError(f"{theta.shape[1]} columns of draws for {model.size} numbers")
-        prepared = Prepared(
-            runs=runs,
-            health=tuple(_health(h) for h in document["health"]),
-            notes=tuple(document["notes"]),
-            failures={
-                Setting(**f["cell"]): Failures(failed=f["failed"], runs=f["runs"], reward=f["reward"])
-                for f in document["failures"]
-            },
-        )
-        return Fitted(
-            metric=document["metric"],
-            unit=document["unit"],
-            prepared=prepared,
-            seed=document["seed"],
-            posterior=Posterior(model=model, theta=theta, split_r_hat=document["split_r_hat"], luck=luck),
-            tokens_per_rollout=tuple(document["tokens_per_rollout"]),
-            caveats=tuple(document["caveats"]),
-            of_training=document["of_training"],
-        )
-    except (OSError, KeyError, TypeError, ValueError, RecursionError, pl.exceptions.PolarsError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-        raise FrontierError(f"{folder}: the posterior is damaged or of another version ({what}): fit again") from None
+    runs = fitted.prepared.runs
+    ns = sorted({c.rollouts_per_problem for c in fitted.cells})
+    if len(ns) < 4:
+        return ()
+    found = []
+    for n in ns:
+        own = [k for k, c in enumerate(fitted.cells) if c.rollouts_per_problem == n]
+        last = float(fitted.last[own].min())
+        rewards = fitted.posterior.reward(last)[:, own, 0].mean(axis=0)
+        best = own[int(rewards.argmax())]
+        rest = runs.only(np.flatnonzero(~np.isin(runs.cell, own)))
+        others = posterior(rest, priors=fitted.posterior.model.priors, seed=fitted.seed, size=QUICK)
+        drawn = others.reward_of((fitted.cells[best],), last, rng=np.random.default_rng(fitted.seed))[:, 0, 0]
+        low, high = np.quantile(drawn, [0.025, 0.975])
+        found.append(LeftOut(rollouts_per_problem=n, reward=float(rewards.max()), interval=(float(low), float(high))))
+    return tuple(found)
 
 
-def _runs_table(runs: Runs) -> pl.DataFrame:
-    row, point = np.nonzero(runs.seen)
-    columns: dict[str, Any] = {
-        "run": row,
-        "cell": runs.cell[row],
-        "base": runs.base_of_run[row],
-        "compute": runs.compute[row, point],
-        "reward": runs.reward[row, point],
-        "error": runs.error[row, point],
-    }
-    if runs.trials is not None:
-        columns["trials"] = runs.trials[row, point]
-    return pl.DataFrame(columns)
+def left_out_line(found: tuple[LeftOut, ...]) -> str:
+    """Summarise leaving out in a line."""
+    inside = sum(f.inside for f in found)
+    missed = [
+        f"n = {f.rollouts_per_problem}: {f.reward:.3f}, predicted {f.interval[0]:.3f}–{f.interval[1]:.3f}"
+        for f in found
+        if not f.inside
+    ]
+    text = f"Each n left out and predicted from the others: {inside} of {len(found)} inside the 95 % interval"
+    return text + (f" (not {'; '.join(missed)})" if missed else "")
 
 
-def _runs(table: pl.DataFrame, document: dict[str, Any]) -> Runs:
-    each = table.partition_by("run", maintain_order=True)
-    lengths = np.array([len(own) for own in each])
+def conflicts(fitted: Fitted) -> list[str]:
+    """Deviations that the data say are far from what was expected of them, as sentences."""
+    model, theta = fitted.posterior.model, fitted.posterior.theta
+    said = []
+    for kind, words in WORDS.items():
+        family = model.families[kind]
+        off = theta[:, model.parts[kind + "_sd"]].mean(axis=0)
+        deviation = model.deviation(theta, kind).mean(axis=0)
+        for k in np.flatnonzero(np.abs(off) > FAR):
+            said.append(f"{words[k]} by {deviation[k]:.2g}, where {family.median[k]:.2g} was expected")
+    return said
 
-    def column(name: str, fill: float) -> np.ndarray:
-        return padded([own[name].to_numpy() for own in each], fill)
 
-    return Runs(
-        cells=tuple(Setting(**c) for c in document["cells"]),
-        cell=np.array([own["cell"][0] for own in each]),
-        compute=column("compute", 1.0),
-        reward=column("reward", 0.0),
-        error=column("error", 1.0),
-        seen=np.arange(lengths.max()) < lengths[:, None],
-        trials=column("trials", 1.0) if "trials" in table.columns else None,
-        error_is_known=document["error_is_known"],
-        bases=tuple(document["bases"]),
-        base=np.array([own["base"][0] for own in each]),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestRates:
+    """The best learning rate of each n at one budget.
+
+    Attributes:
+        rollouts_per_problem: Every n at the chosen B_p.
+        rate: Median of the best rate of each.
+        interval: Their 95 % intervals; one that reaches an end of what is searched is open there.
+        exponent: Of B in the best rate, median: ½ is the √B rule.
+        exponent_interval: Its 95 % interval.
+        searched: Lowest and highest rate.
+    """
+
+    rollouts_per_problem: tuple[int, ...]
+    rate: tuple[float, ...]
+    interval: tuple[tuple[float, float], ...]
+    exponent: float
+    exponent_interval: tuple[float, float]
+    searched: tuple[float, float]
+
+    def line(self) -> str:
+        """Summarise the rates in a line."""
+        low, high = self.exponent_interval
+        each = ", ".join(f"{r:.2g} at n = {n}" for n, r in zip(self.rollouts_per_problem, self.rate, strict=True))
+        rule = "the √B rule lies inside" if low <= 0.5 <= high else "the √B rule lies outside"
+        return f"Best learning rate: {each}; it grows as B to the {self.exponent:.2f} ({low:.2f}–{high:.2f}): {rule}"
+
+
+def best_rates(fitted: Fitted, compute: float) -> BestRates | None:
+    """The best learning rate of each n; None where no n was run at several rates, or there is one n.
+
+    Curves of rates that were not run are those expected of them, without departures.
+
+    Args:
+        compute: The budget, in the unit of the fit.
+    """
+    chosen = fitted.best(compute).cell
+    own = [c for c in fitted.cells if (c.problems_per_batch, c.group) == (chosen.problems_per_batch, chosen.group)]
+    ns = sorted({c.rollouts_per_problem for c in own})
+    rates = [c.learning_rate for c in own if c.learning_rate]
+    if not fitted.posterior.model.rates or len(ns) < 2 or not rates:
+        return None
+    grid = np.geomspace(min(rates) / BEYOND, max(rates) * BEYOND, RATES)
+    best = np.empty((len(fitted.posterior.theta), len(ns)))
+    for k, n in enumerate(ns):
+        cells = tuple(replace(chosen, rollouts_per_problem=n, learning_rate=float(rate)) for rate in grid)
+        best[:, k] = grid[fitted.posterior.reward_of(cells, compute)[:, :, 0].argmax(axis=1)]
+    at = np.log2(ns) - np.mean(np.log2(ns))
+    slopes = (np.log2(best) @ at) / (at @ at)
+    low, high = np.quantile(slopes, [0.025, 0.975])
+    ends = np.quantile(best, [0.025, 0.975], axis=0)
+    return BestRates(
+        rollouts_per_problem=tuple(ns),
+        rate=tuple(np.median(best, axis=0).tolist()),
+        interval=tuple(zip(*ends.tolist(), strict=True)),
+        exponent=float(np.median(slopes)),
+        exponent_interval=(float(low), float(high)),
+        searched=(float(grid[0]), float(grid[-1])),
     )
-
-
-def _priors(values: dict[str, Any]) -> Priors:
-    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    return Priors(**plain)
-
-
-def _health(values: dict[str, Any]) -> Health:
-    findings = tuple(Finding(**{**f, "kind": Kind(f["kind"])}) for f in values["findings"])
-    return Health(**{**values, "findings": findings, "spikes": tuple(values["spikes"])})

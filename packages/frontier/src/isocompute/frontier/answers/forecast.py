@@ -16,8 +16,7 @@ from ..errors import MEANING, Flag, FrontierError
 from ..fitting.intervals import LEVEL, ends
 from ..fitting.point import Parameters
 from ..posterior.health import Kind, judge, prepare
-from ..posterior.noise import POINTS, off_neighbours, position
-from ..posterior.runs import Run, Setting
+from ..posterior.runs import POINTS, Run, Setting, off_neighbours, position
 from ..posterior.single import expected, single
 from .recipes import fit_scalerl
 

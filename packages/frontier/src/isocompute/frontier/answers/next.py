@@ -12,7 +12,7 @@ from ..data.curves import Array
 from ..data.reading import short
 from ..errors import FrontierError
 from ..posterior.decision import MOST_SEEDS, Action, Decision, Plan, seeds_to_tell, value_of
-from ..posterior.families import SEED_DEGREES
+from ..posterior.density import SEED_DEGREES
 from ..posterior.runs import Setting
 from .answer import name
 from .fitted import Fitted, at_n

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from ..answers.answer import differing, name
-from ..answers.checks import conflicts, left_out, left_out_line
+from ..answers.fitted import conflicts, left_out, left_out_line
 from ..answers.interference import train_validation_gap
 from ..answers.paper import PaperConfig, fit_as_paper
 from ..contract import tables
@@ -19,7 +19,7 @@ from ..data.reading import not_read, read_evals, short, with_gpu_hours, write_pa
 from ..errors import FrontierError
 from ..fitting.point import FORMS
 from ..notebook import Fit, Frontier
-from ..posterior.families import Priors
+from ..posterior.density import Priors
 from ..posterior.runs import POPULATION
 from ..show.drawing import save
 from ..show.panels import gap_panel

@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..answers.fitted import load_fitted, option_row
+from ..answers.fitted import option_row
 from ..answers.next import plan, plan_lines
+from ..notebook import load_fitted
 from .arguments import positive, write_json
 
 

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.curves import Array, Mask
-from .noise import OWN_SCATTER, off_neighbours, position
 from .posterior import Posterior
-from .runs import Runs, Setting
+from .runs import OWN_SCATTER, Runs, Setting, off_neighbours, position
 
 TIE = 0.001
 """Reward within which expected regrets count as equal: below what any evaluation resolves."""

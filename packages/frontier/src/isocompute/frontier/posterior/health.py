@@ -16,9 +16,8 @@ from scipy.linalg import block_diag
 from ..data.curves import Array
 from ..data.reading import short
 from ..errors import FrontierError
-from .noise import POINTS, SPIKE, binned, excess
 from .posterior import Posterior
-from .runs import Run, Runs, Setting, padded
+from .runs import POINTS, SPIKE, Run, Runs, Setting, binned, excess, padded
 from .siblings import Level, Siblings, View, other_scale, view
 
 

@@ -33,8 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.curves import Array, Mask
-from .density import Likelihood, Numbers, bent, rise, step_share
-from .families import Families, Family, Priors, Scaled, families
+from .density import Families, Family, Likelihood, Numbers, Priors, Scaled, bent, families, rise, step_share
 from .runs import Curves, Runs, Setting, members
 
 TAIL = (-2.0, 1.5)

@@ -1,21 +1,25 @@
-"""The posterior of a sweep: draws of every setting's curve, measured or not.
+"""The posterior of a sweep: draws of every setting's curve, measured or not, and the sampler that makes them.
 
-Chains are as long as it takes them to agree, and to say of the decision as much as so many independent draws.
+Many chains of Hamiltonian Monte Carlo begin about the mode and are moved together as one array, for as long as it takes
+them to agree, and to say of the decision as much as so many independent draws. Their mass is the curvature at the mode,
+then what draws and gradients of the chains say of it (Hoffman and Gelman, 2014, for the step; Betancourt, 2017;
+Seyboldt, Carlson and Carpenter, 2024, for the mass).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
 from threadpoolctl import threadpool_limits
 
-from ..data.curves import Array
-from .density import bent, rise, step_share
-from .families import DEPARTURE_DEGREES, Priors
+from ..data.curves import Array, Mask
+from .density import DEPARTURE_DEGREES, Priors, bent, rise, step_share
 from .model import Model, coordinates, correlations, features
 from .runs import Runs, Setting
-from .sampling import effective_size, mode, sample, split_r_hat
 
 CHAINS, WARM_UP, KEPT = 16, 40, 75
 AGREED = 1.1
@@ -219,3 +223,310 @@ def decided(rewards: Array) -> Array:
     lacks = rewards[:, :, [best]] - rewards
     near = (lacks < 0).mean(axis=(0, 1)) >= COULD_WIN
     return np.concatenate([rewards[:, :, [best]], lacks[:, :, near]], axis=2)
+
+
+Density = Callable[[Array], tuple[Array, Array]]
+"""Vectors of shape ``(chains, size)`` to the logarithm of the density and its gradient."""
+Index = NDArray[np.int64]
+ACCEPTED = 0.85
+TURN = 2.0
+"""Mean length of a step, in the unit of the mass: a normal distribution forgets where it was after π/2."""
+LEAPS = (1, 24)
+"""Least and most leaps of a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """Draws of the chains.
+
+    Attributes:
+        chains: Shape ``(steps, chains, size)``.
+        accepted: Mean probability of acceptance.
+    """
+
+    chains: Array
+    accepted: float
+
+    @property
+    def theta(self) -> Array:
+        """All draws, shape ``(steps · chains, size)``."""
+        return self.chains.reshape(-1, self.chains.shape[2])
+
+
+def sample(
+    density: Density,
+    begin: Array,
+    free: Mask,
+    *,
+    chains: int,
+    warm_up: int,
+    kept: int,
+    rng: np.random.Generator,
+    agreed: Callable[[Array], bool] = lambda _: True,
+    rounds: int = 9,
+    apart: Index | None = None,
+) -> Draws:
+    """Draws of a density.
+
+    Args:
+        begin: Where its mode is sought from, shape ``(size,)``.
+        warm_up: Steps of each chain that are thrown away; the mass is learned in them.
+        kept: Steps of the first round; each further one adds half of those that there are.
+        agreed: Whether chains of shape ``(steps, chains, size)`` agree and are long enough: all of them, or their later
+            half where they had not forgotten where they began.
+        rounds: Of drawing, at most.
+        apart: Indices of numbers in groups that are independent given all other numbers, shape ``(groups, members)``.
+    """
+    apart = np.zeros((0, 1), dtype=np.int64) if apart is None else apart
+    with np.errstate(all="ignore"):
+        # A leap too far overflows and is refused.
+        top = mode(density, begin, free)
+        walk = _Walk(density=density, rng=rng, mass=curvature(density, top, apart), pace=1.2 * len(top) ** -0.25)
+        walk.begin(top + 0.2 * walk.mass.scaled(rng.standard_normal((chains, len(top)))))
+        # The first mass is so far off that its steps are short: it is soon given up.
+        for steps in (warm_up // 5, warm_up * 3 // 10, warm_up - warm_up // 5 - warm_up * 3 // 10):
+            walk.learn(*walk.run(steps))
+        drawn, gradient = walk.run(kept)
+        for _ in range(rounds - 1):
+            half = len(drawn) // 2
+            if agreed(drawn):
+                break
+            if len(drawn) > kept and agreed(drawn[half:]):
+                drawn = drawn[half:]
+                break
+            walk.learn(drawn[-len(gradient) :], gradient)
+            walk.run(warm_up // 5)
+            more, gradient = walk.run(half)
+            drawn = np.concatenate([drawn, more])
+    return Draws(chains=drawn, accepted=walk.accepted)
+
+
+def mode(density: Density, begin: Array, free: Mask) -> Array:
+    """The mode of the density over the numbers that are free, by L-BFGS from ``begin``, shape ``(size,)``.
+
+    A deviation must not be free: the density is highest, and unbounded, where one is 0.
+    """
+
+    def negative(x: Array) -> tuple[float, Array]:
+        value, gradient = density(x[None])
+        return -float(value[0]), np.where(free, -gradient[0], 0.0)
+
+    # Chains begin about it: a density within 1e-6 of the highest is near enough.
+    options = {"maxiter": 300, "maxcor": 25, "ftol": 1e-6}
+    return np.asarray(minimize(negative, begin, jac=True, method="L-BFGS-B", options=options).x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mass:
+    """A root of a covariance, of numbers some of which are independent in groups given the others.
+
+    Attributes:
+        together: Indices of the others, shape ``(others,)``.
+        apart: Indices of the groups, shape ``(groups, members)``.
+        root: Lower root of the covariance of the others, shape ``(others, others)``.
+        slope: How the groups follow the others, shape ``(groups · members, others)``.
+        roots: Lower root of each group's covariance given the others, shape ``(groups, members, members)``.
+    """
+
+    together: Index
+    apart: Index
+    root: Array
+    slope: Array
+    roots: Array
+
+    def scaled(self, unit: Array) -> Array:
+        """The root times vectors, shape ``(vectors, size)``."""
+        found = np.empty_like(unit)
+        others = unit[:, self.together] @ self.root.T
+        found[:, self.together] = others
+        own = (self.roots @ unit[:, self.apart][..., None])[..., 0]
+        found[:, self.apart] = own + (others @ self.slope.T).reshape(own.shape)
+        return found
+
+    def turned(self, gradient: Array) -> Array:
+        """The transposed root times vectors, shape ``(vectors, size)``."""
+        found = np.empty_like(gradient)
+        own = gradient[:, self.apart]
+        others = gradient[:, self.together] + own.reshape(len(own), self.apart.size) @ self.slope
+        found[:, self.together] = others @ self.root
+        found[:, self.apart] = (self.roots.swapaxes(1, 2) @ own[..., None])[..., 0]
+        return found
+
+    def units(self, off: Array) -> Array:
+        """The inverse of ``scaled``."""
+        found = np.empty_like(off)
+        others = off[:, self.together]
+        found[:, self.together] = np.linalg.solve(self.root, others.T).T
+        own = off[:, self.apart] - (others @ self.slope.T).reshape(len(off), *self.apart.shape)
+        found[:, self.apart] = np.linalg.solve(self.roots, own[..., None])[..., 0]
+        return found
+
+    def learned(self, theta: Array, gradient: Array) -> Mass:
+        """The mass that draws and gradients agree on, drawn to this one where there are few of them.
+
+        In the unit of this one, that of the others is the geometric mean of the covariance of the draws and of the
+        inverse of that of their gradients, which are the same of a normal distribution: gradients show the narrow
+        directions, draws the wide ones.
+        """
+        unit, slope = self.units(theta - theta.mean(axis=0)), self.turned(gradient - gradient.mean(axis=0))
+        one, other = unit[:, self.together], slope[:, self.together]
+        weight = len(one) / (len(one) + one.shape[1])
+        left = (1 - weight) * np.eye(one.shape[1])
+        wide, narrow = (weight * (x.T @ x) / len(x) + left for x in (one, other))
+        half = _power(narrow, 0.5)
+        inverse = np.linalg.inv(half)
+        found = inverse @ _power(half @ wide @ half, 0.5) @ inverse
+        # What groups follow of the others beyond what they do, and how much of each number that leaves.
+        own, steep = (x[:, self.apart].reshape(len(x), self.apart.size) for x in (unit, slope))
+        follow = np.linalg.solve(wide, weight * (one.T @ own) / len(own))
+        # A step of the others moves all groups at once, so that the errors of all slopes add up.
+        follow *= len(own) / (len(own) + self.apart.size)
+        rest = own - one @ follow
+        weight = len(own) / (len(own) + 10.0)
+        ratio = ((1 - weight) + weight * (rest**2).mean(axis=0)) / ((1 - weight) + weight * (steep**2).mean(axis=0))
+        each = (self.roots @ follow.T.reshape(*self.apart.shape, len(self.together))).reshape(self.slope.shape)
+        return Mass(
+            together=self.together,
+            apart=self.apart,
+            root=self.root @ np.linalg.cholesky((found + found.T) / 2),
+            slope=self.slope + np.linalg.solve(self.root.T, each.T).T,
+            roots=self.roots * ratio.reshape(len(self.apart), 1, self.apart.shape[1]) ** 0.25,
+        )
+
+
+def _power(matrix: Array, exponent: float) -> Array:
+    """A power of a symmetric matrix, positive."""
+    value, vector = np.linalg.eigh((matrix + matrix.T) / 2)
+    return np.asarray((vector * np.maximum(value, 1e-10) ** exponent) @ vector.T)
+
+
+LEAST = 0.3
+"""Curvature below which a direction counts as that of the prior or less."""
+
+
+def curvature(density: Density, at: Array, apart: Index) -> Mass:
+    """The mass of the curvature somewhere, by differences of the gradient.
+
+    Args:
+        apart: As of ``sample``: all groups are shifted at once.
+    """
+    step, (groups, members) = 1e-4, apart.shape
+    together = np.setdiff1d(np.arange(len(at)), apart)
+    shifts = np.zeros((len(together) + members, len(at)))
+    shifts[np.arange(len(together)), together] = step
+    shifts[len(together) + np.arange(members)[None], apart] = step
+    hessian = -(density(at + shifts)[1] - density(at - shifts)[1]) / (2 * step)
+    whole = hessian[: len(together), together]
+    across = hessian[: len(together)][:, apart].reshape(len(together), apart.size).T
+    blocks = hessian[len(together) :][:, apart].transpose(1, 2, 0)
+    covariances = _inverse(blocks)
+    slope = -(covariances @ across.reshape(groups, members, len(together))).reshape(across.shape)
+    return Mass(
+        together=together,
+        apart=apart,
+        root=np.asarray(np.linalg.cholesky(_inverse(whole + across.T @ slope)), dtype=np.float64),
+        slope=slope,
+        roots=np.asarray(np.linalg.cholesky(covariances), dtype=np.float64),
+    )
+
+
+def _inverse(curvatures: Array) -> Array:
+    """Inverse of symmetric matrices, none of whose eigenvalues is below ``LEAST``."""
+    value, vector = np.linalg.eigh((curvatures + curvatures.swapaxes(-1, -2)) / 2)
+    return np.asarray((vector / np.maximum(value, LEAST)[..., None, :]) @ vector.swapaxes(-1, -2))
+
+
+@dataclass(kw_only=True)
+class _Walk:
+    """All chains on their way.
+
+    Attributes:
+        pace: Length of a leap.
+        accepted: Mean probability of acceptance of the last run.
+    """
+
+    density: Density
+    rng: np.random.Generator
+    mass: Mass
+    pace: float
+    accepted: float = 0.0
+    steps: int = 0
+
+    def begin(self, theta: Array) -> None:
+        """Put the chains somewhere."""
+        self.theta = theta
+        self.value, self.gradient = self.density(theta)
+
+    def run(self, steps: int) -> tuple[Array, Array]:
+        """Steps of all chains and the gradients there, each of shape ``(steps, chains, size)``.
+
+        The pace is brought to the best rate of acceptance, by ever less.
+        """
+        found, rates = [], []
+        for _ in range(steps):
+            rate = self._step()
+            self.steps += 1
+            # As fast up as down: where all are accepted the rate says little of how much longer a leap may be.
+            off = (rate - ACCEPTED) / (1 - ACCEPTED if rate > ACCEPTED else ACCEPTED)
+            self.pace *= float(np.exp(off / np.sqrt(self.steps)))
+            found.append((self.theta, self.gradient))
+            rates.append(rate)
+        self.accepted = float(np.mean(rates))
+        theta, gradient = zip(*found, strict=True)
+        return np.stack(theta), np.stack(gradient)
+
+    def _step(self) -> float:
+        """Leaps of all chains, then each is accepted or not; returns the mean probability."""
+        rng, mass = self.rng, self.mass
+        momentum = rng.standard_normal(self.theta.shape)
+        energy = self.value - 0.5 * (momentum**2).sum(axis=1)
+        # Steps of random length, so that no chain turns in a circle, or stays where the pace is too long for it.
+        length = self.pace * rng.uniform(0.7, 1.15, (len(momentum), 1))
+        leaps = int(np.clip(round(TURN * rng.uniform(0.6, 1.4) / self.pace), *LEAPS))
+        new, moved = self.theta, momentum + 0.5 * length * mass.turned(self.gradient)
+        for k in range(leaps):
+            new = new + length * mass.scaled(moved)
+            level, slope = self.density(new)
+            moved = moved + (1.0 if k < leaps - 1 else 0.5) * length * mass.turned(slope)
+        ratio = np.nan_to_num(np.exp(np.minimum(level - 0.5 * (moved**2).sum(axis=1) - energy, 0.0)))
+        taken = rng.random(len(new)) < ratio
+        self.theta = np.where(taken[:, None], new, self.theta)
+        self.value = np.where(taken, level, self.value)
+        self.gradient = np.where(taken[:, None], slope, self.gradient)
+        return float(ratio.mean())
+
+    def learn(self, theta: Array, gradient: Array) -> None:
+        """Take the mass from the later two thirds of what was drawn."""
+        later, size = len(theta) // 3, theta.shape[2]
+        self.mass = self.mass.learned(theta[later:].reshape(-1, size), gradient[later:].reshape(-1, size))
+        # The pace was that of another mass.
+        self.steps //= 4
+
+
+def split_r_hat(drawn: Array) -> Array:
+    """Split R̂ of each number (Bayesian Data Analysis, section 11.4); near 1 when the chains agree.
+
+    Args:
+        drawn: Shape ``(steps, chains, size)``.
+    """
+    half = len(drawn) // 2
+    parts = np.concatenate([drawn[:half], drawn[half : 2 * half]], axis=1)
+    within = parts.var(axis=0, ddof=1).mean(axis=0)
+    between = parts.mean(axis=0).var(axis=0, ddof=1)
+    return np.asarray(np.sqrt((half - 1) / half + between / within))
+
+
+def effective_size(drawn: Array) -> Array:
+    """Independent draws that say as much of each number's mean (Geyer, 1992; Bayesian Data Analysis, section 11.5).
+
+    Args:
+        drawn: Shape ``(steps, chains, size)``.
+    """
+    steps, chains, _ = drawn.shape
+    off = drawn - drawn.mean(axis=(0, 1))
+    power = np.abs(np.fft.rfft(off, n=2 * steps, axis=0)) ** 2
+    covariance = np.fft.irfft(power.mean(axis=1), axis=0)[: steps // 2 * 2] / steps
+    pairs = (covariance / covariance[0]).reshape(-1, 2, drawn.shape[2]).sum(axis=1)
+    # Sums of neighbouring lags are above 0, but for noise: from the first that is not on, there is only that.
+    left = np.logical_and.accumulate(pairs > 0, axis=0)
+    return np.asarray(steps * chains / np.maximum(2 * (pairs * left).sum(axis=0) - 1, 1e-3))

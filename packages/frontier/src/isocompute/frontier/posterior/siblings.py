@@ -15,8 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from ..data.curves import Array, Mask
-from .noise import binned, expected_error, spikes
-from .runs import Run, padded
+from .runs import Run, binned, expected_error, padded, spikes
 
 SAME_POINT = 0.02
 """Share of compute within which two evaluations are at one point of a grid."""

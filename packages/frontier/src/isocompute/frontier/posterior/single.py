@@ -20,9 +20,8 @@ from threadpoolctl import threadpool_limits
 from ..data.curves import Array
 from ..errors import FrontierError
 from .model import BEND, STEEPNESS, TAIL, Model
-from .posterior import AGREED, Posterior
+from .posterior import AGREED, Posterior, sample, split_r_hat
 from .runs import Runs
-from .sampling import sample, split_r_hat
 
 PUBLISHED = """
 ScaleRL 0.610 1.92, ScaleRL-32k 0.645 1.89, ScaleRL-8gen 0.585 2.44, ScaleRL-24gen 0.590 2.22, ScaleRL-32gen 0.595 2.07,

@@ -1,4 +1,7 @@
-"""Drawing: one style per n, legible in greyscale, and files that are the same every time."""
+"""Drawing: one style per n, legible in greyscale, and files that are the same every time.
+
+Figures of a fit: its runs and curves, the setting chosen at each budget, regret, and n* (or B_p*) over compute.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,14 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from ..answers.answer import name
+from ..answers.fitted import Fitted
 from ..contract.files import atomic_write
+from ..data.curves import Array
 from ..data.reading import short
 from ..errors import FrontierError
+from ..posterior.decision import at_best_rates
+from ..posterior.runs import Setting
 
 MARKERS = "osD^vPX*"
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (8, 2)))
@@ -106,3 +114,168 @@ def compute_axis(axes: Any, unit: str) -> None:
     axes.set_xticks(decades, [short(t) for t in decades])
     axes.minorticks_off()
     axes.set_xlabel(unit.replace("_", " "))
+
+
+POINTS = 80
+MOST_PANELS = 24
+
+
+@styled
+def curve_panels(fitted: Fitted) -> Any:
+    """A panel per setting: its runs, one marker a run, and its mean curve with the 95 % interval (Figures 5, 15)."""
+    cells = fitted.cells[:MOST_PANELS]
+    figure, axes = panels(len(cells), height=2.4, more=0.4)
+    styles, runs = styles_of(fitted), fitted.prepared.runs
+    several, rated = fitted.differing
+    for k, (cell, axis) in enumerate(zip(cells, axes, strict=True)):
+        look = styles[key(cell)]
+        grid = _grid(fitted, k)
+        drawn = fitted.posterior.reward(grid)[:, k]
+        axis.fill_between(grid, *np.quantile(drawn, [0.025, 0.975], axis=0), color=look["color"], alpha=0.25, lw=0)
+        axis.plot(grid, drawn.mean(axis=0), color="black", linewidth=1.2)
+        for i, run in enumerate(np.flatnonzero(runs.cell == k)):
+            after = runs.seen[run] & (runs.compute[run] > 0)
+            axis.plot(
+                runs.compute[run, after], runs.reward[run, after], "osDv^"[i % 5], color=look["color"], ms=3, alpha=0.7
+            )
+        axis.set_title(f"n = {name(cell, several, rated)}", fontsize=9)
+        compute_axis(axis, "")
+    figure.supxlabel(f"compute in {fitted.unit.replace('_', ' ')}")
+    figure.supylabel(fitted.metric)
+    return figure
+
+
+@styled
+def frontier_figure(fitted: Fitted) -> Any:
+    """``draw_frontier`` on a figure of its own."""
+    figure, axes = subplots(figsize=(6.2, 3.9))
+    draw_frontier(fitted, axes)
+    return figure
+
+
+def draw_frontier(fitted: Fitted, axes: Any) -> Any:
+    """Mean curves of the settings, of several rates the best one's, and the chosen setting at each budget (Figure 6).
+
+    The band is the 95 % interval of the chosen setting alone.
+    """
+    styles, path, runs = styles_of(fitted), fitted.path(), fitted.prepared.runs
+    drawn = fitted.healthy(path.compute)
+    chosen = np.stack([drawn[:, k, p] for p, k in enumerate(path.chosen)])
+    axes.fill_between(path.compute, *np.quantile(chosen, [0.025, 0.975], axis=1), color="0.88", lw=0)
+    axes.plot(path.compute, chosen.mean(axis=1), color="0.65", lw=5, solid_capstyle="round", label="chosen at a budget")
+    options = at_best_rates(fitted.decide(fitted.largest).options)
+    for k in sorted(fitted.cells.index(o.cell) for o in options if o.cell in fitted.cells):
+        cell, grid, own = fitted.cells[k], _grid(fitted, k), runs.cell == k
+        look = styles[key(cell)]
+        mean = fitted.posterior.reward(grid)[:, k].mean(axis=0)
+        axes.plot(
+            grid, mean, color=look["color"], linestyle=look["linestyle"], label=f"n = {name(cell, fitted.differing[0])}"
+        )
+        after = runs.seen[own] & (runs.compute[own] > 0)
+        axes.plot(
+            runs.compute[own][after], runs.reward[own][after], look["marker"], color=look["color"], ms=2.5, alpha=0.6
+        )
+    compute_axis(axes, f"compute in {fitted.unit}")
+    axes.set(ylabel=fitted.metric, title="Reward by compute, and what is chosen")
+    axes.legend(frameon=False, fontsize=8)
+    return axes
+
+
+def styles_of(fitted: Fitted) -> dict[object, dict[str, Any]]:
+    """Colour, marker and line of each setting: by n, or by the grouping column where there is one."""
+    return styles_by_key(map(key, fitted.cells))
+
+
+def key(cell: Setting) -> Any:
+    """The value that a setting's colour stands for."""
+    return cell.group or cell.rollouts_per_problem
+
+
+def _grid(fitted: Fitted, k: int) -> Array:
+    """Compute from the first evaluation of a setting to its last."""
+    runs = fitted.prepared.runs
+    own = runs.seen & (runs.cell == k)[:, None] & (runs.compute > 0)
+    return np.geomspace(runs.compute[own].min(), runs.compute[own].max(), POINTS)
+
+
+BUDGETS = (1.0, 0.5, 0.25, 0.125)
+"""Of the compute that was measured."""
+NAMES = {"rollouts_per_problem": "n", "problems_per_batch": "B_p"}
+WORDS = {"rollouts_per_problem": "rollouts per problem n", "problems_per_batch": "problems per batch B_p"}
+
+
+@styled
+def decision_figure(fitted: Fitted, setting: str = "rollouts_per_problem") -> Any:
+    """Both panels beside each other.
+
+    Args:
+        setting: What is decided about; the other one is at its best for each value.
+    """
+    figure, (left, right) = subplots(1, 2, figsize=(9.5, 3.8))
+    draw_regret(fitted, left, setting)
+    draw_best(fitted, right, setting)
+    return figure
+
+
+def draw_regret(fitted: Fitted, axes: Any, setting: str = "rollouts_per_problem") -> Any:
+    """Expected regret at some budgets (IsoCompute Playbook, Figure 10).
+
+    Args:
+        setting: As of ``decision_figure``.
+    """
+    values = sorted({getattr(c, setting) for c in fitted.settings})
+    for budget, shade, marker in zip(BUDGETS, np.linspace(0.0, 0.65, len(BUDGETS)), MARKERS[:4], strict=True):
+        compute = fitted.largest * budget
+        if compute < fitted.path_start:
+            continue
+        options = fitted.decide(compute).options
+        regret = [min((o.regret for o in options if getattr(o.cell, setting) == v), default=np.nan) for v in values]
+        width = 1.6 if budget == 1 else 1.0
+        axes.plot(values, regret, marker=marker, color=str(shade), lw=width, label=short(compute))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(values, [f"{v:,}" for v in values])
+    axes.set_ylim(bottom=0)
+    axes.set(
+        title=f"Expected regret of each {NAMES[setting]}",
+        xlabel=WORDS[setting],
+        ylabel=f"expected regret in {fitted.metric}",
+    )
+    axes.legend(title=f"budget in {fitted.unit}", frameon=False, fontsize=8)
+    return axes
+
+
+def draw_best(
+    fitted: Fitted, axes: Any, setting: str = "rollouts_per_problem", *, batch_rollouts: int | None = None
+) -> Any:
+    """The value of least expected regret against compute, over P(best) of every value (Figures 7, 21, 22, 24).
+
+    Args:
+        setting: As of ``decision_figure``.
+        batch_rollouts: B, to draw against update steps M = C/B (Figure 9).
+    """
+    path = fitted.path()
+    each = np.array([getattr(c, setting) for c in fitted.settings])
+    values = np.unique(each)
+    share = np.stack([path.probability_best[:, each == v].sum(axis=1) for v in values])
+    at = path.compute / (batch_rollouts or 1)
+    mesh = axes.pcolormesh(
+        at, np.arange(len(values)), share, cmap="Blues", vmin=0, vmax=1, shading="nearest", rasterized=True
+    )
+    chosen = np.searchsorted(values, each[path.chosen])
+    axes.step(at, chosen, where="mid", color=ACCENT, linewidth=2, label=f"{NAMES[setting]}*")
+    axes.set_yticks(np.arange(len(values)), [f"{v:,}" for v in values])
+    unit = f"compute in {fitted.unit}" if batch_rollouts is None else f"update steps at B = {batch_rollouts:,}"
+    compute_axis(axes, unit)
+    axes.set(title=f"{NAMES[setting]}* over compute", ylabel=WORDS[setting])
+    axes.figure.colorbar(mesh, ax=axes, label="P(best)")
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    return axes
+
+
+@styled
+def trade_figure(fitted: Fitted, batch_rollouts: int) -> Any:
+    """n*(M) and B_p*(M) at one B = B_p·n (Figure 9)."""
+    figure, axes = subplots(1, 2, figsize=(9.5, 3.4))
+    for axis, setting in zip(axes, NAMES, strict=True):
+        draw_best(fitted, axis, setting, batch_rollouts=batch_rollouts)
+    return figure

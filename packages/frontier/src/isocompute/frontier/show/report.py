@@ -12,15 +12,13 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from ..answers.answer import as_run, rounded
-from ..answers.checks import best_rates, conflicts
-from ..answers.fitted import Fitted
+from ..answers.fitted import Fitted, best_rates, conflicts
 from ..contract.files import write_text
 from ..data.reading import short
 from ..errors import FrontierError
 from ..posterior.decision import Decision
 from ..posterior.posterior import AGREED
-from .curves import curve_panels, decision_figure, frontier_figure, trade_figure
-from .drawing import save
+from .drawing import curve_panels, decision_figure, frontier_figure, save, trade_figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
