@@ -38,7 +38,7 @@ from isocompute.learner.saving.export import save_policy
 from isocompute.rollout import EngineConfig, evaluate, open_pipe, open_sampler
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.actor import connected_ray
-from isocompute.rollout.samplers.prompts import PromptMaker, load_tokenizer
+from isocompute.rollout.samplers.local import PromptMaker, load_tokenizer
 
 from ..errors import ExperimentError, amounts
 from . import cell_folder

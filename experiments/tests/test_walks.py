@@ -122,12 +122,12 @@ def test_a_log_becomes_an_answer_through_36_files(tmp_path: Path) -> None:
         assert frontier(["fit", str(tmp_path / "tables"), "--out", str(tmp_path / "fitted")]) == 0
 
 
-def test_sixteen_responses_are_sampled_and_scored_through_14_files() -> None:
+def test_sixteen_responses_are_sampled_and_scored_through_9_files() -> None:
     # With a scorer of its own, which begins with its first process.
     scoring, problems = scoring_from({"seconds": 4.0}), sums(1, 1).head(1)
     with (
         closing(open_sampler("transformers", str(BASE), Sampling(max_new_tokens=8), scoring=scoring)) as sampler,
-        walked("The way of a reward", 14, "isocompute.rollout.samplers.registry:open_sampler"),
+        walked("The way of a reward", 9, "isocompute.rollout.samplers.base:open_sampler"),
     ):
         assert sampler.sample(problems, samples=16, seed=0, step=0)["reward"].len() == 16
 

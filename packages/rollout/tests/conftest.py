@@ -120,7 +120,7 @@ class Tiny:
         What was not sampled but inserted has log-probability 0.
         """
         import torch
-        from isocompute.rollout.samplers.decoding import distribution
+        from isocompute.rollout.samplers.transformers import distribution
 
         found = []
         for row in rollouts.iter_rows(named=True):

@@ -10,7 +10,7 @@ import pytest
 from isocompute.rollout import Sampling, Scorer, ScoringConfig
 from isocompute.rollout.commands import identity
 from isocompute.rollout.commands.settings import RunSettings
-from isocompute.rollout.samplers.prompts import Prompting
+from isocompute.rollout.samplers.local import Prompting
 
 PROBLEMS = pl.DataFrame(
     {name: ["a", "b"] for name in ("problem_id", "prompt", "answer", "source", "split")}

@@ -5,8 +5,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 from isocompute.rollout import RolloutError, load_checked, load_problems, source_from, verifier
-from isocompute.rollout.scoring.config import ScoringConfig
 from isocompute.rollout.scoring.rules import EXECUTING, REFUSED
+from isocompute.rollout.scoring.sandbox.process import ScoringConfig
 from isocompute.rollout.scoring.scorer import Scorer
 
 pytestmark = pytest.mark.slow("every task of reasoning-gym")

@@ -24,7 +24,7 @@ def replayed(row: dict[str, Any], policies: Any, sampling: Sampling) -> list[flo
         policies: The model of each version.
     """
     import torch
-    from isocompute.rollout.samplers.decoding import distribution
+    from isocompute.rollout.samplers.transformers import distribution
 
     ids, starts = row["response_ids"], dict(zip(row["version_starts"], row["versions"], strict=True))
     sampled = row.get("sampled") or [True] * len(ids)

@@ -11,7 +11,7 @@ from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.base import Columns, Faults, Group
 from isocompute.rollout.samplers.local import Scoring
 from isocompute.rollout.samplers.sampling import Draw, Response, aborted
-from isocompute.rollout.scoring.config import ScoringConfig
+from isocompute.rollout.scoring.sandbox.process import ScoringConfig
 from isocompute.rollout.scoring.scorer import Item, Scorer, Verdict
 
 DRAW = Draw(samples=3, seed=1, step=2, phase="train", run_id="r", first_sample=5)

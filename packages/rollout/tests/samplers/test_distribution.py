@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from isocompute.rollout import Sampling
-from isocompute.rollout.samplers.decoding import StopTexts, Uniforms, distribution, draw
+from isocompute.rollout.samplers.transformers import StopTexts, Uniforms, distribution, draw
 
 torch = pytest.importorskip("torch")
 

@@ -9,8 +9,9 @@ from typing import Any
 import polars as pl
 import pytest
 from isocompute.rollout import Prompting, RolloutError, prompting_from
-from isocompute.rollout.samplers import prompts
-from isocompute.rollout.samplers.prompts import PromptMaker, not_loaded
+from isocompute.rollout.errors import not_loaded
+from isocompute.rollout.samplers import local
+from isocompute.rollout.samplers.local import PromptMaker
 
 # As Llama's: the template writes the beginning of the sequence itself.
 WITH_BOS = (
@@ -198,7 +199,7 @@ FOREVER = {
 
 @pytest.mark.slow("processes that render a template")
 def test_a_template_that_does_not_end_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "CPU_SECONDS", 1)
+    monkeypatch.setattr(local, "CPU_SECONDS", 1)
     for name in ("loops in loops", "a text that grows"):
         with pytest.raises(RolloutError, match=r"template does not end: .* more than 1 s"):
             PromptMaker(tokenizer(template=FOREVER[name]), Prompting(), max_prompt_tokens=9)

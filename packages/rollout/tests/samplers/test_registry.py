@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError, Sampling, open_sampler
 from isocompute.rollout.samplers.actor import connected_ray
-from isocompute.rollout.samplers.registry import CHEAPER_BELOW, CHEAPER_UP_TO, cheaper
+from isocompute.rollout.samplers.base import CHEAPER_BELOW, CHEAPER_UP_TO, cheaper
 from isocompute.rollout.samplers.weights import stored_parameters
 
 SIZES = st.integers(0, 10**12) | st.integers(CHEAPER_BELOW - 2, CHEAPER_BELOW + 2)

@@ -22,8 +22,8 @@ from every_sampler import (  # noqa: F401
 from every_sync import *  # noqa: F403
 from isocompute.rollout import open_sampler
 from isocompute.rollout.samplers.sampling import EngineConfig
-from isocompute.rollout.scoring.config import ScoringConfig
 from isocompute.rollout.scoring.rules import register
+from isocompute.rollout.scoring.sandbox.process import ScoringConfig
 
 pytestmark = [pytest.mark.slow("Ray"), pytest.mark.xdist_group("ray")]
 

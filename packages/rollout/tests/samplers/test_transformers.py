@@ -12,9 +12,8 @@ from every_sampler import *  # noqa: F403
 from every_sync import *  # noqa: F403
 from isocompute.rollout import Interruption, RolloutError, open_sampler
 from isocompute.rollout.cli import main
-from isocompute.rollout.samplers.decoding import Uniforms
 from isocompute.rollout.samplers.sampling import Request, Response, as_it_is
-from isocompute.rollout.samplers.transformers import TransformersSampler
+from isocompute.rollout.samplers.transformers import TransformersSampler, Uniforms
 
 pytestmark = pytest.mark.slow("every test of a sampler")
 

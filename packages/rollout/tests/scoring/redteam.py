@@ -118,7 +118,7 @@ def campaign(way: str, verifiers: list[str], attacks: list[Attack]) -> None:
     """Put attacks through verifiers in this process, which is the engine; print each as it ends."""
     if not WAYS[way].namespaces:
         refuse_namespaces()
-    from isocompute.rollout.scoring.config import ScoringConfig
+    from isocompute.rollout.scoring.sandbox.process import ScoringConfig
     from isocompute.rollout.scoring.scorer import Scorer
     from scoring.outside import Outside
     from scoring.siege import MODULE, besiege

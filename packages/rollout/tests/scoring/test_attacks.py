@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from isocompute.rollout.problems.reasoning_gym import candidates
 from isocompute.rollout.problems.sources import ReasoningGymSource
-from isocompute.rollout.scoring.config import LAYERS, ScoringConfig
+from isocompute.rollout.scoring.sandbox.process import LAYERS, ScoringConfig
 from isocompute.rollout.scoring.scorer import Item, Scorer
 from scoring.attacks import ATTACKS, EXAMPLES, Attack
 from scoring.outside import SECRET, Outside

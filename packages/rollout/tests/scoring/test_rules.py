@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError, verifier
 from isocompute.rollout.errors import ProblemError
-from isocompute.rollout.scoring.config import ScoringConfig
 from isocompute.rollout.scoring.rules import decode_metadata, encode_metadata, extraction, register, rule
+from isocompute.rollout.scoring.sandbox.process import ScoringConfig
 from isocompute.rollout.scoring.scorer import Item, Scorer
 from scoring import user_rules
 

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError, source_from
 from isocompute.rollout.problems.loading import load_checked
-from isocompute.rollout.scoring.config import ScoringConfig
 from isocompute.rollout.scoring.judges import runs
 from isocompute.rollout.scoring.judges.programs import Apart
 from isocompute.rollout.scoring.judges.runs import program_of, same_output
 from isocompute.rollout.scoring.sandbox import layers, process
+from isocompute.rollout.scoring.sandbox.process import ScoringConfig
 from isocompute.rollout.scoring.scorer import Item, Scorer
 
 pytestmark = pytest.mark.slow("programs, some of which take all their time")

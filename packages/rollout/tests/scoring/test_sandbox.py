@@ -16,13 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError
 from isocompute.rollout.scoring import running
-from isocompute.rollout.scoring.config import LAYERS, ScoringConfig, scoring_from
 from isocompute.rollout.scoring.running import Running, descendants
-from isocompute.rollout.scoring.sandbox import groups, layers
+from isocompute.rollout.scoring.sandbox import layers, limits
 from isocompute.rollout.scoring.sandbox.child import in_a_child
 from isocompute.rollout.scoring.sandbox.frames import said
 from isocompute.rollout.scoring.sandbox.limits import PROCESSES, Limits, Watch, counted_alone
-from isocompute.rollout.scoring.sandbox.process import ATTEMPTS, report, words
+from isocompute.rollout.scoring.sandbox.process import ATTEMPTS, LAYERS, ScoringConfig, report, scoring_from, words
 from isocompute.rollout.scoring.scorer import Item, Scorer
 from scoring import attacks_on_verdicts, attacks_outside
 
@@ -141,7 +140,7 @@ def test_killed_or_closed_processes_are_replaced_and_leave_no_folder(scorer: Sco
 
 
 PROGRAM = f"""
-from isocompute.rollout.scoring.config import ScoringConfig
+from isocompute.rollout.scoring.sandbox.process import ScoringConfig
 from isocompute.rollout.scoring.scorer import Item, Scorer
 scorer = Scorer(ScoringConfig(seconds=600))
 scorer.check([{PATTERN!r}])
@@ -336,21 +335,21 @@ def test_a_control_group_is_made_where_its_limits_are_delegated(
     # Of an engine that is gone; no process has this number.
     (above / f"isocompute-{2**22 + 1}-1").mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(groups, "ROOT", root)
-        patch.setattr(groups, "OWN", root / "own")
-        made = groups.make()
+        patch.setattr(limits, "ROOT", root)
+        patch.setattr(limits, "OWN", root / "own")
+        made = limits.make_group()
         assert bool(made) == ({"memory", "pids"} <= controllers)
         assert [str(path) for path in above.glob("isocompute-*")] == [made] or not made
     if made:
         files = {"memory.current": "5000\n", "memory.max": "max", "memory.swap.max": "max", "pids.max": "max"}
         for name, text in {**files, "cgroup.procs": ""}.items():
             (Path(made) / name).write_text(text)
-        group = groups.Group(made)
+        group = limits.ControlGroup(made)
         group.enter()
         assert group.limit(2**30, processes=34)
         assert (Path(made) / "memory.max").read_text().startswith(str(2**30 + 5000))
         assert (Path(made) / "pids.max").read_text().startswith("34")
-    assert not groups.Group("").limit(2**30, processes=34)
+    assert not limits.ControlGroup("").limit(2**30, processes=34)
 
 
 def test_a_sandbox_is_in_its_control_group_and_takes_it_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,8 +357,8 @@ def test_a_sandbox_is_in_its_control_group_and_takes_it_away(monkeypatch: pytest
     if not mounted or not os.access(mounted[0], os.W_OK):
         pytest.skip("no control groups of version 2 that may be written")
     # Whatever limits are delegated here.
-    monkeypatch.setattr(groups, "ROOT", Path(mounted[0]))
-    monkeypatch.setattr(groups, "CONTROLLERS", frozenset())
+    monkeypatch.setattr(limits, "ROOT", Path(mounted[0]))
+    monkeypatch.setattr(limits, "CONTROLLERS", frozenset())
     scorer = Scorer(ScoringConfig(workers=1))
     assert rewards(scorer, items("aa", "b")) == [1, 0]
     (process,) = scorer._pools["exact"]._processes

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError
-from isocompute.rollout.scoring.config import ScoringConfig, scoring_from
 from isocompute.rollout.scoring.judges import CallableJudge
 from isocompute.rollout.scoring.sandbox import layers
 from isocompute.rollout.scoring.sandbox.child import NO_SCORE, in_a_child
 from isocompute.rollout.scoring.sandbox.frames import said
 from isocompute.rollout.scoring.sandbox.limits import Limits
-from isocompute.rollout.scoring.sandbox.process import command, readable
+from isocompute.rollout.scoring.sandbox.process import ScoringConfig, command, readable, scoring_from
 from isocompute.rollout.scoring.scorer import Item, Scorer
 
 SECRET = "a-secret-of-the-working-folder"

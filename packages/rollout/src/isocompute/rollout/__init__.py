@@ -3,10 +3,9 @@
 from .errors import RolloutError
 from .problems.loading import Loaded, load_checked, load_problems
 from .problems.sources import HubSource, LocalSource, ReasoningGymSource, Source, source_from
-from .samplers.prompts import Prompting, prompting_from
-from .samplers.registry import open_pipe, open_sampler
+from .samplers.base import open_pipe, open_sampler
+from .samplers.local import Prompting, prompting_from
 from .samplers.sampling import EngineConfig, Interruption, Sampling, engine_from, response_seed, sampling_from
-from .scoring.config import ScoringConfig, scoring_from
 from .scoring.evaluation import (
     DifficultySplit,
     EvaluationResult,
@@ -17,6 +16,7 @@ from .scoring.evaluation import (
     with_pass_rates,
 )
 from .scoring.rules import register
+from .scoring.sandbox.process import ScoringConfig, scoring_from
 from .scoring.scorer import Scorer, verifier
 
 __all__ = [

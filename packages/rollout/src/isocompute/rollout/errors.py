@@ -1,9 +1,16 @@
 """Errors a user can act on."""
 
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from .contract.errors import InfrastructureError, IsoComputeError
+from .contract.files import reason_of
+
+COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+"""Libraries that vLLM asks for and this package does not need: beside the CPU build of torch, registries often give
+their CUDA builds, with which importing vLLM and parts of transformers fails."""
 
 
 class RolloutError(IsoComputeError):
@@ -24,3 +31,24 @@ def library(name: str, *, extra: str) -> Any:
         return import_module(name)
     except ImportError:
         raise RolloutError(f'{name} is not installed: pip install "isocompute-rollout[{extra}]"') from None
+
+
+def check_folder(model: str | Path) -> None:
+    """Refuse a folder that holds no model; libraries would look for a model of its name on the hub."""
+    if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
+        raise RolloutError(f"the base model {model} cannot be loaded (its folder holds no config.json)")
+
+
+def not_loaded(model: str, error: BaseException) -> RolloutError:
+    """Return what to raise for a model that a library could not load, or for the library that is to blame."""
+    for name in COMPANIONS:
+        try:
+            if find_spec(name) is not None:
+                import_module(name)
+        except Exception as misfit:
+            # A library of another build raises errors of any class.
+            return RolloutError(
+                f"{model} was not loaded, because the installed {name} does not fit this torch ({reason_of(misfit)}); "
+                f"remove it, since nothing here needs it: pip uninstall --yes {' '.join(COMPANIONS)}"
+            )
+    return RolloutError(f"the base model {model} cannot be loaded ({reason_of(error)})")

@@ -11,10 +11,10 @@ from typing import Any
 import polars as pl
 
 from ..errors import RolloutError
-from ..samplers.prompts import load_tokenizer
-from ..scoring.config import scoring_from
+from ..samplers.local import load_tokenizer
 from ..scoring.evaluation import without_unusable
 from ..scoring.rules import metadata_of
+from ..scoring.sandbox.process import scoring_from
 from ..scoring.scorer import Item, Scorer, Verdict
 from .output import ROLLOUT_FILES, SOURCE, add_flags, check, deliver, read, rewarded
 from .run import begin, place_shard

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from ..contract import tables
 from ..errors import RolloutError
 from ..samplers.base import Sampler
-from ..samplers.prompts import PromptMaker, load_tokenizer
+from ..samplers.local import PromptMaker, load_tokenizer
 from ..scoring.evaluation import lacking, sample_completed, without_unusable
 from .identity import described, run_id
 from .output import BESIDES, Source

@@ -14,7 +14,7 @@ import polars as pl
 from ..contract.documents import DocumentError, EndlessError, parsed
 from ..contract.files import reason_of
 from ..errors import RolloutError
-from ..scoring.config import ScoringConfig, scoring_from
+from ..scoring.sandbox.process import ScoringConfig, scoring_from
 from ..scoring.scorer import Scorer, default_scorer
 
 

@@ -30,8 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..contract.files import reason_of
-from ..errors import EngineError, RolloutError
-from .prompts import not_loaded
+from ..errors import EngineError, RolloutError, not_loaded
 
 if TYPE_CHECKING:
     import torch

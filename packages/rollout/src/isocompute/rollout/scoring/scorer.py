@@ -13,11 +13,10 @@ from functools import cache
 from typing import Any
 
 from ..errors import ProblemError, RolloutError
-from .config import ScoringConfig
 from .judges.text import same
 from .rules import Rule, decode_metadata, extraction, rule
 from .sandbox.frames import Group, Reply
-from .sandbox.process import WorkerPool
+from .sandbox.process import ScoringConfig, WorkerPool
 
 Problem = tuple[str, str, str]
 """Verifier, answer and metadata: what a score depends on besides the response."""

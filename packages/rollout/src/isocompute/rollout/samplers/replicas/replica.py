@@ -18,7 +18,7 @@ from ...errors import EngineError, RolloutError
 from ..actor import Verifiers, resources
 from ..base import Faults, Feed
 from ..sampling import Draw, Sampling
-from ..weights import Manifest, Payload
+from ..weights import Manifest, Payload, place_of
 from .crew import LONGEST_WAIT, Crew, Event, Member
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Replica:
             probe=self._sampler.probe(),
             process=os.getpid(),
             host=socket.gethostname(),
-            place=self._sampler.place,
+            place=place_of(self._sampler.device),
             dtype=self._sampler.dtype,
             workers=self._sampler.workers,
             sleeps=sleeps,

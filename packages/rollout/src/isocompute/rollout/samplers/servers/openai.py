@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 from ...errors import RolloutError
 from ...scoring.scorer import Scorer
-from ..local import LocalSampler
-from ..prompts import Prompting
+from ..local import LocalSampler, Prompting
 from ..sampling import Continue, Finished, Request, Response, Sampling, aborted
 from .client import Client, Failed, Refused, Server, Servers, background, run
 from .protocols import PROTOCOLS, WRONG_REQUEST, ask, body, read, response_of

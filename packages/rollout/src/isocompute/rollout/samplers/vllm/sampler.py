@@ -26,13 +26,12 @@ from typing import Any, Literal
 import numpy as np
 
 from ...contract.files import reason_of
-from ...errors import RolloutError
+from ...errors import RolloutError, check_folder, not_loaded
 from ...scoring.scorer import Scorer
 from .. import weights
-from ..local import PROBES, LocalSampler
-from ..prompts import Prompting, check_folder, not_loaded
+from ..local import PROBES, LocalSampler, Prompting
 from ..sampling import ABANDONED, Continue, Engine, EngineConfig, Finished, Request, Response, Sampling, aborted
-from ..weights import InProcess, Payload, Rendezvous, place_of
+from ..weights import InProcess, Payload, Rendezvous
 from .memory import GIB, MemoryPlan, available_to, estimate, has_cuda, size_of
 
 # Read by vLLM at import: the scheduler in this process, and no thread of its own choosing on CPU.
@@ -121,7 +120,7 @@ class VllmSampler(LocalSampler):
         self._sleep = Sleep(self._llm, level=self.engine.sleep, name=name)
         self.sleeps, self.holds = self.engine.sleep > 0, self.engine.max_concurrent
         self.workers = self.engine.tensor_parallel
-        self.place = place_of("cpu" if self.engine.device == "cpu" else "cuda:0")
+        self.device = "cpu" if self.engine.device == "cpu" else "cuda:0"
         self._loop = EngineLoop(self._llm.llm_engine, name=name, most=self.engine.max_concurrent)
         self._stamp(self.weights_version)
 

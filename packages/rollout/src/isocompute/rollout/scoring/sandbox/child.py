@@ -35,12 +35,12 @@ from ..judges.text import Judge, Scored, TextJudge
 from ..rules import Extraction, extraction
 from . import kernel, layers
 from .frames import COMPLETE, NO_VERDICT, READ, FrameError, Reply, numbered, reply_in, said
-from .groups import Group
 from .layers import tried
 from .limits import (
     LOOK_SECONDS,
     PROCESSES,
     SLACK_SECONDS,
+    ControlGroup,
     Limits,
     Watch,
     confine,
@@ -79,7 +79,7 @@ def launch(settings: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         # Where the machine's memory is short, a sandbox ends before any engine; it can be started again.
         Path("/proc/self/oom_score_adj").write_text("1000")
-    group = Group(settings["group"])
+    group = ControlGroup(settings["group"])
     with contextlib.suppress(OSError):
         # Where a root engine may say so, no number of processes keeps this one from ending them.
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
@@ -147,7 +147,7 @@ def _end_children() -> None:
             os.wait()
 
 
-def nurse(settings: dict[str, Any], report: layers.Report, group: Group) -> None:
+def nurse(settings: dict[str, Any], report: layers.Report, group: ControlGroup) -> None:
     """Load the library of a pool, give up all rights, and keep one worker running."""
     layers.die_with_parent()
     if os.getpid() != 1:

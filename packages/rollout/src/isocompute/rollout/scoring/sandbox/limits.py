@@ -1,8 +1,12 @@
-"""Limits of the sandbox: memory, processor time, the clock, processes and open files, as they are set and watched."""
+"""Limits of the sandbox: memory, processor time, the clock, processes and open files, as they are set and watched.
+
+Where the engine may make a control group for a sandbox, the kernel itself limits its memory.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import re
@@ -10,6 +14,7 @@ import resource
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from .. import running
 from ..running import Running, descendants, memory
@@ -38,6 +43,11 @@ FILLED = 4 * 2**30
 """Bytes that a processor may fill in a second."""
 SLACK_SECONDS = 0.1
 """Processor time over the limit that the processes of a response may take together: they are counted now and then."""
+
+ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+CONTROLLERS = frozenset({"memory", "pids"})
+GROUP_NAME = "isocompute"
+_numbers = itertools.count(1)
 
 
 def limit(memory_bytes: int, *, alone: bool) -> None:
@@ -219,3 +229,67 @@ class Watch:
         orphans = worker.reaped - self._before if worker else 0.0
         every = {process.pid: process for process in (*found, first)}.values()
         return max(0.0, orphans) + sum(process.used + process.reaped for process in every)
+
+
+def make_group() -> str:
+    """Make a control group (version 2), beside this process's or in it; return its folder, or an empty text.
+
+    The limits must be delegated: on in the folder above, which this user may write. Those of engines that were killed
+    are removed.
+    """
+    with contextlib.suppress(OSError):
+        own = next(line[3:] for line in OWN.read_text().splitlines() if line.startswith("0::"))
+        place = ROOT / own.lstrip("/")
+        for folder in (place, place.parent):
+            if folder.is_relative_to(ROOT) and _delegated(folder):
+                for old in folder.glob(f"{GROUP_NAME}-*"):
+                    if not Path("/proc", old.name.split("-")[1]).exists():
+                        remove_group(str(old))
+                made = folder / f"{GROUP_NAME}-{os.getpid()}-{next(_numbers)}"
+                made.mkdir()
+                return str(made)
+    return ""
+
+
+def _delegated(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        on = (folder / "cgroup.subtree_control").read_text().split()
+        return set(on) >= CONTROLLERS and os.access(folder, os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK)
+    return False
+
+
+def remove_group(folder: str) -> None:
+    """Remove a control group whose processes have ended."""
+    if folder:
+        with contextlib.suppress(OSError):
+            Path(folder).rmdir()
+
+
+class ControlGroup:
+    """A control group's files, opened while that is allowed; none without a folder."""
+
+    def __init__(self, folder: str) -> None:
+        self._files: dict[str, int] = {}
+        if folder:
+            with contextlib.suppress(OSError):
+                for name in ("cgroup.procs", "memory.current", "memory.max", "memory.swap.max", "pids.max"):
+                    mode = os.O_RDONLY if name.endswith("current") else os.O_WRONLY
+                    self._files[name] = os.open(f"{folder}/{name}", mode)
+
+    def enter(self) -> None:
+        """Put this process and what it will start into the group."""
+        self._write("cgroup.procs", 0)
+
+    def limit(self, memory_bytes: int, processes: int) -> bool:
+        """Limit what is started from now on, besides what is there already; return whether the kernel does."""
+        if "memory.current" not in self._files:
+            return False
+        held = int(os.pread(self._files["memory.current"], 64, 0) or 0)
+        self._write("memory.swap.max", 0)
+        self._write("pids.max", processes)
+        return held > 0 and self._write("memory.max", held + memory_bytes)
+
+    def _write(self, name: str, value: int) -> bool:
+        with contextlib.suppress(OSError, KeyError):
+            return os.write(self._files[name], str(value).encode()) > 0
+        return False

@@ -19,12 +19,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any, Literal, get_args
 
+from pydantic import Field
+
+from ...contract.settings import made_of, settings
 from ...errors import RolloutError
-from ..config import ScoringConfig
 from ..running import descendants
-from . import boot, groups, layers
+from . import boot, layers
 from .child import PREPARING_SECONDS, ended
 from .frames import (
     COMPLETE,
@@ -40,8 +42,14 @@ from .frames import (
     reply_in,
 )
 from .layers import Report, isolated
-from .limits import most_processes
+from .limits import make_group, most_processes, remove_group
 
+Layer = Literal["user", "network", "processes", "files", "landlock", "seccomp", "bubblewrap"]
+LAYERS: tuple[Layer, ...] = get_args(Layer)
+"""Layers of the sandbox that depend on the kernel; without Landlock, ``files`` means mounts of what is readable."""
+
+MOST_WORKERS_BY_DEFAULT = 8
+"""Processes for each library where their number is not given."""
 PACKAGES = ("site-packages", "dist-packages")
 """Names of the folders of installed libraries."""
 INSTALLED = ("bin", "lib", "lib32", "lib64", "include", "share", "etc", "pyvenv.cfg")
@@ -84,6 +92,63 @@ ENDING_SECONDS = 1.0
 """Within this time a process that a response has left behind must have ended."""
 STANDING = 2
 """Processes that stand when nothing is scored: one that loads the library, and a worker."""
+
+
+@settings(RolloutError)
+class ScoringConfig:
+    """Limits of the processes that score, and the fractions that count."""
+
+    seconds: Annotated[float, Field(gt=0, le=3600)] = 5.0
+    """Processor time that one response may take; a response that takes more earns 0."""
+    wall_factor: Annotated[float, Field(ge=1, le=1000)] = 10.0
+    """The same limit by the clock, in multiples of ``seconds``: a response must not become wrong because the machine is
+    busy."""
+    workers: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Processes that score at the same time, for each library that rules use; by default half as many as this process
+    has processors, at least 1 and at most 8."""
+    memory_bytes: int = 2 * 2**30
+    """Memory of all processes of a response together, and address space of each besides that of the library."""
+    partial: bool = False
+    """Use the fraction that a rule gives as the reward; otherwise the reward is 1 for a full score and 0 for anything
+    less."""
+    allow_unisolated: bool = False
+    """Allow rules that may execute what a response says even where the kernel does not let them be cut off from the
+    network and from writing files."""
+    readable: tuple[str, ...] = ()
+    """Files and folders that rules of one's own need to read while they score, besides installed packages and the
+    package of their module."""
+    without: tuple[Layer, ...] = ()
+    """Layers of the sandbox that are not used even where the kernel has them (``LAYERS``), for machines where one of
+    them misbehaves."""
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes < 2**29:
+            raise RolloutError(f"memory_bytes is {self.memory_bytes}; the libraries alone need {2**29} (512 MiB)")
+        missing = [path for path in self.readable if not (path and Path(path).exists())]
+        if missing:
+            raise RolloutError(f"readable names {missing[0]!r}; it must be a file or a folder that exists")
+
+    @property
+    def processes(self) -> int:
+        """Processes for each library on this machine."""
+        if self.workers is not None:
+            return self.workers
+        return max(1, min(MOST_WORKERS_BY_DEFAULT, len(os.sched_getaffinity(0)) // 2))
+
+    @property
+    def wall_seconds(self) -> float:
+        """Time by the clock that one response may take."""
+        return self.seconds * self.wall_factor
+
+
+def scoring_from(plain: Mapping[str, Any]) -> ScoringConfig:
+    """Make the configuration from plain settings; ``readable`` and ``without`` may be texts separated by commas."""
+    values = dict(plain)
+    for name in ("readable", "without"):
+        value = values.get(name)
+        if isinstance(value, str):
+            values[name] = [part for part in value.split(",") if part]
+    return made_of(ScoringConfig, values, RolloutError, "scoring")
 
 
 class WorkerPool:
@@ -233,7 +298,7 @@ class ScoringProcess:
         kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
         one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
-        self._group = groups.make()
+        self._group = make_group()
         self._process = subprocess.Popen(
             command(self._pool, self._config, program, self._group),
             stdin=subprocess.PIPE,
@@ -277,7 +342,7 @@ class ScoringProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        groups.remove(self._group)
+        remove_group(self._group)
 
     def _ask(self, request: dict[str, Any], count: int, *, one_by_one: bool) -> _Outcome:
         """Send a request and read its replies, until all are there or the process that writes them ends."""
