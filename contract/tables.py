@@ -160,17 +160,16 @@ def read(source: str | Path, name: str) -> pl.DataFrame:
     Returns:
         The checked table; the tables of several files or runs are one table.
     """
-    from . import tracking
-
     text, path = str(source), Path(source)
-    if tracking.is_of_mlflow(text):
-        paths = tracking.fetch(text, name)
-        return concat([_load(p, f"{text} ({p.parent.name})") for p in paths], name, where=text)
     if path.is_dir():
         return concat([_load(p, str(p)) for p in files_of(path, name)], name, where=text)
-    if not path.exists():
+    if path.exists():
+        return check(_load(path, text), name, where=text)
+    from . import tracking
+
+    if not tracking.is_of_mlflow(text):
         raise TableError(f"{path}: no such file or folder")
-    return check(_load(path, text), name, where=text)
+    return concat([_load(p, f"{text} ({p.parent.name})") for p in tracking.fetch(text, name)], name, where=text)
 
 
 def files_of(folder: Path, name: str) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Cells: the single runs that sweeps, pilots and tests of a prescription are made of, and the hashes that name them.
+"""Cells: the single runs that sweeps, pilots and tests of a prescription are made of, their names and their rates.
 
 The run id of a cell is a hash of all that its result depends on: settings, problems, base model, code, versions and
 hardware.
@@ -6,13 +6,15 @@ hardware.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import file_digest, sha256
+from math import exp, log
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from isocompute.budget import Allocation, Scaling
 from isocompute.learner import LearnerConfig, RunConfig
 from isocompute.rollout import Prompting, Sampling, ScoringConfig
 from isocompute.rollout.scoring.code import code_of_rules, digest, source_hash
@@ -23,7 +25,7 @@ from .identity import COMMAND_LOOP, LOOP, code_of, versions
 if TYPE_CHECKING:
     import polars as pl
 
-    from ..settings import CommandTrainer, Preset, ResourcesConfig
+    from ..settings import CommandTrainer, Preset, ResourcesConfig, SweepConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,3 +328,116 @@ def check_problems(cell: Cell, problems: pl.DataFrame) -> None:
             f"the problems of {cell.name}, or the code of their verifiers, changed since the sweep began: start the "
             "same command again"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Design:
+    """Makes the cells of one problem set."""
+
+    preset: Preset
+    sweep: SweepConfig
+    origin: Origin
+
+    def declared_rates(self) -> Rates | None:
+        """The learning rates where they are declared; None where pilots find them."""
+        rate = self.sweep.declared
+        if rate is None:
+            return None
+        return Rates(rule=rate.rule, found={(rate.batch_rollouts, 1): rate.learning_rate})
+
+    def trials(
+        self, rates: Iterable[float] | None = None, *, at: Iterable[tuple[int, int]] | None = None
+    ) -> list[Cell]:
+        """One pilot cell for each seed, (n, B_p) and rate, none of a declared rate: all have a seed before one has two.
+
+        Args:
+            rates: Learning rates; by default those that a search begins with.
+            at: Every (n, B_p); by default those that are searched.
+        """
+        pilot = self.sweep.search
+        if pilot is None:
+            return []
+        tried = list(pilot.learning_rates if rates is None else rates)
+        pairs = list(self.sweep.searched() if at is None else at)
+        return [
+            self.cell("pilot", pilot.run(n, size, seed), rollouts=pilot.rollouts, learning_rate=rate)
+            for seed in pilot.seeds
+            for rate in tried
+            for n, size in pairs
+        ]
+
+    def cells(self, rates: Rates) -> list[Cell]:
+        """Every (n, B_p), rate factor and seed of the sweep."""
+        return [
+            self.cell(
+                "sweep",
+                self.sweep.run(n, size, seed),
+                rollouts=self.sweep.rollouts,
+                learning_rate=rounded(rates.at(n, size) * factor),
+            )
+            for n, size in self.sweep.grid()
+            for factor in self.sweep.rate_factors
+            for seed in self.sweep.seeds
+        ]
+
+    def cell(self, purpose: str, run: RunConfig, *, rollouts: int, learning_rate: float) -> Cell:
+        """One cell."""
+        learner = self.preset.learner(self.sweep, learning_rate=learning_rate)
+        if self.sweep.warmup_rollouts is not None:
+            steps = max(1, round(self.sweep.warmup_rollouts / run.batch_rollouts))
+            learner = replace(learner, optimizer=replace(learner.optimizer, warmup_steps=steps))
+        kind = CommandCell if isinstance(self.origin.surroundings, CommandSurroundings) else Cell
+        return kind(
+            purpose=purpose,
+            origin=self.origin,
+            run=run,
+            rollouts=rollouts,
+            evaluation_samples=self.preset.evaluation.samples,
+            learner=learner,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """The learning rates of a sweep.
+
+    Attributes:
+        rule: ``constant``, ``linear``, ``sqrt`` or ``tuned``.
+        found: The rate at every (n, B_p) searched: one, the anchor, or with ``tuned`` several. Of a rate that is
+            declared for a batch of B rollouts that is (B, 1).
+    """
+
+    rule: str
+    found: Mapping[tuple[int, int], float]
+
+    def at(self, rollouts_per_problem: int, problems_per_batch: int) -> float:
+        """The learning rate of a cell.
+
+        From an anchor or a declared rate η at B_0 rollouts it is η, η·B/B_0 or η·√(B/B_0). A tuned rate is the one
+        that was found at this (n, B_p); between two tuned n of one B_p, log η is linear in log n; beyond them it is
+        that of the nearest n, since no rule says how the largest stable rate goes on. At a B_p that was not searched
+        the nearest B_p (in log B_p) is taken.
+        """
+        if self.rule != "tuned":
+            (((n, size), rate),) = self.found.items()
+            batch = Allocation(
+                problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, update_steps=1
+            )
+            return batch.learning_rate(anchor=rate, anchor_batch=n * size, scaling=cast(Scaling, self.rule))
+        n, sizes = rollouts_per_problem, sorted({size for _, size in self.found})
+        nearest = min(sizes, key=lambda each: abs(log(each / problems_per_batch)))
+        points = sorted((n, rate) for (n, size), rate in self.found.items() if size == nearest)
+        lower = [point for point in points if point[0] <= n]
+        upper = [point for point in points if point[0] >= n]
+        (few, low), (many, high) = (lower or upper[:1])[-1], (upper or lower[-1:])[0]
+        if few == many:
+            return low
+        share = log(n / few) / log(many / few)
+        rate = exp((1 - share) * log(low) + share * log(high))
+        # Rounding must not lead beyond what was found.
+        return min(max(rate, min(low, high)), max(low, high))
+
+
+def rounded(rate: float) -> float:
+    """To twelve digits: a rate is part of a run's identity, and 0.001 is not to be 0.0010000000000000002."""
+    return float(f"{rate:.12g}")

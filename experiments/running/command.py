@@ -21,7 +21,7 @@ from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import atomic_write
 
 from ..errors import ExperimentError
-from ..settings.command import PLACEHOLDER, CommandTrainer
+from ..settings.sections import PLACEHOLDER, CommandTrainer
 from . import cell_folder, watchdog
 from .cell_folder import CHECKPOINTS, LEDGER, SAID, Spool, local_path
 from .cells import READ_BY_A_CELL, CommandCell, CommandSurroundings

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,23 +54,28 @@ class Schedule:
 
     A cell's result depends only on its identity, not on the order or the worker. A cell that diverges counts as
     finished; one whose worker died is continued on another. Problems are ``problems`` tables, by their hashes
-    (``problems_hash``).
+    (``problems_hash``), and the experiment is that of MLflow which the cells are sent to.
     """
 
     def __init__(
-        self, cells: Sequence[Cell], problems: Mapping[str, pl.DataFrame], pool: Pool, tracker: Tracker, *, title: str
+        self, cells: Sequence[Cell], problems: Mapping[str, pl.DataFrame], pool: Pool, experiment: str, *, title: str
     ) -> None:
-        self._cells, self._problems, self._pool, self._tracker = cells, problems, pool, tracker
+        self._cells, self._problems, self._pool, self._experiment = cells, problems, pool, experiment
         self._title, self._display = title, Display(title, cells)
         self._by_id = {cell.run_id: cell for cell in cells}
         self._left: set[str] = set()
         self._pruned = time.monotonic()
 
+    @cached_property
+    def tracker(self) -> Tracker:
+        """Made when there is something to send."""
+        return Tracker(self._experiment)
+
     def finish(self, *, supersede: bool = True) -> None:
         """Run everything that is left, and send what is finished, also where some failed, which are listed then.
 
         Args:
-            supersede: Whether these are all cells of the tracker's experiment; else others may follow.
+            supersede: Whether these are all cells of the experiment; else others may follow.
         """
         finished = [bool(kept(cell, cell_folder.folder_of(cell))) for cell in self._cells]
         print(f"{self._title}: {plan_summary(self._cells, finished)}", flush=True)
@@ -82,12 +87,12 @@ class Schedule:
         failed |= dispatch.run([self._job(cell) for cell in order], poll=self._poll)
         ended = [cell for cell in self._cells if cell.run_id not in failed]
         for cell in ended:
-            self._tracker.send(cell, finished=True)
+            self.tracker.send(cell, finished=True)
         for cell in {cell.baseline_id: cell for cell in ended if cell.baseline_id}.values():
-            self._tracker.send_baseline(cell)
+            self.tracker.send_baseline(cell)
         self._display.show(last=True)
         if supersede and not failed:
-            self._tracker.mean(self._cells)
+            self.tracker.mean(self._cells)
         self._prune()
         if failed:
             reasons = "".join(
@@ -156,13 +161,13 @@ class Schedule:
         if cell_folder.finished(cell, cell_folder.folder_of(cell)):
             self._left.discard(cell.run_id)
             self._display.read(cell)
-            self._tracker.send(cell, finished=True)
+            self.tracker.send(cell, finished=True)
 
     def _poll(self, running: Sequence[Job]) -> None:
         for job in running:
             cell = self._by_id[job.key]
             try:
-                self._tracker.send(cell)
+                self.tracker.send(cell)
                 self._display.read(cell)
             except RolloutError as error:
                 # Locked, or not to be read now: the next look may.

@@ -1,10 +1,8 @@
 """``params.yaml``: what can be set, how it is read, and what is refused."""
 
-from .command import CommandTrainer
 from .preset import DifficultyConfig, ModelConfig, PreparedConfig, PreparedModel, Preset
 from .reading import find, leaves, load
-from .resources import CheckpointsConfig, ResourcesConfig
-from .sweep import DeclaredRate, PrescribeConfig, SweepConfig
+from .sections import CheckpointsConfig, CommandTrainer, DeclaredRate, PrescribeConfig, ResourcesConfig, SweepConfig
 
 __all__ = [
     "CheckpointsConfig",

@@ -29,10 +29,7 @@ from isocompute.rollout.samplers.weights import stored_parameters
 from pydantic import AfterValidator, Field, model_validator
 
 from ..errors import ExperimentError
-from .command import CommandTrainer
-from .resources import ResourcesConfig
-from .strict import Name, Named, Settings
-from .sweep import PrescribeConfig, SweepConfig
+from .sections import CommandTrainer, Name, Named, PrescribeConfig, ResourcesConfig, Settings, SweepConfig
 
 HUB_NAME = r"[\w.-]+(/[\w.-]+)?"
 """NAME or OWNER/NAME; what has more parts is a path."""

@@ -23,7 +23,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ..errors import ExperimentError
 from .preset import AUTO, ELSEWHERE, Preset
-from .strict import NAME, checked_name
+from .sections import NAME, checked_name
 
 NOT_PRESETS = ("preset", "settings_file", "problem_sets", "tested_sets")
 LISTS = {"problem_sets": "sweep", "tested_sets": "prescribe"}

@@ -11,9 +11,8 @@ from isocompute.rollout import RolloutError
 from isocompute.rollout.contract.documents import parsed
 
 from ..errors import ExperimentError
-from ..running.cells import CommandCell, Generation, Origin, surroundings_of
+from ..running.cells import CommandCell, Design, Generation, Origin, Rates, surroundings_of
 from ..running.command import flags_of
-from ..running.design import Design, Rates
 from ..settings import Preset, find, leaves
 from .costs import Costs, Terms, in_all
 from .footprint import Footprint, base_config

@@ -14,7 +14,7 @@ from isocompute.rollout.contract import tables
 
 from ..running.cell_folder import OUT, write_json
 from ..running.schedule import Schedule, workers
-from ..running.tracker import Tracker, log
+from ..running.tracker import log
 from ..settings import PrescribeConfig, Preset
 from .sweep import collect, setup_of
 
@@ -59,9 +59,9 @@ def _train(preset: Preset, problem_set: str, test: PrescribeConfig, settings: Se
         for each in settings
         for seed in test.seeds
     ]
-    tracker = Tracker(f"{preset.name}-{problem_set}-prescribe")
+    experiment = f"{preset.name}-{problem_set}-prescribe"
     with workers(preset, setup.models, training=True) as pool:
-        Schedule(cells, setup.problems, pool, tracker, title=f"prescribe {problem_set}").finish()
+        Schedule(cells, setup.problems, pool, experiment, title=f"prescribe {problem_set}").finish()
     collect(cells, OUT / "prescribe" / problem_set, keep_policies=preset.resources.keep_policies)
 
 

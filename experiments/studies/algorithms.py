@@ -33,10 +33,8 @@ from scipy import stats
 from experiments.errors import ExperimentError
 from experiments.running import cell_folder
 from experiments.running.cell_folder import content
-from experiments.running.cells import Cell, Generation, Origin, Surroundings, problems_hash
-from experiments.running.design import Design
+from experiments.running.cells import Cell, Design, Generation, Origin, Surroundings, problems_hash
 from experiments.running.schedule import Schedule, workers
-from experiments.running.tracker import Tracker
 from experiments.stages.sweep import Setup
 from experiments.studies.panel import study
 from experiments.studies.panel.prepare import INPUTS, preset_of
@@ -205,7 +203,7 @@ def compared(setup: Setup, arguments: argparse.Namespace) -> list[str]:
     wanted = {name: cells_of(design, settings, arguments) for name, settings in ALGORITHMS.items()}
     every = [cell for cells in wanted.values() for cell in cells]
     with workers(preset, setup.models) as pool:
-        Schedule(every, setup.problems, pool, Tracker(f"{preset.name}-algorithms"), title="algorithms").finish()
+        Schedule(every, setup.problems, pool, f"{preset.name}-algorithms", title="algorithms").finish()
     print(f"{arguments.set}: base {metric} {base[0]:.3f} (standard error {base[1]:.3f}), fresh responses")
     for name, cells in wanted.items():
         outcomes = {cell.run.seed: cell_folder.outcome(cell) for cell in cells}

@@ -34,10 +34,8 @@ from scipy import stats
 from experiments.errors import ExperimentError
 from experiments.figures import COLOURS, pyplot, save
 from experiments.running import cell_folder
-from experiments.running.cells import Cell
-from experiments.running.design import Design
+from experiments.running.cells import Cell, Design
 from experiments.running.schedule import Schedule, workers
-from experiments.running.tracker import Tracker
 from experiments.studies.algorithms import LAST, LEVEL, base_of, cells_of, setup_of
 from experiments.studies.panel import study
 
@@ -186,7 +184,7 @@ def compared(arguments: argparse.Namespace) -> list[str]:
             wanted[lag, mode] = lagged(design, {"lag": lag, "mode": mode, **clock}, arguments)
     every = [cell for cells in wanted.values() for cell in cells]
     with workers(preset, setup.models) as pool:
-        Schedule(every, setup.problems, pool, Tracker(f"{preset.name}-lag"), title="lag").finish()
+        Schedule(every, setup.problems, pool, f"{preset.name}-lag", title="lag").finish()
     metric = preset.evaluation.metric
     found = {key: [run_of(cell, metric, arguments.update) for cell in cells] for key, cells in wanted.items()}
     if arguments.figure is not None:

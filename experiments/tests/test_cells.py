@@ -91,7 +91,7 @@ def test_the_code_of_a_cell_is_the_loop_and_what_it_needs() -> None:
     free = """
         experiments.report.page experiments.settings.preset isocompute.learner.saving.export
         isocompute.rollout.problems.loading isocompute.rollout.problems.named isocompute.budget.contract.tracking
-        experiments.running.tracker experiments.running.design experiments.running.schedule"""
+        experiments.running.tracker experiments.running.pilots experiments.running.schedule"""
     assert {*needed.split()} <= found
     assert not {*free.split()} & found
 

@@ -27,7 +27,6 @@ from experiments.running.cells import Cell, Generation, Surroundings, problems_h
 from experiments.running.cluster import Stopped
 from experiments.running.measure import check_agreement, measure
 from experiments.running.schedule import Pool, Schedule, workers
-from experiments.running.tracker import Tracker
 from experiments.settings import Preset, load
 
 from .made import SAMPLING, cell, origin_of, smoke, sums
@@ -81,9 +80,9 @@ def run(cells: list[Cell], pool: Pool, experiment: str) -> str:
     """Schedule cells, and return what was said."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        tracker = Tracker(experiment)
-        Schedule(cells, {problems_hash(PROBLEMS): PROBLEMS}, pool, tracker, title="cells").finish()
-        assert not tracker.drain()
+        schedule = Schedule(cells, {problems_hash(PROBLEMS): PROBLEMS}, pool, experiment, title="cells")
+        schedule.finish()
+        assert not schedule.tracker.drain()
     return said.getvalue()
 
 

@@ -13,8 +13,7 @@ from isocompute.rollout.contract.documents import parsed
 from isocompute.rollout.contract.files import write_text
 
 from ...running import cell_folder
-from ...running.cells import Cell, WorkerConfig
-from ...running.design import Design
+from ...running.cells import Cell, Design, WorkerConfig
 from ..algorithms import setup_of
 from ..panel.prepare import made
 from ..panel.study import Unit

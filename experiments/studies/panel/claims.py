@@ -10,7 +10,7 @@ from typing import Annotated
 from isocompute.rollout.contract.documents import parsed
 from pydantic import AfterValidator, Field, model_validator
 
-from ...settings.strict import Settings
+from ...settings.sections import Settings
 from .questions import QUESTIONS, Answer, Question
 from .statistics import Estimate, Verdict
 

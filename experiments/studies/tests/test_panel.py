@@ -14,8 +14,7 @@ import pytest
 from isocompute.rollout.contract import tables
 
 from experiments.errors import ExperimentError
-from experiments.running.cells import Generation
-from experiments.running.design import Design, Rates
+from experiments.running.cells import Design, Generation, Rates
 from experiments.studies.panel import cards, claims, findings, others, questions, runs, study, whole
 from experiments.studies.panel.prepare import INPUTS, RESULTS, preset_of
 from experiments.studies.panel.statistics import Verdict

@@ -11,8 +11,7 @@ import polars as pl
 from isocompute.budget import History, LedgerError
 
 from experiments.running import cell_folder
-from experiments.running.cells import CommandCell, Generation, problems_hash, surroundings_of
-from experiments.running.design import Design
+from experiments.running.cells import CommandCell, Design, Generation, problems_hash, surroundings_of
 from experiments.settings import Preset
 
 from ..made import BASE, environment, origin_of, params, preset_of

@@ -18,7 +18,6 @@ from experiments.running.cell_folder import Spool
 from experiments.running.cells import CommandCell, problems_hash
 from experiments.running.command import command_of, flags_of, timings_of, train, values_of, write_tables
 from experiments.running.schedule import Pool, Schedule, workers
-from experiments.running.tracker import Tracker
 from experiments.settings import CommandTrainer, load, reading
 from experiments.stages import inputs, plan
 from experiments.stages.sweep import collect
@@ -305,11 +304,11 @@ def test_a_command_that_fails_is_listed_and_the_other_cells_are_finished_and_sen
     of = preset(Path.cwd(), command=command(fails_at="2"))
     made = [replace(cell, origin=replace(cell.origin, base=base)) for cell in cells(of)[:2]]
     made.append(replace(made[0], run=replace(made[0].run, seed=2)))
-    tracker = Tracker("commands")
+    schedule = Schedule(made, {problems_hash(problems()): problems()}, pool, "commands", title="cells")
     with pytest.raises(ExperimentError) as failed:
-        Schedule(made, {problems_hash(problems()): problems()}, pool, tracker, title="cells").finish()
-    assert not tracker.drain()
-    tracker.close()
+        schedule.finish()
+    assert not schedule.tracker.drain()
+    schedule.tracker.close()
     assert "3 cells: 0 finished, 0 continued, 3 from the base model" in capsys.readouterr().out
     said, listed = str(failed.value).splitlines()
     assert "1 of 3 cells failed; the others are finished, and the same command tries these again" in said

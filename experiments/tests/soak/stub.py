@@ -21,7 +21,6 @@ from experiments.running import cell_folder, cluster, schedule
 from experiments.running.cell_folder import Spool
 from experiments.running.cells import Cell, WorkerConfig
 from experiments.running.cluster import WorkerActor
-from experiments.running.tracker import Tracker
 from experiments.settings import load
 
 from ..made import PARAMS, cell, ended, evaluation_record, first_evaluation, keep, kept_checkpoint, step_record, took
@@ -139,7 +138,7 @@ def main(cells: int, at_once: int, first_backoff: float) -> int:
     problems = pl.DataFrame({"problem_id": ["p"], "prompt": ["1"], "answer": ["1"]})
     try:
         with schedule.workers(preset, {"base": "model"}) as pool:
-            schedule.Schedule(swept, {swept[0].origin.problems: problems}, pool, Tracker("soak"), title="soak").finish()
+            schedule.Schedule(swept, {swept[0].origin.problems: problems}, pool, "soak", title="soak").finish()
     except cluster.Stopped as stopped:
         print(f"{stopped}: the same command continues", file=sys.stderr)
         return stopped.exit_code

@@ -1,130 +1,148 @@
-"""From the settings of a sweep to its cells, and to their learning rates: declared, or found by pilots."""
+"""The search for the learning rates of a sweep: cells at each rate tried, what they scored, and the rate chosen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from math import exp, fsum, log, sqrt
-from typing import Any, cast
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import fsum, sqrt
+from pathlib import Path
+from typing import Any
 
-from isocompute.budget import Allocation, Scaling
-from isocompute.learner import RunConfig
+import polars as pl
 from isocompute.rollout.scoring.evaluation import proportion_error
 
 from ..errors import ExperimentError
-from ..settings import DeclaredRate, Preset, SweepConfig
-from .cells import Cell, CommandCell, CommandSurroundings, Origin
+from ..figures import COLOURS, pyplot, save
+from . import cell_folder
+from .cell_folder import ONLY, PREPARED
+from .cells import Cell, Design, Rates, rounded
 
 NOISE = 2.0
 """Standard errors that a difference must exceed to be more than noise."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Design:
-    """Makes the cells of one problem set."""
+def find(design: Design, run: Callable[[Sequence[Cell]], None], base: Score | None) -> tuple[Pilot, list[Cell]]:
+    """Find the learning rates of a problem set; returns the pilots that they were found with, too.
 
-    preset: Preset
-    sweep: SweepConfig
-    origin: Origin
+    Args:
+        run: Runs what is not finished of some cells.
+        base: The base model's score, of responses that selected nothing; None where that was not measured in this
+            metric: then it is what the cells share as their first evaluation.
+    """
+    settings, metric = design.sweep.search, design.preset.evaluation.metric
+    if settings is None:
+        where = f"sweep.{design.origin.problem_set}.learning_rate"
+        raise ExperimentError(f"{where} declares a rate: there is nothing to search")
+    cells = design.trials()
+    for left in range(settings.extensions, -1, -1):
+        run(cells)
+        known = base or first_score(cells, metric)
+        trials: dict[tuple[int, int], list[Trial]] = {}
+        for cell in cells:
+            pair = (cell.run.rollouts_per_problem, cell.run.problems_per_batch)
+            trials.setdefault(pair, []).append(_trial(cell, metric))
+        grids = {pair: tried(trials[pair], known) for pair in sorted(trials)}
+        steps = {pair: rate for pair, grid in grids.items() if (rate := extension(grid)) is not None} if left else {}
+        more = [cell for pair, rate in steps.items() for cell in design.trials([rate], at=[pair])]
+        if not more:
+            break
+        cells += more
+    pilot = Pilot(
+        rule=settings.rule,
+        metric=metric,
+        base=known,
+        budget=settings.rollouts,
+        searches=tuple(
+            Search(rollouts_per_problem=n, problems_per_batch=size, grid=grid) for (n, size), grid in grids.items()
+        ),
+    )
+    return pilot, cells
 
-    def declared_rates(self) -> Rates | None:
-        """The learning rates where they are declared; None where pilots find them."""
-        rate = self.sweep.learning_rate
-        if not isinstance(rate, DeclaredRate):
-            return None
-        return Rates(rule=rate.rule, found={(rate.batch_rollouts, 1): rate.learning_rate})
 
-    def trials(
-        self, rates: Iterable[float] | None = None, *, at: Iterable[tuple[int, int]] | None = None
-    ) -> list[Cell]:
-        """One pilot cell for each seed, (n, B_p) and rate, none of a declared rate: all have a seed before one has two.
-
-        Args:
-            rates: Learning rates; by default those that a search begins with.
-            at: Every (n, B_p); by default those that are searched.
-        """
-        pilot = self.sweep.search
-        if pilot is None:
-            return []
-        tried = list(pilot.learning_rates if rates is None else rates)
-        pairs = list(self.sweep.searched() if at is None else at)
-        return [
-            self.cell("pilot", pilot.run(n, size, seed), rollouts=pilot.rollouts, learning_rate=rate)
-            for seed in pilot.seeds
-            for rate in tried
-            for n, size in pairs
-        ]
-
-    def cells(self, rates: Rates) -> list[Cell]:
-        """Every (n, B_p), rate factor and seed of the sweep."""
-        return [
-            self.cell(
-                "sweep",
-                self.sweep.run(n, size, seed),
-                rollouts=self.sweep.rollouts,
-                learning_rate=_rounded(rates.at(n, size) * factor),
-            )
-            for n, size in self.sweep.grid()
-            for factor in self.sweep.rate_factors
-            for seed in self.sweep.seeds
-        ]
-
-    def cell(self, purpose: str, run: RunConfig, *, rollouts: int, learning_rate: float) -> Cell:
-        """One cell."""
-        learner = self.preset.learner(self.sweep, learning_rate=learning_rate)
-        if self.sweep.warmup_rollouts is not None:
-            steps = max(1, round(self.sweep.warmup_rollouts / run.batch_rollouts))
-            learner = replace(learner, optimizer=replace(learner.optimizer, warmup_steps=steps))
-        kind = CommandCell if isinstance(self.origin.surroundings, CommandSurroundings) else Cell
-        return kind(
-            purpose=purpose,
-            origin=self.origin,
-            run=run,
-            rollouts=rollouts,
-            evaluation_samples=self.preset.evaluation.samples,
-            learner=learner,
+def chosen_lines(pilot: Pilot) -> Iterator[str]:
+    """The learning rate found at each (n, B_p), with its score, a line each."""
+    for found in pilot.searches:
+        chosen = found.chosen
+        edge = f", the {found.edge} rate tried" if found.edge in ("lowest", "highest") else ""
+        yield (
+            f"n = {found.rollouts_per_problem}, B_p = {found.problems_per_batch}: learning rate "
+            f"{chosen.learning_rate:g}{edge} ({chosen.score or 0.0:.3f} ± {chosen.standard_error or 0.0:.3f})"
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """The learning rates of a sweep.
+def base_score(problem_set: str, metric: str) -> Score | None:
+    """The base model's validation score, of responses that selected nothing; None for a metric that is no mean."""
+    if not metric.startswith("avg_"):
+        return None
+    found = json.loads((PREPARED / ONLY / "base.json").read_text())[problem_set]["validation"]
+    return Score(score=float(found["fresh"]), standard_error=float(found["fresh_standard_error"]))
 
-    Attributes:
-        rule: ``constant``, ``linear``, ``sqrt`` or ``tuned``.
-        found: The rate at every (n, B_p) searched: one, the anchor, or with ``tuned`` several. Of a rate that is
-            declared for a batch of B rollouts that is (B, 1).
+
+def first_score(cells: Sequence[Cell], metric: str) -> Score:
+    """The base model's score in the first evaluations that cells share, a mean over their seeds."""
+    first = [cell_folder.read_baseline(folder) for folder in sorted({cell_folder.baseline_of(cell) for cell in cells})]
+    return mean(
+        [
+            sampled(start.metrics[metric], questions=start.questions, samples=start.samples, metric=metric)
+            for start in first
+        ]
+    )
+
+
+def _trial(cell: Cell, metric: str) -> Trial:
+    found = cell_folder.outcome(cell)
+    later = found.read("evals").filter(pl.col("step") > 0).select("rollouts", metric, "questions", "samples")
+    return Trial(
+        learning_rate=cell.learner.learning_rate,
+        budget=cell.rollouts,
+        evaluations={
+            at: sampled(score, questions=questions, samples=samples, metric=metric)
+            for at, score, questions, samples in later.iter_rows()
+        },
+        diverged=found.diverged,
+    )
+
+
+def rates_figure(pilot: Pilot, path: Path) -> None:
+    """Draw the scores of pilots against their learning rates, a line for each n (IsoCompute Playbook, Figure 4).
+
+    Bars are one standard error, a filled dot is the rate chosen, a cross at the bottom a rate that diverged.
     """
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    base, several = pilot.base, len({each.problems_per_batch for each in pilot.searches}) > 1
+    axes.axhline(base.score, color="#4a5568", linestyle=":", linewidth=1, label="base model")
+    for index, found in enumerate(pilot.searches):
+        size = f", B_p = {found.problems_per_batch}" if several else ""
+        label = f"n = {found.rollouts_per_problem}{size}"
+        _draw_search(axes, found, label, COLOURS[index % len(COLOURS)])
+    axes.set(xlabel="learning rate", ylabel=pilot.metric.replace("_at_", "@"), xscale="log")
+    rates = sorted({each.learning_rate for found in pilot.searches for each in found.grid})
+    axes.set_xticks(rates, labels=[f"{rate:.3g}" for rate in rates])
+    axes.minorticks_off()
+    axes.legend(frameon=False)
+    save(figure, path)
 
-    rule: str
-    found: Mapping[tuple[int, int], float]
 
-    def at(self, rollouts_per_problem: int, problems_per_batch: int) -> float:
-        """The learning rate of a cell.
-
-        From an anchor or a declared rate η at B_0 rollouts it is η, η·B/B_0 or η·√(B/B_0). A tuned rate is the one
-        that was found at this (n, B_p); between two tuned n of one B_p, log η is linear in log n; beyond them it is
-        that of the nearest n, since no rule says how the largest stable rate goes on. At a B_p that was not searched
-        the nearest B_p (in log B_p) is taken.
-        """
-        if self.rule != "tuned":
-            (((n, size), rate),) = self.found.items()
-            batch = Allocation(
-                problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, update_steps=1
-            )
-            return batch.learning_rate(anchor=rate, anchor_batch=n * size, scaling=cast(Scaling, self.rule))
-        n, sizes = rollouts_per_problem, sorted({size for _, size in self.found})
-        nearest = min(sizes, key=lambda each: abs(log(each / problems_per_batch)))
-        points = sorted((n, rate) for (n, size), rate in self.found.items() if size == nearest)
-        lower = [point for point in points if point[0] <= n]
-        upper = [point for point in points if point[0] >= n]
-        (few, low), (many, high) = (lower or upper[:1])[-1], (upper or lower[-1:])[0]
-        if few == many:
-            return low
-        share = log(n / few) / log(many / few)
-        rate = exp((1 - share) * log(low) + share * log(high))
-        # Rounding must not lead beyond what was found.
-        return min(max(rate, min(low, high)), max(low, high))
+def _draw_search(axes: Any, found: Search, label: str, colour: str) -> None:
+    scored = [each for each in found.grid if each.score is not None and not each.diverged]
+    rates = [each.learning_rate for each in scored]
+    errors = [each.standard_error for each in scored]
+    axes.errorbar(
+        rates,
+        [each.score for each in scored],
+        yerr=errors,
+        color=colour,
+        marker="o",
+        markerfacecolor="white",
+        capsize=2,
+        linewidth=1.2,
+        label=label,
+    )
+    axes.plot([found.chosen.learning_rate], [found.chosen.score], marker="o", color=colour, zorder=3)
+    lost = [each.learning_rate for each in found.grid if each.diverged]
+    axes.plot(lost, [0.02] * len(lost), "x", color=colour, transform=axes.get_xaxis_transform())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,9 +228,9 @@ def extension(grid: Sequence[Tried]) -> float | None:
         return None
     best = _best(each for each in grid if each.stable)
     if best is None or best.learning_rate == rates[0]:
-        return _rounded(rates[0] * (rates[0] / rates[1]))
+        return rounded(rates[0] * (rates[0] / rates[1]))
     if best.learning_rate == rates[-1]:
-        return _rounded(rates[-1] * (rates[-1] / rates[-2]))
+        return rounded(rates[-1] * (rates[-1] / rates[-2]))
     return None
 
 
@@ -221,11 +239,6 @@ def _best(grid: Iterable[Tried]) -> Tried | None:
     there = [each for each in grid if each.score is not None and not each.diverged]
     stable = [each for each in there if each.stable]
     return max(stable or there, key=lambda each: (each.score, -each.learning_rate), default=None)
-
-
-def _rounded(rate: float) -> float:
-    """To twelve digits: a rate is part of a run's identity, and 0.001 is not to be 0.0010000000000000002."""
-    return float(f"{rate:.12g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,23 @@ from hypothesis import strategies as st
 
 from experiments.errors import ExperimentError
 from experiments.running import cell_folder
-from experiments.running.cells import Cell, Generation
-from experiments.running.design import Design, Pilot, Rates, Score, Search, Trial, Tried, extension, sampled, tried
+from experiments.running.cells import Cell, Design, Generation, Rates
+from experiments.running.pilots import (
+    Pilot,
+    Score,
+    Search,
+    Trial,
+    Tried,
+    chosen_lines,
+    extension,
+    find,
+    first_score,
+    rates_figure,
+    sampled,
+    tried,
+)
 from experiments.settings import Preset, load
 from experiments.stages import plan
-from experiments.stages.sweep import chosen_lines, find, first_score, rates_figure
 
 from .made import PARAMS, evaluated, first_evaluation, keep, origin_of, passed, smoke, spent
 
