@@ -12,7 +12,7 @@ from isocompute.budget.trainers.registry import trainer
 from isocompute.budget.trainers.settings import MissingSettingError
 from reading_logs import OPENRLHF, PRIME_RL, TRL, VERL
 
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=25, deadline=None)
 EVALUATED = {
     "trl": {"eval_rewards/right/mean": 0.5},
     "verl": {"val-core/math/acc/mean@4": 0.5},

@@ -19,7 +19,7 @@ from isocompute.budget.trainers.rewards import SCALES, success_rates
 from isocompute.budget.trainers.settings import MissingSettingError
 from reading_logs import OPENRLHF, PRIME_RL, SKYRL, SLIME, TINKER, TRL, VERL
 
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=25, deadline=None)
 SAMPLES = 4
 
 
