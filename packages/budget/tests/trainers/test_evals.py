@@ -12,12 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.contract import tables
-from isocompute.budget.trainers.doctor import ingest
-from isocompute.budget.trainers.evals import join_restarts, plain, progress_of, reader_of
+from isocompute.budget.trainers.doctor import ingest, join_restarts, progress_of, reader_of
 from isocompute.budget.trainers.logs.log import Log
 from isocompute.budget.trainers.logs.sources import read_logs
 from isocompute.budget.trainers.registry import trainer
-from isocompute.budget.trainers.settings import load
+from isocompute.budget.trainers.settings import configuration
 from reading_logs import FIXTURES, OPENRLHF, PRIME_RL, QUESTIONS, TRL, VERL, ingested, lines, rollouts
 
 DOCS = FIXTURES.parents[1] / "docs" / "trl"
@@ -261,7 +260,7 @@ def progress(name, source, shared, given=None):
 def test_progress_is_that_of_the_evaluations(name, source, config):
     given = {} if config is None else QUESTIONS
     evals, _ = ingest(name, [str(source)], config=config, constants=given)
-    counts = progress(name, source, plain(load(config)) if config else {}, given)
+    counts = progress(name, source, configuration(config), given)
     at = {point.step: (point.rollouts, point.tokens) for point in counts.points}
     compared = [row for row in evals.iter_rows(named=True) if row["step"] in at]
     assert compared

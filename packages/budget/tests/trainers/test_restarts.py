@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers.evals import join_restarts, reader_of, rows_of
+from isocompute.budget.trainers.doctor import join_restarts, reader_of, rows_of
 from isocompute.budget.trainers.logs.log import Log, join
 from isocompute.budget.trainers.registry import trainer
 from isocompute.budget.trainers.settings import MissingSettingError

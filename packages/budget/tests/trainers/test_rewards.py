@@ -11,11 +11,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers.counting import LoggedEvaluation, Score, Spread, StepCount
-from isocompute.budget.trainers.evals import rows_of
+from isocompute.budget.trainers.counting import SCALES, LoggedEvaluation, Score, Spread, StepCount, success_rates
+from isocompute.budget.trainers.doctor import rows_of
 from isocompute.budget.trainers.logs.log import Log
 from isocompute.budget.trainers.registry import trainer
-from isocompute.budget.trainers.rewards import SCALES, success_rates
 from isocompute.budget.trainers.settings import MissingSettingError
 from reading_logs import OPENRLHF, PRIME_RL, SKYRL, SLIME, TINKER, TRL, VERL
 
