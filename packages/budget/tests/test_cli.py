@@ -122,17 +122,6 @@ def test_a_suffix_is_an_exact_factor(number, suffix):
 PLAN = ["plan", "--rollouts", "1.6e6", "--max-batch", "16384", "--problems", "6000", "--max-epochs", "30"]
 
 
-def test_the_command_prints_the_grid_and_writes_it(tmp_path, capsys):
-    path = tmp_path / "plan.json"
-    assert main([*PLAN, "--json", str(path), "--cells"]) == 0
-    out = capsys.readouterr().out
-    assert "1,600,000 rollouts, batches up to 16,384: 28 splits" in out
-    assert "left out: 27 splits with more than 30 epochs" in out
-    document = json.loads(path.read_text())
-    assert len(document["cells"]) == 28
-    assert all(cell["epochs"] <= 30 for cell in document["cells"])
-
-
 MODEL = "--model-parameters 7e9 --response-tokens 2000 --device h100 --world-size 8"
 
 

@@ -288,7 +288,7 @@ def test_the_batch_that_trl_generates_next_follows_its_schedule(tmp_path):
         assert progress("trl", log, twice, {"problems": "100"}).following == following
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.dictionaries(st.sampled_from(["a", "openai/gsm8k", "b/c/d", "e"]), st.integers(1, 60), min_size=1), st.data())
 def test_each_problem_set_has_a_number_of_problems_of_its_own(questions, data):
     row = {f"val-core/{name}/acc/mean@4": data.draw(st.integers(0, 4 * q)) / (4 * q) for name, q in questions.items()}

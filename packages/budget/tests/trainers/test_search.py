@@ -111,7 +111,7 @@ def test_only_regular_files_are_opened_and_links_end(tmp_path):
     assert said(runs / "other", *sets())[0] == 0
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(lost=st.lists(st.sampled_from(["both", "a", "b"]), min_size=4, max_size=12), data=st.data())
 def test_what_one_of_two_loggers_lacks_is_read_of_the_other_and_the_run_has_both_names(lost, data):
     rows = [

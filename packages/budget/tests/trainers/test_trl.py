@@ -19,7 +19,7 @@ from reading_logs import FIXTURES, QUESTIONS, TRL, ingested, rollouts, run_of, s
 from trl_runs import grpo
 
 whole = st.integers(1, 4)
-quick = profile(max_examples=40, deadline=None)
+quick = profile(max_examples=20, deadline=None)
 
 
 def trl_run(per_device, world, accumulation, per_generation, iterations, steps):

@@ -1,5 +1,6 @@
 """A process that is killed while it generates, or before it has charged what it generated, leaves nothing unpaid."""
 
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -13,9 +14,13 @@ from isocompute.budget import History, LedgerError
 from isocompute.budget.ledger.limits import Limits
 from isocompute.budget.trl import Attachment, Passes
 
-pytest.importorskip("transformers")
-
 BATCH, EVERY = 4, 2
+
+
+@pytest.fixture(autouse=True)
+def without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which a callback alone is asked, and which takes longer to load than all of these tests."""
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(TrainerCallback=SimpleNamespace))
 
 
 class Killed(BaseException):
