@@ -51,14 +51,23 @@ def test_a_run_that_did_what_its_settings_say_has_no_differences():
     assert found.without_signal == pytest.approx(sum(shares) / len(shares))
 
 
-def test_several_passes_and_a_batch_that_is_not_used_up_are_named(tmp_path):
-    shared = {**TRL, "num_iterations": 3, "max_steps": 10}
-    found = Audit(logged(tmp_path, trl_rows(10, lambda step: step % 3 == 1)), shared=shared)
-    # Ten steps of 4 are 40, in three passes 13; the fourth batch of 4 is used once.
-    assert found.planned == 40
-    assert sum(changes(found).values()) == 4 * 4 - 40
-    assert changes(found)["several passes"] < 0 < changes(found)["whole batches"]
-    assert "in each of the 3 passes" in found.differences[-2].sentence
+@pytest.mark.parametrize(
+    ("changed", "steps", "generates", "found", "rollouts"),
+    [
+        # Ten steps of 4 are 40, in three passes 13; the fourth batch of 4 is used once.
+        ({"num_iterations": 3}, 10, (1, 4, 7, 10), {"rounding": -1, "several passes": -26, "whole batches": 3}, 16),
+        # Resumed after step 2, with a new batch in step 3 and in step 7.
+        ({"num_iterations": 4}, 8, (1, 3, 7), {"several passes": -24, "resume": 4}, 12),
+    ],
+)
+def test_passes_batches_that_are_not_used_up_and_resumes_are_named(
+    tmp_path, changed, steps, generates, found, rollouts
+):
+    shared = {**TRL, **changed, "max_steps": steps}
+    audited = Audit(logged(tmp_path, trl_rows(steps, generates.__contains__)), shared=shared)
+    assert changes(audited) == found
+    assert (audited.planned, audited.last.rollouts) == (4 * steps, rollouts)
+    assert any(f"in each of the {changed['num_iterations']} passes" in d.sentence for d in audited.differences)
 
 
 def test_short_epochs_are_named(tmp_path):
@@ -69,14 +78,6 @@ def test_short_epochs_are_named(tmp_path):
     found = Audit(logged(tmp_path, rows), shared=shared)
     assert changes(found) == {"short epochs": -8}
     assert found.last.rollouts == 24
-
-
-def test_a_resume_within_a_batch_is_named(tmp_path):
-    shared = {**TRL, "num_iterations": 4, "max_steps": 8}
-    # Resumed after step 2, with a new batch in step 3 and in step 7.
-    found = Audit(logged(tmp_path, trl_rows(8, lambda step: step in (1, 3, 7))), shared=shared)
-    assert changes(found)["resume"] == 4
-    assert found.last.rollouts == 12
 
 
 def test_refill_and_baselines_are_named(tmp_path):

@@ -20,15 +20,9 @@ SPLIT = "--rollouts-per-problem 4 --problems-per-batch 8 --update-steps 10"
 BATCH = "--problems-per-batch 8 --rollouts-per-problem 4 --min-steps 1"
 PLAN = "plan --rollouts 1e5 --max-batch 64"
 COST = "plan --rollouts 1e5 --max-batch 64 --response-tokens 100 --model-parameters 7B --device h100"
-LAUGHS = "a: &a {x: 1}\n" + "".join(
-    f"{b}: &{b} {{{', '.join(f'k{i}: *{a}' for i in range(9))}}}\n"
-    for a, b in zip("abcdefghijk", "bcdefghijkl", strict=True)
-)
 
 FILES = {
     "circle.yaml": "a: &a {b: *a}",
-    "laughs.yaml": LAUGHS,
-    "deep.yaml": "a: " + "{a: " * 5_000 + "1" + "}" * 5_000,
     "tag.yaml": "a: !!python/object/apply:os.system [true]",
     "day.yaml": "max_steps: 2026-01-01",
     "huge.yaml": "max_steps: 0x" + "f" * 5_000,
@@ -66,8 +60,6 @@ WRONG = [
     (f"convert --from verl {SPLIT}", "goes with --to"),
     (f"convert --to verl {SPLIT} circle.yaml", "and no settings"),
     ("convert --from trl circle.yaml", "nested more than 100 deep, or contains itself"),
-    ("convert --from trl laughs.yaml", "more than 4,000,000 values"),
-    ("convert --from trl deep.yaml", "nested more than 100 deep"),
     ("convert --from trl tag.yaml", "not YAML ("),
     ("convert --from trl day.yaml", "max_steps is datetime.date(2026, 1, 1); it must be a whole number"),
     ("convert --from trl huge.yaml", "max_steps is a whole number of 20,000 bits; it must be a whole number"),
@@ -141,12 +133,10 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "line"), [("SIGTERM", f"{COST} --json made.json"), ("SIGINT", "show a.ledger --json made.json")]
-)
-def test_a_write_that_is_interrupted_leaves_nothing(folder, name, line):
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_write_that_is_interrupted_leaves_nothing(folder, name):
     before = sorted(folder.rglob("*"))
-    program = [sys.executable, "-c", SIGNAL, name, *line.split()]
+    program = [sys.executable, "-c", SIGNAL, name, *["show", "a.ledger", "--json", "made.json"]]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (128 + getattr(signal, name), "")
     assert sorted(folder.rglob("*")) == before
@@ -158,12 +148,10 @@ def test_a_write_that_fails_keeps_what_was_there(folder, capsys):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
-        statuses = [run(f"{COST} --json made.json"), run("show a.ledger --json new.json")]
+        assert run("show a.ledger --json made.json") == 2
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert statuses == [2, 2]
-    said = capsys.readouterr().err.splitlines()
-    assert all(line.endswith(".json: cannot be written (File too large)") for line in said)
+    assert capsys.readouterr().err.endswith("made.json: cannot be written (File too large)\n")
     assert sorted(folder.rglob("*")) == before
     assert (folder / "made.json").read_text() == "before"
 
@@ -177,10 +165,7 @@ def test_a_locale_without_unicode_is_no_error(folder, monkeypatch):
     assert b"\\xfc.yaml: cannot be read" in sys.stderr.buffer.getvalue()
 
 
-ODD = ["", "../../etc", "two\nlines", "\x1b[2Jgone", "x" * 2_000]
-
-
-@pytest.mark.parametrize("run_id", ODD)
+@pytest.mark.parametrize("run_id", ["", "../two\nlines\x1b[2J", "x" * 2_000])
 def test_odd_run_ids_are_shown_as_they_are_and_do_nothing(folder, capsys, run_id):
     before = sorted(folder.rglob("*"))
     table = {"run_id": run_id, "step": 1, "rollouts": 4, "prompt_tokens": 0, "response_tokens": 0}

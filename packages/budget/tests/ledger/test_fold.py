@@ -24,7 +24,6 @@ class Model:
 
     events: list = field(default_factory=list)
     begins: list = field(default_factory=list)
-
     ends: list = field(default_factory=list)
 
     def begin(self, resumed_from):
@@ -106,9 +105,7 @@ def check_tables(history, model):
         for step, cohort, c in charges:
             expected[step, cohort] = expected.get((step, cohort), Counts()) + c
         found = {}
-        for step, cohort, *numbers in frame.select(
-            "step", "cohort", "rollouts", "prompt_tokens", "response_tokens"
-        ).iter_rows():
+        for _, step, cohort, *numbers in frame.select(frame.columns[:6]).iter_rows():
             found[step, cohort] = found.get((step, cohort), Counts()) + of_three(numbers)
         assert found == expected
 
@@ -141,8 +138,10 @@ def live(path, source, model, limits):
     last = model.last_step()
     resumed_from = source.choice((0, last, source.randint(0, last), source.randint(max(0, last - 2), last)))
     model.begin(resumed_from)
+    foreseen = History.read(path).totals(resumed_from=resumed_from) if path.exists() else None
     # Whatever a sequential reading of the events accepts, opening must accept.
     with Ledger.open(path, run_id="run", resumed_from=resumed_from) as ledger:
+        assert foreseen in (None, ledger.totals)
         meter = Meter(ledger, limits)
         step = resumed_from
         for _ in range(source.randint(0, 8)):

@@ -6,51 +6,8 @@ from contextlib import closing
 
 import polars as pl
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from isocompute.budget import COHORTS, BudgetError, Counts, History, Ledger, LedgerError, account
+from isocompute.budget import BudgetError, Counts, History, Ledger, LedgerError, account
 from isocompute.budget.contract import tables
-from isocompute.budget.ledger import fold
-from isocompute.budget.ledger.ledger import _history
-
-counts = st.builds(
-    Counts, rollouts=st.integers(1, 64), prompt_tokens=st.integers(0, 640), response_tokens=st.integers(0, 960)
-)
-charges = st.lists(
-    st.tuples(st.integers(0, 6), st.dictionaries(st.sampled_from(COHORTS), counts, min_size=1)), max_size=8
-)
-attempts = st.lists(st.tuples(st.integers(0, 6), charges), min_size=1, max_size=4)
-
-
-def history(attempts):
-    """A ledger of attempts, each with the step it goes on after and its charges, as it is read."""
-    with closing(sqlite3.connect(":memory:")) as sql:
-        sql.executescript(fold.SCHEMA)
-        sql.execute("UPDATE run SET run_id = 'run'")
-        for resumed_from, charged in attempts:
-            number = fold.begin(sql, resumed_from, began="", host="", job=None, salt="")
-            for step, by_cohort in charged:
-                fold.charge(sql, number, [(step, by_cohort)], 0.0)
-        found = _history("x", sql)
-        assert found.totals() == fold.totals(sql)
-        return found
-
-
-@pytest.mark.slow
-@given(attempts, st.integers(0, 7))
-def test_canonical_and_lost_add_up_to_what_was_paid_in_tables_of_the_schema(attempts, step):
-    h = history(attempts)
-    generated = [c for _, charged in attempts for _, by_cohort in charged for c in by_cohort.values()]
-    assert h.totals().paid == sum(generated, Counts())
-    both = [h.table(), h.lost_work().drop("attempt")]
-    for frame in both:
-        assert dict(frame.schema) == {c.name: c.dtype() for c in tables.schema("ledger").columns}
-    for name in ("rollouts", "prompt_tokens", "response_tokens"):
-        assert pl.concat(both)[name].sum() == getattr(h.totals().paid, name)
-    if not h.table().is_empty():
-        assert tables.check(h.table(), "ledger", where="x").equals(h.table())
-    # What would be lost is what is then lost.
-    assert h.totals(resumed_from=step) == history([*attempts, (step, [])]).totals()
 
 
 def run(path, run_id, steps, **options):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import Allocation, BudgetError
-from isocompute.budget.planning.compute import Lengths, Model, Setting, Utilisation, device, price
+from isocompute.budget.planning.compute import Constraints, Lengths, Model, Setting, Utilisation, device, grid, price
 
 small = st.integers(1, 4096)
 EIGHT = Allocation(problems_per_batch=8, rollouts_per_problem=4, update_steps=100)
@@ -19,14 +19,6 @@ def test_an_allocation_within_a_budget_leaves_less_than_one_step(budget, problem
     else:
         a = Allocation.within(budget, problems_per_batch=problems, rollouts_per_problem=rollouts)
         assert 0 <= budget - a.rollouts < batch
-
-
-@pytest.mark.parametrize("name", ["problems_per_batch", "rollouts_per_problem", "update_steps"])
-@pytest.mark.parametrize("value", [0, -1, 2.0, "8", None])
-def test_a_part_that_is_no_positive_whole_number_is_refused_by_name(name, value):
-    parts = {"problems_per_batch": 8, "rollouts_per_problem": 4, "update_steps": 100, name: value}
-    with pytest.raises(BudgetError, match=f"{name} is {value!r}"):
-        Allocation(**parts)
 
 
 @given(small, small, st.integers(1, 10**6), st.floats(1e-8, 1.0))
@@ -144,3 +136,48 @@ def test_memory_is_shared_by_devices_and_grows_with_the_pass():
 def test_assumptions_that_cannot_be_are_refused(make, said):
     with pytest.raises(BudgetError, match=said):
         make()
+
+
+limits = st.builds(
+    Constraints,
+    rollouts=st.integers(1, 10**6),
+    max_batch=st.integers(1, 10**4),
+    rollouts_per_problem=st.just(()) | st.sets(st.integers(1, 64), min_size=1, max_size=5).map(tuple),
+    problems_per_batch=st.just(()) | st.sets(st.integers(1, 64), min_size=1, max_size=4).map(tuple),
+    min_steps=st.integers(1, 200),
+    problems=st.integers(1, 5000),
+    max_epochs=st.none() | st.floats(0.5, 200),
+    world_size=st.integers(1, 16),
+)
+
+
+@given(limits)
+def test_every_planned_cell_spends_no_more_than_the_budget_and_keeps_every_limit(constraints):
+    found = grid(constraints)
+    looked_at = len(constraints.problems_per_batch) * len(constraints.rollouts_per_problem)
+    assert len(found.splits) + len(found.left_out) == looked_at
+    for cell in found.splits:
+        a = cell.allocation
+        assert a.rollouts == a.problems_per_batch * a.rollouts_per_problem * a.update_steps
+        assert a.rollouts + cell.unused == constraints.rollouts
+        assert 0 <= cell.unused < a.batch_rollouts <= constraints.max_batch
+        assert a.update_steps >= constraints.min_steps
+        assert a.batch_rollouts % constraints.world_size == 0
+        assert a.problems_per_batch <= constraints.problems
+        assert cell.epochs == a.epochs(constraints.problems) <= (constraints.max_epochs or cell.epochs)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rollouts": 0}, "rollouts is 0"),
+        ({"min_steps": 1.5}, "min_steps is 1.5"),
+        ({"max_epochs": 3.0, "problems": None}, "needs the number of problems"),
+        ({"max_epochs": -1.0}, "must be positive"),
+        ({"rollouts_per_problem": (4, 4)}, "rollouts_per_problem holds a value twice: 4, 4"),
+        ({"problems_per_batch": tuple(range(1, 300))}, "has 299 values"),
+    ],
+)
+def test_constraints_that_cannot_be_are_refused(change, said):
+    with pytest.raises(BudgetError, match=said):
+        Constraints(**{"rollouts": 100, "max_batch": 10, "problems": 5, **change})

@@ -120,12 +120,10 @@ def _live(case, folder, found, kill_after):
     trainer.add_callback(Killer())
     found.batch = trainer.args.generation_batch_size
     per_batch = {"rollouts": found.batch, "response_tokens": found.batch * 2.5, "device_hours": 1 / 3600}
-    found.limit = case.batches * per_batch.get(case.limit, 0.01)
+    found.limit = case.batches * per_batch[case.limit]
     if case.limit in ("rollouts", "response_tokens"):
         found.limit = int(found.limit)
-    price = {"price_per_device_hour": 36.0} if case.limit == "money" else {}
-    limits = {case.limit: found.limit, "counted": case.counted, **price}
-    budget = attach(trainer, folder / "run.ledger", **limits)
+    budget = attach(trainer, folder / "run.ledger", **{case.limit: found.limit, "counted": case.counted})
     checkpoint = get_last_checkpoint(str(out)) if out.is_dir() else None
     if list(folder.glob("killed-*")):
         found.resumed.append(int(checkpoint.rsplit("-", 1)[1]) if checkpoint else 0)

@@ -65,7 +65,7 @@ def check(found, case, path, world=1):
         most = batch * (accumulation // every + 1) * args["max_completion_length"]
         assert found["limit"] <= counted.response_tokens < found["limit"] + most, said
     elif found["reason"]:
-        assert history.device_seconds >= found["limit"] * (3600 if case["limit"] == "device_hours" else 100), said
+        assert history.device_seconds >= found["limit"] * 3600, said
     check_steps(history, found, case, every, world, said)
     if found["refused"]:
         return "refused"
@@ -144,34 +144,17 @@ def test_the_ledger_of_two_processes_is_what_both_sampled(trl, tmp_path):
     assert len(outcomes) == runs, [of_case.get("illegal") for of_case in found]
 
 
-@pytest.mark.parametrize("kills", [[], [1, 7]])
-def test_a_limit_on_what_is_used_ends_a_run_after_the_same_step_however_often_it_was_killed(trl, tmp_path, kills):
+def test_a_limit_on_what_is_used_ends_a_run_after_the_same_step_however_often_it_was_killed(trl, tmp_path):
     from attached_runs import Case, train
     from trl_runs import quiet
 
     chosen = {"args": ARGS, "problems": 8, "eval_problems": 4}
-    case = Case(limit="rollouts", batches=2.5, counted="used", kills=kills, chosen=chosen)
+    # Undisturbed, it ends after 5 steps as well.
+    case = Case(limit="rollouts", batches=2.5, counted="used", kills=[1, 7], chosen=chosen)
     with quiet():
         found = train(case, tmp_path)
     check(asdict(found), asdict(case), tmp_path / "run.ledger")
     assert (found.steps, History.read(tmp_path / "run.ledger").totals().used.rollouts) == (5, 20)
-
-
-def test_a_limit_on_money_ends_a_run_in_the_middle_of_a_batch_too(trl, tmp_path):
-    from attached_runs import Case, train
-    from trl_runs import quiet
-
-    # Steps that share a batch, most of them; how many fit into the second that it buys is the machine's affair.
-    chosen = {"args": {**ARGS, "num_iterations": 200, "max_steps": 100_000}, "problems": 8, "eval_problems": 4}
-    case = Case(limit="money", batches=1, save_steps=100, chosen=chosen)
-    with quiet():
-        found = train(case, tmp_path)
-    assert check(asdict(found), asdict(case), tmp_path / "run.ledger") == "stopped"
-    assert found.reason.startswith("the run has cost")
-    history = History.read(tmp_path / "run.ledger")
-    # What was generated for steps that were not taken is lost.
-    assert history.totals().used.rollouts + history.totals().lost_training.rollouts == found.truth["train"][0]
-    assert 0 < history.last_step == found.steps < 100_000
 
 
 def trainer_of(folder, **options):

@@ -20,7 +20,7 @@ import pytest
 from good_logs import good_logs, leveldb, tfrecords
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.doctor import Given, examine
-from isocompute.budget.trainers.logs import files
+from isocompute.budget.trainers.logs import log as logged
 from isocompute.budget.trainers.logs.records import _leveldb, _tfrecords
 from isocompute.budget.trainers.logs.sources import read_arguments, read_logs
 
@@ -186,7 +186,7 @@ KINDS = (*BYTES, "nest", "pack", "link", "rename", "rewrite", "schema")
 
 @pytest.mark.parametrize("part", range(8))
 def test_a_damaged_log_is_read_right_or_said_or_refused(part, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "LARGEST", 1_000_000)
+    monkeypatch.setattr(logged, "LARGEST", 1_000_000)
     made = tmp_path / "made"
     made.mkdir()
     goods = good_logs(made)

@@ -2,12 +2,9 @@
 
 import csv
 import json
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
-from good_logs import csv_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.doctor import Given, examine, read_table, to_be_filled_in
@@ -15,53 +12,6 @@ from reading_logs import DOCS
 from test_search import GIVEN, said, sets, write
 
 N, BATCH = "actor_rollout_ref.rollout.n", "data.train_batch_size"
-VALUES = {
-    N: st.sampled_from(["2", "4", "8"]),
-    BATCH: st.sampled_from(["8", "16", "32"]),
-    "actor_rollout_ref.actor.ppo_mini_batch_size": st.just("8"),
-    "actor_rollout_ref.actor.ppo_epochs": st.sampled_from(["1", "2"]),
-    "actor_rollout_ref.actor.optim.lr": st.sampled_from(["1e-06", "3e-06"]),
-    "data.seed": st.integers(0, 5).map(str),
-    "algorithm.filter_groups.enable": st.just("false"),
-    # Of which the rewards of the runs are whole numbers of successes.
-    "questions": st.sampled_from(["50", "100", "150"]),
-}
-
-
-@settings(max_examples=40)
-@given(data=st.data())
-def test_settings_of_each_run_are_as_those_of_each_run_alone(data):
-    """The oracle: each run read for itself, with ``--set`` of all its settings."""
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        paths = [write(folder, f"{k}/{data.draw(st.sampled_from(['run.jsonl', 'run.csv']))}", k) for k in range(3)]
-        own = [{key: data.draw(of) for key, of in VALUES.items()} for _ in paths]
-        own = [values | {"data.gen_batch_size": values[BATCH]} for values in own]
-        alone = [examine([str(p)], Given(every=values)).patients[0].rows for p, values in zip(paths, own, strict=True)]
-        runs, table, beside = [], {}, {}
-        for path, values in zip(paths, own, strict=True):
-            called = data.draw(st.sampled_from([str(path), f"{path.parent.name}/{path.name}"]))
-            for key, value in values.items():
-                where = data.draw(st.sampled_from(["set", "table", "beside", "wrong table", "wrong beside"]))
-                if where.endswith("beside"):
-                    # What says no size of a batch is no configuration of a run.
-                    there = beside.setdefault(path.parent, {BATCH: int(values[BATCH])})
-                    there[key] = json.loads(value) if where == "beside" else 64
-                if "table" in where:
-                    table.setdefault(str(path), {})[key] = value if where == "table" else "64"
-                # What is said later counts.
-                if where == "set" or where.startswith("wrong"):
-                    runs.append((called, key, value))
-        for parent, config in beside.items():
-            (parent / "config.json").write_text(json.dumps(config))
-        found = examine([str(folder)], Given(runs=runs, table=table)).patients
-        assert [p.problem for p in found] == [""] * 3
-        for patient, rows in zip(found, alone, strict=True):
-            # A run's identity depends on everything in its configuration.
-            assert [row | {"run_id": ""} for row in patient.rows] == [row | {"run_id": ""} for row in rows]
-        # A table that was written is read as it was.
-        (folder / "runs.csv").write_text(csv_of([{"run": run, **row} for run, row in table.items()] or [{"run": None}]))
-        assert read_table(folder / "runs.csv") == {run: row for run, row in table.items() if row}
 
 
 def test_two_n_are_told_by_filling_in_the_table_that_is_written(tmp_path):
@@ -140,17 +90,14 @@ def test_a_log_counts_before_what_lies_beside_it_and_this_is_said(tmp_path):
     [
         (["--set", f"c.jsonl:{N}=4"], r"no run c\.jsonl; there are .*a/run\.jsonl, .*b/run\.jsonl"),
         (["--set", f"run.jsonl:{N}=4"], "may be each of"),
-        (["--set", f"run:{N}=4"], "may be each of"),
         (["--set", "a/run.jsonl:wrold_size=4"], f"wrold_size; there are .*{N}"),
         (["--set", "wrold_size=4"], f"wrold_size; there are .*{N}"),
         (["--set", "n=4"], f"setting n; perhaps {N} is meant"),
         (["--set", "a/run:question=50"], "setting question; perhaps questions"),
-        (["--runs", "x,y\n1,2\n"], "first row"),
         (["--runs", f"run,{N},{N}\na/run.jsonl,4,4\n"], "first row"),
         (["--runs", f"run,{N}\na/run.jsonl,4\na/run.jsonl,8\n"], "row 3 .* again"),
         (["--runs", f"run,{N}\na/run.jsonl,4,8\n"], "row 2 has 3 cells for 2 columns"),
         (["--runs", f"run,{N}\n,4\n"], "row 2 names no run"),
-        (["--runs", "run,wrold_size\na/run.jsonl,4\n"], "wrold_size; there are"),
         (["--runs", f"run,{N}\nc/run.jsonl,4\n"], "no run c/run.jsonl; there are"),
     ],
 )

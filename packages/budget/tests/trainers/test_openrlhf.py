@@ -16,7 +16,7 @@ from isocompute.budget.trainers.registry import read
 from isocompute.budget.trainers.settings import Parallelism
 from reading_logs import ingested, needed, rollouts, run_of, settings, words
 
-quick = profile(max_examples=40, deadline=None)
+quick = profile(max_examples=20, deadline=None)
 seeds = st.integers(0, 10**6)
 N, BATCH = 8, 16
 RATE = "train/dynamic_filtering_pass_rate"

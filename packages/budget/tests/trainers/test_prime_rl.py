@@ -43,7 +43,7 @@ def prime_run(seed, steps, *, n, batch, first, beside=False):
 PRIME = {"orchestrator": {"group_size": 4, "batch_size": 16, "constant_trainer_batch_size": True}}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), steps=st.integers(1, 8), first=st.integers(0, 1), beside=st.booleans())
 def test_prime_rl_counts_the_groups_that_it_discarded(seed, steps, first, beside):
     rows, truth = prime_run(seed, steps, n=4, batch=16, first=first, beside=beside)

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers.evals import join_restarts, reader_of, rows_of
+from isocompute.budget.trainers.doctor import join_restarts, reader_of, rows_of
 from isocompute.budget.trainers.logs.log import Log, join
 from isocompute.budget.trainers.registry import trainer
 from isocompute.budget.trainers.settings import MissingSettingError
 from reading_logs import OPENRLHF, PRIME_RL, TRL, VERL
 
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=25, deadline=None)
 EVALUATED = {
     "trl": {"eval_rewards/right/mean": 0.5},
     "verl": {"val-core/math/acc/mean@4": 0.5},

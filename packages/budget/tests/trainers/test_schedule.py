@@ -27,7 +27,7 @@ small = st.integers(1, 5)
 schedules = st.builds(lambda e, a, b: Schedule(every=e, accumulation=a, batches=b), small, small, st.none() | small)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(schedules, st.integers(1, 30))
 def test_the_formula_is_the_simulation(schedule, steps):
     totals = simulated(schedule, steps, [])
@@ -36,7 +36,7 @@ def test_the_formula_is_the_simulation(schedule, steps):
     assert (list(found.least), list(found.most), found.unexplained) == (totals, totals, 0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(schedules, st.integers(2, 30), st.integers(0, 10**6))
 def test_a_restart_is_found_where_every_step_is_logged(schedule, steps, seed):
     restart = random.Random(seed).randrange(1, steps)
@@ -50,7 +50,7 @@ def test_a_restart_is_found_where_every_step_is_logged(schedule, steps, seed):
     assert known.unexplained == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(schedules, st.integers(2, 30), st.sets(st.integers(1, 29), max_size=2), st.booleans())
 def test_up_to_two_restarts_that_left_no_trace_are_within_the_error_and_a_known_one_too(
     schedule, steps, restarts, known

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import polars as pl
 import pytest
 from good_logs import csv_of
 from hypothesis import given, settings
@@ -16,7 +17,10 @@ from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.cli import main
 from isocompute.budget.trainers.doctor import Given, examine
-from reading_logs import VERL, lines
+from isocompute.budget.trainers.logs.sources import read_logs
+from isocompute.budget.trainers.registry import TRAINERS
+from isocompute.budget.trainers.search import log_sources
+from reading_logs import DOCS, FIXTURES, VERL, asked, lines, logged_run
 
 GIVEN = {
     **{key: str(value) for key, value in VERL.items()},
@@ -107,7 +111,7 @@ def test_only_regular_files_are_opened_and_links_end(tmp_path):
     assert said(runs / "other", *sets())[0] == 0
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(lost=st.lists(st.sampled_from(["both", "a", "b"]), min_size=4, max_size=12), data=st.data())
 def test_what_one_of_two_loggers_lacks_is_read_of_the_other_and_the_run_has_both_names(lost, data):
     rows = [
@@ -172,3 +176,82 @@ def test_a_trainer_that_is_named_needs_no_metric_of_its_own(tmp_path):
         examine([str(tmp_path)], Given())
     (patient,) = examine([str(tmp_path)], Given(), trainer="trl").patients
     assert {"num_generations", "per_device_train_batch_size", "questions"} <= set(patient.missing)
+
+
+def test_runs_of_several_trainers_are_found_and_written_and_what_is_not_read_is_named(tmp_path, capsys):
+    shutil.copytree(DOCS, tmp_path / "runs" / "trl")
+    shutil.copy(FIXTURES / "wandb" / "run.wandb", tmp_path / "runs")
+    (tmp_path / "runs" / "notes.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "runs" / "twice.csv").write_text("step,val-core/m/acc/mean@4,val-core/m/acc/mean@4\n1,0.5,0.5\n")
+    assert main(["doctor", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 3
+    evals = pl.read_parquet(tmp_path / "out" / "evals.parquet")
+    assert evals["run_id"].n_unique() == 3
+    assert sorted(evals["rollouts_per_problem"].unique().to_list()) == [4, 16]
+    # Every average is one quantity, whatever it was taken of.
+    assert evals["avg_at_4"].null_count() == 0
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert [run["trainer"] for run in manifest["runs"]] == ["trl"] * 3
+    assert [unread["source"] for unread in manifest["unread"]] == [str(tmp_path / "runs" / "twice.csv")]
+    said = capsys.readouterr().out
+    assert "7,680 rollouts and 35,134 response tokens in 120 steps, by its log and formula" in said
+    assert "--group learning_rate" in said
+
+
+def test_all_that_is_missing_is_said_at_once(tmp_path):
+    given = {"actor_rollout_ref.rollout.n": 4, "data.train_batch_size": 16, "questions": 400}
+    given |= {"actor_rollout_ref.actor.ppo_mini_batch_size": 8, "actor_rollout_ref.actor.ppo_epochs": 1}
+    given |= {"algorithm.filter_groups.enable": "false"}
+    found = asked(shutil.copy(FIXTURES / "verl" / "run.jsonl", tmp_path), given)
+    assert found == ("verl", set(given), [0, 128, 256])
+
+
+SWIFT = {"completions/mean_length": 2.0, "reward": 0.5, "rewards/right/mean": 0.5, "loss": 0.1, "memory(GiB)": 1.0}
+LOGS = {
+    "trl": list(logged_run()),
+    "swift": [{"global_step/max_steps": f"{step}/9", "train_speed(iter/s)": 0.1, **SWIFT} for step in (1, 2)],
+    "verl": [{"step": 1, "training/global_step": 1, "response_length/mean": 5.0, "val-core/m/acc/mean@4": 0.5}],
+    "openrlhf": [
+        {"train/global_step": 1, "train/response_length": 5.0, "train/reward": 0.5, "train/return": 0.5},
+        {"eval/global_step": 1, "eval/eval_math_pass1": 0.5, "eval/eval_math_pass4": 0.8},
+    ],
+    "prime-rl": [
+        {"step": 1, "progress/rollouts": 8, "progress/tokens": 80, "reward/all/mean": 0.5},
+        {"step": 2, "eval/math/avg@4": 0.5, "eval/math/pass@4": 0.8, "eval/math/completion_len/mean": 7.0},
+    ],
+    "skyrl": [
+        {"_step": 0, "eval/math/avg_score": 0.5, "eval/math/pass_at_4": 0.8, "eval/all/generate/avg_num_tokens": 5.0},
+        {"_step": 1, "trainer/global_step": 1, "reward/avg_pass_at_4": 0.5, "generate/avg_num_tokens": 5.0},
+    ],
+    "tinker": [
+        {"step": 0, "progress/batch": 0, "optim/lr": 1e-5, "test/env/all/reward/total": 0.5},
+        {"step": 1, "env/all/total_episodes": 8, "env/all/total_ac_tokens": 80, "env/all/reward/total": 0.5},
+    ],
+    "slime": [
+        {"eval/step": 0, "eval/aime": 0.5, "eval/aime-pass@4": 0.8, "eval/aime-truncated_ratio": 0.1},
+        {"rollout/step": 0, "rollout/response_len/mean": 5.0, "rollout/truncated_ratio": 0.1},
+        {"train/step": 0, "train/loss": 0.1, "train/grad_norm": 1.0},
+    ],
+}
+
+
+def claimed(source):
+    """The trainers in whose layout a log can be read, and whose marks it has."""
+    found = set()
+    for name, known in TRAINERS.items():
+        if known.logs is None:
+            continue
+        try:
+            logs = [log for one in log_sources(str(source))[0] for log in read_logs(one, known.logs.layout)]
+        except BudgetError:
+            continue
+        keys = {key for log in logs for key in (*log.config, *(k for _, metrics in log.rows for k in metrics))}
+        found |= {name} if any(map(known.logs.marks.match, keys)) else set()
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name, known in TRAINERS.items() if known.logs])
+def test_a_log_is_of_one_trainer(tmp_path, name):
+    log = lines(tmp_path / "log.jsonl", LOGS[name])
+    # ms-swift logs what TRL does, in a file without TRL's steps.
+    assert claimed(log) == {name}
+    assert [patient.trainer.name for patient in examine([str(tmp_path)], Given()).patients] == [name]

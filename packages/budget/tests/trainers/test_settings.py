@@ -58,23 +58,6 @@ def test_flags_override_the_file(tmp_path, capsys):
     assert "update steps          9\n" in capsys.readouterr().out
 
 
-def test_aliases_that_make_too_many_keys_are_refused(tmp_path):
-    path = tmp_path / "a.yaml"
-    levels = [", ".join(f"k{i}: *l{level - 1}" for i in range(10)) for level in range(1, 6)]
-    path.write_text("l0: &l0 1\n" + "".join(f"l{k}: &l{k} {{{keys}}}\n" for k, keys in enumerate(levels, 1)))
-    with pytest.raises(BudgetError, match=r"a\.yaml: holds more than 100,000 keys"):
-        load(path)
-
-
-def test_keys_that_would_be_alike_if_they_were_cut_are_refused(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps({"a": {"b" * 998: 1}}))
-    assert load(path) == {f"a.{'b' * 998}": 1}
-    path.write_text(json.dumps({"a": {"b" * 998 + end: 1 for end in "cd"}}))
-    with pytest.raises(BudgetError, match=r"a\.json: holds a key of more than 1,000 characters"):
-        load(path)
-
-
 def test_settings_without_end_are_refused():
     endless, wide, deep = {}, {"max_steps": 5}, {"max_steps": 5}
     endless["a"] = [endless]

@@ -46,7 +46,7 @@ def run_of(seed, *, steps, accumulated, kept, **other):
     return rows, settings, truth
 
 
-@profile(max_examples=40, deadline=None)
+@profile(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 10**6), steps=st.integers(1, 6), accumulated=st.sampled_from([1, 2, 4]), kept=st.integers(1, 4)
 )

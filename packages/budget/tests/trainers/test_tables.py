@@ -1,14 +1,9 @@
 """Rows in files: every cell is a number, empty or refused with its place; formats and encodings change nothing."""
 
-import bz2
-import gzip
-import io
 import json
-import lzma
 import math
 import pprint
 import re
-import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -45,7 +40,8 @@ PLAIN = rows(read("run.csv", csv_of(ROWS)))
 NUMBERS = st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.integers(-(10**15), 10**15)).map(repr)
 GROUPS = st.builds("{:,.2f}".format, st.floats(1e3, 1e9))
 EMPTY = st.sampled_from(["", " ", "-", "nan", "NaN", "None", "null", "N/A", "#N/A", "<NA>", "inf", "-Infinity"])
-CELLS = st.one_of(NUMBERS, GROUPS, EMPTY, st.text("0123456789.,-+e_ %", max_size=8), st.text(max_size=8))
+WORDS = st.sampled_from(["true", "[0.5]", "0.5.5", "1_0", "2,010", "٣", "0x1f", "1e999", "−0.5", "50%", "nan(1)"])
+CELLS = st.one_of(NUMBERS, GROUPS, EMPTY, WORDS, st.text("0123456789.,-+e_ %", max_size=8), st.text(max_size=8))
 
 
 def meaning(text):
@@ -93,38 +89,21 @@ def test_tables_of_completions_are_no_metrics():
         assert read("run.jsonl", json.dumps(line), trl).rows[0][1]["eval_reward"] == 0.5
 
 
-def zipped(data):
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        archive.writestr("inside.csv", data)
-    return stream.getvalue()
-
-
-PACKERS = {
-    "": bytes,
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
-    ".zip": zipped,
-}
-
-
 @given(
     values=st.lists(st.one_of(st.none(), st.floats(0, 1e6)), min_size=2, max_size=6),
     delimiter=st.sampled_from(",;\t"),
     decimal=st.booleans(),
-    packing=st.sampled_from(sorted(PACKERS)),
     end=st.sampled_from(["\n", "\r\n"]),
     said=st.booleans(),
 )
-def test_a_table_is_the_same_in_every_dialect_and_compression(values, delimiter, decimal, packing, end, said):
+def test_a_table_is_the_same_in_every_dialect(values, delimiter, decimal, end, said):
     table = [{"step": k, LENGTH: value} for k, value in enumerate(values)]
     plain = read("run.csv", csv_of(table))
     comma = "," if decimal and delimiter != "," else "."
     text = csv_of(table, delimiter=delimiter, comma=comma, end=end)
     text = f"sep={delimiter}{end}{text}" if said else text
     try:
-        other = read(f"run.csv{packing}", PACKERS[packing](text.encode()))
+        other = read("run.csv", text)
     except DamagedLogError as error:
         refused = str(error)
     else:
@@ -259,21 +238,6 @@ def test_the_configuration_that_verl_prints_is_the_runs():
     assert again != printed
     both = read("run.log", printed + console_of(ROWS[:2]) + again + console_of(ROWS[2:]))
     assert both.changed == {"actor_rollout_ref.rollout.n": (4, 8)}
-
-
-WORDS = ("abc", "true", "[0.5]", "{}", "0.5.5", "1_0", "2,010", "٣", "0x1f", "1e999", "−0.5", "50%", "nan(1)")
-
-
-@pytest.mark.parametrize("word", WORDS)
-def test_a_word_that_stands_for_a_number_is_refused_with_its_place(word):
-    quoted = json.dumps(word, ensure_ascii=False)
-    for name, data in (
-        ("run.csv", csv_of(ROWS).replace("12.0", quoted, 1)),
-        ("run.jsonl", lines().replace("12.0", quoted, 1)),
-        ("run.log", console_of(ROWS).replace(f"{LENGTH}:12.0", f"{LENGTH}:{word}")),
-    ):
-        with pytest.raises(DamagedLogError, match=rf"(row|line) 3 has the {LENGTH}"):
-            read(name, data)
 
 
 def test_a_line_without_end_is_refused_and_never_left_out():

@@ -14,7 +14,7 @@ from isocompute.budget import BudgetError
 from isocompute.budget.trainers.doctor import ingest
 from reading_logs import asked, lines
 
-quick = profile(max_examples=40, deadline=None)
+quick = profile(max_examples=20, deadline=None)
 
 
 class Run:

@@ -17,8 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .checks import shorten
-from .errors import BudgetError
+from .errors import BudgetError, shorten
 from .ledger.counts import Counts, split
 from .ledger.ledger import Ledger
 from .ledger.limits import Counted, Limits, Standing

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from .checks import shorten, whole
-from .errors import BudgetError
+from .errors import BudgetError, shorten, whole
 from .ledger.counts import Counts
 from .ledger.limits import LIMITS, Limits, Standing
 from .ledger.meter import Hook

@@ -15,12 +15,12 @@ from ..errors import BudgetError
 from ..ledger.counts import TRAINING_COHORTS
 from ..ledger.ledger import History
 from ..trainers.counting import StepCounts
-from ..trainers.evals import progress_of, reader_of, settings_of
+from ..trainers.doctor import progress_of, reader_of, settings_of
 from ..trainers.live import LiveLog
 from ..trainers.registry import trainer as registered
-from ..trainers.settings import Batching, product
+from ..trainers.settings import Batching, configuration, product
 from ..trainers.trainer import Trainer
-from .text import add_log_arguments, aligned_table, configuration_of, write_json
+from .text import add_log_arguments, aligned_table, write_json
 
 MECHANISMS = {
     "steps not taken": "the settings allow {planned:,} update steps, and the log ends after {steps:,}",
@@ -206,7 +206,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         arguments.source,
         arguments.ledger,
         trainer=None if arguments.trainer is None else registered(arguments.trainer),
-        shared=configuration_of(arguments),
+        shared=configuration(arguments.config),
         given=dict(arguments.constants),
     )
     rows = _rows(audited)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..contract import tables
 from ..contract.files import write_text
-from ..errors import BudgetError
+from ..errors import BudgetError, plural
 from ..trainers.doctor import Given, Patient, Report, examine, read_table, to_be_filled_in, written
 from ..trainers.registry import TRAINERS
-from .text import add_log_arguments, configuration_of, plural, write_json
+from ..trainers.settings import configuration
+from .text import add_log_arguments
 
 READ = [known.title for known in TRAINERS.values() if known.logs]
 """Titles of the trainers whose logs are read."""
@@ -48,7 +50,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         runs=[said for said in arguments.constants if said[0]],
         file=str(arguments.runs),
     )
-    report = examine(arguments.path, given, trainer=arguments.trainer, shared=configuration_of(arguments))
+    report = examine(arguments.path, given, trainer=arguments.trainer, shared=configuration(arguments.config))
     patients, out = report.patients, arguments.out
     for patient in patients:
         yield from _lines(patient)
@@ -71,7 +73,8 @@ def _written(report: Report, out: Path) -> Iterable[str]:
     """Write the table and where it comes from."""
     frame, notes = written(report.patients)
     path = tables.write(frame, "evals", out / "evals.parquet")
-    write_json(_manifest(report), out / "manifest.json")
+    manifest = json.dumps(_manifest(report), indent=2, allow_nan=False)
+    write_text(out / "manifest.json", f"{manifest}\n", error=BudgetError)
     yield from (f"note: {note}" for note in notes)
     yield f"{len(frame):,} evaluations of {plural(frame['run_id'].n_unique(), 'run')} in {path}"
     rates = frame["learning_rate"].drop_nulls().n_unique()

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from ..errors import BudgetError
+from ..errors import BudgetError, plural
 from ..planning.compute import (
     DEVICES,
     GIBIBYTE,
@@ -25,7 +25,7 @@ from ..planning.compute import (
     grid,
     price,
 )
-from .text import aligned_table, number, parameters, plural, whole, whole_numbers, write_json
+from .text import aligned_table, number, parameters, whole, whole_numbers, write_json
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -20,22 +20,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..checks import finite, reason
 from ..contract.errors import printable
-from ..errors import BudgetError
+from ..errors import BudgetError, finite, reason
 from ..ledger.counts import Counts
 from ..ledger.ledger import MOST_SHARES, History, Ledger
 from ..ledger.limits import LIMITS, Limits, Standing
 from ..ledger.meter import Hook
 from ..ledger.store import Lock
 from ..trainers.counting import StepCounts
-from ..trainers.evals import joined, progress_of, reader_of, settings_of
+from ..trainers.doctor import joined, progress_of, reader_of, settings_of
 from ..trainers.live import LiveLog
 from ..trainers.logs.log import Log
 from ..trainers.registry import trainer
+from ..trainers.settings import configuration
 from ..trainers.trainer import LogReader
 from .show import budget_lines
-from .text import add_log_arguments, configuration_of, number, whole
+from .text import add_log_arguments, number, whole
 
 AT_BUDGET = 3
 """Exit status where the command was ended at its budget."""
@@ -507,7 +507,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         arguments.ledger,
         run_id=arguments.run_id,
         limits=limits,
-        shared=configuration_of(arguments),
+        shared=configuration(arguments.config),
         given=given,
         devices=arguments.devices,
         say=_say,

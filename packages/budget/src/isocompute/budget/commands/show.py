@@ -9,11 +9,12 @@ from math import fsum
 from pathlib import Path
 from typing import Any
 
+from ..errors import plural
 from ..ledger.counts import COHORTS, TRAINING_COHORTS
 from ..ledger.fold import COUNTED
 from ..ledger.ledger import GROUPS, Account, History, account
 from ..ledger.limits import Standing
-from .text import SOURCES, aligned_table, plural, write_json
+from .text import SOURCES, aligned_table, write_json
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

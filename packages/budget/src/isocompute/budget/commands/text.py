@@ -11,13 +11,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ..checks import LARGEST, shorten
 from ..contract.errors import printable
 from ..contract.files import write_text
-from ..errors import BudgetError
-from ..trainers.evals import plain
+from ..errors import LARGEST, BudgetError, shorten
 from ..trainers.registry import TRAINERS
-from ..trainers.settings import load
 
 SOURCES = "a ledger, a folder of ledgers, or a ledger table (Parquet, CSV, mlflow:EXPERIMENT, runs:/RUN_ID)"
 """The sources that ``account`` reads, for help texts."""
@@ -80,11 +77,6 @@ def _cell(value: object) -> str:
     return f"{value:,}" if number else printable(str(value))
 
 
-def plural(number: int, noun: str) -> str:
-    """A number with its noun."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def write_json(document: Any, path: Path) -> None:
     """Write a document, whole or not at all."""
     write_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n", error=BudgetError)
@@ -98,11 +90,6 @@ def add_log_arguments(parser: argparse._ActionsContainer, *, of_runs: bool = Fal
     kind, form = (assignment_of_run, "[RUN:]NAME=VALUE") if of_runs else (assignment, "NAME=VALUE")
     said = "what neither log nor configuration say: questions=300, or a setting by the trainer's own name"
     parser.add_argument("--set", dest="constants", action="append", default=[], type=kind, metavar=form, help=said)
-
-
-def configuration_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The configuration that ``--config`` names, with dotted keys."""
-    return {} if arguments.config is None else plain(load(arguments.config))
 
 
 def assignment_of_run(text: str) -> tuple[str, str, str]:

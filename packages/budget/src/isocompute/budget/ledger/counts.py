@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..checks import check_whole_fields, shorten
 from ..contract.errors import printable
-from ..errors import BudgetError
+from ..errors import BudgetError, check_whole_fields, shorten
 
 if TYPE_CHECKING:
     import polars as pl

@@ -22,9 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ..checks import finite, whole
 from ..contract.files import atomic_write
-from ..errors import BudgetError, LedgerError
+from ..errors import BudgetError, LedgerError, finite, whole
 from . import fold, store
 from .counts import TRAINING_COHORTS, Counts, charged_counts, split
 from .fold import COUNTED, Totals

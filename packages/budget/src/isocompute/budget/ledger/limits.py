@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from ..checks import finite, whole
-from ..errors import BudgetError
+from ..errors import BudgetError, finite, whole
 from .counts import Counts
 from .fold import Totals
 

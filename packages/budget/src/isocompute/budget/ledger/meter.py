@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ..checks import whole
-from ..errors import BudgetError
+from ..errors import BudgetError, whole
 from .counts import Counts
 from .ledger import History, Ledger, run_id_of, under_way
 from .limits import Admission, Limits, Standing

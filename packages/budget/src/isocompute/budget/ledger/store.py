@@ -17,9 +17,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Self, TypeVar
 
-from ..checks import reason
 from ..contract.files import atomic_write
-from ..errors import LedgerError
+from ..errors import LedgerError, reason
 from .fold import APPLICATION, SCHEMA, VERSION
 
 T = TypeVar("T")

@@ -16,8 +16,7 @@ from itertools import product
 from math import inf, isfinite, sqrt
 from typing import Literal
 
-from ..checks import check_whole_fields, finite, whole
-from ..errors import BudgetError
+from ..errors import BudgetError, check_whole_fields, finite, plural, whole
 
 Scaling = Literal["sqrt", "linear", "constant"]
 """The rule by which the learning rate grows with the batch."""
@@ -191,7 +190,10 @@ def _check(limits: Constraints, problems: int, n: int) -> Split | LeftOut:
         whole_batches = f"batches that cannot be split evenly over {limits.world_size} devices"
         exceeded = whole_batches, f"{batch:,} rollouts leave {over} over"
     elif steps < limits.min_steps:
-        exceeded = f"fewer than {_steps(limits.min_steps)}", f"the budget pays for {_steps(steps)} of {batch:,}"
+        exceeded = (
+            f"fewer than {plural(limits.min_steps, 'step')}",
+            f"the budget pays for {plural(steps, 'step')} of {batch:,}",
+        )
     elif limits.max_epochs is not None and epochs is not None and epochs > limits.max_epochs:
         exceeded = f"more than {limits.max_epochs:g} epochs", f"each problem would be visited {epochs:,.1f} times"
     if exceeded is not None:
@@ -199,10 +201,6 @@ def _check(limits: Constraints, problems: int, n: int) -> Split | LeftOut:
         return LeftOut(problems_per_batch=problems, rollouts_per_problem=n, limit=limit, reason=reason)
     allocation = Allocation(problems_per_batch=problems, rollouts_per_problem=n, update_steps=steps)
     return Split(allocation=allocation, unused=limits.rollouts - allocation.rollouts, epochs=epochs)
-
-
-def _steps(steps: int) -> str:
-    return f"{steps:,} step{'' if steps == 1 else 's'}"
 
 
 SPREAD = 0.25

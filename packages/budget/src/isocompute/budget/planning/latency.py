@@ -17,8 +17,7 @@ from math import exp, log
 from random import Random
 from statistics import NormalDist
 
-from ..checks import whole
-from ..errors import BudgetError
+from ..errors import BudgetError, whole
 from .compute import Device, Interval, Model, head_seconds, seconds
 
 SIGMA = 1.0

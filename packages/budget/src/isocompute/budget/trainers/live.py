@@ -12,7 +12,7 @@ from pathlib import Path
 from ..contract.errors import TrackingError
 from ..contract.tracking import DEFAULT_URI, STORES, is_of_mlflow
 from ..errors import BudgetError
-from .evals import join_restarts, reader_of
+from .doctor import join_restarts, reader_of
 from .logs.log import Log, TwoRunsError
 from .logs.sources import EVENTS, STATE, has_metrics, opened, read_logs
 from .registry import TRAINERS

@@ -18,7 +18,7 @@ engine takes devices or whole nodes of the cluster away from training.
 
 from __future__ import annotations
 
-from ..checks import shorten
+from ..errors import shorten
 from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient, product
 from .trainer import Trainer
 

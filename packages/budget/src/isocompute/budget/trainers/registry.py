@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..checks import whole
-from ..errors import BudgetError
+from ..errors import BudgetError, whole
 from .logs.log import flat
 from .openrlhf import OPENRLHF
 from .others import NEMO_RL, OPEN_INSTRUCT

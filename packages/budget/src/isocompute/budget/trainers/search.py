@@ -18,12 +18,9 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
-from ..checks import reason
 from ..contract.tracking import is_of_mlflow
-from ..errors import BudgetError, DamagedLogError
-from .evals import plain
-from .logs.files import OPENERS, PACKED, ZIP, ZSTD, content, name_of, text_of
-from .logs.log import LOG_CALLS, Log, LogLayout
+from ..errors import BudgetError, DamagedLogError, reason
+from .logs.log import LOG_CALLS, OPENERS, PACKED, ZIP, ZSTD, Log, LogLayout, content, name_of, text_of
 from .logs.records import WANDB
 from .logs.sources import (
     EVENTS,
@@ -38,7 +35,7 @@ from .logs.sources import (
     runs_of,
 )
 from .registry import TRAINERS
-from .settings import Settings, load
+from .settings import Settings, load, plain
 from .trainer import LogReader, Trainer
 
 NAMED = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".wandb", ".db")

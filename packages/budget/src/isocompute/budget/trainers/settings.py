@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from math import ceil, gcd, prod
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from ..checks import finite, reason, shorten, whole
 from ..contract.documents import DocumentError, parsed
-from ..errors import BudgetError
+from ..errors import BudgetError, finite, reason, shorten, whole
 from ..planning.compute import Allocation
 from .logs.log import flat
 
@@ -366,6 +365,17 @@ def parse_value(text: str) -> Value:
     if text.startswith("[") and text.endswith("]"):
         return [_parse_scalar(part.strip()) for part in text[1:-1].split(",") if part.strip()]
     return _parse_scalar(text)
+
+
+def plain(config: Mapping[str, Any], where: str = "the settings") -> dict[str, Any]:
+    """Dotted keys, and the values of what MLflow keeps as text."""
+    nested = flat(config, where)
+    return {k.replace("/", "."): parse_value(v) if isinstance(v, str) else v for k, v in nested.items()}
+
+
+def configuration(source: Path | None) -> dict[str, Any]:
+    """A run's configuration, where there is a file of it, as its log would hold it."""
+    return {} if source is None else plain(load(source))
 
 
 def _parse_scalar(text: str) -> Value:

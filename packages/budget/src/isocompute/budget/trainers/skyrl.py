@@ -33,10 +33,11 @@ from .counting import (
     StepCounts,
     Tally,
     lengths,
+    mean_scores,
+    metric_of_successes,
     note_no_tokens,
 )
 from .logs.log import Log, LogLayout
-from .rewards import mean_scores, metric_of_successes
 from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient, product
 from .trainer import LogReader, Trainer
 

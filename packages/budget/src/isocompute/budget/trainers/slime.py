@@ -25,9 +25,17 @@ import re
 from collections.abc import Mapping
 
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, Score, StepCounts, Tally, lengths, note_no_tokens
+from .counting import (
+    LoggedEvaluation,
+    Score,
+    StepCounts,
+    Tally,
+    lengths,
+    mean_scores,
+    metric_of_successes,
+    note_no_tokens,
+)
 from .logs.log import Log, LogLayout
-from .rewards import mean_scores, metric_of_successes
 from .settings import Batching, Configuration, RunPlan, Settings, exact_quotient, product
 from .trainer import LogReader, Trainer
 

@@ -31,8 +31,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from ..checks import reason
-from ..errors import BudgetError
+from ..errors import BudgetError, reason
 from .counting import TRAINING_REWARD, LoggedEvaluation, Score, Spread, StepCounts, Tally
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings

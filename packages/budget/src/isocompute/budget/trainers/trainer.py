@@ -22,7 +22,7 @@ class LogReader:
             BudgetError where a setting that is needed is missing, or a count or a metric in the log is impossible.
         former: Names with which evaluations began that are no longer read, and whose names they are.
         progress: What a run generated for training, step by step. Raises a BudgetError likewise.
-        understands: Settings that it reads by, beside the trainer's own and those of every reader (``evals.SHARED``).
+        understands: Settings that it reads by, beside the trainer's own and those of every reader (``doctor.SHARED``).
         beside: Names of the files that lie with its logs and are none themselves.
     """
 

@@ -27,8 +27,7 @@ from itertools import permutations
 from math import isclose
 from operator import mul
 
-from ..checks import shorten
-from ..errors import BudgetError
+from ..errors import BudgetError, shorten
 from .counting import TRAINING_REWARD, LoggedEvaluation, Score, Spread, StepCounts, whole_of
 from .logs.log import Log, LogLayout
 from .schedule import ENTRY, LENGTH, TOKENS, Generated, Schedule, possible

@@ -17,10 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...checks import reason
-from ...errors import BudgetError, DamagedLogError
-from .files import content
-from .log import Log, LogLayout, Row, flat, join, metrics_of, row_of, step_columns, step_of
+from ...errors import BudgetError, DamagedLogError, reason
+from .log import Log, LogLayout, Row, content, flat, join, metrics_of, row_of, step_columns, step_of
 
 
 class Message:

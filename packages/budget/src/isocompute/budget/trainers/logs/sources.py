@@ -21,12 +21,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...checks import reason
 from ...contract import tracking
 from ...contract.errors import TrackingError
-from ...errors import BudgetError, DamagedLogError
-from .files import content, name_of, require_regular, text_of
-from .log import Log, LogLayout, Row, fields_of, flat, join, metrics_of, row_of, step_columns, step_of
+from ...errors import BudgetError, DamagedLogError, reason
+from .log import (
+    Log,
+    LogLayout,
+    Row,
+    content,
+    fields_of,
+    flat,
+    join,
+    metrics_of,
+    name_of,
+    require_regular,
+    row_of,
+    step_columns,
+    step_of,
+    text_of,
+)
 from .records import WANDB, read_events, read_wandb
 from .tables import is_console, read_console, read_lines, read_table
 

@@ -22,11 +22,9 @@ from typing import Any
 
 import polars as pl
 
-from ...checks import reason
 from ...contract.errors import printable
-from ...errors import BudgetError, DamagedLogError
-from .files import text_of
-from .log import LOG_CALLS, Log, LogLayout, Row, cell, fields_of, flat, join, row_of, step_columns
+from ...errors import BudgetError, DamagedLogError, reason
+from .log import LOG_CALLS, Log, LogLayout, Row, cell, fields_of, flat, join, row_of, step_columns, text_of
 
 Entry = tuple[str, Mapping[str, Any], tuple[str, ...]]
 """Where a row stands, its fields, and the columns that count its steps."""
