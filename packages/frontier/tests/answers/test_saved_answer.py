@@ -16,7 +16,7 @@ import pytest
 from isocompute.frontier import Frontier, FrontierError
 from isocompute.frontier.answers.answer import as_run, rounded
 from isocompute.frontier.answers.fitted import Fitted, at_n
-from isocompute.frontier.answers.next import plan
+from isocompute.frontier.answers.next import plan, plan_lines
 from isocompute.frontier.notebook import load_fitted, save
 from isocompute.frontier.posterior.decision import Ending, Misfit
 from isocompute.frontier.posterior.health import Failures
@@ -113,9 +113,53 @@ def test_a_budget_that_nothing_can_be_said_of_is_refused_but_not_what_to_run_bef
     with pytest.raises(FrontierError, match=r"n = 16 may be 0\.40 to 0\.60, where no n had gained more than 0\.10"):
         wide.decide(far)
     assert "extend" in {action.kind for action in plan(wide, far).actions}
-    for budget, unit, said in ((0, None, "must be above 0"), (far, "gpu_hours", "fit with --unit gpu_hours")):
+    for budget, unit, said in ((0, None, "must be above 0"), (far, "gpu_hours", "fit with --timings")):
         with pytest.raises(FrontierError, match=said):
             wide.decide(budget, unit=unit)
+
+
+def test_a_headline_names_n_how_sure_that_is_and_what_the_next_n_would_cost() -> None:
+    for leads, factor, said in (
+        (90, 1, "Use 16 rollouts per problem × 4 problems per batch: 90 % likely the best of 4 and 16; 4 × 16 instead"),
+        (90, 1, " would cost 0.07 avg_at_4"),
+        (77, 1, "Undecided between 4 × 16 and 16 rollouts per problem × 4"),
+        (90, 4.3, "16 rollouts per problem × 4 problems per batch if no curve turns"),
+    ):
+        fitted = told(leading(leads))
+        assert said in fitted.answer(factor * fitted.largest).headline()
+    fitted = told(leading(90))
+    vars(fitted)["misfits"] = (Misfit(cell=fitted.cells[0], evidence="it jumps"),)
+    misfit = fitted.answer()
+    assert misfit.headline().startswith("Undecided: the curves do not fit n = ")
+    document = misfit.as_dict()
+    assert (document["standing"], document["rollouts_per_problem"]) == ("misfit", None)
+    assert document["measured"][0]["reward"] > 0.2
+    trained = replace(read("trl"), of_training=True).answer()
+    assert trained.headline().startswith("By rewards of training: ")
+
+
+def test_next_says_stop_where_no_run_is_expected_to_gain_and_what_runs_cost_where_timings_are_known() -> None:
+    sure = told(leading(100))
+    opened = plan(sure, sure.largest)
+    known = replace(opened, actions=tuple(a for a in opened.actions if a.kind != "open"))
+    assert known.done
+    assert plan_lines(known, "rollouts")[0].startswith("Stop: deciding now for n = 16")
+    # Half of the draws have the other one 0.1 higher.
+    torn = plan(told(leading(50)), sure.largest)
+    assert not torn.done
+    assert torn.regret == pytest.approx(0.05, abs=0.01)
+    with pytest.raises(FrontierError, match="--timings"):
+        plan_lines(torn, "rollouts", price=2.0)
+    # A rollout of n = 4 takes three times as long, and the budget in hours buys fewer of them.
+    timed = plan(told(leading(50)), sure.largest)
+    hours = replace(told(leading(50)), hours_per_rollout=(1e-3, 3e-3))
+    vars(hours).update({name: vars(told(leading(50)))[name] for name in ("gained", "last", "healthy")})
+    timed = plan(hours, sure.largest)
+    costs = {a.cell.rollouts_per_problem: a.hours / a.rollouts for a in timed.actions if a.hours and a.kind == "seed"}
+    assert costs == {16: pytest.approx(1e-3), 4: pytest.approx(3e-3)}
+    assert timed.same_hours is not None
+    assert timed.same_hours.compute == pytest.approx(sure.largest * costs[timed.chosen.rollouts_per_problem])
+    assert "GPU-hours" in plan_lines(timed, "rollouts", price=2.0)[-1]
 
 
 def test_the_words_say_what_an_answer_amounts_to() -> None:

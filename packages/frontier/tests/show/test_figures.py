@@ -47,7 +47,7 @@ def test_problems_per_batch_are_drawn_where_they_differ(table: pl.DataFrame, tmp
     quick(traded).report(tmp_path)
     assert names(tmp_path) == {"curves", "frontier", "decision", "b_p_star", "trade"}
     page = (tmp_path / "report.html").read_text()
-    assert page.count("data:image/png") == 5
+    assert page.count("data:image/svg") == 6
     assert "<script" not in page
 
 

@@ -6,7 +6,9 @@ A fit on disk is ``posterior.json``, ``draws.parquet`` and ``runs.parquet``.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from .answers import paper
 from .answers.fitted import BestRates, Fitted, LeftOut, best_rates, left_out
 from .answers.next import plan
 from .contract.files import write_text
-from .data.reading import read_evals, write_parquet
+from .data.curves import UNITS
+from .data.reading import read_evals, short, with_gpu_hours, write_parquet
 from .errors import FrontierError
 from .posterior.decision import Plan
 from .posterior.density import Priors
@@ -61,9 +64,14 @@ class Fit(Fitted):
         """n* over compute, over P(best) of every n; as of ``plot_frontier``."""
         return _on(ax, draw_best, self)
 
-    def report(self, folder: str | Path) -> Path:
-        """Write the figures and ``report.html``."""
-        return write_report(self, folder)
+    def report(self, folder: str | Path, *, budget: float | None = None, facts: Sequence[tuple[str, str]] = ()) -> Path:
+        """Write the figures and ``report.html``.
+
+        Args:
+            budget: Of the answer, in the unit of the fit; by default the largest that was measured.
+            facts: What else tells this report from others, such as a date.
+        """
+        return write_report(self, folder, budget=budget, facts=facts)
 
     def save(self, folder: str | Path) -> None:
         """Write it, to be read by ``Frontier.load``; the same fit gives the same bytes."""
@@ -125,13 +133,21 @@ class Frontier:
         """
         return load_fitted(folder)
 
-    def fit(self, *, priors: Priors | None = None, seed: int = 0, pass_rates: pl.DataFrame | None = None) -> Fit:
+    def fit(
+        self,
+        *,
+        priors: Priors | None = None,
+        seed: int = 0,
+        pass_rates: pl.DataFrame | None = None,
+        timings: pl.DataFrame | None = None,
+    ) -> Fit:
         """Fit all runs together.
 
         Args:
             priors: What is expected before the data, such as how much seeds differ where there is one.
             pass_rates: A ``pass_rates`` table of the same evaluations: with it errors are those of the metric, question
                 by question, and intervals include the luck of which questions are asked.
+            timings: A ``timings`` table of the same runs: with it a fit in rollouts answers budgets in GPU-hours.
 
         Raises:
             FrontierError: The table cannot be fitted; the message says why.
@@ -148,9 +164,11 @@ class Frontier:
             prepared=prepared,
             seed=seed,
             posterior=fitted,
-            tokens_per_rollout=self._lengths(prepared.runs.cells),
+            tokens_per_rollout=self._per_rollout(self.evals, "tokens", prepared.runs.cells),
+            hours_per_rollout=self._hours(timings, prepared.runs.cells),
             caveats=("problems that are not trained on: these rewards are of training",) if self._of_training else (),
             of_training=self._of_training,
+            about=self._about(),
         )
 
     def fit_separately(self, *, priors: Priors | None = None, seed: int = 0) -> dict[Setting, Posterior]:
@@ -176,27 +194,53 @@ class Frontier:
         )
         return runs, prepare(runs, unit=self.unit)
 
+    def _about(self) -> tuple[tuple[str, str], ...]:
+        """What tells these runs from others: problem sets, base models, and what training them cost."""
+        evals, found = self.evals, []
+        for column, words in (("problem_set", "problem set"), ("base_model", "base model")):
+            names = evals[column].drop_nulls().unique().sort().to_list() if column in evals.columns else []
+            names = [self.problem_set] if column == "problem_set" and self.problem_set else names
+            if names:
+                found.append((f"{words}{'s' if len(names) > 1 else ''}", ", ".join(map(str, names))))
+        unit = UNITS[self.unit]
+        if "run_id" in evals.columns:
+            spent = float(evals.group_by("run_id").agg(pl.col(unit).max())[unit].sum())
+            found.append(
+                ("spent", f"{short(spent)} {self.unit.replace('_', ' ')} by {evals['run_id'].n_unique()} runs")
+            )
+        return tuple(found)
+
     @property
     def _of_training(self) -> bool:
         """Whether the rewards are those of training, of other problems at each point."""
         return set(self.evals["split"]) == {"train"}
 
-    def _lengths(self, cells: tuple[Setting, ...]) -> tuple[float, ...]:
-        """Mean tokens of a response, over all runs of an n and B_p; nothing where one of them has no count."""
-        if not {"tokens", "rollouts"} <= set(self.evals.columns):
+    def _hours(self, timings: pl.DataFrame | None, cells: tuple[Setting, ...]) -> tuple[float, ...]:
+        """GPU-hours of a rollout of each setting, without evaluation."""
+        if timings is None or self.unit != "rollouts":
+            return ()
+        return self._per_rollout(with_gpu_hours(self.evals, timings), "gpu_hours", cells)
+
+    def _per_rollout(self, evals: pl.DataFrame, column: str, cells: tuple[Setting, ...]) -> tuple[float, ...]:
+        """Mean of a cost for each rollout over all runs of an n and B_p; nothing where one of them has no count."""
+        if not {column, "rollouts"} <= set(evals.columns):
             return ()
         keys = ["rollouts_per_problem", "problems_per_batch"]
         whole = (
-            self.evals.filter(pl.col("rollouts") > 0)
+            evals.filter(pl.col("rollouts") > 0)
             .group_by(keys)
-            .agg((pl.col("tokens").sum() / pl.col("rollouts").sum()).alias("length"))
+            .agg((pl.col(column).sum() / pl.col("rollouts").sum()).alias("each"))
         )
-        known = {(n, batch): length for n, batch, length in whole.select(*keys, "length").iter_rows() if length}
-        lengths = [known.get((c.rollouts_per_problem, c.problems_per_batch)) for c in cells]
-        return tuple(x for x in lengths if x is not None) if None not in lengths else ()
+        known = {(n, batch): each for n, batch, each in whole.select(*keys, "each").iter_rows() if each}
+        costs = [known.get((c.rollouts_per_problem, c.problems_per_batch)) for c in cells]
+        return tuple(x for x in costs if x is not None) if None not in costs else ()
 
     def __repr__(self) -> str:
         return f"Frontier({len(self.evals)} evaluations of {self.metric}, not fitted: .fit())"
+
+    def _repr_html_(self) -> str:
+        facts = "; ".join(f"{name}: {value}" for name, value in self._about())
+        return f"<p>{escape(repr(self))}</p><p>{escape(facts)}</p>"
 
 
 def _on(ax: Any, draw: Any, fitted: Fitted) -> Any:
@@ -235,8 +279,10 @@ def save(fitted: Fitted, folder: str | Path) -> None:
             for c, f in prepared.failures.items()
         ],
         "tokens_per_rollout": fitted.tokens_per_rollout,
+        "hours_per_rollout": fitted.hours_per_rollout,
         "caveats": fitted.caveats,
         "of_training": fitted.of_training,
+        "about": fitted.about,
         "questions_sampled": fitted.posterior.luck is not None,
     }
     columns = {f"x{k}": values for k, values in enumerate(fitted.posterior.theta.T)}
@@ -286,8 +332,10 @@ def load_fitted(folder: str | Path) -> Fit:
             seed=document["seed"],
             posterior=Posterior(model=model, theta=theta, split_r_hat=document["split_r_hat"], luck=luck),
             tokens_per_rollout=tuple(document["tokens_per_rollout"]),
+            hours_per_rollout=tuple(document["hours_per_rollout"]),
             caveats=tuple(document["caveats"]),
             of_training=document["of_training"],
+            about=tuple((name, value) for name, value in document["about"]),
         )
     except (OSError, KeyError, TypeError, ValueError, RecursionError, pl.exceptions.PolarsError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]

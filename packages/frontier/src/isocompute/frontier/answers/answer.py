@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,8 @@ class Standing(Enum):
 
 MOST_NAMED = 7
 """Settings whose loss is given one by one."""
+MOST_LISTED = 6
+"""Numbers of rollouts from which on a headline says how many there are, and no longer which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +110,68 @@ class Answer:
     def _mostly_unknown(self) -> bool:
         """Whether the best setting is more likely one of those that are not known."""
         return sum(o.probability_best for o in self.decision.options if not o.known) >= LIKELIER
+
+    def headline(self) -> str:
+        """The decision in one sentence: what to use, how likely that is right, and what the next one would cost."""
+        several = len({c.problems_per_batch for c in self.cells}) > 1
+        said = self._decided(several)
+        return f"By rewards of training: {said[0].lower()}{said[1:]}" if self.of_training else said
+
+    def _decided(self, several: bool) -> str:
+        chosen = self.decision.chosen
+        if self.standing is Standing.MISFIT:
+            ending = self.endings[0]
+            named = ", ".join(dict.fromkeys(name(m.cell, several) for m in self.misfits[:MOST_NAMED]))
+            return (
+                f"Undecided: the curves do not fit n = {named}; {words(ending.cell, several)} was measured best, "
+                f"{ending.reward:.2f} {self.metric} at the end of its runs"
+            )
+        if self.standing is Standing.ALONE:
+            return f"Nothing is compared: {words(chosen.cell, several)} was run and no other"
+        rival = self.decision.rivals[0]
+        ns = sorted({c.rollouts_per_problem for c in self.cells})
+        few = 1 < len(ns) < MOST_LISTED
+        of = f"{', '.join(map(str, ns[:-1]))} and {ns[-1]}" if few else f"{len(ns)} from {ns[0]} to {ns[-1]}"
+        of = f"the best of {of}"
+        share = rounded(self.decision.probability_of(chosen.cell))
+        if self.standing is Standing.UNDECIDED and self.decision.undecided:
+            first, second = sorted(self.decision.undecided, key=lambda option: option.cell.key)
+            shares = " and ".join(rounded(self.decision.probability_of(o.cell)) for o in (first, second))
+            both = f"{name(first.cell, several)} and {words(second.cell, several)}"
+            return f"Undecided between {both}: {shares} likely {of}"
+        if self.standing is Standing.UNDECIDED:
+            names = ", ".join(dict.fromkeys(name(c, several) for c in self.decision.unknown))
+            return f"Undecided: too little is known at this budget of n = {names}"
+        cost = f"{rival.loss:.2f}" if rival.loss >= 0.005 else "less than 0.01"
+        sure = f"{share} likely {of}; {name(rival.cell, several)} instead would cost {cost} {self.metric}"
+        if self.standing is Standing.FAR:
+            return f"{words(chosen.cell, several)} if no curve turns in a way that none has shown: {sure}".capitalize()
+        return f"Use {words(chosen.cell, several)}: {sure}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """As ``--json`` writes it: what to use is null where the answer is that the curves do not fit."""
+        chosen = None if self.standing is Standing.MISFIT else self.decision.chosen
+        cell = None if chosen is None else chosen.cell
+        steps = int(self.compute / cell.batch_rollouts) if cell and self.path_unit == "rollouts" else None
+        return {
+            "headline": self.headline(),
+            "standing": self.standing.value,
+            "budget": self.decision.compute,
+            "unit": self.unit,
+            "metric": self.metric,
+            "rollouts_per_problem": cell and cell.rollouts_per_problem,
+            "problems_per_batch": cell and cell.problems_per_batch,
+            "learning_rate": cell and cell.learning_rate,
+            "update_steps": steps,
+            "probability_best": cell and self.decision.probability_of(cell),
+            "undecided": [o.cell.rollouts_per_problem for o in self.decision.undecided],
+            "times_beyond_the_data": self.factor,
+            "options": [option_row(o) for o in self.decision.options],
+            "measured": [{**asdict(e.cell), "reward": e.reward, "interval": list(e.interval)} for e in self.endings],
+            "risk": self.risk,
+            "not_in_this": list(self.missing),
+            "lines": self.lines(),
+        }
 
     def lines(self) -> list[str]:
         """The answer, a line each; of an n and B_p at several rates only the best one is named."""
@@ -244,6 +309,28 @@ class Answer:
         return " ".join(said)
 
 
+def option_row(option: Option) -> dict[str, object]:
+    """An option as a row of a table."""
+    low, high = option.interval
+    loss_low, loss_high = option.loss_interval
+    return {
+        "rollouts_per_problem": option.cell.rollouts_per_problem,
+        "problems_per_batch": option.cell.problems_per_batch,
+        "learning_rate": option.cell.learning_rate,
+        "group": option.cell.group,
+        "reward": option.reward,
+        "reward_low": low,
+        "reward_high": high,
+        "regret": option.regret,
+        "loss": option.loss,
+        "loss_low": loss_low,
+        "loss_high": loss_high,
+        "probability_best": option.probability_best,
+        "failure": option.failure,
+        "reach": option.reach,
+    }
+
+
 def _alike(decision: Decision, near: Sequence[Option], several: bool) -> list[str]:
     """The sentence about settings that are as good as the first, if there are any."""
     if len(near) == 1:
@@ -259,6 +346,12 @@ def name(cell: Setting, several: bool, rated: bool = False) -> str:
     text = f"{cell.rollouts_per_problem}" + (f" × {cell.problems_per_batch}" if several else "")
     text += f" at {as_run(cell.learning_rate)}" if rated and cell.learning_rate else ""
     return f"{text} {cell.group}".strip()
+
+
+def words(cell: Setting, several: bool) -> str:
+    """A setting in words: "8 rollouts per problem"."""
+    batch = f" × {cell.problems_per_batch} problems per batch" if several else ""
+    return f"{cell.rollouts_per_problem} rollouts per problem{batch}{f' ({cell.group})' if cell.group else ''}"
 
 
 def listed(options: Sequence[Option], several: bool) -> str:

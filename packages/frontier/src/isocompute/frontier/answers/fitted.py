@@ -29,7 +29,19 @@ from ..posterior.health import Prepared
 from ..posterior.model import coordinates
 from ..posterior.posterior import COULD_WIN, Posterior, posterior
 from ..posterior.runs import Setting
-from .answer import COUNTED, SLACK, Answer, Unmeasured, differing, left_out_of, name, of_data, of_risk, rounded
+from .answer import (
+    COUNTED,
+    SLACK,
+    Answer,
+    Unmeasured,
+    differing,
+    left_out_of,
+    name,
+    of_data,
+    of_risk,
+    option_row,
+    rounded,
+)
 
 UNKNOWN = 1.5
 """Width of a setting's 95 % interval beyond its data, over the most that any had gained, from which on it is wide."""
@@ -52,9 +64,11 @@ class Fitted:
     Attributes:
         unit: Of compute.
         tokens_per_rollout: Mean tokens of a response of each setting; empty where the table does not say.
+        hours_per_rollout: GPU-hours of a rollout of each setting; empty without timings.
         caveats: Limits of the answer beside those that the runs show.
         of_training: Whether the rewards are those of training.
         seed: Fixes all random draws.
+        about: What tells these runs from others: problem sets, base models, what was spent.
     """
 
     metric: str
@@ -62,9 +76,11 @@ class Fitted:
     prepared: Prepared
     posterior: Posterior
     tokens_per_rollout: tuple[float, ...] = ()
+    hours_per_rollout: tuple[float, ...] = ()
     caveats: tuple[str, ...] = ()
     of_training: bool = False
     seed: int = 0
+    about: tuple[tuple[str, str], ...] = ()
 
     def __repr__(self) -> str:
         decision = self.decide(self.largest)
@@ -74,8 +90,10 @@ class Fitted:
         )
 
     def _repr_html_(self) -> str:
-        lines = "".join(f"<p>{escape(line)}</p>" for line in self.answer().lines())
-        return f"<div>{lines}</div>"
+        answer = self.answer()
+        lines = "".join(f"<p>{escape(line)}</p>" for line in answer.lines())
+        more = f"<details><summary>The answer with its numbers</summary>{lines}</details>"
+        return f"<div><p><strong>{escape(answer.headline())}.</strong></p>{more}</div>"
 
     @property
     def differing(self) -> tuple[bool, bool]:
@@ -164,8 +182,8 @@ class Fitted:
         """The settings at a budget, that of least expected regret first.
 
         Args:
-            unit: Unit of the budget: that of the fit, or ``tokens`` of a fit in rollouts, which buy each setting as
-                many rollouts as its responses are long.
+            unit: Unit of the budget: that of the fit, or ``tokens`` or ``gpu_hours`` of a fit in rollouts, which buy
+                each setting as many rollouts as its responses are long or its steps fast.
             guess: Decide even where no setting is known at the budget, as for what to run next.
 
         Raises:
@@ -246,12 +264,13 @@ class Fitted:
         """Cost of a unit of the fit in another one, by setting, shape ``(settings,)``."""
         if unit == self.unit:
             return np.ones(len(self.settings))
-        if (unit, self.unit) != ("tokens", "rollouts") or not self.tokens_per_rollout:
+        lengths = {"tokens": self.tokens_per_rollout, "gpu_hours": self.hours_per_rollout}.get(unit, ())
+        if self.unit != "rollouts" or not lengths:
             raise FrontierError(
-                f"the fit is in {self.unit}, and its table does not say how many {unit} these are: "
-                f"fit with --unit {unit}"
+                f"the fit is in {self.unit}, and its table does not say how many {unit.replace('_', ' ')} these are: "
+                f"fit with --{'timings' if unit == 'gpu_hours' else f'unit {unit}'}"
             )
-        own = np.array(self.tokens_per_rollout)
+        own = np.array(lengths)
         # A setting without a curve is as long as the others.
         return np.append(own, np.full(len(self.lost), own.mean()))
 
@@ -378,28 +397,6 @@ class Fitted:
                 Unmeasured(rollouts_per_problem=n, gain=float(gain.mean()), probability=float((gain > 0).mean()))
             )
         return tuple(found)
-
-
-def option_row(option: Option) -> dict[str, object]:
-    """An option as a row of a table."""
-    low, high = option.interval
-    loss_low, loss_high = option.loss_interval
-    return {
-        "rollouts_per_problem": option.cell.rollouts_per_problem,
-        "problems_per_batch": option.cell.problems_per_batch,
-        "learning_rate": option.cell.learning_rate,
-        "group": option.cell.group,
-        "reward": option.reward,
-        "reward_low": low,
-        "reward_high": high,
-        "regret": option.regret,
-        "loss": option.loss,
-        "loss_low": loss_low,
-        "loss_high": loss_high,
-        "probability_best": option.probability_best,
-        "failure": option.failure,
-        "reach": option.reach,
-    }
 
 
 def at_n(cell: Setting, n: int) -> Setting:

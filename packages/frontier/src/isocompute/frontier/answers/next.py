@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from ..data.curves import Array
 from ..data.reading import short
 from ..errors import FrontierError
-from ..posterior.decision import MOST_SEEDS, Action, Decision, Plan, seeds_to_tell, value_of
+from ..posterior.decision import MOST_SEEDS, TIE, Action, Decision, Plan, seeds_to_tell, value_of
 from ..posterior.density import SEED_DEGREES
 from ..posterior.runs import Setting
-from .answer import name
+from .answer import name, option_row, rounded
 from .fitted import Fitted, at_n
 
 DOMINATED = 0.01
@@ -39,6 +40,7 @@ def plan(fitted: Fitted, compute: float, *, tell: tuple[int, int] | None = None)
     rewards = np.concatenate([known, fresh], axis=1)
     # What was not run is a choice only once it is measured.
     actions = _of_measured(fitted, compute, known, rng) + _of_opened(fitted, compute, opened, rewards, rng)
+    actions = [replace(a, hours=_hours(fitted, a)) for a in actions]
     shares = {o.cell: o for o in decision.options}
     chosen = decision.chosen
     pair = _pair(decision, tell)
@@ -52,7 +54,28 @@ def plan(fitted: Fitted, compute: float, *, tell: tuple[int, int] | None = None)
         pair=pair,
         difference=difference,
         seeds=seeds_to_tell(difference, float(_run_noise(fitted, known).mean())),
+        regret=max(chosen.regret, 0.0),
+        chosen=chosen.cell,
+        same_hours=_at_the_same_hours(fitted, decision),
     )
+
+
+def _hours(fitted: Fitted, action: Action) -> float | None:
+    """GPU-hours of an action; an n that was not run costs as the nearest ones."""
+    if not fitted.hours_per_rollout:
+        return None
+    ns = np.log([c.rollouts_per_problem for c in fitted.cells])
+    order = np.argsort(ns)
+    costs = np.array(fitted.hours_per_rollout)[order]
+    return action.rollouts * float(np.interp(np.log(action.cell.rollouts_per_problem), ns[order], costs))
+
+
+def _at_the_same_hours(fitted: Fitted, decision: Decision) -> Decision | None:
+    """The decision about the GPU-hours that the chosen setting takes for the budget."""
+    if not fitted.hours_per_rollout or decision.chosen.cell not in fitted.cells:
+        return None
+    hours = decision.compute * fitted.hours_per_rollout[fitted.cells.index(decision.chosen.cell)]
+    return fitted.decide(hours, unit="gpu_hours", guess=True)
 
 
 def _pair(decision: Decision, tell: tuple[int, int] | None) -> tuple[Setting, Setting] | None:
@@ -138,20 +161,70 @@ def _of_opened(
     return found
 
 
-def plan_lines(found: Plan, unit: str, *, most: int = 5) -> list[str]:
-    """A plan to be printed."""
+def plan_lines(found: Plan, unit: str, *, most: int = 5, price: float | None = None) -> list[str]:
+    """A plan to be printed.
+
+    Args:
+        price: Of a GPU-hour.
+
+    Raises:
+        FrontierError: A price is given and no timings are known.
+    """
     cells = [a.cell for a in found.actions]
     several = len({c.problems_per_batch for c in cells}) > 1
     rated = len({c.learning_rate for c in cells}) > 1
-    lines = [f"For a decision at {short(found.compute)} {unit}, by expected fall of regret per {unit[:-1]}:"]
+    if price is not None and any(a.hours is None for a in found.actions):
+        raise FrontierError("a price is of GPU-hours, which the fit does not know: fit with --timings")
+    lines = [_stop_or_go_on(found, unit, several, price)]
+    lines.append(f"For a decision at {short(found.compute)} {unit}, by expected fall of regret per {unit[:-1]}:")
     verbs = {"extend": "extend n = {} to {}", "seed": "run another seed of n = {} to {}", "open": "open n = {}, to {}"}
     for action in found.actions[:most]:
         what = verbs[action.kind].format(name(action.cell, several, rated=rated), short(action.until))
-        lines.append(f"  {what}: {short(action.rollouts)} {unit}, regret falls by {action.value:.4f}")
+        lines.append(f"  {what}: {_cost(action, unit, price)}, regret falls by {action.value:.4f}")
     if found.dominated:
         lines.append("  stop: " + ", ".join(f"n = {name(c, several)}" for c in found.dominated))
     if found.pair:
         first, second = (f"n = {name(c, several)}" for c in found.pair)
         count = f"{MOST_SEEDS} seeds of each would not" if found.seeds is None else f"about {found.seeds} seeds of each"
         lines.append(f"  {count} tell {first} from {second}, should they differ by {found.difference:.3f}")
+    if found.same_hours is not None:
+        best = found.same_hours.chosen
+        share, hours = rounded(found.same_hours.probability_of(best.cell)), f"{found.same_hours.compute:.2g}"
+        lines.append(
+            f"At the same GPU-hours ({hours}), in place of {unit}: n = {name(best.cell, several)}, P(best) {share}"
+        )
     return lines
+
+
+def _stop_or_go_on(found: Plan, unit: str, several: bool, price: float | None) -> str:
+    """The line that says whether another run is worth it, by the expected regret of stopping."""
+    now = f"deciding now for n = {name(found.chosen, several)}"
+    lose = f"{now} is expected to lose {found.regret:.4f} to the best that was run"
+    if found.done:
+        return f"Stop: {lose}, and no run is expected to gain {TIE:g}"
+    first = found.actions[0]
+    share = f"{first.value / first.rollouts * 1e6:.2g} a million {unit}"
+    return f"Go on: {lose}; the first of these gains {first.value:.4f} for {_cost(first, unit, price)} ({share})"
+
+
+def _cost(action: Action, unit: str, price: float | None) -> str:
+    """What an action costs, in GPU-hours and money too where they are known."""
+    cost = f"{short(action.rollouts)} {unit}"
+    if action.hours is not None:
+        cost += f", {action.hours:.2g} GPU-hours" + (f", {price * action.hours:,.2f} at {price:g}" if price else "")
+    return cost
+
+
+def plan_document(found: Plan, unit: str) -> dict[str, Any]:
+    """A plan as ``next --json`` writes it."""
+    return {
+        "stop": found.done,
+        "budget": found.compute,
+        "unit": unit,
+        "regret": found.regret,
+        "chosen": asdict(found.chosen),
+        "actions": [{**asdict(a), "value_per_unit": a.rate} for a in found.actions],
+        "dominated": [asdict(c) for c in found.dominated],
+        "seeds": found.seeds,
+        "same_gpu_hours": found.same_hours and option_row(found.same_hours.chosen),
+    }

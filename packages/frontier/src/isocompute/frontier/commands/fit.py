@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from ..posterior.runs import POPULATION
 from ..show.drawing import save
 from ..show.panels import gap_panel
 from ..show.paper import paper_figures
-from .arguments import assignment, positive
+from .arguments import assignment, positive, write_json
 
 FOREVER = 1e15
 """Compute at which every curve has levelled off."""
@@ -61,8 +62,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--pass-rates", metavar="SOURCE", help="their pass rates, for intervals that include the luck of the questions"
     )
-    parser.add_argument("--timings", metavar="SOURCE", help="timings of the runs, for --unit gpu_hours")
+    parser.add_argument("--timings", metavar="SOURCE", help="timings of the runs, for budgets in GPU-hours")
     parser.add_argument("--budget", type=positive, help="the answer's, in --unit (default: the most that was measured)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the answer here")
     parser.add_argument("--check", action="store_true", help="also leave out each n and predict it from the others")
     parser.add_argument(
         "--pooling",
@@ -138,8 +140,10 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         yield from _not_read(arguments)
         return
     pass_rates = None if arguments.pass_rates is None else tables.read(arguments.pass_rates, "pass_rates")
-    fitted = frontier.fit(priors=priors, seed=arguments.seed, pass_rates=pass_rates)
-    yield from fitted.answer(arguments.budget).lines()
+    timings = None if arguments.timings is None else tables.read(arguments.timings, "timings")
+    fitted = frontier.fit(priors=priors, seed=arguments.seed, pass_rates=pass_rates, timings=timings)
+    answer = fitted.answer(arguments.budget)
+    yield from answer.lines()
     yield from (f"note: {note}" for note in (*fitted.prepared.notes, *conflicts(fitted)))
     rates = fitted.best_rates(fitted.largest)
     if rates is not None:
@@ -147,7 +151,8 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     if arguments.check:
         found = left_out(fitted)
         yield left_out_line(found) if found else "note: fewer than four n, so that none can be left out"
-    yield from _written(fitted, frontier, arguments.out)
+    yield from _written(fitted, frontier, arguments)
+    write_json(answer.as_dict(), arguments.json)
     yield from _not_read(arguments)
 
 
@@ -156,8 +161,9 @@ def _not_read(arguments: argparse.Namespace) -> Iterable[str]:
     return (f"note: {lost}" for lost in not_read(arguments.source))
 
 
-def _written(fitted: Fit, frontier: Frontier, folder: Path) -> Iterable[str]:
+def _written(fitted: Fit, frontier: Frontier, arguments: argparse.Namespace) -> Iterable[str]:
     """Save the fit, its report, and train minus validation where the runs were evaluated on both."""
+    folder = arguments.out
     fitted.save(folder)
     evals = frontier.evals
     if {"train", "validation"} <= set(evals["split"].unique()) and "run_id" in evals.columns:
@@ -166,7 +172,8 @@ def _written(fitted: Fit, frontier: Frontier, folder: Path) -> Iterable[str]:
             gap = gap.join(evals.select("run_id", "step", unit).unique(["run_id", "step"]), on=["run_id", "step"])
         write_parquet(gap, folder / "gap.parquet")
         save(gap_panel(gap, unit, fitted.metric), folder / "gap")
-    yield f"report: {fitted.report(folder)}"
+    facts = [("runs from", ", ".join(map(str, arguments.source))), ("made", f"{date.today():%-d %B %Y}")]
+    yield f"report: {fitted.report(folder, budget=arguments.budget, facts=facts)}"
 
 
 def _separately(frontier: Frontier, priors: Priors, seed: int) -> Iterable[str]:

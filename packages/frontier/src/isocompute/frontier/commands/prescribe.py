@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..answers.fitted import option_row
-from ..answers.next import plan, plan_lines
+from ..answers.next import plan, plan_document, plan_lines
 from ..notebook import load_fitted
 from .arguments import positive, write_json
 
@@ -17,13 +16,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("prescribe", help="split a budget")
     parser.add_argument("folder", type=Path, help="what `fit --out` wrote")
     parser.add_argument("--budget", type=positive, required=True, help="how much may be spent, in --unit")
-    parser.add_argument("--unit", choices=["rollouts", "tokens"], default="rollouts")
+    parser.add_argument("--unit", choices=["rollouts", "tokens", "gpu_hours"], default="rollouts")
     parser.add_argument(
         "--tokens-per-rollout",
         type=positive,
         help="mean response tokens, for --unit tokens where the fit does not know them",
     )
-    parser.add_argument("--json", type=Path, help="also write the allocation here")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the answer here")
     parser.set_defaults(run=prescribe)
     then = commands.add_parser("next", help="what to run next, by the expected fall of regret")
     then.add_argument("folder", type=Path, help="what `fit --out` wrote")
@@ -32,6 +31,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     then.add_argument(
         "--tell", type=int, nargs=2, metavar="N", help="how many seeds tell these two n apart (default: the first two)"
     )
+    then.add_argument("--price", type=positive, help="of a GPU-hour, for a fit with --timings")
+    then.add_argument("--json", type=Path, metavar="FILE", help="also write the actions here")
     then.set_defaults(run=what_next)
 
 
@@ -47,19 +48,7 @@ def prescribe(arguments: argparse.Namespace) -> Iterable[str]:
         budget, unit = budget / arguments.tokens_per_rollout, "rollouts"
     answer = fitted.answer(budget, unit=unit)
     yield from answer.lines()
-    chosen = answer.decision.chosen
-    write_json(
-        {
-            "budget": budget,
-            "unit": unit,
-            "rollouts_per_problem": chosen.cell.rollouts_per_problem,
-            "problems_per_batch": chosen.cell.problems_per_batch,
-            "learning_rate": chosen.cell.learning_rate,
-            "update_steps": int(answer.compute / chosen.cell.batch_rollouts) if fitted.unit == "rollouts" else None,
-            "options": [option_row(o) for o in answer.decision.options],
-        },
-        arguments.json,
-    )
+    write_json(answer.as_dict(), arguments.json)
 
 
 def what_next(arguments: argparse.Namespace) -> Iterable[str]:
@@ -67,4 +56,5 @@ def what_next(arguments: argparse.Namespace) -> Iterable[str]:
     fitted = load_fitted(arguments.folder)
     tell = (arguments.tell[0], arguments.tell[1]) if arguments.tell else None
     found = plan(fitted, arguments.budget or fitted.largest, tell=tell)
-    yield from plan_lines(found, fitted.unit, most=arguments.most)
+    yield from plan_lines(found, fitted.unit, most=arguments.most, price=arguments.price)
+    write_json(plan_document(found, fitted.unit), arguments.json)

@@ -331,6 +331,7 @@ class Action:
         until: Compute that its runs would reach.
         rollouts: What that costs, in the unit of the fit.
         value: Expected fall of regret at the budget.
+        hours: What it costs in GPU-hours, where timings are known.
     """
 
     kind: str
@@ -338,6 +339,7 @@ class Action:
     until: float
     rollouts: float
     value: float
+    hours: float | None = None
 
     @property
     def rate(self) -> float:
@@ -350,6 +352,8 @@ class Plan:
     """Ranked actions before a decision at one budget.
 
     Attributes:
+        regret: Expected loss of deciding now, against the best setting were that known.
+        chosen: What would be decided now.
         actions: Sorted by expected fall of regret per unit of compute, the best first.
         dominated: Settings that are best with less than 1 % and can be stopped.
         pair: Settings to be told apart; None where there is one setting.
@@ -359,11 +363,19 @@ class Plan:
     """
 
     compute: float
+    regret: float
+    chosen: Setting
     actions: tuple[Action, ...]
     dominated: tuple[Setting, ...]
     pair: tuple[Setting, Setting] | None
     difference: float
     seeds: int | None
+    same_hours: Decision | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether no action is expected to gain what an evaluation resolves."""
+        return all(action.value < TIE for action in self.actions)
 
 
 def value_of(rewards: Array, measured: Array, noise: Array, *, rng: np.random.Generator) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
 import numpy as np
 
@@ -93,15 +93,20 @@ def save(figure: Any, path: Path) -> list[Path]:
     Raises:
         FrontierError: They cannot be written.
     """
-    import matplotlib as mpl
-
     svg, png = path.with_suffix(".svg"), path.with_suffix(".png")
-    # Fixed ids, so that the same figure gives the same bytes.
-    with mpl.rc_context({"svg.hashsalt": "isocompute"}), atomic_write(svg, error=FrontierError) as stream:
-        figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
+    with atomic_write(svg, error=FrontierError) as stream:
+        write_svg(figure, stream)
     with atomic_write(png, error=FrontierError) as stream:
         figure.savefig(stream, format="png", dpi=150, metadata={"Software": None})
     return [svg, png]
+
+
+def write_svg(figure: Any, stream: IO[bytes]) -> None:
+    """Write a figure as SVG, with fixed ids, so that the same one gives the same bytes."""
+    import matplotlib as mpl
+
+    with mpl.rc_context({"svg.hashsalt": "isocompute"}):
+        figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
 
 
 def compute_axis(axes: Any, unit: str) -> None:
@@ -199,7 +204,8 @@ def _grid(fitted: Fitted, k: int) -> Array:
 
 
 BUDGETS = (1.0, 0.5, 0.25, 0.125)
-"""Of the compute that was measured."""
+"""Of the compute that was measured: the decision's, and how it was at smaller ones."""
+PALER = ("#2b6cb0", "#63b3ed", "#bee3f8")
 NAMES = {"rollouts_per_problem": "n", "problems_per_batch": "B_p"}
 WORDS = {"rollouts_per_problem": "rollouts per problem n", "problems_per_batch": "problems per batch B_p"}
 
@@ -217,6 +223,14 @@ def decision_figure(fitted: Fitted, setting: str = "rollouts_per_problem") -> An
     return figure
 
 
+@styled
+def alone(draw: Callable[..., Any], fitted: Fitted) -> Any:
+    """One panel on a figure of its own, which a phone can show."""
+    figure, axes = subplots(figsize=(4.8, 3.6))
+    draw(fitted, axes)
+    return figure
+
+
 def draw_regret(fitted: Fitted, axes: Any, setting: str = "rollouts_per_problem") -> Any:
     """Expected regret at some budgets (IsoCompute Playbook, Figure 10).
 
@@ -224,19 +238,23 @@ def draw_regret(fitted: Fitted, axes: Any, setting: str = "rollouts_per_problem"
         setting: As of ``decision_figure``.
     """
     values = sorted({getattr(c, setting) for c in fitted.settings})
-    for budget, shade, marker in zip(BUDGETS, np.linspace(0.0, 0.65, len(BUDGETS)), MARKERS[:4], strict=True):
+    for budget, colour, marker in zip(BUDGETS, (ACCENT, *PALER), MARKERS[:4], strict=True):
         compute = fitted.largest * budget
         if compute < fitted.path_start:
             continue
         options = fitted.decide(compute).options
         regret = [min((o.regret for o in options if getattr(o.cell, setting) == v), default=np.nan) for v in values]
-        width = 1.6 if budget == 1 else 1.0
-        axes.plot(values, regret, marker=marker, color=str(shade), lw=width, label=short(compute))
+        axes.plot(values, regret, marker=marker, ms=4, color=colour, lw=2 if budget == 1 else 1, label=short(compute))
+        if budget == 1:
+            chosen = getattr(options[0].cell, setting)
+            here = {"xy": (chosen, regret[values.index(chosen)]), "xytext": (-4, 12), "textcoords": "offset points"}
+            axes.plot(*here["xy"], "o", ms=11, mfc="none", mec=ACCENT, mew=1.6)
+            axes.annotate(f"{NAMES[setting]} = {chosen}", **here, ha="right", color=ACCENT, weight="bold")
     axes.set_xscale("log", base=2)
     axes.set_xticks(values, [f"{v:,}" for v in values])
     axes.set_ylim(bottom=0)
     axes.set(
-        title=f"Expected regret of each {NAMES[setting]}",
+        title=f"At {short(fitted.largest)} {NAMES[setting]} = {chosen} is expected to lose least",
         xlabel=WORDS[setting],
         ylabel=f"expected regret in {fitted.metric}",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -18,7 +19,17 @@ from ..data.reading import short
 from ..errors import FrontierError
 from ..posterior.decision import Decision
 from ..posterior.posterior import AGREED
-from .drawing import curve_panels, decision_figure, frontier_figure, save, trade_figure
+from .drawing import (
+    alone,
+    curve_panels,
+    decision_figure,
+    draw_best,
+    draw_regret,
+    frontier_figure,
+    save,
+    trade_figure,
+    write_svg,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +51,18 @@ class Section:
 
     Attributes:
         figures: Pictures as data URIs, each with what it shows.
+        wide: Whether a picture is so wide that a phone scrolls it.
         lines: A list.
+        folded: Whether the table is shown when it is asked for.
     """
 
     title: str
     text: str = ""
     figures: tuple[tuple[str, str], ...] = ()
+    wide: bool = False
     table: Table | None = None
     lines: tuple[str, ...] = ()
+    folded: bool = False
 
     @property
     def anchor(self) -> str:
@@ -55,33 +70,72 @@ class Section:
         return "".join(c if c.isalnum() else "-" for c in self.title.lower())
 
 
-def write_report(fitted: Fitted, folder: str | Path, *, further: Sequence[Section] = ()) -> Path:
-    """Write ``report.html`` and its figures as SVG and PNG; the same fit gives the same bytes.
+def write_report(
+    fitted: Fitted,
+    folder: str | Path,
+    *,
+    budget: float | None = None,
+    facts: Sequence[tuple[str, str]] = (),
+    further: Sequence[Section] = (),
+) -> Path:
+    """Write ``report.html`` and its figures as SVG and PNG; the same arguments give the same bytes.
+
+    Args:
+        budget: Of the answer, in the unit of the fit; by default the largest that was measured.
+        facts: What tells this report from others beside what the runs say, such as when it was made and the commit.
+        further: Sections after those of the fit.
 
     Raises:
         FrontierError: The folder cannot be written to.
     """
     folder = Path(folder)
-    sections = [_decision(fitted, folder), *_other_settings(fitted, folder), _curves(fitted, folder), _rests_on(fitted)]
+    answer = fitted.answer(budget)
+    sections = [
+        _decision(fitted, answer.decision, folder),
+        *_other_settings(fitted, folder),
+        _curves(fitted, folder),
+        _rests_on(fitted),
+    ]
     template = files(__package__).joinpath("report.html").read_text()
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
         template
     )
+    cell = answer.decision.chosen.cell
+    batches = f"B_p = {cell.problems_per_batch} problems a batch"
+    rate = f", learning rate {as_run(cell.learning_rate)}" if cell.learning_rate else ""
+    symbols = (
+        f"n: rollouts (responses) per problem. B_p: problems per batch. {fitted.metric}: {_of_metric(fitted.metric)}"
+    )
     text = page.render(
-        title=f"{fitted.metric} against {fitted.unit.replace('_', ' ')}",
-        answer=fitted.answer().lines(),
+        title=answer.headline(),
+        setting=f"{batches}{rate}, for a budget of {short(answer.decision.compute)} {answer.unit}.",
+        symbols=f"{symbols}. P(best): how likely a setting is the best of those that were run.",
+        facts=[*fitted.about, *facts],
+        answer=answer.lines(),
         sections=[*sections, _runs(fitted), *further],
     )
     return write_text(folder / "report.html", text + "\n", error=FrontierError)
 
 
-def _decision(fitted: Fitted, folder: Path) -> Section:
-    decision = fitted.decide(fitted.largest)
+def _of_metric(metric: str) -> str:
+    """A metric in words, where its name is one of ours."""
+    kind, _, count = metric.partition("_at_")
+    means = {
+        "avg": "mean score of {} responses",
+        "best": "best score of {} responses",
+        "worst": "worst of {} responses",
+    }
+    return f"{means[kind].format(count)} to a problem" if kind in means and count.isdigit() else "the reward"
+
+
+def _decision(fitted: Fitted, decision: Decision, folder: Path) -> Section:
+    save(decision_figure(fitted), folder / "decision")
+    panels = (draw_regret, "Expected regret of each n at some budgets"), (draw_best, "n* over compute, over P(best)")
     return Section(
         title="The decision",
         text="Expected regret is what a setting loses on average to the best one. All at "
         f"{short(decision.compute)} {fitted.unit}; the reward is of a run that does not fail, with its interval.",
-        figures=(_figure(decision_figure(fitted), folder / "decision", "Expected regret by n, and n* over compute"),),
+        figures=tuple((_embedded(alone(draw, fitted)), text) for draw, text in panels),
         table=options_table(decision),
     )
 
@@ -96,7 +150,7 @@ def _other_settings(fitted: Fitted, folder: Path) -> list[Section]:
     if len(batches) == 1 and fitted.unit == "rollouts":
         shown = "Rollouts per problem against problems per batch, at one batch"
         drawn.append(_figure(trade_figure(fitted, batches.pop()), folder / "trade", shown))
-    return [Section(title="Problems per batch", figures=tuple(drawn))]
+    return [Section(title="Problems per batch", figures=tuple(drawn), wide=True)]
 
 
 def _curves(fitted: Fitted, folder: Path) -> Section:
@@ -108,6 +162,7 @@ def _curves(fitted: Fitted, folder: Path) -> Section:
             _figure(frontier_figure(fitted), folder / "frontier", "Curves, and the setting chosen at each budget"),
             _figure(curve_panels(fitted), folder / "curves", "Every setting with its runs"),
         ),
+        wide=True,
     )
 
 
@@ -128,6 +183,7 @@ def _runs(fitted: Fitted) -> Section:
     return Section(
         title="Runs",
         text="Every run was judged before the fit.",
+        folded=True,
         lines=fitted.prepared.notes,
         table=Table(
             head=("run", "what it is", "evidence"),
@@ -138,17 +194,18 @@ def _runs(fitted: Fitted) -> Section:
 
 def options_table(decision: Decision) -> Table:
     """The settings at a budget."""
-    head = ("n", "B_p", "learning rate", "group", "reward", "95 %", "regret", "P(best)", "P(fails)", "of its data")
+    head = ("n", "P(best)", "regret", "reward", "95 %", "learning rate", "B_p", "group", "P(fails)", "times its data")
+    batches = {o.cell.problems_per_batch for o in decision.options}
     rows = tuple(
         (
             str(o.cell.rollouts_per_problem),
-            str(o.cell.problems_per_batch),
-            as_run(o.cell.learning_rate) if o.cell.learning_rate else "",
-            o.cell.group,
+            rounded(o.probability_best),
+            f"{o.regret:.4f}",
             f"{o.reward:.3f}",
             f"{o.interval[0]:.3f} to {o.interval[1]:.3f}",
-            f"{o.regret:.4f}",
-            rounded(o.probability_best),
+            as_run(o.cell.learning_rate) if o.cell.learning_rate else "",
+            str(o.cell.problems_per_batch) if len(batches) > 1 else "",
+            o.cell.group,
             f"{o.failure:.0%}",
             f"{o.reach:.2g} ×",
         )
@@ -160,5 +217,16 @@ def options_table(decision: Decision) -> Table:
 
 def _figure(figure: Any, path: Path, text: str) -> tuple[str, str]:
     """Save a figure; a data URI of it, and what it shows."""
-    png = next(p for p in save(figure, path) if p.suffix == ".png")
-    return f"data:image/png;base64,{base64.b64encode(png.read_bytes()).decode()}", text
+    save(figure, path)
+    return _uri(path.with_suffix(".svg").read_bytes()), text
+
+
+def _embedded(figure: Any) -> str:
+    """A data URI of a figure that is in no file."""
+    stream = io.BytesIO()
+    write_svg(figure, stream)
+    return _uri(stream.getvalue())
+
+
+def _uri(svg: bytes) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
