@@ -12,6 +12,7 @@ from pathlib import Path
 from transformers import TrainerCallback
 
 sys.path.append(str(Path(__file__).parents[1] / "trainers"))
+from reading_logs import settings
 from trl_runs import grpo
 
 
@@ -27,17 +28,10 @@ class Disturbed(TrainerCallback):
 
 
 def main(folder, killed, slow, ledger=""):
-    args = {
-        "report_to": ["tensorboard"],
-        "num_generations": 2,
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 1,
-        "num_iterations": 2,
-        "logging_steps": 1,
-        "save_steps": 5,
-        "max_steps": 40,
-        "max_completion_length": 4,
-    }
+    sizes = "num_generations=2 per_device_train_batch_size=4 gradient_accumulation_steps=1 num_iterations=2"
+    args = settings(
+        f"report_to=[tensorboard] {sizes} logging_steps=1 save_steps=5 max_steps=40 max_completion_length=4"
+    )
     trainer = grpo(folder, args, problems=16, callbacks=[Disturbed(killed, slow)])
     generate = trainer._generate_and_score_completions
 

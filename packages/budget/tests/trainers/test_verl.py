@@ -274,17 +274,12 @@ def test_steps_of_a_fully_asynchronous_run_are_versions_of_the_parameters(sizes,
         if version == len(ahead) or logged.draw(st.booleans()):
             rows.append({"step": version, "data": {**data, "val-core/m/acc/mean@4": 0.5}})
             truth.append((version * fetches * batches * epochs, made * n))
-    config = {
-        "data.train_batch_size": 0,
-        "data.gen_batch_size": 1,
-        "actor_rollout_ref.rollout.n": n,
-        "actor_rollout_ref.actor.ppo_mini_batch_size": mini,
-        "actor_rollout_ref.actor.ppo_epochs": epochs,
-        "async_training.trigger_parameter_sync_step": fetches,
-        "async_training.require_batches": batches,
-        "async_training.staleness_threshold": stale,
-        "trainer.nnodes": 1,
-    }
+    actor = "actor_rollout_ref.actor"
+    config = settings(
+        f"data.train_batch_size=0 data.gen_batch_size=1 actor_rollout_ref.rollout.n={n} trainer.nnodes=1 "
+        f"{actor}.ppo_mini_batch_size={mini} {actor}.ppo_epochs={epochs} async_training.require_batches={batches} "
+        f"async_training.trigger_parameter_sync_step={fetches} async_training.staleness_threshold={stale!r}"
+    )
     evals, _ = ingested("verl", rows, config, same_before="true")
     log = Log(name="a run", rows=[(row["step"], row["data"]) for row in rows])
     counts = progress_of(trainer("verl"), log, config, {})[0]
