@@ -343,11 +343,7 @@ def _names(name: str) -> frozenset[str]:
 
 
 def with_settings_beside(log: Log, source: str, known: Trainer, shared: Mapping[str, Any]) -> Log:
-    """A log with the settings of the nearest configuration beside it, where it lacks them.
-
-    Args:
-        shared: The configuration of all runs, which goes before one that lies beside a log.
-    """
+    """A log with the settings of the nearest configuration beside it, where it and the ``shared`` one lack them."""
     path = Path(source)
     folder, notes = path if path.is_dir() else path.parent, []
     for file in [Path(os.path.normpath(f / name)) for f in (folder, folder / "..") for name in BESIDE]:

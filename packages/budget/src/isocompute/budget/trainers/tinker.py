@@ -352,11 +352,7 @@ def _score(
     of: Sequence[Trajectory],
     samples: int | None,
 ) -> Score:
-    """The score of one evaluation: by its trajectories, held against what was logged of them, or by that alone.
-
-    Args:
-        samples: To a question, where its trajectories do not say it.
-    """
+    """The score by its trajectories, held against what was logged; where ``samples`` are given, by that alone."""
     logged, episodes = metrics.get(prefix + what), metrics.get(f"{prefix}total_episodes")
     if samples is not None:
         questions = None if episodes is None else int(episodes) // samples

@@ -150,11 +150,7 @@ def _check_one_batch(log: Log) -> None:
 
 
 def _prompts(log: Log, settings: Settings, problems: int, responses: int) -> tuple[Tally, Own]:
-    """Find where a run's prompts are counted: dynamic sampling generates until a batch has passed its filter.
-
-    Args:
-        responses: To each prompt, baselines included.
-    """
+    """Find where a run's prompts are counted, each with all its responses, since a filter may have replaced some."""
     logged, key = log.keys, "data.gen_batch_size"
     generated = settings.whole(key)
     if generated is None and BATCHES in logged and not settings.has_defaults and key not in settings.given:
