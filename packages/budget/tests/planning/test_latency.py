@@ -12,10 +12,8 @@ from isocompute.budget.planning.latency import (
     Placement,
     dispatched,
     latency,
-    longest,
     spread_lengths,
     switch,
-    unbroken,
 )
 
 batches = st.lists(st.integers(1, 12), min_size=1, max_size=30)
@@ -57,14 +55,6 @@ def test_a_batch_takes_as_long_as_a_simulation_of_every_token(lengths, replicas,
     took = Latency(step=sure(step), each=sure(each), prompt=sure(prompt))
     found = [took.of(one, prompt_tokens=7).likely - 7 * prompt for one in work]
     assert found == simulated(lengths, replicas, limit, step, each)
-
-
-@given(batches, st.integers(1, 4), st.integers(1, 5))
-def test_no_batch_takes_longer_where_the_next_one_fills_free_places(lengths, replicas, limit):
-    steps = max(one.steps for one in dispatched(lengths, replicas=replicas, limit=limit))
-    pipelined = unbroken(lengths, replicas=replicas, limit=limit)
-    assert sum(one.tokens for one in pipelined) == pytest.approx(sum(lengths))
-    assert all(one.steps <= steps or one.steps == pytest.approx(steps) for one in pipelined)
 
 
 @given(st.integers(1, 3000), st.floats(1, 10_000), st.integers(1, 8192), st.floats(0.1, 2))
@@ -127,14 +117,6 @@ def test_devices_that_wait_are_held_and_idle():
     assert (scored.wall.likely, scored.held.likely, scored.busy.likely) == (10, 40, 20)
     both = separate + turns.times(2)
     assert (both.wall.likely, both.held.likely, both.busy.likely) == (42, 168, 118)
-
-
-@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=8), st.floats(0, 1000), st.integers(1, 8), st.booleans())
-def test_no_placement_works_more_than_it_is_held(times, update, ranks, pipelined):
-    place = Placement(ranks=ranks, engines=len(times), held=ranks + len(times), pipelined=pipelined)
-    spent = place.step([sure(time) for time in times], sure(update))
-    assert -1e-9 <= spent.idle < 1
-    assert spent.wall.likely >= longest([sure(time) for time in times]).likely
 
 
 def test_an_engine_that_sleeps_moves_its_weights_twice():
