@@ -1,6 +1,9 @@
 """Rows in files: every cell is a number, empty or refused with its place; formats and encodings change nothing."""
 
+import bz2
+import gzip
 import json
+import lzma
 import math
 import pprint
 import re
@@ -155,6 +158,8 @@ def test_what_a_file_holds_decides_and_not_its_name_or_its_encoding():
         for name in {"run", "run.log", "run.txt", f"run.{kind}", *(["run.csv"] if kind == "jsonl" else [])}:
             for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32"):
                 assert rows(read(name, content.encode(encoding))) == PLAIN
+    for pack in (gzip.compress, bz2.compress, lzma.compress):
+        assert rows(read("run.csv", pack(contents["csv"].encode()))) == PLAIN
 
 
 @pytest.mark.slow("reads Parquet in a process of its own")
