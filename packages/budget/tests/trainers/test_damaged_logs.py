@@ -17,12 +17,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from good_logs import good_logs, leveldb, tfrecords
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.doctor import Given, examine
 from isocompute.budget.trainers.logs import log as logged
 from isocompute.budget.trainers.logs.records import _leveldb, _tfrecords
 from isocompute.budget.trainers.logs.sources import read_arguments, read_logs
+from reading_logs import good_logs, leveldb, tfrecords
 
 pytestmark = pytest.mark.slow("a campaign of damages")
 

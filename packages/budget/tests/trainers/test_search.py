@@ -10,14 +10,13 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from good_logs import csv_of
 from isocompute.budget import BudgetError
 from isocompute.budget.cli import main
 from isocompute.budget.trainers.doctor import Given, examine
 from isocompute.budget.trainers.logs.sources import read_logs
 from isocompute.budget.trainers.registry import TRAINERS
 from isocompute.budget.trainers.search import log_sources
-from reading_logs import DOCS, FIXTURES, VERL, asked, lines, logged_run
+from reading_logs import DOCS, FIXTURES, VERL, asked, csv_of, lines, logged_run
 
 GIVEN = {
     **{key: str(value) for key, value in VERL.items()},

@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from good_logs import ROWS, console_of, csv_of, parquet_of
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
@@ -19,7 +18,7 @@ from isocompute.budget.errors import DamagedLogError
 from isocompute.budget.trainers.logs.sources import read_logs
 from isocompute.budget.trainers.registry import TRAINERS
 from isocompute.budget.trainers.search import log_sources
-from reading_logs import FIXTURES
+from reading_logs import FIXTURES, ROWS, console_of, csv_of, parquet_of
 
 LENGTH = "response_length/mean"
 LAYOUT = TRAINERS["verl"].logs.layout
