@@ -14,6 +14,7 @@ from isocompute.budget.planning.latency import (
     latency,
     spread_lengths,
     switch,
+    unbroken,
 )
 
 batches = st.lists(st.integers(1, 12), min_size=1, max_size=30)
@@ -55,6 +56,14 @@ def test_a_batch_takes_as_long_as_a_simulation_of_every_token(lengths, replicas,
     took = Latency(step=sure(step), each=sure(each), prompt=sure(prompt))
     found = [took.of(one, prompt_tokens=7).likely - 7 * prompt for one in work]
     assert found == simulated(lengths, replicas, limit, step, each)
+
+
+@given(batches, st.integers(1, 4), st.integers(1, 5))
+def test_no_batch_takes_longer_where_the_next_one_fills_free_places(lengths, replicas, limit):
+    steps = max(one.steps for one in dispatched(lengths, replicas=replicas, limit=limit))
+    pipelined = unbroken(lengths, replicas=replicas, limit=limit)
+    assert sum(one.tokens for one in pipelined) == pytest.approx(sum(lengths))
+    assert all(one.steps <= steps or one.steps == pytest.approx(steps) for one in pipelined)
 
 
 @given(st.integers(1, 3000), st.floats(1, 10_000), st.integers(1, 8192), st.floats(0.1, 2))
