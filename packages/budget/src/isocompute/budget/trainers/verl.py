@@ -63,8 +63,7 @@ TRAINED = ("training/", "actor/", "critic/", "response_length/", "timing_s/")
 LENGTH = "response_length/mean"
 
 
-def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
-    """Count what each step of a run generated for training."""
+def _progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     counting = _counting(log, settings, batching, lengths(log, LENGTH))
     if _is_fully_async(settings):
         return counting.progress()
@@ -206,8 +205,7 @@ DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "contex
 """Megatron's names of tensor, pipeline and context parallelism."""
 
 
-def write(run: RunPlan) -> Configuration:
-    """Settings for a run."""
+def _write(run: RunPlan) -> Configuration:
     a = run.allocation
     nodes, per_node = run.nodes
     even = "rollout.tensor_model_parallel_size is 2 unless it is set, and must divide the devices"
@@ -254,8 +252,7 @@ def _parallel(run: RunPlan) -> dict[str, Value]:
     return {f"{ACTOR}.ulysses_sequence_parallel_size": p.context, "actor_rollout_ref.model.use_remove_padding": True}
 
 
-def parse(settings: Settings) -> Batching:
-    """Interpret veRL's settings."""
+def _parse(settings: Settings) -> Batching:
     n = settings.whole(f"{ROLLOUT}.n", default=1)
     mini = settings.whole(f"{ACTOR}.ppo_mini_batch_size", default=256)
     if _is_fully_async(settings):
@@ -425,8 +422,8 @@ VERL = Trainer(
     name="verl",
     title="veRL",
     style="hydra",
-    write=write,
-    parse=parse,
+    write=_write,
+    parse=_parse,
     logs=LogReader(
         layout=LogLayout(
             # veRL hands its own step to W&B, also in the rows of evaluations, which have no training/global_step.
@@ -437,7 +434,7 @@ VERL = Trainer(
         seeds=("data.seed", f"{ACTOR}.data_loader_seed"),
         learning_rates=(f"{ACTOR}.optim.lr",),
         evaluations=evaluations,
-        progress=progress,
+        progress=_progress,
         understands=("metric", "rollouts_per_step"),
         former={"val/test_score/": "veRL before 0.3"},
     ),
