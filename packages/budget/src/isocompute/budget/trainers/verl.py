@@ -187,11 +187,6 @@ def is_v1(settings: Settings) -> bool:
     return settings.is_on("trainer.use_v1", default=True)
 
 
-def has_baseline(settings: Settings) -> bool:
-    """Return whether a greedy response to each prompt is sampled too; releases before V1 have no ``use_v1``."""
-    return settings.find("algorithm.adv_estimator")[1] == "remax" and not is_v1(settings)
-
-
 # MLflow refuses @, and veRL writes _at_ there. worst@k is only ever under val-aux.
 METRIC = re.compile(
     r"^val-(?:core|aux)/(?P<source>.+)/(?P<kind>[^/]+)/(?P<what>mean|best|worst|std)"
@@ -297,7 +292,7 @@ def _parse(settings: Settings) -> Batching:
         )
     elif filters or (generated and problems and generated != problems):
         settings.note_more("filter_groups", " (training/filter_groups/evicted_samples)")
-    remax = has_baseline(settings)
+    remax = settings.find("algorithm.adv_estimator")[1] == "remax" and not is_v1(settings)
     if remax:
         settings.notes.append("remax samples a greedy response per prompt as its baseline, in addition to rollout.n")
     mode = settings.text(f"{V1}.trainer_mode", default="sync")
