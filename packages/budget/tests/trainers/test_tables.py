@@ -17,7 +17,6 @@ from isocompute.budget import BudgetError
 from isocompute.budget.errors import DamagedLogError
 from isocompute.budget.trainers.logs.sources import read_logs
 from isocompute.budget.trainers.registry import TRAINERS
-from isocompute.budget.trainers.search import log_sources
 from reading_logs import FIXTURES, ROWS, console_of, csv_of, parquet_of
 
 LENGTH = "response_length/mean"
@@ -212,20 +211,6 @@ def test_what_verl_prints_is_read_as_it_was_logged(values, shown, prefix, noise,
     for row in table:
         for key in (LENGTH, score):
             assert found[row["step"]][key] == pytest.approx(row[key], rel=0, abs=error)
-
-
-def test_a_console_is_a_log_only_where_a_step_is_printed(tmp_path):
-    for name, text, is_log in (
-        ("train.log", console_of(ROWS), True),
-        ("nohup.out", console_of(ROWS), True),
-        ("slurm", console_of(ROWS), True),
-        ("other.log", "Training:  3%\ntiming_s/step:12.3 - 5:7\n", False),
-        ("README.md", console_of(ROWS), False),
-        ("run.jsonl.gz", "", True),
-        ("events.out.tfevents.1", "", True),
-    ):
-        (tmp_path / name).write_text(text)
-        assert (str(tmp_path / name) in log_sources(str(tmp_path))[0]) == is_log
 
 
 def test_the_configuration_that_verl_prints_is_the_runs():
