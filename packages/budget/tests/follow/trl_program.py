@@ -1,6 +1,6 @@
 """A script that trains a tiny model with TRL, logs to TensorBoard and resumes: killed before one step, slow in another.
 
-python trl_program.py FOLDER STEP_AT_WHICH_IT_IS_KILLED STEP_THAT_TAKES_LONG [LEDGER_TO_ATTACH]
+python trl_program.py FOLDER STEP_AT_WHICH_IT_IS_KILLED STEP_THAT_TAKES_LONG
 """
 
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 from transformers import TrainerCallback
 
 sys.path.append(str(Path(__file__).parents[1] / "trainers"))
+from reading_logs import settings
 from trl_runs import grpo
 
 
@@ -26,18 +27,11 @@ class Disturbed(TrainerCallback):
             time.sleep(120)
 
 
-def main(folder, killed, slow, ledger=""):
-    args = {
-        "report_to": ["tensorboard"],
-        "num_generations": 2,
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 1,
-        "num_iterations": 2,
-        "logging_steps": 1,
-        "save_steps": 5,
-        "max_steps": 40,
-        "max_completion_length": 4,
-    }
+def main(folder, killed, slow):
+    sizes = "num_generations=2 per_device_train_batch_size=4 gradient_accumulation_steps=1 num_iterations=2"
+    args = settings(
+        f"report_to=[tensorboard] {sizes} logging_steps=1 save_steps=5 max_steps=40 max_completion_length=4"
+    )
     trainer = grpo(folder, args, problems=16, callbacks=[Disturbed(killed, slow)])
     generate = trainer._generate_and_score_completions
 
@@ -47,12 +41,8 @@ def main(folder, killed, slow, ledger=""):
         return generate(inputs)
 
     trainer._generate_and_score_completions = hooked
-    if ledger:
-        from isocompute.budget.trl import attach
-
-        attach(trainer, ledger, rollouts=28)
     trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")) or None)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

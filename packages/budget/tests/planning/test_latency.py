@@ -12,7 +12,6 @@ from isocompute.budget.planning.latency import (
     Placement,
     dispatched,
     latency,
-    longest,
     spread_lengths,
     switch,
     unbroken,
@@ -127,14 +126,6 @@ def test_devices_that_wait_are_held_and_idle():
     assert (scored.wall.likely, scored.held.likely, scored.busy.likely) == (10, 40, 20)
     both = separate + turns.times(2)
     assert (both.wall.likely, both.held.likely, both.busy.likely) == (42, 168, 118)
-
-
-@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=8), st.floats(0, 1000), st.integers(1, 8), st.booleans())
-def test_no_placement_works_more_than_it_is_held(times, update, ranks, pipelined):
-    place = Placement(ranks=ranks, engines=len(times), held=ranks + len(times), pipelined=pipelined)
-    spent = place.step([sure(time) for time in times], sure(update))
-    assert -1e-9 <= spent.idle < 1
-    assert spent.wall.likely >= longest([sure(time) for time in times]).likely
 
 
 def test_an_engine_that_sleeps_moves_its_weights_twice():

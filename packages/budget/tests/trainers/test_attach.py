@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from isocompute.budget import BudgetError, History, LedgerError
 from isocompute.budget.trl import Passes, attach
+from reading_logs import settings
 
 pytestmark = pytest.mark.slow("runs of TRL")
 
@@ -23,19 +24,11 @@ SEED = int(os.environ.get("ISOCOMPUTE_ATTACHED_SEED", "0"))
 
 STOPPING = Path(__file__).parents[4] / "docs" / "stopping.md"
 
-ARGS = {
-    "num_generations": 2,
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 2,
-    "num_iterations": 2,
-    "logging_steps": 100,
-    "max_completion_length": 4,
-    "max_steps": 20,
-    "eval_strategy": "steps",
-    "eval_steps": 100,
-    "per_device_eval_batch_size": 4,
-    "mask_truncated_completions": True,
-}
+ARGS = settings(
+    "num_generations=2 per_device_train_batch_size=4 gradient_accumulation_steps=2 num_iterations=2 logging_steps=100 "
+    "max_completion_length=4 max_steps=20 eval_strategy=steps eval_steps=100 per_device_eval_batch_size=4 "
+    "mask_truncated_completions=true"
+)
 """A batch of 8 rollouts for two optimizer steps."""
 
 

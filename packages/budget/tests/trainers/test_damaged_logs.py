@@ -17,16 +17,16 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from good_logs import good_logs, leveldb, tfrecords
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.doctor import Given, examine
 from isocompute.budget.trainers.logs import log as logged
 from isocompute.budget.trainers.logs.records import _leveldb, _tfrecords
 from isocompute.budget.trainers.logs.sources import read_arguments, read_logs
+from reading_logs import good_logs, leveldb, tfrecords
 
 pytestmark = pytest.mark.slow("a campaign of damages")
 
-FAULTS = int(os.environ.get("ISOCOMPUTE_LOG_FAULTS", "200"))
+FAULTS = int(os.environ.get("ISOCOMPUTE_LOG_FAULTS", "90"))
 SECONDS = 600
 """After which a reader hangs."""
 
@@ -78,13 +78,7 @@ def garbage(data, source):
     return data + source.choice((b"\0" * 64, b"Killed\n", b"{", b"\n\n[1]\n", source.randbytes(40)))
 
 
-def twice(data, source):
-    """A column of a table that is there twice."""
-    first, *rest = data.split(b"\n")
-    return b"\n".join([first + b"," + first.rpartition(b",")[2], *(row + b"," for row in rest)])
-
-
-BYTES = {"cut": cut, "hole": hole, "flip": flip, "splice": splice, "garbage": garbage, "twice": twice}
+BYTES = {"cut": cut, "hole": hole, "flip": flip, "splice": splice, "garbage": garbage}
 
 
 def nest(good, source):
@@ -113,21 +107,6 @@ def pack(good, source):
     }[how]
     suffix = {"two": "zip", "twice": "gz", "cut": "gz", "bomb": "gz"}.get(how, how)
     return packed, good.name + source.choice((f".{suffix}", "")), how in ("gz", "bz2", "xz", "zip")
-
-
-def link(folder, good, source):
-    """Something else than a file where one is expected."""
-    path = folder / good.name
-    kind = source.choice(("pipe", "device", "folder", "loop", "broken", "empty"))
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "empty":
-        path.touch()
-    else:
-        path.symlink_to({"device": "/dev/zero", "loop": path, "broken": folder / "none"}[kind])
-    return path
 
 
 def rewritten(good, source):
@@ -181,10 +160,10 @@ def read(path, good):
 
 OTHER = "".join(json.dumps({"step": k, "response_length/mean": 900.5 + k}) + "\n" for k in range(3))
 """A log that lies beside the damaged one."""
-KINDS = (*BYTES, "nest", "pack", "link", "rename", "rewrite", "schema")
+KINDS = (*BYTES, "nest", "pack", "rename", "rewrite", "schema")
 
 
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", range(3))
 def test_a_damaged_log_is_read_right_or_said_or_refused(part, tmp_path, monkeypatch):
     monkeypatch.setattr(logged, "LARGEST", 1_000_000)
     made = tmp_path / "made"
@@ -197,7 +176,7 @@ def test_a_damaged_log_is_read_right_or_said_or_refused(part, tmp_path, monkeypa
         known[good.name] = {at: v for log in logs for at, v in values(log, good.layout).items()}
         assert known[good.name] or good.name == "training_args.bin"
         (made / good.name).unlink()
-    for number in range(part, FAULTS, 8):
+    for number in range(part, FAULTS, 3):
         source = random.Random(number)
         source.folder = made
         folder = tmp_path / f"fault {number}"
@@ -224,9 +203,7 @@ def test_a_damaged_log_is_read_right_or_said_or_refused(part, tmp_path, monkeypa
                 ("run.csv", "run.jsonl", "run.log", "run", "run.db", "run.wandb", "run.parquet", "x.gz")
             )
         path = folder / name
-        path = link(folder, good, source) if kind == "link" else path
-        if kind != "link":
-            path.write_bytes(data)
+        path.write_bytes(data)
         logs, said = read(path, good)
         case = f"{number}: {kind} {good.name} {said}"
         got = {at: v for log in logs for at, v in values(log, good.layout).items()}
@@ -234,7 +211,7 @@ def test_a_damaged_log_is_read_right_or_said_or_refused(part, tmp_path, monkeypa
         right = known[good.name]
         if readable and good.name not in ("project.db", "training_args.bin"):
             assert got == right, case
-        if kind in ("rename", "link") or (good.checked and kind != "rewrite"):
+        if kind == "rename" or (good.checked and kind != "rewrite"):
             assert got.items() <= right.items(), case
         if good.checked and kind in ("flip", "hole"):
             # A whole record is missing only where that is said.
@@ -248,7 +225,7 @@ def test_a_damaged_log_is_read_right_or_said_or_refused(part, tmp_path, monkeypa
         found = {name for patient in report.patients for name in (patient.name, *patient.also)}
         named = {unread.source for unread in report.unread}
         assert str(folder / "other.jsonl") in found, case
-        nothing = kind == "schema" or path.is_dir() or "holds no" in said or good.name == "training_args.bin"
+        nothing = kind == "schema" or "holds no" in said or good.name == "training_args.bin"
         if (said or got) and not nothing:
             # Event files are named by their folder.
             assert any(name.startswith(str(path)) or name == str(folder) for name in (found | named)), case

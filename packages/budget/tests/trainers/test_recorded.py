@@ -12,15 +12,10 @@ policy:
   train_micro_batch_size: 4
   logprob_batch_size: ${policy.train_micro_batch_size}
   dtensor_cfg: {enabled: false, tensor_parallel_size: 1, context_parallel_size: 1}
-  megatron_cfg:
-    enabled: true
-    tensor_model_parallel_size: 2
-    pipeline_model_parallel_size: 2
-    context_parallel_size: 1
-    optimizer: {lr: 1.0e-6}
+  megatron_cfg: {enabled: true, tensor_model_parallel_size: 2, pipeline_model_parallel_size: 2,
+    context_parallel_size: 1, optimizer: {lr: 1.0e-6}}
   optimizer: {kwargs: {lr: 1.0e-6}}
-  generation:
-    colocated: {enabled: false, resources: {gpus_per_node: 8, num_nodes: 1}}
+  generation: {colocated: {enabled: false, resources: {gpus_per_node: 8, num_nodes: 1}}}
 cluster: {gpus_per_node: 8, num_nodes: 3}
 """
 OPEN_INSTRUCT = """#!/bin/bash
@@ -33,24 +28,12 @@ python open_instruct/grpo_fast.py \\
 """
 PRIME_RL = """
 max_steps = 200
-[deployment]
-type = "multi_node"
-gpus_per_node = 8
-num_train_nodes = 2
-num_infer_nodes = 3
-[trainer.optim]
-lr = 1e-6
-[trainer.model]
-cp = 2
+deployment = {type = "multi_node", gpus_per_node = 8, num_train_nodes = 2, num_infer_nodes = 3}
+trainer = {optim = {lr = 1e-6}, model = {cp = 2}}
 [orchestrator]
 batch_size = 512
 group_size = 16
-[[orchestrator.train.source]]
-name = "algebra"
-group_size = 32
-[[orchestrator.train.source]]
-name = "geometry"
-group_size = 32
+train.source = [{name = "algebra", group_size = 32}, {name = "geometry", group_size = 32}]
 """
 # Problems generated, n, generations, devices and ranks of each; and how a converted run is spread.
 RECORDED = [

@@ -63,16 +63,6 @@ def test_an_allocation_comes_back_from_every_trainer_or_is_refused(name, copies,
     assert found.inconsistent == ()
 
 
-@given(names, worlds, st.builds(dict, **parts), st.integers(1, 2000))
-def test_the_batch_that_a_refusal_names_divides(name, world, split, more):
-    try:
-        RunPlan(allocation=Allocation(**split), world_size=world)
-    except BudgetError as error:
-        named = str(error).split("problems_per_batch ")[1].removesuffix(" would").replace(",", "")
-        for problems in named.split(" or "):
-            RunPlan(allocation=Allocation(**{**split, "problems_per_batch": int(problems)}), world_size=world)
-
-
 @given(st.builds(dict, **parts), st.integers(1, 20_000))
 def test_openrlhf_takes_whole_episodes_or_says_how_many_steps_it_can(split, problems):
     allocation = Allocation(**split)

@@ -11,6 +11,7 @@ from isocompute.budget.trainers.logs.log import Log, join
 from isocompute.budget.trainers.registry import trainer
 from isocompute.budget.trainers.settings import MissingSettingError
 from reading_logs import OPENRLHF, PRIME_RL, TRL, VERL
+from reading_logs import settings as of_text
 
 quick = settings(max_examples=25, deadline=None)
 EVALUATED = {
@@ -24,15 +25,9 @@ every = pytest.mark.parametrize("name", sorted(EVALUATED))
 
 def configured(name, n):
     """Settings of groups of n in batches of eight problems."""
+    trl = f"num_generations={n} per_device_train_batch_size={8 * n} generation_batch_size={8 * n} "
     return {
-        "trl": {
-            **TRL,
-            "num_generations": n,
-            "per_device_train_batch_size": 8 * n,
-            "gradient_accumulation_steps": 1,
-            "steps_per_generation": 1,
-            "generation_batch_size": 8 * n,
-        },
+        "trl": {**TRL, **of_text(trl + "gradient_accumulation_steps=1 steps_per_generation=1")},
         "verl": {**VERL, "actor_rollout_ref.rollout.n": n},
         "openrlhf": {**OPENRLHF, "rollout.n_samples_per_prompt": n, "train.batch_size": 8 * n},
         "prime-rl": {**PRIME_RL, "group_size": n, "batch_size": 8 * n},

@@ -231,16 +231,6 @@ def test_a_metric_is_read_where_there_is_one_of_the_name(name, metric):
         read(name, rewards, 4, metric="wrong")
 
 
-@pytest.mark.parametrize(
-    ("name", "setting"),
-    [("trl", "rollouts_per_step"), ("openrlhf", "metric"), ("prime-rl", "metric")]
-    + [(name, "train_reward") for name in ("verl", "openrlhf", "prime-rl")],
-)
-def test_a_setting_that_a_reader_cannot_use_is_refused_by_its_name(name, setting):
-    with pytest.raises(BudgetError, match=f"no setting {setting}"):
-        read(name, drawn(0, 4, 0.0, 1.0)[1], 4, **{setting: "32"})
-
-
 def points(rewards, batch):
     """Evaluations of equal batches of single responses, as TRL logs them."""
     found = []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.registry import convert, read
 from isocompute.budget.trainers.settings import Parallelism
-from reading_logs import asked, ingested, lines, needed, run_of, words
+from reading_logs import asked, ingested, lines, needed, run_of, settings, words
 
 SPLITS = [(8, 4, 5), (32, 64, 500), (3, 8, 7)]
 DEVICES = [1, 2, 4, 8, 16, 24]
@@ -104,18 +104,12 @@ class Run:
                 row |= self.evaluation()
                 self.truth.append((step * minis * passes, self.rollouts, self.tokens, self.rates))
             self.rows.append(row)
-        self.config = {
-            "trainer": {
-                "train_batch_size": groups,
-                "policy_mini_batch_size": groups // minis,
-                "update_epochs_per_batch": passes,
-                "algorithm": {"dynamic_sampling": {"type": None}},
-                "fully_async": {"max_staleness_steps": 2},
-                "seed": 9,
-                "policy": {"optimizer_config": {"lr": 2e-6}},
-            },
-            "generator": {"n_samples_per_prompt": n, "step_wise_trajectories": kind == "turns"},
-        }
+        self.config = settings(
+            f"trainer.train_batch_size={groups} trainer.policy_mini_batch_size={groups // minis} trainer.seed=9 "
+            f"trainer.update_epochs_per_batch={passes} trainer.algorithm.dynamic_sampling.type=none "
+            "trainer.fully_async.max_staleness_steps=2 trainer.policy.optimizer_config.lr=2e-6 "
+            f"generator.n_samples_per_prompt={n} generator.step_wise_trajectories={kind == 'turns'}"
+        )
 
     def evaluation(self):
         right = {name: [[self.rng.random() < 0.4 for _ in range(self.k)] for _ in range(16)] for name in self.sets}
@@ -163,12 +157,12 @@ def test_skyrls_rollouts_tokens_and_scores_are_those_of_the_run(kind, k, **sizes
 
 def test_skyrls_dynamic_sampling_is_asked_about_and_a_wrong_group_size_is_refused():
     run = Run(0)
-    run.config["trainer"]["algorithm"]["dynamic_sampling"]["type"] = "filter"
+    run.config["trainer.algorithm.dynamic_sampling.type"] = "filter"
     with pytest.raises(BudgetError, match="--set rollouts_per_step="):
         run.read()
     assert run.read(rollouts_per_step="64")[0]["rollouts"].to_list() == [0, 128, 256]
     # Its log says the samples of its groups.
-    run.config["generator"]["n_samples_per_prompt"] = 8
+    run.config["generator.n_samples_per_prompt"] = 8
     with pytest.raises(BudgetError, match=r"n_samples_per_prompt is 8, .*reward/avg_pass_at_4"):
         run.read()
 

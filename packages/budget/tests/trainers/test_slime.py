@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.registry import convert, trainer
 from isocompute.budget.trainers.settings import render
-from reading_logs import asked, ingested, lines, run_of
+from reading_logs import asked, ingested, lines, run_of, settings
 
 QUESTIONS = {"questions.aime": "16", "questions.math": "16"}
 FILTER = "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
@@ -27,19 +27,12 @@ class Run:
     def __init__(self, seed, *, groups=4, n=2, updates=1, interval=2, filters=False, at_once=0, steps=5, **other):
         self.rng = random.Random(seed)
         self.finished = self.started = self.tokens = 0
-        self.settings = {
-            "rollout_batch_size": groups,
-            "n_samples_per_prompt": n,
-            "global_batch_size": groups * n // updates,
-            "num_rollout": steps,
-            "eval_interval": interval,
-            "over_sampling_batch_size": at_once or groups,
-            "dynamic_sampling_filter_path": FILTER if filters else None,
-            "n_samples_per_eval_prompt": 4,
-            "rollout_seed": 5,
-            "lr": 1e-6,
-            **other,
-        }
+        said = (
+            f"rollout_batch_size={groups} n_samples_per_prompt={n} global_batch_size={groups * n // updates} "
+            f"num_rollout={steps} eval_interval={interval} over_sampling_batch_size={at_once or groups} "
+            f"dynamic_sampling_filter_path={FILTER if filters else None} n_samples_per_eval_prompt=4"
+        )
+        self.settings = settings(said) | other
         self.rows, self.truth = [], []
         clock = updates if other.get("wandb_always_use_train_step") else 1
         for rollout in range(steps):

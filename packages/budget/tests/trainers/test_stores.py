@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sqlite3
+import struct
 
 import polars as pl
 import pytest
@@ -13,7 +14,7 @@ from isocompute.budget.contract.tracking import TrackingError
 from isocompute.budget.trainers.doctor import ingest
 from isocompute.budget.trainers.live import LiveLog
 from isocompute.budget.trainers.logs.sources import read_arguments
-from reading_logs import DOCS, QUESTIONS, TRL
+from reading_logs import DOCS, QUESTIONS, TRL, tfrecords
 
 pytestmark = pytest.mark.slow("MLflow")
 
@@ -138,25 +139,20 @@ def test_a_resumed_run_of_two_mlflow_runs_is_one_run_of_one_seed(bare, tmp_path,
 
 
 def events(folder, rewards, *, name="1"):
-    """An event file as TensorBoard's own writer leaves it."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.record_writer import RecordWriter
+    """An event file as TensorBoard leaves it: events of a step (2) and a summary (5) of a tag (1) and its value (2)."""
+
+    def field(number, content):
+        return bytes([number << 3 | 2, len(content)]) + content
 
     folder.mkdir(parents=True, exist_ok=True)
-    logged = [
-        Event(step=step, summary=Summary(value=[Summary.Value(tag="eval/reward", simple_value=reward)]))
-        for step, reward in rewards.items()
-    ]
-    with (folder / f"events.out.tfevents.{name}").open("wb") as stream:
-        writer = RecordWriter(stream)
-        for event in [Event(file_version="brain.Event:2"), *logged]:
-            writer.write(event.SerializeToString())
+    values = {step: field(1, b"eval/reward") + b"\x15" + struct.pack("<f", reward) for step, reward in rewards.items()}
+    logged = [bytes([16, step]) + field(5, field(1, value)) for step, value in values.items()]
+    records = tfrecords([field(3, b"brain.Event:2"), *logged])
+    (folder / f"events.out.tfevents.{name}").write_bytes(records)
 
 
 @pytest.fixture
 def config(tmp_path):
-    pytest.importorskip("tensorboard")
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG))
     return path

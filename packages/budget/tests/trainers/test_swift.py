@@ -8,9 +8,12 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.doctor import Given, examine
-from reading_logs import ingested, lines, rollouts, trackio
+from reading_logs import ingested, lines, rollouts, settings, trackio
 
-SIZES = {"rlhf_type": "grpo", "num_generations": 4, "per_device_train_batch_size": 2, "global_world_size": 2, "seed": 7}
+SIZES = settings(
+    "rlhf_type=grpo num_generations=4 per_device_train_batch_size=2 global_world_size=2 seed=7 num_generations_eval=2 "
+    "per_device_eval_batch_size=2"
+)
 
 
 def run_of(seed, *, steps, accumulated, kept, **other):
@@ -20,15 +23,7 @@ def run_of(seed, *, steps, accumulated, kept, **other):
         The log, the settings beside it, and the rollouts and tokens after each step.
     """
     rng, batch = random.Random(seed), 4 * kept
-    settings = {
-        **SIZES,
-        "gradient_accumulation_steps": accumulated,
-        "steps_per_generation": kept,
-        "max_steps": steps,
-        "num_generations_eval": 2,
-        "per_device_eval_batch_size": 2,
-        **other,
-    }
+    sizes = {"gradient_accumulation_steps": accumulated, "steps_per_generation": kept, "max_steps": steps}
     rows, truth, rollouts, tokens = [], [], 0, 0
     for step in range(1, steps + 1):
         lengths = []
@@ -43,7 +38,7 @@ def run_of(seed, *, steps, accumulated, kept, **other):
         rows.append({"loss": 0.1, "num_tokens": None, "epoch": round(step / 120 / kept, 8), **made, **counted})
         took = {"eval_runtime": 2.0, "eval_samples_per_second": 8.0}
         rows.append({"eval_reward": rng.randint(0, 32) / 32, **took, **counted})
-    return rows, settings, truth
+    return rows, SIZES | sizes | other, truth
 
 
 @profile(max_examples=20, deadline=None)

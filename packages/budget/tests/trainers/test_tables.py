@@ -1,6 +1,9 @@
 """Rows in files: every cell is a number, empty or refused with its place; formats and encodings change nothing."""
 
+import bz2
+import gzip
 import json
+import lzma
 import math
 import pprint
 import re
@@ -8,15 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from good_logs import ROWS, console_of, csv_of, parquet_of
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.errors import DamagedLogError
 from isocompute.budget.trainers.logs.sources import read_logs
 from isocompute.budget.trainers.registry import TRAINERS
-from isocompute.budget.trainers.search import log_sources
-from reading_logs import FIXTURES
+from reading_logs import FIXTURES, ROWS, console_of, csv_of, parquet_of
 
 LENGTH = "response_length/mean"
 LAYOUT = TRAINERS["verl"].logs.layout
@@ -155,6 +156,8 @@ def test_what_a_file_holds_decides_and_not_its_name_or_its_encoding():
         for name in {"run", "run.log", "run.txt", f"run.{kind}", *(["run.csv"] if kind == "jsonl" else [])}:
             for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32"):
                 assert rows(read(name, content.encode(encoding))) == PLAIN
+    for pack in (gzip.compress, bz2.compress, lzma.compress):
+        assert rows(read("run.csv", pack(contents["csv"].encode()))) == PLAIN
 
 
 @pytest.mark.slow("reads Parquet in a process of its own")
@@ -208,20 +211,6 @@ def test_what_verl_prints_is_read_as_it_was_logged(values, shown, prefix, noise,
     for row in table:
         for key in (LENGTH, score):
             assert found[row["step"]][key] == pytest.approx(row[key], rel=0, abs=error)
-
-
-def test_a_console_is_a_log_only_where_a_step_is_printed(tmp_path):
-    for name, text, is_log in (
-        ("train.log", console_of(ROWS), True),
-        ("nohup.out", console_of(ROWS), True),
-        ("slurm", console_of(ROWS), True),
-        ("other.log", "Training:  3%\ntiming_s/step:12.3 - 5:7\n", False),
-        ("README.md", console_of(ROWS), False),
-        ("run.jsonl.gz", "", True),
-        ("events.out.tfevents.1", "", True),
-    ):
-        (tmp_path / name).write_text(text)
-        assert (str(tmp_path / name) in log_sources(str(tmp_path))[0]) == is_log
 
 
 def test_the_configuration_that_verl_prints_is_the_runs():

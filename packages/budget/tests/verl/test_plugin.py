@@ -11,11 +11,10 @@ import sys
 from dataclasses import asdict
 
 import pytest
-import verl_inputs
 import verl_runs
 from isocompute.budget import BudgetError, History, Ledger
 from reading_logs import needed
-from verl_inputs import Case
+from verl_runs import Case
 
 pytestmark = pytest.mark.slow("runs of veRL, with Ray")
 
@@ -47,7 +46,7 @@ def verl():
 @pytest.fixture(scope="module")
 def prepared(verl, tmp_path_factory):
     place = tmp_path_factory.mktemp("prepared")
-    verl_inputs.prepare(place)
+    verl_runs.prepare(place)
     return place
 
 
@@ -111,7 +110,7 @@ def check(case, found, path):
 
 
 def random_cases(count):
-    return [verl_inputs.random_case(random.Random(f"{SEED} {number}")) for number in range(count)]
+    return [verl_runs.random_case(random.Random(f"{SEED} {number}")) for number in range(count)]
 
 
 def test_the_ledger_of_a_run_is_what_it_dispatched(verl, tmp_path):
@@ -141,7 +140,7 @@ def test_a_run_that_was_killed_goes_on_with_its_ledger(verl, tmp_path):
 
 @pytest.fixture
 def config(prepared):
-    return lambda case=CASES[1], folder="run": verl_inputs.configuration(case, prepared / folder)
+    return lambda case=CASES[1], folder="run": verl_runs.configuration(case, prepared / folder)
 
 
 @pytest.mark.parametrize("case", CASES[:4], ids=lambda case: case.mode)

@@ -61,8 +61,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     if (arguments.anchor is None) != (arguments.anchor_batch is None):
         raise BudgetError("a learning rate needs both --anchor and --anchor-batch")
     most = _max_batch(arguments)
-    given = {field.name: getattr(arguments, field.name) for field in fields(Constraints)}
-    plan = grid(Constraints(**{**given, "max_batch": most}))
+    plan = grid(Constraints(**{**_given(Constraints, arguments), "max_batch": most}))
     if not plan.splits:
         left_out = "; ".join(f"{plural(count, 'split')} with {limit}" for limit, count in plan.limits)
         none = f"no power of two from 2 is a group for batches of at most {most:,}"
@@ -86,61 +85,55 @@ def _max_batch(arguments: argparse.Namespace) -> int:
 def add_model_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options on the model, the lengths and the device."""
     group = command.add_argument_group("the model and the device, to estimate time, memory and money")
-    group.add_argument("--model-parameters", type=parameters, metavar="N", help="parameters, of all experts: 7B")
+    said = "parameters, of all experts: 7B"
+    group.add_argument("--model-parameters", dest="parameters", type=parameters, metavar="N", help=said)
     group.add_argument("--active-parameters", type=parameters, metavar="N", help="of a token (default: all of them)")
     group.add_argument("--response-tokens", type=number, metavar="T", help="mean response at first")
     group.add_argument("--device", choices=DEVICES, help="the accelerator")
     group.add_argument("--prompt-tokens", type=number, default=0.0, metavar="P", help="mean prompt (default: 0)")
-    group.add_argument("--response-growth", type=number, default=1.0, metavar="G", help="of the mean, by the end")
+    said = "of the mean, by the end"
+    group.add_argument("--response-growth", dest="growth", type=number, default=1.0, metavar="G", help=said)
     group.add_argument("--spread", type=number, default=SPREAD, metavar="S", help="of the mean (default: %(default)s)")
     group.add_argument("--layers", type=whole, metavar="L", help="layers, for the attention term and the memory")
     group.add_argument("--width", type=whole, metavar="d", help="hidden size, for the same")
     group.add_argument("--vocabulary", type=whole, metavar="V", help="for the logits, and a head in float32")
     group.add_argument("--float32-head", action="store_true", help="the trainer computes logits in float32")
     for phase, doing in (("generation", "sampling"), ("training", "training")):
-        said = f"share of the peak while {doing}"
-        group.add_argument(f"--{phase}-utilisation", type=_shares, metavar="LOW,LIKELY,HIGH", help=said)
+        said, shares = f"share of the peak while {doing}", getattr(Utilisation(), phase)
+        name = f"--{phase}-utilisation"
+        group.add_argument(name, dest=phase, type=_shares, default=shares, metavar="LOW,LIKELY,HIGH", help=said)
     group.add_argument("--tokens-per-second", type=number, metavar="R", help="sampling of one device, as measured")
     group.add_argument("--extra-forwards", type=whole, default=0, metavar="F", help="of the trainer (reference, …)")
-    group.add_argument("--no-shared-prompt", action="store_true", help="the engine has no prefix cache")
+    said = "the engine has no prefix cache"
+    group.add_argument("--no-shared-prompt", dest="shared_prompt", action="store_false", help=said)
     group.add_argument("--price", type=number, metavar="X", help="price of one device-hour")
     group.add_argument("--currency", default="USD", help="currency of the price (default: %(default)s)")
 
 
 def model_setting(arguments: argparse.Namespace) -> Setting | None:
     """The setting that the options describe, or None when none of them is given."""
-    need = {name: getattr(arguments, name) for name in ("model_parameters", "response_tokens", "device")}
-    given = [name for name, value in need.items() if value is not None]
-    if not given:
+    need = {
+        "--model-parameters": arguments.parameters,
+        "--response-tokens": arguments.response_tokens,
+        "--device": arguments.device,
+    }
+    missing = [name for name, value in need.items() if value is None]
+    if len(missing) == len(need):
         return None
-    if len(given) < len(need):
-        missing = " and ".join(f"--{name.replace('_', '-')}" for name in need if name not in given)
-        raise BudgetError(f"an estimate of time and memory needs {missing} as well")
-    usual = Utilisation()
-    return Setting(
-        model=Model(
-            parameters=arguments.model_parameters,
-            active_parameters=arguments.active_parameters,
-            layers=arguments.layers,
-            width=arguments.width,
-            vocabulary=arguments.vocabulary,
-        ),
-        lengths=Lengths(
-            prompt_tokens=arguments.prompt_tokens,
-            response_tokens=arguments.response_tokens,
-            growth=arguments.response_growth,
-            spread=arguments.spread,
-        ),
-        device=device(arguments.device),
-        utilisation=Utilisation(
-            generation=arguments.generation_utilisation or usual.generation,
-            training=arguments.training_utilisation or usual.training,
-        ),
-        tokens_per_second=arguments.tokens_per_second,
-        extra_forwards=arguments.extra_forwards,
-        shared_prompt=not arguments.no_shared_prompt,
-        float32_head=arguments.float32_head,
-    )
+    if missing:
+        raise BudgetError(f"an estimate of time and memory needs {' and '.join(missing)} as well")
+    parts = {
+        "model": Model(**_given(Model, arguments)),
+        "lengths": Lengths(**_given(Lengths, arguments)),
+        "utilisation": Utilisation(**_given(Utilisation, arguments)),
+        "device": device(arguments.device),
+    }
+    return Setting(**{**_given(Setting, arguments), **parts})
+
+
+def _given(of: type[Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options that are called as the fields of a dataclass are."""
+    return {field.name: getattr(arguments, field.name) for field in fields(of) if hasattr(arguments, field.name)}
 
 
 def _shares(text: str) -> tuple[float, float, float]:

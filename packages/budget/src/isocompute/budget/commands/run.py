@@ -117,11 +117,7 @@ PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 
 class Command:
-    """A command, the processes of its group, and their orderly end: a signal, then SIGTERM, and then SIGKILL.
-
-    Attributes:
-        sent: Names of the signals sent to end it.
-    """
+    """A command, the processes of its group, and their orderly end: a signal, SIGTERM, SIGKILL; ``sent`` names them."""
 
     def __init__(self, words: Sequence[str], *, first: signal.Signals = signal.SIGINT, grace: float = 60.0) -> None:
         """Take what is to be started.

@@ -14,7 +14,7 @@ from typing import Any
 from ..contract.errors import printable
 from ..contract.files import write_text
 from ..errors import LARGEST, BudgetError, shorten
-from ..trainers.registry import TRAINERS
+from ..trainers.registry import READERS
 
 SOURCES = "a ledger, a folder of ledgers, or a ledger table (Parquet, CSV, mlflow:EXPERIMENT, runs:/RUN_ID)"
 """The sources that ``account`` reads, for help texts."""
@@ -84,8 +84,7 @@ def write_json(document: Any, path: Path) -> None:
 
 def add_log_arguments(parser: argparse._ActionsContainer, *, of_runs: bool = False) -> None:
     """Add ``--trainer``, ``--config`` and ``--set``: whose log it is, and what it, or one of several runs, lacks."""
-    read = [name for name, known in TRAINERS.items() if known.logs]
-    parser.add_argument("--trainer", choices=read, help="whose log it is (default: as its metrics say)")
+    parser.add_argument("--trainer", choices=READERS, help="whose log it is (default: as its metrics say)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="the run's configuration, where the log lacks it")
     kind, form = (assignment_of_run, "[RUN:]NAME=VALUE") if of_runs else (assignment, "NAME=VALUE")
     said = "what neither log nor configuration say: questions=300, or a setting by the trainer's own name"

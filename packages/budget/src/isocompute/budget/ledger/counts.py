@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import add, sub
 from typing import TYPE_CHECKING
 
 from ..contract.errors import printable
@@ -45,21 +46,18 @@ class Counts:
     def __add__(self, other: object) -> Counts:
         if not isinstance(other, Counts):
             return NotImplemented
-        return unchecked_counts(
-            self.rollouts + other.rollouts,
-            self.prompt_tokens + other.prompt_tokens,
-            self.response_tokens + other.response_tokens,
-        )
+        return unchecked_counts(*map(add, self.each, other.each))
 
     def __sub__(self, part: Counts) -> Counts:
-        return unchecked_counts(
-            self.rollouts - part.rollouts,
-            self.prompt_tokens - part.prompt_tokens,
-            self.response_tokens - part.response_tokens,
-        )
+        return unchecked_counts(*map(sub, self.each, part.each))
 
     def __bool__(self) -> bool:
-        return bool(self.rollouts or self.prompt_tokens or self.response_tokens)
+        return any(self.each)
+
+    @property
+    def each(self) -> tuple[int, int, int]:
+        """Rollouts, prompt tokens and response tokens."""
+        return self.rollouts, self.prompt_tokens, self.response_tokens
 
 
 def unchecked_counts(rollouts: int, prompt_tokens: int, response_tokens: int) -> Counts:
@@ -83,27 +81,18 @@ def split(counts: Counts, shares: Sequence[int]) -> list[Counts]:
     parts = []
     for share in shares:
         taken += share
-        until = unchecked_counts(
-            counts.rollouts * taken // total,
-            counts.prompt_tokens * taken // total,
-            counts.response_tokens * taken // total,
-        )
+        until = unchecked_counts(*(count * taken // total for count in counts.each))
         parts.append(until - before)
         before = until
     return parts
 
 
-def check_cohorts(counts: Mapping[str, Counts]) -> None:
-    """Refuse counts under a name that is not a cohort's."""
-    for cohort in counts:
-        if cohort not in COHORTS:
-            raise BudgetError(f"{cohort!r} is not a cohort; the cohorts are {', '.join(COHORTS)}")
-
-
 def charged_counts(charged: Mapping[str, Counts] | pl.DataFrame) -> Mapping[str, Counts]:
     """Return a charge as counts by cohort: it is that, or a table as ``counts_by_cohort`` takes it."""
     if isinstance(charged, Mapping):
-        check_cohorts(charged)
+        unknown = next((cohort for cohort in charged if cohort not in COHORTS), None)
+        if unknown is not None:
+            raise BudgetError(f"{unknown!r} is not a cohort; the cohorts are {', '.join(COHORTS)}")
         return charged
     # A caller with a polars table has loaded polars; a run that charges plain counts never needs it.
     polars = sys.modules.get("polars")

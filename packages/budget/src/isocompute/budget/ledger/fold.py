@@ -116,16 +116,8 @@ def end(sql: sqlite3.Connection, step: int) -> None:
 def charge(
     sql: sqlite3.Connection, attempt: int, parts: Sequence[tuple[int, Mapping[str, Counts]]], device_seconds: float
 ) -> None:
-    """Charge what an attempt generated.
-
-    Args:
-        parts: Steps, each with counts by cohort; the first may have none. It takes the device time.
-    """
-    rows = [
-        (step, cohort, c.rollouts, c.prompt_tokens, c.response_tokens)
-        for step, counts in parts
-        for cohort, c in counts.items()
-    ]
+    """Charge steps, each with counts by cohort, to an attempt; the first may have none, and takes the device time."""
+    rows = [(step, cohort, *c.each) for step, counts in parts for cohort, c in counts.items()]
     (first, counts), last = parts[0], parts[-1][0]
     recorded = rows if counts else [(first, None, 0, 0, 0), *rows]
     times = [device_seconds or None, *[None] * len(rows)]

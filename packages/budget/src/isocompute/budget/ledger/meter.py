@@ -31,14 +31,11 @@ class Meter:
         ledger.note_limits(limits)
 
     def admit(self, step: int, rollouts: int) -> Admission:
-        """Admit or refuse a step; this changes nothing.
+        """Admit or refuse a step that would generate so many rollouts for training, B_p · n; this changes nothing.
 
         A step that would exceed the limit on rollouts is refused. So is any step once the limit on response
         tokens, device time or money is reached: the step that crosses it is the last, and what it went over is
         the overshoot.
-
-        Args:
-            rollouts: Rollouts that it would generate for training, B_p · n.
         """
         step, rollouts = whole(step, "step", least=0), whole(rollouts, "rollouts", least=1)
         return self._standing.admission(step, rollouts)

@@ -337,17 +337,12 @@ def _said(path: Path, error: sqlite3.Error) -> str:
             f"is damaged ({reason(error)}): restore it from a copy, or save what is whole with "
             f"sqlite3 {path.name} .recover"
         )
-    journal = Path(f"{os.path.realpath(path)}-journal")
-    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_IOERR_DELETE")) and _has_content(journal):
+    journal, left = Path(f"{os.path.realpath(path)}-journal"), 0
+    with contextlib.suppress(OSError):
+        left = journal.stat().st_size
+    if left and name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_IOERR_DELETE")):
         return (
             f"a process was killed while it charged, and what it left half-done, in {journal.name}, must be undone "
             f"first ({reason(error)}): read it once where this folder may be written to"
         )
     return f"cannot be read or written ({reason(error)}, {name})"
-
-
-def _has_content(path: Path) -> bool:
-    try:
-        return path.stat().st_size > 0
-    except OSError:
-        return False

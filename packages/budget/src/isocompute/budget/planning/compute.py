@@ -212,11 +212,7 @@ LONGEST = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """An amount that is not known exactly; its unit is that of what returns it.
-
-    Attributes:
-        assumptions: What the three rest on, one sentence each.
-    """
+    """An amount that is not known exactly, in the unit of what returns it, and the sentences that it rests on."""
 
     low: float
     likely: float
@@ -293,11 +289,7 @@ class Model:
         return (self.vocabulary or 0) * (self.width or 0)
 
     def attention(self, begin: float, end: float) -> float:
-        """FLOPs of attention in a forward pass over some positions of a sequence, 2·L·d·(end² − begin²).
-
-        Returns:
-            FLOPs; 0 where the layers and the width are not known.
-        """
+        """FLOPs of attention in a forward pass over some positions, 2·L·d·(end² − begin²); 0 without L and d."""
         if self.layers is None or self.width is None:
             return 0.0
         return 2.0 * self.layers * self.width * (end**2 - begin**2)
@@ -513,11 +505,7 @@ class Setting:
             )
 
     def estimate(self, rollouts: int, *, rollouts_per_problem: int = 1) -> Estimate:
-        """Estimate what generating rollouts and training on all of them costs.
-
-        Args:
-            rollouts_per_problem: n, responses that share a prompt.
-        """
+        """Estimate what generating rollouts, of which n share a prompt, and training on all of them costs."""
         n = whole(rollouts_per_problem, "rollouts_per_problem", least=1)
         model, prompt, forwards = self.model, self.lengths.prompt_tokens, self.extra_forwards
         head = model.head if self.float32_head else 0

@@ -87,11 +87,7 @@ def dispatched(lengths: Iterable[float], *, replicas: int, limit: int) -> tuple[
 
 
 def unbroken(lengths: Sequence[int], *, replicas: int, limit: int) -> tuple[Decoded, ...]:
-    """Return the work of each replica where the next batch fills every place that becomes free, as when pipelined.
-
-    Args:
-        limit: Most responses alive in a replica.
-    """
+    """The work of each replica, as by ``dispatched``, where the next batch fills every place that becomes free."""
     alive = min(limit, max(1.0, len(lengths) / whole(replicas, "replicas", least=1)))
     tokens = sum(lengths) / replicas
     return (Decoded(steps=tokens / alive, tokens=tokens),) * replicas
@@ -120,11 +116,7 @@ class Latency:
     prompt: Interval
 
     def of(self, work: Decoded, *, prompt_tokens: float = 0.0) -> Interval:
-        """Seconds of an engine's part of a batch.
-
-        Args:
-            prompt_tokens: Tokens of its prompts, shared ones once.
-        """
+        """Seconds of an engine's part of a batch, whose shared prompts count once."""
         return self.step.times(work.steps) + self.each.times(work.tokens) + self.prompt.times(prompt_tokens)
 
 

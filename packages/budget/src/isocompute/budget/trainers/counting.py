@@ -117,12 +117,9 @@ class StepCounts:
 
     @classmethod
     def of(cls, points: Sequence[StepCount], per_step: int | None, *, plain: int, baselines: int = 0) -> StepCounts:
-        """Make counts in which all that exceeds whole batches replaced discarded groups.
+        """Make counts in which all that exceeds whole batches, and baselines, replaced discarded groups.
 
         Where no setting says what a step generates, the next one is taken to be like the last.
-
-        Args:
-            baselines: Rollouts that only served as baselines.
         """
         more = {"remax baselines": baselines, "refill": (points[-1].rollouts if points else 0) - plain - baselines}
         if per_step is None and points:
@@ -330,11 +327,7 @@ def metric_of_successes(log: Log, settings: Settings, metric: str, share: str) -
 def mean_scores(
     log: Log, metric: str, best: str, samples: int, *, low: float = 0.0, binary: bool | None = None
 ) -> Iterator[tuple[int, Score]]:
-    """The scores of a problem set, by step: means, and the best of all samples where that is logged.
-
-    Args:
-        low: What a failure is rewarded with.
-    """
+    """The scores of a problem set by step, failures being rewarded with ``low``: means, and the best of all samples."""
     for step, metrics in log.rows:
         if metric in metrics:
             columns = {f"avg_at_{samples}": (metrics[metric] - low) / (1 - low)}

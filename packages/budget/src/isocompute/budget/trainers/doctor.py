@@ -25,7 +25,7 @@ from ..contract.tracking import is_of_mlflow
 from ..errors import BudgetError, reason
 from .counting import LARGEST_COUNT, LoggedEvaluation, StepCounts, success_rates
 from .logs.log import EVALUATED, Log, join
-from .registry import TRAINERS
+from .registry import READERS, TRAINERS
 from .registry import trainer as registered
 from .search import Unread, log_sources, once, read_source, with_settings_beside
 from .settings import Batching, MissingSettingError, Settings, Value, configuration, parse_value, plain
@@ -69,8 +69,9 @@ def table(
 def reader_of(known: Trainer) -> LogReader:
     """Return the reader of a trainer's logs."""
     if known.logs is None:
-        able = ", ".join(name for name, other in TRAINERS.items() if other.logs)
-        raise BudgetError(f"the logs of {known.title} are not read, only its settings; those of {able} are")
+        raise BudgetError(
+            f"the logs of {known.title} are not read, only its settings; those of {', '.join(READERS)} are"
+        )
     return known.logs
 
 
@@ -428,7 +429,7 @@ def examine(
     """Find runs and say what is understood of each; ``shared`` is the configuration of all, if logs lack it."""
     runs, unread, files = _found(sources, given, trainer, shared or {})
     if not unread and not runs:
-        raise BudgetError(f"{', '.join(sources)}: no run of {_known()} found")
+        raise BudgetError(f"{', '.join(sources)}: no run of {', '.join(READERS)} found")
     said = given.of([(log.name, *log.also) for _, log in runs], [u.source for u in unread])
     patients = [_examine(known, log, shared or {}, own) for (known, log), own in zip(runs, said, strict=True)]
     for patient, own in zip(patients, said, strict=True):
@@ -460,7 +461,7 @@ def _found(
                     raise
                 found, failed = {}, [Unread(source=one, reason=str(error))]
             if one == source and not found and not failed and not is_of_mlflow(one):
-                failed = [Unread(source=one, reason=f"holds no metric of {trainer or _known()}")]
+                failed = [Unread(source=one, reason=f"holds no metric of {trainer or ', '.join(READERS)}")]
             files += bool(found)
             unread += failed
             for name, logs in found.items():
@@ -505,10 +506,6 @@ def ingest(
     if not parts:
         raise BudgetError(f"{', '.join(sources)}: holds no run of {name}")
     return table(parts, notes, where=", ".join(sources), numbered=every.get("seed") == "auto")
-
-
-def _known() -> str:
-    return ", ".join(name for name, known in TRAINERS.items() if known.logs)
 
 
 def _near(name: str, known: frozenset[str]) -> str:

@@ -24,11 +24,7 @@ Stamp = tuple[tuple[str, int, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """The content of a log when it was looked at.
-
-    Attributes:
-        settled: Whether nothing was written since the look before, so that the last entry is whole.
-    """
+    """What a log held when it was looked at; settled, and so whole, if nothing was written since the look before."""
 
     logs: tuple[Log, ...] = ()
     problem: str = ""

@@ -43,8 +43,7 @@ LENGTH = "train/response_length"
 RESPONSES = "eval/eval_num_samples"
 
 
-def write(run: RunPlan) -> Configuration:
-    """Settings for a run."""
+def _write(run: RunPlan) -> Configuration:
     a = run.allocation
     needed = a.problems_per_batch * a.update_steps
     episodes, samples = 1, needed
@@ -90,8 +89,7 @@ def write(run: RunPlan) -> Configuration:
     )
 
 
-def parse(settings: Settings) -> Batching:
-    """Interpret OpenRLHF's settings."""
+def _parse(settings: Settings) -> Batching:
     problems = settings.whole("rollout.batch_size", "rollout_batch_size", default=1024)
     n = settings.whole("rollout.n_samples_per_prompt", "n_samples_per_prompt", default=1)
     batch = settings.whole("train.batch_size", "train_batch_size", default=128)
@@ -153,8 +151,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     return evals
 
 
-def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
-    """Count what each step of a run generated for training."""
+def _progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     return _counting(log, settings).progress()
 
 
@@ -288,8 +285,8 @@ OPENRLHF = Trainer(
     name="openrlhf",
     title="OpenRLHF",
     style="dashes",
-    write=write,
-    parse=parse,
+    write=_write,
+    parse=_parse,
     logs=LogReader(
         layout=LogLayout(
             # Evaluations are rows of their own in W&B, with a step of their own.
@@ -300,7 +297,7 @@ OPENRLHF = Trainer(
         seeds=("train.seed",),
         learning_rates=("actor.adam.lr", "actor_learning_rate"),
         evaluations=evaluations,
-        progress=progress,
+        progress=_progress,
         understands=("rollouts_per_step", "pass_rate_of"),
     ),
     parallelism=("tensor", "context"),

@@ -23,8 +23,7 @@ from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_q
 from .trainer import Trainer
 
 
-def write_open_instruct(run: RunPlan) -> Configuration:
-    """Settings for a run."""
+def _write_open_instruct(run: RunPlan) -> Configuration:
     a = run.allocation
     nodes, per_node = run.nodes
     learners: list[Value] = [per_node] * nodes
@@ -55,8 +54,7 @@ def write_open_instruct(run: RunPlan) -> Configuration:
     )
 
 
-def parse_open_instruct(settings: Settings) -> Batching:
-    """Interpret open-instruct's settings."""
+def _parse_open_instruct(settings: Settings) -> Batching:
     problems = settings.whole("num_unique_prompts_rollout", default=16)
     n = settings.whole("num_samples_per_prompt_rollout", default=4)
     episodes = settings.whole("total_episodes", default=100_000)
@@ -102,8 +100,8 @@ OPEN_INSTRUCT = Trainer(
     name="open-instruct",
     title="open-instruct",
     style="dashes",
-    write=write_open_instruct,
-    parse=parse_open_instruct,
+    write=_write_open_instruct,
+    parse=_parse_open_instruct,
     parallelism=("context",),
 )
 
@@ -112,8 +110,7 @@ DTENSOR, MEGATRON = "policy.dtensor_cfg", "policy.megatron_cfg"
 COLOCATED = "policy.generation.colocated"
 
 
-def write_nemo_rl(run: RunPlan) -> Configuration:
-    """Settings for a run."""
+def _write_nemo_rl(run: RunPlan) -> Configuration:
     a = run.allocation
     nodes, per_node = run.nodes
     return Configuration(
@@ -152,8 +149,7 @@ def _degrees(run: RunPlan) -> dict[str, Value]:
     return {**(degrees if p.devices > 1 else {}), **run.learning_rate_setting("policy.optimizer.kwargs.lr")}
 
 
-def parse_nemo_rl(settings: Settings) -> Batching:
-    """Interpret NeMo-RL's settings."""
+def _parse_nemo_rl(settings: Settings) -> Batching:
     problems = settings.whole("grpo.num_prompts_per_step", default=32)
     n = settings.whole("grpo.num_generations_per_prompt", default=16)
     batch = settings.whole("policy.train_global_batch_size", default=512)
@@ -211,7 +207,7 @@ NEMO_RL = Trainer(
     name="nemo-rl",
     title="NeMo-RL",
     style="hydra",
-    write=write_nemo_rl,
-    parse=parse_nemo_rl,
+    write=_write_nemo_rl,
+    parse=_parse_nemo_rl,
     parallelism=("tensor", "pipeline", "context"),
 )

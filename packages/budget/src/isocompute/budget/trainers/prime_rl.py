@@ -40,8 +40,7 @@ CANCELLED = re.compile(
 SOURCES = ("orchestrator.train.source", "orchestrator.train.env", "orchestrator.env", "train.source", "train.env")
 
 
-def write(run: RunPlan) -> Configuration:
-    """Settings for a run."""
+def _write(run: RunPlan) -> Configuration:
     a = run.allocation
     nodes, per_node = run.nodes
     # One machine holds at least one device for inference in addition to those that train.
@@ -75,8 +74,7 @@ def write(run: RunPlan) -> Configuration:
     )
 
 
-def parse(settings: Settings) -> Batching:
-    """Interpret prime-rl's settings."""
+def _parse(settings: Settings) -> Batching:
     batch = settings.whole("orchestrator.batch_size", "batch_size")
     tokens = settings.whole("orchestrator.token_batch_size", "token_batch_size")
     if batch is None and tokens is None:
@@ -182,8 +180,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     return evals
 
 
-def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
-    """Count what each step of a run generated for training."""
+def _progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     n = _required_group(log, settings, batching)
     tally, first = _counting(log, settings, 1)
     points = []
@@ -258,15 +255,15 @@ PRIME_RL = Trainer(
     name="prime-rl",
     title="prime-rl",
     style="dashes",
-    write=write,
-    parse=parse,
+    write=_write,
+    parse=_parse,
     logs=LogReader(
         layout=LogLayout(steps=("step",), needed=re.compile(rf"{METRIC.pattern}|{ROLLOUTS}$")),
         marks=re.compile(rf"{METRIC.pattern}|{ROLLOUTS}$"),
         seeds=("orchestrator.seed",),
         learning_rates=("trainer.optim.lr", "optim.lr"),
         evaluations=evaluations,
-        progress=progress,
+        progress=_progress,
         understands=("rollouts_per_step",),
     ),
     parallelism=("context",),

@@ -14,7 +14,7 @@ from .skyrl import SKYRL
 from .slime import SLIME
 from .swift import SWIFT
 from .tinker import TINKER
-from .trainer import Trainer
+from .trainer import LogReader, Trainer
 from .trl import TRL
 from .verl import VERL
 
@@ -24,6 +24,8 @@ TRAINERS: Mapping[str, Trainer] = {
     for known in (SWIFT, TRL, VERL, OPENRLHF, PRIME_RL, SKYRL, TINKER, SLIME, OPEN_INSTRUCT, NEMO_RL)
 }
 """Every trainer that an allocation can be written for."""
+READERS: Mapping[str, LogReader] = {name: known.logs for name, known in TRAINERS.items() if known.logs is not None}
+"""Of those whose logs are read, how."""
 
 
 def trainer(name: str) -> Trainer:

@@ -264,11 +264,7 @@ MOST_STEPS = 1_000_000
 
 
 class Generated:
-    """Rollouts and tokens that a run generated, by optimizer step, as its log says and one of some schedules explains.
-
-    Attributes:
-        notes: Starts that the log shows and does not name.
-    """
+    """Rollouts and tokens of a run by optimizer step, as its log and a schedule say; ``notes`` has unnamed starts."""
 
     def __init__(self, log: Log, schedules: Sequence[Schedule], batch: int) -> None:
         """Count them in batches of so many rollouts."""

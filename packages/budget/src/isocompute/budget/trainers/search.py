@@ -34,7 +34,7 @@ from .logs.sources import (
     read_logs,
     runs_of,
 )
-from .registry import TRAINERS
+from .registry import READERS, TRAINERS
 from .settings import Settings, load, plain
 from .trainer import LogReader, Trainer
 
@@ -76,7 +76,7 @@ def log_sources(source: str) -> tuple[list[str], list[Unread]]:
 
 def _below(root: Path) -> tuple[list[str], list[Unread]]:
     sources, unread = [str(state) for state in last_states(root) if state.is_file()], []
-    beside = [known.logs.beside for known in TRAINERS.values() if known.logs and known.logs.beside]
+    beside = [reader.beside for reader in READERS.values() if reader.beside]
 
     def closed(error: OSError) -> None:
         unread.append(Unread(source=str(error.filename), reason=f"cannot be opened ({reason(error)})"))
@@ -172,11 +172,10 @@ KEYS = (
 def _trainers_of(key: str) -> frozenset[str]:
     """The trainers that log a metric and no other one does."""
     found = set()
-    for name, known in TRAINERS.items():
-        if known.logs is not None:
-            entry = known.logs.layout.entry
-            names = entry({key: 0.0}) if entry else {key: 0.0}
-            found |= {name} if any(map(known.logs.marks.match, names)) else set()
+    for name, reader in READERS.items():
+        entry = reader.layout.entry
+        names = entry({key: 0.0}) if entry else {key: 0.0}
+        found |= {name} if any(map(reader.marks.match, names)) else set()
     return frozenset(found)
 
 
@@ -283,7 +282,7 @@ def _claimed(source: str, logs_in: Callable[[LogLayout], list[Log]], trainer: st
     found: dict[str, list[Log]] = {}
     claimed: set[str] = set()
     problems: dict[str, BudgetError] = {}
-    readers = {n: known.logs for n, known in TRAINERS.items() if known.logs is not None and trainer in (None, n)}
+    readers = {name: reader for name, reader in READERS.items() if trainer in (None, name)}
     for name, reader in readers.items():
         marks = reader.marks if trainer is None else reader.layout.needed
         try:
@@ -322,9 +321,8 @@ def _is_decided(path: Path) -> bool:
 @cache
 def _anyones() -> LogLayout:
     """The layout of a log of any trainer, to see whether there are metrics of one at all."""
-    readers = [known.logs for known in TRAINERS.values() if known.logs is not None]
-    marks = "|".join(re.sub(r"\(\?P<\w+>", "(", reader.marks.pattern) for reader in readers)
-    steps = dict.fromkeys([*(step for reader in readers for step in reader.layout.steps), *LOG_CALLS])
+    marks = "|".join(re.sub(r"\(\?P<\w+>", "(", reader.marks.pattern) for reader in READERS.values())
+    steps = dict.fromkeys([*(step for reader in READERS.values() for step in reader.layout.steps), *LOG_CALLS])
     return LogLayout(steps=tuple(steps), needed=re.compile(f"(?:train/|eval/)?(?:{marks})"))
 
 
@@ -343,11 +341,7 @@ def _names(name: str) -> frozenset[str]:
 
 
 def with_settings_beside(log: Log, source: str, known: Trainer, shared: Mapping[str, Any]) -> Log:
-    """A log with the settings of the nearest configuration beside it, where it lacks them.
-
-    Args:
-        shared: The configuration of all runs, which goes before one that lies beside a log.
-    """
+    """A log with the settings of the nearest configuration beside it, where it and the ``shared`` one lack them."""
     path = Path(source)
     folder, notes = path if path.is_dir() else path.parent, []
     for file in [Path(os.path.normpath(f / name)) for f in (folder, folder / "..") for name in BESIDE]:
@@ -361,7 +355,7 @@ def with_settings_beside(log: Log, source: str, known: Trainer, shared: Mapping[
         if not said.keys() & _names(known.name):
             continue
         own = {key: value for key, value in plain(log.config, log.name).items() if value is not None}
-        read = _names(known.name) | ({*known.logs.seeds, *known.logs.learning_rates} if known.logs else set())
+        read = {*_names(known.name), *READERS[known.name].seeds, *READERS[known.name].learning_rates}
         new = {key: value for key, value in said.items() if key not in own and key not in shared}
         other = sorted(k for k in read & said.keys() & own.keys() if str(own[k]) != str(said[k]))
         if new.keys() & read:

@@ -53,8 +53,7 @@ TRAINED = re.compile(r"reward/avg_pass_at_(?P<n>\d+)$")
 DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 
 
-def write(run: RunPlan) -> Configuration:
-    """Settings for a run."""
+def _write(run: RunPlan) -> Configuration:
     a = run.allocation
     nodes, per_node = run.nodes
     # An engine is spread like the policy where its devices are on one machine.
@@ -102,8 +101,7 @@ def _parallel(run: RunPlan) -> dict[str, Value]:
     return {}
 
 
-def parse(settings: Settings) -> Batching:
-    """Interpret SkyRL's settings."""
+def _parse(settings: Settings) -> Batching:
     problems = settings.whole("trainer.train_batch_size", default=1024)
     n = settings.whole("generator.n_samples_per_prompt", default=5)
     mini = settings.whole("trainer.policy_mini_batch_size", default=256)
@@ -179,8 +177,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     return evals
 
 
-def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
-    """Count what each step of a run generated for training."""
+def _progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     return _counting(log, settings).progress()
 
 
@@ -272,8 +269,8 @@ SKYRL = Trainer(
     name="skyrl",
     title="SkyRL",
     style="hydra",
-    write=write,
-    parse=parse,
+    write=_write,
+    parse=_parse,
     logs=LogReader(
         layout=LogLayout(
             # SkyRL hands its own step to W&B, also in the row of the evaluation before training.
@@ -286,7 +283,7 @@ SKYRL = Trainer(
         seeds=("trainer.seed",),
         learning_rates=(f"{POLICY}.optimizer_config.lr",),
         evaluations=evaluations,
-        progress=progress,
+        progress=_progress,
         understands=("metric", "rollouts_per_step"),
     ),
     parallelism=("tensor", "pipeline", "context"),

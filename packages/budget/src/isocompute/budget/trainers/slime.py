@@ -51,8 +51,7 @@ OWN_FILTERS = "check_reward_nonzero_std"
 """What the filters that always give a reason are called."""
 
 
-def write(run: RunPlan) -> Configuration:
-    """Settings for a run."""
+def _write(run: RunPlan) -> Configuration:
     a, p = run.allocation, run.parallelism
     nodes, per_node = run.nodes
     degrees = dict(zip(DEGREES, (p.tensor, p.pipeline, p.context), strict=True))
@@ -75,8 +74,7 @@ def write(run: RunPlan) -> Configuration:
     )
 
 
-def parse(settings: Settings) -> Batching:
-    """Interpret slime's settings."""
+def _parse(settings: Settings) -> Batching:
     problems = settings.whole("rollout_batch_size")
     if problems is None:
         settings.note_missing("problems per batch", "rollout_batch_size")
@@ -183,8 +181,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     return evals
 
 
-def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
-    """Count what each rollout of a run generated."""
+def _progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     counting = RolloutCounting(log, settings)
     tally, points = counting.tally, []
     for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
@@ -226,8 +223,8 @@ SLIME = Trainer(
     name="slime",
     title="slime",
     style="hyphens",
-    write=write,
-    parse=parse,
+    write=_write,
+    parse=_parse,
     logs=LogReader(
         layout=LogLayout(
             steps=("rollout/step", "eval/step", "step"),
@@ -237,7 +234,7 @@ SLIME = Trainer(
         seeds=("rollout_seed", "seed"),
         learning_rates=("lr",),
         evaluations=evaluations,
-        progress=progress,
+        progress=_progress,
         understands=("metric", "rollouts_per_step"),
     ),
     parallelism=("tensor", "pipeline", "context"),

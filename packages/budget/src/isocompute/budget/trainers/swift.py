@@ -37,8 +37,7 @@ PROCESSES = {
 """TRL's names of the launcher's settings, and ms-swift's."""
 
 
-def write(run: RunPlan) -> Configuration:
-    """Settings for a run."""
+def _write(run: RunPlan) -> Configuration:
     made = trl.write(run)
     return Configuration(
         settings={"rlhf_type": "grpo", **made.settings},
@@ -74,8 +73,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     return [replace(e, count=replace(_recounted(e.count, each), rollouts_error=0)) for e in found]
 
 
-def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
-    """Count what each step of a run generated for training."""
+def _progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     counts = trl.progress(log, settings, batching)
     each = _resampled(settings)
     if each is None:
@@ -105,7 +103,7 @@ SWIFT = Trainer(
     name="swift",
     title="ms-swift",
     style="dashes",
-    write=write,
+    write=_write,
     parse=parse,
     logs=LogReader(
         layout=replace(trl.LOGS.layout, steps=("global_step/max_steps", "iteration", *trl.LOGS.layout.steps)),
@@ -113,7 +111,7 @@ SWIFT = Trainer(
         seeds=trl.LOGS.seeds,
         learning_rates=trl.LOGS.learning_rates,
         evaluations=evaluations,
-        progress=progress,
+        progress=_progress,
         understands=(*trl.LOGS.understands, "rollouts_per_step"),
         beside=re.compile(r"completions\.jsonl|val_dataset\.jsonl"),
     ),

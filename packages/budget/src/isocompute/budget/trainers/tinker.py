@@ -57,8 +57,7 @@ REMOVES = "remove_constant_reward_groups"
 TEST_GROUP = ("test_group_size", "dataset_builder.test_group_size")
 
 
-def write(run: RunPlan) -> Configuration:
-    """Settings for a run."""
+def _write(run: RunPlan) -> Configuration:
     a = run.allocation
     return Configuration(
         settings={
@@ -75,8 +74,7 @@ def write(run: RunPlan) -> Configuration:
     )
 
 
-def parse(settings: Settings) -> Batching:
-    """Interpret a recipe's settings, or what ``config.json`` holds of them."""
+def _parse(settings: Settings) -> Batching:
     groups, n = settings.whole(*GROUPS), settings.whole(*GROUP)
     for value, what, name in ((groups, "problems per batch", GROUPS[0]), (n, "rollouts per problem", GROUP[0])):
         if value is None:
@@ -271,8 +269,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     return evals
 
 
-def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
-    """Count what each iteration of a run generated."""
+def _progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     counting, points = IterationCounting(log, settings), []
     substeps = settings.whole("num_substeps") or 1
     for step, metrics in log.rows:
@@ -352,11 +349,7 @@ def _score(
     of: Sequence[Trajectory],
     samples: int | None,
 ) -> Score:
-    """The score of one evaluation: by its trajectories, held against what was logged of them, or by that alone.
-
-    Args:
-        samples: To a question, where its trajectories do not say it.
-    """
+    """The score by its trajectories, held against what was logged; where ``samples`` are given, by that alone."""
     logged, episodes = metrics.get(prefix + what), metrics.get(f"{prefix}total_episodes")
     if samples is not None:
         questions = None if episodes is None else int(episodes) // samples
@@ -387,8 +380,8 @@ TINKER = Trainer(
     name="tinker",
     title="Tinker cookbook",
     style="hydra",
-    write=write,
-    parse=parse,
+    write=_write,
+    parse=_parse,
     logs=LogReader(
         layout=LogLayout(
             # The cookbook hands its own step to W&B.
@@ -399,7 +392,7 @@ TINKER = Trainer(
         seeds=("seed", "dataset_builder.seed"),
         learning_rates=("learning_rate",),
         evaluations=evaluations,
-        progress=progress,
+        progress=_progress,
         understands=("metric", "rollouts_per_step", "train_reward"),
         beside=re.compile(r".*_rollout_summaries\.jsonl|(?:checkpoints|timing_spans|trace_events)\.jsonl"),
     ),

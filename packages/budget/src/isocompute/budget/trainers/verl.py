@@ -63,8 +63,7 @@ TRAINED = ("training/", "actor/", "critic/", "response_length/", "timing_s/")
 LENGTH = "response_length/mean"
 
 
-def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
-    """Count what each step of a run generated for training."""
+def _progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     counting = _counting(log, settings, batching, lengths(log, LENGTH))
     if _is_fully_async(settings):
         return counting.progress()
@@ -150,11 +149,7 @@ def _check_one_batch(log: Log) -> None:
 
 
 def _prompts(log: Log, settings: Settings, problems: int, responses: int) -> tuple[Tally, Own]:
-    """Find where a run's prompts are counted: dynamic sampling generates until a batch has passed its filter.
-
-    Args:
-        responses: To each prompt, baselines included.
-    """
+    """Find where a run's prompts are counted, each with all its responses, since a filter may have replaced some."""
     logged, key = log.keys, "data.gen_batch_size"
     generated = settings.whole(key)
     if generated is None and BATCHES in logged and not settings.has_defaults and key not in settings.given:
@@ -192,11 +187,6 @@ def is_v1(settings: Settings) -> bool:
     return settings.is_on("trainer.use_v1", default=True)
 
 
-def has_baseline(settings: Settings) -> bool:
-    """Return whether a greedy response to each prompt is sampled too; releases before V1 have no ``use_v1``."""
-    return settings.find("algorithm.adv_estimator")[1] == "remax" and not is_v1(settings)
-
-
 # MLflow refuses @, and veRL writes _at_ there. worst@k is only ever under val-aux.
 METRIC = re.compile(
     r"^val-(?:core|aux)/(?P<source>.+)/(?P<kind>[^/]+)/(?P<what>mean|best|worst|std)"
@@ -210,8 +200,7 @@ DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "contex
 """Megatron's names of tensor, pipeline and context parallelism."""
 
 
-def write(run: RunPlan) -> Configuration:
-    """Settings for a run."""
+def _write(run: RunPlan) -> Configuration:
     a = run.allocation
     nodes, per_node = run.nodes
     even = "rollout.tensor_model_parallel_size is 2 unless it is set, and must divide the devices"
@@ -258,8 +247,7 @@ def _parallel(run: RunPlan) -> dict[str, Value]:
     return {f"{ACTOR}.ulysses_sequence_parallel_size": p.context, "actor_rollout_ref.model.use_remove_padding": True}
 
 
-def parse(settings: Settings) -> Batching:
-    """Interpret veRL's settings."""
+def _parse(settings: Settings) -> Batching:
     n = settings.whole(f"{ROLLOUT}.n", default=1)
     mini = settings.whole(f"{ACTOR}.ppo_mini_batch_size", default=256)
     if _is_fully_async(settings):
@@ -304,7 +292,7 @@ def parse(settings: Settings) -> Batching:
         )
     elif filters or (generated and problems and generated != problems):
         settings.note_more("filter_groups", " (training/filter_groups/evicted_samples)")
-    remax = has_baseline(settings)
+    remax = settings.find("algorithm.adv_estimator")[1] == "remax" and not is_v1(settings)
     if remax:
         settings.notes.append("remax samples a greedy response per prompt as its baseline, in addition to rollout.n")
     mode = settings.text(f"{V1}.trainer_mode", default="sync")
@@ -429,8 +417,8 @@ VERL = Trainer(
     name="verl",
     title="veRL",
     style="hydra",
-    write=write,
-    parse=parse,
+    write=_write,
+    parse=_parse,
     logs=LogReader(
         layout=LogLayout(
             # veRL hands its own step to W&B, also in the rows of evaluations, which have no training/global_step.
@@ -441,7 +429,7 @@ VERL = Trainer(
         seeds=("data.seed", f"{ACTOR}.data_loader_seed"),
         learning_rates=(f"{ACTOR}.optim.lr",),
         evaluations=evaluations,
-        progress=progress,
+        progress=_progress,
         understands=("metric", "rollouts_per_step"),
         former={"val/test_score/": "veRL before 0.3"},
     ),

@@ -108,11 +108,7 @@ def _problem(data: bytes) -> str:
 def _csv(
     path: Path, text: str, known: Collection[str | None], left_out: list[str]
 ) -> tuple[list[str], list[list[Any]], bool]:
-    """Header and rows, and whether numbers may have decimal commas.
-
-    Args:
-        known: Columns of steps, by which the delimiter is told.
-    """
+    """Header, rows, and whether numbers may have decimal commas; columns of steps that are known tell the delimiter."""
     said = re.match(r"sep=(.)\r?\n", text)
     text = text[said.end() :] if said else text
     begin = text.lstrip("\r\n").split("\n", 1)[0]
@@ -155,11 +151,7 @@ EITHER = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")
 
 
 def _swap(path: Path, rows: Sequence[list[Any]], read: Mapping[int, str]) -> None:
-    """Write decimal commas as points, where a number among those that are read can have no other meaning.
-
-    Args:
-        read: Columns that are read, and their names.
-    """
+    """Write decimal commas as points, where a number in the columns that are read can have no other meaning."""
     if not any(
         "," in row[k]
         and not EITHER.fullmatch(row[k].strip())
