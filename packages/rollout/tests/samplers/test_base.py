@@ -38,20 +38,6 @@ def test_what_went_wrong_with_a_response_has_a_column_of_its_own() -> None:
     assert made["reward"].to_list() == [1, 0, 0]
 
 
-def test_columns_that_were_not_asked_for_are_left_out() -> None:
-    cut: dict[str, Any] = {"ids": np.array([1, 2], np.int32), "logprobs": np.zeros(2, np.float32)}
-    responses = [
-        Response(**cut, finish_reason="stop", sampled=np.array([True, False])),
-        Response(**cut, finish_reason="stop", retokenized=True),
-    ]
-    plain = table(responses, [Verdict(reward=0.0)] * 2, Columns())
-    full = table(responses, [Verdict(reward=0.0)] * 2, Columns(keep_text=True, sampled=True, retokenized=True))
-    assert full.drop("text", "sampled", "retokenized").equals(plain)
-    assert full["sampled"].to_list() == [[True, False], [True, True]]
-    assert full["retokenized"].to_list() == [False, True]
-    assert full["text"].to_list() == ["2", "2"]
-
-
 @pytest.mark.slow
 def test_a_group_with_a_response_that_hangs_holds_up_no_other() -> None:
     # The pattern takes for ever; a comparison of texts is done at once.

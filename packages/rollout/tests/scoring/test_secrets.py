@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError
 from isocompute.rollout.scoring.judges import CallableJudge
@@ -76,6 +76,7 @@ def test_a_response_reads_the_file_of_its_rule_and_what_is_listed_and_nothing_be
     assert [v.reward for v in verdicts[len(NAMES) :]] == [0] * (len(told) - 1) + [1]
 
 
+@settings(max_examples=15)
 @given(st.lists(st.booleans(), min_size=0, max_size=3))
 def test_what_belongs_to_a_module_is_its_package_or_else_its_file(
     tmp_path_factory: pytest.TempPathFactory, packages: list[bool]
@@ -118,6 +119,7 @@ def test_what_is_not_there_is_not_taken_for_what_only_root_may_read(
     assert json.loads(command("math", ScoringConfig(), "")[-1])["importable"] == []
 
 
+@settings(max_examples=25)
 @given(
     st.sampled_from(["", "error: ", "error: KeyError: ", "error: KeyError", NO_SCORE, f"{NO_SCORE}str "]),
     st.binary(min_size=6, max_size=40).map(bytes.hex),

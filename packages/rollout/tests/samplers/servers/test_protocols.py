@@ -4,7 +4,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -115,20 +114,6 @@ async def same(index: int) -> int:
     return index
 
 
-def test_who_takes_slowly_is_not_overrun() -> None:
-    begun: list[int] = []
-
-    async def note(index: int) -> None:
-        begun.append(index)
-
-    results = in_parallel(1000, note, at_a_time=4)
-    next(results)
-    time.sleep(0.2)
-    # One was taken, eight wait in the queue, and four are done and do not fit into it.
-    assert len(begun) <= 1 + 8 + 4
-    results.close()
-
-
 def test_an_error_ends_the_work_and_is_raised() -> None:
     async def work(index: int) -> int:
         if index == 5:
@@ -137,30 +122,6 @@ def test_an_error_ends_the_work_and_is_raised() -> None:
 
     with pytest.raises(ValueError, match="five"):
         list(in_parallel(10**6, work, at_a_time=4))
-
-
-class Panic(BaseException):
-    """As errors in Rust are."""
-
-
-@pytest.mark.parametrize("kind", [Panic, asyncio.CancelledError])
-def test_what_is_no_exception_ends_the_work_too(kind: type[BaseException]) -> None:
-    async def work(index: int) -> None:
-        raise kind
-
-    raised: list[BaseException] = []
-
-    def take() -> None:
-        try:
-            list(in_parallel(1, work, at_a_time=1))
-        except BaseException as error:
-            raised.append(error)
-
-    # A thread, so that waiting without end fails.
-    taking = threading.Thread(target=take, daemon=True)
-    taking.start()
-    taking.join(timeout=10)
-    assert [type(error) for error in raised] == [kind]
 
 
 def test_closing_early_ends_what_is_under_way() -> None:
