@@ -17,7 +17,7 @@ from isocompute.rollout.problems.sources import Candidate
 
 pytestmark = pytest.mark.slow("files and datasets")
 
-SHARED_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHARED_FOLDER = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 OWN_ROLES = {meaning: [role for role in ROLES if ROLES[role] == meaning] for meaning in ROLES.values()}
 
 

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.rollout import Interruption, RolloutError, Sampling, sampling_from
 from isocompute.rollout.samplers.sampling import EngineConfig, LengthPenalty, engine_from
@@ -30,6 +30,7 @@ SETTINGS = st.builds(
 )
 
 
+@settings(max_examples=40)
 @given(SETTINGS)
 def test_settings_survive_json(sampling: Sampling) -> None:
     assert sampling_from(json.loads(json.dumps(dataclasses.asdict(sampling)))) == sampling

@@ -9,7 +9,7 @@ from decimal import Decimal, localcontext
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError
 from isocompute.rollout.scoring.judges import runs
@@ -164,11 +164,6 @@ def test_a_program_reads_a_long_input_and_one_that_does_not_read_it_may_be_right
     assert rewards(scorer, "for i in range(50_000): print(i)", answer=many) == [1]
 
 
-def test_a_process_that_keeps_the_output_open_delays_nothing(any_scorer: Scorer) -> None:
-    leaves = f"import os, time\nif os.fork() == 0: time.sleep(1000)\n{RIGHT}"
-    assert rewards(any_scorer, leaves) == [1]
-
-
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -263,6 +258,7 @@ def blocks(draw: st.DrawFn, tag: str, text: str) -> str:
     return "\n".join(inside)
 
 
+@settings(max_examples=60)
 @given(st.data(), st.sampled_from((*TAGS, "")), st.sampled_from(PROGRAMS))
 def test_the_program_is_found_whatever_its_fence_and_whatever_else_is_in_the_response(
     data: st.DataObject, tag: str, program: str
@@ -277,13 +273,6 @@ def test_the_program_is_found_whatever_its_fence_and_whatever_else_is_in_the_res
         assert program_of(response.replace("\n", ending)) == program
     cut = response + "```python\nprint("
     assert program_of(cut) == program
-
-
-@given(st.lists(st.sampled_from(OTHERS), min_size=1), st.data())
-def test_a_block_of_another_language_is_never_the_program(others: list[tuple[str, str]], data: st.DataObject) -> None:
-    tagged = [each for each in others if each[0]]
-    response = "Look:\n\n" + "\n\n".join(data.draw(blocks(*each)) for each in tagged)
-    assert program_of(response) == response
 
 
 def test_fences_that_commonmark_does_not_read_hide_no_program() -> None:

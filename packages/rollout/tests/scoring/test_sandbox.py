@@ -309,23 +309,6 @@ def test_a_control_group_is_made_where_its_limits_are_delegated(
     assert not limits.ControlGroup("").limit(2**30, processes=34)
 
 
-def test_a_sandbox_is_in_its_control_group_and_takes_it_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if " cgroup2 " in line]
-    if not mounted or not os.access(mounted[0], os.W_OK):
-        pytest.skip("no control groups of version 2 that may be written")
-    # Whatever limits are delegated here.
-    monkeypatch.setattr(limits, "ROOT", Path(mounted[0]))
-    monkeypatch.setattr(limits, "CONTROLLERS", frozenset())
-    scorer = Scorer(ScoringConfig(workers=1))
-    assert rewards(scorer, items("aa", "b")) == [1, 0]
-    (process,) = scorer._pools["exact"]._processes
-    inside = {int(line) for line in (Path(process._group) / "cgroup.procs").read_text().split()}
-    assert inside == {each.pid for each in descendants(process.pid)}
-    assert len(inside) == 2
-    scorer.close()
-    assert not Path(process._group).exists()
-
-
 @pytest.mark.parametrize("own", [{"seconds": 0.2, "wall_factor": 5}], indirect=True)
 def test_after_two_responses_that_hang_the_others_of_their_group_wait_less(own: Scorer) -> None:
     own.check([EXECUTES])
@@ -453,11 +436,13 @@ def test_the_report_names_what_was_refused_just_now() -> None:
 def test_settings_are_checked_when_they_are_made() -> None:
     assert scoring_from({"seconds": 2, "without": ["user"]}) == ScoringConfig(seconds=2, without=("user",))
     assert scoring_from({"without": "user,files"}).without == ("user", "files")
+    assert scoring_from({"readable": "/usr,/bin"}).readable == ("/usr", "/bin")
     for given_settings, message in (
         ({"second": 1}, "scoring has no setting 'second'.*did you mean 'seconds'"),
         ({"seconds": 0}, "scoring.seconds is 0; it must"),
         ({"wall_factor": 0.5}, "scoring.wall_factor is 0.5"),
         ({"memory_bytes": 1}, "scoring.memory_bytes is 1"),
+        ({"readable": "nowhere/at/all"}, "scoring.readable names 'nowhere"),
         ({"without": ["sound"]}, "'sound'; it must be 'user', 'network', "),
     ):
         with pytest.raises(RolloutError, match=message):

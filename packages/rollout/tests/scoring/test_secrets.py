@@ -4,18 +4,16 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from isocompute.rollout import RolloutError
 from isocompute.rollout.scoring.judges import CallableJudge
 from isocompute.rollout.scoring.sandbox import layers
 from isocompute.rollout.scoring.sandbox.child import NO_SCORE, in_a_child
 from isocompute.rollout.scoring.sandbox.frames import said
 from isocompute.rollout.scoring.sandbox.limits import Limits
-from isocompute.rollout.scoring.sandbox.process import ScoringConfig, command, readable, scoring_from
+from isocompute.rollout.scoring.sandbox.process import ScoringConfig, command, readable
 from isocompute.rollout.scoring.scorer import Item, Scorer
 
 SECRET = "a-secret-of-the-working-folder"
@@ -129,10 +127,3 @@ def test_of_what_a_child_says_of_an_error_only_a_known_type_is_passed_on(start: 
     reply = in_a_child(lambda: said({"error": start + secret + end}), LIMITS)
     known = [text for text in ("error: KeyError", f"{NO_SCORE}str") if start in (f"{text}: ", f"{text} ")]
     assert reply == {"error": known[0] if known else "error: Exception"}
-
-
-@pytest.mark.parametrize("value", ["nowhere/at/all", ["", "/"], [3]])
-def test_what_is_readable_must_exist(value: Any) -> None:
-    with pytest.raises(RolloutError, match=r"scoring\.readable"):
-        scoring_from({"readable": value})
-    assert scoring_from({"readable": "/usr,/bin"}).readable == ("/usr", "/bin")
