@@ -3,7 +3,6 @@
 import asyncio
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from typing import Any
 
@@ -112,35 +111,6 @@ def test_everything_is_done_once_and_what_is_done_first_comes_out_first() -> Non
 
 async def same(index: int) -> int:
     return index
-
-
-def test_an_error_ends_the_work_and_is_raised() -> None:
-    async def work(index: int) -> int:
-        if index == 5:
-            raise ValueError("five")
-        return index
-
-    with pytest.raises(ValueError, match="five"):
-        list(in_parallel(10**6, work, at_a_time=4))
-
-
-def test_closing_early_ends_what_is_under_way() -> None:
-    under_way, ended = threading.Semaphore(0), threading.Semaphore(0)
-
-    async def work(index: int) -> int:
-        if index:
-            under_way.release()
-            try:
-                await asyncio.sleep(600)
-            finally:
-                ended.release()
-        return index
-
-    results = in_parallel(5, work, at_a_time=5)
-    next(results)
-    assert all(under_way.acquire(timeout=60) for _ in range(4))
-    results.close()
-    assert all(ended.acquire(timeout=60) for _ in range(4))
 
 
 INTERRUPTED = """
