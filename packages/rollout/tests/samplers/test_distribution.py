@@ -57,7 +57,7 @@ def test_temperature_0_leaves_everything_untempered(logits: list[float]) -> None
 
 def test_tokens_are_drawn_as_often_as_they_are_probable_and_none_that_is_left_out() -> None:
     sampling = Sampling(top_k=3)
-    count = 20_000
+    count = 5_000
     scores = distribution(torch.tensor([[2.0, 1.0, 0.0, -1.0]]), sampling).repeat(count, 1)
     drawn = draw(scores, Uniforms(range(count)).next()).bincount(minlength=4)
     assert drawn[3] == 0

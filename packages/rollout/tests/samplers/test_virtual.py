@@ -185,7 +185,7 @@ def idle(pipe: Any) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("sampling", [PLAIN, CUT, STOPPED], ids=["plain", "interrupted", "stopped"])
+@pytest.mark.parametrize("sampling", [CUT, STOPPED], ids=["interrupted", "stopped"])
 def test_what_goes_on_from_a_state_is_to_the_bit_what_was_never_interrupted(
     sampling: Sampling, opened: Any, tiny: Any, policies: Policies
 ) -> None:
@@ -240,13 +240,10 @@ def test_evaluations_and_probes_beside_it_are_of_the_current_weights_and_change_
         assert tiny.sample(sampler, phase="eval").equals(rollouts)
 
 
-@pytest.mark.parametrize("sampling", [PLAIN, CUT], ids=["plain", "interrupted"])
-def test_what_is_abandoned_is_all_that_was_generated_and_not_taken(
-    sampling: Sampling, opened: Any, tiny: Any, policies: Policies
-) -> None:
+def test_what_is_abandoned_is_all_that_was_generated_and_not_taken(opened: Any, tiny: Any, policies: Policies) -> None:
     kinds = set()
     for cut in range(1, len(ACTIONS)):
-        first = VirtualPipe(renewed(opened, policies, sampling), slots=7, update_time=2)
+        first = VirtualPipe(renewed(opened, policies, CUT), slots=7, update_time=2)
         taken(first, tiny, policies, slice(cut))
         tensors, values = first.state()
         left = first.abandon()
