@@ -55,7 +55,7 @@ def sampling(tiny: Any) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["generate", "difficulty", "evaluate"])
+@pytest.mark.parametrize("command", ["difficulty", "evaluate"])
 def test_a_command_drops_counts_and_lists_problems_that_cannot_be_scored(
     command: str, tiny: Any, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

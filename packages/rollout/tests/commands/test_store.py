@@ -82,12 +82,6 @@ def test_the_journal_is_truncated_and_that_of_an_older_file_is_converted(
         assert store.run("SELECT x FROM t") == ([(1,)] if former else []) + [(2,)]
 
 
-def test_a_run_that_finished_nothing_leaves_nothing(tmp_path: Path) -> None:
-    with Groups(tmp_path / "rollouts.parquet", SETTINGS):
-        pass
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_damaged_store_is_a_sentence_or_holds_what_was_written(tmp_path: Path) -> None:
     out = tmp_path / "rollouts.parquet"
     with Groups(out, SETTINGS) as store:
@@ -96,7 +90,7 @@ def test_a_damaged_store_is_a_sentence_or_holds_what_was_written(tmp_path: Path)
         path = store.path
     whole, draw, refused = path.read_bytes(), random.Random(0), 0
     damaged = [b"neither", whole[: len(whole) // 2]]
-    for _ in range(60):
+    for _ in range(20):
         begin = draw.randrange(len(whole) - 64)
         damaged.append(whole[:begin] + draw.randbytes(64) + whole[begin + 64 :])
     for content in damaged:

@@ -162,9 +162,6 @@ def test_prompts_outside_ascii_arrive_whole(sampler: Any, tiny: Any, policy: Any
 @pytest.mark.parametrize(
     "options",
     [
-        {"temperature": 1.7},
-        {"top_p": 0.5},
-        {"top_k": 3},
         {"min_p": 0.2},
         {"temperature": 1.5, "top_p": 0.9, "top_k": 6, "min_p": 0.05},
     ],

@@ -5,7 +5,6 @@ One engine on CPU answers all questions. What replicas do with it is in ``replic
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ import numpy as np
 import polars as pl
 import pytest
 from every_sync import replayed
-from isocompute.rollout import Interruption, RolloutError, Sampling, open_sampler
+from isocompute.rollout import RolloutError, Sampling, open_sampler
 from isocompute.rollout.contract import tables
-from isocompute.rollout.samplers.local import controlled
 from isocompute.rollout.samplers.sampling import EngineConfig, Request, as_it_is
 
 pytestmark = [
@@ -150,41 +148,6 @@ def test_no_request_reads_a_prompt_of_weights_before_and_those_of_the_same_weigh
     assert max(read) == 256
 
 
-def test_a_probe_does_not_wait_for_the_responses_of_a_full_engine(
-    engine: Any, tiny: Any, policies: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone = engine.probe()
-    generation, steps = engine._generate(requests(tiny, 30), as_it_is), []
-    begun = [next(generation) for _ in range(3)]
-    step = engine._loop._engine.step
-    with monkeypatch.context() as patch:
-        patch.setattr(engine._loop._engine, "step", lambda: (steps.append(0), step())[1])
-        assert np.abs(np.array(engine.probe()) - alone).max() < 1e-5
-    assert len(steps) == 1
-    assert len(dict(filter(None, [*begun, *generation]))) == 30
-
-
-@pytest.mark.parametrize("fault", ["none", "corrupted", "lost", "reordered"])
-def test_a_push_that_did_not_arrive_as_it_is_shows_in_what_is_sampled_next_beside_a_stream(
-    engine: Any, tiny: Any, policies: list[Any], fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream = engine.stream(tiny.problems, samples=8, seed=3, step=1)
-    next(stream)
-    with monkeypatch.context() as patch:
-        pushed = {name: tensor.clone() for name, tensor in policies[1].state_dict().items()}
-        if fault == "corrupted":
-            pushed["model.layers.1.mlp.up_proj.weight"][0] += 1.0
-        if fault == "lost":
-            patch.setattr(engine, "_load", lambda payload: None)
-        if fault == "reordered":
-            engine.sync(pushed, 1, in_flight=True)
-            pushed = policies[2].state_dict()
-        engine.sync(pushed, 1, in_flight=True)
-    found = tiny.largest_difference(policies[1], tiny.sample(engine, phase="canary", samples=2))
-    assert found < 1e-4 if fault == "none" else found > 1e-2
-    stream.close()
-
-
 def test_what_is_abandoned_is_handed_out_with_its_tokens_so_far_and_nothing_is_left_in_the_engine(
     engine: Any, tiny: Any, policies: list[Any]
 ) -> None:
@@ -207,25 +170,3 @@ def test_what_is_abandoned_is_handed_out_with_its_tokens_so_far_and_nothing_is_l
         assert len(row["logprobs"]) == len(row["response_ids"])
         assert (row["failure"] is None) == (row["finish_reason"] != "aborted")
     assert tiny.sample(engine, samples=3)["response_ids"].equals(whole["response_ids"])
-
-
-@pytest.mark.parametrize(("steps", "start"), [(2, 2), (4, 6), (7, 9)])
-def test_an_interrupted_response_has_the_versions_of_both_of_its_parts(
-    engine: Any, tiny: Any, policies: list[Any], steps: int, start: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Cut after 4 tokens, where 2 are inserted that belong to the weights before them.
-    cut = replace(engine.sampling, interruption=Interruption(lowest=4, highest=4, phrase="=3"))
-    asked, control = controlled(requests(tiny, 8), cut, engine.tokenizer)
-    generation, taken, finished = engine._generate(asked, control), [], {}
-    step = engine._loop._engine.step
-    monkeypatch.setattr(engine._loop._engine, "step", lambda: (taken.append(0), step())[1])
-    while len(taken) < steps:
-        one = next(generation)
-        finished |= dict([one] if one else [])
-    engine.sync(policies[1].state_dict(), 1, in_flight=True)
-    finished |= dict(filter(None, generation))
-    longer = [response for response in finished.values() if len(response.ids) > 9]
-    assert len(longer) > 1
-    for response in longer:
-        assert response.ids[4:6].tolist() == tiny.ids("=3")
-        assert response.versions == ((0, 0), (start, 1))

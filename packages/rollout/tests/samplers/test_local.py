@@ -11,7 +11,6 @@ from isocompute.rollout import Interruption, RolloutError, Sampling, open_sample
 from isocompute.rollout.samplers.base import Feed
 from isocompute.rollout.samplers.local import controlled, drawn_length
 from isocompute.rollout.samplers.sampling import (
-    ABANDONED,
     Draw,
     LengthPenalty,
     Request,
@@ -55,31 +54,6 @@ def test_lengths_are_drawn_uniformly() -> None:
     assert sorted(drawn) == list(range(10, 20))
     # Six standard deviations of a count of a tenth of 20,000.
     assert all(abs(count - 2000) < 6 * (20_000 * 0.1 * 0.9) ** 0.5 for count in drawn.values())
-
-
-def test_a_response_that_is_still_going_on_is_cut_and_goes_on_after_the_phrase(thinker: Any) -> None:
-    (first,), control = interrupted(thinker)
-    assert (first.prompt_ids, first.seed, first.max_new_tokens) == ([6], 5, 3)
-    following = control(0, response([4, 5, 6]))
-    phrase = [1, 2, 3, 8]
-    assert following.prompt_ids == [6, 4, 5, 6, *phrase]
-    assert following.seed not in (5, 0)
-    # The budget counts the inserted tokens.
-    assert following.max_new_tokens == 12 - 3 - 4
-    whole = control(0, response([5, 4], "stop"))
-    assert whole.ids.tolist() == [4, 5, 6, *phrase, 5, 4]
-    assert whole.logprobs.tolist() == [-0.5] * 3 + [0.0] * 4 + [-0.5] * 2
-    assert whole.sampled.tolist() == [True] * 3 + [False] * 4 + [True] * 2
-    assert (whole.finish_reason, whole.text, whole.retokenized) == ("stop", None, False)
-
-
-def test_of_a_response_that_is_abandoned_before_its_second_part_began_the_first_is_left(thinker: Any) -> None:
-    _, control = interrupted(thinker)
-    control(0, response([4, 5, 6], versions=((0, 3),)))
-    left = control(0, aborted(ABANDONED))
-    assert (left.ids.tolist(), left.finish_reason, left.failure) == ([4, 5, 6], "aborted", ABANDONED)
-    assert left.versions == ((0, 3),)
-    assert left.logprobs.tolist() == [-0.5] * 3
 
 
 class SlowScorer:

@@ -11,7 +11,6 @@ from isocompute.rollout.samplers.local import PROBES
 from isocompute.rollout.samplers.sampling import EngineConfig
 from isocompute.rollout.samplers.vllm.memory import GIB, MemoryPlan, estimate, free_bytes, size_of
 from isocompute.rollout.samplers.vllm.sampler import engine_arguments
-from isocompute.rollout.samplers.weights import manifest_of
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 
@@ -53,18 +52,6 @@ def test_an_engine_on_cpu_has_room_for_what_can_be_alive_and_no_more(
     assert (found.kv, found.concurrent) == (alive * -(-(8 + tokens) // 128) * 128 * found.kv_token, alive)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_parameters_are_counted_without_loading_a_model(name: str) -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    values: dict[str, Any] = {key: value for key, value in CONFIGS[name].items() if key != "model_type"}
-    config = transformers.AutoConfig.for_model(CONFIGS[name]["model_type"], **values)
-    with torch.device("meta"):
-        found = manifest_of(transformers.AutoModelForCausalLM.from_config(config))
-    assert found.elements == PARAMETERS[name]
-    assert set(found.tied) == ({"lm_head.weight"} if CONFIGS[name]["tie_word_embeddings"] else set())
-
-
 @pytest.mark.parametrize(
     ("name", "kv_bytes"), [("Qwen2.5-7B", 57_344), ("Qwen2.5-0.5B", 12_288), ("Llama-3.1-8B", 131_072)]
 )
@@ -85,9 +72,7 @@ def test_the_kv_cache_of_a_token_and_the_weights_are_known(name: str, kv_bytes: 
     ("quantization", "bits"),
     [
         ({"quant_method": "awq", "bits": 4}, 4),
-        ({"quant_method": "gptq", "bits": 8}, 8),
         ({"quant_method": "fp8"}, 8),
-        ({"quant_method": "mxfp4"}, 4),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4),
         ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}}, 4),
     ],
@@ -101,21 +86,11 @@ def test_quantised_weights_take_what_their_checkpoint_takes(quantization: dict[s
         assert planned.weights == weights
 
 
-def test_a_7b_model_fits_a_gpu_of_80_gb_and_fills_it() -> None:
-    found = plan("Qwen2.5-7B", EngineConfig(), cuda=True, available=0.9 * GPU)
-    assert found.activations < 1.2e9
-    assert found.concurrent == int(found.kv // (2048 * 57_344)) == 451
-    assert found.fixed + found.kv == pytest.approx(0.9 * GPU)
-    beside_a_learner = plan("Qwen2.5-7B", EngineConfig(), cuda=True, available=0.4 * GPU)
-    assert 0 < beside_a_learner.concurrent < found.concurrent
-
-
 @pytest.mark.parametrize(
     ("name", "settings", "gib", "remedy"),
     [
         ("Qwen2.5-7B", {}, 30, "dtype must be bfloat16"),
         ("Qwen2.5-7B", {"dtype": "bfloat16"}, 16, "the model must be smaller, or"),
-        ("Llama-3.1-8B", {}, 16, "the model must be smaller, or"),
         ("Qwen2.5-0.5B", {"kv_cache_gib": 15}, 16, "kv_cache_gib must be at most"),
         ("Qwen2.5-0.5B", {"max_concurrent": 16_000}, 16, "max_concurrent must be at most"),
         ("Qwen2.5-0.5B", {"max_concurrent": 64, "max_batched_tokens": 262_144}, 16, "max_batched_tokens must be at"),

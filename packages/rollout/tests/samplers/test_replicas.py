@@ -12,11 +12,8 @@ from every_sampler import (  # noqa: F401
     policy,
     prompt_ids,
     test_a_problem_that_cannot_be_answered_or_scored_is_named_before_anything_is_sampled,
-    test_a_stream_closed_early_leaves_the_sampler_usable,
-    test_a_stream_yields_every_group_whole_and_once,
     test_a_table_has_a_row_per_response_in_the_order_of_problems_and_samples,
     test_requests_may_be_held_to_fewer_tokens_than_the_sampler_was_opened_for_and_not_to_more,
-    test_tokens_follow_from_step_seed_and_the_number_of_a_sample,
     use,
 )
 from every_sync import *  # noqa: F403

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from every_sampler import *  # noqa: F403
 from every_sync import *  # noqa: F403
-from isocompute.rollout import Interruption, RolloutError, open_sampler
+from isocompute.rollout import Interruption, RolloutError, open_pipe, open_sampler
 from isocompute.rollout.cli import main
 from isocompute.rollout.samplers.sampling import Request, Response, as_it_is
-from isocompute.rollout.samplers.transformers import TransformersSampler, Uniforms
+from isocompute.rollout.samplers.transformers import TransformersSampler
 
 pytestmark = pytest.mark.slow("every test of a sampler")
 
@@ -98,20 +98,8 @@ def test_a_model_that_padding_changes_is_given_none(tiny: Any, sampler: Any, mon
     )
     deaf = open_sampler("transformers", str(tiny.folder), tiny.sampling)
     assert tiny.sample(deaf)["response_ids"].to_list() == expected
-
-
-def test_draws_that_are_made_ahead_are_those_of_single_calls_whoever_leaves() -> None:
-    import torch
-
-    ahead, alone = Uniforms(range(5)), [torch.Generator().manual_seed(seed) for seed in range(5)]
-    for step in range(2 * Uniforms.AHEAD + 3):
-        expected = [torch.rand((), generator=each, dtype=torch.float64).item() for each in alone]
-        assert ahead.next().tolist() == expected
-        # Within what was drawn, and where it has just run out.
-        for at, places in ((3, [0, 2, 3, 4]), (Uniforms.AHEAD - 1, [0, 2, 3])):
-            if step == at:
-                ahead.keep(places)
-                alone = [alone[place] for place in places]
+    with pytest.raises(RolloutError, match="other scores beside padding"):
+        open_pipe(deaf, "virtual", slots=4)
 
 
 def test_a_batch_smaller_than_the_requests_and_problems_that_come_while_others_are_answered_change_nothing(

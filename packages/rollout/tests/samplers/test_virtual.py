@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from copy import deepcopy
 from math import exp
 from pathlib import Path
@@ -17,9 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.rollout import Interruption, RolloutError, Sampling, open_pipe, open_sampler
 from isocompute.rollout.contract import tables
-from isocompute.rollout.samplers.base import Feed
-from isocompute.rollout.samplers.sampling import Draw, joined_versions
-from isocompute.rollout.samplers.transformers import TransformersSampler
+from isocompute.rollout.samplers.sampling import joined_versions
 from isocompute.rollout.samplers.virtual import VirtualPipe
 
 pytestmark = pytest.mark.slow("a sampler in every test")
@@ -142,25 +139,6 @@ def test_tables_are_whole_and_in_order_and_every_token_is_of_the_weights_of_its_
     assert pipe.most <= slots
 
 
-def test_a_response_is_of_every_version_whose_weights_have_drawn_a_token_of_it(
-    sampler: Any, tiny: Any, policies: Policies
-) -> None:
-    pipe = open_pipe(sampler, "virtual", slots=27, update_time=2)
-    pipe.begin(tiny.problems, samples=5, seed=3, step=1, run_id="r")
-    for version in (1, 2, 3):
-        pipe.push(policies.weights(version), version)
-    rollouts = pipe.take(1)
-    check(rollouts, policies, PLAIN, newest=3)
-    for row in rollouts.iter_rows(named=True):
-        # Two tokens of each, and the rest of the last one.
-        spans = min(4, (len(row["response_ids"]) + 1) // 2)
-        if row["problem_id"] != "p5":
-            assert row["versions"] == list(range(spans))
-            assert row["version_starts"] == list(range(0, 2 * spans, 2))
-    # The last group has waited for places.
-    assert set(rollouts.filter(problem_id="p5")["weights_version"]) - {0}
-
-
 def with_lag(pipe: Any, tiny: Any, policies: Policies, *, lag: int, steps: int) -> Iterator[tuple[int, pl.DataFrame]]:
     """Learn as a learner does: a step begins when it will be at most ``lag`` versions behind."""
     for step in range(1, 1 + lag):
@@ -169,20 +147,6 @@ def with_lag(pipe: Any, tiny: Any, policies: Policies, *, lag: int, steps: int) 
         begin(pipe, tiny, step + lag)
         yield step, pipe.take(step)
         pipe.push(policies.weights(step), step)
-
-
-@pytest.mark.parametrize("lag", [1, 3])
-def test_no_token_is_more_versions_old_than_batches_were_begun_ahead(
-    lag: int, sampler: Any, tiny: Any, policies: Policies
-) -> None:
-    pipe = VirtualPipe(sampler, slots=4, update_time=2)
-    mixed, oldest = 0, []
-    for step, rollouts in with_lag(pipe, tiny, policies, lag=lag, steps=8):
-        check(rollouts, policies, PLAIN, newest=step - 1)
-        oldest.append(step - 1 - rollouts["weights_version"].min())
-        mixed += (rollouts["versions"].list.len() > 1).sum()
-    assert max(oldest) <= lag
-    assert mixed > 0
 
 
 def test_without_lag_it_samples_as_its_sampler_does(sampler: Any, tiny: Any, policies: Policies) -> None:
@@ -221,7 +185,7 @@ def idle(pipe: Any) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("sampling", [PLAIN, CUT, STOPPED], ids=["plain", "interrupted", "stopped"])
+@pytest.mark.parametrize("sampling", [CUT, STOPPED], ids=["interrupted", "stopped"])
 def test_what_goes_on_from_a_state_is_to_the_bit_what_was_never_interrupted(
     sampling: Sampling, opened: Any, tiny: Any, policies: Policies
 ) -> None:
@@ -276,13 +240,10 @@ def test_evaluations_and_probes_beside_it_are_of_the_current_weights_and_change_
         assert tiny.sample(sampler, phase="eval").equals(rollouts)
 
 
-@pytest.mark.parametrize("sampling", [PLAIN, CUT], ids=["plain", "interrupted"])
-def test_what_is_abandoned_is_all_that_was_generated_and_not_taken(
-    sampling: Sampling, opened: Any, tiny: Any, policies: Policies
-) -> None:
+def test_what_is_abandoned_is_all_that_was_generated_and_not_taken(opened: Any, tiny: Any, policies: Policies) -> None:
     kinds = set()
     for cut in range(1, len(ACTIONS)):
-        first = VirtualPipe(renewed(opened, policies, sampling), slots=7, update_time=2)
+        first = VirtualPipe(renewed(opened, policies, CUT), slots=7, update_time=2)
         taken(first, tiny, policies, slice(cut))
         tensors, values = first.state()
         left = first.abandon()
@@ -346,51 +307,6 @@ def test_the_time_of_an_update_is_drawn_by_seed_and_version(sampler: Any, polici
             assert pipe.clock == pytest.approx(expected)
 
 
-def test_after_a_push_that_failed_nothing_is_sampled_until_a_sync_succeeds(
-    sampler: Any, tiny: Any, policies: Policies
-) -> None:
-    pipe = VirtualPipe(sampler, slots=4, update_time=1)
-    begin(pipe, tiny, 1)
-    whole = policies.weights(1)
-    torn = {name: tensor for name, tensor in whole.items() if name != "model.norm.weight"}
-    with pytest.raises(RolloutError, match="lacks the tensor"):
-        pipe.push(torn, 1)
-    with pytest.raises(RolloutError, match="the last sync failed"):
-        pipe.take(1)
-    sampler.sync(whole, 1, in_flight=True)
-    rollouts = pipe.take(1)
-    check(rollouts, policies, PLAIN, newest=1)
-    assert rollouts["versions"].list.max().max() == 1
-
-
-def test_an_open_stream_goes_on_with_weights_that_enter_in_flight(sampler: Any, tiny: Any, policies: Policies) -> None:
-    feed = Feed()
-    for step in (1, 2):
-        feed.add(tiny.problems[:2], Draw(samples=8, seed=3, step=step, run_id="r"))
-    groups: list[dict[str, Any]] = []
-    calls: list[Any] = []
-    hook = sampler._policy.register_forward_hook(lambda *_: calls.append(None))
-    drawn = 0
-    with closing(sampler.answer(feed)) as answers:
-        for group in answers:
-            groups += [] if group is None else group.to_pylist()
-            if len(calls) > 3 and not drawn:
-                with pytest.raises(RolloutError, match="a stream is still open"):
-                    sampler.sync(policies.weights(1), 1)
-                sampler.sync(policies.weights(1), 1, in_flight=True)
-                drawn = len(calls)
-    hook.remove()
-    assert len(groups) == 32
-    longer = 0
-    for row in groups:
-        assert row["weights_version"] == 0
-        spans = 1 + (len(row["response_ids"]) > drawn)
-        longer += spans - 1
-        row |= {"versions": [0, 1][:spans], "version_starts": [0, drawn][:spans]}
-        assert np.abs(np.array(replayed(row, policies, PLAIN)) - row["logprobs"]).max() < 1e-5
-    assert longer > 0
-
-
 @given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=6))
 def test_versions_of_two_parts_are_those_of_their_tokens(first: list[int], last: list[int]) -> None:
     def spans(drawn: list[int]) -> tuple[tuple[int, int], ...]:
@@ -400,9 +316,7 @@ def test_versions_of_two_parts_are_those_of_their_tokens(first: list[int], last:
     assert joined_versions(spans(first), spans(last), at=len(first)) == spans(first + last)
 
 
-def test_what_a_pipe_cannot_do_is_refused(
-    sampler: Any, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_pipe_cannot_do_is_refused(sampler: Any, tiny: Any, tmp_path: Path) -> None:
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
     pipe = open_pipe(sampler, "virtual", slots=4)
@@ -429,10 +343,3 @@ def test_what_a_pipe_cannot_do_is_refused(
     sliding = open_sampler("transformers", str(tmp_path), PLAIN)
     with pytest.raises(RolloutError, match="cache has a layer DynamicSlidingWindowLayer"):
         open_pipe(sliding, "virtual", slots=4)
-    forward = TransformersSampler._forward
-    monkeypatch.setattr(
-        TransformersSampler, "_forward", lambda self, given, mask, cache: forward(self, given, None, cache)
-    )
-    deaf = open_sampler("transformers", str(tiny.folder), PLAIN)
-    with pytest.raises(RolloutError, match="other scores beside padding"):
-        open_pipe(deaf, "virtual", slots=4)

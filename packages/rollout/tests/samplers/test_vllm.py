@@ -6,7 +6,6 @@ vLLM on CPU frees no memory when it sleeps, but keeps account of what sleeps and
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -80,17 +79,6 @@ def test_a_sync_forgets_cached_prompts_and_a_generation_config_says_only_where_r
     tied_sampler.sync(policy.state_dict(), 2)
 
 
-def test_a_sync_in_this_process_is_refused_where_gpus_share_a_model(
-    sampler: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own, version = tiny.save(tiny.folder, seed=0).state_dict(), sampler.weights_version
-    monkeypatch.setattr(sampler, "engine", replace(sampler.engine, tensor_parallel=4))
-    with pytest.raises(RolloutError, match="the model over 4 GPUs,"):
-        sampler.sync(own, version)
-    monkeypatch.undo()
-    sampler.sync(own, version)
-
-
 def test_problems_may_come_while_others_are_answered(sampler: Any, tiny: Any) -> None:
     assert tiny.sample(sampler).drop("logprobs").equals(tiny.sample_fed(sampler).drop("logprobs"))
 
@@ -144,15 +132,6 @@ def test_a_model_that_transformers_has_no_language_model_for_gets_a_cache_of_a_u
     with pytest.raises(RolloutError, match=r"the base model .* cannot be loaded \(nobody has this model\)"):
         open_sampler("vllm", str(tmp_path), tiny.sampling)
     assert given["kv_cache_memory_bytes"] == 4 * 2**30
-
-
-def test_what_cannot_run_is_refused_before_a_model_is_loaded(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import vllm
-
-    monkeypatch.setattr(vllm, "LLM", None)
-    for engine, message in (({"kv_cache_gib": 10**6}, "kv_cache_gib must be"), ({"profile": "cuda"}, "no CUDA device")):
-        with pytest.raises(RolloutError, match=message):
-            open_sampler("vllm", str(tiny.folder), tiny.sampling, engine=EngineConfig(**engine))
 
 
 def test_every_event_in_every_state_is_a_step_or_an_error() -> None:

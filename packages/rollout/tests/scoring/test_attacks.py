@@ -77,14 +77,14 @@ def test_an_attack_changes_no_other_verdict_and_nothing_outside(
     assert besiege(scorer, target, [attack], outside) == []
 
 
-@pytest.mark.parametrize("name", ["exact|regex:(?s).+", r"exact|regex:^((a+)+)\s*$", "math|boxed"])
+@pytest.mark.parametrize("name", [r"exact|regex:^((a+)+)\s*$", "math|boxed"])
 def test_no_attack_earns_reward_from_a_comparison(name: str, scorer: Scorer, outside: Outside) -> None:
     pytest.importorskip("math_verify")
     assert besiege(scorer, text_target(name, "a" if "a+" in name else "3/4"), EXAMPLES, outside) == []
 
 
-# One whose scorer evaluates, one whose scorer parses, and one whose scorer compares texts.
-@pytest.mark.parametrize("task", ["binary_matrix", "puzzle24", "gcd"])
+# One whose scorer evaluates, and one whose scorer parses.
+@pytest.mark.parametrize("task", ["binary_matrix", "puzzle24"])
 def test_no_attack_earns_reward_from_a_task(task: str, scorer: Scorer, outside: Outside) -> None:
     pytest.importorskip("reasoning_gym")
     problem = next(iter(candidates(ReasoningGymSource(task=task, train=1, validation=1, seed=5))))

@@ -17,11 +17,9 @@ from isocompute.rollout import (
     histogram,
     response_seed,
     split,
-    verifier,
     with_pass_rates,
 )
 from isocompute.rollout.contract import tables
-from isocompute.rollout.errors import ProblemError
 from isocompute.rollout.scoring.evaluation import (
     METRICS,
     avg_at_k,
@@ -30,16 +28,11 @@ from isocompute.rollout.scoring.evaluation import (
     inside,
     sampling_variance,
     scores,
-    usual_samples,
     wilson_interval,
-    without_unusable,
     worst_at_k,
 )
-from isocompute.rollout.scoring.scorer import Item, default_scorer
 
 REQUEST: dict[str, Any] = {"samples": 4, "seed": 1, "at": 64, "run_id": "r"}
-DEEP = '{"settings": {"a": ' + "[" * 900 + "]" * 900 + "}}"
-"""Settings too deep to be copied: what prepares the task's scorer raises, in the judge's own code."""
 
 
 def problems(count: int, **columns: Any) -> pl.DataFrame:
@@ -171,16 +164,6 @@ def test_a_standard_error_is_the_deviation_over_questions_and_absent_for_one() -
     assert scores(counts([1], [4]), [1])[0].standard_error is None
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=20))
-def test_a_difference_is_that_of_the_means_and_pairing_is_symmetric(pairs: list[tuple[int, int]]) -> None:
-    ours, theirs = (counts([pair[i] for pair in pairs], [4] * len(pairs)) for i in (0, 1))
-    both = (differences(ours, theirs, [2]), differences(theirs, ours, [2]))
-    for mine, other, forth, back in zip(scores(ours, [2]), scores(theirs, [2]), *both, strict=True):
-        assert forth.value == pytest.approx(mine.value - other.value)
-        assert forth.value == pytest.approx(-back.value)
-        assert forth.standard_error == pytest.approx(back.standard_error)
-
-
 def test_pairing_removes_what_the_questions_of_both_have_in_common() -> None:
     ours, theirs = counts([4, 4, 0, 0], [4] * 4), counts([3, 3, 0, 0, 1], [4] * 5)
     paired = differences(ours, theirs, [1])[0]
@@ -188,11 +171,6 @@ def test_pairing_removes_what_the_questions_of_both_have_in_common() -> None:
     assert (paired.standard_error or 9) < min(s.standard_error or 0 for s in (*scores(ours, [1]), *scores(theirs, [1])))
     with pytest.raises(RolloutError, match="their 4 and 2 questions"):
         differences(ours, counts([1, 1], [4, 4], "other"), [1])
-
-
-def test_the_usual_number_of_responses_is_the_most_frequent() -> None:
-    assert usual_samples(counts([0] * 5, [4, 4, 4, 3, 8])) == 4
-    assert usual_samples(counts([0] * 4, [4, 4, 8, 8])) == 8
 
 
 def test_proportions_of_0_or_1_and_their_differences_have_an_interval_and_no_error() -> None:
@@ -268,31 +246,3 @@ def test_extremely_hard_problems_are_those_never_solved_in_enough_responses() ->
     with pytest.raises(RolloutError, match=r"128 times.*was is 16"):
         inside(measured(16, 16, 16, 16), lowest=0, highest=0, min_samples=128)
     assert chosen(frame, 0, 0.5, 1, validation=1, min_samples=128) == ["p02", "p04"]
-
-
-@pytest.mark.slow
-def test_a_judge_that_raises_in_prepare_is_a_fault_of_the_problem_and_earns_no_response_a_zero() -> None:
-    pytest.importorskip("reasoning_gym")
-    with pytest.raises(ProblemError, match=r"reasoning_gym:gcd .*(RecursionError|refuses)"):
-        verifier("reasoning_gym:gcd")("4", "4", DEEP)
-    scorer = default_scorer()
-    items = [Item(verifier="reasoning_gym:gcd", response=text, answer="4") for text in ("4", "5")]
-    broken = scorer.submit([Item(verifier="reasoning_gym:gcd", response="4", answer="4", metadata=DEEP)], hold=True)
-    whole = scorer.submit(items, hold=True)
-    scorer.flush()
-    # Others that were sent with it are scored, and by the same process.
-    assert [verdict.reward for verdict in whole.result(timeout=60)] == [1, 0]
-    assert isinstance(broken.exception(timeout=60), ProblemError)
-
-
-@pytest.mark.slow
-def test_unusable_problems_are_left_out_with_a_reason() -> None:
-    pytest.importorskip("reasoning_gym")
-    rules = ["reasoning_gym:gcd", "reasoning_gym:gcd", "reasoning_gym:sudoku", "python:os:getcwd", "exact"]
-    table = problems(5, answer="4", verifier=rules, metadata=["", DEEP, "", "[1", ""])
-    usable, dropped = without_unusable(table, default_scorer())
-    assert usable["problem_id"].to_list() == ["p00", "p04"]
-    assert dropped["problem_id"].to_list() == ["p01", "p02", "p03"]
-    assert "make the problems table again" in dropped["reason"][1]
-    with pytest.raises(RolloutError, match="3 problems can be scored,"):
-        without_unusable(table[1:4], default_scorer())

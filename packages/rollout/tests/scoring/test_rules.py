@@ -51,14 +51,10 @@ def reward(scorer: Scorer, name: str, response: str, answer: str, metadata: str 
         (["boxed"], r"\boxed{1", None),
         (["boxed"], r"\boxed{1} or \boxed{2", None),
         (["boxed"], r"so $\boxed 3$.", "3"),
-        (["boxed"], "so \\boxed 3\nas asked", "3"),
-        (["boxed"], r"\boxed {1}", "1"),
         (["boxed"], r"\boxed{1} and $\boxed 2$", "2"),
-        (["boxed"], r"\boxed", None),
         (["boxed"], r"\boxedness{1}", None),
         (["boxed"], r"$\fbox{3}$", "3"),
         (["boxed"], r"\boxed{1} and \fbox{2}", "1"),
-        (["boxed"], r"\fbox{1} and \boxed{2", None),
         (["boxed"], r"\boxed{\left\{ 1 \right.}", r"\left\{ 1 \right."),
         (["boxed"], r"\boxed{a \\ \{b\}}", r"a \\ \{b\}"),
         (["boxed"], "1", None),
@@ -152,11 +148,8 @@ def test_a_verifier_that_breaks_on_a_response_says_how(scorer: Scorer) -> None:
     ("name", "message"),
     [
         ("nonsense", "called 'nonsense'"),
-        ("", "there is no verifier called ''"),
         ("exact|last", "extraction called 'last'"),
         ("exact|after:", "after: of a verifier"),
-        ("exact|after?:", "after\\?: of a verifier"),
-        ("exact|after!:x", "called 'after!:x'"),
         ("exact|regex:", "regex: of a verifier"),
         ("exact|regex:(", r"'\(' of a verifier cannot"),
         ("python:os", "verifier python:os must be"),
@@ -180,6 +173,8 @@ def test_a_rule_that_cannot_be_used_is_refused_with_a_reason(name: str, message:
         ("python:os:getcwd", "4", "[1", "not a JSON mapping"),
         ("reasoning_gym:sudoku", "4", "[1", "not a JSON mapping"),
         ("reasoning_gym:gcd", "4", '{"settings": {"nonsense": 1}}', "'gcd':"),
+        # Too deep to be copied, which raises in the judge's own code.
+        ("reasoning_gym:gcd", "4", '{"settings": {"a": ' + "[" * 900 + "]" * 900 + "}}", "RecursionError|refuses"),
     ],
 )
 def test_a_problem_that_no_rule_can_score_is_at_fault_itself(

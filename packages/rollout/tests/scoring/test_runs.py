@@ -9,10 +9,9 @@ from decimal import Decimal, localcontext
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from isocompute.rollout import RolloutError, source_from
-from isocompute.rollout.problems.loading import load_checked
+from isocompute.rollout import RolloutError
 from isocompute.rollout.scoring.judges import runs
 from isocompute.rollout.scoring.judges.programs import Apart
 from isocompute.rollout.scoring.judges.runs import program_of, same_output
@@ -110,9 +109,7 @@ def test_a_program_that_takes_too_much_fails_and_its_neighbours_do_not(scorer: S
 DEEP = "def f(n):\n    return n and 1 + f(n - 1)\nprint(f(5000))"
 LIMITED = {
     DEEP: "RecursionError",
-    "def f(n): return n and g(n - 1)\ndef g(n): return n and f(n - 1)\nf(5000)": "RecursionError",
     "print(10**5000)": "DigitsLimitError",
-    "print(int('9' * 5000))": "DigitsLimitError",
     "x = " + "9" * 5000: "DigitsLimitError",
     "a = [0] * 10**12": "MemoryError",
     "import threading, time\nfor i in range(99): threading.Thread(target=time.sleep, args=(1,)).start()": "BlockingIO",
@@ -167,11 +164,6 @@ def test_a_program_reads_a_long_input_and_one_that_does_not_read_it_may_be_right
     assert rewards(scorer, "for i in range(50_000): print(i)", answer=many) == [1]
 
 
-def test_a_process_that_keeps_the_output_open_delays_nothing(any_scorer: Scorer) -> None:
-    leaves = f"import os, time\nif os.fork() == 0: time.sleep(1000)\n{RIGHT}"
-    assert rewards(any_scorer, leaves) == [1]
-
-
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -179,13 +171,8 @@ def test_a_process_that_keeps_the_output_open_delays_nothing(any_scorer: Scorer)
         ('{"tests": [], "time": 1}', "of a problem for runs is"),
         ("[]", "holds no tests"),
         ('[{"input": "1"}]', "is no mapping"),
-        ('[{"input": "", "output": 7}]', "must have texts"),
-        ('[{"input": "", "output": "", "error": 1}]', "is no mapping"),
         ('[{"input": "", "output": "", "tolerance": -1}]', "tolerance of test 1 of a problem for runs is -1"),
-        ('[{"input": "", "output": "", "tolerance": NaN}]', "is nan"),
         ('[{"input": "", "output": "", "tolerance": 1e999}]', "is inf"),
-        ('[{"input": "", "output": "", "tolerance": true}]', "is True"),
-        ('[{"input": "", "output": "", "tolerance": "0.1"}]', "is '0.1'"),
         ('{"tests": [], "seconds": true}', "seconds of a test is True"),
     ],
 )
@@ -194,27 +181,9 @@ def test_tests_that_cannot_be_read_are_no_fault_of_a_response(scorer: Scorer, an
         rewards(scorer, RIGHT, answer=answer)
 
 
-def test_a_source_of_programs_is_loaded_and_problems_without_tests_are_dropped(tmp_path: Any) -> None:
-    rows = [{"prompt": f"Add two numbers, please: {i}.", "answer": SUM if i > 1 else "[]"} for i in range(300)]
-    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    source = {"kind": "file", "path": str(tmp_path / "own.jsonl"), "verifier": "runs", "train": 200, "validation": 9}
-    loaded = load_checked(source_from(source))
-    assert len(loaded.problems) == 209
-    assert set(loaded.dropped["reason"]) == {"the answer of a problem for runs holds no tests"}
-
-
-@given(st.lists(st.lists(st.integers(-999, 999), max_size=4), max_size=4))
-def test_outputs_are_the_same_up_to_white_space_and_how_numbers_are_written(rows: list[list[int]]) -> None:
-    plain = "\n".join(" ".join(map(str, row)) for row in rows)
-    wide = "\n".join("   ".join(f"{n}.0" for n in row) + "  " for row in rows) + "\n\n"
-    assert same_output(wide, plain)
-    assert same_output(plain, wide)
-    assert not same_output(plain + " 1", plain)
-    assert not same_output("1\n" + plain, plain) or not plain.strip("1\n ")
-
-
 def test_words_are_compared_as_they_are() -> None:
     assert same_output("YES 1e2", "YES 100")
+    assert same_output("1  2.0 \n\n", "1 2")
     for ours, theirs in (("yes", "YES"), ("nan", "NaN"), ("1_000", "1000"), ("١", "1"), ("a b", "a\nb"), ("", "0")):
         assert not same_output(ours, theirs)
     assert not same_output("9" * 100, "9" * 100 + ".0")
@@ -251,18 +220,7 @@ def test_only_wanted_numbers_with_a_point_or_an_exponent_have_the_usual_toleranc
     assert same_output("nan inf", "nan inf")
 
 
-TAGS = (
-    "python",
-    "py",
-    "python3",
-    "Python",
-    "Python 3",
-    " python title=a",
-    "{.python}",
-    "{.python #a}",
-    "main.py",
-    "py,x",
-)
+TAGS = ("python", "py", "Python", "Python 3", " python title=a", "{.python #a}", "main.py", "py,x")
 PROGRAMS = (
     "print(1)",
     "import sys\n\nfor line in sys.stdin:\n    sys.stdout.write(line)\n\n\ndef f():\n\tpass",
@@ -271,17 +229,11 @@ PROGRAMS = (
 )
 OTHERS = (
     ("bash", "python main.py"),
-    ("text", "7"),
     ("output", "print(1)"),
-    ("json", '{"a": 1}'),
-    ("pycon", ">>> print(1)\n1"),
     ("python", ">>> print(1)\n1"),
-    ("python-repl", "x = 1"),
     ("c++", "int main() {}"),
     ("", "7"),
-    ("", "YES"),
     ("", "3 4"),
-    ("", "O(n)"),
     ("", "Result: 7"),
     ("python", ""),
 )
@@ -306,6 +258,7 @@ def blocks(draw: st.DrawFn, tag: str, text: str) -> str:
     return "\n".join(inside)
 
 
+@settings(max_examples=60)
 @given(st.data(), st.sampled_from((*TAGS, "")), st.sampled_from(PROGRAMS))
 def test_the_program_is_found_whatever_its_fence_and_whatever_else_is_in_the_response(
     data: st.DataObject, tag: str, program: str
@@ -320,13 +273,6 @@ def test_the_program_is_found_whatever_its_fence_and_whatever_else_is_in_the_res
         assert program_of(response.replace("\n", ending)) == program
     cut = response + "```python\nprint("
     assert program_of(cut) == program
-
-
-@given(st.lists(st.sampled_from(OTHERS), min_size=1), st.data())
-def test_a_block_of_another_language_is_never_the_program(others: list[tuple[str, str]], data: st.DataObject) -> None:
-    tagged = [each for each in others if each[0]]
-    response = "Look:\n\n" + "\n\n".join(data.draw(blocks(*each)) for each in tagged)
-    assert program_of(response) == response
 
 
 def test_fences_that_commonmark_does_not_read_hide_no_program() -> None:

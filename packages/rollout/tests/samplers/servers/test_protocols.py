@@ -3,8 +3,6 @@
 import asyncio
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -113,73 +111,6 @@ def test_everything_is_done_once_and_what_is_done_first_comes_out_first() -> Non
 
 async def same(index: int) -> int:
     return index
-
-
-def test_who_takes_slowly_is_not_overrun() -> None:
-    begun: list[int] = []
-
-    async def note(index: int) -> None:
-        begun.append(index)
-
-    results = in_parallel(1000, note, at_a_time=4)
-    next(results)
-    time.sleep(0.2)
-    # One was taken, eight wait in the queue, and four are done and do not fit into it.
-    assert len(begun) <= 1 + 8 + 4
-    results.close()
-
-
-def test_an_error_ends_the_work_and_is_raised() -> None:
-    async def work(index: int) -> int:
-        if index == 5:
-            raise ValueError("five")
-        return index
-
-    with pytest.raises(ValueError, match="five"):
-        list(in_parallel(10**6, work, at_a_time=4))
-
-
-class Panic(BaseException):
-    """As errors in Rust are."""
-
-
-@pytest.mark.parametrize("kind", [Panic, asyncio.CancelledError])
-def test_what_is_no_exception_ends_the_work_too(kind: type[BaseException]) -> None:
-    async def work(index: int) -> None:
-        raise kind
-
-    raised: list[BaseException] = []
-
-    def take() -> None:
-        try:
-            list(in_parallel(1, work, at_a_time=1))
-        except BaseException as error:
-            raised.append(error)
-
-    # A thread, so that waiting without end fails.
-    taking = threading.Thread(target=take, daemon=True)
-    taking.start()
-    taking.join(timeout=10)
-    assert [type(error) for error in raised] == [kind]
-
-
-def test_closing_early_ends_what_is_under_way() -> None:
-    under_way, ended = threading.Semaphore(0), threading.Semaphore(0)
-
-    async def work(index: int) -> int:
-        if index:
-            under_way.release()
-            try:
-                await asyncio.sleep(600)
-            finally:
-                ended.release()
-        return index
-
-    results = in_parallel(5, work, at_a_time=5)
-    next(results)
-    assert all(under_way.acquire(timeout=60) for _ in range(4))
-    results.close()
-    assert all(ended.acquire(timeout=60) for _ in range(4))
 
 
 INTERRUPTED = """

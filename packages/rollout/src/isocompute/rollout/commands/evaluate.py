@@ -61,7 +61,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuse flags that contradict each other."""
     if (arguments.model is None) == (arguments.rollouts is None):
         raise RolloutError("evaluate needs either --model to sample with or --rollouts to score")
     if arguments.problems is not None and arguments.set is not None:

@@ -155,7 +155,6 @@ def deliver(arguments: argparse.Namespace, output: Output) -> Iterator[str]:
 
 
 def _log(arguments: argparse.Namespace, output: Output) -> str:
-    """Log the output and return the run's id."""
     inputs = {
         f"{name}.{i}" if len(source.files) > 1 else name: path
         for name, source in output.sources.items()

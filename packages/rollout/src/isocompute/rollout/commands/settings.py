@@ -176,7 +176,6 @@ def settings_from(arguments: argparse.Namespace) -> RunSettings:
 
 
 def _examples(path: Path) -> tuple[tuple[str, str], ...]:
-    """Read few-shot examples from a .jsonl file."""
     try:
         lines = enumerate(path.read_text("utf-8").splitlines(), start=1)
     except (OSError, UnicodeError) as error:

@@ -169,7 +169,6 @@ def prompt_text(value: Any, *, where: str) -> str:
 
 
 def _turn(message: Any, where: str) -> tuple[str, str]:
-    """Return the role and the text of a message."""
     message = {key: held for key, held in message.items() if held is not None} if isinstance(message, Mapping) else {}
     pairs = [pair for pair in KEYS if message.keys() >= set(pair)]
     if len(pairs) != 1 or any(message.get(key) for key in MORE):
@@ -187,7 +186,6 @@ def _turn(message: Any, where: str) -> tuple[str, str]:
 
 
 def _part(part: Any, where: str) -> str:
-    """Return the text of a part of a message's content."""
     if isinstance(part, str):
         return part
     held = {key: each for key, each in part.items() if each is not None} if isinstance(part, Mapping) else {}

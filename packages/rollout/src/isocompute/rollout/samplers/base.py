@@ -394,7 +394,6 @@ class Sampler:
                 yield batch
 
     def _batches(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
-        """Yield the groups of some problems."""
         raise NotImplementedError
 
     def _begin_load(self) -> None:

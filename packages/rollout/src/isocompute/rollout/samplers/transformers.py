@@ -394,12 +394,14 @@ class Uniforms:
         """Draw for other responses, too, of each of which so many numbers were taken before."""
         import torch
 
+        rows = [self._drawn]
         for seed in seeds:
             generator, drawn = torch.Generator().manual_seed(seed), torch.empty(self.AHEAD, dtype=torch.float64)
             for _ in range(-(-taken // self.AHEAD)):
                 drawn = torch.rand(self.AHEAD, generator=generator, dtype=torch.float64)
             self._generators.append(generator)
-            self._drawn = torch.cat([self._drawn, drawn[None]])
+            rows.append(drawn[None])
+        self._drawn = torch.cat(rows)
         new = torch.full((len(seeds),), (taken - 1) % self.AHEAD + 1)
         self._taken = torch.cat([self._taken, new])
 

@@ -67,7 +67,6 @@ class VirtualPipe:
         self._clear()
 
     def _clear(self) -> None:
-        """Forget everything that was admitted."""
         self._decoding = self.sampler.decoding()
         self._scoring = Scoring(self.sampler.scorer, self.sampler.faults)
         self._groups: dict[int, Part] = {}

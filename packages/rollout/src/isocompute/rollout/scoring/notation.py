@@ -126,7 +126,6 @@ def _symbol(kind: str, *name: str) -> str:
 
 
 def _fraction(match: re.Match[str]) -> str:
-    """Return a decimal whose last digits repeat as a fraction."""
     whole, fixed, repeated = (re.sub(r"\D", "", match[name]) for name in ("whole", "fixed", "repeated"))
     numerator = int(whole + fixed + repeated) - int(whole + fixed or "0")
     return rf"\frac{{{numerator}}}{{{'9' * len(repeated)}{'0' * len(fixed)}}}"

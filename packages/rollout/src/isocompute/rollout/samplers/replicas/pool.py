@@ -122,7 +122,6 @@ class Replicas(Sampler):
             raise
 
     def _open(self) -> None:
-        """Start all replicas, and wait for them."""
         self.crew.fill()
         opened: dict[int, Opened] = self.crew.gather(self.crew.members)
         if len(opened) < len(self.crew.members):
@@ -326,7 +325,6 @@ class Replicas(Sampler):
 
 
 def _strategies(placement: Any, bundles: Sequence[int] | None, replicas: int) -> list[Any]:
-    """Return a scheduling strategy for each replica."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     chosen = list(range(replicas)) if bundles is None else list(bundles)
@@ -526,7 +524,6 @@ class Dispatch:
                 self._crew.ask(member, "go_on", parts, more, task=task)
 
     def _answered(self, member: ReplicaMember, answer: Answered) -> None:
-        """Add the groups of an answer to those that are there."""
         given = self._given.get(member.index, {})
         for group in answer.groups:
             self._take(group, given)
@@ -568,7 +565,6 @@ class Dispatch:
 
 
 def _key(group: pa.RecordBatch) -> tuple[str, int, str]:
-    """Phase, step and problem of a group."""
     phase, step, problem_id = (group[name][0].as_py() for name in ("phase", "step", "problem_id"))
     return phase, step, problem_id
 

@@ -158,7 +158,6 @@ class _Sending:
         self._settle()
 
     def _send(self) -> Callable[[Contents, Any], None]:
-        """Return the function that sends one bucket."""
         if self._transfer.transport == "object_store":
             return lambda contents, packed: self._take(
                 self._ray.put(InObjectStore(contents=contents, array=packed.numpy()))

@@ -111,7 +111,6 @@ class Client:
         self._http()
 
     def _http(self) -> httpx2.AsyncClient:
-        """Return the connections of this process."""
         if os.getpid() not in self._clients:
             try:
                 self._clients[os.getpid()] = httpx2.AsyncClient(
@@ -299,7 +298,6 @@ class Servers:
 
 
 def _said(server: Server, failures: Sequence[Failed]) -> str:
-    """Say how a server failed at a request."""
     last, count = failures[-1], len(failures)
     what = "does not answer" if last.unreachable else "failed once" if count == 1 else f"failed {count} times"
     return f"the server at {server.client.base_url} {what} ({last})"

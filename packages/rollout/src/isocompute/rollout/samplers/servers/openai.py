@@ -151,7 +151,6 @@ class OpenAISampler(LocalSampler):
             raise RolloutError(f"all {len(failed)} requests failed: {failed[0][1].failure}")
 
     async def _response(self, server: Server, request: Request) -> Response:
-        """Ask one server for one response."""
         if self._protocol == "chat" and not request.messages:
             # Without a chat template here, the whole text is the user's.
             text = self.tokenizer.decode(request.prompt_ids)
@@ -180,7 +179,6 @@ class OpenAISampler(LocalSampler):
 
 
 def _check_protocol(protocol: str, sampling: Sampling) -> None:
-    """Refuse what a protocol cannot do."""
     if protocol == "chat" and sampling.interruption is not None:
         raise RolloutError(
             "interruption goes on from the middle of a response, which the protocol chat cannot: use completions"

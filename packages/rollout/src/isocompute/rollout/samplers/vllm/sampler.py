@@ -174,7 +174,6 @@ class VllmSampler(LocalSampler):
         self._llm.llm_engine.set_weight_version(str(version))
 
     def _worker(self, method: str, arguments: dict[str, Any]) -> None:
-        """Call a method of each of vLLM's workers (``WeightWorker``)."""
         self._llm.collective_rpc(method, kwargs=arguments)
 
     def sleep(self) -> None:

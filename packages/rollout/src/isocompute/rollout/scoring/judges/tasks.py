@@ -107,7 +107,6 @@ def _meets_conditions(task: str, response: str, entry: Mapping[str, Any]) -> boo
 
 
 def _within_one_percent(response: str, entry: Mapping[str, Any]) -> bool:
-    """Return whether a number is that of the answer, up to 1 % of it."""
     given, right = (Fraction(text.strip().replace(",", "")) for text in (response, entry["answer"]))
     return abs(given - right) <= abs(right) / 100
 

@@ -246,7 +246,6 @@ def _clear(*, contained: bool) -> None:
 
 
 def _why(status: int, seconds: float) -> str:
-    """Return what the end of a worker means."""
     number = os.waitstatus_to_exitcode(status)
     if number == -signal.SIGPROF:
         return f"deadline: more than {seconds:g} s of processor time"
@@ -382,8 +381,6 @@ class Worker:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
     def _drawn(self, draw: dict[str, Any]) -> None:
-        """Generate a problem in a child and write it down."""
-
         def problem() -> bytes:
             try:
                 return said({"problem": self._judge.draw(**draw)})

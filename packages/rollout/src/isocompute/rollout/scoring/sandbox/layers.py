@@ -92,7 +92,6 @@ def enter(readable: Sequence[str], without: Collection[str]) -> Report:
 
 
 def _unshare(wanted: dict[str, int], report: Report) -> dict[str, int]:
-    """Enter namespaces; return those that were refused."""
     refused = {}
     for name, flag in wanted.items():
         try:

@@ -463,7 +463,6 @@ class _Outcome:
 
 
 def _after(groups: Sequence[Group], done: int) -> list[Group]:
-    """Return the groups without the first responses."""
     rest: list[Group] = []
     for base, words, answer, metadata, responses in groups:
         skipped = min(done, len(responses))
