@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, Self, get_args
 
 from isocompute.learner import RunConfig
-from isocompute.learner.recipes import with_recipe
+from isocompute.learner.config import with_recipe
 from isocompute.rollout.contract.settings import Count, Positive, Whole
 from pydantic import Discriminator, Tag, model_validator
 

@@ -16,7 +16,7 @@ from isocompute.learner.ranks.group import LearnerGroup
 from isocompute.learner.saving.checkpoint import Checkpoints
 from isocompute.learner.saving.export import save_policy
 from isocompute.learner.training import loop
-from isocompute.learner.training.resume import restore
+from isocompute.learner.training.run import restore
 from isocompute.learner.updates.learner import Learner
 from small_run import PROBLEMS, LogLikelihood, counted_writes
 

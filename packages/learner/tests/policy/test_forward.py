@@ -46,8 +46,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tokens", [1, 16, 9999])
-@pytest.mark.parametrize("layout", ["auto", "padded"])
+@pytest.mark.parametrize(("layout", "tokens"), [("auto", 1), ("auto", 16), ("padded", 16)])
 def test_log_probabilities_are_those_of_transformers(saved: tuple[str, Path], layout: str, tokens: int) -> None:
     _, folder = saved
     table = rollouts()
@@ -198,9 +197,9 @@ def test_gradients_of_a_shared_prompt_are_rounded_to_bfloat16_once() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize(
-    # The last has DeepSeek's sparse attention.
+    # A window, chunks, a mask of its own, and DeepSeek's sparse attention; ``nox -s families`` tries all.
     "family",
-    ["phimoe", "qwen2_moe", "doge", "llama4_text", "mistral", "gemma3_text", "gpt_oss", "glm_moe_dsa"],
+    ["mistral", "llama4_text", "doge", "glm_moe_dsa"],
 )
 def test_log_probabilities_are_those_of_transformers_beyond_a_window_or_a_chunk(
     family: str, limit: int, tmp_path: Path

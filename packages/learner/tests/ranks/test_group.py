@@ -20,7 +20,7 @@ from isocompute.learner.config import AdapterConfig, BatchConfig, LearnerConfig,
 from isocompute.learner.errors import DivergenceError, LearnerError, RankError, SyncError
 from isocompute.learner.ranks.group import LearnerGroup, RankActor
 from isocompute.learner.saving.checkpoint import Checkpoints
-from isocompute.learner.training.resume import through_deaths
+from isocompute.learner.training.run import through_deaths
 from isocompute.learner.updates.learner import Learner
 from ray.util.placement_group import placement_group, remove_placement_group
 from small_run import Steps, distance, kill, run, weights

@@ -20,7 +20,7 @@ from isocompute.learner.config import (
 )
 from isocompute.learner.errors import CheckpointError
 from isocompute.learner.saving.checkpoint import Checkpoints, write_checksums
-from isocompute.learner.training.resume import branch, restore
+from isocompute.learner.training.run import branch, restore
 from isocompute.learner.updates.learner import Learner
 from small_run import PROBLEMS, RUN, Steps, distance, kill, paid, run, weights
 from transformers import LlamaForCausalLM

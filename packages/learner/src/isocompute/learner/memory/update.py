@@ -28,8 +28,8 @@ from ..objective.loss import objective
 from ..policy.adapter import adapt
 from ..policy.attention import packed_attention, packed_mask
 from ..policy.forward import Forward
-from ..policy.loading import ValueHead
-from ..policy.sharding import Sharding, own, shard
+from ..policy.head import ValueHead
+from ..policy.loading import Sharding, own, shard
 from ..updates.adam import Optimizer
 from ..updates.learner import Models, inputs_of
 

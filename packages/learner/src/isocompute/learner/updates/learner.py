@@ -27,9 +27,19 @@ from ..errors import DivergenceError, LearnerError, SyncError
 from ..objective.advantages import listed
 from ..objective.loss import CLIPPED, ObjectiveInputs, loss_metrics, objective
 from ..objective.prepare import sampled_counts
-from ..policy.forward import Forward
-from ..policy.loading import ValueHead, WholeTensors, base_hash, learnt, load_policy, probe, vocabulary, weights
-from ..policy.sharding import Sharding, copy_into, is_sharded
+from ..policy.forward import Forward, probe
+from ..policy.head import ValueHead
+from ..policy.loading import (
+    Sharding,
+    WholeTensors,
+    base_hash,
+    copy_into,
+    is_sharded,
+    learnt,
+    load_policy,
+    vocabulary,
+    weights,
+)
 from ..records.steps import Agreement, Mean, UpdateReport, added, reduced, with_zeros
 from .adam import CRITIC, POLICY, Optimizer
 from .sync import BROKEN, agreement, check_finite, check_sync, compare
