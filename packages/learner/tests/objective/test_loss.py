@@ -28,7 +28,6 @@ from isocompute.learner.objective.loss import (
     Policies,
     Surrogate,
     importance_weights,
-    loss_metrics,
     loss_weights,
     objective,
     value_loss,
@@ -138,18 +137,6 @@ def test_shares_of_an_update_add_up_however_it_is_cut(
     for name, metric in added(parts[0][1], parts[1][1]).items():
         assert float(metric.total) == pytest.approx(float(metrics[name].total), abs=1e-9)
         assert float(metric.count) == float(metrics[name].count)
-
-
-@pytest.mark.parametrize("config", [*CONFIGS, PLAIN])
-def test_the_names_and_kinds_of_metrics_depend_on_the_settings_alone(config: LearnerConfig) -> None:
-    nothing = loss_metrics(config)
-    for sizes in ([3, 2], [0, 0]):
-        _, found = objective(inputs(sizes), config)
-        assert [(name, type(metric)) for name, metric in found.items()] == [(n, type(m)) for n, m in nothing.items()]
-        for metric in found.values():
-            assert (metric.total.dtype, metric.count.dtype) == (torch.float64, torch.float64)
-            assert metric.total.shape == metric.count.shape == ()
-    assert all(float(metric.total) == float(metric.count) == 0 for metric in nothing.values())
 
 
 def test_the_correction_is_for_the_policy_of_before_the_batchs_first_update() -> None:

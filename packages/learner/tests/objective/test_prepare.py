@@ -118,21 +118,17 @@ def test_the_rest_of_a_batch_is_as_if_groups_of_one_were_not_there(
         assert found[name].to_list() == pytest.approx(rest[name].to_list(), rel=1e-9)
 
 
-def test_tokens_that_were_not_sampled_do_not_count() -> None:
-    rows = table({"a": [1.0, 0.0]}).with_columns(
-        sampled=pl.Series([None, [True, False]], dtype=pl.List(pl.Boolean)),
-        values=pl.Series([[0.5], [0.25]], dtype=pl.List(pl.Float32)),
-    )
+def test_tokens_that_were_not_sampled_do_not_count_and_a_response_without_tokens_has_a_reward_and_no_weight() -> None:
+    def of(ids: list[list[int]], values: list[list[float]]) -> pl.DataFrame:
+        lists = pl.Series(ids, dtype=pl.List(pl.Int64)), pl.Series(values, dtype=pl.List(pl.Float32))
+        return table({"a": [1.0, 0.0]}).with_columns(response_ids=lists[0], values=lists[1])
+
+    marks = pl.Series([None, [True, False]], dtype=pl.List(pl.Boolean))
+    rows = of([[1], [1, 1]], [[0.5], [0.25]]).with_columns(sampled=marks)
     assert sampled_counts(rows).tolist() == [1, 1]
     assert prepare(rows, config())["loss_weight"].to_list() == [0.5, 0.5]
     assert prepare(rows, config("ppo", scale="none"))["advantages"].to_list() == [[0.5], [-0.25]]
-
-
-def test_a_response_without_tokens_has_a_reward_and_no_weight() -> None:
-    rows = table({"a": [1.0, 0.0]}).with_columns(
-        response_ids=pl.Series([[], [1, 1]], dtype=pl.List(pl.Int64)),
-        values=pl.Series([[], [0.5, 0.5]], dtype=pl.List(pl.Float32)),
-    )
+    rows = of([[], [1, 1]], [[], [0.5, 0.5]])
     found = prepare(rows, config(aggregation="sequence"))
     assert found["advantage"][0] > 0
     assert found["loss_weight"].to_list() == [0.0, 0.5]

@@ -167,19 +167,15 @@ def test_a_batch_worked_out_by_hand() -> None:
     assert solved == replace(found, reward=0.625, response_length=3.0, **halves)
 
 
-def test_equal_rewards_are_counted_in_groups_of_two_or_more() -> None:
-    alone = [[(1.0, 2, "stop")], [(0.0, 2, "stop")]]
+def test_equal_rewards_are_counted_in_groups_of_two_or_more_and_failed_responses_are_left_out() -> None:
+    alone, failed = [[(1.0, 2, "stop")], [(0.0, 2, "stop")]], (0.0, 0, "aborted")
     assert described(batch(alone)).zero_variance_share is None
     assert "zero_variance_share" not in described(batch(alone)).metrics()
-    pair, mixed = [(1.0, 2, "stop"), (1.0, 2, "stop")], [(1.0, 2, "stop"), (0.0, 2, "stop")]
-    assert described(batch([*alone, pair, mixed, mixed])).zero_variance_share == pytest.approx(1 / 3)
-
-
-def test_failed_responses_are_left_out() -> None:
-    group = [(1.0, 2, "stop"), (0.0, 4, "length")]
-    with_failed = response_statistics(batch([[*group, (0.0, 0, "aborted")]]))
-    assert with_failed == response_statistics(batch([group]))
-    assert response_statistics(batch([[(0.0, 0, "aborted")] * 2])) is None
+    pair, mixed = [(1.0, 2, "stop"), (1.0, 2, "stop")], [(1.0, 2, "stop"), (0.0, 4, "length")]
+    groups = [*alone, pair, mixed, mixed]
+    assert described(batch(groups)).zero_variance_share == pytest.approx(1 / 3)
+    assert described(batch([[*group, failed] for group in groups])) == described(batch(groups))
+    assert response_statistics(batch([[failed] * 2])) is None
 
 
 def test_broken_verifiers_and_interrupted_responses_are_shares_of_the_completed_ones() -> None:
@@ -215,26 +211,18 @@ def test_advantages_are_described_by_response_or_with_a_critic_by_token() -> Non
     assert advantage_statistics(by_response.head(0)) is None
 
 
-def timed(step: int, sample: float, sync: float | None = 0.125) -> StepRecord:
-    return StepRecord(step=step, rollouts=32 * step, sample_seconds=sample, update_seconds=0.25, sync_seconds=sync)
-
-
 def test_each_phase_of_a_step_is_a_row_and_one_that_was_taken_again_counts_once() -> None:
     evaluation = EvaluationRecord(step=1, rollouts=32, scores={"avg_at_4": 0.1}, evaluate_seconds=3.0)
-    table = timings_table([timed(0, 9.0, None), timed(0, 1.0, None), timed(1, 0.5), evaluation], "r", devices=4)
+    first, again = step(step=1, sample_seconds=9.0), step(step=1, sync_seconds=0.125)
+    table = timings_table([first, again, evaluation], "r", devices=4)
     assert table["run_id"].unique().to_list() == ["r"]
     assert table.drop("run_id").rows() == [
-        (0, "sample", 1.0, 4.0),
-        (0, "update", 0.25, 1.0),
         (1, "evaluate", 3.0, 12.0),
-        (1, "sample", 0.5, 2.0),
+        (1, "sample", 1.5, 6.0),
         (1, "sync", 0.125, 0.5),
-        (1, "update", 0.25, 1.0),
+        (1, "update", 0.5, 2.0),
     ]
-
-
-def test_a_run_without_records_or_with_seconds_that_are_not_finite_is_one_error() -> None:
     with pytest.raises(TableError, match=r"run r: .* no rows"):
         timings_table([], "r")
     with pytest.raises(TableError, match=r"column seconds"):
-        timings_table([timed(1, float("nan"))], "r")
+        timings_table([step(sample_seconds=float("nan"))], "r")

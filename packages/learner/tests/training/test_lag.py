@@ -19,7 +19,7 @@ from isocompute.learner.records.steps import Agreement, StepRecord, UpdateReport
 from isocompute.learner.saving.checkpoint import Checkpoints
 from isocompute.learner.training import loop
 from isocompute.learner.training.loop import without_stale
-from isocompute.learner.training.run import Progress, restore
+from isocompute.learner.training.run import restore
 from isocompute.learner.updates.learner import Learner
 from small_run import PROBLEMS, RUN, Steps, kill, moved, paid, recorded, run, scored, weights
 from transformers import LlamaForCausalLM
@@ -364,19 +364,3 @@ def test_no_schedule_exceeds_the_bound_or_the_budget_or_loses_a_rollout(
             assert engines.generated >= total - before - in_pipe
             assert (engines.flying, engines.done) == ([], {})
             break
-
-
-def test_a_run_without_a_lag_goes_on_with_the_progress_that_it_returned() -> None:
-    learner, engines = Counter(LearnerConfig(learning_rate=1.0)), Engines(np.random.default_rng(0))
-    progress = Progress(step=0, rollouts=0, tokens=0, evals=[])
-    for limit in (2, 5):
-        progress = loop.train(
-            run=replace(RUN, evaluate_every=None),
-            problems=PROBLEMS,
-            sampler=engines,
-            learner=learner,
-            meter=Steps(limit),
-            progress=progress,
-            watch=lambda record: None,
-        )
-        assert (progress.step, learner.version) == (limit, limit)

@@ -137,22 +137,6 @@ def test_charges_are_on_the_disk_before_a_checkpoint_is(
     assert [next(iter(counts)) for _, counts in meter.charged] == [*evaluated, "trained", "trained", *evaluated]
 
 
-def test_an_evaluation_that_was_charged_elsewhere_is_not_charged(
-    learner: Learner, replay: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    evaluated = LogLikelihood.__call__
-
-    def shared(self: LogLikelihood, *, step: int, **counted: int) -> Any:
-        found = evaluated(self, step=step, **counted)
-        return replace(found, rollouts_table=None) if step == 0 else found
-
-    monkeypatch.setattr(LogLikelihood, "__call__", shared)
-    meter = Steps(2)
-    progress = run(learner, replay, tmp_path, steps=2, meter=meter)
-    assert [row["step"] for row in progress.evals] == [0, 2]
-    assert [(step, counts) for step, counts in meter.charged if "eval" in counts] == [(2, {"eval": 4})]
-
-
 def test_the_sync_check_catches_a_sampler_that_takes_no_weights_and_lets_a_policy_that_diverged_end_as_it_did(
     learner: Learner, replay: Any
 ) -> None:
@@ -192,24 +176,18 @@ PASS = RunConfig(problems_per_batch=4, rollouts_per_problem=4)
 def test_the_sync_check_is_charged_as_an_evaluation_and_the_newest_checkpoint_is_continued(
     learner: Learner, replay: Any, tmp_path: Path
 ) -> None:
-    settings = {"run": PASS, "problems": PROBLEMS, "sampler": replay, "checkpoints": Checkpoints(tmp_path)}
+    checkpoints = Checkpoints(tmp_path)
+    settings = {"run": PASS, "problems": PROBLEMS, "sampler": replay, "checkpoints": checkpoints}
     meter, records = Steps(1), []
+    with checkpoints.held(), pytest.raises(CheckpointError, match="another run"):
+        train(**settings, learner=learner, meter=meter)
+    # Refused before anything was sampled.
+    assert meter.charged == []
     train(**settings, learner=learner, meter=meter)
     assert meter.charged == [(0, {"eval": 8}), (1, {"trained": 16})]
     progress = train(**settings, learner=learner, meter=UpdateSteps(limit=3), watch=records.append)
     assert progress.step == 3
     assert [record.step for record in records] == [2, 3]
-
-
-def test_a_folder_in_which_another_run_saves_is_refused_before_anything_is_sampled(
-    learner: Learner, replay: Any, tmp_path: Path
-) -> None:
-    meter, checkpoints = Steps(1), Checkpoints(tmp_path)
-    with checkpoints.held(), pytest.raises(CheckpointError, match="another run"):
-        train(run=PASS, problems=PROBLEMS, sampler=replay, learner=learner, meter=meter, checkpoints=checkpoints)
-    assert meter.charged == []
-    train(run=PASS, problems=PROBLEMS, sampler=replay, learner=learner, meter=meter, checkpoints=checkpoints)
-    assert paid(meter) == [(1, {"trained": 16})]
 
 
 @pytest.mark.parametrize(
@@ -351,20 +329,6 @@ def test_an_optimizer_step_that_fails_once_is_tried_again_and_one_that_fails_twi
     assert found == replace(expected, retries=len(errs_at))
     assert torch.equal(weights(steady), weights(learner))
     assert learner.version == 1
-
-
-def test_failed_responses_are_neither_measured_nor_learnt_from(model: Path, replay: Any) -> None:
-    """Though they have tokens and log-probabilities."""
-    config = LearnerConfig(learning_rate=1e-2, kl=KL)
-    learner, other = Learner(model, config), Learner(model, config)
-    rollouts = sampled(replay, config)
-    failed = rollouts.head(2).with_columns(
-        cohort=pl.lit("failed"), finish_reason=pl.lit("aborted"), reward=pl.lit(float("nan")), sample=pl.lit(99)
-    )
-    assert failed["response_ids"].list.len().min() > 0
-    rows = pl.concat([rollouts, failed], how="vertical_relaxed")
-    assert learn_from(learner, rows) == learn_from(other, rollouts)
-    assert torch.equal(weights(learner), weights(other))
 
 
 def test_a_policy_that_diverged_is_found_where_the_batch_is_measured_and_stale_responses_are_not_tried_again(

@@ -25,8 +25,7 @@ SEED = 0
 def adapt(policy: Any, config: AdapterConfig) -> Any:
     """Freeze a policy and put adapters on its linear layers, in place; their first values are those of ``begun``.
 
-    Args:
-        policy: A transformers model, whole, which may still be on the device ``meta``.
+    The policy is whole, and may still be on the device ``meta``.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model

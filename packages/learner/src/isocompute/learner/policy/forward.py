@@ -31,7 +31,6 @@ class Forward:
     """The forward pass of a policy: packed where that gives what the model gives, otherwise padded.
 
     Args:
-        policy: From ``load_policy``.
         like: How another policy of the same architecture is run, which is to be given the same micro-batches: so a
             reference is run as the policy is; None: how this one can be run is found out.
 

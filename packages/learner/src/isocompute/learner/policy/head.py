@@ -144,11 +144,7 @@ def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 class ValueHead(torch.nn.Module):  # type: ignore[misc]
-    """A linear function of the policy's last hidden states, 0 at first.
-
-    Args:
-        share: What the head's gradient is multiplied by before it passes into the policy; 0 cuts it off.
-    """
+    """A linear function of the last hidden states, 0 at first; ``share`` of its gradient passes into the policy."""
 
     def __init__(self, size: int, *, share: float, device: str, dtype: torch.dtype) -> None:
         super().__init__()

@@ -26,11 +26,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Shard
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.conversion_mapping import get_model_conversion_mapping
 
 from ..config import AdapterConfig
 from ..contract.files import reason_of
 from ..errors import LearnerError
-from ..saving.checkpoint import files_of, stored_tensors, tensors_hash
+from ..saving.checkpoint import files_of, tensors_hash
 from . import adapter
 from .adapter import adapt, begun
 
@@ -51,7 +52,6 @@ def load_policy(
     """Load a transformers model, in evaluation mode: dropout would make log-probabilities random.
 
     Args:
-        model: A folder or a name, in the Hugging Face format.
         sharding: The ranks that share the model, of which each reads its part and all call this; None: it is whole.
         adapter: What is learnt in place of the weights, which are frozen then; in float32 or better. None: nothing.
 
@@ -97,7 +97,7 @@ def _shared(
     with _refused(model):
         with _parameters_on_meta():
             policy = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(model)), dtype=dtype)
-        stored = stored_tensors(str(model), policy)
+        stored = None if get_model_conversion_mapping(policy, add_legacy=False) else files_of(str(model))
     if stored is not None:
         _refuse_missing(model, tensors(policy).keys() - stored.keys())
     given: Mapping[str, torch.Tensor] = tensors(_whole(model, "cpu", dtype)) if stored is None else {}
@@ -170,7 +170,6 @@ class WholeTensors(Mapping[str, torch.Tensor]):
     """Tensors by name. A sharded tensor is gathered on every read, so all ranks must read it.
 
     Args:
-        live: The tensors, whole or this rank's shares.
         adapted: Layers whose adapter is added to a tensor as it is read, by the tensor's name.
         dtype: Type in which numbers are given; None: their own.
     """
@@ -275,8 +274,6 @@ class Sharding:
     """The ranks that share a policy, and the types that they compute in.
 
     Attributes:
-        ranks: The ranks that share it.
-        device: ``cpu`` or ``cuda``.
         activations: Type that blocks compute in where it is not that of the weights; None: theirs. Gradients are summed
             over the ranks in float32 or better all the same.
         head: The same for the embedding, the last norm and the output head.

@@ -242,11 +242,7 @@ class _Loop:
         return perf_counter() - began
 
     def step(self, step: int, *, sampling: float) -> bool:
-        """Step: take what was sampled, charge, learn, push. False when the policy has diverged, which ends the run.
-
-        Args:
-            sampling: Seconds that were spent on sampling before.
-        """
+        """Step: take what was sampled, charge, learn, push. False when the policy has diverged, which ends the run."""
         progress, version, config = self.progress, self.learner.version, self.learner.config
         lag = config.pipeline.lag
         problems = self.order.problems.filter(pl.col("problem_id").is_in(progress.begun[0]))
@@ -385,13 +381,10 @@ class _Loop:
 
 
 def sync_and_check(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame, run_id: str) -> pl.DataFrame:
-    """Sync, answer a few problems and compare log-probabilities; returns the responses, which were paid for.
+    """Sync, answer four problems twice and compare log-probabilities; returns the responses, which were paid for.
 
     Where the learner continues with a policy that has diverged there is nothing to compare with; ``train`` finds
     the same, and ends the run as it did the first time.
-
-    Args:
-        sampler: Takes them, and answers two times each of the first four problems.
 
     Raises:
         LearnerError: The sampler says that its weights are of another type (``dtype``) than the tolerances are for.
@@ -458,10 +451,8 @@ class Learnt:
 
     Attributes:
         update: What the optimizer steps did; None where nothing was to be learnt from, or the policy diverged.
-        advantages: The advantages learnt from; None where there is none.
         measure_seconds: Wall time of measuring the batch; 0 where that was not needed. Two that differ in it alone are
             equal.
-        retries: How often an optimizer step was tried again.
         diverged: Whether the policy has diverged. The optimizer steps of this batch before the one that failed were
             made; the version of the weights was not counted up.
     """
@@ -481,7 +472,6 @@ def learn(*, learner: Updater, run: RunConfig, step: int, rollouts: pl.DataFrame
     errs again.
 
     Args:
-        learner: Learns; its version is counted up by the last optimizer step of the batch.
         rollouts: All of its responses, with the columns of ``with_cohorts``.
 
     Raises:
@@ -533,11 +523,7 @@ def _learn(*, learner: Updater, run: RunConfig, step: int, rollouts: pl.DataFram
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSteps:
-    """A meter that admits a number of steps and keeps no record of what they cost.
-
-    Attributes:
-        limit: Steps of the whole run, those before a checkpoint that it continues from included.
-    """
+    """A meter that admits so many steps of the whole run, those before a checkpoint included, and keeps no record."""
 
     limit: int
 
@@ -605,12 +591,7 @@ class Ahead:
 
 
 def without_stale(rollouts: pl.DataFrame, *, version: int, lag: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Split a batch into groups that may be learnt from and those of which a response is too old, which go whole.
-
-    Args:
-        version: Version of the weights that it would update.
-        lag: k.
-    """
+    """Split a batch into groups that weights of a version may learn from, and those of which a response is too old."""
     late = (pl.col("weights_version") < version - lag) & (pl.col("finish_reason") != "aborted")
     old = rollouts.filter(late)["problem_id"].unique()
     is_old = pl.col("problem_id").is_in(old.implode())

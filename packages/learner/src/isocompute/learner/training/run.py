@@ -55,9 +55,7 @@ class ProblemOrder:
     rates stay (of equal ones those whose ``problem_id`` comes first; one that was not met counts as 0), and no more
     are dropped.
 
-    Args:
-        problems: A ``problems`` table; the order of its rows does not matter.
-        drop_above: The pass rate, or None to drop none.
+    The order of the rows of ``problems`` does not matter.
     """
 
     def __init__(
@@ -131,8 +129,7 @@ NOT_TRAINED_ON = ("pass_rate", "pass_rate_samples")
 def settings_of(run: RunConfig, config: LearnerConfig, problems: pl.DataFrame) -> dict[str, Any]:
     """Return the settings that a run depends on, by names such as ``optimizer.beta1``, as plain values; not its budget.
 
-    Args:
-        problems: Training problems, of which the hash counts; the order of rows and columns does not.
+    Of the problems the hash counts, and the order of rows and columns does not.
     """
     found = asdict(run)
     for name, value in asdict(config).items():
@@ -147,10 +144,8 @@ class Progress:
     """The progress of a run.
 
     Attributes:
-        step: Steps taken.
         rollouts: Rollouts generated for training so far, whatever became of them.
         tokens: Their response tokens.
-        evals: Rows of the ``evals`` table so far.
         cursor: The position in the problems of the next batch, or of the last one that was begun, where there are such.
         begun: The problems (``problem_id``) of each batch that was begun and not learnt from, in order.
         drained: The step at which the budget admitted no further batch, where what was begun by then is learnt from
@@ -209,7 +204,6 @@ def restore(
 
     Args:
         learner: Takes over the state of the checkpoint; left as it is where there is none.
-        run: The cell, as ``train`` is given it; so are the problems.
         ended: Whether to take over the policy at the end of such a run, with which it cannot go on.
 
     Raises:
@@ -256,9 +250,6 @@ def branch(*, learner: Updater, trunk: Checkpoints, run: RunConfig, problems: pl
             others.
         trunk: Checkpoints of the trunk, with this step in ``keep_steps``; nothing is changed there.
         run: The branch, as ``train`` is given it: as the trunk but for its ``run_id``.
-
-    Returns:
-        How far the trunk was after that step, without its evaluations.
 
     Raises:
         CheckpointError: The settings name no such step; the checkpoint is missing, damaged or one of another version;

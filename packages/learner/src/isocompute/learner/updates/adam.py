@@ -21,7 +21,6 @@ class Optimizer:
     """AdamW, fused, with one learning rate for the policy and one for the critic.
 
     Args:
-        critic: The critic; None without one.
         total: Adds a number up over the ranks that share the policy; None where it is whole.
     """
 
@@ -74,11 +73,7 @@ class Optimizer:
         return norm == 0 and not decays and not self._adam.state and len(self._adam.param_groups) == 1
 
     def step(self, number: int) -> float:
-        """Take a step; return the policy's learning rate.
-
-        Args:
-            number: The update step that it belongs to, counted from 1, on which the schedule depends.
-        """
+        """Take a step of the update of a number, counted from 1; return the policy's learning rate."""
         factor = self._config.optimizer.factor_at(number)
         peaks = (self._config.learning_rate, self._config.critic.learning_rate)
         for group, peak in zip(self._adam.param_groups, peaks, strict=False):
