@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 import polars as pl
 from isocompute.learner import LearnerConfig, RunConfig
-from isocompute.learner.config import PipelineConfig
-from isocompute.learner.recipes import with_recipe
+from isocompute.learner.config import PipelineConfig, with_recipe
 from isocompute.rollout import (
     DifficultySplit,
     EngineConfig,

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 from isocompute.learner import LearnerConfig
-from isocompute.learner.recipes import RECIPES
+from isocompute.learner.config import RECIPES
 from isocompute.rollout.contract.documents import DocumentError, parsed
 from isocompute.rollout.contract.files import reason_of
 from isocompute.rollout.contract.settings import refusal

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from isocompute.learner import RunConfig
-from isocompute.learner.recipes import with_recipe
+from isocompute.learner.config import with_recipe
 from isocompute.rollout import EngineConfig
 from isocompute.rollout.contract.settings import STRICT, Count, Positive, Whole
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator

@@ -23,10 +23,9 @@ from isocompute.learner import (
     StepRecord,
     UpdateReport,
 )
+from isocompute.learner.config import RECIPES
 from isocompute.learner.objective.loss import loss_metrics
-from isocompute.learner.recipes import RECIPES
-from isocompute.learner.records.lag import LagStatistics
-from isocompute.learner.records.steps import AdvantageStatistics, Mean
+from isocompute.learner.records.steps import AdvantageStatistics, LagStatistics, Mean
 from isocompute.rollout import evaluate, tracking
 from isocompute.rollout.cli import main
 from isocompute.rollout.commands.output import rewarded

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from hypothesis import strategies as st
 from isocompute.learner import LearnerConfig, SyncConfig
-from isocompute.learner.recipes import RECIPES
+from isocompute.learner.config import RECIPES
 from isocompute.learner.records.steps import Agreement
 from isocompute.rollout import Sampling
 

@@ -93,7 +93,7 @@ class Inline:
         return Inline(getattr(self.of, name))
 
 
-def test_a_cell_reaches_the_engine_through_25_files(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_reaches_the_engine_through_23_files(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Ray, without its processes.
     fakes = {"remote": Inline, "get": lambda task: task.of, "wait": lambda tasks, **_: (list(tasks), [])}
     fakes |= {"is_initialized": lambda: True, "cluster_resources": lambda: {"CPU": 8.0}, "kill": lambda actor: None}
@@ -111,7 +111,7 @@ def test_a_cell_reaches_the_engine_through_25_files(store: Path, monkeypatch: py
 
     # Where the engine is called for the first time.
     monkeypatch.setattr(LlamaForCausalLM, "forward", lambda *_, **__: sys.exit())
-    with walked("The way of n", 25, "experiments.stages.sweep:run"), pytest.raises(SystemExit):
+    with walked("The way of n", 23, "experiments.stages.sweep:run"), pytest.raises(SystemExit):
         sweep.run(preset, "easy")
 
 
@@ -132,14 +132,14 @@ def test_sixteen_responses_are_sampled_and_scored_through_9_files() -> None:
         assert sampler.sample(problems, samples=16, seed=0, step=0)["reward"].len() == 16
 
 
-def test_a_checkpoint_is_saved_and_read_again_through_12_files(tmp_path: Path) -> None:
+def test_a_checkpoint_is_saved_and_read_again_through_9_files(tmp_path: Path) -> None:
     problems, config = sums(2, 0), LearnerConfig(learning_rate=1e-3)
     run = RunConfig(run_id="run", rollouts_per_problem=2, problems_per_batch=2, seed=0, evaluate_every=4)
     learners = [Learner(str(BASE), config) for _ in range(2)]
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     progress = restore(learner=learners[0], checkpoints=checkpoints, run=run, problems=problems)
     # What a worker calls; a learner is given to the loop.
-    with walked("The way of a checkpoint", 12, LOOP):
+    with walked("The way of a checkpoint", 9, LOOP):
         train(
             run=run,
             problems=problems,

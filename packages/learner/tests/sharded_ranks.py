@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from isocompute.learner.batch.packing import shares
 from isocompute.learner.config import LearnerConfig
-from isocompute.learner.policy.sharding import own, whole
+from isocompute.learner.policy.loading import own, whole
 from isocompute.learner.records.steps import UpdateReport
 from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
 from isocompute.learner.training.loop import learn

@@ -15,7 +15,7 @@ from isocompute.learner.config import LearnerConfig
 from isocompute.learner.saving import checkpoint
 from isocompute.learner.saving.checkpoint import Checkpoints
 from isocompute.learner.training import loop
-from isocompute.learner.training.resume import branch, restore
+from isocompute.learner.training.run import branch, restore
 
 
 def recorded(*, groups: int = 4, n: int = 4, version: int = 0, step: int = 1, seed: int = 0) -> pl.DataFrame:

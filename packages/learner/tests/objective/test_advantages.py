@@ -31,7 +31,7 @@ def joined(groups: list[list[float]]) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(("std", "correction"), [("sample", 1), ("population", 0)])
 @pytest.mark.parametrize(("baseline", "scale"), PAIRS)
 @given(GROUPS)
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_advantages_are_the_formula_written_out_with_torch(
     baseline: str, scale: str, std: str, correction: int, groups: list[list[float]]
 ) -> None:
@@ -95,13 +95,12 @@ def test_advantages_are_discounted_sums_of_temporal_differences(
     assert (advantages.lengths == rewards.lengths).all()
 
 
-@pytest.mark.parametrize(("std", "ddof"), [("sample", 1), ("population", 0)])
 @given(st.lists(st.integers(-5, 5), min_size=2, max_size=20).filter(lambda values: len(set(values)) > 1))
-def test_whitened_advantages_have_no_mean_and_a_variance_of_1(std: str, ddof: int, values: list[int]) -> None:
-    found = whitened(np.array(values, float), std=std)
-    assert found.mean() == pytest.approx(0.0, abs=1e-9)
-    assert found.var(ddof=ddof) == pytest.approx(1.0, abs=1e-6)
-    assert (np.argsort(found, kind="stable") == np.argsort(values, kind="stable")).all()
+def test_whitened_advantages_have_no_mean_and_a_variance_of_1(values: list[int]) -> None:
+    for std, ddof in (("sample", 1), ("population", 0)):
+        found = whitened(np.array(values, float), std=std)
+        assert found == pytest.approx((values - np.mean(values)) / np.std(values, ddof=ddof), abs=1e-6)
+    assert whitened(np.array([3.0])).tolist() == [0.0]
 
 
 LISTS = st.lists(st.lists(st.floats(-4, 4, width=32), max_size=5), min_size=1, max_size=6)

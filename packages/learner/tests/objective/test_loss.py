@@ -28,12 +28,11 @@ from isocompute.learner.objective.loss import (
     Policies,
     Surrogate,
     importance_weights,
-    loss_metrics,
     loss_weights,
     objective,
     value_loss,
 )
-from isocompute.learner.records.steps import Share, added
+from isocompute.learner.records.steps import added
 
 PLAIN = LearnerConfig(learning_rate=1.0)
 WHOLE = LearnerConfig(
@@ -53,8 +52,7 @@ CONFIGS = [
         kl=KLConfig(coefficient=0.1, estimator=estimator),
         entropy=EntropyConfig(coefficient=0.01),
     )
-    for algorithm in ALGORITHMS
-    for level, estimator in zip(get_args(Level), KL_ESTIMATORS, strict=True)
+    for algorithm, level, estimator in zip(ALGORITHMS, 2 * get_args(Level), 2 * [*KL_ESTIMATORS], strict=True)
 ]
 
 
@@ -120,7 +118,7 @@ def test_the_loss_is_the_formula_written_out(sizes: list[int], seed: int) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS)
 @given(SIZES, SEEDS, st.sets(st.integers(0, 4)))
-@settings(max_examples=20)
+@settings(max_examples=15)
 def test_shares_of_an_update_add_up_however_it_is_cut(
     config: LearnerConfig, sizes: list[int], seed: int, first: set[int]
 ) -> None:
@@ -139,22 +137,6 @@ def test_shares_of_an_update_add_up_however_it_is_cut(
     for name, metric in added(parts[0][1], parts[1][1]).items():
         assert float(metric.total) == pytest.approx(float(metrics[name].total), abs=1e-9)
         assert float(metric.count) == float(metrics[name].count)
-
-
-@pytest.mark.parametrize("config", [*CONFIGS, PLAIN])
-def test_the_names_and_kinds_of_metrics_depend_on_the_settings_alone(config: LearnerConfig) -> None:
-    nothing = loss_metrics(config)
-    for sizes in ([3, 2], [0, 0]):
-        _, found = objective(inputs(sizes), config)
-        assert list(found) == list(nothing)
-        assert {name: type(metric) for name, metric in found.items()} == {n: type(m) for n, m in nothing.items()}
-        for metric in found.values():
-            assert (metric.total.dtype, metric.count.dtype) == (torch.float64, torch.float64)
-            assert not metric.total.requires_grad
-            assert metric.total.shape == metric.count.shape == ()
-    assert all(float(metric.total) == float(metric.count) == 0 for metric in nothing.values())
-    shares = {name for name, metric in nothing.items() if isinstance(metric, Share)}
-    assert shares <= {"loss", "policy_loss", "value_loss"}
 
 
 def test_the_correction_is_for_the_policy_of_before_the_batchs_first_update() -> None:
@@ -312,18 +294,6 @@ def test_the_mean_of_an_estimate_is_the_kl_and_its_gradient_is_its_own(name: str
     )
     expected = {"k1": torch.zeros_like(logits), "k2": of_forward, "k3": of_backward}
     assert torch.allclose(found, expected[name], atol=1e-12)
-
-
-VALUES = st.floats(-3, 3)
-
-
-@given(VALUES, VALUES, VALUES)
-def test_a_value_near_its_old_one_is_drawn_to_the_return(value: float, old: float, target: float) -> None:
-    values = torch.tensor([value], dtype=torch.float64, requires_grad=True)
-    loss = value_loss(values, torch.tensor([target], dtype=torch.float64), torch.tensor([old]), clip=10.0)
-    loss.sum().backward()
-    assert torch.equal(loss.detach(), 0.5 * (values.detach() - target) ** 2)
-    assert torch.allclose(values.grad, values.detach() - target)
 
 
 def test_a_value_that_moved_far_towards_its_return_has_no_gradient() -> None:

@@ -1,7 +1,5 @@
 """From the rollouts of a step to the responses of each update."""
 
-from typing import Any
-
 import hypothesis
 import numpy as np
 import polars as pl
@@ -42,14 +40,6 @@ def table(rewards: dict[str, list[float]] = REWARDS, batch: BatchConfig | None =
     return with_cohorts(plain.with_columns(**measured), batch or BatchConfig())
 
 
-def test_trained_responses_have_advantages_and_weights() -> None:
-    found = prepare(table(), config())
-    half = 0.5 / (3**-0.5)
-    assert found["advantage"].to_list()[:8] == pytest.approx([half, -half, -half, half, 0, 0, 0, 0], abs=1e-5)
-    # 30 tokens, those of equal rewards included.
-    assert found["loss_weight"].to_list() == pytest.approx([1 / 30] * 12)
-
-
 def test_groups_that_are_filtered_are_left_out_of_the_normaliser_and_of_the_batchs_scale() -> None:
     batch = BatchConfig(filter_zero_variance=True)
     found = prepare(table(batch=batch), config(scale="batch", batch=batch))
@@ -65,6 +55,10 @@ def test_responses_that_are_not_trained_on_sharpen_the_baseline() -> None:
     batch = BatchConfig(trained_rollouts=2)
     found = prepare(table(batch=batch), config(batch=batch))
     whole = prepare(table(), config())
+    half = 0.5 / (3**-0.5)
+    assert whole["advantage"].to_list()[:8] == pytest.approx([half, -half, -half, half, 0, 0, 0, 0], abs=1e-5)
+    # Of all 30 tokens, those of equal rewards included, and of the 9 that are trained on.
+    assert whole["loss_weight"].to_list() == pytest.approx([1 / 30] * 12)
     first = pl.col("sample") < 2
     assert found["advantage"].to_list() == whole.filter(first)["advantage"].to_list()
     assert found["loss_weight"].to_list() == pytest.approx([1 / 9] * 6)
@@ -101,21 +95,18 @@ def test_a_kl_in_the_reward_lowers_that_of_each_token_where_a_critic_judges_it()
     assert "advantage" not in found.columns
 
 
-ALGORITHMS = [("grpo", {}), ("dr_grpo", {"constant_length": 9}), ("cispo", {}), ("dapo", {}), ("gspo", {})]
-
-
-@pytest.mark.parametrize(("algorithm", "settings"), ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ["grpo", "cispo"])
 @given(
     groups=st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=4), min_size=1, max_size=3),
     lone=st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=3),
 )
-@hypothesis.settings(max_examples=15)
+@hypothesis.settings(max_examples=10)
 def test_the_rest_of_a_batch_is_as_if_groups_of_one_were_not_there(
-    algorithm: str, settings: dict[str, Any], groups: list[list[float]], lone: list[float]
+    algorithm: str, groups: list[list[float]], lone: list[float]
 ) -> None:
-    """Advantages and weights in the loss, whatever the estimator, and the cohorts that are charged."""
+    """Advantages, scaled by the group or by the batch, weights in the loss, and the cohorts that are charged."""
     named = {f"g{i}": group for i, group in enumerate(groups)}
-    chosen = config(algorithm, **settings)
+    chosen = config(algorithm)
     rest = prepare(table(named), chosen)
     rows = table({"a": [lone[0]], **named, **{f"z{i}": [reward] for i, reward in enumerate(lone)}})
     rows = with_cohorts(rows.drop("cohort", "zero_variance"), BatchConfig(), baseline="group")
@@ -127,21 +118,17 @@ def test_the_rest_of_a_batch_is_as_if_groups_of_one_were_not_there(
         assert found[name].to_list() == pytest.approx(rest[name].to_list(), rel=1e-9)
 
 
-def test_tokens_that_were_not_sampled_do_not_count() -> None:
-    rows = table({"a": [1.0, 0.0]}).with_columns(
-        sampled=pl.Series([None, [True, False]], dtype=pl.List(pl.Boolean)),
-        values=pl.Series([[0.5], [0.25]], dtype=pl.List(pl.Float32)),
-    )
+def test_tokens_that_were_not_sampled_do_not_count_and_a_response_without_tokens_has_a_reward_and_no_weight() -> None:
+    def of(ids: list[list[int]], values: list[list[float]]) -> pl.DataFrame:
+        lists = pl.Series(ids, dtype=pl.List(pl.Int64)), pl.Series(values, dtype=pl.List(pl.Float32))
+        return table({"a": [1.0, 0.0]}).with_columns(response_ids=lists[0], values=lists[1])
+
+    marks = pl.Series([None, [True, False]], dtype=pl.List(pl.Boolean))
+    rows = of([[1], [1, 1]], [[0.5], [0.25]]).with_columns(sampled=marks)
     assert sampled_counts(rows).tolist() == [1, 1]
     assert prepare(rows, config())["loss_weight"].to_list() == [0.5, 0.5]
     assert prepare(rows, config("ppo", scale="none"))["advantages"].to_list() == [[0.5], [-0.25]]
-
-
-def test_a_response_without_tokens_has_a_reward_and_no_weight() -> None:
-    rows = table({"a": [1.0, 0.0]}).with_columns(
-        response_ids=pl.Series([[], [1, 1]], dtype=pl.List(pl.Int64)),
-        values=pl.Series([[], [0.5, 0.5]], dtype=pl.List(pl.Float32)),
-    )
+    rows = of([[], [1, 1]], [[], [0.5, 0.5]])
     found = prepare(rows, config(aggregation="sequence"))
     assert found["advantage"][0] > 0
     assert found["loss_weight"].to_list() == [0.0, 0.5]
@@ -159,9 +146,8 @@ def test_what_is_missing_or_no_number_is_named() -> None:
             prepare(table({"a": [1.0, np.nan]}), chosen)
 
 
-def in_updates(updates: int, epochs: int = 1, **more: object) -> LearnerConfig:
-    objective = ObjectiveConfig(updates_per_batch=updates, epochs=epochs, **more)
-    return LearnerConfig(learning_rate=1.0, objective=objective)
+def in_updates(updates: int, epochs: int = 1, aggregation: str = "token") -> LearnerConfig:
+    return config(updates_per_batch=updates, epochs=epochs, aggregation=aggregation)
 
 
 def groups_of(groups: int, n: int = 3) -> pl.DataFrame:
@@ -177,21 +163,21 @@ def groups_of(groups: int, n: int = 3) -> pl.DataFrame:
 
 @pytest.mark.slow
 @given(st.integers(1, 9), st.integers(1, 6), st.integers(1, 3), st.integers(0, 99))
+@hypothesis.settings(max_examples=40)
 def test_each_pass_has_every_group_once_and_whole(groups: int, updates: int, epochs: int, seed: int) -> None:
     batch = groups_of(groups)
     parts = list(minibatches(batch, in_updates(updates, epochs), seed=seed, step=3))
     count = min(updates, groups) if updates * epochs > 1 else 1
     assert len(parts) == count * epochs
+    whole = batch.select("problem_id", "sample").rows()
     for epoch in range(epochs):
         of_epoch = parts[epoch * count : (epoch + 1) * count]
-        assert sorted(row for part in of_epoch for row in part.select("problem_id", "sample").rows()) == sorted(
-            batch.select("problem_id", "sample").rows()
-        )
+        rows = [part.select("problem_id", "sample").rows() for part in of_epoch]
+        assert sorted(row for part in rows for row in part) == sorted(whole)
+        # Rows keep their order, and with it the prompt that a group shares.
+        assert all(part == sorted(part) for part in rows)
         sizes = [part["problem_id"].n_unique() for part in of_epoch]
         assert max(sizes) - min(sizes) <= 1
-    for part in parts:
-        # Rows keep their order, and with it the prompt that a group shares.
-        assert part.select("problem_id", "sample").rows() == sorted(part.select("problem_id", "sample").rows())
 
 
 def test_the_split_depends_on_seed_step_and_pass_alone() -> None:
@@ -205,7 +191,7 @@ def test_the_split_depends_on_seed_step_and_pass_alone() -> None:
     assert split(1, 2, epochs=1) == first
 
 
-@pytest.mark.parametrize("aggregation", ["token", "sequence", "prompt"])
-def test_each_update_has_weights_of_its_own(aggregation: str) -> None:
-    for part in minibatches(groups_of(5), in_updates(2, aggregation=aggregation), seed=0, step=1):
-        assert (part["loss_weight"] * part["response_ids"].list.len()).sum() == pytest.approx(1.0)
+def test_each_update_has_weights_of_its_own() -> None:
+    for aggregation in ("token", "sequence", "prompt"):
+        for part in minibatches(groups_of(5), in_updates(2, aggregation=aggregation), seed=0, step=1):
+            assert (part["loss_weight"] * part["response_ids"].list.len()).sum() == pytest.approx(1.0)

@@ -16,7 +16,7 @@ from isocompute.learner.config import (
     ObjectiveConfig,
 )
 from isocompute.learner.objective.advantages import response_advantages
-from isocompute.learner.objective.loss import KL_ESTIMATORS, importance_weights, loss_weights, value_loss
+from isocompute.learner.objective.loss import KL_ESTIMATORS, importance_weights, value_loss
 from isocompute.learner.objective.prepare import prepare
 from isocompute.learner.records.steps import numbers
 
@@ -195,17 +195,6 @@ def test_a_loss_with_kl_and_entropy(
     expected.backward()
     torch.testing.assert_close(loss, expected.detach(), **AGREED)
     torch.testing.assert_close(gradient, logprobs.grad, **AGREED)
-
-
-@given(seed=SEEDS)
-@examples
-def test_an_aggregation_by_problem_is_the_mean_over_tokens_of_each_group(verl: Any, batch: Any, seed: int) -> None:
-    """VeRL lacks it."""
-    rows = batch(seed)
-    mask, groups = rows.mask.double(), [rows.groups == group for group in range(3)]
-    weights = torch.from_numpy(loss_weights(rows.counts, rows.groups, aggregation="prompt"))
-    expected = sum(verl.agg_loss(rows.values[g], mask[g], "token-mean") for g in groups) / 3
-    torch.testing.assert_close((weights[:, None] * rows.values * mask).sum(), expected, **AGREED)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])

@@ -37,10 +37,9 @@ def test_a_tied_tensor_has_one_name_as_in_a_saved_model(tied_model: Path) -> Non
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        ("config.json", lambda path: path.unlink(), "cannot be loaded"),
         ("config.json", lambda path: path.write_text("{"), "cannot be loaded"),
         ("config.json", lambda path: put(path, intermediate_size=32), "cannot be loaded"),
-        *(("model.safetensors", lambda path, n=n: cut(path, n), "cannot be loaded") for n in (0, 100, 5000)),
+        ("model.safetensors", lambda path: path.write_bytes(path.read_bytes()[:5000]), "cannot be loaded"),
         # Weights that are missing are not made up.
         ("model.safetensors", lambda path: without(path, "lm_head.weight"), "no weights for lm_head.weight"),
     ],
@@ -58,22 +57,12 @@ def put(path: Path, **settings: int) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
 
 
-def cut(path: Path, kept: int) -> None:
-    path.write_bytes(path.read_bytes()[:kept])
-
-
 def without(path: Path, name: str) -> None:
     save_file({k: t for k, t in load_file(path).items() if k != name}, path, {"format": "pt"})
 
 
-@pytest.mark.parametrize(
-    ("family", "settings"),
-    [("granite", {"logits_scaling": 4.0}), pytest.param("gemma2", {}, marks=pytest.mark.slow)],
-)
-def test_a_model_that_scales_or_caps_its_logits_is_refused(
-    tmp_path: Path, family: str, settings: dict[str, float]
-) -> None:
-    tiny_model(tiny_config(family, **settings)).save_pretrained(tmp_path)
+def test_a_model_that_scales_or_caps_its_logits_is_refused(tmp_path: Path) -> None:
+    tiny_model(tiny_config("granite", logits_scaling=4.0)).save_pretrained(tmp_path)
     assert "scales or caps its logits" in refusal(tmp_path)
 
 

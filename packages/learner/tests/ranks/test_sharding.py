@@ -17,7 +17,7 @@ from isocompute.learner.config import (
 )
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.objective.advantages import with_cohorts
-from isocompute.learner.policy.sharding import Sharding, shard
+from isocompute.learner.policy.loading import Sharding, shard
 from sharded_ranks import Done, Experts, Updates, forking, take, together
 from small_run import recorded, scored
 from tiny_models import tiny_config, tiny_model

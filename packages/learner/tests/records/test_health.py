@@ -59,16 +59,13 @@ def only(records: list[Any]) -> Flag:
     return flag
 
 
-def test_a_healthy_run_has_no_flag() -> None:
-    assert flags(run()) == []
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("level", [0.02, 0.3, 0.97])
 def test_a_run_without_any_effect_has_no_flag(level: float) -> None:
-    """As many seeds as show that noise alone seldom raises one: none of 200 runs."""
+    """Nor has a healthy one. As many seeds as show that noise alone seldom raises one: none of 60 runs."""
+    assert flags(run()) == []
     still = {"entropy": lambda t: 0.5, "length": lambda t: 20.0, "reward": lambda t: level}
-    assert [seed for seed in range(200) if flags(run(seed=seed, **still))] == []  # type: ignore[arg-type]
+    assert [seed for seed in range(60) if flags(run(seed=seed, **still))] == []  # type: ignore[arg-type]
 
 
 def test_an_entropy_that_collapses_below_a_tenth_is_flagged_where_it_does() -> None:
@@ -80,21 +77,18 @@ def test_an_entropy_that_collapses_below_a_tenth_is_flagged_where_it_does() -> N
     assert flag.values["now"] < 0.1 * flag.values["start"]
 
 
-def test_a_low_entropy_where_noise_alone_takes_the_reward_below_solved_is_no_collapse() -> None:
-    low = {"entropy": lambda t: 0.6 if t < 0.2 else 0.02}
-    assert [seed for seed in range(50) if flags(run(**low, reward=lambda t: 0.88, seed=seed))] == []
-    assert only(run(**low, reward=lambda t: 0.8)).name == "entropy_collapse"
-
-
 def test_a_low_entropy_is_a_collapse_from_where_the_reward_stops_rising_below_solved() -> None:
     """The entropy is a thirtieth of its start from a quarter of the run on; the reward rises until the middle."""
-    stuck = only(run(entropy=lambda t: 0.6 if t < 0.25 else 0.02, reward=lambda t: 0.2 + 0.9 * min(t, 0.5)))
+    low = {"entropy": lambda t: 0.6 if t < 0.25 else 0.02}
+    stuck = only(run(**low, reward=lambda t: 0.2 + 0.9 * min(t, 0.5)))
     assert stuck.name == "entropy_collapse"
     # At 0.9 / 120 a step it rises by 0.15 over two windows of ten steps, and by less than 0.05 from step 76 on.
     assert 80 <= stuck.step <= 90
     assert stuck.values["reward"] == pytest.approx(0.65, abs=0.05)
     assert stuck.values["gain"] < 0.05
-    assert flags(run(entropy=lambda t: 0.6 if t < 0.25 else 0.02, reward=lambda t: 0.1 + 0.6 * t)) == []
+    assert flags(run(**low, reward=lambda t: 0.1 + 0.6 * t)) == []
+    # Solved, though noise alone takes the reward below that.
+    assert [seed for seed in range(20) if flags(run(**low, reward=lambda t: 0.88, seed=seed))] == []
 
 
 @pytest.mark.parametrize(
@@ -132,11 +126,9 @@ def test_a_run_shorter_than_two_windows_has_no_start_to_compare_with() -> None:
     assert (flags(wild), judged(wild)) == ([], False)
     assert flags(wild, Thresholds(window=3))
     assert judged(wild, Thresholds(window=3))
-
-
-def test_a_run_is_judged_from_two_windows_of_steps_with_responses_on() -> None:
     records = run(steps=20)
     assert judged(records)
+    # Each step counts once, and one whose responses all failed does not.
     assert not judged([*records[:19], *records[:19]])
     records[4] = StepRecord(step=5, rollouts=5 * 32, sample_seconds=1.0, update_seconds=0.0)
     assert not judged(records)

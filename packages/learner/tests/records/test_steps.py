@@ -16,6 +16,7 @@ from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.records.steps import (
     AdvantageStatistics,
     EvaluationRecord,
+    LagStatistics,
     Mean,
     ResponseStatistics,
     StepRecord,
@@ -63,11 +64,9 @@ def test_a_step_logs_its_update_its_responses_its_rates_and_its_seconds() -> Non
     metrics = step(
         sync_seconds=0.25, update=UPDATE, responses=RESPONSES, advantages=advantages, sampled_tokens=300
     ).metrics()
-    groups = {"train": "reward advantage_std entropy learning_rate optimizer_steps"}
-    groups["health"] = "truncated_share sampled_entropy gradient_norm sync_error"
-    assert {f"{group}/{name}" for group, names in groups.items() for name in names.split()} < metrics.keys()
-    assert metrics["train/entropy"] == pytest.approx(0.3)
-    assert metrics["train/skipped_share"] == 0.25
+    train, health = "reward advantage_std learning_rate optimizer_steps", "truncated_share sampled_entropy sync_error"
+    assert {*(f"train/{name}" for name in train.split()), *(f"health/{name}" for name in health.split())} < {*metrics}
+    assert (metrics["train/entropy"], metrics["train/skipped_share"]) == (pytest.approx(0.3), 0.25)
     assert {name: value for name, value in metrics.items() if name.startswith("perf/")} == {
         "perf/sample_seconds": 1.5,
         "perf/update_seconds": 0.5,
@@ -110,18 +109,14 @@ def test_the_updates_of_a_batch_are_one_report() -> None:
     assert of_batch([last]) == last
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        step(),
-        step(update=UPDATE, responses=RESPONSES, advantages=AdvantageStatistics(advantage=0.1, advantage_std=1.0)),
-        EvaluationRecord(step=3, rollouts=96, scores={"avg_at_4": 0.5}, evaluate_seconds=2.0),
-    ],
-)
-def test_a_record_written_as_json_is_read_as_it_was(record: StepRecord | EvaluationRecord) -> None:
-    again = from_plain(json.loads(json.dumps(to_plain(record))))
-    assert again == record
-    assert again.metrics() == record.metrics()
+def test_a_record_written_as_json_is_read_as_it_was() -> None:
+    parts = {"update": UPDATE, "responses": RESPONSES, "lag": LagStatistics(lag_mean=0.5, lag_max=2, mixed_share=0.1)}
+    whole = step(**parts, advantages=AdvantageStatistics(advantage=0.1, advantage_std=1.0))
+    evaluation = EvaluationRecord(step=3, rollouts=96, scores={"avg_at_4": 0.5}, evaluate_seconds=2.0)
+    for record in (step(), whole, evaluation):
+        again = from_plain(json.loads(json.dumps(to_plain(record))))
+        assert again == record
+        assert again.metrics() == record.metrics()
 
 
 def mean(*values: float) -> Mean:
@@ -142,6 +137,12 @@ def test_what_is_shown_is_made_of_sums_over_the_whole_batch(rows: list[tuple[flo
     assert found["explained_variance"] == pytest.approx(1 - (target - value).var() / target.var(), abs=1e-6)
 
 
+def described(table: pl.DataFrame) -> ResponseStatistics:
+    found = response_statistics(table)
+    assert found is not None
+    return found
+
+
 def batch(groups: list[list[tuple[float, int, str]]]) -> pl.DataFrame:
     rows = [
         {"problem_id": f"p{i}", "reward": reward, "response_ids": [1] * length, "finish_reason": reason}
@@ -157,43 +158,24 @@ def batch(groups: list[list[tuple[float, int, str]]]) -> pl.DataFrame:
     return with_cohorts(pl.DataFrame(rows, schema=schema), BatchConfig())
 
 
-def scored(logprobs: list[list[float] | None], sampled: list[list[bool] | None] | None = None) -> float | None:
-    """The entropy estimate of one group whose tokens have these log-probabilities."""
-    table = batch([[(0.0, len(given or []), "stop") for given in logprobs]])
-    table = table.with_columns(logprobs=pl.Series(logprobs, dtype=pl.List(pl.Float32)))
-    if sampled is not None:
-        table = table.with_columns(sampled=pl.Series(sampled, dtype=pl.List(pl.Boolean)))
-    found = response_statistics(table)
-    assert found is not None
-    return found.sampled_entropy
-
-
 def test_a_batch_worked_out_by_hand() -> None:
     first = [(1.0, 2, "stop"), (0.0, 4, "stop"), (0.0, 6, "stop"), (0.0, 8, "length")]
-    found = response_statistics(batch([first]))
+    found = described(batch([first]))
     assert found == replace(RESPONSES, response_length_max=8, sampled_entropy=None)
-    solved = response_statistics(batch([first, [(1.0, 1, "stop")] * 4]))
+    solved = described(batch([first, [(1.0, 1, "stop")] * 4]))
     halves = {"reward_std": 0.25, "zero_variance_share": 0.5, "truncated_share": 0.125}
     assert solved == replace(found, reward=0.625, response_length=3.0, **halves)
 
 
-def test_equal_rewards_are_counted_in_groups_of_two_or_more() -> None:
-    alone = [[(1.0, 2, "stop")], [(0.0, 2, "stop")]]
-    found = response_statistics(batch(alone))
-    assert found is not None
-    assert found.zero_variance_share is None
-    assert "zero_variance_share" not in found.metrics()
-    pair, mixed = [(1.0, 2, "stop"), (1.0, 2, "stop")], [(1.0, 2, "stop"), (0.0, 2, "stop")]
-    found = response_statistics(batch([*alone, pair, mixed, mixed]))
-    assert found is not None
-    assert found.zero_variance_share == pytest.approx(1 / 3)
-
-
-def test_failed_responses_are_left_out() -> None:
-    group = [(1.0, 2, "stop"), (0.0, 4, "length")]
-    with_failed = response_statistics(batch([[*group, (0.0, 0, "aborted")]]))
-    assert with_failed == response_statistics(batch([group]))
-    assert response_statistics(batch([[(0.0, 0, "aborted")] * 2])) is None
+def test_equal_rewards_are_counted_in_groups_of_two_or_more_and_failed_responses_are_left_out() -> None:
+    alone, failed = [[(1.0, 2, "stop")], [(0.0, 2, "stop")]], (0.0, 0, "aborted")
+    assert described(batch(alone)).zero_variance_share is None
+    assert "zero_variance_share" not in described(batch(alone)).metrics()
+    pair, mixed = [(1.0, 2, "stop"), (1.0, 2, "stop")], [(1.0, 2, "stop"), (0.0, 4, "length")]
+    groups = [*alone, pair, mixed, mixed]
+    assert described(batch(groups)).zero_variance_share == pytest.approx(1 / 3)
+    assert described(batch([[*group, failed] for group in groups])) == described(batch(groups))
+    assert response_statistics(batch([[failed] * 2])) is None
 
 
 def test_broken_verifiers_and_interrupted_responses_are_shares_of_the_completed_ones() -> None:
@@ -203,17 +185,22 @@ def test_broken_verifiers_and_interrupted_responses_are_shares_of_the_completed_
         sampled=pl.Series([[True] * 2, [True, False, True], [True], None]),
     )
     for table, expected in ((noted, (0.25, 0.25)), (four, (0.0, 0.0))):
-        found = response_statistics(table)
-        assert found is not None
-        assert (found.score_error_share, found.interrupted_share) == expected
+        assert (described(table).score_error_share, described(table).interrupted_share) == expected
 
 
 def test_the_entropy_is_estimated_from_the_tokens_that_were_sampled() -> None:
-    assert scored([[-1.0, -2.0], [-3.0]]) == pytest.approx(2.0)
-    # Tokens, and not responses, are averaged; what was forced upon the policy does not count.
-    assert scored([[-1.0, -99.0, -2.0], [-3.0], []], [[True, False, True], None, []]) == pytest.approx(2.0)
-    assert scored([None, []]) is None
-    assert scored([[-99.0], []], [[False], []]) is None
+    for logprobs, sampled, expected in (
+        ([[-1.0, -2.0], [-3.0]], None, 2.0),
+        # Tokens, and not responses, are averaged; what was forced upon the policy does not count.
+        ([[-1.0, -99.0, -2.0], [-3.0], []], [[True, False, True], None, []], 2.0),
+        ([None, []], None, None),
+        ([[-99.0], []], [[False], []], None),
+    ):
+        table = batch([[(0.0, len(row or []), "stop") for row in logprobs]])
+        table = table.with_columns(logprobs=pl.Series(logprobs, dtype=pl.List(pl.Float32)))
+        if sampled is not None:
+            table = table.with_columns(sampled=pl.Series(sampled, dtype=pl.List(pl.Boolean)))
+        assert described(table).sampled_entropy == (None if expected is None else pytest.approx(expected))
 
 
 def test_advantages_are_described_by_response_or_with_a_critic_by_token() -> None:
@@ -224,26 +211,18 @@ def test_advantages_are_described_by_response_or_with_a_critic_by_token() -> Non
     assert advantage_statistics(by_response.head(0)) is None
 
 
-def timed(step: int, sample: float, sync: float | None = 0.125) -> StepRecord:
-    return StepRecord(step=step, rollouts=32 * step, sample_seconds=sample, update_seconds=0.25, sync_seconds=sync)
-
-
 def test_each_phase_of_a_step_is_a_row_and_one_that_was_taken_again_counts_once() -> None:
     evaluation = EvaluationRecord(step=1, rollouts=32, scores={"avg_at_4": 0.1}, evaluate_seconds=3.0)
-    table = timings_table([timed(0, 9.0, None), timed(0, 1.0, None), timed(1, 0.5), evaluation], "r", devices=4)
+    first, again = step(step=1, sample_seconds=9.0), step(step=1, sync_seconds=0.125)
+    table = timings_table([first, again, evaluation], "r", devices=4)
     assert table["run_id"].unique().to_list() == ["r"]
     assert table.drop("run_id").rows() == [
-        (0, "sample", 1.0, 4.0),
-        (0, "update", 0.25, 1.0),
         (1, "evaluate", 3.0, 12.0),
-        (1, "sample", 0.5, 2.0),
+        (1, "sample", 1.5, 6.0),
         (1, "sync", 0.125, 0.5),
-        (1, "update", 0.25, 1.0),
+        (1, "update", 0.5, 2.0),
     ]
-
-
-def test_a_run_without_records_or_with_seconds_that_are_not_finite_is_one_error() -> None:
     with pytest.raises(TableError, match=r"run r: .* no rows"):
         timings_table([], "r")
     with pytest.raises(TableError, match=r"column seconds"):
-        timings_table([timed(1, float("nan"))], "r")
+        timings_table([step(sample_seconds=float("nan"))], "r")

@@ -20,7 +20,7 @@ from isocompute.learner.config import (
 )
 from isocompute.learner.errors import CheckpointError
 from isocompute.learner.saving.checkpoint import Checkpoints, write_checksums
-from isocompute.learner.training.resume import branch, restore
+from isocompute.learner.training.run import branch, restore
 from isocompute.learner.updates.learner import Learner
 from small_run import PROBLEMS, RUN, Steps, distance, kill, paid, run, weights
 from transformers import LlamaForCausalLM
@@ -280,27 +280,6 @@ def test_a_branch_is_the_run_at_once_bit_for_bit_though_it_was_killed(
     assert paid(branch_paid) == paid(at_once_paid)[6:]
     assert torch.equal(weights(at_once), weights(branched))
     assert not torch.equal(weights(trunk), weights(branched))
-
-
-def test_a_trunk_is_extended_as_if_it_had_no_branch_and_more_of_them_begin_there(
-    model: Path, constant: LearnerConfig, replay: Any, tmp_path: Path
-) -> None:
-    straight = Learner(model, constant)
-    whole = run(straight, replay, tmp_path / "straight", steps=10)
-    grow(model, constant, replay, tmp_path / "trunk")
-    files = {path: path.read_bytes() for path in (tmp_path / "trunk").rglob("*") if path.is_file()}
-    first = Learner(model, decaying(constant))
-    run(first, replay, tmp_path / "first", steps=8, cell=BRANCH, trunk=tmp_path / "trunk")
-    assert {path: path.read_bytes() for path in (tmp_path / "trunk").rglob("*") if path.is_file()} == files
-    extended = grow(model, constant, replay, tmp_path / "trunk", steps=10)
-    assert torch.equal(weights(extended), weights(straight))
-    saved = Checkpoints(tmp_path / "trunk").newest()
-    assert saved is not None
-    assert (saved.step, saved.progress["evals"]) == (10, whole.evals)
-    # Six steps and three checkpoints later, of which one is kept, the one of step 4 is there.
-    again = Learner(model, decaying(constant))
-    run(again, replay, tmp_path / "again", steps=8, cell=BRANCH, trunk=tmp_path / "trunk")
-    assert torch.equal(weights(again), weights(first))
 
 
 REFUSED = ANOTHER | {

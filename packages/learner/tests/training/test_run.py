@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.learner.errors import LearnerError, RankError
 from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
-from isocompute.learner.training.resume import through_deaths
-from isocompute.learner.training.run import Cursor, ProblemOrder, Progress
+from isocompute.learner.training.run import Cursor, ProblemOrder, Progress, through_deaths
 
 PROBLEMS = pl.DataFrame({"problem_id": [f"p{i:02d}" for i in range(12)]})
 
@@ -40,7 +39,7 @@ def walk(
     return met
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=20)
 @given(st.integers(1, 12), st.integers(0, 5))
 def test_without_dropping_a_batch_is_a_function_of_the_seed_and_the_step(size: int, seed: int) -> None:
     rows = PROBLEMS.sample(fraction=1.0, shuffle=True, seed=size)
@@ -73,12 +72,9 @@ def test_solved_problems_are_left_out_of_later_passes_and_the_others_keep_their_
 
 def test_a_solved_problem_that_is_failed_later_stays_out_and_one_below_the_threshold_stays_in() -> None:
     order = ProblemOrder(PROBLEMS, problems_per_batch=4, seed=3, drop_above=1.0)
-    met = walk(order, 3, lambda name: 1.0 if name < "p04" else 0.75)
-    after = order.after(
-        order.learnt(met[-1][0], answered(order.batch(met[-1][0]), lambda name: 0.75 if name >= "p04" else 1.0))
-    )
-    assert after.dropped == ("p00", "p01", "p02", "p03")
-    assert walk(order, 2, cursor=after)[1][0].dropped == after.dropped
+    met = walk(order, 6, lambda name: 1.0 if name < "p04" else 0.75)
+    assert {cursor.dropped for cursor, _ in met[3:5]} == {("p00", "p01", "p02", "p03")}
+    assert order.after(order.learnt(met[4][0], answered(PROBLEMS, lambda name: 0.0))).dropped == met[4][0].dropped
 
 
 def test_there_are_always_enough_problems_for_a_batch_and_the_hardest_stay() -> None:
@@ -107,7 +103,7 @@ def test_failed_responses_do_not_count_as_wrong_and_partial_rewards_are_not_righ
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=20)
 @given(st.integers(0, 9), st.integers(0, 2**32))
 def test_continued_from_a_saved_place_the_order_is_the_same(cut: int, luck: int) -> None:
     def right(name: str) -> float:

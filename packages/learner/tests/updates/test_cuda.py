@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,11 +197,3 @@ def test_numbers_are_sent_while_the_gpu_is_busy_and_arrive_as_they_were() -> Non
     sent = [_sent(np.full(100_000, i), torch.long, "cuda") for i in range(50)]
     assert not done.query()
     assert all(bool((tensor == i).all()) for i, tensor in enumerate(sent))
-
-
-def test_the_generator_of_the_run_is_left_alone(shared: Path) -> None:
-    torch.cuda.manual_seed(3)
-    before = torch.cuda.get_rng_state()
-    learner = Learner(shared, replace(settings(), kl=KLConfig(coefficient=0.01)), device="cuda")
-    learner.update(prepared(learner, rollouts()))
-    assert torch.equal(torch.cuda.get_rng_state(), before)

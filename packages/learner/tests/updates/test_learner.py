@@ -120,33 +120,25 @@ def test_inserted_tokens_are_context_for_the_gradient_and_for_the_report(model: 
     assert worst > 0.01
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        (
-            lambda rows: rows.with_columns(sampled=pl.col("response_ids").list.eval(pl.element() < 0)),
-            r"step 1 .* token",
-        ),
-        (lambda rows: rows.with_columns(pl.col("logprobs").list.head(0)), "response 0 to problem p0"),
-        (lambda rows: rows.drop("advantage"), "no column advantage"),
-        (lambda rows: rows.drop("loss_weight"), "no column loss_weight"),
-    ],
-)
-def test_a_batch_that_cannot_be_learnt_from_is_refused(
-    learner: Learner, rollouts: pl.DataFrame, changed: Any, message: str
-) -> None:
-    with pytest.raises(LearnerError, match=message):
-        learner.update(changed(rollouts))
+def test_a_batch_that_cannot_be_learnt_from_is_refused(learner: Learner, rollouts: pl.DataFrame) -> None:
+    none = pl.col("response_ids").list.eval(pl.element() < 0)
+    for batch, message in (
+        (rollouts.with_columns(sampled=none), r"step 1 .* token"),
+        (rollouts.with_columns(pl.col("logprobs").list.head(0)), "response 0 to problem p0"),
+        (rollouts.drop("advantage"), "no column advantage"),
+        (rollouts.drop("loss_weight"), "no column loss_weight"),
+    ):
+        with pytest.raises(LearnerError, match=message):
+            learner.update(batch)
     assert learner.version == 0
 
 
 def test_a_state_is_copied_when_it_is_taken_up(model: Path, config: LearnerConfig, rollouts: pl.DataFrame) -> None:
     first, second = Learner(model, config), Learner(model, config)
     first.update(rollouts)
-    live, values = first.state()
-    tensors = {name: tensor.clone() for name, tensor in live.items()}
+    tensors = {name: tensor.clone() for name, tensor in first.state()[0].items()}
     before = {name: tensor.clone() for name, tensor in tensors.items()}
-    second.load_state(tensors, values | {"version": 0})
+    second.load_state(tensors, first.state()[1] | {"version": 0})
     second.config = tolerant(config)
     second.update(rollouts)
     assert all(torch.equal(tensor, before[name]) for name, tensor in tensors.items())
@@ -177,22 +169,6 @@ def test_a_reset_that_failed_says_so_and_can_be_made_again(
     away.rename(there)
     learner.reset(config)
     assert learner.update(rollouts).optimizer_steps == 1
-
-
-def test_tokens_that_are_skipped_count_as_not_clipped(
-    model: Path, config: LearnerConfig, rollouts: pl.DataFrame
-) -> None:
-    """So that a share of clipped tokens does not depend on what else is measured."""
-    half = rollouts.with_columns(advantage=pl.when(pl.col("sample") % 2 == 1).then(0.0).otherwise("advantage"))
-    half = half.with_columns(old_logprobs=pl.col("logprobs").list.eval(pl.element().cast(pl.Float32) - 1.0))
-    config = replace(tolerant(config), kl=KLConfig(), entropy=EntropyConfig())
-    config = replace(config, objective=ObjectiveConfig(updates_per_batch=2))
-    skipping = Learner(model, config).update(half)
-    measuring = Learner(model, replace(config, entropy=EntropyConfig(measured=True))).update(half)
-    assert skipping.skipped.value > 0 == measuring.skipped.value
-    for name in ("clip_fraction_low", "clip_fraction_high"):
-        assert skipping.objective[name].value == pytest.approx(measuring.objective[name].value)
-    assert skipping.objective["clip_fraction_high"].value > 0
 
 
 @pytest.mark.slow
@@ -237,15 +213,14 @@ NOT_FINITE: dict[str, tuple[type[LearnerError], str, float, pl.Expr]] = {
 }
 
 
-@pytest.mark.parametrize("tokens", [1, 10**6])
 @pytest.mark.parametrize("name", NOT_FINITE)
 def test_a_number_that_is_not_finite_makes_no_update_and_says_whose_it_is(
-    model: Path, config: LearnerConfig, rollouts: pl.DataFrame, name: str, tokens: int
+    model: Path, config: LearnerConfig, rollouts: pl.DataFrame, name: str
 ) -> None:
     """Also beyond the first micro-batch, which alone is compared before the backward pass."""
     error, message, scale, changed = NOT_FINITE[name]
     config = tolerant(config) if name == "a kl" else config
-    learner = Learner(model, replace(config, compute=ComputeConfig(micro_batch_tokens=tokens)))
+    learner = Learner(model, replace(config, compute=ComputeConfig(micro_batch_tokens=1)))
     with torch.no_grad():
         learner.policy.get_output_embeddings().weight.mul_(scale)
     before, batch = weights(learner).clone(), rollouts.with_columns(changed)
@@ -270,9 +245,7 @@ ADVANTAGES, ZERO_VARIANCE = np.array([0.0, 0.0, 1.0]), np.array([True, False, Fa
     [
         ({}, [True, True, False]),
         ({"kl": KLConfig(coefficient=0.1)}, [False, False, False]),
-        ({"entropy": EntropyConfig(coefficient=0.1)}, [False, False, False]),
         # A regulariser that is masked where rewards are equal is none there, and one as ever elsewhere.
-        ({"kl": KLConfig(coefficient=0.1, mask_zero_variance=True)}, [True, False, False]),
         ({"entropy": EntropyConfig(coefficient=0.1, mask_zero_variance=True)}, [True, False, False]),
         (
             {"kl": KLConfig(coefficient=0.1, mask_zero_variance=True), "entropy": EntropyConfig(coefficient=0.1)},
@@ -382,15 +355,15 @@ def test_a_batch_of_equal_rewards_moves_what_adam_remembers_and_before_that_noth
         rows = batch.with_columns(reward=pl.lit(1.0), weights_version=pl.lit(learner.version, pl.Int32))
         return prepare(with_cohorts(rows, BatchConfig()), PLAIN)
 
-    before = [tensor.clone() for _, tensor in learner.weights()]
+    before = weights(learner)
     report = learner.update(equal())
     assert (report.gradient_norm, report.skipped.value, report.optimizer_steps, report.passed_tokens) == (0, 1, 0, 0)
-    assert all(torch.equal(a, b) for a, (_, b) in zip(before, learner.weights(), strict=True))
+    assert torch.equal(before, weights(learner))
     # Nothing is there to sync.
     assert learner.version == 0
     learner.update(prepare(with_cohorts(batch, BatchConfig()), PLAIN))
     assert learner.version == 1
-    moved = [tensor.clone() for _, tensor in learner.weights()]
+    moved = weights(learner)
     report = learner.update(equal())
     assert (report.gradient_norm, report.optimizer_steps, learner.version) == (0, 1, 2)
-    assert not any(torch.equal(a, b) for a, (_, b) in zip(moved, learner.weights(), strict=True))
+    assert not (moved == weights(learner)).all()

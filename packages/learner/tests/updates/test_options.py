@@ -164,6 +164,8 @@ CASES: dict[str, tuple[Case, ...]] = {
     "entropy.mask_zero_variance": (acts(TERMS, True, f"{GRADIENT} loss"), idle(TERMS, True, kind="unequal")),
     "entropy.measured": (
         acts(GRPO, True, "entropy", kind="unequal"),
+        # A token that is skipped counts as not clipped.
+        acts(AGAIN, True, f"{TOKENS} ratio entropy skipped_share sync_mean sync_k3 passes logits", **ROUNDED),
         # Nothing is skipped, so that the entropy is that of all tokens.
         acts(GRPO, True, f"{TOKENS} entropy skipped_share sync_mean sync_k3 passes logits", **ROUNDED),
         idle(TERMS, True),

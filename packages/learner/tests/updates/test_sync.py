@@ -7,12 +7,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.learner import (
     Learner,
     LearnerConfig,
-    OptimizerConfig,
     SyncConfig,
     SyncError,
     prepare,
@@ -45,6 +44,7 @@ def figures(pairs: list[tuple[float, float]]) -> Agreement:
 
 @pytest.mark.slow
 @given(PAIRS)
+@settings(max_examples=50)
 def test_the_figures_are_their_formulas(pairs: list[tuple[float, float]]) -> None:
     found = figures(pairs)
     differences = sorted(abs(learner - sampler) for learner, sampler in pairs)
@@ -56,13 +56,13 @@ def test_the_figures_are_their_formulas(pairs: list[tuple[float, float]]) -> Non
     assert min(abs(d - found.quantile) for d in differences) < 1e-5
 
 
-@pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf])
-def test_a_log_probability_of_the_sampler_that_is_not_finite_is_no_agreement(value: float) -> None:
-    found = figures([(-1.0, -1.0), (-1.0, value)])
-    assert found.maximum == found.mean == found.quantile == math.inf
-    for off in (FLOAT32, replace(FLOAT32, sync=SyncConfig(mean=1e9)), BFLOAT16):
-        with pytest.raises(SyncError):
-            check_sync(found, off, step=1)
+def test_a_log_probability_of_the_sampler_that_is_not_finite_is_no_agreement() -> None:
+    for value in (math.nan, -math.inf, math.inf):
+        found = figures([(-1.0, -1.0), (-1.0, value)])
+        assert found.maximum == found.mean == found.quantile == math.inf
+        for off in (FLOAT32, replace(FLOAT32, sync=SyncConfig(mean=1e9)), BFLOAT16):
+            with pytest.raises(SyncError):
+                check_sync(found, off, step=1)
 
 
 def test_the_message_names_all_four_figures_and_those_that_are_above() -> None:
@@ -134,20 +134,8 @@ def test_rounding_is_named_where_mean_and_k3_are_of_its_size_and_only_there() ->
 def test_a_tensor_that_a_sampler_in_bfloat16_took_wrongly_stops_the_run(model: Path) -> None:
     learner, rows = Learner(model, BFLOAT16), recorded(groups=4, n=8)
     right = {name: tensor.clone() for name, tensor in learner.weights()}
-    for name in right:
-        if right[name].dim() == 2:
-            given = in_bfloat16({**right, name: right[name].flip(0)}, learner, rows)
-            with pytest.raises(SyncError, match="does not hold the learner's weights"):
-                learner.update(given)
+    for name in ("model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight", "lm_head.weight"):
+        given = in_bfloat16({**right, name: right[name].flip(0)}, learner, rows)
+        with pytest.raises(SyncError, match="does not hold the learner's weights"):
+            learner.update(given)
     assert learner.version == 0
-
-
-def test_a_small_step_is_lost_in_the_rounding_of_a_sampler_in_bfloat16_and_its_version_shows_it(model: Path) -> None:
-    """What the check cannot see: one sync skipped at the learning rate of a large model."""
-    small = replace(BFLOAT16, learning_rate=1e-6, optimizer=OptimizerConfig(warmup_steps=0))
-    learner = Learner(model, small)
-    stale = in_bfloat16(dict(learner.weights()), learner, recorded(groups=4, n=8))
-    learner.update(stale)
-    with pytest.raises(SyncError, match=r"weights version \[0\].* a sync was skipped"):
-        learner.update(stale)
-    assert learner.update(stale.with_columns(weights_version=pl.lit(1, dtype=pl.Int64))).sync_mean < 0.06

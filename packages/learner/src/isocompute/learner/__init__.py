@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from .saving.checkpoint import Checkpoints
     from .saving.export import save_adapter, save_policy
     from .training.loop import UpdateSteps, sync_and_check, train
-    from .training.resume import branch, restore, through_deaths
-    from .training.run import Progress
+    from .training.run import Progress, branch, restore, through_deaths
     from .updates.learner import Learner
 
 _MODULES = {
@@ -50,8 +49,7 @@ _MODULES = {
     "saving.checkpoint": ("Checkpoints",),
     "saving.export": ("save_adapter", "save_policy"),
     "training.loop": ("UpdateSteps", "sync_and_check", "train"),
-    "training.resume": ("branch", "restore", "through_deaths"),
-    "training.run": ("Progress",),
+    "training.run": ("Progress", "branch", "restore", "through_deaths"),
     "updates.learner": ("Learner",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -87,9 +87,6 @@ class Updater(Protocol):
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
         """Continue from what ``state`` returned.
 
-        Args:
-            tensors: The policy's and the optimizer's tensors by their names in the state.
-
         Raises:
             LearnerError: It is the state of another model, or of a learner that began from another base model.
         """
@@ -136,12 +133,7 @@ class Pipe(Protocol):
     """Generates while updates are taken: batches are begun, and taken complete in the same order."""
 
     def begin(self, problems: pl.DataFrame, *, samples: int, seed: int, step: int, run_id: str) -> None:
-        """Admit the groups of a step's batch, without waiting for them.
-
-        Args:
-            problems: The batch, sorted by ``problem_id``.
-            samples: Responses per problem.
-        """
+        """Admit the groups of a step's batch, sorted by ``problem_id``, without waiting for them."""
         ...
 
     def take(self, step: int) -> pl.DataFrame:
@@ -217,12 +209,7 @@ class Meter(Protocol):
     """Decides whether a step may be taken, and records what it generated."""
 
     def admit(self, *, step: int, rollouts: int) -> object:
-        """Return a true value when a step may be taken.
-
-        Args:
-            step: The step, counted from 1.
-            rollouts: What it will generate, B_p · n.
-        """
+        """Return a true value when a step, counted from 1, may be taken, which will generate B_p · n rollouts."""
         ...
 
     def reserve(self, rollouts: int, /) -> None:

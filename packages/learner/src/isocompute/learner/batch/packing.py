@@ -99,15 +99,12 @@ class MicroBatch:
         input_ids: Shape ``(1, positions)`` when packed, else ``(responses, length)``.
         position_ids: The same shape.
         attention_mask: 1 on tokens and 0 on padding, the same shape; None when packed.
-        rows: What attends to what when packed; None otherwise.
         passed: How many tokens pass through the model: prompts and responses, and no padding.
         keys: How many keys these attend to, all together; see ``rate.training_operations``.
         predicts: The positions of the flattened input that predict the sampled tokens, in their order.
         tokens: The sampled tokens, shape ``(tokens,)``.
         response: The index of each one's response, shape ``(tokens,)``.
-        responses: How many responses there are.
         sampler_logprobs: Their log-probabilities under the sampler (nats), shape ``(tokens,)``.
-        advantages: The advantage of each, shape ``(tokens,)``.
         weights: What each one's term is multiplied by in the loss, shape ``(tokens,)``.
         zero_variance: Whether the rewards of its group are equal, shape ``(tokens,)``.
         measured: What was measured before the update, by name (``old_logprobs``, ``reference_logprobs``,
@@ -208,7 +205,7 @@ def shares(batch: pl.DataFrame, ranks: int, *, free: np.ndarray | None = None) -
 
     Args:
         batch: A ``rollouts`` table in which the responses of a group follow one another.
-        free: Whether each response costs nothing, shape ``(responses,)``; None: each costs its tokens.
+        free: Whether each response costs nothing; None: each costs its tokens.
     """
     prompts, responses = (batch[name].list.len().to_numpy().astype(np.int64) for name in ("prompt_ids", "response_ids"))
     cost = np.maximum(responses - 1, 0)
@@ -296,11 +293,7 @@ def _predicting(last: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np
 
 
 def _gather(index: np.ndarray, rows: int, device: str, *, copies: np.ndarray | None = None) -> Gather:
-    """A gather of so many rows.
-
-    Args:
-        copies: Whether each copy has a gradient, shape ``(copies,)``; None: all have.
-    """
+    """A gather of so many rows; ``copies`` says of each copy whether it has a gradient; None: all have."""
     left = np.arange(len(index)) if copies is None else np.flatnonzero(copies)
     order = left[np.argsort(index[left], kind="stable")]
     begins = np.searchsorted(index[order], np.arange(rows + 1))

@@ -227,7 +227,6 @@ def read(rollouts: pl.DataFrame, *, vocabulary: int) -> Responses:
         rollouts: A ``rollouts`` table. ``advantage`` and ``loss_weight`` count as 0 where it lacks them. Where it has
             a column ``sampled``, it says of each response token whether the policy sampled it; a row without a value,
             and a table without the column, is sampled throughout.
-        vocabulary: Number of tokens that the policy knows.
     """
     check_columns(rollouts, ("prompt_ids", "response_ids", "logprobs"))
     rollouts = rollouts.filter(pl.col("response_ids").list.len() > 0)
@@ -327,10 +326,6 @@ def check_rows(rollouts: pl.DataFrame, *, vocabulary: int | None = None) -> None
     """Refuse responses that cannot be learnt from: the first at fault, with the column and the value.
 
     A log-probability that is not finite is left to ``check_finite``, since a policy that has diverged gives such, too.
-
-    Args:
-        rollouts: Responses with a token.
-        vocabulary: Number of tokens that the policy knows; None where that is not known.
     """
     tokens, given, prompt = (pl.col(name).list.len() for name in ("response_ids", "logprobs", "prompt_ids"))
     none = "no log-probabilities, as where a server reports none: learning needs a sampler that does"

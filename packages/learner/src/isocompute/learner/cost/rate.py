@@ -22,9 +22,6 @@ def matmul_rate(device: str = "cpu", dtype: torch.dtype = torch.float32) -> floa
     another device they are 8,192 × 8,192 (an H100: 52 TFLOP/s in float32, 778 in bfloat16). The fastest of a few
     products counts, since whatever else runs on the machine only slows one down.
 
-    Args:
-        dtype: Type of the factors: that in which an update multiplies.
-
     Returns:
         Operations per second, a multiplication and an addition counted as two.
     """
@@ -50,7 +47,6 @@ class Shape:
     Attributes:
         body: Weights of the layers that multiply a token: of the experts of a mixture, as many as it passes through.
         head: Weights of the output head, which multiply the hidden states that a sampled token is predicted from.
-        layers: Number of layers.
         width: Width of all attention heads together.
         frozen: Weights of ``body`` that are not learnt, as beneath an adapter; where there are any, the head is not.
     """

@@ -28,8 +28,8 @@ from ..objective.loss import objective
 from ..policy.adapter import adapt
 from ..policy.attention import packed_attention, packed_mask
 from ..policy.forward import Forward
-from ..policy.loading import ValueHead
-from ..policy.sharding import Sharding, own, shard
+from ..policy.head import ValueHead
+from ..policy.loading import Sharding, own, shard
 from ..updates.adam import Optimizer
 from ..updates.learner import Models, inputs_of
 
@@ -87,7 +87,6 @@ class UpdateMemory:
         weights: Its share of the policy, an adapter included, and the critic.
         reference: Its share of the base model as the reference of a KL; 0 without one, and where it is the model
             beneath an adapter.
-        moments: AdamW's two moments.
         gradients: Gradients that are there at the peak.
         temporary: Activations, weights that are gathered or cast, gradients on their way, logits, the micro-batch.
     """
@@ -239,11 +238,7 @@ def _zeros(count: int, length: int, kind: type) -> Lists:
 
 @contextmanager
 def pretended(ranks: int) -> Iterator[dist.ProcessGroup | None]:
-    """A process group whose other ranks do not exist: collectives return at once, and nothing is sent.
-
-    Args:
-        ranks: Its size; one rank needs no group, and None is given.
-    """
+    """A process group whose other ranks do not exist: nothing is sent, and collectives return. None for one rank."""
     if ranks == 1:
         yield None
         return
@@ -256,12 +251,7 @@ def pretended(ranks: int) -> Iterator[dist.ProcessGroup | None]:
 
 
 class Peak(TorchDispatchMode):  # type: ignore[misc]
-    """Bytes of the storages that are alive, after each operation of torch.
-
-    Attributes:
-        bytes: The most that were alive together since ``start``.
-        gradients: Those of them that were gradients of parameters.
-    """
+    """Bytes of the storages that are alive: the most since ``start``, and those of them that were gradients."""
 
     def __init__(self) -> None:
         super().__init__()

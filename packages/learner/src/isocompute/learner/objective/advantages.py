@@ -41,9 +41,6 @@ def response_advantages(
         std: The ``sample`` standard deviation, whose squares are divided by n − 1 (``torch.std``), or the
             ``population`` one, divided by n.
 
-    Returns:
-        Advantages, float64, shape ``(responses,)``.
-
     Raises:
         LearnerError: A reward is not finite, every group has a single response and is the baseline, a name is unknown,
             or the scale is that of a group and the baseline is not.
@@ -84,11 +81,7 @@ def response_advantages(
 
 
 def alone(groups: np.ndarray) -> np.ndarray:
-    """Return whether each reward's group has no other, so that there is nothing to compare it with.
-
-    Args:
-        groups: Group of each reward as any integers, shape ``(responses,)``.
-    """
+    """Return whether each reward's group, any integer, has no other: there is nothing to compare it with."""
     _, index, counts = np.unique(groups, return_inverse=True, return_counts=True)
     found: np.ndarray = (counts < 2)[index]
     return found
@@ -111,11 +104,7 @@ def group_mean(rewards: np.ndarray, index: np.ndarray) -> np.ndarray:
 
 
 def zero_variance(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Return whether each reward's group has equal rewards (TRL counts such groups in ``frac_reward_zero_std``).
-
-    Args:
-        groups: Group of each reward as any integers, shape ``(responses,)``.
-    """
+    """Return whether each reward's group has equal rewards (TRL counts such groups in ``frac_reward_zero_std``)."""
     index = _dense(groups)
     low, high = np.full(len(rewards), np.inf), np.full(len(rewards), -np.inf)
     # A reward that is not a number makes its group unequal, without a warning.
@@ -139,8 +128,7 @@ def gae(rewards: Lists, values: Lists, *, discount: float, gae_lambda: float) ->
     With λ = 1 and γ = 1 the return of a token is the sum of the rewards from it on.
 
     Args:
-        rewards: Reward of each sampled token, in most tasks 0 up to the last one.
-        values: V of each, the critic's value before the token is sampled.
+        rewards: Reward of each sampled token, in most tasks 0 up to the last one; ``values`` are the V before them.
     """
     # A token of all responses at a time, side by side in memory; beyond the end of a response all numbers are 0.
     reward, value = (np.ascontiguousarray(rows.padded().T) for rows in (rewards, values))
@@ -153,15 +141,7 @@ def gae(rewards: Lists, values: Lists, *, discount: float, gae_lambda: float) ->
 
 
 def whitened(advantages: np.ndarray, *, std: str = "sample") -> np.ndarray:
-    """Advantages of a batch's tokens with a mean of 0 and a variance of 1: (A − mean) / √(variance + ε).
-
-    Args:
-        advantages: Shape ``(tokens,)``.
-        std: Whether the variance is the ``sample`` or the ``population`` one.
-
-    Returns:
-        Shape ``(tokens,)``; a single token's is 0.
-    """
+    """Advantages of a batch's tokens with a mean of 0 and a variance of 1: (A − mean) / √(variance + ε); 0 of one."""
     if len(advantages) < 2:
         return np.zeros(len(advantages))
     variance = advantages.var(ddof=1 if std == "sample" else 0)
@@ -218,12 +198,7 @@ def _place(groups: np.ndarray, samples: np.ndarray) -> np.ndarray:
 
 
 def ragged(table: pl.DataFrame, name: str, lengths: np.ndarray) -> Lists:
-    """Read a list column of numbers per sampled token.
-
-    Args:
-        table: A ``rollouts`` table that a policy was measured on.
-        lengths: Sampled tokens of each row.
-    """
+    """Read a list column of numbers per sampled token, of which ``lengths`` says how many each row has."""
     if name not in table.columns:
         raise LearnerError(f"the rollouts have no column {name}, which the objective needs: measure them first")
     column = table[name].rechunk()

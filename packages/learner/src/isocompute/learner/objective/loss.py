@@ -29,10 +29,8 @@ class ObjectiveInputs:
     Attributes:
         logprobs: Log-probabilities of the sampled tokens under the policy (nats), with their gradient.
         sampler_logprobs: Log-probabilities of the same tokens under the sampler (nats).
-        advantages: The advantage of each token.
         weights: The ``loss_weight`` of each token's response; see ``loss_weights``.
         response: Index of each token's response in the micro-batch (int64). All tokens of a response must be there.
-        responses: How many responses there are.
         zero_variance: Whether the rewards of the token's group are equal (bool), for regularisers that are masked.
         entropy: Entropies of the policy (nats), with their gradient where they are part of the loss; None where they
             are neither that nor measured.
@@ -198,10 +196,9 @@ class Policies:
 
     Attributes:
         logprobs: Log-probabilities under the policy (nats), with their gradient, shape ``(tokens,)``.
-        old_logprobs: Log-probabilities under the policy before the batch's first update, π_old (nats), shape
-            ``(tokens,)``; None for on-policy, where π_old is the policy itself: every ratio is 1 and has the gradient.
-        response: Index of each token's response, shape ``(tokens,)``.
-        responses: How many responses there are.
+        old_logprobs: The same under the policy before the batch's first update, π_old; None for on-policy, where π_old
+            is the policy itself: every ratio is 1 and has the gradient.
+        response: Index of each token's response.
     """
 
     logprobs: torch.Tensor
@@ -348,20 +345,17 @@ LOG_RATIO_BOUND = 20.0
 def importance_weights(
     learner: torch.Tensor, sampler: torch.Tensor, response: torch.Tensor, responses: int, *, level: str, cap: float
 ) -> torch.Tensor:
-    """Truncated importance weights, min(π_learner / π_sampler, cap), without gradient.
+    """Truncated importance weights, min(π_learner / π_sampler, cap), without gradient; shape ``(tokens,)``.
 
     That of a whole response, whose ratio is the product of its tokens', is free of bias below the cap; one per token,
     of lower variance, is not.
 
     Args:
-        learner: Log-probabilities under the learner (nats), shape ``(tokens,)``.
-        sampler: Log-probabilities of the same tokens under the sampler (nats), shape ``(tokens,)``.
-        response: Index of each token's response, shape ``(tokens,)``.
+        learner: Log-probabilities under the learner (nats), shape ``(tokens,)``, as the sampler's.
+        response: Index of each token's response.
         level: ``token``, ``sequence``, or ``none`` for a weight of 1.
         cap: Largest weight (the TIS cap).
 
-    Returns:
-        The weight of each token, or of its response, shape ``(tokens,)``.
     """
     if level == "none":
         return torch.ones_like(learner)
@@ -385,13 +379,10 @@ def value_loss(
     value by about ε at most. Clipping needs the values of before, and does nothing in the first update of a batch.
 
     Args:
-        values: Values under the critic, with their gradient, shape ``(tokens,)``.
-        returns: What they should be, shape ``(tokens,)``.
-        old_values: Values before the batch's first update, shape ``(tokens,)``; None is no bound.
+        values: Values under the critic, with their gradient, shape ``(tokens,)``, as that of the others and the terms.
+        returns: What they should be.
+        old_values: Values before the batch's first update; None is no bound.
         clip: ε; None is no bound.
-
-    Returns:
-        One term per token, with its gradient, shape ``(tokens,)``.
     """
     squares = (values - returns).square()
     if clip is not None and old_values is not None:
@@ -415,7 +406,7 @@ def loss_weights(
 
     Args:
         tokens: Sampled tokens of each response, shape ``(responses,)``.
-        groups: Group of each response, as whole numbers from 0, shape ``(responses,)``.
+        groups: Group of each, as whole numbers from 0.
     """
     if aggregation == "token":
         sizes = np.full(len(tokens), tokens.sum(dtype=np.float64))

@@ -57,9 +57,6 @@ def estimated(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
 
     A critic judges each response alone; other baselines are means over all that were completed, but those of groups
     that are filtered for their equal rewards, and one that is alone in its group where the baseline is the group's.
-
-    Args:
-        rollouts: A ``rollouts`` table with the columns of ``with_cohorts``.
     """
     if config.objective.resolved.baseline == "gae":
         return rollouts.filter(pl.col("cohort") == "trained")
@@ -71,14 +68,12 @@ def estimated(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
 
 def from_rewards(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
     """Add ``advantage``: one number per response, relative to the rewards of others."""
-    used = estimated(rollouts, config)
+    used, chosen = estimated(rollouts, config), config.objective.resolved
+    rewards = _rewards(used)
     if config.kl.in_reward:
         penalty = _token_kl(used, config).sums()
         used = used.with_columns(pl.Series("kl", penalty, dtype=pl.Float64))
-    chosen = config.objective.resolved
-    rewards = _rewards(used)
-    if config.kl.in_reward:
-        rewards = rewards - config.kl.coefficient * used["kl"].to_numpy()
+        rewards = rewards - config.kl.coefficient * penalty
     advantages = response_advantages(
         rewards, group_index(used), baseline=str(chosen.baseline), scale=str(chosen.scale), std=chosen.std
     )

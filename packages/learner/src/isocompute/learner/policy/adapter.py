@@ -16,7 +16,6 @@ from transformers.pytorch_utils import Conv1D
 
 from ..config import ALL_LINEAR, AdapterConfig
 from ..errors import LearnerError
-from .sharding import copy_into, whole
 
 NAME = "default"
 """Peft's name of the one adapter."""
@@ -24,10 +23,9 @@ SEED = 0
 
 
 def adapt(policy: Any, config: AdapterConfig) -> Any:
-    """Freeze a policy and put adapters on its linear layers, in place; their values are for ``begin`` to set.
+    """Freeze a policy and put adapters on its linear layers, in place; their first values are those of ``begun``.
 
-    Args:
-        policy: A transformers model, whole, which may still be on the device ``meta``.
+    The policy is whole, and may still be on the device ``meta``.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -50,15 +48,14 @@ def adapt(policy: Any, config: AdapterConfig) -> Any:
     return policy
 
 
-def begin(policy: Any) -> None:
-    """Make an adapter one that changes nothing: A uniform on ±1/√in and the same in every run, B = 0."""
+def begun(policy: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """A and B of each layer with values that change nothing: A uniform on ±1/√in and the same in every run, B = 0."""
     generator = torch.Generator().manual_seed(SEED)
     for layer in layers(policy).values():
-        down, up = _factors(layer)
+        down, up = factors(layer)
         bound = down.shape[1] ** -0.5
-        values = torch.empty(down.shape, dtype=torch.float64).uniform_(-bound, bound, generator=generator)
-        copy_into(down, values)
-        copy_into(up, torch.zeros(up.shape))
+        yield down, torch.empty(down.shape, dtype=torch.float64).uniform_(-bound, bound, generator=generator)
+        yield up, torch.zeros(up.shape)
 
 
 def layers(policy: Any) -> dict[str, Any]:
@@ -92,21 +89,15 @@ def model_name(name: str, adapted: dict[str, Any]) -> str | None:
     return None if name.partition(".lora_")[0] in adapted else name
 
 
-def merged(weight: torch.Tensor, layer: Any) -> torch.Tensor:
-    """W + s·B·A, whole and in the type of A and B.
+def factors(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B of an adapted layer."""
+    return layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
 
-    Args:
-        weight: W, whole.
-        layer: The adapted layer; where ranks share it, all of them call this.
-    """
-    down, up = (whole(factor.detach()) for factor in _factors(layer))
+
+def merged(weight: torch.Tensor, layer: Any, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """W + s·B·A of an adapted layer, of which W, A and B are given whole, in the type of A and B."""
     change = (up @ down) * layer.scaling[NAME]
     return weight.to(change.dtype) + (change.T if layer.fan_in_fan_out else change)
-
-
-def _factors(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and B."""
-    return layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
 
 
 def _targets(policy: Any, config: AdapterConfig) -> list[str]:

@@ -35,7 +35,6 @@ class Passing:
     """A packed sequence on its way through a model.
 
     Attributes:
-        rows: The rows that it consists of.
         reach: Tokens of the longest row that is asked about; None: that of ``rows``.
         window: Tokens up to which every layer that was met sees a row whole; None where no layer is limited.
     """
@@ -63,10 +62,8 @@ _current: list[Passing] = []
 def attending(rows: PackedRows | None, *, reach: int | None = None) -> Iterator[Passing | None]:
     """Say which rows the next packed sequence consists of, during its forward and backward pass.
 
-    It is one for the whole process, and not for a thread: torch runs backward passes on threads of its own.
-
-    Args:
-        rows: The rows; None for an input that is not packed.
+    It is one for the whole process, and not for a thread: torch runs backward passes on threads of its own. None is an
+    input that is not packed.
     """
     if rows is None:
         yield None
@@ -94,7 +91,6 @@ def packed_attention(
         query: Shape ``(1, heads, positions, size)``.
         key: Shape ``(1, key heads, positions, size)``.
         attention_mask: What ``packed_mask`` made; None where the model asks for none.
-        dropout: 0, as policies are in evaluation mode.
 
     Returns:
         The results, shape ``(1, positions, heads, size)``, and no weights.

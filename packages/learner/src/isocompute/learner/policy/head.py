@@ -141,3 +141,23 @@ def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     if bias is not None:
         logits += bias.to(logits.dtype)
     return logits if temperature == 1 else logits.div_(temperature)
+
+
+class ValueHead(torch.nn.Module):  # type: ignore[misc]
+    """A linear function of the last hidden states, 0 at first; ``share`` of its gradient passes into the policy."""
+
+    def __init__(self, size: int, *, share: float, device: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.share = share
+        self.linear = torch.nn.Linear(size, 1, device=device, dtype=dtype)
+        torch.nn.init.zeros_(self.linear.weight)
+        torch.nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Values of positions, shape ``(tokens,)``, of hidden states of the shape ``(tokens, hidden size)``."""
+        given = hidden.detach()
+        if self.share:
+            # The same in value; the gradient into the policy is a share of the head's own.
+            given = given + self.share * (hidden - given)
+        values: torch.Tensor = self.linear(given.to(self.linear.weight.dtype)).squeeze(-1)
+        return values

@@ -1,32 +1,44 @@
-"""Loading a model with all of its weights, or not at all; its tensors by their Hugging Face names."""
+"""Loading a model with all of its weights or not at all, whole or in shares; its tensors by their Hugging Face names.
+
+Where ranks share a policy, each holds a part of every parameter (FSDP2), and of its gradient and moments. A block of
+layers is gathered from the ranks when it runs and let go again, as are the embedding and the output head. What is left,
+the last norm, is gathered for the forward pass that all of them are part of: ``inside``. A head that is tied to the
+embedding is gathered with it, from the beginning of the forward to the end of the backward pass: its gradient is whole
+only then. Ranks that share a policy run it together: each must make the same number of passes. Every function here
+takes a policy that is whole, too.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, Shard
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.conversion_mapping import get_model_conversion_mapping
 
-from ..batch.responses import OF_ROWS, Lists, Responses
 from ..config import AdapterConfig
 from ..contract.files import reason_of
 from ..errors import LearnerError
-from ..saving.checkpoint import files_of, stored_tensors, tensors_hash
+from ..saving.checkpoint import files_of, tensors_hash
 from . import adapter
-from .adapter import adapt, begin
-from .sharding import Sharding, blocks, copy_into, inside, let_go, own, rows_of, shard, whole
+from .adapter import adapt, begun
 
+Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
-SAME = 1e-3
-"""Largest difference (nats) between log-probabilities in float32, by two ways through a model, that is rounding."""
+EVERY_GRADIENT = "set_reduce_scatter_unused_params"
+"""The method of later versions of torch that has ranks sum a gradient that some of them do not have."""
 
 
 def load_policy(
@@ -40,7 +52,6 @@ def load_policy(
     """Load a transformers model, in evaluation mode: dropout would make log-probabilities random.
 
     Args:
-        model: A folder or a name, in the Hugging Face format.
         sharding: The ranks that share the model, of which each reads its part and all call this; None: it is whole.
         adapter: What is learnt in place of the weights, which are frozen then; in float32 or better. None: nothing.
 
@@ -53,8 +64,8 @@ def load_policy(
         policy = policy if adapter is None else adapt(policy, adapter)
     else:
         policy = _shared(model, device, dtype, sharding, adapter)
-    if adapter is not None:
-        begin(policy)
+    for tensor, values in begun(policy):
+        copy_into(tensor, values)
     policy.eval()
     try:
         with torch.no_grad():
@@ -86,7 +97,7 @@ def _shared(
     with _refused(model):
         with _parameters_on_meta():
             policy = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(model)), dtype=dtype)
-        stored = stored_tensors(str(model), policy)
+        stored = None if get_model_conversion_mapping(policy, add_legacy=False) else files_of(str(model))
     if stored is not None:
         _refuse_missing(model, tensors(policy).keys() - stored.keys())
     given: Mapping[str, torch.Tensor] = tensors(_whole(model, "cpu", dtype)) if stored is None else {}
@@ -159,7 +170,6 @@ class WholeTensors(Mapping[str, torch.Tensor]):
     """Tensors by name. A sharded tensor is gathered on every read, so all ranks must read it.
 
     Args:
-        live: The tensors, whole or this rank's shares.
         adapted: Layers whose adapter is added to a tensor as it is read, by the tensor's name.
         dtype: Type in which numbers are given; None: their own.
     """
@@ -176,7 +186,8 @@ class WholeTensors(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor = whole(self._live[name])
         if name in self._adapted:
-            tensor = adapter.merged(tensor, self._adapted[name])
+            layer = self._adapted[name]
+            tensor = adapter.merged(tensor, layer, *(whole(factor.detach()) for factor in adapter.factors(layer)))
         return tensor.to(self._type(tensor)).contiguous()
 
     def __iter__(self) -> Iterator[str]:
@@ -258,162 +269,135 @@ def body(policy: Any) -> Any:
     return policy.model if policy.base_model is policy else policy.base_model
 
 
-class ValueHead(torch.nn.Module):  # type: ignore[misc]
-    """A linear function of the policy's last hidden states, 0 at first.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """The ranks that share a policy, and the types that they compute in.
+
+    Attributes:
+        activations: Type that blocks compute in where it is not that of the weights; None: theirs. Gradients are summed
+            over the ranks in float32 or better all the same.
+        head: The same for the embedding, the last norm and the output head.
+    """
+
+    ranks: dist.ProcessGroup
+    device: str
+    activations: torch.dtype | None = None
+    head: torch.dtype | None = None
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The ranks in a row."""
+        return DeviceMesh.from_group(self.ranks, torch.device(self.device).type)
+
+
+def shard(policy: Any, sharding: Sharding) -> Any:
+    """Share a policy out, in place; its weights may still be on the device ``meta``."""
+    _check_routing(policy)
+    mesh = sharding.mesh
+    for block in blocks(policy):
+        fully_shard(block, mesh=mesh, mp_policy=_precision(sharding.activations))
+    ends = {"mesh": mesh, "mp_policy": _precision(sharding.head)}
+    embedding, head = policy.get_input_embeddings(), policy.get_output_embeddings()
+    if head is not None and head.weight is not embedding.weight:
+        # The gradient of an embedding does not need its weights.
+        fully_shard(embedding, **ends).set_unshard_in_backward(False)
+        _share_whole_passes(head, ends)
+    _share_whole_passes(policy, ends)
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            # Each rank's loss is its part of a sum. Gloo has no reduction that multiplies on the way.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+            if hasattr(module, EVERY_GRADIENT):
+                # Where ranks route tokens to different experts, one that has no gradient of an expert adds 0 to it.
+                getattr(module, EVERY_GRADIENT)(True)
+    return policy
+
+
+def _share_whole_passes(module: Any, how: dict[str, Any]) -> None:
+    """Share a module out that is gathered by ``inside``."""
+    # Gathered for the forward pass, its weights are needed again as soon as the backward pass begins.
+    fully_shard(module, **how, reshard_after_forward=False)
+    module.run_inside = lambda use, *given: use(module, *given)
+    register_fsdp_forward_method(module, "run_inside")
+
+
+def blocks(policy: Any) -> list[torch.nn.Module]:
+    """The layers that are gathered one at a time: those that transformers keeps on one device, too."""
+    names = set(policy._no_split_modules or ())
+    found = [module for module in policy.modules() if type(module).__name__ in names]
+    inner = {id(part) for module in found for part in module.modules() if part is not module}
+    return [module for module in found if id(module) not in inner]
+
+
+def inside(module: Any, use: Callable[..., Result], *given: torch.Tensor) -> Result:
+    """Run a function of a policy, or of its output head, that needs weights beside those of blocks whole.
 
     Args:
-        share: What the head's gradient is multiplied by before it passes into the policy; 0 cuts it off.
+        module: A policy, within whose function blocks become whole by turns; or its head, within that function.
+        use: The function. Tensors that have a gradient must be what it returns, or members of a tuple.
+        given: Tensors for it: all those that the module's gradient goes on to.
     """
-
-    def __init__(self, size: int, *, share: float, device: str, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.share = share
-        self.linear = torch.nn.Linear(size, 1, device=device, dtype=dtype)
-        torch.nn.init.zeros_(self.linear.weight)
-        torch.nn.init.zeros_(self.linear.bias)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Values of positions, shape ``(tokens,)``, of hidden states of the shape ``(tokens, hidden size)``."""
-        given = hidden.detach()
-        if self.share:
-            # The same in value; the gradient into the policy is a share of the head's own.
-            given = given + self.share * (hidden - given)
-        values: torch.Tensor = self.linear(given.to(self.linear.weight.dtype)).squeeze(-1)
-        return values
+    if not hasattr(module, "run_inside"):
+        return use(module, *given)
+    found: Result = module.run_inside(use, *given)
+    if not torch.is_grad_enabled():
+        # No backward pass follows, after which they would be let go.
+        let_go(module)
+    return found
 
 
-PROMPTS, RESPONSES = (3, 3, 2, 2), np.array([4, 2, 3, 5])
-"""Tokens of the probe's prompts, of which two are the same, and of its responses."""
+def is_sharded(policy: Any) -> bool:
+    """Return whether a policy is shared out."""
+    return isinstance(policy, FSDPModule)
 
 
-def probe(vocabulary: int) -> tuple[Responses, Responses, np.ndarray]:
-    """Two prompts with two responses each, of different lengths.
+def let_go(policy: Any) -> None:
+    """Let go of weights that were gathered and have not been used in a backward pass."""
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
-    Returns:
-        The responses; the same with another last token but one, which is the last that passes through the model; and
-        which response tokens are before it, shape ``(tokens,)``.
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor gathered from the ranks, which must all call this; one that is whole is returned as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def own(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's share of a tensor, and no copy of it; one that is whole is returned as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def rows_of(tensor: torch.Tensor) -> slice | None:
+    """The rows of a tensor that are this rank's, of its first dimension; None where it is whole.
+
+    Of 5 rows 2 ranks have the first 3 and the last 2, and 4 ranks 2, 2, 1 and 0, as ``torch.chunk`` cuts them.
     """
-    generator = np.random.default_rng(0)
-    values = generator.integers(0, vocabulary, RESPONSES.sum())
-    first, second = generator.integers(0, vocabulary, 3), generator.integers(0, vocabulary, 2)
-    prompts = Lists(offsets=np.cumsum([0, *PROMPTS]), values=np.concatenate([first, first, second, second]))
-    offsets = np.cumsum([0, *RESPONSES])
-    other, before = values.copy(), np.ones(len(values), dtype=bool)
-    other[offsets[1:] - 2] = (other[offsets[1:] - 2] + vocabulary // 2) % vocabulary
-    before[offsets[1:] - 2] = before[offsets[1:] - 1] = False
-
-    def answered(tokens: np.ndarray) -> Responses:
-        responses = Lists(offsets=offsets, values=tokens)
-        return Responses(
-            prompts=prompts,
-            responses=responses,
-            sampled=np.ones(len(tokens), dtype=bool),
-            counts=responses.lengths,
-            logprobs=Lists(offsets=offsets, values=np.zeros(len(tokens))),
-            shares_prompt=np.array([False, True, False, True]),
-            of_rows={name: np.zeros(4) for name in OF_ROWS},
-            of_tokens={},
-        )
-
-    return answered(values), answered(other), before
+    if not isinstance(tensor, DTensor):
+        return None
+    assert tensor.placements == (Shard(0),)
+    each = -(-tensor.shape[0] // tensor.device_mesh.size())
+    begin = min(tensor.device_mesh.get_local_rank() * each, tensor.shape[0])
+    return slice(begin, min(begin + each, tensor.shape[0]))
 
 
-BY_PLACE = ("attn_temperature_tuning", "index_topk", "index_topk_blocks")
-"""Settings by which a model of transformers acts on a token's place in the input, whatever its position is said to be.
-
-Llama 4 scales queries beyond 8,192 tokens (``floor_scale``), and models with DeepSeek's sparse attention choose keys
-among all of the input beyond 2,048: too many to be tried.
-"""
-
-
-def refuse_by_place(config: Any) -> None:
-    """Refuse to pack a model that has one of ``BY_PLACE``."""
-    for name in BY_PLACE:
-        if getattr(config.get_text_config(), name, None):
-            raise LearnerError(f"it scales or chooses by a token's place in the input ({name})")
+def copy_into(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Give a tensor other values, all of them; one that is shared out takes this rank's rows."""
+    rows = rows_of(tensor)
+    with torch.no_grad():
+        own(tensor).copy_(values if rows is None else values[rows])
 
 
-def rotated_otherwise_beyond(config: Any) -> int | None:
-    """Tokens beyond which one response of an input makes a model rotate all of its tokens otherwise (LongRoPE)."""
-    limits = [
-        each.get("original_max_position_embeddings") or config.get_text_config().max_position_embeddings
-        for each in _rotations(config)
-        if each.get("rope_type") == "longrope"
-    ]
-    return min(limits, default=None)
-
-
-def check_rotation(config: Any, *, longest: int) -> None:
-    """Refuse responses whose rotation depends on those that passed before them, as transformers computes it.
-
-    It does with dynamic NTK scaling, where a response is long enough for it.
-    """
-    dynamic = any(each.get("rope_type") == "dynamic" for each in _rotations(config))
-    limit = config.get_text_config().max_position_embeddings if dynamic else longest
-    if longest > limit:
+def _check_routing(policy: Any) -> None:
+    """Refuse experts that are modules, of which a rank may use some only, where torch does not sum what is unused."""
+    routed = any(isinstance(part, torch.nn.ModuleList) for block in blocks(policy) for part in block.modules())
+    if routed and not hasattr(FSDPModule, EVERY_GRADIENT):
         raise LearnerError(
-            f"a response has {longest} tokens with its prompt, more than the model's {limit}, beyond which its "
-            "rope_type dynamic makes log-probabilities depend on what was computed before: it must be shorter"
+            f"the experts of a {type(policy).__name__} are modules, which ranks cannot share with torch "
+            f"{torch.__version__}: set compute.sharding to none, or install torch 2.13"
         )
 
 
-def _rotations(config: Any) -> list[dict[str, Any]]:
-    """The parameters of RoPE, of each kind of layer."""
-    given = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    return [given] if "rope_type" in given else [each for each in given.values() if isinstance(each, dict)]
-
-
-@contextmanager
-def at_least_float32(policy: Any) -> Iterator[None]:
-    """Run a policy whose weights are of a lower type in float32 meanwhile; they are the same afterwards, bit for bit.
-
-    In bfloat16 two kernels of attention give log-probabilities that differ by 0.03 nats, and no tolerance would tell
-    that from another meaning. A layer is in float32 while it runs, so that the whole of them never is.
-    """
-    layers = {layer: _lower(layer) for layer in blocks(policy)}
-    inside = {id(tensor) for held in layers.values() for tensor, _ in held}
-    outside = [(tensor, dtype) for tensor, dtype in _lower(policy) if id(tensor) not in inside]
-    hooks = []
-    for layer in layers:
-        hooks.append(layer.register_forward_pre_hook(lambda module, _: _to_float32(layers[module])))
-        hooks.append(layer.register_forward_hook(lambda module, *_: _back(layers[module]), always_call=True))
-    _to_float32(outside)
-    try:
-        yield
-    finally:
-        _back(outside)
-        for hook in hooks:
-            hook.remove()
-
-
-Lower = list[tuple[torch.Tensor, torch.dtype]]
-"""Tensors of a lower type than float32, and that type."""
-
-
-def _lower(module: torch.nn.Module) -> Lower:
-    return [
-        (tensor, tensor.dtype)
-        for tensor in (*module.parameters(), *module.buffers())
-        if tensor.is_floating_point() and torch.finfo(tensor.dtype).bits < 32
-    ]
-
-
-def _to_float32(held: Lower) -> None:
-    for tensor, _ in held:
-        tensor.data = tensor.data.float()
-
-
-def _back(held: Lower) -> None:
-    for tensor, dtype in held:
-        tensor.data = tensor.data.to(dtype)
-
-
-def without_dropout(policy: Any) -> None:
-    """Set every share that a model drops at random in training mode to 0, wherever it keeps it."""
-    config = policy.config
-    for holder in (config, config.get_text_config(), *policy.modules()):
-        for name, value in list(vars(holder).items()):
-            if "drop" in name.lower() and isinstance(value, float):
-                setattr(holder, name, 0.0)
-        if isinstance(holder, torch.nn.modules.dropout._DropoutNd):
-            holder.p = 0.0
+def _precision(lower: torch.dtype | None) -> MixedPrecisionPolicy:
+    return MixedPrecisionPolicy() if lower is None else MixedPrecisionPolicy(lower, reduce_dtype=torch.float32)

@@ -344,11 +344,7 @@ class RankWeights(Iterable[tuple[str, torch.Tensor]]):
 class RemoteTensors(Mapping[str, torch.Tensor]):
     """Tensors by name, fetched from the ranks as they are read, some at a time; to be read before the next update.
 
-    Args:
-        sizes: Bytes of each tensor, in the order in which they are best read.
-
-    Attributes:
-        write: Lets the ranks write them; see ``Checkpoint.tensors``.
+    ``sizes`` has the bytes of each, in the order in which they are best read; of ``write``, see ``Checkpoint.tensors``.
     """
 
     def __init__(

@@ -61,7 +61,6 @@ class Flag:
 
     Attributes:
         name: ``entropy_collapse``, ``entropy_explosion``, ``length_explosion``, ``truncation`` or ``mismatch``.
-        step: The step.
         reason: One sentence with the numbers that say why.
         values: These numbers by name.
     """
@@ -78,9 +77,7 @@ def flags(records: Iterable[Record], thresholds: Thresholds | None = None) -> li
     Entropy and length are compared with the run's own start, so twice ``window`` steps are needed; a step whose
     responses all failed is left out.
 
-    Args:
-        records: What ``watch`` was called with. Where a step was taken again, its last record counts.
-        thresholds: When to flag; None for the defaults.
+    Records are what ``watch`` was called with. Where a step was taken again, its last one counts.
     """
     limits, ordered = thresholds or Thresholds(), _steps(records)
     found = [check(ordered, limits) for check in _CHECKS]

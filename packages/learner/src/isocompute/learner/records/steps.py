@@ -17,7 +17,6 @@ import numpy as np
 import polars as pl
 
 from ..contract import tables
-from .lag import LagStatistics
 
 if TYPE_CHECKING:
     import torch
@@ -25,12 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """A mean that is not yet taken: of float64 scalars without gradient, or of plain numbers, which JSON can express.
-
-    Attributes:
-        total: The sum.
-        count: How many were summed.
-    """
+    """A mean that is not yet taken: sum and count are float64 scalars without gradient, or plain numbers."""
 
     total: Any
     count: Any
@@ -69,21 +63,13 @@ def added(one: Mapping[str, Mean], other: Mapping[str, Mean]) -> dict[str, Mean]
 
 
 def with_zeros(metrics: Mapping[str, Mean], names: Iterable[str], count: float) -> dict[str, Mean]:
-    """Count zeros that were not measured, since they are known.
-
-    Args:
-        names: Those whose mean the zeros are a part of; one that is not there is passed over.
-    """
+    """Count zeros that were not measured, since they are known, in the means of some names, where they are there."""
     known = {name: replace(metrics[name], count=metrics[name].count + count) for name in names if name in metrics}
     return {**metrics, **known}
 
 
 def reduced(metrics: Mapping[str, Mean], all_reduce: Callable[[torch.Tensor], None]) -> dict[str, Mean]:
-    """Add up the metrics of all ranks, which have the same names in the same order, in one message.
-
-    Args:
-        all_reduce: Sums a tensor over the ranks, in place.
-    """
+    """Add up the metrics of all ranks, which have the same names in the same order, in one message, summed in place."""
     # Here, and not above: numbers are made of what was written down without torch.
     import torch
 
@@ -184,7 +170,7 @@ class UpdateReport:
     machine_rate: float = field(default=0.0, compare=False)
 
     def probed(self, found: Agreement) -> UpdateReport:
-        """The same with the agreement of a probe, where older weights have sampled what was learnt from."""
+        """The same with an agreement, as of a probe where older weights have sampled what was learnt from."""
         return replace(
             self, sync_error=found.maximum, sync_mean=found.mean, sync_k3=found.k3, sync_quantile=found.quantile
         )
@@ -198,26 +184,19 @@ class UpdateReport:
 
 
 def of_batch(reports: Sequence[UpdateReport]) -> UpdateReport:
-    """Sum up the reports of the optimizer steps that one batch was learnt from in.
+    """Sum up the reports of the optimizer steps that one batch was learnt from in, in their order; at least one.
 
     Sums and counts add up. The norm of the gradient is the mean over the steps. The learning rate is that of the
     last one; the agreement with the sampler that of the first, the only one whose policy is the one that sampled.
-
-    Args:
-        reports: One for each step, in order; at least one.
     """
     first, last = reports[0], reports[-1]
     if len(reports) == 1:
         return first
-    names = first.objective
-    return UpdateReport(
-        objective={name: reduce(add, (report.objective[name] for report in reports)) for name in names},
+    return replace(
+        first,
+        objective={name: reduce(add, (report.objective[name] for report in reports)) for name in first.objective},
         gradient_norm=sum(report.gradient_norm for report in reports) / len(reports),
         learning_rate=last.learning_rate,
-        sync_error=first.sync_error,
-        sync_mean=first.sync_mean,
-        sync_k3=first.sync_k3,
-        sync_quantile=first.sync_quantile,
         optimizer_steps=sum(report.optimizer_steps for report in reports),
         trained_tokens=sum(report.trained_tokens for report in reports),
         passed_tokens=sum(report.passed_tokens for report in reports),
@@ -312,18 +291,46 @@ class AdvantageStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LagStatistics:
+    """How old the tokens of a step's batch were when they were learnt from, and who waited for whom.
+
+    Attributes:
+        lag_mean: Versions by which the weights that a token was drawn with are behind those that it updates, the mean
+            over tokens.
+        lag_max: The most of them.
+        mixed_share: Share of the responses whose tokens are of several versions.
+        stale_groups: Groups that were dropped, as a response of theirs was over the bound.
+        stale_length: Mean tokens of their responses; None where there is none.
+        engines_idle_share: Share of the time since the step before in which engines had nothing to do; None where the
+            pipe does not say.
+        trainer_idle_share: Share in which the trainer waited for groups.
+        virtual_time: Time since the run began on a virtual clock (steps of decoding); None without one.
+    """
+
+    lag_mean: float
+    lag_max: int
+    mixed_share: float
+    stale_groups: int = 0
+    stale_length: float | None = None
+    engines_idle_share: float | None = None
+    trainer_idle_share: float | None = None
+    virtual_time: float | None = None
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers by name; those that do not exist are left out."""
+        return {name: float(value) for name in self.__slots__ if (value := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One update step, or the try at it that ended a run.
 
     Attributes:
         step: The step, counted from 1.
         rollouts: Rollouts generated for training so far, this step's included.
-        sample_seconds: Wall time of sampling.
         update_seconds: Wall time of learning: measuring the batch, where that is needed, and the optimizer steps.
         measure_seconds: The part of it that measuring took.
         sync_seconds: Wall time of handing the weights to the sampler; None where they have not changed.
-        responses: The completed responses; None when there is none.
-        advantages: The advantages of those that were learnt from; None when there is none.
         update: What the update did; None when every group was filtered, or the policy diverged.
         gradient_retries: How often an optimizer step was tried again because its gradient was not finite.
         lag: How old what was learnt from is; None where sampling and updates alternate.
@@ -387,10 +394,7 @@ class EvaluationRecord:
     """One evaluation.
 
     Attributes:
-        step: Updates taken before it.
-        rollouts: Rollouts generated for training so far.
         scores: What was measured, by the metric columns of the ``evals`` table, such as ``avg_at_4``.
-        evaluate_seconds: Wall time of the evaluation.
     """
 
     step: int
@@ -443,20 +447,18 @@ def _named(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def response_statistics(batch: pl.DataFrame) -> ResponseStatistics | None:
-    """Describe the completed responses of a step.
+    """Describe the completed responses of a step, whose table has the columns of ``with_cohorts``.
 
     Four responses of 2, 4, 6 and 8 tokens with rewards 1, 0, 0 and 0, the last one cut off, in one group: a reward of
     0.25, a ``reward_std`` of 0.5, a ``response_length`` of 5, at most 8, and a ``truncated_share`` of 0.25.
-
-    Args:
-        batch: A ``rollouts`` table with the columns ``cohort`` and ``zero_variance`` of ``with_cohorts``.
     """
     completed = batch.filter(pl.col("cohort") != "failed")
     if not len(completed):
         return None
     deviations = completed.group_by("problem_id", maintain_order=True).agg(pl.col("reward").cast(pl.Float64).std())
     # A group of one always has equal rewards.
-    grouped = completed.filter(pl.col("problem_id").is_duplicated())
+    alone, named = ~pl.col("problem_id").is_duplicated(), batch.columns
+    grouped = completed.filter(~alone)
     lengths = completed["response_ids"].list.len().to_numpy()
     return ResponseStatistics(
         reward=float(completed["reward"].to_numpy().mean()),
@@ -465,29 +467,54 @@ def response_statistics(batch: pl.DataFrame) -> ResponseStatistics | None:
         zero_variance_share=float(grouped["zero_variance"].to_numpy().mean()) if len(grouped) else None,
         response_length=float(lengths.mean()),
         truncated_share=_share(completed, pl.col("finish_reason") == "length"),
-        interrupted_share=_share(completed, ~pl.col("sampled").list.all()) if "sampled" in batch.columns else 0.0,
-        score_error_share=_share(completed, pl.col("score_error").is_not_null())
-        if "score_error" in batch.columns
-        else 0.0,
+        interrupted_share=_share(completed, ~pl.col("sampled").list.all()) if "sampled" in named else 0.0,
+        score_error_share=_share(completed, pl.col("score_error").is_not_null()) if "score_error" in named else 0.0,
         response_length_max=int(lengths.max()),
-        lone_responses=completed.filter(
-            ~pl.col("problem_id").is_duplicated() & (pl.col("cohort") == "filtered")
-        ).height,
+        lone_responses=completed.filter(alone & (pl.col("cohort") == "filtered")).height,
         sampled_entropy=_sampled_entropy(completed),
     )
 
 
 def advantage_statistics(trained: pl.DataFrame) -> AdvantageStatistics | None:
-    """Describe the advantages that a step is learnt from.
-
-    Args:
-        trained: Responses with a column ``advantage``, or with a list column ``advantages`` of one per token.
-    """
+    """Describe the advantages that a step is learnt from, of which each response has one, or each of its tokens."""
     column = trained["advantages"].explode() if "advantages" in trained.columns else trained["advantage"]
     values = column.drop_nulls().to_numpy().astype(np.float64)
     if not len(values):
         return None
     return AdvantageStatistics(advantage=float(values.mean()), advantage_std=float(values.std()))
+
+
+def lag_statistics(
+    used: pl.DataFrame, stale: pl.DataFrame, *, version: int, idle: Mapping[str, float]
+) -> LagStatistics:
+    """Describe a step's batch, for the weights of a version: completed responses, and those too old to be used."""
+    lengths = used["response_ids"].list.len().to_numpy().astype(np.int64)
+    oldest = used["weights_version"].to_numpy().astype(np.int64)
+    versions, starts = oldest, np.zeros(len(used), dtype=np.int64)
+    counts = np.ones(len(used), dtype=np.int64)
+    if "versions" in used.columns:
+        spans = used.with_columns(
+            versions=pl.coalesce("versions", pl.concat_list("weights_version")),
+            version_starts=pl.coalesce("version_starts", pl.concat_list(pl.lit(0, dtype=pl.Int32))),
+        )
+        counts = spans["versions"].list.len().to_numpy().astype(np.int64)
+        versions = spans["versions"].explode().to_numpy().astype(np.int64)
+        starts = spans["version_starts"].explode().to_numpy().astype(np.int64)
+    # A span ends where the next one of its response begins, the last one with the response.
+    ends = np.append(starts[1:], 0)
+    ends[np.cumsum(counts) - 1] = lengths
+    tokens = ends - starts
+    behind = version - versions
+    return LagStatistics(
+        lag_mean=float((behind * tokens).sum() / max(1, tokens.sum())),
+        lag_max=int(behind.max(initial=0)),
+        mixed_share=float((counts > 1).mean()) if len(used) else 0.0,
+        stale_groups=stale["problem_id"].n_unique(),
+        stale_length=float(stale["response_ids"].list.len().to_numpy().mean()) if len(stale) else None,
+        engines_idle_share=idle.get("engines"),
+        trainer_idle_share=idle.get("trainer"),
+        virtual_time=idle.get("clock"),
+    )
 
 
 def _sampled_entropy(responses: pl.DataFrame) -> float | None:
@@ -513,11 +540,8 @@ def _share(responses: pl.DataFrame, condition: pl.Expr) -> float:
 def timings_table(records: Iterable[Record], run_id: str, devices: int = 1) -> pl.DataFrame:
     """Make the ``timings`` table: a row per step and phase (``sample``, ``update``, ``sync``, ``evaluate``).
 
-    Where a step was taken again after a crash, its last record counts, as in the ``ledger``.
-
-    Args:
-        records: What ``watch`` was called with, in that order.
-        devices: Devices held throughout, for device-seconds.
+    Where a step was taken again after a crash, the last of its records counts, as in the ``ledger``. So many devices
+    were held throughout.
     """
     seconds = {(record.step, phase): value for record in records for phase, value in record.seconds().items()}
     rows = [(run_id, step, phase, value, value * devices) for (step, phase), value in seconds.items()]

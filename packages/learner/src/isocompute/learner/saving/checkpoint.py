@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import cached_file
 
 from ..config import ROUNDING
@@ -44,12 +43,10 @@ class Checkpoint:
     """A run after ``step`` steps.
 
     Attributes:
-        step: Steps taken.
         tensors: Policy and optimizer, and the critic where there is one; read one at a time, while it is saved and
             while a learner takes it over. Where they have a method ``write``, as those of ranks do, ``write(folder)``
             copies them and returns a function that waits until they are written, for the checksums of their files by
             name; or it returns None, and they are read.
-        values: Plain values of the learner.
         progress: Plain values of the run: cumulative counts, the evaluations so far and the cursor in the problems.
         settings: Plain values that the run depends on, by their names; see ``training.run.settings_of``.
         pipe: Tensors of what was begun and not learnt from, in a file of their own.
@@ -71,8 +68,7 @@ class Checkpoints:
 
     Args:
         folder: The folder, made with the first checkpoint.
-        every_evaluations: Evaluations between checkpoints, or None.
-        every_steps: Steps between checkpoints, or None.
+        every_evaluations: Evaluations between checkpoints, or None; ``every_steps`` says the same of steps.
         keep: How many of the newest are kept; with 1 there is none to continue from where that one is damaged later.
         keep_steps: Steps after which a checkpoint is saved, too, and kept for good, beside ``keep`` others: those from
             which a ``branch`` begins.
@@ -144,11 +140,7 @@ class Checkpoints:
             os.close(handle)
 
     def due(self, *, step: int, evaluations: int | None) -> bool:
-        """Return whether a checkpoint is due now.
-
-        Args:
-            evaluations: Evaluations made so far, where one was made after this step; None where none was.
-        """
+        """Return whether a checkpoint is due, of the evaluations so far; None where none was made after this step."""
         by_steps = self._every_steps is not None and step > 0 and step % self._every_steps == 0
         by_steps = by_steps or step in self._keep_steps
         if evaluations is None or self._every_evaluations is None:
@@ -255,11 +247,7 @@ class Checkpoints:
         return _step_of(complete[-1]) if complete else None
 
     def read(self, step: int) -> Checkpoint:
-        """Read the checkpoint of a step.
-
-        Raises:
-            CheckpointError: There is none, or it is damaged; it stays where it is.
-        """
+        """Read the checkpoint of a step; one that is damaged stays where it is, and is an error, as none is."""
         self.settle()
         folder = self._folder_of(step)
         folder = folder if folder.exists() else _before(folder)
@@ -283,11 +271,7 @@ class Checkpoints:
 
 
 def write_checksums(folder: Path, *, known: Mapping[str, str] | None = None) -> None:
-    """Write down what the files of a checkpoint must be.
-
-    Args:
-        known: Checksums that whoever wrote the files has taken.
-    """
+    """Write down what the files of a checkpoint must be; ``known`` are checksums that their writers have taken."""
     known, there = known or {}, [STATE, *sorted(path.name for path in folder.glob("*.safetensors"))]
     if missing := sorted(known.keys() - set(there)):
         raise CheckpointError(f"{folder}: {missing[0]}, which a rank has written, is not there")
@@ -303,13 +287,10 @@ def write_tensors(
     rank: int = 0,
     ranks: int = 1,
 ) -> dict[str, str]:
-    """Write tensors into files of a checkpoint, as they come.
-
-    Returns the checksum of each file, by its name.
+    """Write tensors into files of a checkpoint, as they come; returns the checksum of each file, by its name.
 
     Args:
         begins: For each tensor that is a part of a whole the first of its rows there.
-        rank: Which of several writes.
     """
     found = {}
     for number, part in enumerate(parts(tensors)):
@@ -369,11 +350,7 @@ def whole_folder(final: Path, *, what: str, error: type[LearnerError]) -> Iterat
     """Fill a folder aside, and put it in its place when the block succeeds.
 
     Killed at any instant, what was there stays, under its name or, for the moment between two renames, under that
-    name with ``.before`` behind it.
-
-    Args:
-        what: What it is, for the message of an error.
-        error: What to raise when it cannot be written.
+    name with ``.before`` behind it. ``what`` it is stands in the ``error`` that is raised where it cannot be written.
     """
     aside = final.with_name(f".{final.name}.writing")
     try:
@@ -462,14 +439,6 @@ class TensorFiles(Mapping[str, torch.Tensor]):
         return found
 
 
-def stored_tensors(model: str, policy: Any) -> TensorFiles | None:
-    """The tensors of a saved model, where it has those of a policy as they are, under the same names.
-
-    None where they are in other files than safetensors, or converted when they are loaded.
-    """
-    return None if get_model_conversion_mapping(policy, add_legacy=False) else files_of(model)
-
-
 def files_of(model: str) -> TensorFiles | None:
     """The tensors of a saved model as they are in its files; None where they are in other files than safetensors."""
     names = [WHOLE]
@@ -483,10 +452,8 @@ def files_of(model: str) -> TensorFiles | None:
 def tensors_hash(tensors: Mapping[str, torch.Tensor], *, threads: int = 1) -> str:
     """Hash of tensors: their names, types, shapes and bytes, in the order of the names; not of the files they are in.
 
-    Sixteen digits of the SHA-256 over the SHA-256 of each tensor. All is read, as training may change any part of it.
-
-    Args:
-        threads: How many read at a time; one where tensors are gathered from ranks.
+    Sixteen digits of the SHA-256 over the SHA-256 of each tensor. All is read, as training may change any part of it,
+    by several threads, but by one where tensors are gathered from ranks.
     """
 
     def hashed(name: str) -> bytes:

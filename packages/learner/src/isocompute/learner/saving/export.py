@@ -45,7 +45,6 @@ def save_policy(weights: Weights, base: str | Path, folder: str | Path, *, dtype
     Args:
         weights: The policy's tensors by their Hugging Face names, as ``Learner.weights`` and ``LearnerGroup.weights``
             give them, taken one after the other; a critic's head is no part of them.
-        base: The base model that was trained: a folder or a name.
         dtype: Type in which it is saved; None: that of the weights, so that nothing is rounded.
 
     Raises:
@@ -89,7 +88,6 @@ def save_adapter(
 
     Args:
         state: The tensors of ``Learner.state`` or of a ``Checkpoint``; what is not the adapter is left out.
-        base: The base model that it was trained on: a folder or a name.
     """
     final = Path(folder).absolute()
     _check_place(final, base, holds=ADAPTER)

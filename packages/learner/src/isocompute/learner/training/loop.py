@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from io import BytesIO
 from time import perf_counter
 from typing import Any, TypeVar
 
 import polars as pl
+import torch
 
 from ..batch.responses import check_answers, check_finite, check_sampled
 from ..config import RunConfig
@@ -22,7 +24,6 @@ from ..errors import DivergenceError, LearnerError, SyncError
 from ..objective.advantages import with_cohorts
 from ..objective.prepare import estimated, minibatches, prepare
 from ..protocols import Evaluator, Meter, Pipe, Sampler, Updater, Watch
-from ..records.lag import lag_statistics
 from ..records.steps import (
     AdvantageStatistics,
     Agreement,
@@ -31,14 +32,13 @@ from ..records.steps import (
     StepRecord,
     UpdateReport,
     advantage_statistics,
+    lag_statistics,
     of_batch,
     response_statistics,
 )
 from ..saving.checkpoint import Checkpoint, Checkpoints
 from ..updates.sync import BROKEN, check_sync
-from .pipe import Ahead, without_stale
-from .resume import restore
-from .run import ProblemOrder, Progress, settings_of
+from .run import ProblemOrder, Progress, restore, settings_of
 
 logger = logging.getLogger(__name__)
 
@@ -242,11 +242,7 @@ class _Loop:
         return perf_counter() - began
 
     def step(self, step: int, *, sampling: float) -> bool:
-        """Step: take what was sampled, charge, learn, push. False when the policy has diverged, which ends the run.
-
-        Args:
-            sampling: Seconds that were spent on sampling before.
-        """
+        """Step: take what was sampled, charge, learn, push. False when the policy has diverged, which ends the run."""
         progress, version, config = self.progress, self.learner.version, self.learner.config
         lag = config.pipeline.lag
         problems = self.order.problems.filter(pl.col("problem_id").is_in(progress.begun[0]))
@@ -385,13 +381,10 @@ class _Loop:
 
 
 def sync_and_check(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame, run_id: str) -> pl.DataFrame:
-    """Sync, answer a few problems and compare log-probabilities; returns the responses, which were paid for.
+    """Sync, answer four problems twice and compare log-probabilities; returns the responses, which were paid for.
 
     Where the learner continues with a policy that has diverged there is nothing to compare with; ``train`` finds
     the same, and ends the run as it did the first time.
-
-    Args:
-        sampler: Takes them, and answers two times each of the first four problems.
 
     Raises:
         LearnerError: The sampler says that its weights are of another type (``dtype``) than the tolerances are for.
@@ -458,10 +451,8 @@ class Learnt:
 
     Attributes:
         update: What the optimizer steps did; None where nothing was to be learnt from, or the policy diverged.
-        advantages: The advantages learnt from; None where there is none.
         measure_seconds: Wall time of measuring the batch; 0 where that was not needed. Two that differ in it alone are
             equal.
-        retries: How often an optimizer step was tried again.
         diverged: Whether the policy has diverged. The optimizer steps of this batch before the one that failed were
             made; the version of the weights was not counted up.
     """
@@ -481,7 +472,6 @@ def learn(*, learner: Updater, run: RunConfig, step: int, rollouts: pl.DataFrame
     errs again.
 
     Args:
-        learner: Learns; its version is counted up by the last optimizer step of the batch.
         rollouts: All of its responses, with the columns of ``with_cohorts``.
 
     Raises:
@@ -533,11 +523,7 @@ def _learn(*, learner: Updater, run: RunConfig, step: int, rollouts: pl.DataFram
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSteps:
-    """A meter that admits a number of steps and keeps no record of what they cost.
-
-    Attributes:
-        limit: Steps of the whole run, those before a checkpoint that it continues from included.
-    """
+    """A meter that admits so many steps of the whole run, those before a checkpoint included, and keeps no record."""
 
     limit: int
 
@@ -554,3 +540,59 @@ class UpdateSteps:
 
     def charge(self, step: int, rollouts: pl.DataFrame, /) -> None:
         """Keep no record."""
+
+
+class Ahead:
+    """The pipe of whole batches: each is sampled when it is begun, with the weights that there are then.
+
+    With a lag of 0 sampling and updates alternate; with a lag of k, batch t is sampled with version t − 1 − k.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._batches: dict[int, pl.DataFrame] = {}
+
+    def begin(self, problems: pl.DataFrame, *, samples: int, seed: int, step: int, run_id: str) -> None:
+        """Sample a step's batch; see ``Pipe.begin``."""
+        self._batches[step] = self._sampler.sample(
+            problems, samples=samples, seed=seed, step=step, phase="train", run_id=run_id
+        )
+
+    def take(self, step: int) -> pl.DataFrame:
+        """Return a step's batch; see ``Pipe.take``."""
+        return self._batches.pop(step)
+
+    def push(self, weights: Iterable[tuple[str, torch.Tensor]], version: int, /) -> None:
+        """Sync; see ``Pipe.push``."""
+        self._sampler.sync(weights, version)
+
+    def abandon(self) -> pl.DataFrame | None:
+        """Return the batches that were not taken; see ``Pipe.abandon``."""
+        batches = [self._batches.pop(step) for step in sorted(self._batches)]
+        return pl.concat(batches, how="diagonal_relaxed") if batches else None
+
+    def idle(self) -> Mapping[str, float]:
+        """Return nothing: one waits while the other works."""
+        return {}
+
+    def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
+        """Return the batches that were not taken, as bytes in Arrow's IPC format; see ``Pipe.state``."""
+        found = {}
+        for step, batch in self._batches.items():
+            batch.write_ipc(stream := BytesIO())
+            found[f"batch.{step}"] = torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
+        return found, {}
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
+        """Continue with the batches of a state; see ``Pipe.load_state``."""
+        for name in tensors:
+            stored = BytesIO(tensors[name].numpy().tobytes())
+            self._batches[int(name.removeprefix("batch."))] = pl.read_ipc(stored, use_pyarrow=False)
+
+
+def without_stale(rollouts: pl.DataFrame, *, version: int, lag: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Split a batch into groups that weights of a version may learn from, and those of which a response is too old."""
+    late = (pl.col("weights_version") < version - lag) & (pl.col("finish_reason") != "aborted")
+    old = rollouts.filter(late)["problem_id"].unique()
+    is_old = pl.col("problem_id").is_in(old.implode())
+    return rollouts.filter(~is_old), rollouts.filter(is_old)

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from ..config import LearnerConfig
 from ..errors import LearnerError
-from ..policy.sharding import like, with_own_gradient
+from ..policy.loading import copy_into, own
 
 POLICY, CRITIC = "policy", "critic"
 STEP = "step"
@@ -21,7 +21,6 @@ class Optimizer:
     """AdamW, fused, with one learning rate for the policy and one for the critic.
 
     Args:
-        critic: The critic; None without one.
         total: Adds a number up over the ranks that share the policy; None where it is whole.
     """
 
@@ -59,7 +58,7 @@ class Optimizer:
         """Clip the norm of the policy's gradient, and the critic's apart from it; return the policy's before it."""
         norms = []
         for group in self._adam.param_groups:
-            mine = [with_own_gradient(parameter) for parameter in group["params"]]
+            mine = [_with_own_gradient(parameter) for parameter in group["params"]]
             norm = torch.nn.utils.get_total_norm([each.grad for each in mine])
             if self._total is not None and isinstance(group["params"][0], DTensor):
                 norm = norm.new_tensor(math.sqrt(self._total(float(norm) * float(norm))))
@@ -74,11 +73,7 @@ class Optimizer:
         return norm == 0 and not decays and not self._adam.state and len(self._adam.param_groups) == 1
 
     def step(self, number: int) -> float:
-        """Take a step; return the policy's learning rate.
-
-        Args:
-            number: The update step that it belongs to, counted from 1, on which the schedule depends.
-        """
+        """Take a step of the update of a number, counted from 1; return the policy's learning rate."""
         factor = self._config.optimizer.factor_at(number)
         peaks = (self._config.learning_rate, self._config.critic.learning_rate)
         for group, peak in zip(self._adam.param_groups, peaks, strict=False):
@@ -112,7 +107,7 @@ class Optimizer:
                 name, kind = found
                 parameter = trained[name]
                 # The number of steps is one number, and not one for each weight.
-                value = tensors[key].to(parameter.device, copy=True) if kind == STEP else like(parameter, tensors[key])
+                value = tensors[key].to(parameter.device, copy=True) if kind == STEP else _like(parameter, tensors[key])
                 self._adam.state[parameter][kind] = value
 
 
@@ -122,3 +117,19 @@ def _moment(key: str) -> tuple[str, str] | None:
         return None
     name, _, kind = key.removeprefix("optimizer.").rpartition(".")
     return name, kind
+
+
+def _with_own_gradient(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's share of a parameter, which has its share of the gradient; one that is whole as it is."""
+    if not isinstance(parameter, DTensor):
+        return parameter
+    share = own(parameter.detach()).requires_grad_()
+    share.grad = None if parameter.grad is None else own(parameter.grad)
+    return share
+
+
+def _like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """A copy of values, shared out as a tensor of their shape is."""
+    made = torch.empty_like(tensor.detach(), memory_format=torch.contiguous_format)
+    copy_into(made, values)
+    return made

@@ -27,9 +27,19 @@ from ..errors import DivergenceError, LearnerError, SyncError
 from ..objective.advantages import listed
 from ..objective.loss import CLIPPED, ObjectiveInputs, loss_metrics, objective
 from ..objective.prepare import sampled_counts
-from ..policy.forward import Forward
-from ..policy.loading import ValueHead, WholeTensors, base_hash, learnt, load_policy, probe, vocabulary, weights
-from ..policy.sharding import Sharding, copy_into, is_sharded
+from ..policy.forward import Forward, probe
+from ..policy.head import ValueHead
+from ..policy.loading import (
+    Sharding,
+    WholeTensors,
+    base_hash,
+    copy_into,
+    is_sharded,
+    learnt,
+    load_policy,
+    vocabulary,
+    weights,
+)
 from ..records.steps import Agreement, Mean, UpdateReport, added, reduced, with_zeros
 from .adam import CRITIC, POLICY, Optimizer
 from .sync import BROKEN, agreement, check_finite, check_sync, compare
@@ -42,9 +52,6 @@ class Learner:
     update: a gradient is a weighted sum over tokens, and sums add up. The ranks share the policy, too, unless
     ``compute.sharding`` is ``none``; where they do, every method is called on all of them. Tokens are those that the
     policy sampled (column ``sampled``).
-
-    Args:
-        ranks: The learners that take every update together, or None for this one alone.
     """
 
     def __init__(
@@ -101,18 +108,14 @@ class Learner:
         yield from weights(self.policy).items()
 
     def agreement(self, rollouts: pl.DataFrame) -> Agreement:
-        """Compare the sampler's log-probabilities with this rank's; see ``protocols.Updater``.
-
-        Args:
-            rollouts: Responses, on ranks that share the policy the same on each.
-        """
+        """Compare the sampler with this rank, of which those that share a policy are all given the same responses."""
         responses = self._read(rollouts)
         batches = self._passes(responses, np.arange(len(responses)))
         compared = [compare(self._forward.logprobs(batch), batch.sampler_logprobs) for _, batch in batches]
         if not compared:
             raise LearnerError("the rollouts have no response token whose log-probability could be compared")
         joined = torch.cat(compared, dim=1)
-        return agreement(joined, step=self.version + 1, largest=_alone, total=_alone)
+        return agreement(joined, step=self.version + 1, largest=ALONE.largest, total=ALONE.sum)
 
     def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
         """Pass responses through the model without learning from them; see ``protocols.Updater``."""
@@ -146,10 +149,7 @@ class Learner:
     def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> UpdateReport:
         """Take one optimizer step; none where that would change no weight, as of a first batch of equal rewards.
 
-        Where it raises an error the policy is as it was; see ``protocols.Updater``.
-
-        Args:
-            batch: This rank's share of an update's responses, with the columns of ``objective.prepare``.
+        The batch is this rank's share. Where it raises an error the policy is as it was; see ``protocols.Updater``.
         """
         check_versions(batch, self.version, self._together.total, lag=self.config.pipeline.lag)
         check_prepared(batch, step=self.version + 1)
@@ -173,17 +173,13 @@ class Learner:
             objective={name: mean.plain() for name, mean in means.items()},
             gradient_norm=norm,
             learning_rate=rate,
-            sync_error=found.maximum,
-            sync_mean=found.mean,
-            sync_k3=found.k3,
-            sync_quantile=found.quantile,
             optimizer_steps=steps,
             trained_tokens=tokens,
             passed_tokens=passed,
             skipped=Mean(total=counted[0], count=counted[1]),
             operations=self._together.total(operations),
             machine_rate=self._together.total(self._rate),
-        )
+        ).probed(found)
 
     def _read(self, rollouts: pl.DataFrame) -> Responses:
         return read(rollouts, vocabulary=vocabulary(self.policy))
@@ -191,12 +187,9 @@ class Learner:
     def _passes(
         self, responses: Responses, rows: np.ndarray, *, least: int = 0
     ) -> Iterator[tuple[Piece | None, MicroBatch]]:
-        """Cut responses into micro-batches.
+        """Cut rows into micro-batches; then, for each pass that teaches nothing, yield None and some response to run.
 
-        Ranks that share a policy make the same number of passes, of which some of a rank's may be idle.
-
-        Yields:
-            The pieces of these rows; then, for each pass that teaches nothing, None and some response to run.
+        Ranks that share a policy make the same number of passes.
         """
         pieces = list(self._forward.pieces(responses, rows))
         count = self._together.most(len(pieces)) if is_sharded(self.policy) else len(pieces)
@@ -213,8 +206,8 @@ class Learner:
         """Gradients of this rank's share, after its first micro-batch was compared with the sampler.
 
         Returns:
-            How the sampler agrees (over all ranks), this rank's metrics, and how many log-probabilities of the learner
-            and of the sampler are not finite (over all ranks), and this rank's arithmetic.
+            How the sampler agrees, over all ranks; this rank's metrics; how many log-probabilities of the learner and
+            of the sampler are not finite, over all ranks; and this rank's arithmetic.
         """
         self._optimizer.forget_gradients()
         operations, found = 0.0, None
@@ -330,17 +323,10 @@ class Learner:
         return found
 
 
-def _alone(tensor: torch.Tensor) -> None:
-    """Combine over one rank."""
-    del tensor
-
-
 class Collective:
-    """The ranks of a process group, or one learner alone.
+    """The ranks of a process group, or one learner alone (None).
 
-    Args:
-        ranks: The process group; None for one learner alone. Never taken from the process: an engine in the same
-            process has a process group of its own.
+    It is never taken from the process: an engine in the same process has a process group of its own.
     """
 
     def __init__(self, ranks: dist.ProcessGroup | None, device: str) -> None:
@@ -390,6 +376,9 @@ class Collective:
             dist.all_reduce(tensor, op=operation, group=self._ranks)
 
 
+ALONE = Collective(None, "cpu")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
     """The models that a learner runs.
@@ -398,7 +387,7 @@ class Models:
         forward: How the policy is run.
         reference: How the base model of a KL is run, without gradient: a model of its own, or that beneath the
             policy's adapter. None without a KL.
-        critic: The critic, whole on every rank; None without one.
+        critic: Whole on every rank.
     """
 
     forward: Forward
@@ -414,11 +403,7 @@ class Models:
 def load_models(
     model: str, config: LearnerConfig, *, device: str, ranks: dist.ProcessGroup | None, dtype: torch.dtype
 ) -> Models:
-    """Load the models of a learner.
-
-    Args:
-        ranks: The learners that take every update together; all of them call this. None for one alone.
-    """
+    """Load the models of a learner, or of all ranks that take every update together."""
     compute = config.compute
     lower = torch.bfloat16 if compute.precision == "bfloat16" and dtype == torch.float32 else None
     sharding = None
@@ -462,7 +447,6 @@ def inputs_of(models: Models, batch: MicroBatch, entropy: EntropyConfig, *, with
     """Pass a micro-batch through the policy and the critic, with gradient, and through the reference.
 
     Args:
-        batch: The micro-batch; ``Forward.attending`` holds it.
         with_reference: Whether the reference runs; else its log-probabilities are what was measured, if anything.
     """
     reference = batch.measured.get("reference_logprobs")
@@ -490,12 +474,7 @@ def inputs_of(models: Models, batch: MicroBatch, entropy: EntropyConfig, *, with
 
 
 def operations_of(shape: Shape | None, batch: MicroBatch, *, with_reference: bool) -> float:
-    """Arithmetic of a forward and a backward pass; see ``rate.training_operations``.
-
-    Args:
-        shape: The model's; None where it is not known, and counts as 0.
-        with_reference: Whether a forward pass of the reference is part of it.
-    """
+    """Arithmetic of a forward and a backward pass, and one of the reference; 0 of a model whose shape is not known."""
     if shape is None:
         return 0.0
     passed = {"tokens": batch.passed, "predictions": len(batch.tokens), "keys": batch.keys}
@@ -519,7 +498,6 @@ def check_versions(rollouts: pl.DataFrame, version: int, total: Callable[[float]
     """Refuse responses of other weights than the learner's, or of older ones; all ranks refuse or none does.
 
     Args:
-        rollouts: This rank's share.
         total: Adds a number up over the ranks.
         lag: Versions by which a response's first token may be older than the learner.
     """
@@ -561,8 +539,7 @@ def check_base(values: Mapping[str, Any], *, model: str, base: str) -> None:
 def check_outcome(norm: float, loss: float, broken: tuple[float, float], config: LearnerConfig, *, step: int) -> None:
     """Refuse a step whose numbers are not finite; these are sums over the ranks, so all refuse or none does.
 
-    Args:
-        broken: How many log-probabilities of the learner and of the sampler are not finite.
+    Of the learner's and the sampler's log-probabilities so many are ``broken``: not finite.
     """
     check_finite(broken[0], step=step)
     if broken[1]:
@@ -582,10 +559,6 @@ def skipped(advantage: np.ndarray, zero_variance: np.ndarray, config: LearnerCon
     """Return which responses have neither an advantage nor a regulariser, booleans of the shape ``(responses,)``.
 
     Their terms of the loss are 0 whatever the policy; the normaliser, which is part of ``loss_weight``, counts them.
-
-    Args:
-        advantage: The advantage of each response, shape ``(responses,)``.
-        zero_variance: Whether the rewards of its group are equal, shape ``(responses,)``.
     """
     if config.objective.resolved.baseline == "gae" or config.entropy.measured:
         # A critic learns from every response; an entropy that is measured is that of all of them.

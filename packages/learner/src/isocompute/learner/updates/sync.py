@@ -42,9 +42,6 @@ Reduce = Callable[[torch.Tensor], None]
 def compare(learner: torch.Tensor, sampler: torch.Tensor) -> torch.Tensor:
     """Compare the sampler's log-probabilities with the learner's, over the tokens that were sampled.
 
-    Args:
-        learner: The learner's, shape ``(tokens,)``, as the sampler's.
-
     Returns:
         Shape ``(3, tokens)``, float64: |learner − sampler| (nats), k3 of KL(sampler ‖ learner) (nats), both infinite
         where they are not numbers, and 1 where the learner's own log-probability is not finite, so that the sampler
@@ -64,8 +61,7 @@ def agreement(compared: torch.Tensor, *, step: int, largest: Reduce, total: Redu
     Args:
         compared: From ``compare``, shape ``(3, tokens)``; several are joined along the tokens.
         step: The step that the responses would be used in.
-        largest: Takes the largest of each number over the ranks.
-        total: Adds numbers up over the ranks.
+        largest: Takes the largest of each number over the ranks; ``total`` adds them up.
 
     Returns:
         The four figures; all 0 where no rank has a token.
@@ -99,12 +95,7 @@ def check_finite(broken: float, *, step: int) -> None:
 
 
 def check_sync(found: Agreement, config: LearnerConfig, *, step: int) -> None:
-    """Refuse to learn from responses of other weights.
-
-    Args:
-        config: The tolerances; a figure whose tolerance is None is not judged.
-        step: The step that the responses would be used in.
-    """
+    """Refuse to learn from responses of other weights; a figure whose tolerance is None is not judged."""
     if exceeded(found, config):
         raise SyncError(
             f"before step {step} the sampler's log-probabilities differ from the learner's by "
