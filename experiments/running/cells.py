@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import file_digest, sha256
-from math import exp, log
+from math import exp, log, sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from isocompute.budget import Allocation, Scaling
 from isocompute.learner import LearnerConfig, RunConfig
 from isocompute.rollout import Prompting, Sampling, ScoringConfig
 from isocompute.rollout.scoring.code import code_of_rules, digest, source_hash
@@ -420,10 +419,8 @@ class Rates:
         """
         if self.rule != "tuned":
             (((n, size), rate),) = self.found.items()
-            batch = Allocation(
-                problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, update_steps=1
-            )
-            return batch.learning_rate(anchor=rate, anchor_batch=n * size, scaling=cast(Scaling, self.rule))
+            ratio = rollouts_per_problem * problems_per_batch / (n * size)
+            return rate * {"constant": 1.0, "linear": ratio, "sqrt": sqrt(ratio)}[self.rule]
         n, sizes = rollouts_per_problem, sorted({size for _, size in self.found})
         nearest = min(sizes, key=lambda each: abs(log(each / problems_per_batch)))
         points = sorted((n, rate) for (n, size), rate in self.found.items() if size == nearest)

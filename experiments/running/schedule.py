@@ -21,7 +21,6 @@ from uuid import uuid4
 import polars as pl
 from filelock import FileLock, Timeout
 from isocompute.rollout import RolloutError
-from isocompute.rollout.contract.files import write_text
 from isocompute.rollout.samplers.replicas.crew import Crew, Event, Member
 from isocompute.rollout.scoring.code import digest
 
@@ -533,7 +532,7 @@ class Pool:
     def open(self) -> None:
         """Wait until one worker is ready; the others are taken as they come."""
         path, text = self._seen
-        write_text(path, text)
+        path.write_text(text)
         for slot in self.crew.members:
             self._ask_place(slot)
         self._last_ready = time.monotonic()

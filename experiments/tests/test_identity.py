@@ -306,18 +306,13 @@ TRAINING = {"prepare", "sweep", "prescribe"}
     [
         ("isocompute.learner.objective.loss", "LOG_RATIO_BOUND", TRAINING),
         ("isocompute.budget.ledger.meter", "Meter", TRAINING),
-        ("isocompute.budget.ledger.ledger", "Ledger", TRAINING),
         ("isocompute.rollout.scoring.rules", "QUICK", TRAINING),
         ("isocompute.frontier.posterior.posterior", "CHAINS", {"frontier", "prescribe"}),
-        ("isocompute.frontier.show.report", "write_report", {"frontier", "prescribe"}),
         ("isocompute.rollout.contract.tables", "TABLE_KEY", {*TRAINING, "frontier"}),
         ("experiments.report.page", "WORDS", {"frontier"}),
         ("experiments.stages.difficulty", "score", {"prepare"}),
         ("experiments.settings.reading", "LISTS", {*TRAINING, "frontier"}),
         ("isocompute.budget.trainers.doctor", "EVALUATION", set()),
-        ("isocompute.rollout.problems.named", "NAMED", set()),
-        ("isocompute.rollout.commands.identity", "WHOLE", set()),
-        ("isocompute.learner.cli", "main", set()),
     ],
 )
 def test_a_change_runs_the_stages_that_reach_it_and_no_others(module: str, name: str, stages: set[str]) -> None:
@@ -361,7 +356,7 @@ def test_a_comment_or_a_docstring_changes_no_module() -> None:
 
 @pytest.mark.slow(ALL)
 @given(data=st.data())
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_a_change_of_anything_runs_what_reaches_it_and_nothing_that_does_not_import_it(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(project()))
     found = module_of(name)

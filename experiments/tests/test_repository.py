@@ -16,27 +16,11 @@ import yaml
 from experiments.settings import load
 from experiments.stages import SET_STAGES, STAGES
 
-from .made import PACKAGES, ROOT
+from .made import ROOT
 
 HIDDEN = {".nox", "outputs", "work", "CHANGELOG.md"}
 DOCUMENTS = [p for p in ROOT.glob("**/*.md") if not HIDDEN & set(p.relative_to(ROOT).parts)]
 SESSIONS = set(re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
-
-
-def test_the_namespace_has_no_init_and_every_package_links_to_the_one_contract() -> None:
-    assert not list(ROOT.glob("packages/*/src/isocompute/__init__.py"))
-    for package in PACKAGES:
-        link = ROOT / "packages" / package / "src" / "isocompute" / package / "contract"
-        assert link.is_symlink()
-        assert link.resolve() == ROOT / "contract"
-
-
-def test_no_fixture_holds_a_path_of_the_machine_that_made_it() -> None:
-    files = [p for p in ROOT.glob("packages/*/tests/fixtures/**/*") if p.is_file()]
-    assert any("tfevents" in p.name for p in files)
-    for path in files:
-        for place in ("root", "home", "tmp", "Users", "var"):
-            assert f"/{place}/".encode() not in path.read_bytes(), path
 
 
 def test_every_stage_depends_on_what_is_written_for_it_each_time() -> None:

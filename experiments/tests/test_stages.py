@@ -13,7 +13,7 @@ from isocompute.rollout.scoring.evaluation import wilson_interval
 
 from experiments.closing import from_other_bases
 from experiments.errors import ExperimentError
-from experiments.probe import probe, rollouts_of
+from experiments.probe import probe
 from experiments.report.page import health, spent
 from experiments.running.cell_folder import PREPARED, content_hash, write_json
 from experiments.running.cells import problems_hash
@@ -167,10 +167,6 @@ def test_too_few_rollouts_are_refused_before_anything_is_loaded(probed: Preset) 
         ExperimentError, match=r"8 training problems with 32 responses each; easy has 256.*enough for 7"
     ):
         probe(probed, "easy", ("", ""), problems, rollouts=255)
-
-
-def test_a_probe_takes_a_hundredth_of_the_budget_and_no_less_than_tells_something() -> None:
-    assert [rollouts_of(budget) for budget in (65_536, 2_000_000)] == [8192, 20_000]
 
 
 def state(run: str, **changes: Any) -> dict[str, Any]:
