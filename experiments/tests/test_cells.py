@@ -88,7 +88,7 @@ def test_the_code_of_a_cell_is_the_loop_and_what_it_needs() -> None:
         isocompute.rollout.scoring.sandbox.child isocompute.rollout.scoring.evaluation isocompute.budget.ledger.meter
         isocompute.rollout.scoring.sandbox.boot experiments.running.worker"""
     free = """
-        experiments.report.page experiments.settings.preset isocompute.learner.saving.export
+        experiments.report experiments.settings.preset isocompute.learner.saving.export
         isocompute.rollout.problems.loading isocompute.rollout.problems.named isocompute.budget.contract.tracking
         experiments.running.tracker experiments.running.pilots experiments.running.schedule"""
     assert {*needed.split()} <= found

@@ -96,20 +96,6 @@ def test_the_plan_of_an_adapter_says_how_much_less_it_takes_and_tries_layouts_wi
     assert "GPU-hours: not counted, since an engine does not fit" in printed
 
 
-@pytest.mark.slow
-def test_the_fewest_ranks_that_hold_an_update_are_named_where_the_settings_do_not_fit(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small = Terms(device=footprint.Device(name="small", peak=1e14, float32=1e13, memory=18 * 10**9, bandwidth=1e12))
-    plan.run(shallow(monkeypatch, learner_ranks=1, placement="colocated", replicas=1), small)
-    printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    refused = next(line for line in printed if line.startswith("does not fit the 18 GB of small"))
-    assert refused.endswith("and 40% to the engine beside it)")
-    tried = [line for line in printed if line.startswith("with compute:")][:2]
-    assert [line.endswith("per rank, fits") for line in tried] == [False, True]
-    assert all(f"learner_ranks: {ranks}:" in line for ranks, line in zip((1, 8), tried, strict=True))
-
-
 GIB = 2**30
 TRACED = {"weights": 7 * GIB, "reference": 0, "moments": 14 * GIB, "gradients": 7 * GIB, "temporary": 9 * GIB}
 

@@ -18,7 +18,6 @@ import psutil
 import pytest
 import yaml
 from isocompute.frontier.cli import main as frontier
-from isocompute.rollout import response_seed
 
 from experiments.__main__ import main
 
@@ -182,31 +181,6 @@ def test_the_scores_at_step_0_agree_with_the_fresh_measure(finished: tuple[Path,
             assert abs(part["avg_at_4"][0] - fresh["fresh"]) <= 4 * error, seed
             # One evaluation, whatever n.
             assert part["avg_at_4"].n_unique() == 1
-
-
-def test_no_response_seed_that_selected_is_used_again(finished: tuple[Path, str]) -> None:
-    """Every seed that selection used, against every one of training, evaluation and the fresh measure."""
-    folder, _ = finished
-    smoke = yaml.safe_load((folder / "params.yaml").read_text())["smoke"]
-    difficulty = smoke["difficulty"]
-    ids = pl.read_parquet(folder / "outputs" / "prepared" / "problems.parquet")["problem_id"].to_list()
-
-    def of(phase: str, seed: int, step: int, samples: int) -> set[int]:
-        return {response_seed(seed, phase, step, i, k) for i in ids for k in range(samples)}
-
-    selecting = of("difficulty", difficulty["seed"], 0, difficulty["samples"])
-    again = of("baseline", difficulty["seed"], 0, difficulty["fresh_samples"])
-    for problem_set in SETS:
-        sweep, tested = smoke["sweep"][problem_set], smoke["prescribe"].get(problem_set, {"seeds": []})["seeds"]
-        evals = [pl.read_parquet(p) for p in folder.glob(f"outputs/*/{problem_set}/evals.parquet")]
-        for seed in (*sweep["seeds"], *sweep["learning_rate"]["seeds"], *tested):
-            for at in {point for table in evals for point in table["rollouts"].to_list()}:
-                again |= of("eval", seed, at, smoke["evaluation"]["samples"])
-            for step in range(1, 17):
-                again |= of("train", seed, step, max(sweep["rollouts_per_problem"]))
-            again |= of("canary", seed, 0, 2)
-    assert len(selecting) == len(ids) * difficulty["samples"]
-    assert not selecting & again
 
 
 def test_both_measures_are_charged_and_no_first_evaluation_twice(finished: tuple[Path, str]) -> None:
