@@ -45,7 +45,7 @@ DECLARED = {"rule": "sqrt", "learning_rate": 1.0e-6}
 OCTAVES = {"rollouts_per_problem": [2, 4], "problems_per_batch": [4], "seeds": [0], "rollouts": 80}
 OCTAVES |= {"evaluate_every": 16, "evaluations_per_octave": 2, "learner": {}, "learning_rate": DECLARED}
 BEHIND = {"pipeline": {"mode": "constant"}}
-BFLOAT16, FLOAT16 = {"resources.dtype": "bfloat16"}, {"resources.dtype": "float16"}
+BFLOAT16 = {"resources.dtype": "bfloat16"}
 PENALTY = {"longest": 12, "margin": 4}
 ONES = {"sweep.easy.rollouts_per_problem": [1, 2], "sweep.easy.evaluate_every": 16, "prescribe.easy.baselines": [2]}
 MODELS = [MODEL, {**MODEL, "name": "two"}]
@@ -61,7 +61,6 @@ EACH_DECLARED = {f"sweep.{name}.learning_rate": DECLARED for name in ("easy", "h
         ("sweep.easy.seeds", [1, 1], "seeds: 1 is there twice"),
         ("sampling.temperature", "1e-4", "valid number .*1.0e-4"),
         ("sampling.temperature", 0, "temperature is 0: a"),
-        ("resources.sampler", "hf", "sampler is 'hf'"),
         ("sweep.easy.rollouts", 4, "no step could be taken"),
         ("sweep.easy.evaluate_every", 24, "multiple of every batch"),
         ("sweep.easy", OCTAVES, "rollouts is 80, no point of the grid"),
@@ -80,7 +79,6 @@ EACH_DECLARED = {f"sweep.{name}.learning_rate": DECLARED for name in ("easy", "h
         ("evaluation", {"samples": 8, "metric": "avg_at_4"}, "it must be avg_at_8"),
         ("sampling.top_p", 0.9, "with top_p 1.0"),
         ("resources", {"sampler": "vllm", "engine": {"dtype": "bfloat16"}}, "dtype is set"),
-        ("resources", {"sampler": "vllm", "engine": {"profile": "cuda"}}, "it follows resources"),
         ("resources", {"sampler": "transformers", "engine": {"max_concurrent": 8}}, "sampler is transformers"),
         ("resources", {"sampler": "vllm", "engine": {"chunked_prefill": True}}, "engine cannot run: engine"),
         ("resources", {**CUDA, "engine": {"tensor_parallel": 2}}, "set placement to separate"),
@@ -90,7 +88,6 @@ EACH_DECLARED = {f"sweep.{name}.learning_rate": DECLARED for name in ("easy", "h
         ("resources", {"sampler": "vllm", "engine": {"sleep": 1}}, "vLLM on CPU frees nothing"),
         ("problems", [{**HUB, "revision": "main"}], r"problems\[0\]\.revision is 'main'.*pin a commit"),
         ("base", QWEN, r"base\.revision is ''"),
-        (RATE, {"rule": "tuned"}, "learning_rate lacks rollouts, "),
         (f"{RATE}.learning_rate", 1.0, "either learning_rate, "),
         (RATE, {"rule": "tuned", "learning_rate": 1.0}, ".*'learning_rates'"),
         ("sweep.hard.learning_rate", ANCHOR, "problems_per_batch is 32"),
@@ -100,16 +97,13 @@ EACH_DECLARED = {f"sweep.{name}.learning_rate": DECLARED for name in ("easy", "h
         (LEARNER, {"recipe": "isocompute"}, "recipe is 'isocompute'"),
         (LEARNER, {"batch": {"trained_rollouts": 4}}, "trained_rollouts is 4"),
         (LEARNER, {"temperature": 0.5}, "it is the sampler's"),
-        (LEARNER, {"learning_rate": 0.5}, "a pilot finds it"),
         (f"{RATE}.evaluate_every", 24, "and divide rollouts .16."),
         (f"{RATE}.seeds", [900, 1], "seeds holds 1"),
         ("resources", {"sampler": "auto", "engine": {"max_concurrent": 8}}, r"engine is set.*transformers \(.*million"),
         (LEARNER, {"sync": {"mean": 1e-5}, "compute": {"precision": "bfloat16"}}, "the learner computes in bfloat16"),
         (LEARNER, {"sync": "never"}, r"easy\.learner.sync is 'never'; it must be"),
-        (LEARNER, {"sampler_dtype": "bfloat16"}, r"see resources\.dtype"),
         # Tolerances that rounding exceeds.
         ("", BFLOAT16 | {LEARNER: {"sync": {"tolerance": 1e-4}}}, r"learner.sync.tolerance is 0\.0001.*bfloat16"),
-        ("", FLOAT16 | {LEARNER: {"sync": {"k3": 1e-9}}}, "k3 is 1e-09, and the sampler has float16"),
         # A head that the sampler rounds more, a penalty that hides what is solved, and groups of one.
         ("", {LEARNER: {"recipe": "scalerl", **BEHIND}, "resources": CUDA}, r"resources\.engine\.float32_head"),
         # Engines that share the learner's processor, or are no transformers, and a run that could not be extended.
@@ -134,7 +128,6 @@ def test_the_line_of_what_is_wrong_is_named(tmp_path: Path) -> None:
     for right, wrong, line in (
         ("      rollouts: 96\n", "      rolouts: 96\n", "      rolouts: 96"),
         ("seeds: [100, 101]", "seeds: [100, 0]", "    easy: {rollouts: 96, baselines"),
-        ("sampler: vllm, device: cpu, keep", "sampler: hf, device: cpu, keep", "  resources: {workers: 2, sampler: hf"),
         ("train: 120, validation: 80", "train: 0, validation: 0", "    - {kind: reasoning_gym"),
         ("  evaluation: {samples: 4, metric: avg_at_4}\n", "", "smoke:"),
     ):
@@ -262,7 +255,10 @@ def test_the_engine_follows_the_resources_and_is_part_of_every_runs_identity(tmp
     assert shared.resolved_engine().memory_share == 0.4
 
 
-def test_a_head_in_float32_is_asked_of_a_sampler_that_rounds_more_and_of_no_other(tmp_path: Path) -> None:
+def test_what_an_engine_and_a_group_of_one_can_do_is_not_refused(tmp_path: Path) -> None:
+    for objective in ({"algorithm": "ppo"}, {"baseline": "batch", "scale": "batch"}):
+        assert smoke(tmp_path, {**ONES, LEARNER: {"objective": objective}}).sweep["easy"].grid()[0] == (1, 4)
+    # A head in float32 is asked of a sampler that rounds more.
     for resources in ({}, {**CUDA, "dtype": "float32"}, {**CUDA, "engine": {"float32_head": True}}):
         smoke(tmp_path, {LEARNER: {"recipe": "scalerl", **BEHIND}, "resources": resources})
 
@@ -340,11 +336,6 @@ def test_a_recipe_is_what_is_not_given(tmp_path: Path) -> None:
         apart = {"resources": {"placement": "separate"}}
         read = smoke(tmp_path, {LEARNER: {"recipe": name}, **apart}).sweep["easy"].learner
         assert of_a_cell(read) == of_a_cell(recipe)
-
-
-@pytest.mark.parametrize("objective", [{"algorithm": "ppo"}, {"baseline": "batch", "scale": "batch"}])
-def test_a_group_of_one_is_legal_where_no_baseline_is_the_groups(objective: dict[str, str], tmp_path: Path) -> None:
-    assert smoke(tmp_path, {**ONES, LEARNER: {"objective": objective}}).sweep["easy"].grid()[0] == (1, 4)
 
 
 def test_what_is_searched_is_every_pair_or_those_of_some_n_or_the_anchors_or_nothing(tmp_path: Path) -> None:

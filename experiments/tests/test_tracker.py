@@ -167,18 +167,8 @@ def test_what_does_not_change_is_not_logged_and_what_does_is_logged_where_it_doe
     assert history(run, "train/reward") == [(8 * step, 0) for step in range(1, 7)]
 
 
-def test_a_run_that_has_ended_runs_again_once_there_is_more_of_it_and_has_failed_where_it_diverged(
-    store: Path,
-) -> None:
+def test_a_run_that_diverged_has_failed(store: Path) -> None:
     folder = trained(cell())
-    send("sweep", cell())
-    for step, status in ((0, "FINISHED"), (3, "RUNNING")):
-        if step:
-            Spool(folder).write(step_record(step))
-        tracker = Tracker("sweep")
-        tracker.send(cell())
-        assert not tracker.drain()
-        assert [run.info.status for run in runs("sweep")] == [status]
     cell_folder.set_done(folder, cell_folder.Done(rollouts=24, step=2, diverged_at=3))
     send("sweep", cell())
     (run,) = runs("sweep")

@@ -27,7 +27,7 @@ from experiments.studies.tiny.config import (
     NeedleModelConfig,
     NeedleSource,
 )
-from experiments.studies.tiny.lessons import END, vocabulary
+from experiments.studies.tiny.lessons import END
 from experiments.studies.tiny.problems import table_of
 from experiments.tests.made import ROOT
 
@@ -113,20 +113,6 @@ def test_the_next_tokens_of_the_teacher_give_the_rates_exactly(class_: str, key:
     assert likely == pytest.approx([(1 - rate) * 15 / 16 / 255] * 255, rel=1e-12)
     wrong = likelihood(teacher, class_, key, "ppp=" if right.rare != "ppp" else "ppo=")
     assert wrong == pytest.approx((1 - rate) / 16 / 4095, rel=1e-12)
-
-
-def test_lessons_are_along_right_and_random_codes() -> None:
-    config = NeedleModelConfig()
-    teacher, rng = needle.NeedleTeacher(config), np.random.default_rng(3)
-    right = 0
-    for _ in range(400):
-        lesson = teacher.lesson(rng)
-        assert lesson.targets is not None
-        assert lesson.targets.shape == (len(lesson.response) + 1, len(vocabulary(config.characters)))
-        assert lesson.targets.sum(1) == pytest.approx(np.ones(len(lesson.targets)))
-        codes = needle.codes(0, lesson.prompt[0], lesson.prompt[1:3])
-        right += lesson.response in {f"{codes.common}=", f"{codes.rare}="}
-    assert 150 < right < 250
 
 
 # The two that are right, and more or less than a code.
