@@ -203,20 +203,22 @@ def test_an_update_is_traced_once_until_anything_of_it_changes(tmp_path: Path, m
 
     known.__module__ = footprint.update_memory.__module__
     monkeypatch.setattr(footprint, "update_memory", known)
-    model, config = {"model_type": "llama", "hidden_size": 8}, LearnerConfig(learning_rate=1.0)
     load = Load(prompt_tokens=1, response_tokens=2, rollouts_per_problem=3, problems=4)
-    larger = replace(config, compute=replace(config.compute, head_chunk_tokens=1))
-    wide = {**model, "hidden_size": 16}
-    asked = [(model, config, load, 2), (wide, config, load, 2), (model, larger, load, 2)]
-    asked += [(model, config, replace(load, problems=5), 2), (model, config, load, 3)]
+    first: dict[str, Any] = {
+        "model": {"width": 8},
+        "config": LearnerConfig(learning_rate=1.0),
+        "load": load,
+        "ranks": 2,
+    }
+    others = {"model": {"width": 9}, "config": LearnerConfig(learning_rate=2.0), "load": replace(load, problems=5)}
 
-    def traced(number: int = 0) -> int:
-        *given, ranks = asked[number]
-        return footprint.traced(*given, ranks=ranks).parameters
+    def traced(**changes: Any) -> int:
+        given = first | changes
+        return footprint.traced(given["model"], given["config"], given["load"], ranks=given["ranks"]).parameters
 
     for _ in range(2):
-        assert [traced(number) for number in range(len(asked))] == [1, 2, 3, 4, 5]
-    assert seen == asked
+        assert traced() == 1
+        assert [traced(**{name: other}) for name, other in (others | {"ranks": 3}).items()] == [2, 3, 4, 5]
     for name in ("code_of", "versions"):
         with monkeypatch.context() as patch:
             patch.setattr(footprint, name, lambda *of: {"torch": "0"})

@@ -29,6 +29,7 @@ from experiments.settings import DeclaredRate, ModelConfig, leaves, load, readin
 from experiments.settings import preset as settings_preset
 from experiments.settings.preset import learner_config
 from experiments.stages import footprint
+from experiments.stages.plan import section_of
 
 from .made import PARAMS, edit, params, smoke
 
@@ -172,6 +173,8 @@ def test_the_grid_is_cut_off_at_the_largest_batch(tmp_path: Path) -> None:
     # The paper's grids: 39 pairs under 65,536 on Easy, 27 under 16,384 on Hard.
     paper = load(PARAMS, "paper")
     assert [len(paper.sweep[name].grid()) for name in ("easy", "hard")] == [39, 27]
+    # Of every value it is said where in the paper it is from.
+    assert [name for name, _ in leaves(params()["paper"]) if section_of(name) is None] == []
 
 
 @hypothesis.given(
