@@ -127,11 +127,7 @@ def choice_text(found: Mapping[str, Any]) -> str:
 
 
 def closing_summary(preset: Preset, out: Path, took: Sequence[Mapping[str, Any]]) -> str:
-    """The answer of each problem set, what became of its test, what was spent, and how long each stage took.
-
-    Args:
-        took: ``stage`` and ``seconds`` of what was run, in order.
-    """
+    """The answer of each problem set, what became of its test, what was spent, and how long each stage took."""
     lines = [""]
     for name in preset.sweep:
         lines += [*_problem_set(preset, name, out), ""]

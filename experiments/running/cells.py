@@ -33,9 +33,7 @@ class Cell:
 
     Attributes:
         purpose: ``sweep``, ``pilot`` or ``prescribe``; shown, and no part of the identity.
-        run: Its settings in the learner's loop but for ``run_id``; see ``named_run``.
         rollouts: Budget, C; no part of the identity, since a longer run begins as the shorter one.
-        evaluation_samples: Responses per validation problem.
     """
 
     purpose: str
@@ -101,7 +99,6 @@ class Origin:
     Attributes:
         base: Hash of its content.
         problems: Hash of the problems and of their verifiers' code (``problems_hash``).
-        surroundings: What computes.
     """
 
     problem_set: str
@@ -132,10 +129,8 @@ class Surroundings:
 
     Attributes:
         code: Hash of the code in the import closure of the loop.
-        versions: Versions of the libraries that compute.
         engine: Settings of vLLM, among them the type of its weights; the learner's are float32.
         placement: Where the engine is, or how many there are.
-        learner_ranks: Ranks whose sums are added up.
     """
 
     code: str

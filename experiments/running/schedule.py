@@ -227,7 +227,6 @@ class Job:
     """A call of a worker, and how often it was begun in vain.
 
     Attributes:
-        key: Its own, among jobs that run together.
         method: Of ``Worker``, called with ``arguments``.
         end: Takes the result. A ``ValueError`` or ``OSError`` is the job's failure.
         position: A value that changes while the job gets on.
@@ -377,7 +376,6 @@ def workers(preset: Preset, models: Mapping[str, str], *, training: bool = False
     which end with it.
 
     Args:
-        models: Folder or name of each base model, by the hash of its content.
         training: Whether they train cells, for which those of a preset with a command run it.
     """
     resources = preset.resources
@@ -488,7 +486,6 @@ class Slot(Member):
     Attributes:
         placed: Whether the cluster has found room for it.
         ready: Whether it has loaded the model, and what it loaded was checked.
-        job: What it runs.
     """
 
     placed: bool = False

@@ -78,9 +78,6 @@ class Parcel:
         begun: When it began, in ms since 1970, where no record says so.
         ended: When it ended; None while it goes on.
         tags: Its tags; those that are known at its end only are set then.
-        metrics: Metrics at step 0.
-        artifacts: Artifact name to file.
-        figures: Files to be looked at.
         means: Keys of the owner's runs that the experiment means from then on; None: as before.
     """
 

@@ -140,10 +140,6 @@ def measure_sets(preset: Preset, settings: DifficultyConfig, table: pl.DataFrame
 def score(part: pl.DataFrame, side: str) -> dict[str, Any]:
     """The base model's score on one side of a set, as selected and measured again.
 
-    Args:
-        part: The ``problems`` table of the set, with both pass rates.
-        side: ``train`` or ``validation``.
-
     Returns:
         ``problems``; ``selected`` and ``fresh``, mean pass rates; ``selected_samples``, ``fresh_samples``;
         ``fresh_standard_error``, of the sampling of responses with the problems given.
