@@ -129,7 +129,7 @@ def test_a_killed_run_and_then_a_longer_one_equal_the_one_left_alone(home: Path,
     assert ledger.filter(pl.col("cohort") == "eval")["step"].to_list() == [4, 8, 12]
     assert pl.read_parquet(home / "alone-start" / "ledger.parquet")["rollouts"].to_list() == [8 * 4]
     killed = home / "killed"
-    for lines in (3, 8, 13):
+    for lines in (3, 11):
         kill_after(killed, lines, start(killed))
     # What a kill inside the writing of pass rates leaves behind is no table, and no obstacle.
     (killed / "pass_rates" / ".4.parquet.x1y2").write_bytes(b"PAR1")

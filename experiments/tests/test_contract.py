@@ -277,6 +277,9 @@ def test_every_reader_of_yaml_and_json_says_so_in_a_sentence(
 def test_any_text_is_a_document_or_refused(text: str, kind: Literal["yaml", "json", "toml"]) -> None:
     with suppress(DocumentError):
         parsed(text, kind)
+
+
+def test_tags_and_values_that_are_none_are_refused() -> None:
     for value in ("!!bool x", "!!timestamp x", "2024-99-99", "9" * 5_000, "!!python/name:os.system", "{[1]: 2}"):
         with pytest.raises(DocumentError, match="not YAML"):
             parsed(value)

@@ -234,7 +234,7 @@ TERMS = st.lists(st.tuples(st.sampled_from(sorted(SAID)), st.integers(0, 1), st.
     functions=st.lists(TERMS, min_size=6, max_size=6),
     changed=st.tuples(st.sampled_from("abc"), st.integers(0, 1)),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 def test_what_changes_the_value_of_a_program_changes_its_hash(
     toy: Callable[..., object], functions: list[list[tuple[str, int, int]]], changed: tuple[str, int]
 ) -> None:

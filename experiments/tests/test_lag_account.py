@@ -28,7 +28,7 @@ from experiments.running.worker import Evaluated, UntilStopped, opened_ledger
 
 from .made import cell
 
-SCHEDULES = 67
+SCHEDULES = 40
 """Of each of three modes."""
 PROBLEMS = pl.DataFrame({"problem_id": [f"p{i}" for i in range(8)]})
 PROBED, EVALUATED = 4, 3
