@@ -210,7 +210,11 @@ def test_an_update_is_traced_once_until_anything_of_it_changes(tmp_path: Path, m
         "load": load,
         "ranks": 2,
     }
-    others = {"model": {"width": 9}, "config": LearnerConfig(learning_rate=2.0), "load": replace(load, problems=5)}
+    others: dict[str, Any] = {
+        "model": {"width": 9},
+        "config": LearnerConfig(learning_rate=2.0),
+        "load": replace(load, problems=5),
+    }
 
     def traced(**changes: Any) -> int:
         given = first | changes
