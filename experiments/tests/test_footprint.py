@@ -203,26 +203,17 @@ def test_an_update_is_traced_once_until_anything_of_it_changes(tmp_path: Path, m
 
     known.__module__ = footprint.update_memory.__module__
     monkeypatch.setattr(footprint, "update_memory", known)
-    load = Load(prompt_tokens=1, response_tokens=2, rollouts_per_problem=3, problems=4)
-    first: dict[str, Any] = {
-        "model": {"width": 8},
-        "config": LearnerConfig(learning_rate=1.0),
-        "load": load,
-        "ranks": 2,
-    }
-    others: dict[str, Any] = {
-        "model": {"width": 9},
-        "config": LearnerConfig(learning_rate=2.0),
-        "load": replace(load, problems=5),
-    }
+    model, config = {"width": 8}, LearnerConfig(learning_rate=1.0)
+    load, other = Load(prompt_tokens=1, response_tokens=2, rollouts_per_problem=3, problems=4), {"width": 9}
+    asked = [(model, config, load, 2), (other, config, load, 2), (model, replace(config, learning_rate=2.0), load, 2)]
+    asked += [(model, config, replace(load, problems=5), 2), (model, config, load, 3)]
 
-    def traced(**changes: Any) -> int:
-        given = first | changes
-        return footprint.traced(given["model"], given["config"], given["load"], ranks=given["ranks"]).parameters
+    def traced(number: int = 0) -> int:
+        *given, ranks = asked[number]
+        return footprint.traced(*given, ranks=ranks).parameters
 
     for _ in range(2):
-        assert traced() == 1
-        assert [traced(**{name: other}) for name, other in (others | {"ranks": 3}).items()] == [2, 3, 4, 5]
+        assert [traced(number) for number in range(len(asked))] == [1, 2, 3, 4, 5]
     for name in ("code_of", "versions"):
         with monkeypatch.context() as patch:
             patch.setattr(footprint, name, lambda *of: {"torch": "0"})
