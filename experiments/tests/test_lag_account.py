@@ -74,8 +74,8 @@ class Counter:
 
     def update(self, batch: pl.DataFrame, *, advance: bool = True) -> UpdateReport:
         (step,) = set(batch["step"])
-        oldest, newest = batch["versions"].list.min().min(), batch["versions"].list.max().max()
-        assert self.version - self.config.pipeline.lag <= oldest <= newest <= self.version
+        versions = {version for each in batch["versions"].to_list() for version in each}
+        assert self.version - self.config.pipeline.lag <= min(versions) <= max(versions) <= self.version
         self.seen.append((step, sorted(set(batch["problem_id"])), len(batch)))
         self.version += advance
         return UpdateReport(objective={}, gradient_norm=1.0, learning_rate=1.0)
