@@ -32,7 +32,6 @@ def run(
     """Run a console script: lines go to stdout, an error that a user can act on as one line to stderr.
 
     Args:
-        argv: The arguments; None for those of the process.
         package: Name of the script and of the distribution that it belongs to.
         commands: Modules whose ``add`` adds a parser; its default ``run`` takes the arguments and gives lines to print.
         around: In which a command runs.

@@ -25,9 +25,6 @@ def atomic_write(
         error: What to raise when the file cannot be written.
         replace: Whether a file that is there is replaced, and not refused.
 
-    Yields:
-        A binary stream.
-
     Raises:
         IsoComputeError: ``error``, when the file cannot be written, or is there and must not be replaced. What was
             there stays.
@@ -62,11 +59,7 @@ def atomic_write(
 
 
 def write_text(path: str | Path, text: str, *, error: type[IsoComputeError] = FileError) -> Path:
-    """Write a text as UTF-8, as of ``atomic_write``; returns the path.
-
-    Raises:
-        IsoComputeError: ``error``, when the file cannot be written. What was there stays.
-    """
+    """Write a text as UTF-8, as of ``atomic_write``; returns the path."""
     with atomic_write(path, error=error) as stream:
         stream.write(text.encode())
     return Path(path)

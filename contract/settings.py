@@ -30,11 +30,7 @@ LONGEST = 80
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def settings(error: type[IsoComputeError]) -> Callable[[type[T]], type[T]]:
-    """Make a class a frozen dataclass whose values pydantic checks.
-
-    Args:
-        error: Raised with a sentence where a value is refused.
-    """
+    """Make a class a frozen dataclass whose values pydantic checks."""
 
     def made(kind: type[T]) -> type[T]:
         checked: Any = dataclass(config=STRICT, frozen=True, slots=True, kw_only=True)(kind)
@@ -74,10 +70,6 @@ def refusal(error: ValidationError, kind: type, *above: str) -> tuple[tuple[str 
     """Say the first thing that is wrong with settings, and where: the keys that lead to it.
 
     Unknown keys are reported before missing ones: an unknown key may be a misspelling of a missing one.
-
-    Args:
-        kind: The class of the settings.
-        above: Keys of these settings themselves.
     """
     found = error.errors(include_url=False)
     first = next((each for each in found if each["type"] in UNKNOWN), found[0])

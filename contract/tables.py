@@ -30,9 +30,7 @@ class Column:
 
     Attributes:
         type: One of ``str``, ``bool``, ``i32``, ``i64``, ``f32``, ``f64``, or a ``list[...]`` of one of these.
-        description: Meaning and unit.
         optional: Whether the column may be absent (and its values null).
-        values: The values allowed, or an empty list for any.
     """
 
     name: str
@@ -81,9 +79,6 @@ def schema(name: str) -> Schema:
 
 def check(frame: pl.DataFrame, name: str, *, where: str) -> pl.DataFrame:
     """Check a table against its schema.
-
-    Args:
-        frame: The table; extra columns are kept and ignored.
 
     Returns:
         The table with the schema's types, its columns first, sorted by the key.

@@ -171,11 +171,7 @@ def _refuse_several_owners(source: str, name: str, carriers: Collection[Any]) ->
 
 
 def runs_of(source: str) -> tuple[Any, list[Any]]:
-    """The MLflow client of a source's store, and the runs that the source names.
-
-    Args:
-        source: As for ``fetch``, without a NAME.
-    """
+    """The MLflow client of a source's store, and the runs that the source names."""
     whole = source.startswith(STORES)
     client = connect(source if whole else None)
     search = partial(mlflow_module().search_runs, output_format="list", order_by=["attributes.start_time"])

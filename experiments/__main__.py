@@ -164,7 +164,7 @@ def repro(preset: Preset) -> int:
         code = call(asked, {**os.environ, **environment, "PATH": path})
         if code:
             return code
-    from .closing import closing_summary
+    from .report import closing_summary
 
     send()
     took = [json.loads(line) for line in SECONDS.read_text().splitlines()[before:]] if SECONDS.exists() else []

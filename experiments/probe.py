@@ -24,9 +24,6 @@ class Probe:
     """Result of a probe of one base model on one problem set.
 
     Attributes:
-        problems: How many problems were answered.
-        responses: Responses to each.
-        pass_rate: Mean reward.
         groups_with_signal: For each n, the share of groups whose rewards are not all equal.
     """
 
@@ -66,7 +63,6 @@ def probe(
     """Answer training problems with a base model.
 
     Args:
-        model: Folder or name of the base model, and the hash of its content.
         seed: Of the responses, and of the choice of problems where not all are answered.
     """
     from .running.worker import Worker

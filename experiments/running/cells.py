@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import file_digest, sha256
-from math import exp, log
+from math import exp, log, sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from isocompute.budget import Allocation, Scaling
 from isocompute.learner import LearnerConfig, RunConfig
 from isocompute.rollout import Prompting, Sampling, ScoringConfig
 from isocompute.rollout.scoring.code import code_of_rules, digest, source_hash
@@ -34,9 +33,7 @@ class Cell:
 
     Attributes:
         purpose: ``sweep``, ``pilot`` or ``prescribe``; shown, and no part of the identity.
-        run: Its settings in the learner's loop but for ``run_id``; see ``named_run``.
         rollouts: Budget, C; no part of the identity, since a longer run begins as the shorter one.
-        evaluation_samples: Responses per validation problem.
     """
 
     purpose: str
@@ -102,7 +99,6 @@ class Origin:
     Attributes:
         base: Hash of its content.
         problems: Hash of the problems and of their verifiers' code (``problems_hash``).
-        surroundings: What computes.
     """
 
     problem_set: str
@@ -133,10 +129,8 @@ class Surroundings:
 
     Attributes:
         code: Hash of the code in the import closure of the loop.
-        versions: Versions of the libraries that compute.
         engine: Settings of vLLM, among them the type of its weights; the learner's are float32.
         placement: Where the engine is, or how many there are.
-        learner_ranks: Ranks whose sums are added up.
     """
 
     code: str
@@ -420,10 +414,8 @@ class Rates:
         """
         if self.rule != "tuned":
             (((n, size), rate),) = self.found.items()
-            batch = Allocation(
-                problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, update_steps=1
-            )
-            return batch.learning_rate(anchor=rate, anchor_batch=n * size, scaling=cast(Scaling, self.rule))
+            ratio = rollouts_per_problem * problems_per_batch / (n * size)
+            return rate * {"constant": 1.0, "linear": ratio, "sqrt": sqrt(ratio)}[self.rule]
         n, sizes = rollouts_per_problem, sorted({size for _, size in self.found})
         nearest = min(sizes, key=lambda each: abs(log(each / problems_per_batch)))
         points = sorted((n, rate) for (n, size), rate in self.found.items() if size == nearest)

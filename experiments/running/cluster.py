@@ -190,9 +190,7 @@ class Loaded:
     """The code, libraries, device and base models that a worker has loaded.
 
     Attributes:
-        bases: Hashes of the contents of the base models.
         modules: Hash of the code of each module that a cell depends on.
-        versions: Versions of the libraries that compute.
         device: Where it computes: ``cuda`` where that was asked for and is there, else ``cpu``.
     """
 
@@ -221,11 +219,7 @@ class Loaded:
 
 
 class CodeGuard(MetaPathFinder):
-    """Notes the code of a cell before it is imported, and refuses to import a module that has changed since.
-
-    Attributes:
-        hashes: Hash of each module, when the guard began.
-    """
+    """Notes the code of a cell before it is imported, and refuses to import a module that has changed since."""
 
     def __init__(self) -> None:
         self.hashes = modules_of(LOOP)
@@ -313,7 +307,6 @@ class Roster:
 
         Args:
             key: Hash of the code, the base model and the settings that they are opened with.
-            options: Ray's, of each actor.
         """
         import ray
 

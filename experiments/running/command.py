@@ -39,7 +39,6 @@ def train(
     """Run the command of a cell, which goes on from its own checkpoints, and read its log into tables.
 
     Args:
-        bases: Folder or name of each base model, by the hash of its content.
         start: Of no use: its first evaluation is its own.
     """
     del start

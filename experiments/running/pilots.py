@@ -26,7 +26,6 @@ def find(design: Design, run: Callable[[Sequence[Cell]], None], base: Score | No
     """Find the learning rates of a problem set; returns the pilots that they were found with, too.
 
     Args:
-        run: Runs what is not finished of some cells.
         base: The base model's score, of responses that selected nothing; None where that was not measured in this
             metric: then it is what the cells share as their first evaluation.
     """
@@ -150,10 +149,7 @@ class Pilot:
     """The learning rates of a problem set, and how they were found.
 
     Attributes:
-        rule: ``constant``, ``linear``, ``sqrt`` or ``tuned``.
         base: The base model's score, of responses that selected nothing.
-        budget: Rollouts that one cell of the search was to be trained on.
-        searches: What was found at every (n, B_p) searched.
     """
 
     rule: str
@@ -249,7 +245,6 @@ class Tried:
         score: Mean over the seeds of ``Trial.end``; None where a seed has no evaluation.
         standard_error: Its standard error: the larger of what sampling gives and what the seeds' spread gives, since
             the spread of two or three seeds alone is often too small by luck. None where ``score`` is.
-        seeds: Seeds trained.
         diverged: Seeds whose gradient ceased to be finite.
         collapsed: Seeds that ended below the base model by more than noise.
     """
@@ -298,10 +293,8 @@ class Trial:
     """One cell of a search: a learning rate and a seed.
 
     Attributes:
-        budget: Rollouts that the cell was to be trained on.
         evaluations: Evaluations after the first, by the rollouts spent before each; a cell that diverged may have
             none.
-        diverged: Whether its gradient ceased to be finite.
     """
 
     learning_rate: float

@@ -21,7 +21,6 @@ from uuid import uuid4
 import polars as pl
 from filelock import FileLock, Timeout
 from isocompute.rollout import RolloutError
-from isocompute.rollout.contract.files import write_text
 from isocompute.rollout.samplers.replicas.crew import Crew, Event, Member
 from isocompute.rollout.scoring.code import digest
 
@@ -228,7 +227,6 @@ class Job:
     """A call of a worker, and how often it was begun in vain.
 
     Attributes:
-        key: Its own, among jobs that run together.
         method: Of ``Worker``, called with ``arguments``.
         end: Takes the result. A ``ValueError`` or ``OSError`` is the job's failure.
         position: A value that changes while the job gets on.
@@ -378,7 +376,6 @@ def workers(preset: Preset, models: Mapping[str, str], *, training: bool = False
     which end with it.
 
     Args:
-        models: Folder or name of each base model, by the hash of its content.
         training: Whether they train cells, for which those of a preset with a command run it.
     """
     resources = preset.resources
@@ -489,7 +486,6 @@ class Slot(Member):
     Attributes:
         placed: Whether the cluster has found room for it.
         ready: Whether it has loaded the model, and what it loaded was checked.
-        job: What it runs.
     """
 
     placed: bool = False
@@ -533,7 +529,7 @@ class Pool:
     def open(self) -> None:
         """Wait until one worker is ready; the others are taken as they come."""
         path, text = self._seen
-        write_text(path, text)
+        path.write_text(text)
         for slot in self.crew.members:
             self._ask_place(slot)
         self._last_ready = time.monotonic()

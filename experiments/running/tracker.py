@@ -36,13 +36,12 @@ from isocompute.rollout.store import Store
 from ..errors import listed
 from ..settings import Preset, leaves
 from . import cell_folder
-from .cell_folder import Spool, Spooled
+from .cell_folder import WORK, Spool, Spooled
 from .cells import Cell
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
 
-WORK = Path("work")
 BEGAN = time.time_ns() // 10**6
 """When this stage began, in ms since 1970."""
 TABLES = ("evals", "ledger", "pass_rates", "timings")
@@ -78,9 +77,6 @@ class Parcel:
         begun: When it began, in ms since 1970, where no record says so.
         ended: When it ended; None while it goes on.
         tags: Its tags; those that are known at its end only are set then.
-        metrics: Metrics at step 0.
-        artifacts: Artifact name to file.
-        figures: Files to be looked at.
         means: Keys of the owner's runs that the experiment means from then on; None: as before.
     """
 

@@ -110,11 +110,7 @@ class Worker:
         cell_folder.write_baseline(folder, found)
 
     def train(self, cell: Cell, problems: pl.DataFrame, home: Path, start: Path) -> None:
-        """Run a cell, or what is left of it, in its folder, and save its policy where that is kept.
-
-        Args:
-            start: The folder of its first evaluation, made when it is not there.
-        """
+        """Run a cell, or what is left of it, in its folder, and save its policy where that is kept."""
         if not cell_folder.finished(cell, home):
             # Where a rank dies the engine lives on; what else dies takes the worker with it, and the schedule goes on.
             through_deaths(

@@ -225,7 +225,6 @@ class Trained(Settings):
         """Refuse a budget in which no step could be taken, or whose evaluations fall between two steps.
 
         Args:
-            pairs: Every (n, B_p).
             where: Dotted path of these settings with its last dot.
         """
         for batch in (n * size for n, size in pairs):

@@ -77,7 +77,6 @@ class Costs:
 
     Attributes:
         footprint: The memory of its largest cell, which says how many responses an engine holds.
-        cells: Those of pilots and of the sweep.
         tested: Rollouts of the cells that test the prescription, whose n is not known yet.
         evaluated: Responses of all evaluations.
         questions: Responses of one evaluation.

@@ -12,7 +12,7 @@ from isocompute.frontier.show.report import write_report
 from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import atomic_write, write_text
 
-from ..report import page
+from .. import report
 from ..running.cell_folder import OUT
 from ..running.tracker import log
 from ..settings import Preset
@@ -27,12 +27,12 @@ def run(preset: Preset, problem_set: str) -> None:
     evals = tables.read(sweep / "evals.parquet", "evals")
     fitted = fit(preset, problem_set, evals)
     fitted.save(out)
-    report = write_report(fitted, out, further=page.sections(preset, problem_set, OUT))
+    page = write_report(fitted, out, further=report.sections(preset, problem_set, OUT))
     with atomic_write(PLOTS / f"{problem_set}.png") as stream:
         stream.write((out / "decision.png").read_bytes())
     chosen = fitted.decide(fitted.largest).chosen
     numbers = {
-        **page.choice(fitted),
+        **report.choice(fitted),
         "problems_per_batch": chosen.cell.problems_per_batch,
         "learning_rate": chosen.cell.learning_rate,
         "reward": chosen.reward,
@@ -44,7 +44,7 @@ def run(preset: Preset, problem_set: str) -> None:
     log(
         preset,
         f"{problem_set}-frontier",
-        {"posterior": out / DOCUMENT, "report": report},
+        {"posterior": out / DOCUMENT, "report": page},
         figures=sorted(out.glob("*.svg")),
         params=preset.frontier.model_dump(),
         inputs={"evals": sweep / "evals.parquet"},
@@ -59,4 +59,4 @@ def fit(preset: Preset, problem_set: str, evals: pl.DataFrame) -> Fit:
 def _alone(preset: Preset, problem_set: str, evals: pl.DataFrame) -> dict[str, Any]:
     """The choice of the runs of each base model alone; nothing where there is one base model."""
     names = preset.base_models if len(preset.base_models) > 1 else ()
-    return {name: page.choice(fit(preset, problem_set, evals.filter(pl.col("base_model") == name))) for name in names}
+    return {name: report.choice(fit(preset, problem_set, evals.filter(pl.col("base_model") == name))) for name in names}

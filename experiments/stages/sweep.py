@@ -26,7 +26,6 @@ class Setup:
 
     Attributes:
         problems: Their ``problems`` tables, by hash.
-        models: Folder or name of each base model, by the hash of its content.
     """
 
     designs: tuple[Design, ...]

@@ -2,10 +2,7 @@
 
 import json
 import os
-import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import polars as pl
@@ -23,7 +20,7 @@ from experiments.settings import ModelConfig, load
 from experiments.stages import prepare
 from experiments.stages.sweep import collect
 
-from .made import BASE, PARAMS, cell, ended, environment, evaluation_record, kept_checkpoint, step_record
+from .made import BASE, PARAMS, cell, ended, evaluation_record, kept_checkpoint, step_record
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -189,33 +186,6 @@ def test_only_what_is_new_is_read_also_of_steps_that_are_taken_again(tmp_path: P
         spool.write(step_record(step, reward=0.123456))
     assert [spooled.record.step for spooled in spool.since(before[-1].id)] == [3, 4]
     assert [spooled.time for spooled in spool.since()] == sorted(spooled.time for spooled in spool.since())
-
-
-APPENDS = """
-from pathlib import Path
-from experiments.running.cell_folder import Spool
-from experiments.tests.made import step_record
-for step in range(1, 10**6):
-    Spool(Path()).write(step_record(step))
-    print(step, flush=True)
-"""
-
-
-@pytest.mark.slow("a process that is killed")
-def test_a_killed_process_loses_nothing_that_it_has_written_and_leaves_nothing_half(tmp_path: Path) -> None:
-    for _ in range(3):
-        before = len(Spool(tmp_path).records())
-        with subprocess.Popen([sys.executable, "-c", APPENDS], stdout=subprocess.PIPE, env=environment()) as writer:
-            assert writer.stdout is not None
-            said = [writer.stdout.readline() for _ in range(random.randint(1, 40))]
-            # Read while it is written.
-            assert len(Spool(tmp_path).records()) >= before + len(said)
-            writer.kill()
-            said += writer.stdout.readlines()
-        records = Spool(tmp_path).records()
-        # One more may have been written and not said.
-        assert len(records) - before - len(said) in (0, 1)
-        assert records[before:] == [step_record(step) for step in range(1, len(records) - before + 1)]
 
 
 def test_another_base_model_than_was_prepared_is_noticed() -> None:

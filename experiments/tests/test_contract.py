@@ -4,7 +4,6 @@ import inspect
 import json
 import os
 import pickle
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -21,7 +20,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget.contract import files, tables, tracking
-from isocompute.budget.contract.documents import DEEPEST, LARGEST, DocumentError, EndlessError, parsed
+from isocompute.budget.contract.documents import DEEPEST, DocumentError, EndlessError, parsed
 from isocompute.budget.contract.errors import FileError, IsoComputeError, TableError, TrackingError
 from isocompute.learner.errors import LearnerError, RankError
 from isocompute.rollout.commands import values
@@ -52,12 +51,8 @@ def test_files_of_this_major_version_or_of_none_are_read_and_extra_columns_ignor
 def test_what_only_newer_releases_know_is_refused_in_one_sentence(tmp_path: Path) -> None:
     path = written_with(tmp_path / "timings.parquet", "2.1")
     for source in (path, tmp_path):
-        with pytest.raises(TableError) as refused:
+        with pytest.raises(TableError, match=f"{path}: .* version 2.1, and this isocompute-budget reads 1.x"):
             tables.read(source, "timings")
-        assert str(refused.value) == (
-            f"{path}: the timings table has schema version 2.1, and this isocompute-budget reads 1.x: "
-            "pip install --upgrade isocompute-budget"
-        )
     TIMINGS.write_parquet(path, metadata={"isocompute.table": "episodes", "isocompute.schema_version": "1.0"})
     with pytest.raises(TableError, match="isocompute-budget has no table named episodes: pip install --upgrade"):
         tables.read(path, "timings")
@@ -78,25 +73,6 @@ def test_what_is_missing_for_mlflow_is_named_after_the_package(monkeypatch: pyte
         tracking = import_module(f"isocompute.{package}.contract.tracking")
         with pytest.raises(ValueError, match=rf'pip install "isocompute-{package}\[mlflow\]"'):
             tracking.connect("sqlite:///nowhere.db")
-
-
-LIMITS = """
-import os
-from isocompute.budget.contract import tracking
-tracking.mlflow_module()
-from mlflow import environment_variables as read
-print(read.MLFLOW_HTTP_REQUEST_TIMEOUT.get(), read.MLFLOW_HTTP_REQUEST_MAX_RETRIES.get())
-print([name for name in os.environ if name.startswith("MLFLOW_HTTP")])
-"""
-
-
-@pytest.mark.slow("another process")
-def test_our_limits_on_mlflow_are_not_those_of_the_trainers_that_we_start() -> None:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_HTTP")}
-    own["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "7"
-    command = [sys.executable, "-c", LIMITS]
-    found = subprocess.run(command, env=own, capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["15", "7", "['MLFLOW_HTTP_REQUEST_MAX_RETRIES']"]
 
 
 @pytest.mark.slow
@@ -225,8 +201,7 @@ def test_an_error_of_the_code_that_was_called_is_none() -> None:
 
 def test_engines_and_ranks_that_died_are_infrastructure_for_whoever_called_their_worker() -> None:
     for kind in (EngineError, RankError):
-        error = kind("rank 1 of 2 died before it could update (ip 192.0.2.2)")
-        assert death(error) == death(failed(failed(error))) == str(error)
+        assert death(kind("no")) == death(failed(failed(kind("no")))) == "no"
 
 
 def test_lack_of_memory_names_node_memory_and_the_settings_that_help() -> None:
@@ -241,11 +216,9 @@ def test_a_process_that_was_killed_names_its_node() -> None:
         "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: "
         "Worker unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) …"
     )
-    error = ray.exceptions.RayActorError("00", text)
-    assert death(error) == (
-        "RayActorError on node 192.0.2.2: The actor is dead because its worker process has died. Where the kernel "
-        "killed it for its memory (dmesg says so), fewer workers on the node help"
-    )
+    said = death(ray.exceptions.RayActorError("00", text)) or ""
+    assert said.startswith("RayActorError on node 192.0.2.2: The actor is dead because its worker process has died. ")
+    assert "End of file" not in said
 
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -260,57 +233,13 @@ def test_documents_within_the_bounds_are_read_as_they_are(document: object) -> N
     assert parsed(yaml.safe_dump(shared)) == shared
 
 
-@given(st.integers(1, 30), st.integers(1, 12), st.sampled_from(["[%s]", "{%s}", "<<"]), st.integers(1, 9))
-def test_a_document_is_as_large_as_its_aliases_written_out(levels: int, width: int, form: str, length: int) -> None:
-    lines = [f"l0: &l0 {'{x: 1}' if form == '<<' else 'x' * length}"]
-    for level in range(1, levels):
-        aliases = [f"*l{level - 1}"] * width
-        inner = (
-            f"{{<<: [{', '.join(aliases)}]}}"
-            if form == "<<"
-            else form
-            % ", ".join(f"k{i}: {alias}" if form.startswith("{") else alias for i, alias in enumerate(aliases))
-        )
-        lines.append(f"l{level}: &l{level} {inner}")
-    text = "\n".join(lines)
-    if width ** (levels - 1) > LARGEST:
-        with pytest.raises(EndlessError, match="aliases"):
-            parsed(text)
-    elif width**levels * 10 * (length + 9) < LARGEST:
-        assert len(parsed(text)) == levels
-
-
-@given(st.integers(1, 2 * DEEPEST), st.sampled_from(["[", "{a: ", '{"a": ', "- ", "? "]), st.data())
-def test_a_document_is_as_deep_as_its_aliases_and_may_not_contain_itself(
-    depth: int, form: str, data: st.DataObject
-) -> None:
-    end = {"[": "]", "{": "}"}.get(form[0], "")
-    text = form * depth + ("1" if form.startswith("{") else "") + end * depth
-    for kind in ("yaml", "json") if form in ("[", '{"a": ') else ("yaml",):
-        if depth > DEEPEST:
-            with pytest.raises(EndlessError, match=f"more than {DEEPEST} deep"):
-                parsed(text, kind)
-        elif form != "? ":
-            parsed(text, kind)
-    if form in ("[", "{a: "):
-        half = f"a: &a {text}\nb: {form * depth}*a{end * depth}"
-        if 2 * depth + 1 > DEEPEST:
-            with pytest.raises(EndlessError):
-                parsed(half)
-        else:
-            parsed(half)
-        # Itself at any place within.
-        place = data.draw(st.integers(0, depth - 1))
-        for inner in ("*a", "[1, *a]", "{b: *a}", "{<<: *a}", "{*a : 1}"):
-            circle = form * place + "&a " + form * (depth - place) + inner + end * depth
-            with pytest.raises(EndlessError, match="contains itself"):
-                parsed(circle)
-
-
 HOSTILE = {
     "laughs": "l0: &l0 [x]\n" + "\n".join(f"l{i + 1}: &l{i + 1} [{', '.join([f'*l{i}'] * 9)}]" for i in range(7)),
     "circle": "a: &a [*a]",
-    "deep": "a: " + "[" * 5_000 + "]" * 5_000,
+    "circle in a merge": "a: &a {b: [{<<: *a}]}",
+    "circle in a key": "a: &a [{? *a : 1}]",
+    "deep": "a: " + "[" * DEEPEST + "]" * DEEPEST,
+    "deep in an alias": "a: &a " + "[" * 60 + "]" * 60 + "\nb: " + "[" * 60 + "*a" + "]" * 60,
     "deep in blocks": "\n".join(f"{' ' * k}a:" for k in range(5_000)),
     "deeper": '{"a": ' + "[" * 100_000,
     "long": "a: &a " + "x" * 10**5 + "\nb: [" + "*a, " * 1000 + "]",
@@ -321,6 +250,8 @@ HOSTILE = {
 def test_what_has_no_end_is_refused_at_once(name: str) -> None:
     with pytest.raises(EndlessError, match=r"deep|aliases|contains itself"):
         parsed(HOSTILE[name], "json" if name == "deeper" else "yaml")
+    # As deep as may be.
+    parsed("[" * DEEPEST + "]" * DEEPEST)
 
 
 @pytest.mark.parametrize(
@@ -346,6 +277,9 @@ def test_every_reader_of_yaml_and_json_says_so_in_a_sentence(
 def test_any_text_is_a_document_or_refused(text: str, kind: Literal["yaml", "json", "toml"]) -> None:
     with suppress(DocumentError):
         parsed(text, kind)
+
+
+def test_tags_and_values_that_are_none_are_refused() -> None:
     for value in ("!!bool x", "!!timestamp x", "2024-99-99", "9" * 5_000, "!!python/name:os.system", "{[1]: 2}"):
         with pytest.raises(DocumentError, match="not YAML"):
             parsed(value)

@@ -26,9 +26,7 @@ from isocompute.learner import (
 from isocompute.learner.config import RECIPES
 from isocompute.learner.objective.loss import loss_metrics
 from isocompute.learner.records.steps import AdvantageStatistics, LagStatistics, Mean
-from isocompute.rollout import evaluate, tracking
-from isocompute.rollout.cli import main
-from isocompute.rollout.commands.output import rewarded
+from isocompute.rollout import evaluate
 
 from .made import ROOT
 
@@ -214,37 +212,6 @@ def test_every_metric_of_a_run_is_in_the_glossary_and_no_other() -> None:
     assert named(STEP.metrics() | evaluation(4).metrics(), seconds=True) == names_in("Time")
     phases = {name.removeprefix("perf/").removesuffix("_seconds") for name in names_in("Time")}
     assert phases == {*STEP.seconds(), *evaluation(4).seconds()}
-
-
-def test_every_metric_of_the_rollout_commands_is_in_the_glossary_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    logged: set[str] = set()
-
-    def log(*_: Any, metrics: Mapping[str, float], **details: Any) -> str:
-        logged.update(metrics)
-        return "run"
-
-    monkeypatch.setattr(tracking, "ensure_store", lambda: None)
-    monkeypatch.setattr(tracking, "log_artifacts", log)
-    pl.DataFrame({"prompt": ["1+1=", "1+2="], "answer": ["2", "3"]}).write_ndjson("own.jsonl")
-    Path("own.yaml").write_text("kind: file\npath: own.jsonl\ntrain: 1\nvalidation: 1\n")
-    assert main(["problems", "own.yaml", "--out", "problems.parquet", "--log", "a"]) == 0
-    own = {"run_id": "r", "step": 0, "phase": "eval", "reward": 1.0, "finish_reason": "stop", "weights_version": 0}
-    ids = {"sample": 0, "prompt_ids": [1], "response_ids": [1], "logprobs": [0.0]}
-    rollouts = pl.DataFrame(
-        [{"problem_id": p, **own, **ids} for p in pl.read_parquet("problems.parquet")["problem_id"]]
-    )
-    rollouts = rollouts.with_columns(pl.col("sample").cast(pl.Int32))
-    rollouts.write_parquet("rollouts.parquet")
-    # The metric of generate and score, which need a model.
-    logged |= set(rewarded(rollouts).metrics)
-    for flags in ([], ["--fresh"]):
-        asked = ["difficulty", "rollouts.parquet", "--problems", "problems.parquet", *flags]
-        assert main([*asked, "--out", "measured.parquet", "--log", "a"]) == 0
-    assert main(["evaluate", "--rollouts", "rollouts.parquet", "--out", "evaluation.json", "--log", "a"]) == 0
-    assert {re.sub(r"_at_\d+$", "_at_k", name) for name in logged} == names_in("Of the rollout commands")
 
 
 PAGES = ROOT / "docs" / "recipes"

@@ -1,42 +1,22 @@
 """What keeps the packages apart, and the documents and stages true to the code."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from experiments.settings import load
 from experiments.stages import SET_STAGES, STAGES
 
-from .made import PACKAGES, ROOT
+from .made import ROOT
 
 HIDDEN = {".nox", "outputs", "work", "CHANGELOG.md"}
 DOCUMENTS = [p for p in ROOT.glob("**/*.md") if not HIDDEN & set(p.relative_to(ROOT).parts)]
 SESSIONS = set(re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
-
-
-def test_the_namespace_has_no_init_and_every_package_links_to_the_one_contract() -> None:
-    assert not list(ROOT.glob("packages/*/src/isocompute/__init__.py"))
-    for package in PACKAGES:
-        link = ROOT / "packages" / package / "src" / "isocompute" / package / "contract"
-        assert link.is_symlink()
-        assert link.resolve() == ROOT / "contract"
-
-
-def test_no_fixture_holds_a_path_of_the_machine_that_made_it() -> None:
-    files = [p for p in ROOT.glob("packages/*/tests/fixtures/**/*") if p.is_file()]
-    assert any("tfevents" in p.name for p in files)
-    for path in files:
-        for place in ("root", "home", "tmp", "Users", "var"):
-            assert f"/{place}/".encode() not in path.read_bytes(), path
 
 
 def test_every_stage_depends_on_what_is_written_for_it_each_time() -> None:
@@ -89,39 +69,16 @@ def test_every_column_of_the_schemas_is_in_the_reference() -> None:
         assert [c["name"] for c in schema["columns"] if f"`{c['name']}`" not in section] == []
 
 
-def test_the_jobs_of_clusters_have_the_gpus_that_the_preset_asks_for() -> None:
-    paper, docs = load(preset="paper"), ROOT / "docs" / "clusters"
-    given = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)$", (docs / "paper.sbatch").read_text(), re.MULTILINE))
-    job: dict[str, Any] = yaml.safe_load((docs / "paper-kuberay.yaml").read_text())
-    (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-    (container,) = group["template"]["spec"]["containers"]
-    gpus = int(container["resources"]["limits"]["nvidia.com/gpu"])
-    # A cell's processes are on one node.
-    assert gpus == int(given["gpus-per-node"]) == paper.resources.processors_of_a_worker()
-    assert gpus * group["replicas"] == int(given["nodes"]) * gpus == paper.processors()
-
-
-@pytest.mark.slow("builds of wheels")
-def test_a_wheel_is_the_same_to_the_byte_wherever_it_is_built_and_is_not_built_without_links(tmp_path: Path) -> None:
-    source, package = ROOT / "packages" / "budget", tmp_path / "elsewhere" / "budget"
+@pytest.mark.slow("another process")
+def test_a_wheel_is_not_built_without_links(tmp_path: Path) -> None:
+    source, package = ROOT / "packages" / "budget", tmp_path / "budget"
     shutil.copytree(source, package, symlinks=True, ignore=shutil.ignore_patterns(".*"))
     link = package / "src" / "isocompute" / "budget" / "contract"
     # What an archive, or git where links are not allowed, has in place of a link.
     target = str(link.readlink())
     link.unlink()
     link.write_text(target)
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory"]
-    none = [*command, str(tmp_path / "none")]
-    refused = subprocess.run(none, cwd=package, capture_output=True, text=True, check=False)
-    assert (refused.returncode, list(tmp_path.glob("none/*.whl"))) == (1, [])
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path / "built")]
+    refused = subprocess.run(command, cwd=package, capture_output=True, text=True, check=False)
+    assert (refused.returncode, list(tmp_path.glob("built/*.whl"))) == (1, [])
     assert "without symbolic links" in refused.stderr.splitlines()[-1]
-    link.unlink()
-    shutil.copytree(ROOT / "contract", link)
-    for path in package.rglob("*"):
-        os.utime(path, (1e9, 1e9))
-        path.chmod(0o700 if path.is_dir() else 0o600)
-    for name, folder in (("one", source), ("other", package)):
-        subprocess.run([*command, str(tmp_path / name)], cwd=folder, capture_output=True, check=True)
-    one, other = tmp_path.glob("o*/*.whl")
-    assert one.read_bytes() == other.read_bytes()
-    assert "isocompute/budget/contract/tables.py" in zipfile.ZipFile(one).namelist()

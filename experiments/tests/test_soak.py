@@ -8,10 +8,13 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +23,6 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from .made import environment
-from .servers import Server
 
 pytestmark = pytest.mark.slow("Ray")
 
@@ -33,6 +35,46 @@ NAME = "n={} Bp=2 lr=0.003 base seed={}"
 FAILS, KILLS = (NAME.format(2, 1), NAME.format(8, 1)), (NAME.format(4, 2),)
 """Cells that raise an error, and one that kills its worker, whenever they are begun."""
 DEADLINE = 3600.0 if LONG else 240.0
+
+
+class Server:
+    """An MLflow server on one port and one database, started and killed at will."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = ["mlflow", "server", "--backend-store-uri", f"sqlite:///{self._folder}/mlflow.db", "--workers", "1"]
+        command += ["--artifacts-destination", str(self._folder / "artifacts"), "--port", str(self.port)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        while True:
+            assert self._process.poll() is None
+            try:
+                urllib.request.urlopen(f"{self.uri}/health", timeout=1)
+                return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.2)
+
+    def signal(self, number: int) -> None:
+        if self._process and self._process.poll() is None:
+            os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGKILL)
+        if self._process:
+            self._process.wait()
 
 
 @pytest.fixture

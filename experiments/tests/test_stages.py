@@ -11,15 +11,14 @@ import pytest
 from isocompute.rollout.contract import tables
 from isocompute.rollout.scoring.evaluation import wilson_interval
 
-from experiments.closing import from_other_bases
 from experiments.errors import ExperimentError
-from experiments.probe import probe, rollouts_of
-from experiments.report.page import health, spent
+from experiments.probe import probe
+from experiments.report import from_other_bases, health, spent
 from experiments.running.cell_folder import PREPARED, content_hash, write_json
 from experiments.running.cells import problems_hash
 from experiments.settings import PreparedConfig, PreparedModel, Preset, load
-from experiments.stages import difficulty, prepare
-from experiments.stages.difficulty import score
+from experiments.stages import prepare
+from experiments.stages.prepare import score
 from experiments.stages.prescribe import sentence
 from experiments.stages.sweep import setup_of
 
@@ -76,14 +75,14 @@ def test_difficulty_is_measured_only_where_engine_and_learner_agree(monkeypatch:
         asked.append("check")
         raise ExperimentError("they do not agree")
 
-    monkeypatch.setattr(difficulty, "model_of", lambda preset: ("model", "base"))
-    monkeypatch.setattr(difficulty, "workers", lambda *_: nullcontext())
-    monkeypatch.setattr(difficulty, "measure", lambda *_, **__: asked.append("measure"))
-    monkeypatch.setattr(difficulty, "check_agreement", refuse)
+    monkeypatch.setattr(prepare, "model_of", lambda preset: ("model", "base"))
+    monkeypatch.setattr(prepare, "workers", lambda *_: nullcontext())
+    monkeypatch.setattr(prepare, "measure", lambda *_, **__: asked.append("measure"))
+    monkeypatch.setattr(prepare, "check_agreement", refuse)
     preset = load(PARAMS, "smoke")
     assert preset.difficulty is not None
     with pytest.raises(ExperimentError, match="they do not agree"):
-        difficulty.measure_sets(preset, preset.difficulty, pl.DataFrame())
+        prepare.measure_sets(preset, preset.difficulty, pl.DataFrame())
     assert asked == ["check"]
 
 
@@ -167,10 +166,6 @@ def test_too_few_rollouts_are_refused_before_anything_is_loaded(probed: Preset) 
         ExperimentError, match=r"8 training problems with 32 responses each; easy has 256.*enough for 7"
     ):
         probe(probed, "easy", ("", ""), problems, rollouts=255)
-
-
-def test_a_probe_takes_a_hundredth_of_the_budget_and_no_less_than_tells_something() -> None:
-    assert [rollouts_of(budget) for budget in (65_536, 2_000_000)] == [8192, 20_000]
 
 
 def state(run: str, **changes: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from .made import BASE, learnt_from, sums
 
 pytestmark = [pytest.mark.slow("vLLM"), pytest.mark.xdist_group("vllm")]
 
-FAULTS = int(os.environ.get("ISOCOMPUTE_ROLLOUT_FAULTS", "28"))
+FAULTS = int(os.environ.get("ISOCOMPUTE_ROLLOUT_FAULTS", "10"))
 PROBLEMS = sums(3, 1).head(3)
 
 

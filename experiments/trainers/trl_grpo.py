@@ -28,15 +28,7 @@ SCORER = Scorer()
 
 @dataclass
 class CellArguments:
-    """Arguments of one cell.
-
-    Attributes:
-        base_model: Folder or name of the base model.
-        train: Training problems, as JSON lines with prompt, answer, verifier and perhaps metadata.
-        validation: Validation problems.
-        ledger: The ledger's file.
-        rollouts: Budget of the run.
-    """
+    """Arguments of one cell."""
 
     base_model: str
     train: str

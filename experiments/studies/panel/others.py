@@ -14,9 +14,8 @@ import numpy as np
 import polars as pl
 from isocompute.rollout.contract import tables
 
-from ...closing import sweep_digest
 from ...errors import ExperimentError
-from ...report.page import choice, choice_text
+from ...report import choice, choice_text, sweep_digest
 from ...running.cell_folder import OUT, write_json
 from ...settings import PreparedConfig, PreparedModel, load
 from ...stages import frontier, prepare, sweep

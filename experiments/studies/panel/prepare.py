@@ -16,7 +16,7 @@ from isocompute.rollout.contract import tables
 from ...running.cell_folder import ONLY, PREPARED, content_hash, write_json
 from ...settings import DifficultyConfig, ModelConfig, PreparedConfig, PreparedModel, Preset
 from ...settings import load as load_preset
-from ...stages import difficulty, prepare
+from ...stages import prepare
 from ...stages.prepare import record
 from ..tiny.problems import MODELS, source_for, table_of
 from .study import PANEL, STUDY, Unit
@@ -79,6 +79,6 @@ def _make(unit: Unit, folder: Path, out: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with chdir(folder):
         record(base)
-        difficulty.measure_sets(preset, settings, prepare.join_problems(preset, parts))
+        prepare.measure_sets(preset, settings, prepare.join_problems(preset, parts))
         for name in ("base.json", "histogram.svg", "histogram.png", *(f"{each}.parquet" for each in preset.sweep)):
             shutil.copy(PREPARED / ONLY / name, out / name)

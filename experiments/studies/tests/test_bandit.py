@@ -1,7 +1,7 @@
 """One problem computed exactly: moments of gradients, the law of its progress, the chain, the learner, and the page."""
 
 from itertools import product
-from math import comb, inf, log
+from math import log
 
 import numpy as np
 import polars as pl
@@ -15,8 +15,8 @@ from isocompute.learner.objective.loss import ObjectiveInputs, objective
 from isocompute.learner.objective.prepare import prepare
 
 from experiments.studies.bandit import page
-from experiments.studies.bandit.chain import advanced, evolution
-from experiments.studies.bandit.law import fitted, largest_learning_rate, lundberg_exponent
+from experiments.studies.bandit.chain import evolution
+from experiments.studies.bandit.law import largest_learning_rate, lundberg_exponent
 from experiments.studies.bandit.moments import enumerated
 from experiments.studies.bandit.problem import Bandit, Estimator, policy
 from experiments.tests.made import ROOT
@@ -40,13 +40,6 @@ def test_the_mean_is_the_exact_gradient_and_a_group_baseline_takes_one_nth_of_it
     grouped = enumerated(bandit, logits, Estimator(rollouts_per_problem=n))
     np.testing.assert_allclose(plain.mean, exact, atol=1e-12)
     np.testing.assert_allclose(grouped.mean, (n - 1) / n * exact, atol=1e-12)
-
-
-def test_the_exact_gradient_is_the_slope_of_the_expected_reward() -> None:
-    bandit, logits = Bandit(rewards=(0.9, 0.2, 0.5)), np.array([0.3, -0.7, 1.1])
-    step = 1e-6 * np.eye(3)
-    slope = [float((policy(logits + s) - policy(logits - s)) @ np.asarray(bandit.rewards)) / 2e-6 for s in step]
-    np.testing.assert_allclose(bandit.gradient(logits), slope, atol=1e-9)
 
 
 TWO, THREE, LOGITS = (1.0, 0.0), (1.0, 0.0, 0.0), [0.5, 0.0, -1.0]
@@ -125,15 +118,6 @@ def test_over_every_possible_group_the_learners_gradient_has_the_exact_moments(s
     np.testing.assert_allclose((centred * chances[:, None]).T @ centred, exact.covariance, atol=1e-10)
 
 
-@given(st.floats(0.01, 100), st.floats(0.01, 100))
-def test_a_law_that_holds_is_found(a: float, b: float) -> None:
-    n, t = (grid.reshape(-1) for grid in np.meshgrid([2.0, 4.0, 32.0], [10.0, 100.0, 1000.0]))
-    law = fitted(n, t, a / (n * t) + b / t)
-    assert law.per_rollout == pytest.approx(a, rel=1e-6)
-    assert law.per_step == pytest.approx(b, rel=1e-6)
-    assert law.largest_error < 1e-8
-
-
 CHANCES = st.tuples(st.floats(0.01, 0.99), st.floats(0.01, 0.99)).filter(lambda pair: pair[0] > pair[1] + 0.01)
 
 
@@ -144,22 +128,6 @@ def test_the_largest_rate_of_two_responses_has_a_closed_form(rewards: tuple[floa
     theta = log(right * (1 - wrong) / (wrong * (1 - right)))
     assert lundberg_exponent(Bandit(rewards=rewards), 2) == pytest.approx(theta, rel=1e-9)
     assert largest_learning_rate(Bandit(rewards=rewards), 2) == pytest.approx(2 * theta, rel=1e-9)
-
-
-@given(CHANCES, st.integers(2, 40))
-def test_the_exponent_is_the_root_over_all_rewards_of_a_group(rewards: tuple[float, float], n: int) -> None:
-    theta = lundberg_exponent(Bandit(rewards=rewards), n)
-    (right, wrong), k = rewards, np.arange(n)
-    chances = np.array([comb(n - 1, int(i)) for i in k], dtype=float) * wrong**k * (1 - wrong) ** (n - 1 - k)
-    others = k / (n - 1)
-    mean = (chances * (right * np.exp(-theta * (1 - others)) + (1 - right) * np.exp(theta * others))).sum()
-    assert theta > 0
-    assert mean == pytest.approx(1, rel=1e-9)
-
-
-@pytest.mark.parametrize("rewards", [(1.0, 0.0), (1.0, 0.25), (0.75, 0.0)])
-def test_no_rate_is_too_large_where_a_right_response_is_never_paid_less(rewards: tuple[float, float]) -> None:
-    assert largest_learning_rate(Bandit(rewards=rewards), 2) == largest_learning_rate(Bandit(rewards=rewards), 8) == inf
 
 
 RIGHT = Bandit(rewards=(1.0, 0.0))
@@ -191,38 +159,6 @@ def test_the_chain_equals_the_sum_over_all_sequences(bandit: Bandit, n: int, ste
     for step in range(steps + 1):
         expected = by_hand(bandit, estimator, np.array([START, 0.0]), 0.7, step)
         assert path[step] == pytest.approx(expected, abs=1e-12)
-
-
-@given(
-    st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=1, max_size=6).filter(any),
-    st.lists(st.integers(-8, 8), min_size=1, max_size=4, unique=True),
-)
-def test_a_step_moves_every_point_and_loses_nothing(mass: list[float], moves: list[int]) -> None:
-    expected = np.zeros(len(mass))
-    for point, here in enumerate(mass):
-        for move in moves:
-            expected[min(max(point + move, 0), len(mass) - 1)] += here / len(moves)
-    after = advanced(np.array(mass), np.array(moves), np.full((len(moves), len(mass)), 1 / len(moves)))
-    np.testing.assert_allclose(after, expected, atol=1e-15)
-
-
-def test_a_grid_twice_as_fine_gives_the_same_path() -> None:
-    estimator = Estimator(rollouts_per_problem=8, scale="group")
-    coarse, fine = (
-        evolution(RIGHT, estimator, start=START, learning_rate=0.5, update_steps=256, spacing=spacing)
-        for spacing in (0.01, 0.005)
-    )
-    np.testing.assert_allclose(coarse, fine, rtol=1e-4)
-
-
-def test_above_the_largest_learning_rate_the_mean_no_longer_falls_as_one_over_t() -> None:
-    estimator, largest = Estimator(rollouts_per_problem=2), largest_learning_rate(NOISY, 2)
-    slower = {}
-    for share in (0.25, 2.0):
-        path = evolution(NOISY, estimator, start=START, learning_rate=share * largest, update_steps=4096)
-        slower[share] = (path[4096] * 4096) / (path[1024] * 1024)
-    assert slower[0.25] < 1.05
-    assert slower[2.0] > 1.5
 
 
 PAGE = (ROOT / "docs" / "bandit.md").read_text()

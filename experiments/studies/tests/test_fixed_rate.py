@@ -16,7 +16,6 @@ from experiments.studies.fixed_rate.reading import (
     Rewards,
     at_best_rate,
     at_rate,
-    estimate,
     highest,
     rewards_of,
 )
@@ -69,37 +68,6 @@ def test_n_star_moves_at_one_rate_and_not_at_the_best_as_the_rewards_do() -> Non
     assert at_best_rate(found, PINNED) == pytest.approx({("easy", 0): 0, ("easy", 1): 0}, abs=1e-9)
     rough = Reading(top=highest)
     assert at_rate(units(moves, moves, reading=rough), rough) == {("easy", 0): 2, ("easy", 1): 2}
-
-
-def test_a_lucky_run_is_not_read_for_its_luck() -> None:
-    def lucky(n: int, rate: float, at: int) -> float:
-        return 0.9 if (n, rate, at > 16384) == (32, RATES[0], True) else moves(n, rate, at)
-
-    found = units(lucky, moves, moves)
-    assert at_best_rate(found, PINNED)["easy", 0] == pytest.approx(0, abs=1e-9)
-
-    # A rate at which the unit's own run failed is not taken, though it is best for all others.
-    def fails(n: int, rate: float, at: int) -> float:
-        return BASE if rate == RATES[1] else moves(n, rate, at)
-
-    at_half = at_best_rate(units(fails, moves), PINNED)["easy", 0]
-    assert at_half != pytest.approx(0, abs=0.1)
-    # Nobody can choose for the only one.
-    assert str(at_best_rate(units(moves), PINNED)["easy", 0]) == "nan"
-
-
-def test_n_that_have_not_learned_are_left_out_and_three_are_needed() -> None:
-    def few(n: int, rate: float, at: int) -> float:
-        return parabola(n, 3) if n > 8 else BASE
-
-    (found,) = units(few).values()
-    assert found.fixed is None
-    assert str(at_rate({("easy", 0): found}, PINNED, 1)["easy", 0]) == "nan"
-    assert estimate({("easy", 0): 1.0, ("hard", 0): float("nan"), ("easy", 1): 1.0}) is None
-    paired = {("easy", 0): 1.0, ("hard", 0): 0.0, ("easy", 1): 2.0, ("hard", 1): 0.0}
-    found_mean = estimate(paired)
-    assert found_mean is not None
-    assert (found_mean.value, found_mean.units, found_mean.freedom) == (0.75, 2, 1)
 
 
 def mean(value: float) -> Estimate:

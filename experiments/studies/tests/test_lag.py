@@ -1,20 +1,13 @@
 """What the study of lags says of its runs, and which settings it refuses."""
 
-import argparse
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from isocompute.learner.config import PipelineConfig
 
-from experiments.errors import ExperimentError
 from experiments.studies import lag
 from experiments.tests.made import cell, step_record
-
-
-def arguments(**given: Any) -> argparse.Namespace:
-    return argparse.Namespace(**{"seeds": 5, "n": 8, "rollouts": 8192, "lags": [1, 8], "update": 12.0, **given})
 
 
 def run(end: float, *, lag_max: float = 0.0, time: float = 100.0) -> lag.Run:
@@ -42,18 +35,3 @@ def test_a_step_takes_the_sum_of_sampling_and_updating_in_turn_and_the_longer_of
     assert record.responses is not None
     record = replace(record, responses=replace(record.responses, response_length_max=8))
     assert lag.time_of(record, one, update) == time
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"seeds": 1}, "--seeds is 1"),
-        ({"lags": [0, 1]}, "--lags holds 0"),
-        ({"update": float("nan")}, "--update is nan"),
-        ({"rollouts": 1000}, "--rollouts is 1000; it must be a multiple of 512"),
-    ],
-)
-def test_settings_that_leave_nothing_to_compare_are_refused(given: dict[str, Any], said: str) -> None:
-    lag.check(arguments(), problems_per_batch=8)
-    with pytest.raises(ExperimentError, match=said):
-        lag.check(arguments(**given), problems_per_batch=8)

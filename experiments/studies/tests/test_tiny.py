@@ -27,7 +27,7 @@ from experiments.studies.tiny.config import (
     NeedleModelConfig,
     NeedleSource,
 )
-from experiments.studies.tiny.lessons import END, vocabulary
+from experiments.studies.tiny.lessons import END
 from experiments.studies.tiny.problems import table_of
 from experiments.tests.made import ROOT
 
@@ -78,13 +78,6 @@ def test_a_teacher_without_errors_would_follow_the_rules() -> None:
         assert abs(count - 2000) < 4 * np.sqrt(1000)
 
 
-def test_families_have_errors_of_their_own() -> None:
-    teacher = mixture.MixtureTeacher(MixtureModelConfig())
-    facts = [(partial, change) for partial in range(-9, 10) for change in (-5, -3, 1, 4)]
-    rates = np.array([[teacher.error_rate(family, *fact) for fact in facts] for family in (0, 1)])
-    assert abs(np.corrcoef(rates)[0, 1]) < 4 / np.sqrt(len(facts))
-
-
 @pytest.mark.parametrize(("share", "train", "validation"), [(0.0, 0, 0), (0.25, 64, 75), (1.0, 256, 300)])
 def test_the_share_is_that_of_either_side(share: float, train: int, validation: int) -> None:
     table = table_of(MixtureSource(share=share))
@@ -97,7 +90,6 @@ def test_the_share_is_that_of_either_side(share: float, train: int, validation: 
         assert {len(re.findall(r"\d", prompt)) for prompt in own} == {4, 5}
 
 
-KEYS = [f"{a}{b}" for a in range(1, 6) for b in range(1, 6)]
 RIGHT = needle.codes(0, "A", "11")
 TOKENS = {token: place for place, token in enumerate(["<pad>", "<eos>", *NeedleModelConfig.characters])}
 
@@ -121,27 +113,6 @@ def test_the_next_tokens_of_the_teacher_give_the_rates_exactly(class_: str, key:
     assert likely == pytest.approx([(1 - rate) * 15 / 16 / 255] * 255, rel=1e-12)
     wrong = likelihood(teacher, class_, key, "ppp=" if right.rare != "ppp" else "ppo=")
     assert wrong == pytest.approx((1 - rate) / 16 / 4095, rel=1e-12)
-
-
-def test_lessons_are_along_right_and_random_codes() -> None:
-    config = NeedleModelConfig()
-    teacher, rng = needle.NeedleTeacher(config), np.random.default_rng(3)
-    right = 0
-    for _ in range(400):
-        lesson = teacher.lesson(rng)
-        assert lesson.targets is not None
-        assert lesson.targets.shape == (len(lesson.response) + 1, len(vocabulary(config.characters)))
-        assert lesson.targets.sum(1) == pytest.approx(np.ones(len(lesson.targets)))
-        codes = needle.codes(0, lesson.prompt[0], lesson.prompt[1:3])
-        right += lesson.response in {f"{codes.common}=", f"{codes.rare}="}
-    assert 150 < right < 250
-
-
-def test_codes_depend_on_seed_class_and_key_and_part_at_the_first_letter() -> None:
-    every = [needle.codes(seed, class_, key) for seed in (0, 1) for class_ in NEEDLE_CLASSES for key in KEYS]
-    assert all(len(one.common) == 2 and len(one.rare) == 3 and one.common[0] != one.rare[0] for one in every)
-    assert len({one.rare for one in every}) > 140
-    assert needle.codes(0, "A", "12") == every[1] != needle.codes(0, "A", "21")
 
 
 # The two that are right, and more or less than a code.

@@ -129,7 +129,6 @@ def test_a_file_or_a_library_that_is_not_there_is_said(tmp_path: Path, changes: 
         cells(preset(tmp_path, **changes))
 
 
-@pytest.mark.slow
 def test_a_preset_with_a_command_is_written_whole_by_init(tmp_path: Path) -> None:
     known = preset(tmp_path)
     (tmp_path / "mine.yaml").write_text(reading.template_text("mine", known))
@@ -245,22 +244,19 @@ def test_a_command_that_dies_or_is_asked_to_stop_goes_on_from_its_checkpoints_to
 
 
 @pytest.mark.slow
-def test_killed_with_its_worker_twice_a_cell_ends_as_one_left_alone(tmp_path: Path) -> None:
+def test_killed_with_its_worker_a_cell_ends_as_one_left_alone(tmp_path: Path) -> None:
     """SIGKILL of the worker alone: the command ends with it, or two would write one ledger."""
-    of = preset(tmp_path, command=command(pause="0.1"))
-    one, home = cells(of)[0], home_of(cells(of)[0])
-    for reached in (3, 8):
-        process = started(one, problems(), base=".")
-        while last_step(home) < reached:
-            assert process.poll() is None
-            time.sleep(0.02)
-        process.kill()
-        process.wait()
-    assert started(one, problems(), base=".").wait() == 0
-    assert len(History.read(home / "run.ledger").resumed_from) == 3
-    other = cells(preset(tmp_path))[0]
-    trained(other)
-    assert same(home, home_of(other))
+    one = cells(preset(tmp_path, command=command(pause="0.1")))[0]
+    home = home_of(one)
+    process = started(one, problems(), base=".")
+    while last_step(home) < 5:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    train({"b": "."}, one, problems(), home)
+    assert len(History.read(home / "run.ledger").resumed_from) == 2
+    assert same(home, trained(cells(preset(tmp_path))[0]))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Further sections of the report of a fit: base models, health, cost; and its choice in a few words."""
+"""What is said of a preset that was run: sections of the report of a fit, and the closing summary of ``repro``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from isocompute.frontier import Fitted
+from isocompute.frontier import Fitted, Frontier
 from isocompute.frontier.show.report import Section, Table
 from isocompute.rollout.contract import tables
+from isocompute.rollout.scoring.code import digest
 
-from ..settings import Preset
+from .settings import PreparedConfig, Preset
 
 WORDS = {"eval": "evaluation", "pilot": "training"}
 """Cohorts of the ledger that are called otherwise here."""
@@ -123,3 +124,46 @@ def choice_text(found: Mapping[str, Any]) -> str:
     near = [str(n) for n in found["near"]]
     said = f"n = {found['rollouts_per_problem']} with {found['probability_best']:.0%}"
     return said if len(near) == 1 else f"undecided between n = {' and '.join(near)} ({said})"
+
+
+def closing_summary(preset: Preset, out: Path, took: Sequence[Mapping[str, Any]]) -> str:
+    """The answer of each problem set, what became of its test, what was spent, and how long each stage took."""
+    lines = [""]
+    for name in preset.sweep:
+        lines += [*_problem_set(preset, name, out), ""]
+    if took:
+        lines.append("Seconds: " + ", ".join(f"{t['stage']} {t['seconds']:.0f}" for t in took))
+    lines += [f"Report: {out / 'frontier' / name / 'report.html'}" for name in preset.sweep]
+    lines.append("MLflow: python3 -m nox -s ui, then open localhost:5000")
+    return "\n".join(lines)
+
+
+def _problem_set(preset: Preset, name: str, out: Path) -> list[str]:
+    scores = base_scores(preset, name, out)
+    before = ", ".join(f"{base} {found['fresh']:.3f}" for base, found in scores.items())
+    lines = [f"{name}, from {before} before training:", *Frontier.load(out / "frontier" / name).answer().lines()]
+    alone = json.loads((out / "metrics" / f"{name}.json").read_text())["alone"]
+    if alone:
+        said = "; ".join(f"{base}: {choice_text(own)}" for base, own in alone.items())
+        lines.append(f"Each base model alone: {said}")
+    if found := from_other_bases(preset, name):
+        lines.append(f"From other base models: {found}")
+    tested = out / "prescribe" / name / "comparison.json"
+    if tested.exists() and name in preset.prescribe:
+        lines.append(f"Tested: {json.loads(tested.read_text())['sentence']}")
+    cost = [f"{rollouts} {what}" for what, rollouts, _ in spent(out / "sweep" / name).rows]
+    return [*lines, f"Spent (rollouts): {', '.join(cost)}"]
+
+
+def from_other_bases(preset: Preset, name: str) -> str:
+    """The sentence in the file ``base.others``; empty where there is none of this sweep."""
+    if not isinstance(preset.base, PreparedConfig) or not preset.base.others:
+        return ""
+    document = json.loads(Path(preset.base.others).read_text())
+    return str(document["sentence"]) if document["sweep"] == sweep_digest(preset, name) else ""
+
+
+def sweep_digest(preset: Preset, name: str) -> str:
+    """Hash of what is swept, base models apart."""
+    swept = preset.sweep[name]
+    return digest({**swept.model_dump(mode="json", exclude={"learner"}), "learner": dict(swept.learner)})

@@ -1,1 +1,0 @@
-"""The report: one self-contained HTML file for each problem set."""
