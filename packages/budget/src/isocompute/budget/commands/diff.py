@@ -1,4 +1,4 @@
-"""``diff``: what two configurations train, and what to change in the second so that it trains as the first does."""
+"""``diff``: what two configurations train, and what to set in the second so that it trains as the first does."""
 
 from __future__ import annotations
 
@@ -10,27 +10,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, sqrt
 from pathlib import Path
-from typing import Any
 
 from ..errors import BudgetError
 from ..planning.compute import Allocation
 from ..trainers.evals import reader_of
 from ..trainers.registry import TRAINERS, trainer
-from ..trainers.settings import (
-    Batching,
-    Configuration,
-    Parallelism,
-    RunPlan,
-    Settings,
-    Value,
-    flags,
-    load,
-    parse_value,
-    render,
-)
+from ..trainers.settings import Batching, Configuration, RunPlan, Settings, Value, flags, load, parse_value, render
 from ..trainers.trainer import Trainer
 from .text import aligned_table, assignment, whole, write_json
 
+OF_TRL = ("trl", "swift")
 SPLITS = {
     "trl": "gradient_accumulation_steps",
     "swift": "gradient_accumulation_steps",
@@ -52,43 +41,17 @@ PASSES = {
     "open-instruct": "num_epochs",
 }
 """The setting that says how often each response is trained on."""
-AHEAD: Mapping[str, Sequence[tuple[str, Value]]] = {
-    "openrlhf": [("train.async_queue_size", None), ("async_queue_size", None)],
-    "prime-rl": [("orchestrator.max_off_policy_steps", None), ("max_off_policy_steps", 8)],
-    "skyrl": [("trainer.fully_async.max_staleness_steps", None)],
-    "open-instruct": [("async_steps", 8)],
-    "nemo-rl": [("grpo.async_grpo.max_trajectory_age_steps", None)],
-    "tinker": [("async_config.max_steps_off_policy", None), ("max_steps_off_policy", None)],
+AHEAD: Mapping[str, tuple[tuple[str, ...], int | None]] = {
+    "openrlhf": (("train.async_queue_size", "async_queue_size"), None),
+    "prime-rl": (("orchestrator.max_off_policy_steps", "max_off_policy_steps"), 8),
+    "skyrl": (("trainer.fully_async.max_staleness_steps",), None),
+    "open-instruct": (("async_steps",), 8),
+    "nemo-rl": (("grpo.async_grpo.max_trajectory_age_steps",), None),
+    "tinker": (("async_config.max_steps_off_policy", "max_steps_off_policy"), None),
 }
-"""Settings that say how many batches a response may be behind the policy, and their defaults where it always may be."""
+"""Settings that say how many batches a response may be behind the policy; a default where it always may be."""
 MEMORY = re.compile(r".*(?:micro.*batch_size|max_token_len|gpu_memory_utilization|tensor_parallel_size).*")
 """Settings that change memory and speed and nothing that is learned."""
-SAME = ("n", "B_p", "C", "updates", "staleness", "rate")
-"""What must be equal for two configurations to train the same, step by step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """One of the two configurations.
-
-    Attributes:
-        figures: By name, None where a figure cannot be known: n, B_p, B (rollouts that a step trains on), C (rollouts
-            generated a step), updates of a batch, staleness (updates by which a response may be older than the policy
-            that learns from it), rate, steps, rollouts, epochs, devices, and each (rollouts of a device and step).
-    """
-
-    name: str
-    trainer: Trainer
-    values: Mapping[str, Value]
-    batching: Batching
-    problems: int | None
-    figures: Mapping[str, Fraction | float | int | None]
-
-    def having(self, values: Mapping[str, Value]) -> Side:
-        """The same with other settings."""
-        return side(self.name, self.trainer, values, self.batching.world_size, self.problems)
-
-
 LABELS = {
     "devices": "devices that train",
     "n": "rollouts per problem, n",
@@ -103,51 +66,72 @@ LABELS = {
     "epochs": "epochs",
     "each": "rollouts a device and step",
 }
+SAME = ("n", "B_p", "C", "updates", "staleness", "rate")
+"""What must be equal for two configurations to train the same, step by step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the two configurations.
+
+    Attributes:
+        figures: By the names of ``LABELS``, None where a figure cannot be known. Staleness is the number of updates by
+            which a response may be older than the policy that learns from it.
+    """
+
+    name: str
+    trainer: Trainer
+    values: Mapping[str, Value]
+    batching: Batching
+    problems: int | None
+    figures: Mapping[str, Fraction | float | int | None]
+
+    def having(self, values: Mapping[str, Value]) -> Side:
+        """The same with other settings."""
+        return side(self.name, self.trainer, values, self.batching.world_size, self.problems)
 
 
 def side(name: str, known: Trainer, values: Mapping[str, Value], world_size: int | None, problems: int | None) -> Side:
     """Read a configuration."""
     settings = Settings(values=values, where=name, world_size=world_size, problems=problems)
     batching = known.parse(settings)
-    n, problems_a_step, updates = batching.rollouts_per_problem, batching.problems_per_batch, batching.updates
-    generated, world, steps = batching.batch_rollouts, batching.world_size, batching.update_steps
+    n, a_step, steps = batching.rollouts_per_problem, batching.problems_per_batch, batching.update_steps
+    ahead, rate = _ahead(known, settings), settings.find(*_rate_names(known))[1]
+    generated, updates, world = batching.batch_rollouts, batching.updates, batching.world_size
     # Several small batches of one policy for a step are one batch.
     at_once = None if updates is None else max(updates, Fraction(1))
-    a_step = None if generated is None or updates is None else generated / updates
-    ahead, rate = _ahead(known, settings), settings.find(*_rate_names(known))[1]
-    trained = n * problems_a_step if n and problems_a_step else None
+    trained = n * a_step if n and a_step else None
     figures: dict[str, Fraction | float | int | None] = {
         "devices": world,
         "n": n,
-        "B_p": problems_a_step,
-        "C": a_step,
+        "B_p": a_step,
+        "C": None if generated is None or updates is None else generated / updates,
         "B": trained,
         "updates": at_once,
         "staleness": None if at_once is None or ahead is None else ceil((1 + ahead) * at_once - 1),
         "rate": float(rate) if isinstance(rate, int | float) and not isinstance(rate, bool) else None,
         "steps": steps,
         "rollouts": batching.generated,
-        "epochs": problems_a_step * steps / problems if problems_a_step and steps and problems else None,
+        "epochs": a_step * steps / problems if a_step and steps and problems else None,
         "each": trained / world if trained and world else None,
     }
     return Side(name=name, trainer=known, values=values, batching=batching, problems=problems, figures=figures)
 
 
 def _ahead(known: Trainer, settings: Settings) -> float | None:
-    """Batches by which sampling is ahead of training; None where that is not known."""
-    if known.name == "verl":
-        if settings.matching(r"async_training\..*"):
-            threshold = settings.find("async_training.staleness_threshold")[1]
-            return 1 + (threshold if isinstance(threshold, int | float) else 0.1)
-        mode = settings.text("trainer.v1.trainer_mode", default="sync")
-        return 0 if mode == "sync" else settings.whole(f"trainer.v1.{mode}.num_warmup_batches") or 1
-    for name, default in AHEAD.get(known.name, ()):
-        value = settings.find(name)[1]
-        value = default if value is None else value
-        if isinstance(value, int | float):
-            return value
+    """Batches by which sampling may be ahead of training; None where that is not known."""
+    if settings.matching(r"async_training\..*"):
+        threshold = settings.find("async_training.staleness_threshold")[1]
+        return 1 + (threshold if isinstance(threshold, int | float) else 0.1)
+    mode = settings.text("trainer.v1.trainer_mode", default="sync")
+    if mode != "sync":
+        return settings.whole(f"trainer.v1.{mode}.num_warmup_batches") or 1
+    names, default = AHEAD.get(known.name, (("",), 0))
+    value = settings.find(*names)[1]
     asynchronous = settings.is_on("train.async_enable", "async_train", "grpo.async_grpo.enabled")
-    return None if asynchronous else 0
+    if isinstance(value, int | float):
+        return value
+    return None if asynchronous else default or 0
 
 
 def _rate_names(known: Trainer) -> tuple[str, ...]:
@@ -160,7 +144,7 @@ def _rate_names(known: Trainer) -> tuple[str, ...]:
 
 def _device_settings(known: Trainer, devices: int) -> dict[str, Value]:
     """The settings with which a trainer uses a number of devices."""
-    if known.name in ("trl", "swift"):
+    if known.name in OF_TRL:
         return {"num_processes": devices}
     a = Allocation(problems_per_batch=devices * 48, rollouts_per_problem=2, update_steps=1)
     made = [known.write(RunPlan(allocation=a, world_size=w, micro_batch=1)).settings for w in (1, 3, 16, devices)]
@@ -183,9 +167,11 @@ def trainer_of(values: Mapping[str, Value], where: str) -> Trainer:
         read[name] = len(settings.read & values.keys())
     most = max(read.values())
     names = sorted(name for name, count in read.items() if count == most)
-    if not most or len(names) > 1:
-        why = f"may be of {' or '.join(names)}" if most else "holds no setting of a trainer that is known"
-        raise BudgetError(f"{where}: {why}; say whose it is, as in {names[0]}:FILE or with --trainer")
+    if not most:
+        raise BudgetError(f"{where}: no setting of a trainer that is known; say whose they are with --trainer")
+    if len(names) > 1:
+        whose = f"may be settings of {' or '.join(names)}"
+        raise BudgetError(f"{where}: {whose}; say whose they are, as in {names[0]}:FILE, or with --trainer")
     return trainer(names[0])
 
 
@@ -196,21 +182,19 @@ def differing(a: Side, b: Side, names: Iterable[str]) -> list[str]:
 
 
 def changes(a: Side, b: Side) -> list[dict[str, Value]]:
-    """The fewest changes of B's settings with which it trains as A does, on B's devices; several where it has a choice.
+    """The fewest settings of B to set so that it trains as A does on its own devices; several where it has a choice.
 
-    They are tried: what B would read of its settings then is what A has.
+    They are tried: what B's trainer reads of its settings then is what A has, but for how far it samples ahead.
 
     Raises:
-        BudgetError: A has something that is not known, or B's settings cannot have it.
+        BudgetError: Something of A is not known, or B cannot have it.
     """
     f, known = a.figures, b.trainer
     lacking = [LABELS[name] for name in ("n", "B_p", "C", "updates") if f[name] is None]
     if lacking:
-        raise BudgetError(f"A does not say its {', '.join(lacking)}: {'; '.join(a.batching.unknown)}")
-    # How far sampling is ahead is no matter of batches.
-    goal = [name for name in (*SAME, "steps") if name != "staleness" and None not in (f[name], b.figures[name])]
-    goal += ["rate"] if f["rate"] and not b.figures["rate"] else []
-    remarks = {*b.batching.inconsistent}
+        raise BudgetError(f"A leaves open {'; '.join(lacking)}")
+    goal = [name for name in ("n", "B_p", "C", "updates", "rate") if f[name] is not None]
+    goal += [] if None in (f["steps"], b.figures["steps"]) else ["steps"]
     fixed = _device_settings(known, b.batching.world_size or 1).keys()
 
     def trains_alike(values: Mapping[str, Value]) -> bool:
@@ -218,246 +202,193 @@ def changes(a: Side, b: Side) -> list[dict[str, Value]]:
             made = b.having(values)
         except BudgetError:
             return False
-        return all(made.figures[name] == f[name] for name in goal) and remarks >= {*made.batching.inconsistent}
+        contradicts = {*made.batching.inconsistent} - {*b.batching.inconsistent}
+        return all(made.figures[name] == f[name] for name in goal) and not contradicts
 
     found: list[dict[str, Value]] = []
-    for written in _written(a, b):
+    for written, micro in _written(a, b):
         wanted = {name: value for name, value in written.items() if name not in fixed}
         values = {**b.values, **wanted}
-        if not trains_alike(values):
+        if (found and micro is None) or not trains_alike(values):
             continue
         for name in wanted:
-            kept = {k: v for k, v in values.items() if k != name} | {k: v for k, v in b.values.items() if k == name}
-            values = kept if trains_alike(kept) else values
+            back = {k: v for k, v in values.items() if k != name} | {k: v for k, v in b.values.items() if k == name}
+            values = back if trains_alike(back) else values
         made = {name: values[name] for name in wanted if name in values and values[name] != b.values.get(name)}
-        if made not in found:
-            found.append(made)
+        found += [] if made in found else [made]
     if not found:
         raise BudgetError(f"no settings of {known.title} were found that train as A does on B's devices")
     return found
 
 
-def _written(a: Side, b: Side) -> Iterator[dict[str, Value]]:
-    """Whole settings for B's trainer of what A trains, with B's micro-batch, its accumulation, or neither."""
+def _written(a: Side, b: Side) -> Iterator[tuple[dict[str, Value], int | None]]:
+    """Whole settings for B's trainer of what A trains, and the micro-batch: B's, that of its accumulation, or any."""
     f, known = a.figures, b.trainer
-    n, updates, steps = int(f["n"] or 1), int(f["updates"] or 1), int(f["steps"] or 1)
-    passes = round(n * int(f["B_p"] or 1) / (f["C"] or 1))
-    allocation = Allocation(
-        problems_per_batch=int(f["B_p"] or 1) * updates // passes,
-        rollouts_per_problem=n,
-        update_steps=max(1, steps // updates),
-    )
-    ranks = b.batching.data_parallel or b.batching.world_size or 1
-    share = allocation.batch_rollouts // ranks
-    device, accumulated = b.values.get("per_device_train_batch_size"), b.values.get("gradient_accumulation_steps", 1)
-    if isinstance(accumulated, int) and accumulated * passes % updates == 0:
-        accumulated = accumulated * updates // passes
-    kept = [device, share // accumulated if isinstance(accumulated, int) and share % accumulated == 0 else None]
-    micro = [m for m in kept if isinstance(m, int) and m >= 1 and share % m == 0] if known.name in SPLITS else []
-    rate = f["rate"] if f["rate"] != b.figures["rate"] else None
-    for size in (*micro, None):
+    n, a_step, updates, steps = (int(f[name] or 1) for name in ("n", "B_p", "updates", "steps"))
+    passes = round(n * a_step / (f["C"] or 1))
+    ranks, batch = b.batching.data_parallel or b.batching.world_size or 1, n * a_step * updates // passes
+    micro: list[int | None] = [None]
+    if known.name in OF_TRL:
+        accumulated = b.values.get("gradient_accumulation_steps", 1)
+        whole_batch = accumulated * ranks * updates // passes if isinstance(accumulated, int) else 0
+        kept = b.values.get("per_device_train_batch_size"), batch // whole_batch if whole_batch else None
+        micro = [m for m in kept if isinstance(m, int) and m and batch // ranks % m == 0] + micro
+    rate = None if f["rate"] is None else float(f["rate"])
+    for size in micro:
+        allocation = Allocation(
+            problems_per_batch=batch // n, rollouts_per_problem=n, update_steps=max(1, steps // updates)
+        )
         plan = RunPlan(
-            allocation=allocation,
-            world_size=ranks,
-            parallelism=Parallelism(),
-            micro_batch=size,
-            problems=b.problems,
-            learning_rate=None if rate is None else float(rate),
+            allocation=allocation, world_size=ranks, micro_batch=size, problems=b.problems, learning_rate=rate
         )
         settings = dict(known.write(plan).settings)
         split, parts = SPLITS.get(known.name, ""), updates // passes
-        whole_batch = settings.get(split)
-        if isinstance(whole_batch, int):
-            settings[split] = whole_batch // parts
-        settings |= {PARTS[known.name]: parts} if known.name in PARTS else {}
-        settings |= {PASSES[known.name]: passes} if known.name in PASSES else {}
-        yield settings | ({"max_steps": steps} if "max_steps" in settings and known.name in ("trl", "swift") else {})
+        whole_step = settings.get(split)
+        settings |= {split: whole_step // parts} if isinstance(whole_step, int) else {}
+        settings |= {names[known.name]: v for names, v in ((PARTS, parts), (PASSES, passes)) if known.name in names}
+        yield settings | ({"max_steps": steps} if known.name in OF_TRL else {}), size
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "diff",
-        help="what two configurations train, and what to change so that they train the same",
-        description="Compare what two configurations train, of one trainer or of two: n, B_p, rollouts a step, updates a "
-        "batch, staleness, learning rate, steps and epochs; and say which settings of B to change so that it trains as "
-        "A does. With one configuration, B is the same on other devices (--gpus) or with other settings (--set). Whose "
-        "settings a file holds is found out; where it is not clear, say TRAINER:FILE.",
-        epilog="isocompute-budget diff old.sh new.sh --problems 8000 · isocompute-budget diff trl:grpo.yaml verl:run.sh "
-        "--world-size 8 · isocompute-budget diff run.sh --world-size 8 --gpus 2x · isocompute-budget diff run.sh --set "
-        "num_generations=16 · isocompute-budget diff --world-size 8 --gpus 2x -- --num_generations 8 "
-        "--per_device_train_batch_size 16",
+        help="what two configurations train, and what to set so that they train the same",
+        description="Compare what two configurations train, of one trainer or of two, and say what to set in B so that "
+        "it trains as A does. With one configuration, B is the same on other devices (--gpus) or with other settings "
+        "(--set). Whose settings they are is found out; where that is not clear, say TRAINER:FILE.",
+        epilog="Examples: isocompute-budget diff old.sh new.sh --problems 8000; diff trl:grpo.yaml verl:run.sh "
+        "--world-size 8; diff run.sh --world-size 8 --gpus 2x; diff run.sh --set num_generations=16; diff --world-size "
+        "8 --gpus 2x -- --num_generations 8 --per_device_train_batch_size 16.",
     )
-    parser.add_argument(
-        "settings", nargs="+", metavar="A [B]|FLAG", help="files of settings, or the flags of A after --"
-    )
+    parser.add_argument("settings", nargs="+", metavar="FILE|FLAG", help="A and B, or A, or the flags of A after --")
     parser.add_argument("--trainer", choices=TRAINERS, help="whose settings they are (default: as they say)")
-    parser.add_argument("--gpus", metavar="K|Kx", help="B on so many devices that train: 16, or 2x for twice as many")
-    said = "B with another setting of A's, by the trainer's own name"
+    parser.add_argument("--gpus", metavar="K|Kx", help="B is A on so many devices: 16, or 2x for twice as many")
+    said = "B is A with this setting, by the trainer's own name"
     parser.add_argument(
         "--set", dest="changed", action="append", default=[], type=assignment, metavar="NAME=VALUE", help=said
     )
-    said = "that train, where settings do not say (TRL's are the launcher's)"
+    said = "devices that train, where settings do not say (TRL's are the launcher's)"
     parser.add_argument("--world-size", type=whole, metavar="W", help=said)
-    parser.add_argument(
-        "--problems", type=whole, metavar="D", help="training problems: steps of epochs, and epochs of steps"
-    )
-    parser.add_argument(
-        "--strict", action="store_true", help="exit with status 1 where they do not train the same, for CI"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures and the changes")
+    parser.add_argument("--problems", type=whole, metavar="D", help="training problems: epochs, or steps of epochs")
+    parser.add_argument("--strict", action="store_true", help="exit with status 1 unless they train the same, for CI")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures and what to set")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print the figures of both, and what to change."""
+    """Print the figures of both, and what to set."""
     a, b = _sides(arguments)
-    for label, one in (("A", a), ("B", b)):
-        yield f"{label}  {one.name}, {one.trainer.title}"
+    both = {"A": a, "B": b}
+    yield from (f"{label}  {one.name}, {one.trainer.title}" for label, one in both.items())
     yield ""
-    rows = [_row(name, a, b) for name in LABELS if (a.figures[name], b.figures[name]) != (None, None)]
-    plainly = all(one.figures["B"] == one.figures["C"] for one in (a, b))
-    yield from aligned_table(["", "A", "B", ""], [row for row in rows if not plainly or row[0] != LABELS["B"]])
+    plainly = all(one.figures["B"] == one.figures["C"] for one in both.values())
+    shown = [name for name in LABELS if a.figures[name] != b.figures[name] or a.figures[name] is not None]
+    rows = [_row(name, a, b) for name in shown if name != "B" or not plainly]
+    yield from aligned_table(["", "A", "B", ""], rows)
     yield ""
-    different, unknown = (
-        differing(a, b, SAME),
-        [n for n in SAME if n != "rate" and None in (a.figures[n], b.figures[n])],
-    )
-    found: list[dict[str, Value]] = []
+    different, found = differing(a, b, SAME), list[dict[str, Value]]()
+    unknown = [LABELS[name] for name in SAME if name != "rate" and None in (a.figures[name], b.figures[name])]
     if different:
         found = yield from _advice(a, b, different)
     elif unknown:
-        yield f"cannot say whether they train the same: {', '.join(LABELS[name] for name in unknown)} is not known of both"
+        yield f"cannot say whether they train the same, since these are not known of both: {'; '.join(unknown)}"
     else:
-        longer = [f"{LABELS[name]} differ" for name in differing(a, b, ("steps",))]
-        yield "; ".join(["B trains as A does: nothing to change", *longer])
-    yield from _remarks(arguments, a, b)
+        yield f"B trains as A does{', for another number of steps' if differing(a, b, ['steps']) else ''}"
+    left = [name.rpartition(".")[2] for name in b.values if MEMORY.fullmatch(name)]
+    if arguments.gpus is not None and left and b.trainer.name not in OF_TRL:
+        yield f"leave alone, since they change memory and speed only: {', '.join(dict.fromkeys(left))}"
+    for kind in ("inconsistent", "unknown"):
+        own, other = (getattr(one.batching, kind) for one in (a, b))
+        yield from (f"{kind} in {'both' if remark in other else 'A'}: {remark}" for remark in own)
+        yield from (f"{kind} in B: {remark}" for remark in other if remark not in own)
     if arguments.strict and (different or unknown):
         arguments.exit_status = 1
     if arguments.json is not None:
-        sides = {
-            label: {"name": s.name, "trainer": s.trainer.name, **_document(s)} for label, s in (("A", a), ("B", b))
+        figures = {
+            label: {k: v if v is None else float(v) for k, v in one.figures.items()} for label, one in both.items()
         }
-        write_json({**sides, "different": different, "unknown": unknown, "changes": found}, arguments.json)
-
-
-def _document(one: Side) -> dict[str, Any]:
-    figures = {name: float(v) if isinstance(v, Fraction) else v for name, v in one.figures.items()}
-    return {**figures, "remarks": [*one.batching.unknown, *one.batching.inconsistent]}
+        named = {
+            label: {"name": one.name, "trainer": one.trainer.name, **figures[label]} for label, one in both.items()
+        }
+        write_json({**named, "different": different, "unknown": unknown, "set_in_B": found}, arguments.json)
 
 
 def _sides(arguments: argparse.Namespace) -> tuple[Side, Side]:
     """The two configurations that the command line names."""
     words: list[str] = arguments.settings
-    files = [word for k, word in enumerate(words) if not any("=" in w or w.startswith("-") for w in words[: k + 1])]
-    said, more = flags(words[len(files) :]), dict(arguments.changed)
-    alone = len(files) < 2
-    if len(files) > 2 or (not alone and (said or more)):
+    first = next((k for k, word in enumerate(words) if "=" in word or word.startswith("-")), len(words))
+    files, said, more = words[:first], flags(words[first:]), dict(arguments.changed)
+    if len(files) > 2 or (len(files) == 2 and (said or more)):
         raise BudgetError("diff compares two files, or one configuration before and after --gpus or --set")
-    if alone and not more and arguments.gpus is None:
+    if len(files) < 2 and not more and arguments.gpus is None:
         raise BudgetError("there is one configuration: give another file, --gpus (16 or 2x) or --set NAME=VALUE")
-    read = [_read(file, arguments.trainer) for file in files] or [("the flags", said, arguments.trainer)]
-    sides = []
-    for k, (name, values, given) in enumerate(read):
-        values = {**values, **said} if k == 0 else values
+    read = []
+    for source in files or [""]:
+        whose, _, path = source.partition(":") if source.partition(":")[0] in TRAINERS else ("", "", source)
+        name, values = path or "the flags", {**(load(Path(path)) if path else {}), **(said if len(files) < 2 else {})}
+        given = whose or arguments.trainer
         known = trainer(given) if given else trainer_of(values, name)
-        sides.append(side(name, known, values, arguments.world_size, arguments.problems))
-    first, last = sides[0], sides[-1]
-    name, world, values = last.name, arguments.world_size, dict(last.values)
-    if more:
-        values |= {key: parse_value(value) for key, value in more.items()}
-        name = f"{name} with {', '.join(f'{key}={value}' for key, value in more.items())}"
+        read.append(side(name, known, values, arguments.world_size, arguments.problems))
+    last, values, world = read[-1], dict(read[-1].values), arguments.world_size
+    name = ", ".join([last.name, *(f"{key}={value}" for key, value in more.items())])
+    values |= {key: parse_value(value) for key, value in more.items()}
     if arguments.gpus is not None:
         world = _devices(arguments.gpus, last)
         values |= _device_settings(last.trainer, world)
-        name = f"{name} on {world:,} devices"
-    return first, side(name, last.trainer, values, world, arguments.problems)
-
-
-def _read(source: str, given: str | None) -> tuple[str, dict[str, Value], str | None]:
-    """The settings of a file, and whose they are said to be."""
-    before, colon, after = source.partition(":")
-    named = bool(colon) and before in TRAINERS
-    path = after if named else source
-    return path, load(Path(path)), before if named else given
+        name = f"{name}, on {world:,} devices"
+    return read[0], side(name, last.trainer, values, world, arguments.problems)
 
 
 def _devices(text: str, before: Side) -> int:
     """The devices that ``--gpus`` means."""
-    match = re.fullmatch(r"([1-9]\d{0,6})(x?)", text)
+    match, now = re.fullmatch(r"([1-9]\d{0,6})(x?)", text), before.batching.world_size
     if not match:
         raise BudgetError(f"--gpus is {text!r}; it must be a number of devices such as 16, or a factor such as 2x")
-    now, number = before.batching.world_size, int(match[1])
     if before.trainer.name == "tinker":
-        raise BudgetError("--gpus: devices are the service's, with Tinker")
+        raise BudgetError("--gpus: with Tinker, devices are the service's")
     if match[2] and now is None:
         raise BudgetError(f"--gpus {text}: how many devices train now is not known; say it with --world-size W")
-    return number * (now or 1) if match[2] else number
+    return int(match[1]) * ((now or 1) if match[2] else 1)
 
 
 def _row(name: str, a: Side, b: Side) -> list[object]:
-    one, other = a.figures[name], b.figures[name]
-    odd = (
-        "≠"
-        if name not in ("devices", "each") and differing(a, b, [name])
-        else "?"
-        if None in (one, other) and name in SAME
-        else ""
-    )
+    both = (a.figures[name], b.figures[name])
+    odd = "≠" if name not in ("devices", "each") and differing(a, b, [name]) else ""
     silent = "not set" if name == "rate" else "unknown"
-    return [LABELS[name], *(silent if v is None else _shown(name, v) for v in (one, other)), odd]
+    return [LABELS[name], *(silent if v is None else _shown(name, v) for v in both), odd or "?" * (None in both)]
 
 
-def _shown(name: str, value: Fraction | float) -> object:
+def _shown(name: str, value: Fraction | float) -> str:
     if name == "rate":
         return f"{value:.3g}"
-    return int(value) if value == int(value) else f"{float(value):,.2f}"
+    return f"{int(value):,}" if value == int(value) else f"{float(value):,.2f}"
 
 
 def _advice(a: Side, b: Side, different: Sequence[str]) -> Generator[str, None, list[dict[str, Value]]]:
-    """What to change, in words and as settings."""
-    yield f"they do not train the same: {', '.join(LABELS[name] for name in different)}"
+    """What to set, in words and as settings."""
+    yield f"they do not train the same: {'; '.join(LABELS[name] for name in different)}"
     found: list[dict[str, Value]] = []
     try:
         found = changes(a, b)
         one_of = "one of these lines" if len(found) > 1 else "this"
-        yield from () if found == [{}] else [f"so that B trains as A does, set in B {one_of}:"]
+        yield from [] if found == [{}] else [f"so that B trains as A does, set in B {one_of}:"]
         yield from (f"  {_flags(made, b)}" for made in found if made)
-        after = b.having({**b.values, **found[0]})
-        for name in differing(a, after, SAME):
-            one, other = (_shown(name, side.figures[name] or 0) for side in (a, after))
-            yield f"{LABELS[name]} {one} of A and {other} of B: how far each samples ahead is set apart from its batches"
+        if differing(a, b.having({**b.values, **found[0]}), ["staleness"]):
+            yield "staleness still differs: how far a trainer samples ahead is set apart from its batches"
     except BudgetError as error:
         yield f"what to set in B cannot be said: {error}"
     one, other, rate = a.figures["B"], b.figures["B"], a.figures["rate"]
-    if one and other and one != other:
-        ratio, name = float(other / one), _rate_names(b.trainer)[0]
+    if one and other and one != other and a.figures["n"] == b.figures["n"]:
+        ratio, name = other / one, _rate_names(b.trainer)[0]
         scaled = _flags({name: float(f"{rate * sqrt(ratio):.3g}")}, b) if rate else f"{name} × {sqrt(ratio):.3g}"
         cost, each = a.figures["rollouts"], b.figures["C"]
         steps = f", and {int(cost / each):,} steps for as many rollouts" if cost and each else ""
-        yield f"or keep its batch of {_shown('B', other)}, {ratio:.3g} times A's, with the rate by the √B rule{steps}:"
+        kept = f"its batch of {_shown('B', other)}, {float(ratio):.3g} times A's"
+        yield f"or keep {kept}, with the rate by the √B rule{steps}:"
         yield f"  {scaled}    (IsoCompute Playbook, arXiv 2603.12151, Factor 3)"
     return found
 
 
 def _flags(settings: Mapping[str, Value], of: Side) -> str:
     return " ".join(render(Configuration(settings=settings), of.trainer.style))
-
-
-def _remarks(arguments: argparse.Namespace, a: Side, b: Side) -> Iterable[str]:
-    """What the settings contradict or leave open, and what to leave alone."""
-    if arguments.gpus is not None:
-        left = [
-            name.rpartition(".")[2]
-            for name in b.values
-            if MEMORY.fullmatch(name) and b.trainer.name not in ("trl", "swift")
-        ]
-        if left:
-            yield f"leave alone, of memory and speed only: {', '.join(dict.fromkeys(left))}"
-    for kind in ("inconsistent", "unknown"):
-        both = [list(getattr(one.batching, kind)) for one in (a, b)]
-        for label, own, other in (("A", both[0], both[1]), ("B", both[1], both[0])):
-            for remark in own:
-                shared = remark in other
-                if not shared or label == "A":
-                    yield f"{kind}, {'both' if shared else label}: {remark}"
