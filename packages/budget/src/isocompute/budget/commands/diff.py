@@ -20,36 +20,27 @@ from ..trainers.trainer import Trainer
 from .text import aligned_table, assignment, whole, write_json
 
 OF_TRL = ("trl", "swift")
-SPLITS = {
-    "trl": "gradient_accumulation_steps",
-    "swift": "gradient_accumulation_steps",
-    "verl": "actor_rollout_ref.actor.ppo_mini_batch_size",
-    "openrlhf": "train.batch_size",
-    "skyrl": "trainer.policy_mini_batch_size",
-    "slime": "global_batch_size",
-    "nemo-rl": "policy.train_global_batch_size",
+UPDATES = {
+    "trl": ("gradient_accumulation_steps", "num_iterations"),
+    "swift": ("gradient_accumulation_steps", "num_iterations"),
+    "verl": ("actor_rollout_ref.actor.ppo_mini_batch_size", "actor_rollout_ref.actor.ppo_epochs"),
+    "openrlhf": ("train.batch_size", "train.max_epochs"),
+    "skyrl": ("trainer.policy_mini_batch_size", "trainer.update_epochs_per_batch"),
+    "slime": ("global_batch_size", ""),
+    "nemo-rl": ("policy.train_global_batch_size", ""),
+    "tinker": ("num_substeps", ""),
+    "open-instruct": ("num_mini_batches", "num_epochs"),
 }
-"""The setting that is divided to take several optimizer steps on different parts of a batch."""
-PARTS = {"tinker": "num_substeps", "open-instruct": "num_mini_batches"}
-"""The setting that says how many parts."""
-PASSES = {
-    "trl": "num_iterations",
-    "swift": "num_iterations",
-    "verl": "actor_rollout_ref.actor.ppo_epochs",
-    "openrlhf": "train.max_epochs",
-    "skyrl": "trainer.update_epochs_per_batch",
-    "open-instruct": "num_epochs",
-}
-"""The setting that says how often each response is trained on."""
-AHEAD: Mapping[str, tuple[tuple[str, ...], int | None]] = {
-    "openrlhf": (("train.async_queue_size", "async_queue_size"), None),
-    "prime-rl": (("orchestrator.max_off_policy_steps", "max_off_policy_steps"), 8),
-    "skyrl": (("trainer.fully_async.max_staleness_steps",), None),
-    "open-instruct": (("async_steps",), 8),
-    "nemo-rl": (("grpo.async_grpo.max_trajectory_age_steps",), None),
-    "tinker": (("async_config.max_steps_off_policy", "max_steps_off_policy"), None),
-}
-"""Settings that say how many batches a response may be behind the policy; a default where it always may be."""
+"""The setting that splits a batch for several optimizer steps, and the one that trains on each response again."""
+PARTS = ("num_substeps", "num_mini_batches")
+"""Of the former, those that count the parts, and are not the size of one."""
+AHEAD = (
+    r"(?:.*\.)?(?:async_queue_size|max_off_policy_steps|max_staleness_steps|max_trajectory_age_steps|async_steps"
+    r"|max_steps_off_policy|staleness_threshold|num_warmup_batches)"
+)
+"""Settings that say how many batches a response may be behind the policy."""
+ALWAYS_AHEAD = {"prime-rl": 8, "open-instruct": 8}
+"""Their defaults, in prime-rl's orchestrator.py and in open-instruct, which always sample ahead."""
 MEMORY = re.compile(r".*(?:micro.*batch_size|max_token_len|gpu_memory_utilization|tensor_parallel_size).*")
 """Settings that change memory and speed and nothing that is learned."""
 LABELS = {
@@ -120,18 +111,14 @@ def side(name: str, known: Trainer, values: Mapping[str, Value], world_size: int
 
 def _ahead(known: Trainer, settings: Settings) -> float | None:
     """Batches by which sampling may be ahead of training; None where that is not known."""
-    if settings.matching(r"async_training\..*"):
-        threshold = settings.find("async_training.staleness_threshold")[1]
-        return 1 + (threshold if isinstance(threshold, int | float) else 0.1)
-    mode = settings.text("trainer.v1.trainer_mode", default="sync")
-    if mode != "sync":
-        return settings.whole(f"trainer.v1.{mode}.num_warmup_batches") or 1
-    names, default = AHEAD.get(known.name, (("",), 0))
-    value = settings.find(*names)[1]
-    asynchronous = settings.is_on("train.async_enable", "async_train", "grpo.async_grpo.enabled")
-    if isinstance(value, int | float):
-        return value
-    return None if asynchronous else default or 0
+    said = [value for value in settings.matching(AHEAD).values() if isinstance(value, int | float)]
+    if said:
+        # veRL's threshold is of what is generated beyond the version that is trained on.
+        return said[0] + bool(settings.matching(r"async_training\..*"))
+    switched = settings.is_on("train.async_enable", "async_train", "grpo.async_grpo.enabled")
+    if switched or settings.text("trainer.v1.trainer_mode", default="sync") != "sync":
+        return None
+    return ALWAYS_AHEAD.get(known.name, 0)
 
 
 def _rate_names(known: Trainer) -> tuple[str, ...]:
@@ -242,10 +229,13 @@ def _written(a: Side, b: Side) -> Iterator[tuple[dict[str, Value], int | None]]:
             allocation=allocation, world_size=ranks, micro_batch=size, problems=b.problems, learning_rate=rate
         )
         settings = dict(known.write(plan).settings)
-        split, parts = SPLITS.get(known.name, ""), updates // passes
-        whole_step = settings.get(split)
-        settings |= {split: whole_step // parts} if isinstance(whole_step, int) else {}
-        settings |= {names[known.name]: v for names, v in ((PARTS, parts), (PASSES, passes)) if known.name in names}
+        (split, again), parts = UPDATES.get(known.name, ("", "")), updates // passes
+        size_of_part = settings.get(split)
+        if split in PARTS:
+            settings[split] = parts
+        elif isinstance(size_of_part, int):
+            settings[split] = size_of_part // parts
+        settings |= {again: passes} if again else {}
         yield settings | ({"max_steps": steps} if known.name in OF_TRL else {}), size
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from ..contract import tables
 from ..contract.files import write_text
 from ..errors import BudgetError
+from ..planning.diagnosis import diagnose
+from ..trainers.course import plain_course
 from ..trainers.doctor import Given, Patient, Report, examine, read_table, to_be_filled_in, written
 from ..trainers.registry import TRAINERS
 from .text import add_log_arguments, configuration_of, plural, write_json
@@ -24,9 +28,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "doctor",
-        help="find trainers' runs, and what is missing to fit them",
+        help="find trainers' runs, what is missing to fit them, and what became of one",
         description=f"Find runs of {', '.join(READ[:-1])} and {READ[-1]} below folders: what is understood of each, "
-        "all that is missing, and a table that isocompute-frontier fits as it is.",
+        "all that is missing, and a table that isocompute-frontier fits as it is; of one run also what became of it.",
         epilog="Exit status: 0 where everything that looks like a log was read and is in the table, 3 where some of it "
         "is not, 1 where nothing is, 2 after an error.",
     )
@@ -53,6 +57,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     for patient in patients:
         yield from _lines(patient)
     yield from (f"{unread.source}: NOT READ: {unread.reason}" for unread in report.unread)
+    yield from _became(arguments.path, report)
     yield from _missing(patients)
     if out is not None and any(patient.missing for patient in patients):
         yield from _to_be_filled_in(patients, out / RUNS, arguments.runs)
@@ -65,6 +70,21 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     if lost:
         arguments.exit_status = arguments.exit_status if "exit_status" in arguments else PARTLY
         yield lost
+
+
+def _became(paths: Sequence[str], report: Report) -> Iterable[str]:
+    """Say what became of the one run that was found, or of one that is a table of no trainer's."""
+    course = report.patients[0].course if len(report.patients) == 1 else None
+    if not report.patients and len(paths) == 1:
+        with suppress(BudgetError):
+            course = plain_course(paths[0])
+    if course is None or not (course.training or course.evaluations):
+        return
+    found = diagnose(course)
+    yield f"what became of it: {found.verdict}"
+    width = max(map(len, found.findings))
+    yield from (f"  {topic:{width}}  {said}" for topic, said in found.findings.items())
+    yield f"  change first: {found.change}"
 
 
 def _written(report: Report, out: Path) -> Iterable[str]:
@@ -159,6 +179,7 @@ def _manifest(report: Report) -> dict[str, object]:
                 "missing": list(p.missing),
                 "problem": p.problem or None,
                 "notes": list(p.notes),
+                "became": None if p.course is None else asdict(diagnose(p.course)),
             }
             for p in report.patients
         ],

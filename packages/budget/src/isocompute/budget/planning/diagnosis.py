@@ -17,9 +17,8 @@ from .signal import share_alike
 LEAST_ENTRIES = 12
 """Fewer entries hold fewer than four windows."""
 FALL = 8.0
-"""A fall is more than so many times the noise of a level: of 8 windows of a run without any trend the highest is above
-the last by 3 in one of ten runs, and the noise itself is estimated from about seven; packages/budget/tests/healthy_runs.py
-counts how often healthy runs are said to have fallen."""
+"""A fall is more than so many times the noise of a level. Chance alone puts the highest of 8 levels above the last by 3
+noises, and the noise is an estimate from few: simulated_runs.py of the tests counts the healthy runs said to fall."""
 LOST = 0.5
 """A collapse loses this share of what had been gained, and a quarter of the peak; less is a fall."""
 SMALL = 0.25
@@ -29,6 +28,8 @@ LITTLE_SIGNAL = 0.2
 JUMP = 3.0
 """KL, gradient norm and clip fraction vary by a factor of two between windows of healthy runs; entropy, which also
 falls, by less."""
+SOLVED = 0.98
+"""A success rate above which nothing is left to gain."""
 REPEATED = 2.0
 """Epochs: before the third pass a problem has not been seen often enough to be learnt by heart."""
 
@@ -194,6 +195,8 @@ def diagnose(course: Course) -> Diagnosis:
         verdict, change = "out of signal", "n: more responses find the rare success; or easier problems in D"
     elif state == "rising":
         change = "nothing: it still gains"
+    elif state == "plateaued" and course.rates and main is not None and main.end >= SOLVED:
+        verdict, change = f"solved: plateaued at {main.end:.3f}", "D: harder problems; in these nothing is left to gain"
     elif state == "plateaued":
         change = "the rate: decay or halve it, since the noise of updates goes as rate / B; then n, twice as large"
     elif state == "never rose":
@@ -205,13 +208,12 @@ def diagnose(course: Course) -> Diagnosis:
 
 def _said(series: Series, found: Trend | None) -> str:
     if found is None:
-        return f"cannot say: {len(series)} entries, and {LEAST_ENTRIES} are needed" if series else "not logged"
+        return f"cannot say: {len(series)} entries, and {LEAST_ENTRIES} are needed" if series else "none is read"
     peak = f"{found.peak:.3f} (steps {found.peak_at[0]:,}–{found.peak_at[1]:,})"
     if found.fell_at is not None:
-        return (
-            f"fell from {peak} to {found.end:.3f} (steps {found.last_at[0]:,}–{found.last_at[1]:,}), "
-            f"below the middle from step {found.fell_at:,} on; noise of a level {found.noise:.3f}"
-        )
+        times = f"{(found.peak - found.end) / found.noise:,.0f} times its noise" if found.noise else "without noise"
+        last = f"{found.end:.3f} (steps {found.last_at[0]:,}–{found.last_at[1]:,})"
+        return f"fell from {peak} to {last}, from step {found.fell_at:,} on: {times}"
     last_half = f"{found.gain:+.3f} ± {2 * found.gain_error:.3f} over the last half"
     level = f"from {found.start:.3f} to {found.end:.3f}"
     hidden = ": too noisy to say more" if found.state == "unclear" else ""
@@ -226,7 +228,7 @@ def _signal(course: Course, training: Trend | None) -> tuple[bool, str]:
         share = f"{1 - found.start:.0%} of groups with signal at the start, {1 - found.end:.0%} at the end"
         return little, f"{'out of signal: ' if little else ''}{share}"
     if training is None or course.n is None or not course.rates:
-        why = "rewards are not success rates" if training and not course.rates else "n or the reward is not known"
+        why = "n is not known" if course.n is None else "the reward is not logged as a success rate"
         return False, f"cannot say: groups without signal are not logged, and {why}"
     most = share_alike(min(max(training.end, 0.0), 1.0), course.n)
     said = f"at most {most:.0%} of groups of {course.n} can have signal at a mean reward of {training.end:.3f}"
@@ -271,4 +273,7 @@ def _rate(course: Course, main: Trend | None) -> tuple[bool | None, str]:
             False,
             f"cannot say: the reward fell, and {', '.join(still)} did not jump; look at rewards and data first",
         )
-    return None, "likely too high: nothing but the reward is logged, and most runs that collapse do for their rate"
+    return (
+        None,
+        "likely too high: nothing but the reward is logged, and most runs of docs/findings.md that failed did for it",
+    )

@@ -1,8 +1,8 @@
 """Groups with signal: n responses to a problem that are neither all right nor all wrong.
 
-Of a problem that is solved with probability p these are 1 − p^n − (1 − p)^n of its groups; a group without signal has no
-advantages, and is paid for. The share is concave in p, so that the mean over problems is at most the share at their mean
-pass rate: how pass rates spread decides it, and one number does not say.
+Of a problem that is solved with probability p these are 1 − p^n − (1 − p)^n of its groups; a group without signal has
+no advantages, and is paid for. The share is concave in p, so that its mean over problems is at most the share at the
+mean pass rate: how pass rates spread decides it, and one number does not say.
 """
 
 from __future__ import annotations
