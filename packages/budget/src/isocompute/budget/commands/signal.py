@@ -19,7 +19,7 @@ from ..trainers.live import LiveLog
 from ..trainers.registry import trainer
 from .text import add_log_arguments, aligned_table, configuration_of, number, whole_numbers, write_json
 
-SIZES = (2, 4, 8, 16, 32, 64, 128)
+SIZES, MOST = (2, 4, 8, 16, 32, 64, 128), 4_096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +30,15 @@ class Rates:
         share: The share of groups of n that have signal.
         said: What it rests on.
         counted: The largest n for which it follows from counts alone; None where nothing was counted.
-        logged: Of parts of a run, its mean reward, the share with signal that it logged, and that of problems all alike.
+        logged: Of parts of a run, its mean reward, the share with signal that it logged, and what the reward predicts:
+            the share of problems that are all alike, and of ones that spread as is assumed.
     """
 
     mean: float
     share: Callable[[int], float]
     said: str
     counted: int | None = None
-    logged: Mapping[str, tuple[float, float | None, float]] = field(default_factory=dict)
+    logged: Mapping[str, tuple[float, float | None, float, float]] = field(default_factory=dict)
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,9 +46,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "signal",
         help="how many groups of n responses are neither all right nor all wrong, by n",
-        description="The share of groups with signal, 1 - p^n - (1 - p)^n averaged over problems, by n; of a log, beside "
-        "the share that it logged. One pass rate does not say how problems differ: shares are then given for a spread "
-        "that is named, and for problems that are all alike, which have the most.",
+        description="Groups with signal: 1 - p^n - (1 - p)^n of all, averaged over problems, by n; of a log, beside "
+        "what it logged. One pass rate does not say how problems differ: shares are then given for a spread that is "
+        "named, and for problems that are all alike, which have the most.",
         epilog="Examples: isocompute-budget signal --pass-rate 0.3; signal --histogram rates.csv; signal --pass-rates "
         "outputs/pass_rates.parquet --n 4,6,8; signal runs/grpo.",
     )
@@ -72,8 +73,8 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         raise BudgetError("signal wants one of a log, --pass-rate, --histogram and --pass-rates")
     if arguments.spread is not None and (arguments.pass_rate is None or arguments.spread <= 0):
         raise BudgetError("--spread goes with --pass-rate, and must be above 0")
-    if min(arguments.n) < 2:
-        raise BudgetError(f"--n {min(arguments.n)}: the responses of a group are compared; n must be at least 2")
+    if not all(2 <= n <= MOST for n in arguments.n):
+        raise BudgetError(f"--n is {', '.join(map(str, arguments.n))}; group sizes must be from 2 to {MOST:,}")
     if arguments.pass_rate is not None:
         rates = _of_mean(arguments.pass_rate, arguments.spread or SPREAD)
     elif arguments.histogram is not None:
@@ -86,7 +87,8 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     if rates.logged:
         yield ""
         shown = [[part, *("-" if v is None else f"{v:.1%}" for v in row)] for part, row in rates.logged.items()]
-        yield from aligned_table(["", "mean reward", "with signal, logged", "all problems alike"], shown)
+        predicted = ("if all problems are alike", f"if a + b = {SPREAD:g}")
+        yield from aligned_table(["", "mean reward", "with signal, logged", *predicted], shown)
     yield ""
     rows = [(n, rates.share(n), share_alike(rates.mean, n)) for n in sorted({*arguments.n})]
     cells = []
@@ -193,8 +195,9 @@ def _of_log(arguments: argparse.Namespace) -> Rates:
     logged, n = {}, course.n
     for name, fifth in (("first fifth", 0), ("last fifth", 4)):
         reward, equal = fmean(_part(course.training, fifth)), _part(course.without_signal, fifth)
-        logged[name] = (reward, 1 - fmean(equal) if equal else None, share_alike(reward, n))
-    mean, had, _ = logged["last fifth"]
+        had = 1 - fmean(equal) if equal else None
+        logged[name] = (reward, had, share_alike(reward, n), share_spread(reward, n))
+    mean, had, *_ = logged["last fifth"]
     mean, spread, whose = min(max(mean, 1e-6), 1 - 1e-6), SPREAD, "assumed, since the share with signal is not logged"
     if had is not None:
         spread, whose = spread_of(mean, n, had), "with which groups of n have the share of its last fifth"

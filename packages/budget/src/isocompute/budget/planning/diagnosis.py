@@ -16,7 +16,7 @@ from .signal import share_alike
 
 LEAST_ENTRIES = 12
 """Fewer entries hold fewer than four windows."""
-FALL = 8.0
+FALL = 7.0
 """A fall is more than so many times the noise of a level. Chance alone puts the highest of 8 levels above the last by 3
 noises, and the noise is an estimate from few: simulated_runs.py of the tests counts the healthy runs said to fall."""
 LOST = 0.5
@@ -119,21 +119,19 @@ def trend(series: Series, error: float = 0.0) -> Trend | None:
     if count < LEAST_ENTRIES:
         return None
     size = max(3, count // 8)
-    levels = [fmean(values[k : k + size]) for k in range(count - size + 1)]
-    beside = zip(levels, levels[size:], levels[2 * size :], strict=False)
-    # Second differences have no linear trend; of normal values the median of their size is 0.6745 √6 of a deviation.
-    noise = max(median(abs(a - 2 * b + c) for a, b, c in beside) / 0.6745 / sqrt(6), error / sqrt(size))
+    levels = _levels(values, size)
     best = max(range(len(levels)), key=levels.__getitem__)
-    half = count // 4
-    gain = 2 * (fmean(values[-half:]) - fmean(values[-2 * half : -half]))
     peak, end = levels[best], levels[-1]
     drop = peak - end
-    # A run that fell in a few evaluations has no noise but theirs to be told from: then the last four must be below all
-    # of the peak, and half of the gain be lost.
-    apart = max(values[-4:]) < min(values[best : best + size]) and drop >= LOST * (peak - levels[0])
-    known = error and apart and drop > max(FALL * error / sqrt(size), abs(peak) / 4)
-    fell = bool(known) or drop > max(FALL * noise, 0.02)
-    last_above = max((k for k, value in enumerate(values) if value >= (peak + end) / 2), default=0)
+    # From here on it stays below the middle of peak and end.
+    below = 1 + max((k for k, value in enumerate(values) if value >= (peak + end) / 2), default=0)
+    whole = _levels([value + drop * (k >= below) for k, value in enumerate(values)], size)
+    beside = zip(whole, whole[size:], whole[2 * size :], strict=False)
+    # Second differences have no linear trend; of normal values the median of their size is 0.6745 √6 of a deviation.
+    noise = max(median(abs(a - 2 * b + c) for a, b, c in beside) / 0.6745 / sqrt(6), error / sqrt(size))
+    half = count // 4
+    gain = 2 * (fmean(values[-half:]) - fmean(values[-2 * half : -half]))
+    fell = drop > max(FALL * noise, 0.02)
     return Trend(
         entries=count,
         size=size,
@@ -145,8 +143,12 @@ def trend(series: Series, error: float = 0.0) -> Trend | None:
         last_at=(steps[-size], steps[-1]),
         gain=gain,
         gain_error=2 * sqrt(2 * size / half) * noise,
-        fell_at=steps[min(last_above + 1, count - 1)] if fell else None,
+        fell_at=steps[min(below, count - 1)] if fell else None,
     )
+
+
+def _levels(values: Sequence[float], size: int) -> list[float]:
+    return [fmean(values[k : k + size]) for k in range(len(values) - size + 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
