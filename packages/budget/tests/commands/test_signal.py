@@ -56,7 +56,7 @@ def test_doctor_says_what_became_of_one_run_and_of_a_table_of_no_trainer(tmp_pat
     rewards = [0.2 + 0.012 * k for k in range(30)] + [0.05 + 0.01 * (k % 3) for k in range(90)]
     table = "".join(f"{k},{reward}\n" for k, reward in enumerate(rewards, 1))
     (tmp_path / "run.csv").write_text("step,reward\n" + table)
-    assert main(["doctor", str(tmp_path / "run.csv")]) == 1
+    assert main(["doctor", str(tmp_path / "run.csv")]) == 0
     said = capsys.readouterr().out
     assert "what became of it: collapsed\n" in said
     assert "from step 31 on" in said

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..contract import tables
 from ..contract.files import write_text
 from ..errors import BudgetError
-from ..planning.diagnosis import diagnose
+from ..planning.diagnosis import Course, diagnose
 from ..trainers.course import plain_course
 from ..trainers.doctor import Given, Patient, Report, examine, read_table, to_be_filled_in, written
 from ..trainers.registry import TRAINERS
@@ -54,10 +54,17 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     )
     report = examine(arguments.path, given, trainer=arguments.trainer, shared=configuration_of(arguments))
     patients, out = report.patients, arguments.out
+    if not patients and out is None and arguments.trainer is None and len(arguments.path) == 1:
+        with suppress(BudgetError):
+            course = plain_course(arguments.path[0])
+            yield f"{arguments.path[0]}: steps and rewards, of no trainer that is known: there is no table to fit"
+            yield from _became(course)
+            return
     for patient in patients:
         yield from _lines(patient)
+        if patient.course is not None and (patient.course.training or patient.course.evaluations):
+            yield from _became(patient.course)
     yield from (f"{unread.source}: NOT READ: {unread.reason}" for unread in report.unread)
-    yield from _became(arguments.path, report)
     yield from _missing(patients)
     if out is not None and any(patient.missing for patient in patients):
         yield from _to_be_filled_in(patients, out / RUNS, arguments.runs)
@@ -72,14 +79,8 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         yield lost
 
 
-def _became(paths: Sequence[str], report: Report) -> Iterable[str]:
-    """Say what became of the one run that was found, or of one that is a table of no trainer's."""
-    course = report.patients[0].course if len(report.patients) == 1 else None
-    if not report.patients and len(paths) == 1:
-        with suppress(BudgetError):
-            course = plain_course(paths[0])
-    if course is None or not (course.training or course.evaluations):
-        return
+def _became(course: Course) -> Iterable[str]:
+    """Say what became of a run."""
     found = diagnose(course)
     yield f"what became of it: {found.verdict}"
     width = max(map(len, found.findings))

@@ -175,7 +175,7 @@ def diagnose(course: Course) -> Diagnosis:
     out_of_data, of_data = _data(course, training, held_out)
     too_high, of_rate = _rate(course, main)
     findings = {
-        "training reward": _said(course.training, training),
+        "reward": _said(course.training, training),
         "evaluations": _said(course.evaluations, held_out),
         "signal": of_signal,
         "data": of_data,
@@ -277,5 +277,5 @@ def _rate(course: Course, main: Trend | None) -> tuple[bool | None, str]:
         )
     return (
         None,
-        "likely too high: nothing but the reward is logged, and most runs of docs/findings.md that failed did for it",
+        "likely too high, which is not sure, since nothing but the reward is logged",
     )
