@@ -1,14 +1,14 @@
-"""What became of a run: what its log shows, by thresholds that are said, and nothing that it does not show.
+"""What became of a run, by what its log shows and by thresholds that are said here.
 
-Every level is a mean over a window of an eighth of the entries, at least three. The noise of such a level is taken from
-how much windows beside each other differ: the median, which a collapse hardly moves and a rise makes larger, so that
-claims are rarer. Nothing is assumed of its distribution; entries that are correlated are noisier in the same way.
+A level is a mean over a window of an eighth of the entries, at least three. Its noise is taken from how much windows
+beside each other differ, once a fall that is to be judged is taken out, so that it holds whatever makes entries alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import sqrt
 from statistics import fmean, median
 
@@ -19,15 +19,14 @@ LEAST_ENTRIES = 12
 FALL = 7.0
 """A fall is more than so many times the noise of a level. Chance alone puts the highest of 8 levels above the last by 3
 noises, and the noise is an estimate from few: simulated_runs.py of the tests counts the healthy runs said to fall."""
-LOST = 0.5
-"""A collapse loses this share of what had been gained, and a quarter of the peak; less is a fall."""
-SMALL = 0.25
-"""A change by less than this share of the run's gain (and less than 0.02) is none that a user would act on."""
+LOST, OF_PEAK = 0.5, 0.25
+"""A collapse loses this share of what had been gained, and this share of the peak; less is a fall."""
+LITTLE, SLIGHT = 0.25, 0.02
+"""Nobody acts on less than this share of a run's whole gain, or than so much of a success rate."""
 LITTLE_SIGNAL = 0.2
 """Groups with signal: below, five groups are paid for one that trains, and the batch is a fifth of what is set."""
 JUMP = 3.0
-"""KL, gradient norm and clip fraction vary by a factor of two between windows of healthy runs; entropy, which also
-falls, by less."""
+"""Three entries of KL, gradient norm, entropy or clip fraction are this far from the usual only where something broke."""
 SOLVED = 0.98
 """A success rate above which nothing is left to gain."""
 REPEATED = 2.0
@@ -66,15 +65,14 @@ class Trend:
     """Levels of a series.
 
     Attributes:
-        size: Entries of a window.
-        noise: Standard deviation of a window's mean.
-        peak_at: Steps of the highest window.
-        gain: Change over the last half, with a standard error.
+        state: ``collapsed``, ``fell``, ``rising``, ``plateaued``, ``never rose``, or ``unclear`` where noise hides it.
+        noise: Standard deviation of a level.
+        peak_at: Steps of the highest window; those of the last one are ``last_at``.
+        gain: Change over the last half, with its standard error.
         fell_at: First step from which on it stays below the middle of peak and end; None where it has not fallen.
     """
 
-    entries: int
-    size: int
+    state: str
     start: float
     peak: float
     end: float
@@ -85,29 +83,6 @@ class Trend:
     gain_error: float
     fell_at: int | None
 
-    @property
-    def small(self) -> float:
-        """The largest change that counts as none."""
-        return max(SMALL * (self.peak - self.start), 0.02)
-
-    @property
-    def collapsed(self) -> bool:
-        """Whether it fell by half of what it had gained, and by a quarter of its peak."""
-        return self.fell_at is not None and self.peak - self.end >= max(
-            LOST * (self.peak - self.start), abs(self.peak) / 4
-        )
-
-    @property
-    def state(self) -> str:
-        """``collapsed``, ``fell``, ``rising``, ``plateaued``, ``never rose``, or ``unclear`` where noise hides it."""
-        if self.fell_at is not None:
-            return "collapsed" if self.collapsed else "fell"
-        if self.gain > max(2 * self.gain_error, 0.02):
-            return "rising"
-        if abs(self.gain) + 2 * self.gain_error >= self.small:
-            return "unclear"
-        return "plateaued" if self.peak - self.start > max(self.small, 3 * self.noise) else "never rose"
-
 
 def trend(series: Series, error: float = 0.0) -> Trend | None:
     """The levels of a series; None where it has too few entries.
@@ -115,40 +90,47 @@ def trend(series: Series, error: float = 0.0) -> Trend | None:
     Args:
         error: Standard error of each value, where it is known; the noise is at least what follows from it.
     """
-    values, steps, count = [value for _, value in series], [step for step, _ in series], len(series)
-    if count < LEAST_ENTRIES:
+    steps, values = [step for step, _ in series], [value for _, value in series]
+    if len(values) < LEAST_ENTRIES:
         return None
-    size = max(3, count // 8)
+    size, quarter = max(3, len(values) // 8), len(values) // 4
     levels = _levels(values, size)
     best = max(range(len(levels)), key=levels.__getitem__)
-    peak, end = levels[best], levels[-1]
-    drop = peak - end
-    # From here on it stays below the middle of peak and end.
+    start, peak, end = levels[0], levels[best], levels[-1]
+    drop, gained = peak - end, peak - start
     below = 1 + max((k for k, value in enumerate(values) if value >= (peak + end) / 2), default=0)
     whole = _levels([value + drop * (k >= below) for k, value in enumerate(values)], size)
-    beside = zip(whole, whole[size:], whole[2 * size :], strict=False)
     # Second differences have no linear trend; of normal values the median of their size is 0.6745 √6 of a deviation.
+    beside = zip(whole, whole[size:], whole[2 * size :], strict=False)
     noise = max(median(abs(a - 2 * b + c) for a, b, c in beside) / 0.6745 / sqrt(6), error / sqrt(size))
-    half = count // 4
-    gain = 2 * (fmean(values[-half:]) - fmean(values[-2 * half : -half]))
-    fell = drop > max(FALL * noise, 0.02)
+    gain = 2 * (fmean(values[-quarter:]) - fmean(values[-2 * quarter : -quarter]))
+    gain_error, little = 2 * sqrt(2 * size / quarter) * noise, max(LITTLE * gained, SLIGHT)
+    fell = drop > max(FALL * noise, SLIGHT)
+    if fell:
+        state = "collapsed" if drop >= max(LOST * gained, OF_PEAK * abs(peak)) else "fell"
+    elif gain > max(2 * gain_error, SLIGHT):
+        state = "rising"
+    elif abs(gain) + 2 * gain_error >= little:
+        state = "unclear"
+    else:
+        state = "plateaued" if gained > max(SLIGHT, 3 * noise) else "never rose"
     return Trend(
-        entries=count,
-        size=size,
-        start=levels[0],
+        state=state,
+        start=start,
         peak=peak,
         end=end,
         noise=noise,
         peak_at=(steps[best], steps[best + size - 1]),
         last_at=(steps[-size], steps[-1]),
         gain=gain,
-        gain_error=2 * sqrt(2 * size / half) * noise,
-        fell_at=steps[min(below, count - 1)] if fell else None,
+        gain_error=gain_error,
+        fell_at=steps[min(below, len(steps) - 1)] if fell else None,
     )
 
 
 def _levels(values: Sequence[float], size: int) -> list[float]:
-    return [fmean(values[k : k + size]) for k in range(len(values) - size + 1)]
+    sums = [0.0, *accumulate(values)]
+    return [(after - before) / size for before, after in zip(sums, sums[size:], strict=False)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,16 +165,15 @@ def diagnose(course: Course) -> Diagnosis:
     }
     names = {"fell": "fell from its peak", "rising": "still rising", "unclear": "cannot say"}
     verdict = names.get(state, state)
-    solved = bool(training and training.end >= 0.5)
+    change = "cannot say"
     if out_of_data:
         verdict, change = "out of data", "D: more problems; until then the best evaluation is the run's result"
-    elif state in ("collapsed", "fell") and main is not None:
+    elif main is not None and main.fell_at is not None:
         verdict += ", rate too high" if too_high else ""
-        change = f"the rate: halve it, and go on from a checkpoint up to step {main.peak_at[1]:,}"
-        change = "cannot say: what was logged beside the reward did not move with it" if too_high is False else change
-    elif out_of_signal and solved:
-        verdict = "out of signal"
-        change = "D: harder problems; these are solved, and a larger n pays more for the few that are not"
+        if too_high is not False:
+            change = f"the rate: halve it, and go on from a checkpoint up to step {main.peak_at[1]:,}"
+    elif out_of_signal and training and training.end >= 0.5:
+        verdict, change = "out of signal", "D: harder problems; these are solved, and a larger n pays more for few"
     elif out_of_signal:
         verdict, change = "out of signal", "n: more responses find the rare success; or easier problems in D"
     elif state == "rising":
@@ -203,8 +184,6 @@ def diagnose(course: Course) -> Diagnosis:
         change = "the rate: decay or halve it, since the noise of updates goes as rate / B; then n, twice as large"
     elif state == "never rose":
         change = "the rate: it may be too low, so double it once; then n"
-    else:
-        change = "cannot say"
     return Diagnosis(verdict=verdict, findings=findings, change=change)
 
 
@@ -213,7 +192,8 @@ def _said(series: Series, found: Trend | None) -> str:
         return f"cannot say: {len(series)} entries, and {LEAST_ENTRIES} are needed" if series else "none is read"
     peak = f"{found.peak:.3f} (steps {found.peak_at[0]:,}–{found.peak_at[1]:,})"
     if found.fell_at is not None:
-        times = f"{(found.peak - found.end) / found.noise:,.0f} times its noise" if found.noise else "without noise"
+        ratio = min((found.peak - found.end) / (found.noise or 1e-9), 1_000)
+        times = f"{'over ' * (ratio == 1_000)}{ratio:,.0f} times its noise"
         last = f"{found.end:.3f} (steps {found.last_at[0]:,}–{found.last_at[1]:,})"
         return f"fell from {peak} to {last}, from step {found.fell_at:,} on: {times}"
     last_half = f"{found.gain:+.3f} ± {2 * found.gain_error:.3f} over the last half"
@@ -271,11 +251,5 @@ def _rate(course: Course, main: Trend | None) -> tuple[bool | None, str]:
     if moved:
         return True, f"too high, by the fall and {', '.join(moved)} (median until the peak → extreme after it)"
     if still:
-        return (
-            False,
-            f"cannot say: the reward fell, and {', '.join(still)} did not jump; look at rewards and data first",
-        )
-    return (
-        None,
-        "likely too high, which is not sure, since nothing but the reward is logged",
-    )
+        return False, f"cannot say: {', '.join(still)} did not jump with the fall; look at rewards and data first"
+    return None, "likely too high, which is not sure, since nothing but the reward is logged"
