@@ -87,6 +87,9 @@ def test_a_batch_in_pieces_of_one_policy_is_one_batch():
         (f"{VERL} trainer.v1.trainer_mode=colocate_async", "verl", None),
         ("--rollout.batch_size 64 --train.batch_size 512 --rollout.n_samples_per_prompt 8", "openrlhf", 0),
         ("--rollout.batch_size 64 --train.async_enable --train.batch_size 64", "openrlhf", None),
+        # What stands in whole configurations.
+        (f"{VERL} trainer.v1.colocate_async.num_warmup_batches=2", "verl", 3),
+        ("--train.async_queue_size 1 --rollout.batch_size 128", "openrlhf", 0),
     ],
 )
 def test_staleness_counts_updates_within_a_batch_and_batches_ahead(settings, known, staleness):

@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, sqrt
 from pathlib import Path
@@ -39,6 +39,8 @@ AHEAD = (
     r"|max_steps_off_policy|staleness_threshold|num_warmup_batches)"
 )
 """Settings that say how many batches a response may be behind the policy."""
+SWITCHED = re.compile("async_queue_size|max_trajectory_age_steps")
+"""Those that stand in whole configurations where nothing is asynchronous."""
 ALWAYS_AHEAD = {"prime-rl": 8, "open-instruct": 8}
 """Their defaults, in prime-rl's orchestrator.py and in open-instruct, which always sample ahead."""
 MEMORY = re.compile(r".*(?:micro.*batch_size|max_token_len|gpu_memory_utilization|tensor_parallel_size).*")
@@ -111,14 +113,19 @@ def side(name: str, known: Trainer, values: Mapping[str, Value], world_size: int
 
 def _ahead(known: Trainer, settings: Settings) -> float | None:
     """Batches by which sampling may be ahead of training; None where that is not known."""
-    said = [value for value in settings.matching(AHEAD).values() if isinstance(value, int | float)]
+    mode = settings.text("trainer.v1.trainer_mode", default="sync")
+    switched = settings.is_on("train.async_enable", "async_train", "grpo.async_grpo.enabled")
+    said = [
+        value
+        for name, value in settings.matching(AHEAD).items()
+        if isinstance(value, int | float)
+        and (switched or not SWITCHED.search(name))
+        and (f".{mode}." in name or not name.startswith("trainer.v1."))
+    ]
     if said:
         # veRL's threshold is of what is generated beyond the version that is trained on.
         return said[0] + bool(settings.matching(r"async_training\..*"))
-    switched = settings.is_on("train.async_enable", "async_train", "grpo.async_grpo.enabled")
-    if switched or settings.text("trainer.v1.trainer_mode", default="sync") != "sync":
-        return None
-    return ALWAYS_AHEAD.get(known.name, 0)
+    return None if switched or mode != "sync" else ALWAYS_AHEAD.get(known.name, 0)
 
 
 def _rate_names(known: Trainer) -> tuple[str, ...]:
@@ -212,7 +219,7 @@ def _written(a: Side, b: Side) -> Iterator[tuple[dict[str, Value], int | None]]:
     """Whole settings for B's trainer of what A trains, and the micro-batch: B's, that of its accumulation, or any."""
     f, known = a.figures, b.trainer
     n, a_step, updates, steps = (int(f[name] or 1) for name in ("n", "B_p", "updates", "steps"))
-    passes = round(n * a_step / (f["C"] or 1))
+    passes = max(1, round(n * a_step / (f["C"] or 1)))
     ranks, batch = b.batching.data_parallel or b.batching.world_size or 1, n * a_step * updates // passes
     micro: list[int | None] = [None]
     if known.name in OF_TRL:
@@ -221,14 +228,10 @@ def _written(a: Side, b: Side) -> Iterator[tuple[dict[str, Value], int | None]]:
         kept = b.values.get("per_device_train_batch_size"), batch // whole_batch if whole_batch else None
         micro = [m for m in kept if isinstance(m, int) and m and batch // ranks % m == 0] + micro
     rate = None if f["rate"] is None else float(f["rate"])
+    a_batch = Allocation(problems_per_batch=batch // n, rollouts_per_problem=n, update_steps=max(1, steps // updates))
+    plan = RunPlan(allocation=a_batch, world_size=ranks, problems=b.problems, learning_rate=rate)
     for size in micro:
-        allocation = Allocation(
-            problems_per_batch=batch // n, rollouts_per_problem=n, update_steps=max(1, steps // updates)
-        )
-        plan = RunPlan(
-            allocation=allocation, world_size=ranks, micro_batch=size, problems=b.problems, learning_rate=rate
-        )
-        settings = dict(known.write(plan).settings)
+        settings = dict(known.write(replace(plan, micro_batch=size)).settings)
         (split, again), parts = UPDATES.get(known.name, ("", "")), updates // passes
         size_of_part = settings.get(split)
         if split in PARTS:
