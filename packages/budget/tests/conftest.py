@@ -6,7 +6,7 @@ from hypothesis import settings
 from isocompute.budget.ledger import store
 
 # The helpers of these tests can be imported by name.
-sys.path[:0] = [str(Path(__file__).parent / name) for name in ("trainers", "verl", "follow")]
+sys.path[:0] = [str(Path(__file__).parent / name) for name in ("trainers", "verl", "follow", "planning")]
 
 # Signals, forks, pipes, limits of files: what these files do to a ledger can be done on POSIX only. What Windows must
 # do is in test_windows.py.

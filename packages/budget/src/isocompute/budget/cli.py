@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from .commands import audit, convert, doctor, plan, run, show
+from .commands import audit, convert, diff, doctor, plan, run, show, signal
 from .contract import command_line
 
-COMMANDS = (plan, convert, run, doctor, audit, show)
+COMMANDS = (plan, convert, diff, signal, run, doctor, audit, show)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from ..contract import tables
 from ..contract.files import write_text
 from ..errors import BudgetError, plural
+from ..planning.diagnosis import Course, diagnose
+from ..trainers.course import plain_course
 from ..trainers.doctor import Given, Patient, Report, examine, read_table, to_be_filled_in, written
 from ..trainers.registry import TRAINERS
 from ..trainers.settings import configuration
@@ -26,9 +30,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "doctor",
-        help="find trainers' runs, and what is missing to fit them",
+        help="find trainers' runs, what is missing to fit them, and what became of one",
         description=f"Find runs of {', '.join(READ[:-1])} and {READ[-1]} below folders: what is understood of each, "
-        "all that is missing, and a table that isocompute-frontier fits as it is.",
+        "all that is missing, and a table that isocompute-frontier fits as it is; of one run also what became of it.",
         epilog="Exit status: 0 where everything that looks like a log was read and is in the table, 3 where some of it "
         "is not, 1 where nothing is, 2 after an error.",
     )
@@ -52,8 +56,16 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     )
     report = examine(arguments.path, given, trainer=arguments.trainer, shared=configuration(arguments.config))
     patients, out = report.patients, arguments.out
+    if not patients and out is None and arguments.trainer is None and len(arguments.path) == 1:
+        with suppress(BudgetError):
+            course = plain_course(arguments.path[0])
+            yield f"{arguments.path[0]}: steps and rewards, of no trainer that is known: there is no table to fit"
+            yield from _became(course)
+            return
     for patient in patients:
         yield from _lines(patient)
+        if patient.course is not None and (patient.course.training or patient.course.evaluations):
+            yield from _became(patient.course)
     yield from (f"{unread.source}: NOT READ: {unread.reason}" for unread in report.unread)
     yield from _missing(patients)
     if out is not None and any(patient.missing for patient in patients):
@@ -67,6 +79,15 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     if lost:
         arguments.exit_status = arguments.exit_status if "exit_status" in arguments else PARTLY
         yield lost
+
+
+def _became(course: Course) -> Iterable[str]:
+    """Say what became of a run."""
+    found = diagnose(course)
+    yield f"what became of it: {found.verdict}"
+    width = max(map(len, found.findings))
+    yield from (f"  {topic:{width}}  {said}" for topic, said in found.findings.items())
+    yield f"  change first: {found.change}"
 
 
 def _written(report: Report, out: Path) -> Iterable[str]:
@@ -162,6 +183,7 @@ def _manifest(report: Report) -> dict[str, object]:
                 "missing": list(p.missing),
                 "problem": p.problem or None,
                 "notes": list(p.notes),
+                "became": None if p.course is None else asdict(diagnose(p.course)),
             }
             for p in report.patients
         ],

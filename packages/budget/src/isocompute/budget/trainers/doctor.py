@@ -10,6 +10,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from hashlib import sha256
@@ -23,7 +24,9 @@ from ..contract import tables
 from ..contract.errors import TableError, TrackingError
 from ..contract.tracking import is_of_mlflow
 from ..errors import BudgetError, reason
+from ..planning.diagnosis import Course
 from .counting import LARGEST_COUNT, LoggedEvaluation, StepCounts, success_rates
+from .course import course_of
 from .logs.log import EVALUATED, Log, join
 from .registry import READERS, TRAINERS
 from .registry import trainer as registered
@@ -395,6 +398,7 @@ class Patient:
         rows: Of ``evals``; none where something is missing.
         read: Names of the settings that it is read by; none where it could not be read to the end.
         missing: Settings that nothing says, and what each may be, where that is known.
+        course: What its log says of its course, where it is the only run.
     """
 
     name: str
@@ -407,6 +411,7 @@ class Patient:
     training: bool = False
     notes: tuple[str, ...] = ()
     problem: str = ""
+    course: Course | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -440,6 +445,11 @@ def examine(
     unused = sorted(given.every.keys() - read)
     if unused and patients and all(patient.read for patient in patients):
         raise BudgetError(f"no run is read by a setting {unused[0]}; {_near(unused[0], read)}")
+    if len(runs) == 1:
+        ((known, log),), (patient,), (own,) = runs, patients, said
+        with suppress(BudgetError):
+            course = course_of(log, known, rows=patient.rows, settings=settings_of(log, shared or {}, own))
+            patients = [replace(patient, course=course)]
     return Report(patients=patients, unread=unread, files=files + len(unread))
 
 

@@ -33,6 +33,7 @@ class Batching:
         update_steps: M, optimizer steps.
         problems_generated: Problems that are generated at once.
         generations: How often that happens in the whole run.
+        updates: Optimizer steps of what is generated at once; below 1 where a step takes several such batches.
         baseline_rollouts: Responses for each problem in addition to n and not trained on (veRL's remax: 1).
         data_parallel: Copies of the model that share a batch.
         unknown: What the settings leave open, and how to state it.
@@ -45,6 +46,7 @@ class Batching:
     update_steps: int | None
     problems_generated: int | None
     generations: int | None
+    updates: Fraction | None = None
     baseline_rollouts: int = 0
     world_size: int | None
     data_parallel: int | None = None
@@ -628,6 +630,7 @@ class Settings:
             update_steps=update_steps or None,
             problems_generated=problems_generated,
             generations=generations,
+            updates=None if updates is None else Fraction(updates),
             baseline_rollouts=baseline_rollouts,
             world_size=self.devices,
             data_parallel=self.data_parallel,
