@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from decimal import Decimal, InvalidOperation, Overflow
+from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
@@ -70,11 +73,42 @@ class _UnwritableError(Exception):
         self.reader_left = isinstance(cause, BrokenPipeError)
 
 
+AMOUNTS = {"K": 3, "M": 6, "B": 9, "T": 12}
+"""Suffixes of amounts, and the power of ten of each."""
+
+
+def amount(text: str) -> Decimal:
+    """An amount as people write it: 50000, 24_576, 2e6, 250k, 1M or 1.5B.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    digits, power = text.strip(), AMOUNTS.get(text.strip()[-1:].upper(), 0)
+    try:
+        value = Decimal(digits[:-1]).scaleb(power) if power else Decimal(digits)
+    except (InvalidOperation, Overflow):
+        value = Decimal("NaN")
+    if not value.is_finite():
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not an amount such as 50000, 2e6, 250k, 1M or 1.5B")
+    return value
+
+
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports an error in one line, as the commands do."""
+    """A parser that reports an error in one line, as the commands do, and names what may have been meant."""
 
     def error(self, message: str) -> NoReturn:
-        raise SystemExit(_report_error(f"{message} (see {self.prog} --help)"))
+        raise SystemExit(_report_error(f"{message}{self._meant(message)} (see {self.prog} --help)"))
+
+    def _meant(self, message: str) -> str:
+        """The command, choice or option that is nearest to one that is unknown."""
+        if unknown := re.search(r"unrecognized arguments: (--[\w-]+)", message):
+            known = [option for action in self._actions for option in action.option_strings]
+        elif unknown := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            known = re.findall(r"[\w.@-]+", unknown[2])
+        else:
+            return ""
+        near = get_close_matches(unknown[1], known, n=1)
+        return f": did you mean {near[0]}?" if near else ""
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         super()._print_message(_encodable(message, file or sys.stderr), file)

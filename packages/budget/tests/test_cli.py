@@ -114,8 +114,8 @@ def test_convert_carries_the_learning_rate_from_the_batch_it_was_tuned_at(capsys
 @given(st.integers(1, 10**6), st.sampled_from(["K", "M", "B"]))
 def test_a_suffix_is_an_exact_factor(number, suffix):
     scale = {"K": 3, "M": 6, "B": 9}[suffix]
-    assert text_module.parameters(f"{number}{suffix}") == number * 10**scale
-    assert text_module.parameters(f"{number / 1000}{suffix}") == number * 10 ** (scale - 3)
+    assert text_module.whole(f"{number}{suffix}") == number * 10**scale
+    assert text_module.whole(f"{number / 1000}{suffix}") == number * 10 ** (scale - 3)
     assert text_module.whole(f"{number}e{scale}") == number * 10**scale
 
 

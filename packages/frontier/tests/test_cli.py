@@ -22,7 +22,7 @@ slow = pytest.mark.slow("fits, or an interpreter that is started")
 def test_nonsense_is_one_sentence(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError) as error:
         positive(text)
-    assert str(error.value) == f"{text!r} is not an amount above 0, such as 50000, 2k, 16M or 1.5B"
+    assert str(error.value).startswith(f"{text!r} is not an amount")
 
 
 SUFFIXES = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}

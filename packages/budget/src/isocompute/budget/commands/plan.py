@@ -25,7 +25,7 @@ from ..planning.compute import (
     grid,
     price,
 )
-from .text import aligned_table, number, parameters, whole, whole_numbers, write_json
+from .text import aligned_table, number, whole, whole_numbers, write_json
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -86,8 +86,8 @@ def add_model_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options on the model, the lengths and the device."""
     group = command.add_argument_group("the model and the device, to estimate time, memory and money")
     said = "parameters, of all experts: 7B"
-    group.add_argument("--model-parameters", dest="parameters", type=parameters, metavar="N", help=said)
-    group.add_argument("--active-parameters", type=parameters, metavar="N", help="of a token (default: all of them)")
+    group.add_argument("--model-parameters", dest="parameters", type=whole, metavar="N", help=said)
+    group.add_argument("--active-parameters", type=whole, metavar="N", help="of a token (default: all of them)")
     group.add_argument("--response-tokens", type=number, metavar="T", help="mean response at first")
     group.add_argument("--device", choices=DEVICES, help="the accelerator")
     group.add_argument("--prompt-tokens", type=number, default=0.0, metavar="P", help="mean prompt (default: 0)")

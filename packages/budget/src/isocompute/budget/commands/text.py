@@ -6,11 +6,12 @@ import argparse
 import json
 import re
 from collections.abc import Iterable, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from ..contract.command_line import amount
 from ..contract.errors import printable
 from ..contract.files import write_text
 from ..errors import LARGEST, BudgetError, shorten
@@ -19,18 +20,17 @@ from ..trainers.registry import READERS
 SOURCES = "a ledger, a folder of ledgers, or a ledger table (Parquet, CSV, mlflow:EXPERIMENT, runs:/RUN_ID)"
 """The sources that ``account`` reads, for help texts."""
 
-SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-
 
 def whole(text: str) -> int:
-    """A whole number, also as 2e6 or 24_576."""
-    return _whole(text, text, 1)
-
-
-def parameters(text: str) -> int:
-    """A number of parameters, also as 7B, 0.5b, 350M or 1.5e9."""
-    scale = SUFFIXES.get(text[-1:].upper())
-    return _whole(text, text[:-1] if scale else text, scale or 1)
+    """A whole number, also as 2e6, 24_576 or 1M."""
+    value = amount(text)
+    if value > LARGEST:
+        raise argparse.ArgumentTypeError(f"{shorten(text)} is not a whole number of at most {LARGEST}")
+    # Bounds come before arithmetic: 1e999999999 is a number that no memory holds, and 1e-999999999 becomes 0.
+    possible = value >= -LARGEST and (value == 0 or abs(value) >= Decimal("1e-20"))
+    if not possible or value != int(value):
+        raise argparse.ArgumentTypeError(f"{shorten(text)} is not a whole number")
+    return int(value)
 
 
 def number(text: str) -> float:
@@ -47,20 +47,6 @@ def number(text: str) -> float:
 def whole_numbers(text: str) -> tuple[int, ...]:
     """Whole numbers with commas between them, such as 4,16,64."""
     return tuple(whole(part) for part in text.split(","))
-
-
-def _whole(text: str, digits: str, scale: int) -> int:
-    try:
-        value = Decimal(digits.strip())
-    except InvalidOperation:
-        value = Decimal("NaN")
-    if not value.is_nan() and value > LARGEST // scale:
-        raise argparse.ArgumentTypeError(f"{shorten(text)} is not a whole number of at most {LARGEST}")
-    # Bounds come before arithmetic: 1e999999999 is a number that no memory holds, and 1e-999999999 becomes 0.
-    possible = not value.is_nan() and value >= -LARGEST and (value == 0 or abs(value) >= Decimal("1e-20"))
-    if not possible or value * scale != int(value * scale):
-        raise argparse.ArgumentTypeError(f"{shorten(text)} is not a whole number")
-    return int(value * scale)
 
 
 def aligned_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterable[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..contract.command_line import amount
 from ..contract.files import write_text
 from ..errors import FrontierError
 
@@ -26,20 +27,13 @@ def assignment(text: str) -> tuple[str, str]:
     return name, value
 
 
-SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-
-
 def positive(text: str) -> float:
     """A finite amount above 0, such as 50000, 2k, 16M or 1.5B.
 
     Raises:
         argparse.ArgumentTypeError: It is not such an amount.
     """
-    scale = SUFFIXES.get(text[-1:].lower())
-    try:
-        value = float(text if scale is None else text[:-1]) * (scale or 1.0)
-    except ValueError:
-        value = 0.0
+    value = float(amount(text))
     if not (np.isfinite(value) and value > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is not an amount above 0, such as 50000, 2k, 16M or 1.5B")
     return value
