@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from isocompute.budget import History
 from isocompute.budget.cli import main
-from reading_logs import needed
 from training import BATCH, arguments, command
 
 pytestmark = pytest.mark.slow("commands that are followed, and killed")
@@ -31,14 +30,6 @@ def started(folder, *args, **options):
     return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.fixture(params=["lines", "events"])
-def logger(request):
-    """What writes the log: veRL's lines or TensorBoard."""
-    if request.param == "events":
-        needed("tensorboard")
-    return request.param
-
-
 def wait_for(condition):
     for _ in range(600):
         if condition():
@@ -47,8 +38,8 @@ def wait_for(condition):
     raise AssertionError("nothing happened for half a minute")
 
 
-def test_a_command_is_ended_before_the_step_that_would_exceed_the_budget(tmp_path, capsys, logger):
-    assert main(arguments(tmp_path, 100, hangs=5, logger=logger)) == 3
+def test_a_command_is_ended_before_the_step_that_would_exceed_the_budget(tmp_path, capsys):
+    assert main(arguments(tmp_path, 100, hangs=5)) == 3
     out, err = capsys.readouterr()
     assert "ended at its budget after step 4 (SIGINT; the command ended with" in out
     assert "step 5 would take the run from 32 to 40 rollouts, and the budget is 32" in out
@@ -69,12 +60,12 @@ def test_a_command_that_ends_by_itself_ends_with_its_own_status(tmp_path, capsys
     assert rollouts(tmp_path) == (steps * BATCH, 0)
 
 
-def test_a_run_that_was_killed_goes_on_with_its_ledger_after_the_step_that_its_log_shows(tmp_path, capsys, logger):
+def test_a_run_that_was_killed_goes_on_with_its_ledger_after_the_step_that_its_log_shows(tmp_path, capsys):
     limit = ("--rollouts", str(10 * BATCH))
-    assert main(arguments(tmp_path, 100, *limit, dies=5, saves=3, logger=logger)) == 137
-    assert main(arguments(tmp_path, 100, *limit, dies=7, saves=3, logger=logger)) == 137
+    assert main(arguments(tmp_path, 100, *limit, dies=5, saves=3)) == 137
+    assert main(arguments(tmp_path, 100, *limit, dies=7, saves=3)) == 137
     assert rollouts(tmp_path) == (7 * BATCH, 2 * BATCH)
-    assert main(arguments(tmp_path, 100, *limit, hangs=8, saves=3, logger=logger)) == 3
+    assert main(arguments(tmp_path, 100, *limit, hangs=8, saves=3)) == 3
     assert "(24 of them lost) to 88 rollouts paid for" in capsys.readouterr().out
     history = History.read(tmp_path / "run.ledger")
     assert history.resumed_from == (0, 3, 6)
@@ -82,11 +73,9 @@ def test_a_run_that_was_killed_goes_on_with_its_ledger_after_the_step_that_its_l
     assert history.table()["rollouts"].to_list() == [BATCH] * 7
 
 
-def test_a_command_that_starts_its_trainer_again_pays_for_what_is_generated_again(tmp_path, logger):
-    words = arguments(tmp_path, 100, "--rollouts", str(9 * BATCH), logger=logger)
-    twice = [
-        shlex.join(command(tmp_path / "log", 100, logger=logger, saves=3, **o)) for o in ({"dies": 5}, {"hangs": 8})
-    ]
+def test_a_command_that_starts_its_trainer_again_pays_for_what_is_generated_again(tmp_path):
+    words = arguments(tmp_path, 100, "--rollouts", str(9 * BATCH))
+    twice = [shlex.join(command(tmp_path / "log", 100, saves=3, **o)) for o in ({"dies": 5}, {"hangs": 8})]
     # The log must be seen before and after.
     script = f"{twice[0]}; sleep 2; {twice[1]}"
     assert main([*words[: words.index("--")], "--", "sh", "-c", script]) == 3

@@ -14,7 +14,7 @@ from isocompute.budget import BudgetError
 from isocompute.budget.cli import main
 from isocompute.budget.trainers.doctor import Given, examine
 from isocompute.budget.trainers.logs.sources import read_logs
-from isocompute.budget.trainers.registry import TRAINERS
+from isocompute.budget.trainers.registry import READERS
 from isocompute.budget.trainers.search import log_sources
 from reading_logs import DOCS, FIXTURES, VERL, asked, csv_of, lines, logged_run
 
@@ -208,19 +208,17 @@ LOGS = {
 def claimed(source):
     """The trainers in whose layout a log can be read, and whose marks it has."""
     found = set()
-    for name, known in TRAINERS.items():
-        if known.logs is None:
-            continue
+    for name, reader in READERS.items():
         try:
-            logs = [log for one in log_sources(str(source))[0] for log in read_logs(one, known.logs.layout)]
+            logs = [log for one in log_sources(str(source))[0] for log in read_logs(one, reader.layout)]
         except BudgetError:
             continue
         keys = {key for log in logs for key in (*log.config, *(k for _, metrics in log.rows for k in metrics))}
-        found |= {name} if any(map(known.logs.marks.match, keys)) else set()
+        found |= {name} if any(map(reader.marks.match, keys)) else set()
     return found
 
 
-@pytest.mark.parametrize("name", [name for name, known in TRAINERS.items() if known.logs])
+@pytest.mark.parametrize("name", READERS)
 def test_a_log_is_of_one_trainer(tmp_path, name):
     log = lines(tmp_path / "log.jsonl", LOGS[name])
     # ms-swift logs what TRL does, in a file without TRL's steps.

@@ -15,7 +15,6 @@ from ..planning.compute import (
     SPREAD,
     Constraints,
     Grid,
-    Interval,
     Lengths,
     Model,
     Setting,
@@ -169,17 +168,13 @@ def plan_row(split: Split, arguments: argparse.Namespace) -> dict[str, Any]:
     setting = model_setting(arguments)
     if setting is not None:
         step = setting.estimate(a.batch_rollouts, rollouts_per_problem=a.rollouts_per_problem).time
-        row["seconds_per_step"] = _amounts(step.times(1 / arguments.world_size))
-        row["device_hours"] = _amounts(step.times(a.update_steps / 3600))
+        row["seconds_per_step"] = step.times(1 / arguments.world_size).amounts
+        row["device_hours"] = step.times(a.update_steps / 3600).amounts
         if arguments.price is not None:
             money = price(step.times(a.update_steps), arguments.price, arguments.currency)
-            row["cost"], step = _amounts(money), money
+            row["cost"], step = money.amounts, money
         row["assumptions"] = step.assumptions
     return row
-
-
-def _amounts(interval: Interval) -> list[float]:
-    return [interval.low, interval.likely, interval.high]
 
 
 def plan_lines(plan: Grid, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> Iterable[str]:

@@ -10,10 +10,11 @@ share anything.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf, isfinite, sqrt
+from operator import add, truediv
 from typing import Literal
 
 from ..errors import BudgetError, check_whole_fields, finite, plural, whole
@@ -220,33 +221,33 @@ class Interval:
     assumptions: tuple[str, ...] = ()
 
     @classmethod
+    def of(cls, amounts: Iterable[float], *assumptions: str) -> Interval:
+        """The interval of a low, a likely and a high amount, each assumption once."""
+        low, likely, high = amounts
+        return cls(low=low, likely=likely, high=high, assumptions=tuple(dict.fromkeys(assumptions)))
+
+    @classmethod
     def sure(cls, amount: float) -> Interval:
         """An amount that is known."""
-        return cls(low=amount, likely=amount, high=amount)
+        return cls.of([amount] * 3)
+
+    @property
+    def amounts(self) -> tuple[float, float, float]:
+        """Low, likely and high."""
+        return self.low, self.likely, self.high
 
     def over(self, rates: Sequence[float], *assumptions: str) -> Interval:
         """The time that it takes at a low, a likely and a high rate, and what these assume."""
-        slow, likely, fast = rates
-        said = (*self.assumptions, *assumptions)
-        return Interval(low=self.low / fast, likely=self.likely / likely, high=self.high / slow, assumptions=said)
+        # The low amount at the high rate.
+        return Interval.of(map(truediv, self.amounts, reversed(rates)), *self.assumptions, *assumptions)
 
     def __add__(self, other: Interval) -> Interval:
         """The sum, as wide as if both were off in the same direction."""
-        return Interval(
-            low=self.low + other.low,
-            likely=self.likely + other.likely,
-            high=self.high + other.high,
-            assumptions=tuple(dict.fromkeys((*self.assumptions, *other.assumptions))),
-        )
+        return Interval.of(map(add, self.amounts, other.amounts), *self.assumptions, *other.assumptions)
 
     def times(self, factor: float, *assumptions: str) -> Interval:
         """The interval in another unit, and what the factor assumes."""
-        return Interval(
-            low=self.low * factor,
-            likely=self.likely * factor,
-            high=self.high * factor,
-            assumptions=tuple(dict.fromkeys((*self.assumptions, *assumptions))),
-        )
+        return Interval.of((amount * factor for amount in self.amounts), *self.assumptions, *assumptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,8 +344,7 @@ class Lengths:
 
     def tokens_of(self, rollouts: int) -> Interval:
         """Response tokens of a number of rollouts, as uncertain as their mean length."""
-        low, likely, high = (round(rollouts * mean) for mean in self.means)
-        return Interval(low=low, likely=likely, high=high, assumptions=(self.assumption,))
+        return Interval.of((round(rollouts * mean) for mean in self.means), self.assumption)
 
 
 GIBIBYTE = 2**30
@@ -520,8 +520,7 @@ class Setting:
 
         said = self._assumptions(shared_prompt=self.shared_prompt and n > 1)
         amounts = zip(*map(parts, self.lengths.means), strict=True)
-        flops = [Interval(low=low, likely=likely, high=high, assumptions=said) for low, likely, high in amounts]
-        generation, passes, in_head = flops
+        generation, passes, in_head = (Interval.of(amount, *said) for amount in amounts)
         training = seconds(passes, self.device, self.utilisation.training, "training")
         if head:
             training += head_seconds(in_head, self.device)

@@ -221,9 +221,5 @@ class Placement:
 
 def longest(intervals: Sequence[Interval]) -> Interval:
     """The time until all of some are over that begin together, as if all were off in the same direction."""
-    return Interval(
-        low=max(interval.low for interval in intervals),
-        likely=max(interval.likely for interval in intervals),
-        high=max(interval.high for interval in intervals),
-        assumptions=tuple(dict.fromkeys(said for interval in intervals for said in interval.assumptions)),
-    )
+    said = (said for interval in intervals for said in interval.assumptions)
+    return Interval.of(map(max, zip(*(interval.amounts for interval in intervals), strict=True)), *said)
