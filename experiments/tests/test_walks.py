@@ -127,7 +127,7 @@ def test_sixteen_responses_are_sampled_and_scored_through_9_files() -> None:
     scoring, problems = scoring_from({"seconds": 4.0}), sums(1, 1).head(1)
     with (
         closing(open_sampler("transformers", str(BASE), Sampling(max_new_tokens=8), scoring=scoring)) as sampler,
-        walked("The way of a reward", 9, "isocompute.rollout.samplers.base:open_sampler"),
+        walked("The way of a reward", 9, "isocompute.rollout.samplers.registry:open_sampler"),
     ):
         assert sampler.sample(problems, samples=16, seed=0, step=0)["reward"].len() == 16
 
