@@ -2,7 +2,7 @@
 
     python -m benchmarks.crossover [--blocks 3] [--sizes 0.1M 5M] [--tokens 24 256] [--whole]
 
-The rule of ``resources.sampler: auto`` rests on it (``isocompute.rollout.samplers.base``). Weights are random. For
+The rule of ``resources.sampler: auto`` rests on it (``isocompute.rollout.samplers.registry``). Weights are random. For
 each size a process opens both engines, and each block takes the same step with one after the other, in alternating
 order: a sync of weights, then 8 problems answered n times by each. Responses are not scored. Printed are CPU-ms of a
 rollout, the sync included: the mean over blocks, after a block that warms up.

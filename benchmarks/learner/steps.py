@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import polars as pl
 from isocompute.learner import Checkpoints, Learner, LearnerConfig, Progress, RunConfig, StepRecord, UpdateSteps, train
 from isocompute.rollout import Sampling
-from isocompute.rollout.samplers.base import cheaper
+from isocompute.rollout.samplers.registry import cheaper
 from isocompute.rollout.samplers.weights import stored_parameters
 
 from benchmarks.sampler import NoScoring

@@ -23,7 +23,7 @@ from isocompute.rollout import (
     Source,
 )
 from isocompute.rollout.contract.settings import Count, made_of
-from isocompute.rollout.samplers.base import Choice, cheaper
+from isocompute.rollout.samplers.registry import Choice, cheaper
 from isocompute.rollout.samplers.weights import stored_parameters
 from pydantic import AfterValidator, Field, model_validator
 

@@ -3,8 +3,8 @@
 from .errors import RolloutError
 from .problems.loading import Loaded, load_checked, load_problems
 from .problems.sources import HubSource, LocalSource, ReasoningGymSource, Source, source_from
-from .samplers.base import open_pipe, open_sampler
 from .samplers.local import Prompting, prompting_from
+from .samplers.registry import open_pipe, open_sampler
 from .samplers.sampling import EngineConfig, Interruption, Sampling, engine_from, response_seed, sampling_from
 from .scoring.evaluation import (
     DifficultySplit,

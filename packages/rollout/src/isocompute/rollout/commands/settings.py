@@ -13,8 +13,9 @@ from typing import Any
 from ..contract.documents import parsed
 from ..contract.files import reason_of
 from ..errors import RolloutError
-from ..samplers.base import KINDS, Sampler, open_sampler
+from ..samplers.base import Sampler
 from ..samplers.local import TEMPLATES, Prompting
+from ..samplers.registry import KINDS, open_sampler
 from ..samplers.sampling import EngineConfig, Interruption, Sampling, engine_from, sampling_from
 from ..scoring.scorer import Scorer, default_scorer
 from .values import add_scoring, pairs, scorer_of, yaml_mappings

@@ -1,7 +1,7 @@
-"""The interface of samplers and which one to open, the columns of their tables, and problems that cannot be scored.
+"""The interface of samplers, the columns of their tables, and the problems that they cannot score.
 
-A sampler's library is imported when it is opened. Every sampler counts the versions of its weights and samples from
-whole weights only. A group that is complete becomes one Arrow batch.
+Every sampler counts the versions of its weights and samples from whole weights only. A group that is complete becomes
+one Arrow batch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import logging
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,27 +18,16 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ..errors import ProblemError, RolloutError, library
-from ..scoring.sandbox.process import ScoringConfig
-from ..scoring.scorer import Scorer, Verdict, default_scorer
+from ..errors import ProblemError, RolloutError
+from ..scoring.scorer import Verdict
 from . import weights
-from .sampling import Draw, EngineConfig, Response, Sampling
+from .sampling import Draw, Response, Sampling
 from .weights import BUCKET_BYTES, InProcess, Manifest, Payload, Rendezvous, buckets, checked, loading
 
 if TYPE_CHECKING:
     import torch
 
-    from .in_flight import InFlightPipe
-    from .virtual import VirtualPipe
-
 logger = logging.getLogger(__name__)
-KINDS = ("vllm", "transformers", "openai")
-REPLICATED = ("vllm", "transformers")
-"""Those of which there may be several replicas."""
-CHEAPER_BELOW, CHEAPER_UP_TO = 5_000_000, 80
-"""Parameters below which, and tokens of a prompt and its response up to which, transformers answers with less CPU time
-than vLLM: vLLM's scheduler costs more than so small a model, and copies of a growing cache of keys and values cost
-transformers more the longer a sequence is (``python -m benchmarks.crossover``, tables in docs/rollout.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -429,108 +417,3 @@ def packed(table: pl.DataFrame) -> torch.Tensor:
 def unpacked(tensor: torch.Tensor) -> pl.DataFrame:
     """Return the table of some bytes (``packed``)."""
     return pl.read_ipc(BytesIO(tensor.cpu().numpy().tobytes()))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """A kind of sampler, and the reason for it as a phrase."""
-
-    kind: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.kind} ({self.reason})"
-
-
-def cheaper(parameters: int | None, *, longest: int, device: str) -> Choice:
-    """Choose the kind that answers at the least cost.
-
-    It is a rule and no measurement, and does not ask what is installed: what a run is must not depend on the machine.
-
-    Args:
-        parameters: Number of the model's parameters (``weights.stored_parameters``); None where nothing here says it,
-            as of a model on the hub.
-        longest: Most tokens of a prompt and its response together.
-    """
-    if device != "cpu":
-        return Choice(kind="vllm", reason=f"the device is {device}")
-    if parameters is None:
-        return Choice(kind="vllm", reason="no safetensors file here says how large the base model is")
-    size, most = f"{parameters / 1e6:,.3g} million parameters on a CPU", f"{CHEAPER_BELOW / 1e6:g} million"
-    if parameters >= CHEAPER_BELOW:
-        return Choice(kind="vllm", reason=f"{size}, {most} or more")
-    length = f"sequences of up to {longest:,} tokens"
-    if longest > CHEAPER_UP_TO:
-        return Choice(kind="vllm", reason=f"{length}, more than {CHEAPER_UP_TO}")
-    return Choice(kind="transformers", reason=f"{size}, fewer than {most}, and {length}, at most {CHEAPER_UP_TO}")
-
-
-def open_sampler(
-    kind: str,
-    model: str,
-    sampling: Sampling,
-    *,
-    scoring: ScoringConfig | None = None,
-    replicas: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> Sampler:
-    """Open a sampler for a model.
-
-    Args:
-        kind: ``vllm``, ``transformers``, or ``openai`` (any OpenAI-compatible server; needs the option ``base_url``).
-        model: Directory or name of a model in the Hugging Face format.
-        scoring: Settings of scoring; by default this process's samplers share a scorer.
-        replicas: One or several replicas of ``vllm`` or ``transformers``, each in a Ray actor of its own: the options
-            of ``Replicas``, such as ``{"replicas": 2}``. By default one sampler, in this process.
-
-    Raises:
-        RolloutError: There is no such kind, its library is not installed, the model cannot be loaded, or a server
-            does not answer.
-    """
-    if replicas is not None:
-        if kind not in REPLICATED:
-            raise RolloutError(f"a sampler {kind!r} has no replicas; {' and '.join(REPLICATED)} have")
-        from .actor import connected_ray
-        from .replicas.pool import Replicas
-
-        settings = dict(replicas)
-        if "num_gpus" not in settings and (kind == "vllm" or str(options.get("device")).startswith("cuda")):
-            shared = (options.get("engine") or EngineConfig()).tensor_parallel or 1
-            settings["num_gpus"] = float(shared) if connected_ray().cluster_resources().get("GPU") else 0.0
-        opener = partial(open_sampler, kind, model, sampling, scoring=scoring, **options)
-        return Replicas(opener, model, sampling, **settings)
-    if scoring is not None and scoring != default_scorer().config:
-        options["scorer"] = Scorer(scoring)
-    if kind == "vllm":
-        from .vllm.sampler import VllmSampler
-
-        return VllmSampler(model, sampling, **options)
-    if kind == "transformers":
-        from .transformers import TransformersSampler
-
-        return TransformersSampler(model, sampling, **options)
-    if kind == "openai":
-        library("httpx2", extra="openai")
-        from .servers.openai import OpenAISampler
-
-        return OpenAISampler(model, sampling, **options)
-    raise RolloutError(f"there is no sampler called {kind!r}; there are {', '.join(KINDS)}")
-
-
-def open_pipe(sampler: Sampler, mode: str, **options: Any) -> InFlightPipe | VirtualPipe:
-    """Let a sampler generate while updates are taken.
-
-    Args:
-        sampler: It may be asked for samples meanwhile, as for an evaluation.
-        mode: ``in_flight``: by the wall clock, with replicas (``InFlightPipe``). ``virtual``: on a virtual clock,
-            with the sampler ``transformers`` in this process (``VirtualPipe``).
-    """
-    if mode == "in_flight":
-        from .in_flight import InFlightPipe
-
-        return InFlightPipe(sampler, **options)
-    if mode == "virtual":
-        from .virtual import VirtualPipe
-
-        return VirtualPipe(sampler, **options)
-    raise RolloutError(f"there is no mode of a pipe called {mode!r}; there are in_flight and virtual")
