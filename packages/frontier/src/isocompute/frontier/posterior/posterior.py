@@ -21,11 +21,11 @@ from .density import DEPARTURE_DEGREES, Priors, bent, rise, step_share
 from .model import Model, coordinates, correlations, features
 from .runs import Runs, Setting
 
-CHAINS, WARM_UP, KEPT = 16, 40, 75
+CHAINS, WARM_UP, KEPT = 16, 30, 40
 AGREED = 1.1
 """Largest split R̂ at which chains agree; of so many short ones, independent draws have about 1.02."""
-ENOUGH = 0.2
-"""Independent draws of the decision, as a share of those kept: of 240 P(best) is known to 3 points."""
+ENOUGH = 0.375
+"""Independent draws of the decision, as a share of those of the first round: of 240 P(best) is known to 3 points."""
 COULD_WIN = 0.02
 """P(best) from which on a setting could be the best, and the decision depends on it."""
 
@@ -167,7 +167,8 @@ def posterior(
     """Fit all runs together.
 
     Args:
-        size: Chains, steps of each before the first draw, and draws of each.
+        size: Chains, steps of each before the first draw, and draws of each in the first round; no more than twice as
+            many are kept.
     """
     # Of matrices as small as these threads only wait for each other.
     with threadpool_limits(1):
@@ -207,8 +208,8 @@ def _drawn(model: Model, seed: int, size: tuple[int, int, int]) -> Posterior:
         agreed=agreed,
         apart=model.apart,
     ).chains
-    # Chains that took longer are thinned, so that every fit has as many draws.
-    thinned = found[np.linspace(0, len(found) - 1, kept).round().astype(int)]
+    # Neighbouring draws of chains that took longer say much the same.
+    thinned = found[np.linspace(0, len(found) - 1, min(len(found), 2 * kept)).round().astype(int)]
     agreement = float(split_r_hat(rewards(found)).max())
     return Posterior(model=model, theta=thinned.reshape(-1, model.size), split_r_hat=agreement)
 
@@ -231,6 +232,8 @@ Index = NDArray[np.int64]
 ACCEPTED = 0.85
 TURN = 2.0
 """Mean length of a step, in the unit of the mass: a normal distribution forgets where it was after π/2."""
+SHORT = (0.1, 0.3)
+"""Share of the steps that are short, and by what factor."""
 LEAPS = (1, 24)
 """Least and most leaps of a step."""
 
@@ -263,7 +266,7 @@ def sample(
     kept: int,
     rng: np.random.Generator,
     agreed: Callable[[Array], bool] = lambda _: True,
-    rounds: int = 9,
+    rounds: int = 11,
     apart: Index | None = None,
 ) -> Draws:
     """Draws of a density.
@@ -295,7 +298,6 @@ def sample(
                 drawn = drawn[half:]
                 break
             walk.learn(drawn[-len(gradient) :], gradient)
-            walk.run(warm_up // 5)
             more, gradient = walk.run(half)
             drawn = np.concatenate([drawn, more])
     return Draws(chains=drawn, accepted=walk.accepted)
@@ -480,8 +482,10 @@ class _Walk:
         rng, mass = self.rng, self.mass
         momentum = rng.standard_normal(self.theta.shape)
         energy = self.value - 0.5 * (momentum**2).sum(axis=1)
-        # Steps of random length, so that no chain turns in a circle, or stays where the pace is too long for it.
-        length = self.pace * rng.uniform(0.7, 1.15, (len(momentum), 1))
+        # Steps of random length, so that no chain turns in a circle; one of SHORT is so short that a chain leaves even
+        # where the pace is far too long for it, as in the neck of a funnel.
+        length = rng.uniform(0.7, 1.15, (len(momentum), 1))
+        length *= self.pace * np.where(rng.random((len(momentum), 1)) < SHORT[0], SHORT[1], 1.0)
         leaps = int(np.clip(round(TURN * rng.uniform(0.6, 1.4) / self.pace), *LEAPS))
         new, moved = self.theta, momentum + 0.5 * length * mass.turned(self.gradient)
         for k in range(leaps):
