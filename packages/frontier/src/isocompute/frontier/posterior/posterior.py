@@ -21,7 +21,7 @@ from .density import DEPARTURE_DEGREES, Priors, bent, rise, step_share
 from .model import Model, coordinates, correlations, features
 from .runs import Runs, Setting
 
-CHAINS, WARM_UP, KEPT = 16, 30, 40
+CHAINS, WARM_UP, KEPT = 16, 24, 40
 AGREED = 1.1
 """Largest split R̂ at which chains agree; of so many short ones, independent draws have about 1.02."""
 ENOUGH = 0.375
@@ -232,7 +232,7 @@ Index = NDArray[np.int64]
 ACCEPTED = 0.85
 TURN = 2.0
 """Mean length of a step, in the unit of the mass: a normal distribution forgets where it was after π/2."""
-SHORT = (0.1, 0.3)
+SHORT = (0.05, 0.3)
 """Share of the steps that are short, and by what factor."""
 LEAPS = (1, 24)
 """Least and most leaps of a step."""
