@@ -207,7 +207,7 @@ def _drawn(model: Model, seed: int, size: tuple[int, int, int]) -> Posterior:
         rng=np.random.default_rng(seed),
         agreed=agreed,
         apart=model.apart,
-    ).chains
+    )
     # Neighbouring draws of chains that took longer say much the same.
     thinned = found[np.linspace(0, len(found) - 1, min(len(found), 2 * kept)).round().astype(int)]
     agreement = float(split_r_hat(rewards(found)).max())
@@ -238,24 +238,6 @@ LEAPS = (1, 24)
 """Least and most leaps of a step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draws:
-    """Draws of the chains.
-
-    Attributes:
-        chains: Shape ``(steps, chains, size)``.
-        accepted: Mean probability of acceptance.
-    """
-
-    chains: Array
-    accepted: float
-
-    @property
-    def theta(self) -> Array:
-        """All draws, shape ``(steps · chains, size)``."""
-        return self.chains.reshape(-1, self.chains.shape[2])
-
-
 def sample(
     density: Density,
     begin: Array,
@@ -268,8 +250,8 @@ def sample(
     agreed: Callable[[Array], bool] = lambda _: True,
     rounds: int = 11,
     apart: Index | None = None,
-) -> Draws:
-    """Draws of a density.
+) -> Array:
+    """Draws of a density, shape ``(steps, chains, size)``.
 
     Args:
         begin: Where its mode is sought from, shape ``(size,)``.
@@ -300,7 +282,7 @@ def sample(
             walk.learn(drawn[-len(gradient) :], gradient)
             more, gradient = walk.run(half)
             drawn = np.concatenate([drawn, more])
-    return Draws(chains=drawn, accepted=walk.accepted)
+    return drawn
 
 
 def mode(density: Density, begin: Array, free: Mask) -> Array:
@@ -444,14 +426,12 @@ class _Walk:
 
     Attributes:
         pace: Length of a leap.
-        accepted: Mean probability of acceptance of the last run.
     """
 
     density: Density
     rng: np.random.Generator
     mass: Mass
     pace: float
-    accepted: float = 0.0
     steps: int = 0
 
     def begin(self, theta: Array) -> None:
@@ -464,7 +444,7 @@ class _Walk:
 
         The pace is brought to the best rate of acceptance, by ever less.
         """
-        found, rates = [], []
+        found = []
         for _ in range(steps):
             rate = self._step()
             self.steps += 1
@@ -472,8 +452,6 @@ class _Walk:
             off = (rate - ACCEPTED) / (1 - ACCEPTED if rate > ACCEPTED else ACCEPTED)
             self.pace *= float(np.exp(off / np.sqrt(self.steps)))
             found.append((self.theta, self.gradient))
-            rates.append(rate)
-        self.accepted = float(np.mean(rates))
         theta, gradient = zip(*found, strict=True)
         return np.stack(theta), np.stack(gradient)
 
