@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 from isocompute.frontier import Fit
-from isocompute.frontier.answers import checks
+from isocompute.frontier.answers import fitted as checked
 from isocompute.frontier.answers.fitted import conflicts, left_out_line
 
 from ..conftest import evals, quick, run
@@ -63,7 +63,7 @@ def test_of_two_n_at_one_rate_no_rate_is_the_best_and_none_is_left_out() -> None
 
 
 def test_an_n_that_follows_the_others_is_predicted_and_an_odd_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "QUICK", (16, 40, 16))
+    monkeypatch.setattr(checked, "QUICK", (16, 40, 16))
     monkeypatch.setattr("isocompute.frontier.posterior.posterior.AGREED", np.inf)
     smooth = {(n, 1e-4): 0.3 + 0.03 * np.log2(n) for n in (2, 4, 8, 16)}
     found = quick(sweep({**smooth, (8, 1e-4): 0.05})).left_out()

@@ -57,7 +57,7 @@ def test_rewards_over_the_data_have_the_means_and_intervals_of_nuts(name: str) -
     reference = drawn(runs, fitted.model.priors)
     assert np.abs(rewards(fitted).mean(axis=0) - reference.mean(axis=0))[runs.seen].max() < WITHIN
     # Ends of an interval need more draws than a mean.
-    longer = rewards(posterior(runs, size=(CHAINS, WARM_UP, 16 * KEPT)))
+    longer = rewards(posterior(runs, size=(CHAINS, WARM_UP, 30 * KEPT)))
     for q in (0.025, 0.975):
         off = np.quantile(longer, q, axis=0) - np.quantile(reference, q, axis=0)
         print(f"{name}: the {q} quantile is off by {np.abs(off)[runs.seen].max():.4f} at most")

@@ -10,7 +10,7 @@ A family of numbers shares a learned deviation: seeds, departures of single sett
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.curves import Array, Mask
-from .runs import Runs
+from .runs import Runs, members
 
+Index = NDArray[np.int64]
 TURN = 0.3
 """h: e-folds of compute over which a curve turns."""
 LOG_2 = float(np.log(2.0))
@@ -71,9 +72,11 @@ def rise(position: Array, tail: Array) -> Array:
     return np.asarray(1.0 - np.exp(-np.log1p(grown) / tail))
 
 
-BLOCK = 32768
+BLOCK = 65536
 """Evaluations times chains of a block."""
-BUFFERS, SUMS = 13, 14
+ROWS = 128
+"""Runs of a block at most: a sum over those of a bend costs as many multiplications as the block has bends."""
+BUFFERS = 8
 BEFORE = -1e200
 """Logarithm of the compute before training: times any steepness nothing is made, and times 0 it is 0."""
 
@@ -81,7 +84,8 @@ BEFORE = -1e200
 class Numbers(NamedTuple):
     """What the curves of all runs are made of, or derivatives by it.
 
-    The first six are of each run, shape ``(chains, runs)``, the others of all together, shape ``(chains,)``.
+    The first four are of each run, shape ``(chains, runs)``, the next two of each setting, shape ``(chains, cells)``,
+    the others of all together, shape ``(chains,)``.
     """
 
     start: Array
@@ -99,6 +103,50 @@ class Numbers(NamedTuple):
     phi: Array
 
 
+class Block(NamedTuple):
+    """Some of the runs, and the bends that they share: runs of a setting that were evaluated at the same compute.
+
+    Attributes:
+        runs: Which they are.
+        bend: Index of each one's bend, shape ``(runs,)``.
+        members: Membership of runs in bends, as ones and zeros, shape ``(bends, runs)``.
+        compute: Of each bend, shape ``(bends, points)``.
+        log_compute: Its logarithm.
+        cell: Index of each bend's setting, shape ``(bends,)``.
+        of_cell: Membership of bends in settings, shape ``(bends, cells)``.
+    """
+
+    runs: slice
+    bend: Index
+    members: Array
+    compute: Array
+    log_compute: Array
+    cell: Index
+    of_cell: Array
+
+
+class Bends(NamedTuple):
+    """The first step and the bend of some curves at their evaluations, each of shape ``(chains, bends, points)``.
+
+    Attributes:
+        steps: Share of the first step that is not made.
+        turned: Derivative of ``since`` by log C, times h.
+        since: v, in units of h.
+        grown: exp(d·v).
+        kept: Of what may be lost.
+        rest: What the rise is multiplied by.
+        further: The share of the gain that is added to it.
+    """
+
+    steps: Array
+    turned: Array
+    since: Array
+    grown: Array
+    kept: Array
+    rest: Array
+    further: Array
+
+
 @dataclass(frozen=True, kw_only=True)
 class Likelihood:
     """The likelihood of evaluations: normal, wider than their errors, autocorrelated within a run.
@@ -106,11 +154,12 @@ class Likelihood:
     A residual in units of κ·e follows that of the evaluation before by φ, with innovations of variance 1 − φ².
 
     Attributes:
-        compute: Shape ``(runs, points)``, as all but ``later``.
+        compute: Shape ``(runs, points)``; 0 where nothing was seen.
         log_compute: Its logarithm, finite before training.
         reward: Measured.
         weight: 1/e; 0 where nothing was seen.
         seen: None where all was.
+        cell: Index of each run's setting, shape ``(runs,)``.
         count: Evaluations, and those of them that follow another.
     """
 
@@ -119,7 +168,9 @@ class Likelihood:
     reward: Array
     weight: Array
     seen: Mask | None
+    cell: Index
     count: tuple[int, int]
+    _blocks: dict[int, list[Block]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, runs: Runs) -> Likelihood:
@@ -132,85 +183,106 @@ class Likelihood:
             reward=runs.reward,
             weight=np.where(seen, 1 / runs.error, 0.0),
             seen=None if seen.all() else seen,
+            cell=runs.cell,
             count=(int(seen.sum()), int(seen[:, 1:].sum())),
+        )
+
+    def blocks(self, rows: int) -> list[Block]:
+        """The runs in blocks of so many."""
+        if rows not in self._blocks:
+            starts = range(0, len(self.cell), rows)
+            self._blocks[rows] = [self._block_of(slice(first, first + rows)) for first in starts]
+        return self._blocks[rows]
+
+    def _block_of(self, runs: slice) -> Block:
+        every = np.concatenate([self.cell[runs, None], self.compute[runs]], axis=1)
+        _, first, bend = np.unique(every, axis=0, return_index=True, return_inverse=True)
+        cell = self.cell[runs][first]
+        return Block(
+            runs=runs,
+            bend=bend.reshape(-1),
+            members=members(bend.reshape(-1), len(first)).T.copy(),
+            compute=self.compute[runs][first],
+            log_compute=self.log_compute[runs][first],
+            cell=cell,
+            of_cell=members(cell, int(self.cell.max()) + 1),
         )
 
     def __call__(self, at: Numbers) -> tuple[Array, Numbers]:
         """The log-likelihood, shape ``(chains,)``, and its derivatives."""
         (chains, runs), points = at.start.shape, self.compute.shape[1]
-        rows = min(runs, max(1, BLOCK // points))
+        rows = min(runs, ROWS, max(1, BLOCK // (chains * points)))
         some = min(chains, max(1, BLOCK // (rows * points)))
         room = np.empty((BUFFERS, some * rows * points))
-        sums, squares = np.empty((SUMS, chains, runs)), np.empty((3, chains, runs))
-        for first in range(0, runs, rows):
-            own = slice(first, min(first + rows, runs))
+        sums, squares = np.empty((5, chains, runs)), np.empty((3, chains, runs))
+        settings, whole = np.zeros((2, *at.slope.shape)), np.zeros((4, chains))
+        for block in self.blocks(rows):
             for begin in range(0, chains, some):
                 part = slice(begin, min(begin + some, chains))
-                size = part.stop - begin, own.stop - first, points
-                used = room[:, : size[0] * size[1] * points].reshape(BUFFERS, *size)
-                self._block(at, part, own, used, sums[:, part, own], squares[:, part, own])
-        return self._gathered(at, sums, squares)
+                own = Numbers(*(each[part] for each in at))
+                bends, left = self._bends(own, block), (part.stop - begin) * len(block.bend) * points
+                used = room[:, :left].reshape(BUFFERS, part.stop - begin, len(block.bend), points)
+                by = self._curves(own, block, bends, used, sums[:, part, block.runs], squares[:, part, block.runs])
+                self._bent(own, block, bends, by, settings[:, part], whole[:, part])
+        return self._gathered(at, sums, squares, settings, whole)
 
-    def _block(self, at: Numbers, part: slice, own: slice, room: Array, sums: Array, squares: Array) -> None:
+    def _bends(self, at: Numbers, block: Block) -> Bends:
+        """Where the curves of a block step and bend."""
+        slope, onset = (each[:, block.cell, None] for each in (at.slope, at.onset))
+        when, speed, fall = (each[:, None, None] for each in (at.when, at.speed, at.fall))
+        steps = np.exp(block.compute * (-LOG_2 * np.exp(-when)))
+        turned = np.exp((block.log_compute - np.maximum(onset, self.log_compute.max() - LARGEST)) * (1 / TURN))
+        since = np.log1p(turned)
+        turned /= turned + 1.0
+        grown = np.exp(since * (speed * TURN))
+        kept = np.exp((grown - 1.0) * (np.minimum(slope, 0.0) / (fall * speed)))
+        rest = kept * fall + (1.0 - fall)
+        return Bends(steps, turned, since, grown, kept, rest, since * (np.maximum(slope, 0.0) * TURN))
+
+    def _curves(self, at: Numbers, block: Block, bends: Bends, room: Array, sums: Array, squares: Array) -> Array:
         """Sums over the evaluations of some runs, for some chains.
 
         Args:
             room: Shape ``(BUFFERS, chains, runs, points)``; nothing is read from it.
-            sums: Written, shape ``(SUMS, chains, runs)``.
+            sums: Written, shape ``(5, chains, runs)``.
             squares: Of first and of later innovations, and these times φ and the residual before; written.
+
+        Returns:
+            Sums over the runs of each bend, shape ``(3, chains, bends, points)``: of the derivative by rewards, of that
+            by the share of the gain, and of this times the rise.
         """
-        start, gain, shape, timing, slope, onset = (each[part, own, None] for each in at[:6])
-        tail, height, when, speed, fall, _, phi = (each[part, None, None] for each in at[6:])
-        log_compute = self.log_compute[own]
-        steps, made, logarithm, share, turned, since, grown, kept, rest, value, residual, spare, _ = room
-        np.multiply(self.compute[own], -LOG_2 * np.exp(-when), out=steps)
-        np.exp(steps, out=steps)
-        # The rise: ``made`` is q times its derivative by z, ``logarithm`` what is left times log(1 + q·w).
-        np.multiply(log_compute, shape, out=made)
+        runs = block.runs
+        start, gain, shape, timing = (each[:, runs, None] for each in at[:4])
+        tail, height, phi = (each[:, None, None] for each in (at.tail, at.height, at.phi))
+        made, logarithm, left, share, rest, value, residual, spare = room
+        # The rise: ``made`` is q times its derivative by z over what is ``left`` of it.
         half = np.log(np.expm1(tail * LOG_2))
+        np.multiply(self.log_compute[runs], shape, out=made)
         made += half - shape * timing
         np.minimum(made, half + LARGEST, out=made)
         np.exp(made, out=made)
         np.log1p(made, out=logarithm)
-        np.multiply(logarithm, -1 / tail, out=share)
-        np.exp(share, out=share)
+        np.multiply(logarithm, -1 / tail, out=left)
+        np.exp(left, out=left)
         np.add(made, 1.0, out=spare)
         made /= spare
-        made *= share
-        logarithm *= share
-        np.subtract(1.0, share, out=share)
-        # The bend: ``since`` in units of h, ``kept`` of what may be lost.
-        onset = np.maximum(onset, self.log_compute.max() - LARGEST)
-        np.subtract(log_compute, onset, out=turned)
-        turned *= 1 / TURN
-        np.exp(turned, out=turned)
-        np.log1p(turned, out=since)
-        np.add(turned, 1.0, out=spare)
-        turned /= spare
-        np.multiply(since, speed * TURN, out=grown)
-        np.exp(grown, out=grown)
-        np.subtract(grown, 1.0, out=kept)
-        kept *= np.minimum(slope, 0.0) / (fall * speed)
-        np.exp(kept, out=kept)
-        np.multiply(kept, fall, out=rest)
-        rest += 1.0 - fall
+        np.subtract(1.0, left, out=share)
+        np.take(bends.rest, block.bend, axis=1, out=rest, mode="clip")
         np.multiply(share, rest, out=value)
-        np.multiply(since, np.maximum(slope, 0.0) * TURN, out=spare)
+        np.take(bends.further, block.bend, axis=1, out=spare, mode="clip")
         value += spare
-        np.subtract(self.reward[own], start + height, out=residual)
-        np.multiply(steps, height, out=spare)
-        residual += spare
+        np.take((bends.steps - 1.0) * height, block.bend, axis=1, out=residual, mode="clip")
+        residual += self.reward[runs] - start
         np.multiply(value, gain, out=spare)
         residual -= spare
-        residual *= self.weight[own]
+        residual *= self.weight[runs]
         # Innovations: a residual less φ times the one before; all runs in a row, then the first of each alone.
-        shocks, before = spare, room[BUFFERS - 1]
+        shocks, before, flat = spare, np.empty_like(spare), (len(residual), -1)
         np.multiply(residual, phi, out=before)
-        flat = len(residual), -1
         np.subtract(residual.reshape(flat)[:, 1:], before.reshape(flat)[:, :-1], out=shocks.reshape(flat)[:, 1:])
         shocks[:, :, 0] = residual[:, :, 0]
         if self.seen is not None:
-            shocks *= self.seen[own]
+            shocks *= self.seen[runs]
         squares[0] = shocks[:, :, 0] ** 2
         _dot(shocks, shocks, squares[1])
         # Σ e·r, of all evaluations, is that of the first, of the later shocks, and φ·Σ e·r_before.
@@ -225,55 +297,72 @@ class Likelihood:
         np.subtract(shocks.reshape(flat)[:, :-1], before.reshape(flat)[:, 1:], out=by_reward.reshape(flat)[:, :-1])
         by_reward[:, -1, -1] = shocks[:, -1, -1]
         by_reward[:, :, 0] += by_first
-        by_reward *= self.weight[own]
+        by_reward *= self.weight[runs]
         _sum(by_reward, sums[0])
-        steps *= by_reward
-        _sum(steps, sums[1])
-        np.einsum("crp,rp->cr", steps, self.compute[own], out=sums[2])
-        _dot(by_reward, value, sums[3])
-        rest *= by_reward
-        made *= rest
-        _sum(made, sums[4])
-        np.einsum("crp,rp->cr", made, log_compute, out=sums[5])
-        _dot(rest, logarithm, sums[6])
+        _dot(by_reward, value, sums[1])
+        left *= rest
+        left *= by_reward
+        _dot(left, logarithm, sums[2])
+        left *= made
+        _sum(left, sums[3])
+        np.einsum("crp,rp->cr", left, self.log_compute[runs], out=sums[4])
         share *= by_reward
-        _sum(share, sums[7])
-        kept *= share
-        _sum(kept, sums[8])
-        grown *= kept
-        _sum(grown, sums[9])
-        _dot(grown, turned, sums[10])
-        _dot(grown, since, sums[11])
-        _dot(by_reward, since, sums[12])
-        _dot(by_reward, turned, sums[13])
+        gains = block.members * at.gain[:, None, runs]
+        return np.stack([block.members @ by_reward, gains @ by_reward, gains @ share])
 
-    def _gathered(self, at: Numbers, sums: Array, squares: Array) -> tuple[Array, Numbers]:
+    def _bent(self, at: Numbers, block: Block, bends: Bends, by: Array, settings: Array, whole: Array) -> None:
+        """Add the derivatives by the first step and the bend.
+
+        Args:
+            by: As ``_curves`` returns it.
+            settings: By e and w, shape ``(2, chains, cells)``.
+            whole: By j, log C_j, d and f, shape ``(4, chains)``.
+        """
+        by_reward, by_share, by_rise = by
+        slope = at.slope[:, block.cell]
+        speed, fall = at.speed[:, None], at.fall[:, None]
+        falls = slope < 0
+        stepped = bends.steps * by_reward
+        whole[0] += (by_reward - stepped).sum(axis=(1, 2))
+        whole[1] -= at.height * LOG_2 * np.exp(-at.when) * (stepped * block.compute).sum(axis=(1, 2))
+        kept = bends.kept * by_rise
+        grown = bends.grown * kept
+        worn = (grown - kept).sum(axis=2) / speed
+        quick = slope / speed * (TURN * (grown * bends.since).sum(axis=2) - worn)
+        whole[2] += np.where(falls, quick, 0.0).sum(axis=1)
+        whole[3] += np.where(falls, (kept - by_rise).sum(axis=2) - slope / fall * worn, 0.0).sum(axis=1)
+        by_slope = np.where(falls, worn, TURN * (by_share * bends.since).sum(axis=2))
+        turning = np.where(falls[:, :, None], grown, by_share) * bends.turned
+        settings += np.stack([by_slope, -slope * turning.sum(axis=2)]) @ block.of_cell
+
+    def _gathered(
+        self, at: Numbers, sums: Array, squares: Array, settings: Array, whole: Array
+    ) -> tuple[Array, Numbers]:
         """Apply the chain rule to the sums over each run's evaluations."""
         left = 1 - at.phi**2
         first, later, cross = squares.sum(axis=2)
         weight = 1 / (at.excess**2 * left)
-        whole = weight * (left * first + later)
-        value = -0.5 * whole - self.count[0] * np.log(at.excess) - 0.5 * self.count[1] * np.log(left)
+        size = weight * (left * first + later)
+        value = -0.5 * size - self.count[0] * np.log(at.excess) - 0.5 * self.count[1] * np.log(left)
         sums *= weight[:, None]
-        tail, speed, fall = at.tail[:, None], at.speed[:, None], at.fall[:, None]
-        position = at.gain * sums[4] / tail
+        tail = at.tail[:, None]
+        position = at.gain * sums[3] / tail
         by_half = LOG_2 / -np.expm1(-tail * LOG_2)
-        falls, worn = at.slope < 0, (sums[9] - sums[8]) / speed
-        by_speed = at.slope / speed * (TURN * sums[11] - worn)
-        by_fall = sums[8] - at.slope / fall * worn - sums[7]
+        slope, onset = settings * weight[:, None]
+        height, when, speed, fall = whole * weight
         return value, Numbers(
             start=sums[0],
-            gain=sums[3],
-            shape=at.gain * sums[5] / tail - at.timing * position,
+            gain=sums[1],
+            shape=at.gain * sums[4] / tail - at.timing * position,
             timing=-at.shape * position,
-            slope=at.gain * np.where(falls, worn, TURN * sums[12]),
-            onset=-at.gain * at.slope * np.where(falls, sums[10], sums[13]),
-            tail=(position * by_half - at.gain * sums[6] / tail**2).sum(axis=1),
-            height=(sums[0] - sums[1]).sum(axis=1),
-            when=-at.height * LOG_2 * np.exp(-at.when) * sums[2].sum(axis=1),
-            speed=(at.gain * np.where(falls, by_speed, 0.0)).sum(axis=1),
-            fall=(at.gain * np.where(falls, by_fall, 0.0)).sum(axis=1),
-            excess=(whole - self.count[0]) / at.excess,
+            slope=slope,
+            onset=onset,
+            tail=(position * by_half - at.gain * sums[2] / tail**2).sum(axis=1),
+            height=height,
+            when=when,
+            speed=speed,
+            fall=fall,
+            excess=(size - self.count[0]) / at.excess,
             phi=(weight * cross / at.phi + (self.count[1] - weight * later) * at.phi / left),
         )
 
@@ -288,7 +377,6 @@ def _dot(one: Array, other: Array, out: Array) -> None:
     np.einsum("crp,crp->cr", one, other, out=out)
 
 
-Index = NDArray[np.int64]
 DEPARTURE_DEGREES, SEED_DEGREES = 4.0, 6.0
 """Of freedom of Student's t, of single settings and of seeds."""
 

@@ -182,11 +182,6 @@ class Model:
         return np.asarray(np.clip(first, 0.002, 0.95))
 
     @cached_property
-    def _of_cell(self) -> Array:
-        """Membership of runs in cells, as ones and zeros, shape ``(runs, cells)``."""
-        return members(self.runs.cell, len(self.runs.cells))
-
-    @cached_property
     def _of_base(self) -> Array:
         """Membership of runs in base models, as ones and zeros, shape ``(runs, bases)``."""
         return members(self.runs.base_of_run, len(self.runs.bases))
@@ -297,7 +292,8 @@ class Model:
     def curves(self, theta: Array) -> Array:
         """Fitted reward of every run at its evaluations, shape ``(chains, runs, points)``."""
         made = self._made_of(theta)[0]
-        start, gain, shape, timing, slope, onset = (each[:, :, None] for each in made[:6])
+        start, gain, shape, timing = (each[:, :, None] for each in made[:4])
+        slope, onset = (each[:, self.runs.cell, None] for each in made[4:6])
         tail, height, when, speed, fall = (each[:, None, None] for each in made[6:11])
         share = rise(shape * (self._log_compute - timing), tail)
         risen = bent(share, slope, self._log_compute - onset, speed, fall)
@@ -311,7 +307,7 @@ class Model:
         """What the curves of the runs are made of, the numbers of families, and the amplitude's share by runs."""
         own, numbers = self.curve.of_run, self._families.scaled(theta)
         both, shapes = self._of_bases(theta, numbers)
-        seeds, bends = numbers.values["seeds"], self._bends(theta, numbers)[:, :, self.runs.cell]
+        seeds, bends = numbers.values["seeds"], self._bends(theta, numbers)
         start = self.start(theta)[:, self.runs.base_of_run]
         share = (1 / (1 + np.exp(-both[:, 0])))[:, own]
         height, when = self.step(theta)
@@ -363,9 +359,7 @@ class Model:
 
     def _bend_gradient(self, theta: Array, made: Numbers, by: Numbers, gradient: Array) -> Array:
         """Chain rule to the lines of e and w and to d and f; returns the gradient by e of the cells."""
-        by_cell = np.stack([by.slope, by.onset], axis=1) @ self._of_cell
-        octaves = self.at[:, 0] - self.centre[0]
-        slope, onset = by_cell[:, 0], by_cell[:, 1]
+        octaves, slope, onset = self.at[:, 0] - self.centre[0], by.slope, by.onset
         part = self.parts["bend"]
         own = theta[:, part]
         gradient[:, part] = np.stack(
@@ -379,7 +373,7 @@ class Model:
             ],
             axis=1,
         )
-        return np.asarray(by_cell[:, :1])
+        return slope[:, None]
 
     def _curve_gradient(self, theta: Array, by_curve: Array, by_shape: Array, gradient: Array) -> dict[str, Array]:
         """Chain rule from amplitude, timing and shape of curves to what they are made of; returns that by families."""

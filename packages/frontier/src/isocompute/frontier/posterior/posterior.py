@@ -21,11 +21,11 @@ from .density import DEPARTURE_DEGREES, Priors, bent, rise, step_share
 from .model import Model, coordinates, correlations, features
 from .runs import Runs, Setting
 
-CHAINS, WARM_UP, KEPT = 16, 40, 75
+CHAINS, WARM_UP, KEPT = 16, 24, 40
 AGREED = 1.1
 """Largest split R̂ at which chains agree; of so many short ones, independent draws have about 1.02."""
-ENOUGH = 0.2
-"""Independent draws of the decision, as a share of those kept: of 240 P(best) is known to 3 points."""
+ENOUGH = 0.375
+"""Independent draws of the decision, as a share of those of the first round: of 240 P(best) is known to 3 points."""
 COULD_WIN = 0.02
 """P(best) from which on a setting could be the best, and the decision depends on it."""
 
@@ -167,7 +167,8 @@ def posterior(
     """Fit all runs together.
 
     Args:
-        size: Chains, steps of each before the first draw, and draws of each.
+        size: Chains, steps of each before the first draw, and draws of each in the first round; no more than twice as
+            many are kept.
     """
     # Of matrices as small as these threads only wait for each other.
     with threadpool_limits(1):
@@ -206,9 +207,9 @@ def _drawn(model: Model, seed: int, size: tuple[int, int, int]) -> Posterior:
         rng=np.random.default_rng(seed),
         agreed=agreed,
         apart=model.apart,
-    ).chains
-    # Chains that took longer are thinned, so that every fit has as many draws.
-    thinned = found[np.linspace(0, len(found) - 1, kept).round().astype(int)]
+    )
+    # Neighbouring draws of chains that took longer say much the same.
+    thinned = found[np.linspace(0, len(found) - 1, min(len(found), 2 * kept)).round().astype(int)]
     agreement = float(split_r_hat(rewards(found)).max())
     return Posterior(model=model, theta=thinned.reshape(-1, model.size), split_r_hat=agreement)
 
@@ -231,26 +232,10 @@ Index = NDArray[np.int64]
 ACCEPTED = 0.85
 TURN = 2.0
 """Mean length of a step, in the unit of the mass: a normal distribution forgets where it was after π/2."""
+SHORT = (0.05, 0.3)
+"""Share of the steps that are short, and by what factor."""
 LEAPS = (1, 24)
 """Least and most leaps of a step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draws:
-    """Draws of the chains.
-
-    Attributes:
-        chains: Shape ``(steps, chains, size)``.
-        accepted: Mean probability of acceptance.
-    """
-
-    chains: Array
-    accepted: float
-
-    @property
-    def theta(self) -> Array:
-        """All draws, shape ``(steps · chains, size)``."""
-        return self.chains.reshape(-1, self.chains.shape[2])
 
 
 def sample(
@@ -263,10 +248,10 @@ def sample(
     kept: int,
     rng: np.random.Generator,
     agreed: Callable[[Array], bool] = lambda _: True,
-    rounds: int = 9,
+    rounds: int = 11,
     apart: Index | None = None,
-) -> Draws:
-    """Draws of a density.
+) -> Array:
+    """Draws of a density, shape ``(steps, chains, size)``.
 
     Args:
         begin: Where its mode is sought from, shape ``(size,)``.
@@ -295,10 +280,9 @@ def sample(
                 drawn = drawn[half:]
                 break
             walk.learn(drawn[-len(gradient) :], gradient)
-            walk.run(warm_up // 5)
             more, gradient = walk.run(half)
             drawn = np.concatenate([drawn, more])
-    return Draws(chains=drawn, accepted=walk.accepted)
+    return drawn
 
 
 def mode(density: Density, begin: Array, free: Mask) -> Array:
@@ -442,14 +426,12 @@ class _Walk:
 
     Attributes:
         pace: Length of a leap.
-        accepted: Mean probability of acceptance of the last run.
     """
 
     density: Density
     rng: np.random.Generator
     mass: Mass
     pace: float
-    accepted: float = 0.0
     steps: int = 0
 
     def begin(self, theta: Array) -> None:
@@ -462,7 +444,7 @@ class _Walk:
 
         The pace is brought to the best rate of acceptance, by ever less.
         """
-        found, rates = [], []
+        found = []
         for _ in range(steps):
             rate = self._step()
             self.steps += 1
@@ -470,8 +452,6 @@ class _Walk:
             off = (rate - ACCEPTED) / (1 - ACCEPTED if rate > ACCEPTED else ACCEPTED)
             self.pace *= float(np.exp(off / np.sqrt(self.steps)))
             found.append((self.theta, self.gradient))
-            rates.append(rate)
-        self.accepted = float(np.mean(rates))
         theta, gradient = zip(*found, strict=True)
         return np.stack(theta), np.stack(gradient)
 
@@ -480,8 +460,10 @@ class _Walk:
         rng, mass = self.rng, self.mass
         momentum = rng.standard_normal(self.theta.shape)
         energy = self.value - 0.5 * (momentum**2).sum(axis=1)
-        # Steps of random length, so that no chain turns in a circle, or stays where the pace is too long for it.
-        length = self.pace * rng.uniform(0.7, 1.15, (len(momentum), 1))
+        # Steps of random length, so that no chain turns in a circle; one of SHORT is so short that a chain leaves even
+        # where the pace is far too long for it, as in the neck of a funnel.
+        length = rng.uniform(0.7, 1.15, (len(momentum), 1))
+        length *= self.pace * np.where(rng.random((len(momentum), 1)) < SHORT[0], SHORT[1], 1.0)
         leaps = int(np.clip(round(TURN * rng.uniform(0.6, 1.4) / self.pace), *LEAPS))
         new, moved = self.theta, momentum + 0.5 * length * mass.turned(self.gradient)
         for k in range(leaps):

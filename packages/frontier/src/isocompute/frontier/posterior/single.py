@@ -254,7 +254,7 @@ def single(runs: Runs, *, before: Expected | None = None, seed: int = 0) -> Sing
         return float(split_r_hat(ends.reshape(*chains.shape[:2], -1)).max())
 
     with threadpool_limits(1):
-        drawn = sample(
+        found = sample(
             density,
             np.zeros(size),
             np.ones(size, dtype=np.bool_),
@@ -265,6 +265,5 @@ def single(runs: Runs, *, before: Expected | None = None, seed: int = 0) -> Sing
             agreed=lambda chains: spread(chains) < AGREED,
             rounds=3,
         )
-    found = drawn.chains
     thinned = found[np.linspace(0, len(found) - 1, SIZE[2]).round().astype(int)]
     return Single(posterior=posterior_of(thinned))
