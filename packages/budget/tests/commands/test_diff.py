@@ -133,6 +133,8 @@ def test_two_files_of_two_trainers_are_compared(tmp_path, capsys):
         ("signal --pass-rate 0.5 --n 1", "group sizes must be from 2"),
         ("signal --histogram run.sh", "the first row must name the columns"),
         ("signal --histogram rates.csv", "row 3: a pass rate of 0.3 of 8 samples"),
+        ("signal steps.csv", "steps.csv: n is not known"),
+        ("signal steps.csv --set n=x", "n is x, and a group has 2 or more"),
         ("signal nowhere", "nowhere: no run of a trainer"),
         ("signal --pass-rates rates.csv", "lacks the columns"),
     ],
@@ -142,6 +144,7 @@ def test_a_wrong_command_is_one_sentence(tmp_path, monkeypatch, capsys, line, to
     (tmp_path / "run.sh").write_text(f"trl grpo {TRL}\n")
     (tmp_path / "other.sh").write_text("echo --nothing 1\n")
     (tmp_path / "rates.csv").write_text("pass_rate,problems,samples\n0.25,3,8\n0.3,3,8\n")
+    (tmp_path / "steps.csv").write_text("step,reward\n1,0.5\n2,0.6\n")
     assert main(shlex.split(line)) == 2
     out, err = capsys.readouterr()
     assert out == ""

@@ -17,7 +17,7 @@ from ..trainers.course import course_of, plain_course
 from ..trainers.doctor import settings_of
 from ..trainers.live import LiveLog
 from ..trainers.registry import trainer
-from ..trainers.settings import configuration
+from ..trainers.settings import configuration, parse_value
 from .text import add_log_arguments, aligned_table, number, whole_numbers, write_json
 
 SIZES, MOST = (2, 4, 8, 16, 32, 64, 128), 4_096
@@ -195,9 +195,11 @@ def _of_log(arguments: argparse.Namespace) -> Rates:
     if not course.rates:
         why = "rewards are not all between 0 and 1" if course.training else "no reward of training is read"
         raise BudgetError(f"{source}: {why}, so that pass rates are not known")
-    if course.n is None:
-        raise BudgetError(f"{source}: n is not known; give the run's configuration with --config, or n with --set")
-    logged, n = {}, course.n
+    n = course.n if logs else parse_value(given.get("n", ""))
+    if not isinstance(n, int) or n < 2:
+        how = "--config, or --set by the trainer's own name" if logs else "--set n=NUMBER"
+        raise BudgetError(f"{source}: n is {n or 'not known'}, and a group has 2 or more; say it with {how}")
+    logged = {}
     for name, fifth in (("first fifth", 0), ("last fifth", 4)):
         reward, equal = fmean(_part(course.training, fifth)), _part(course.without_signal, fifth)
         had = 1 - fmean(equal) if equal else None

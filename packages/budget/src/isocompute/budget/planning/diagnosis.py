@@ -183,7 +183,7 @@ def diagnose(course: Course) -> Diagnosis:
     elif state == "plateaued":
         change = "the rate: decay or halve it, since the noise of updates goes as rate / B; then n, twice as large"
     elif state == "never rose":
-        change = "the rate: it may be too low, so double it once; then n"
+        change = "the rate: where the rewards are sound it may be too low, so double it once; then n"
     return Diagnosis(verdict=verdict, findings=findings, change=change)
 
 
