@@ -42,4 +42,4 @@ def spread_of(mean: float, n: int, share: float) -> float:
     for _ in range(60):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if share_spread(mean, n, middle) < share else (low, middle)
-    return (low * high) ** 0.5
+    return float((low * high) ** 0.5)
