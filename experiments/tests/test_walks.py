@@ -93,7 +93,7 @@ class Inline:
         return Inline(getattr(self.of, name))
 
 
-def test_a_cell_reaches_the_engine_through_23_files(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_reaches_the_engine_through_22_files(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Ray, without its processes.
     fakes = {"remote": Inline, "get": lambda task: task.of, "wait": lambda tasks, **_: (list(tasks), [])}
     fakes |= {"is_initialized": lambda: True, "cluster_resources": lambda: {"CPU": 8.0}, "kill": lambda actor: None}
@@ -111,7 +111,7 @@ def test_a_cell_reaches_the_engine_through_23_files(store: Path, monkeypatch: py
 
     # Where the engine is called for the first time.
     monkeypatch.setattr(LlamaForCausalLM, "forward", lambda *_, **__: sys.exit())
-    with walked("The way of n", 23, "experiments.stages.sweep:run"), pytest.raises(SystemExit):
+    with walked("The way of n", 22, "experiments.stages.sweep:run"), pytest.raises(SystemExit):
         sweep.run(preset, "easy")
 
 
@@ -127,7 +127,7 @@ def test_sixteen_responses_are_sampled_and_scored_through_9_files() -> None:
     scoring, problems = scoring_from({"seconds": 4.0}), sums(1, 1).head(1)
     with (
         closing(open_sampler("transformers", str(BASE), Sampling(max_new_tokens=8), scoring=scoring)) as sampler,
-        walked("The way of a reward", 9, "isocompute.rollout.samplers.base:open_sampler"),
+        walked("The way of a reward", 9, "isocompute.rollout.samplers.registry:open_sampler"),
     ):
         assert sampler.sample(problems, samples=16, seed=0, step=0)["reward"].len() == 16
 

@@ -226,7 +226,7 @@ def _written(a: Side, b: Side) -> Iterator[tuple[dict[str, Value], int | None]]:
         accumulated = b.values.get("gradient_accumulation_steps", 1)
         whole_batch = accumulated * ranks * updates // passes if isinstance(accumulated, int) else 0
         kept = b.values.get("per_device_train_batch_size"), batch // whole_batch if whole_batch else None
-        micro[:0] = [m for m in kept if isinstance(m, int) and m and batch // ranks % m == 0]
+        micro = [*(m for m in kept if isinstance(m, int) and m and batch // ranks % m == 0), None]
     rate = None if f["rate"] is None else float(f["rate"])
     a_batch = Allocation(problems_per_batch=batch // n, rollouts_per_problem=n, update_steps=max(1, steps // updates))
     plan = RunPlan(allocation=a_batch, world_size=ranks, problems=b.problems, learning_rate=rate)

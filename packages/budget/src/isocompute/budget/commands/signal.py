@@ -165,7 +165,7 @@ def _read_histogram(path: Path) -> Counts:
 
 def _of_table(source: str) -> Rates:
     frame = tables.read(source, "pass_rates")
-    runs, step = frame["run_id"].unique().sort().to_list(), frame["step"].max()
+    runs, step = frame["run_id"].unique().sort().to_list(), max(frame["step"].to_list())
     if len(runs) > 1:
         raise BudgetError(
             f"{source}: holds the pass rates of {len(runs)} runs, {runs[0]} and others: give those of one"

@@ -238,8 +238,7 @@ def _rate(course: Course, main: Trend | None) -> tuple[bool | None, str]:
         return None, "cannot say"
     if main.fell_at is None:
         return None, "no sign that it is too high: the reward did not fall"
-    moved: list[str] = []
-    still: list[str] = []
+    moved, still = list[str](), list[str]()
     for name, series in course.others.items():
         before = [value for step, value in series if step <= main.peak_at[1]]
         after = [value for step, value in series if step > main.peak_at[1]]

@@ -7,7 +7,7 @@ mean pass rate: how pass rates spread decides it, and one number does not say.
 
 from __future__ import annotations
 
-from math import comb, prod, sqrt
+from math import comb, prod
 
 SPREAD = 2.0
 """a + b of the Beta distribution of pass rates where nothing says how they spread: uniform at a mean of one half."""
@@ -40,6 +40,6 @@ def spread_of(mean: float, n: int, share: float) -> float:
     """The a + b of Beta pass rates of a mean with which groups of n have a share of signal, within the bounds above."""
     low, high = LEAST, MOST
     for _ in range(60):
-        middle = sqrt(low * high)
+        middle = (low * high) ** 0.5
         low, high = (middle, high) if share_spread(mean, n, middle) < share else (low, middle)
-    return sqrt(low * high)
+    return float((low * high) ** 0.5)

@@ -152,7 +152,8 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         found = left_out(fitted)
         yield left_out_line(found) if found else "note: fewer than four n, so that none can be left out"
     yield from _written(fitted, frontier, arguments)
-    write_json(answer.as_dict(), arguments.json)
+    if arguments.json is not None:
+        write_json(answer.as_dict(), arguments.json)
     yield from _not_read(arguments)
 
 
