@@ -1,11 +1,11 @@
 """The rows of ``sweeps.csv`` that this repository's data make, and the tables of docs/sweeps.md.
 
-    python -m benchmarks.frontier.sweeps rows      # n* of the Playbook's Easy set, of the panel, and of what others printed
+    python -m benchmarks.frontier.sweeps rows      # n* of the Playbook's sets, of the panel and of the four-knob study
     python -m benchmarks.frontier.sweeps tables    # deviations, coverage and regret, each source left out in turn
 
-Easy is the posterior of packages/frontier/docs/playbook-easy.csv; the panel's numbers are those of its findings.json. Hard
-has two printed curves of n*(C) and no points here: its n* is their mean, its deviation half of what they differ, and at
-least Easy's. Of the four-knob study n* is the n of highest final accuracy, under the deviation of its seeds.
+Easy is the posterior of packages/frontier/docs/playbook-easy.csv; the panel's numbers are those of its findings.json.
+Hard has two printed curves of n*(C) and no points here: its n* is their mean, its deviation half of what they differ,
+and at least Easy's. Of the four-knob study n* is the n of highest final accuracy, under the deviation of its seeds.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def tables(sweeps: Sequence[Sweep]) -> Iterator[str]:
 def regrets(sweeps: Sequence[Sweep]) -> Iterator[str]:
     """Reward lost by our choice, with the source left out, beside rules of thumb and the source's own rule."""
     every = rows_of(sweeps)
-    yield "| sweep | budget | ours | its own | n = 2 | n = 8 | n = 16 | the largest |"
+    yield "| sweep | budget | our n | ours | its own | n = 2 | n = 8 | n = 16 | the largest |"
     groups: dict[tuple[str, str, float], list[Sweep]] = {}
     for sweep in sweeps:
         if sweep.lost:
@@ -124,25 +124,27 @@ def regrets(sweeps: Sequence[Sweep]) -> Iterator[str]:
                 sweep
             )
     for (source, name, budget), own in groups.items():
-        rest = Between(without(every, source))
-        cells = []
+        rest, cells, chosen = Between(without(every, source)), [], set()
         for sweep in own:
             n = 2 ** round(rest.at(sweep.budget, sweep.pass_rate).quantile(0.5))
-            printed = sigmoid(np.log10(budget), PRINTED["easy"][0]) if source == "Playbook" else None
-            picks = (n, None if printed is None else 2.0**printed, 2, 8, 16, max(sweep.lost))
+            chosen.add(n)
+            printed = 2.0 ** float(sigmoid(np.log10(budget), PRINTED["easy"][0])) if source == "Playbook" else None
+            picks = (max(n, min(sweep.lost)), printed, 2, 8, 16, max(sweep.lost))
             cells.append([_lost(sweep, pick) for pick in picks])
-        means = [
-            None if any(c is None for c in column) else float(np.mean(column)) for column in zip(*cells, strict=True)
-        ]
-        said = " | ".join("–" if mean is None else f"{mean:.3f}" for mean in means)
-        yield f"| {source}, {name} (ours: n = {n}) | {budget:,.0f} | {said} |"
+        said = " | ".join(_mean(column) for column in zip(*cells, strict=True))
+        yield f"| {source}, {name} | {budget:,.0f} | {', '.join(map(str, sorted(chosen)))} | {said} |"
 
 
 def _lost(sweep: Sweep, n: float | None) -> float | None:
-    """Reward lost at the n of the grid that is nearest; None where n lies more than an octave beyond it."""
-    if n is None or n < min(sweep.lost) / 2:
+    """Reward lost at the n of the grid that is nearest; None below the grid."""
+    if n is None or n < min(sweep.lost):
         return None
     return sweep.lost[min(sweep.lost, key=lambda own: abs(np.log2(own / n)))]
+
+
+def _mean(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{np.mean(known):.3f}" if known else "–"
 
 
 def _pm(value: tuple[float, float]) -> str:

@@ -1,4 +1,4 @@
-"""``advise``: which n to begin with before anything was trained, from what other sweeps found, and what would narrow it.
+"""``advise``: which n to begin with before anything was trained, by what other sweeps found, and what would narrow it.
 
 It names no probability that an n is the best: nothing of this problem set was measured. Sources are the rows of
 ``sweeps.csv``; docs/sweeps.md lists them and says how often the intervals hold a source that was left out.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import floor, log2, sqrt
 from statistics import mean, median
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from ..data.reading import short
 from ..data.sweeps import Sweep
 from ..errors import FrontierError
-from ..posterior.between import Between, Row, without
+from ..posterior.between import Between, Mixture, Row, without
 from .signal import Spread
 
 LEVEL = 0.8
@@ -75,6 +76,15 @@ class Cell:
         """What it generates."""
         return self.n * self.problems_per_batch * self.steps
 
+    def as_dict(self) -> dict[str, Any]:
+        """For ``--json``, by the names of the tables."""
+        return {
+            "rollouts_per_problem": self.n,
+            "problems_per_batch": self.problems_per_batch,
+            "update_steps": self.steps,
+            "learning_rate": self.learning_rate,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
@@ -107,27 +117,18 @@ class Advice:
 
     def as_dict(self) -> dict[str, Any]:
         """For ``--json``."""
-        cells = [
-            {
-                "rollouts_per_problem": cell.n,
-                "problems_per_batch": cell.problems_per_batch,
-                "update_steps": cell.steps,
-                "learning_rate": cell.learning_rate,
-                "rollouts": cell.rollouts,
-            }
-            for cell in (*([self.start] if self.start else []), *self.pilots)
-        ]
-        sigma, tau = self.between.deviations
+        sources, sets = self.between.deviations
+        spread = self.question.spread
         return {
             "budget": self.question.budget,
-            "pass_rate": self.question.spread.mean,
-            "start": cells[0] if self.start else None,
+            "pass_rate": spread.mean,
+            "start": self.start and self.start.as_dict(),
             "cannot_say": self.cannot or None,
             "interval": {"level": LEVEL, **dict(zip(("low", "median", "high"), self.interval, strict=True))},
-            "deviation_octaves": {"sources": sigma, "sets": tau},
+            "deviation_octaves": {"sources": sources, "sets": sets},
             "left_out": {name: list(each) for name, each in self.left_out.items()},
-            "signal": {str(n): self.question.spread.signal(n) for n in SIGNAL_SIZES},
-            "pilots": cells[-len(self.pilots) :],
+            "signal": {str(n): spread.signal(n) for n in SIGNAL_SIZES},
+            "pilots": [cell.as_dict() for cell in self.pilots],
             "ratio_after_pilots": self.ratio_after,
         }
 
@@ -160,7 +161,7 @@ def advise(question: Question, sweeps: Sequence[Sweep]) -> Advice:
     """
     rows, budget = rows_of(sweeps), question.budget
     most = largest_n(question)
-    between = Between(rows)
+    between = _between(tuple(rows))
     interval = _interval(between, question)
     low, middle, high = interval
     least, largest = min(row.budget for row in rows) / BEYOND, max(row.budget for row in rows) * BEYOND
@@ -178,7 +179,7 @@ def advise(question: Question, sweeps: Sequence[Sweep]) -> Advice:
     sizes = _around(n, min(most, pilot / (LEAST_UPDATES * LEAST_PROBLEMS)))
     batch = min(problems_per_batch(question, size, pilot) for size in sizes)
     after = between.after(budget, question.spread.mean, measured_at=pilot, deviation=MEASURED_TO)
-    narrowed = after.widened(_extra(question)).interval(LEVEL)
+    narrowed = _sizes(after)
     return Advice(
         question=question,
         sweeps=tuple(sweeps),
@@ -187,12 +188,12 @@ def advise(question: Question, sweeps: Sequence[Sweep]) -> Advice:
         interval=interval,
         cannot=cannot,
         left_out={
-            name: _interval(Between(without(rows, name)), question)
+            name: _interval(_between(tuple(without(rows, name))), question)
             for name in dict.fromkeys(row.source for row in rows)
             if without(rows, name)
         },
         pilots=tuple(_cell(question, size, batch, pilot) for size in sizes),
-        ratio_after=2 ** (narrowed[2] - narrowed[0]),
+        ratio_after=narrowed[2] / narrowed[0],
         forbidden=most,
     )
 
@@ -206,8 +207,8 @@ def largest_n(question: Question) -> int:
     by_updates = floor(question.budget / (LEAST_UPDATES * LEAST_PROBLEMS))
     if by_updates < 2:
         raise FrontierError(
-            f"{question.budget:,.0f} rollouts are fewer than {LEAST_UPDATES} updates of {LEAST_PROBLEMS} problems and 2 "
-            f"rollouts each, {2 * LEAST_UPDATES * LEAST_PROBLEMS:,}: give a larger budget"
+            f"{question.budget:,.0f} rollouts are fewer than {LEAST_UPDATES} updates of {LEAST_PROBLEMS} problems and "
+            f"2 rollouts each, {2 * LEAST_UPDATES * LEAST_PROBLEMS:,}: give a larger budget"
         )
     if question.max_batch is not None and question.max_batch < 2 * LEAST_PROBLEMS:
         raise FrontierError(
@@ -239,29 +240,30 @@ def lines(advice: Advice, trainer: str, *, cost: float | None = None) -> Iterato
         cost: Rollouts of a GPU-hour, to print the cost of cells in GPU-hours.
     """
     question, start = advice.question, advice.start
-    low, middle, high = advice.interval
+    low, _, high = advice.interval
     known = f"at {short(question.budget)} rollouts, pass rate {question.spread.mean:.2g}, for {question.metric}@k"
     if start is None:
         sizes = ", ".join(str(cell.n) for cell in advice.pilots)
         to = short(max(cell.rollouts for cell in advice.pilots))
         yield f"Cannot say: measure n = {sizes} to {to} rollouts each; {advice.cannot}"
     else:
-        yield (
-            f"Begin with n = {start.n} ({_n(low)} to {_n(high)}), B_p = {start.problems_per_batch}, {start.steps:,} steps, "
-            f"rate {_rate_said(question, start)}"
-        )
-    sources, sets = len({s.source for s in advice.sweeps}), len({(s.source, s.problem_set) for s in advice.sweeps})
+        batch, steps = start.problems_per_batch, start.steps
+        ends = f"({_n(low)} to {_n(high)})"
+        yield f"Begin with n = {start.n} {ends}, B_p = {batch}, {steps:,} steps, rate {_rate_said(question, start)}"
+    count = len({(s.problem_set, s.model) for s in advice.sweeps})
     sigma, tau = (2**each for each in advice.between.deviations)
     slope, error = advice.between.slope
+    rises = f"{2**slope:.2g} (× {2 ** (slope - error):.2g} to {2 ** (slope + error):.2g})"
     yield (
-        f"The interval, {known}: n* of four in five such sweeps, by {sources} sources with {sets} problem sets and models, "
-        f"which are few. Sources differ by {sigma:.1f} ×, sets of one source by {tau:.1f} × (one standard deviation); n* "
-        f"rises by × {2**slope:.2g} (× {2 ** (slope - error):.2g} to {2 ** (slope + error):.2g}) where C doubles."
+        f"The interval, {known}: n* of four in five such sweeps, by {len(advice.left_out)} sources with {count} "
+        f"problem sets and models, which are few. Sources differ by {sigma:.1f} ×, sets of one source by {tau:.1f} × "
+        f"(one standard deviation); n* rises by × {rises} where C doubles."
     )
     if question.metric != "avg":
         yield (
-            f"{question.metric}@k: no source has an n* of it. Assumed: that of avg@k within an octave more. By the Playbook "
-            "(Figure 8) larger n pays for worst@4 on Easy and for best@4 on Hard; our panel says neither (docs/findings.md, Q7, Q8)."
+            f"{question.metric}@k: no source has an n* of it. Assumed: that of avg@k within an octave more. By the "
+            "Playbook (Figure 8) larger n pays for worst@4 on Easy and for best@4 on Hard; our panel says neither "
+            "(docs/findings.md, Q7 and Q8)."
         )
     yield "Sources (docs/sweeps.md), each at its budget nearest to this:"
     yield from _sources(advice)
@@ -287,7 +289,7 @@ def _sources(advice: Advice) -> Iterator[str]:
             ends = (2 ** (s.log2_n + sign * 1.28 * s.deviation) for sign in (-1, 1))
             span = " to ".join(_n(end) for end in ends)
             what = f"{s.problem_set}, {s.model} ({_rates([s])}): n* {_n(2**s.log2_n)} ({span})"
-            yield f"  {source}, {what} at {short(near)}, {s.held}{_lost([s])} [{s.citation}]"
+            yield f"  {source}, {what} at {short(s.budget)}, {s.held}{_lost([s])} [{s.citation}]"
 
 
 def _nearest(advice: Advice, source: str) -> list[Sweep]:
@@ -309,7 +311,10 @@ def _arithmetic(advice: Advice) -> Iterator[str]:
     shares = ", ".join(f"{spread.signal(size):.0%} at {size}" for size in SIGNAL_SIZES)
     p = spread.mean
     alike = ", ".join(f"{1 - p**size - (1 - p) ** size:.0%}" for size in SIGNAL_SIZES[:4])
-    yield f"Groups with a signal, by n: {shares} [1 − pⁿ − (1 − p)ⁿ; {spread.said}]. Were all problems at {p:.2g}: {alike}, …"
+    yield (
+        f"Groups with a signal, by n: {shares} [1 − pⁿ − (1 − p)ⁿ; {spread.said}]. Were all problems at {p:.2g}: "
+        f"{alike}, …"
+    )
     if question.problems:
         passes = question.budget / (n * question.problems)
         near = _nearest(advice, PLAYBOOK)
@@ -319,40 +324,40 @@ def _arithmetic(advice: Advice) -> Iterator[str]:
         yield "Epochs: C/(n·D), once --problems is given."
     most = floor(question.budget / (LEAST_UPDATES * (advice.start or advice.pilots[0]).problems_per_batch))
     yield (
-        f"Updates: at least {LEAST_UPDATES}, so n up to {most:,} at this B_p [the panel's rule; the Playbook's n = 2,048 had 61]."
+        f"Updates: at least {LEAST_UPDATES}, so n up to {most:,} at this B_p [the panel's rule; the Playbook's "
+        "n = 2,048 had 61]."
     )
     if question.max_batch:
-        pairs = ", ".join(
-            f"n above {question.max_batch // b:,} at B_p = {b}"
-            for b in (MOST_PROBLEMS, 16, LEAST_PROBLEMS)
-            if b <= question.max_batch
-        )
+        limit = question.max_batch
+        sizes = [b for b in (MOST_PROBLEMS, 16, LEAST_PROBLEMS) if 2 * b <= limit]
+        pairs = ", ".join(f"n above {limit // b:,} at B_p = {b}" for b in sizes)
         short_of = " That is less than the sources' median." if advice.forbidden < advice.interval[1] else ""
-        yield f"Batches up to {question.max_batch:,} rollouts forbid {pairs}.{short_of}"
-    sizes = sorted({s.parameters for s in advice.sweeps})
-    if question.parameters and all(abs(log2(question.parameters / size)) > 2 for size in sizes):
-        trained = ", ".join(short(size) for size in sizes)
-        yield f"Model: no source within a factor of four of {short(question.parameters)} parameters; they have {trained}."
+        yield f"Batches up to {limit:,} rollouts forbid {pairs}.{short_of}"
+    trained, own = sorted({s.parameters for s in advice.sweeps}), question.parameters
+    if own and all(abs(log2(own / size)) > 2 for size in trained):
+        said = ", ".join(short(size) for size in trained)
+        yield f"Model: no source is within a factor of four of {short(own)} parameters; they have {said}."
     at = "the rate that worked" if question.anchor else "the Playbook's, of a 7B model"
     yield (
-        f"Rate: √B from {at}. In our panel ½, 1 and 2 times the chosen rate ended at 0.709, 0.674 and 0.506, and 0 of 64, 3 of "
-        "66 and 15 of 60 runs failed: halving costs little, doubling is a cliff [docs/findings.md]."
+        f"Rate: √B from {at}. In our panel ½, 1 and 2 times the chosen rate ended at 0.709, 0.674 and 0.506, and 0 of "
+        "64, 3 of 66 and 15 of 60 runs failed: halving costs little, doubling is a cliff [docs/findings.md]."
     )
 
 
 def _narrow(advice: Advice, trainer: str, cost: float | None) -> Iterator[str]:
     total = sum(cell.rollouts for cell in advice.pilots)
     hours = f", {total / cost:,.3g} GPU-hours" if cost else ""
+    share = f"{total / advice.question.budget:.0%} of the budget{hours}"
     yield (
-        f"To narrow it, {len(advice.pilots)} cells, {short(total)} rollouts together ({total / advice.question.budget:.0%} of the "
-        f"budget{hours}), would leave about {advice.ratio_after:.2g} × from end to end in place of {advice.ratio:.2g} ×:"
+        f"To narrow it, {len(advice.pilots)} cells, {short(total)} rollouts together ({share}), would leave about "
+        f"{advice.ratio_after:.2g} × from end to end in place of {advice.ratio:.2g} ×:"
     )
     for cell in advice.pilots:
         price = f", {cell.rollouts / cost:,.3g} GPU-hours" if cost else ""
         yield f"  n = {cell.n}, {short(cell.rollouts)} rollouts{price}: {FLAGS[trainer](cell)}"
     yield (
-        "  isocompute-budget convert writes all settings for your devices; then isocompute-frontier fit reads what they logged, "
-        "and next says what to add."
+        "  isocompute-budget convert writes all settings for your devices and problems; then isocompute-frontier fit "
+        "reads what they logged, and next says what to add."
     )
 
 
@@ -364,18 +369,19 @@ def _trl(cell: Cell) -> str:
 
 
 def _verl(cell: Cell) -> str:
-    actor = "actor_rollout_ref.actor"
+    actor, batch = "actor_rollout_ref.actor", cell.problems_per_batch
     return (
-        f"data.train_batch_size={cell.problems_per_batch} actor_rollout_ref.rollout.n={cell.n} {actor}.ppo_mini_batch_size="
-        f"{cell.problems_per_batch} trainer.total_training_steps={cell.steps} {actor}.optim.lr={cell.learning_rate:.3g}"
+        f"data.train_batch_size={batch} actor_rollout_ref.rollout.n={cell.n} {actor}.ppo_mini_batch_size={batch} "
+        f"trainer.total_training_steps={cell.steps} trainer.total_epochs={cell.steps} {actor}.optim.lr="
+        f"{cell.learning_rate:.3g}"
     )
 
 
 def _openrlhf(cell: Cell) -> str:
-    batch, b = cell.n * cell.problems_per_batch, cell.problems_per_batch
+    batch = cell.problems_per_batch
     return (
-        f"--rollout.batch_size {b} --rollout.n_samples_per_prompt {cell.n} --train.batch_size {batch} --data.max_samples "
-        f"{b * cell.steps} --actor.adam.lr {cell.learning_rate:.3g}"
+        f"--rollout.batch_size {batch} --rollout.n_samples_per_prompt {cell.n} --train.batch_size {cell.n * batch} "
+        f"--data.max_samples {batch * cell.steps} --actor.adam.lr {cell.learning_rate:.3g}"
     )
 
 
@@ -391,13 +397,19 @@ FLAGS = {"trl": _trl, "verl": _verl, "openrlhf": _openrlhf, "prime-rl": _prime_r
 
 
 def _interval(between: Between, question: Question) -> tuple[float, float, float]:
-    found = between.at(question.budget, question.spread.mean).widened(_extra(question))
-    low, middle, high = (max(2.0, 2**octaves) for octaves in found.interval(LEVEL))
+    extra = 0.0 if question.metric == "avg" else OTHER_METRIC
+    return _sizes(between.at(question.budget, question.spread.mean).widened(extra))
+
+
+def _sizes(octaves: Mixture) -> tuple[float, float, float]:
+    """The interval in rollouts per problem, of which a group has at least two."""
+    low, middle, high = (max(2.0, 2**each) for each in octaves.interval(LEVEL))
     return low, middle, high
 
 
-def _extra(question: Question) -> float:
-    return 0.0 if question.metric == "avg" else OTHER_METRIC
+@lru_cache(maxsize=16)
+def _between(rows: tuple[Row, ...]) -> Between:
+    return Between(rows)
 
 
 def _cell(question: Question, n: int, batch: int, budget: float) -> Cell:

@@ -1,7 +1,7 @@
 """How many groups have a signal: a spread of pass rates, and the share of groups of n whose rewards differ.
 
-A group of n responses to a problem of pass rate p has a signal with probability 1 − pⁿ − (1 − p)ⁿ. Averaged over problems
-this is less than at the mean of their pass rates, since it is concave in p.
+A group of n responses to a problem of pass rate p has a signal with probability 1 − pⁿ − (1 − p)ⁿ. Averaged over
+problems this is less than at the mean of their pass rates, since it is concave in p.
 """
 
 from __future__ import annotations
@@ -108,5 +108,5 @@ def of_table(source: str | Path) -> Measured:
     return Measured(
         answers=answers,
         beta=Beta(a=mean * total, b=(1 - mean) * total),
-        said=f"{len(answers):,} problems, at least {least} responses each; beyond n = {least} by a Beta of their spread",
+        said=f"{len(answers):,} problems, {least} responses or more each; beyond n = {least} by a Beta of their spread",
     )

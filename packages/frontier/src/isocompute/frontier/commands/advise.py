@@ -27,7 +27,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "advise",
         help="which n to begin with, from what other sweeps found",
-        description="Say which n to begin with before anything was trained, from what other sweeps found, and what to measure.",
+        description="Say which n to begin with before anything was trained, by what other sweeps found, and what to "
+        "measure.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -87,14 +88,15 @@ def _rollouts(arguments: argparse.Namespace) -> float:
     if arguments.unit == "tokens":
         if arguments.tokens_per_rollout is None:
             raise FrontierError(
-                "a budget in tokens needs --tokens-per-rollout: prompt and response, as `isocompute-budget show` sums them up"
+                "a budget in tokens needs --tokens-per-rollout: prompt and response, as `isocompute-budget show` sums "
+                "them up"
             )
         return budget / float(arguments.tokens_per_rollout)
     if arguments.unit == "gpu_hours":
         if arguments.rollouts_per_gpu_hour is None:
             raise FrontierError(
-                "a budget in GPU-hours needs --rollouts-per-gpu-hour: as `isocompute-budget show` measured, or `plan --cells "
-                "--model-parameters 7B --response-tokens 1000 --device h100` estimates"
+                "a budget in GPU-hours needs --rollouts-per-gpu-hour: as `isocompute-budget show` measured, or `plan "
+                "--cells --model-parameters 7B --response-tokens 1000 --device h100` estimates"
             )
         return budget * float(arguments.rollouts_per_gpu_hour)
     return budget
@@ -117,7 +119,8 @@ def _spread(text: str) -> Spread:
     except ValueError:
         pass
     raise argparse.ArgumentTypeError(
-        f"{text!r} is neither a pass rate between 0 and 1, such as 0.3, nor a histogram RATE:PROBLEMS, such as 0:50,0.25:300,0.5:200"
+        f"{text!r} is neither a pass rate between 0 and 1, such as 0.3, nor a histogram RATE:PROBLEMS, such as "
+        "0:50,0.25:300,0.5:200"
     )
 
 
