@@ -173,10 +173,10 @@ def advise(question: Question, sweeps: Sequence[Sweep]) -> Advice:
             f"the sources leave n between {_n(low)} and {_n(high)}, {high / low:.0f} × apart (at most {WIDEST:g} ×)"
         )
     n = min(_power(middle), _power(most, down=True))
-    pilot = next(
-        (budget / part for part in (8, 4, 2) if 4 * n * LEAST_UPDATES * LEAST_PROBLEMS <= budget / part), budget / 2
-    )
-    sizes = _around(n, min(most, pilot / (LEAST_UPDATES * LEAST_PROBLEMS)))
+    # The cheapest of which three n have the least updates.
+    room = LEAST_UPDATES * LEAST_PROBLEMS
+    pilot = next((budget / part for part in (8, 4) if budget / part >= 8 * room), budget / 2)
+    sizes = _around(n, min(most, pilot / room))
     batch = min(problems_per_batch(question, size, pilot) for size in sizes)
     after = between.after(budget, question.spread.mean, measured_at=pilot, deviation=MEASURED_TO)
     narrowed = _sizes(after)
