@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+from isocompute.frontier.data.sweeps import read_sweeps
 from isocompute.frontier.posterior.density import rise
 from scipy.optimize import least_squares
 
@@ -11,6 +12,7 @@ from benchmarks.frontier.dirt import KINDS
 from benchmarks.frontier.harsh import KINDS as HARSH
 from benchmarks.frontier.harsh import harsh, harsh_sweep
 from benchmarks.frontier.power import simultaneous
+from benchmarks.frontier.sweeps import rows
 from benchmarks.frontier.worlds import LAST, SIZES, grid_of_worlds, sweep, world, world_with_gap
 
 
@@ -120,3 +122,18 @@ def test_growth_with_log_compute_is_within_the_data_no_other_than_a_curve_that_l
 
         levelled = least_squares(off, [1.5, -0.7, 0.0, -1.0], bounds=([0, -9, -3, -6], [9, 9, 3, 1]))
         assert np.sqrt(2 * levelled.cost / len(compute)) < 0.003
+
+
+@pytest.mark.slow
+def test_the_rows_that_advise_knows_are_those_that_this_repository_makes() -> None:
+    committed = {(s.problem_set, s.model[-1], int(s.budget)): s for s in read_sweeps() if s.source != "U-statistic"}
+    made = 0
+    for line in rows():
+        name, budget, octaves, deviation, lost = line.split(",")
+        names = [key for key in committed if key[2] == int(budget) and name in (key[0], f"{key[0]}-{key[1]}")]
+        (own,) = (committed[key] for key in names)
+        # Draws of a posterior on another processor.
+        assert (own.log2_n, own.deviation) == pytest.approx((float(octaves), float(deviation)), abs=0.15)
+        assert own.lost == pytest.approx({int(n): float(r) for n, r in (p.split(":") for p in lost.split())}, abs=0.005)
+        made += 1
+    assert made == len(committed)

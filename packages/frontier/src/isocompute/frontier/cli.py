@@ -7,11 +7,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from .commands import fit, interference, predict, prescribe
+from .commands import advise, fit, interference, predict, prescribe
 from .contract import command_line
 from .errors import InputWarning
 
-COMMANDS = (fit, prescribe, predict, interference)
+COMMANDS = (advise, fit, prescribe, predict, interference)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,97 @@
+"""The table of sweeps that ``advise`` knows, ``sweeps.csv``, and rows that somebody adds: docs/sweeps.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from ..errors import FrontierError
+
+FILE = Path(__file__).with_name("sweeps.csv")
+NUMBERS = ("parameters", "pass_rate", "problems", "budget", "n_least", "n_most", "log2_n", "deviation")
+WORDS = ("source", "problem_set", "model", "metric", "held", "lost", "citation", "command")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """What a sweep says of n at one budget: a row of ``sweeps.csv``.
+
+    Attributes:
+        source: The paper, page or panel.
+        problem_set: Problem set, with the model where a source has several.
+        parameters: Of the model.
+        pass_rate: Of the base model on the set.
+        problems: Training problems, D.
+        metric: What n is best for.
+        held: What is equal for all n beside the budget, such as B_p = 32.
+        budget: Rollouts.
+        n_least: Of the grid.
+        n_most: Of the grid.
+        log2_n: n*, octaves.
+        deviation: Its standard deviation within the source, octaves.
+        lost: Reward lost by n, next to the best n; empty where the source has no numbers.
+        citation: Where the numbers stand.
+        command: What makes the row again, or how n* was read.
+    """
+
+    source: str
+    problem_set: str
+    model: str
+    parameters: float
+    pass_rate: float
+    problems: float
+    metric: str
+    held: str
+    budget: float
+    n_least: float
+    n_most: float
+    log2_n: float
+    deviation: float
+    lost: dict[int, float]
+    citation: str
+    command: str
+
+
+def read_sweeps(path: Path = FILE) -> tuple[Sweep, ...]:
+    """The rows of a CSV file with the columns of ``sweeps.csv``.
+
+    Raises:
+        FrontierError: It cannot be read, lacks a column, or a number in it is missing or out of range.
+    """
+    try:
+        frame = pl.read_csv(path, infer_schema=False)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise FrontierError(f"{path}: is no CSV file that can be read ({str(error).splitlines()[0]})") from error
+    missing = [name for name in (*NUMBERS, *WORDS) if name not in frame.columns]
+    if missing or frame.is_empty():
+        what = f"has no column {missing[0]}" if missing else "has no rows"
+        raise FrontierError(f"{path}: {what}; the columns are those of docs/sweeps.md")
+    return tuple(_sweep(row, f"{path} row {number}") for number, row in enumerate(frame.iter_rows(named=True), 1))
+
+
+def _sweep(row: dict[str, str | None], where: str) -> Sweep:
+    words = {name: row[name] or "" for name in WORDS}
+    numbers = {name: _number(row[name], name, where) for name in NUMBERS}
+    if not words["source"] or not words["problem_set"]:
+        raise FrontierError(f"{where}: source and problem_set must be named")
+    if not numbers["pass_rate"] < 1:
+        raise FrontierError(f"{where}: pass_rate is {numbers['pass_rate']:g}; it must be between 0 and 1")
+    lost = {}
+    for pair in words.pop("lost").split():
+        n, colon, reward = pair.partition(":")
+        if not (colon and n.isdecimal()):
+            raise FrontierError(f"{where}: lost holds {pair!r}, which is not like 8:0.012 (n and reward lost)")
+        lost[int(n)] = _number(reward, "lost", where, least=-1.0)
+    return Sweep(**words, **numbers, lost=lost)  # type: ignore[arg-type]
+
+
+def _number(text: str | None, name: str, where: str, *, least: float = 0.0) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = float("nan")
+    if not least < value < float("inf"):
+        raise FrontierError(f"{where}: {name} is {text!r}; it must be a number above {least:g}")
+    return value
