@@ -64,7 +64,7 @@ def load_policy(
         policy = policy if adapter is None else adapt(policy, adapter)
     else:
         policy = _shared(model, device, dtype, sharding, adapter)
-    for tensor, values in begun(policy):
+    for tensor, values in () if adapter is None else begun(policy):
         copy_into(tensor, values)
     policy.eval()
     try:
