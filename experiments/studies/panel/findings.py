@@ -46,8 +46,11 @@ def drawn(found: Mapping[str, Any], docs: Path = DOCS) -> Iterator[Path]:
     measured: Measured = found["units"]
     write_text(docs / "findings.md", page(found))
     forests.draw_protocols(measured, docs / "findings")
-    forests.draw_readings({name: cards.card(name, measured) for name in SHIFTS}, docs / "findings-readings")
-    yield from (docs / "findings.md", docs / "findings.svg", docs / "findings-readings.svg")
+    shifts = {name: cards.card(name, measured) for name in SHIFTS}
+    forests.draw_readings(shifts, docs / "findings-readings")
+    forests.draw_forest(shifts, docs / "findings-forest")
+    names = ("findings.md", "findings.svg", "findings-readings.svg", "findings-forest.svg")
+    yield from (docs / name for name in names)
 
 
 def rounded(value: Any) -> Any:

@@ -85,6 +85,38 @@ def _protocol(axis: Any, measured: Measured, protocol: str) -> None:
     )
 
 
+FOREST = {
+    ("Q1", "anchor: × ½"): "√B rule, half the rate",
+    ("Q1", AS_PINNED): "√B rule, the chosen rate",
+    ("Q1", "anchor: × 2"): "√B rule, twice the rate",
+    ("Q2", AS_PINNED): "best of three rates",
+    ("Q3", AS_PINNED): "best rate at each budget, with decay",
+}
+"""Rows of the front page's plot: a question and its reading, and the way of choosing the learning rate."""
+
+
+def draw_forest(cards: Mapping[str, Sequence[Read]], path: Path) -> None:
+    """Draw the shift of n* for five ways of choosing the learning rate: what the front page shows."""
+    figure, axis = pyplot().subplots(figsize=(7.2, 2.5), layout="constrained")
+    for k, ((question, reading), words) in enumerate(FOREST.items()):
+        own = next(each for each in cards[question] if each.name == reading).estimate
+        low, high = own.interval
+        axis.plot([low, high], [-k, -k], color="#2b6cb0", linewidth=2.2)
+        axis.plot(own.value, -k, "o", markersize=6, color="#2b6cb0")
+        axis.annotate(words, (-0.01, -k), xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=9)
+    axis.axvline(0, color="0.3", linewidth=0.9)
+    axis.axvspan(OCTAVE, 3, color="#55a868", alpha=0.15, lw=0)
+    axis.annotate(
+        "n* grows, as claimed", (OCTAVE, 1.02), xycoords=("data", "axes fraction"), fontsize=9, color="#2f6b3d"
+    )
+    axis.set(xlim=(-2.5, 2.5), yticks=[])
+    axis.set_xlabel(
+        f"octaves by which n* moves where the budget is 8 times as large (95 %, {len(UNITS)} units)", fontsize=9
+    )
+    axis.spines[["left", "right", "top"]].set_visible(False)
+    save(figure, path)
+
+
 def draw_readings(cards: Mapping[str, Sequence[Read]], path: Path) -> None:
     """Draw the shift of n* in every reading, a panel for each way of choosing the rate.
 

@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 from isocompute.budget import Ledger, Limits, Meter
 from isocompute.learner.config import BatchConfig, LearnerConfig, ObjectiveConfig
+from isocompute.learner.ranks.group import LearnerGroup
 from isocompute.learner.saving.checkpoint import Checkpoints
 from isocompute.learner.saving.export import save_policy
 from isocompute.learner.training import loop
@@ -84,7 +85,22 @@ def run(home: Path, model: Path, learner: Any, sampler: Any) -> None:
 
 
 def alone(home: Path, model: Path, dies_at: int = 0) -> None:
-    """Run in this process, which is killed at a call among those that write, counted from 1; 0 for none."""
+    """Run in this process with one rank.
+
+    Args:
+        home: The run's folder.
+        model: The base model.
+        dies_at: The call among those that write, at which the process is killed; 0 for none.
+    """
     calls = counted_writes(pytest.MonkeyPatch(), dies_at, lambda: os.kill(os.getpid(), signal.SIGKILL))
     run(home, model, Learner(model, CONFIG), sampler_of(model))
     (home / "writes").write_text(str(calls()))
+
+
+def drive(home: Path, model: Path, address: str, environment: dict[str, str]) -> None:
+    """Drive two ranks in a cluster that is there; its variables are those of the process that started it."""
+    os.environ.update(environment)
+    import ray
+
+    ray.init(address=address, log_to_driver=False)
+    run(home, model, LearnerGroup(model, CONFIG, world_size=2, grace=1), sampler_of(model))
