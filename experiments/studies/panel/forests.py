@@ -110,9 +110,7 @@ def draw_forest(cards: Mapping[str, Sequence[Read]], path: Path) -> None:
         "n* grows, as claimed", (OCTAVE, 1.02), xycoords=("data", "axes fraction"), fontsize=9, color="#2f6b3d"
     )
     axis.set(xlim=(-2.5, 2.5), yticks=[])
-    axis.set_xlabel(
-        f"octaves by which n* moves where the budget is 8 times as large (95 %, {len(UNITS)} units)", fontsize=9
-    )
+    axis.set_xlabel(f"shift of n* in octaves at 8 times the budget (95 %, {len(UNITS)} units)", fontsize=9)
     axis.spines[["left", "right", "top"]].set_visible(False)
     save(figure, path)
 
