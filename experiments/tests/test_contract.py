@@ -250,8 +250,10 @@ HOSTILE = {
 def test_what_has_no_end_is_refused_at_once(name: str) -> None:
     with pytest.raises(EndlessError, match=r"deep|aliases|contains itself"):
         parsed(HOSTILE[name], "json" if name == "deeper" else "yaml")
-    # As deep as may be.
+    # As deep as may be, and deeper in JSON.
     parsed("[" * DEEPEST + "]" * DEEPEST)
+    with pytest.raises(EndlessError, match="deep"):
+        parsed(f"[{'[' * DEEPEST}{']' * DEEPEST}]", "json")
 
 
 @pytest.mark.parametrize(
