@@ -23,10 +23,8 @@ from .reading import paragraph
 
 def one(figure: Figure, work: Path, results: Path, pictures: Path) -> Iterator[str]:
     """Train what is missing, draw and say what came out."""
-    for name in figure.page_of:
-        yield from cells.train(figure_of(name), work, results)
-    if not figure.page_of:
-        yield from cells.train(figure, work, results)
+    for part in page.parts_of(figure):
+        yield from cells.train(part, work, results)
     pictures.mkdir(parents=True, exist_ok=True)
     page.draw(figure, pictures / figure.name, results)
     yield f"{pictures / figure.name}.svg"
@@ -81,7 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, default=cells.WORK, help="where cells keep their files")
     given = parser.parse_args(argv)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    install()
 
     def run() -> None:
         for line in said(given):
@@ -91,4 +88,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    install()
     sys.exit(main())

@@ -225,7 +225,11 @@ def at_the_end(planned: Planned, cell: Cell, inputs: Inputs, problems: pl.DataFr
     if not planned.evaluate:
         return
     generation = Generation.of(inputs.preset)
-    options: dict[str, Any] = {"prompting": generation.prompting, "scoring": generation.scoring, "device": resources.device}
+    options: dict[str, Any] = {
+        "prompting": generation.prompting,
+        "scoring": generation.scoring,
+        "device": resources.device,
+    }
     sampler = open_sampler(
         resources.sampler, str(policy), generation.sampling, **options, dtype=resources.resolved_dtype()
     )

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from isocompute.learner import RunConfig
 from isocompute.rollout import DifficultySplit
 from isocompute.rollout.contract.documents import DocumentError, parsed
+from isocompute.rollout.contract.errors import IsoComputeError
 from isocompute.rollout.contract.settings import Count, Positive, Share, Whole, made_of
 from isocompute.rollout.scoring.code import digest
 from pydantic import Field, model_validator
@@ -89,6 +90,12 @@ class Side(Settings):
     """Share of C up to which they are read."""
     over: Literal["rollouts_per_problem", "problems_per_batch"] = "rollouts_per_problem"
     """What a slope, a spread or a vertex is over, on a scale of octaves."""
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What its cells have, by name."""
+        names = ("arm", "rollouts_per_problem", "problems_per_batch", "rate_factor")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 class Comparison(Settings):
@@ -266,11 +273,11 @@ class Planned:
         steps = self.rollouts // batch
         return cost["cell"] + steps * cost["step"] + self.rollouts * cost["rollout"] + responses * cost["response"]
 
-    def problem(self) -> str:
-        """Why it cannot be trained as it is written; empty where it can."""
+    def check(self) -> None:
+        """Refuse a budget at which it would not be evaluated, or between two of whose steps it would be."""
         if self.rollouts % self.run.batch_rollouts or not self.run.evaluated_at(self.rollouts):
-            return f"rollouts is {self.rollouts}, which is no evaluated end of batches of {self.run.batch_rollouts}"
-        return ""
+            batch = self.run.batch_rollouts
+            raise ExperimentError(f"rollouts is {self.rollouts}, which is no evaluated end of batches of {batch}")
 
 
 class MadeSet(Settings):
@@ -339,8 +346,10 @@ def load(path: Path) -> Figure:
     """
     found: Figure = read(path, Figure, name=path.stem)
     for cell in found.cells:
-        if why := cell.problem():
-            raise ExperimentError(f"{path}: arm {cell.arm!r}: {why}")
+        try:
+            cell.check()
+        except IsoComputeError as error:
+            raise ExperimentError(f"{path}: arm {cell.arm!r}: {error}") from None
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def draw(figure: Figure, path: Path, results: Path = RESULTS) -> None:
     Args:
         path: File name without its ending.
     """
-    parts = [figure_of(name) for name in figure.page_of] or [figure]
+    parts = parts_of(figure)
     panels = [(part, name) for part in parts for name in part.sets]
     rows = -(-len(panels) // 2)
     size = (4 * min(2, len(panels)) + 0.5, 3.2 * rows)
@@ -105,10 +106,14 @@ def _last(rows: pl.DataFrame, side: Side) -> pl.DataFrame:
     return own.group_by(CELL, maintain_order=True).agg(pl.col(side.metric).tail(1 if side.of else LAST).mean())
 
 
+def parts_of(figure: Figure) -> list[Figure]:
+    """The figures that have its cells: others of a page, else itself."""
+    return [figure_of(name) for name in figure.page_of] or [figure]
+
+
 def finished(figure: Figure, results: Path = RESULTS) -> bool:
     """Return whether all its cells are there, or all those of its parts."""
-    parts = [figure_of(name) for name in figure.page_of] or [figure]
-    return all(part.runnable and not missing(part, results) for part in parts)
+    return all(part.runnable and not missing(part, results) for part in parts_of(figure))
 
 
 def costs() -> tuple[list[list[str]], float]:
@@ -142,29 +147,20 @@ def resolvables() -> Iterator[list[str]]:
 
 def section(figure: Figure, results: Path = RESULTS) -> str:
     """A figure on the page: what it says, how it is made, and the drawing where all its cells are there."""
-    lines = [f'<a id="{each}"></a>' for each in (figure.name, *figure.also)]
-    lines += [f"## {figure.title}", "", paragraph(figure, results), ""]
     command = f"    {COMMAND} {figure.name}"
+    parts = parts_of(figure)
+    left = {cell.definition: cell.seconds for part in parts for cell in missing(part, results)}
+    total = len({cell.definition for part in parts for cell in part.cells})
+    # A star after a symbol is no emphasis of Markdown's.
+    said = re.sub(r"\b(n|B_p)\*", r"\1\\*", paragraph(figure, results))
+    made = f"{total - len(left)} of {total} cells are there; the others take {sum(left.values()) / 60:.0f} CPU-minutes:"
     if figure.needs:
-        lines += [
-            f"Needs: {figure.needs}. On a cluster:",
-            "",
-            f"    {figure.cluster or f'{COMMAND} {figure.name} --preset paper'}",
-        ]
-        return "\n".join(lines)
-    if finished(figure, results):
-        lines += [f"![{figure.title}](figures/{figure.name}.svg)", "", "Made by", "", command]
-        return "\n".join(lines)
-    parts = [figure_of(name) for name in figure.page_of] or [figure]
-    own = {cell.definition: cell for part in parts for cell in part.cells}
-    left = {cell.definition: cell for part in parts for cell in missing(part, results)}
-    minutes = sum(cell.seconds for cell in left.values()) / 60
-    lines += [
-        f"{len(own) - len(left)} of {len(own)} cells are there; the others take about {minutes:.0f} CPU-minutes:",
-        "",
-        command,
-    ]
-    return "\n".join(lines)
+        made = f"Needs: {figure.needs}. On a cluster:"
+        command = f"    {figure.cluster or f'{command.strip()} --preset paper'}"
+    elif not left:
+        made = f"![{figure.title}](figures/{figure.name}.svg)\n\nMade by"
+    anchors = [f'<a id="{each}"></a>' for each in (figure.name, *figure.also)]
+    return "\n".join([*anchors, f"## {figure.title}", "", said, "", made, "", command])
 
 
 def text(results: Path = RESULTS) -> str:

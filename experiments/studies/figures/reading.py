@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -111,10 +110,7 @@ def of_run(measure: str, curve: pl.DataFrame, side: Side) -> float:
 
 def of_side(measure: str, rows: pl.DataFrame, side: Side) -> dict[Pair, float]:
     """The number of each pair on one side."""
-    chosen = rows.filter(pl.col("arm") == side.arm, pl.col("problem_set") == side.of)
-    for name in ("rollouts_per_problem", "problems_per_batch", "rate_factor"):
-        if (value := getattr(side, name)) is not None:
-            chosen = chosen.filter(pl.col(name) == value)
+    chosen = rows.filter(pl.col("problem_set") == side.of, *(pl.col(name) == of for name, of in side.asked.items()))
     # The spread of runs is over seeds, so that a pair is a base model.
     keys = ["set", "base_seed"] if measure == "spread_of_runs" else ["set", "base_seed", "seed"]
     found = {}
@@ -232,7 +228,7 @@ def resolution(figure: Figure, one: Comparison) -> tuple[int, float, float]:
         for sign, side in ((1, one.of), (-1, one.less)):
             if side is None:
                 continue
-            own = [cell for cell in cells if cell.arm == side.arm and chosen(cell, side)]
+            own = [cell for cell in cells if all(getattr(cell, name) == of for name, of in side.asked.items())]
             first = [c for c in own if (c.unit, c.seed) == (own[0].unit, own[0].seed)]
             # Scores on the other set vary as those of runs that are trained on it; one evaluation is no mean of two.
             asked = side.of if side.of in COMMON.rates else name
@@ -244,12 +240,6 @@ def resolution(figure: Figure, one: Comparison) -> tuple[int, float, float]:
         pairs += len({(cell.unit, cell.seed) for cell in cells})
     of_pairs = float(np.sqrt(np.mean(variances)))
     return pairs, of_pairs, resolvable(pairs) * of_pairs
-
-
-def chosen(cell: Any, side: Side) -> bool:
-    """Return whether a cell has what a side asks for."""
-    asked = {name: getattr(side, name) for name in ("rollouts_per_problem", "problems_per_batch", "rate_factor")}
-    return all(value is None or getattr(cell, name) == value for name, value in asked.items())
 
 
 @cache

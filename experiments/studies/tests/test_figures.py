@@ -31,7 +31,7 @@ def written(path: Path, **changes: Any) -> Path:
         "arms": {"small": {"problems_per_batch": [4]}, "large": {"problems_per_batch": [16]}},
         "compare": [{"says": "small less large", "of": {"arm": "small"}, "less": {"arm": "large"}, "paper": "above"}],
     }
-    path.write_text(yaml.safe_dump({**plain, **changes}))
+    path.write_text(yaml.safe_dump({**plain, **changes}, sort_keys=False))
     return path
 
 
@@ -41,6 +41,7 @@ def written(path: Path, **changes: Any) -> Path:
         ({"every": {"rolouts": 4096}}, "every has no setting 'rolouts' (did you mean 'rollouts'?)"),
         ({"draw": "lines"}, "draw is 'lines'"),
         ({"every": {"rollouts": 5000}}, "rollouts is 5000, which is no evaluated end of batches of 32"),
+        ({"every": {"evaluate_every": 48}}, "arm 'small': evaluate_every is 48 rollouts"),
         (
             {"compare": [{"says": "x", "of": {"arm": "smal"}, "paper": "above"}]},
             "no arm 'smal' (did you mean 'small'?)",
