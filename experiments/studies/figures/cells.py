@@ -154,8 +154,14 @@ def problem_set(name: str, unit: Unit, *, measured: bool = True) -> pl.DataFrame
 
 def read(results: Path = RESULTS) -> pl.DataFrame:
     """The scores of every finished cell of every figure."""
-    found = [pl.read_csv(path, schema=SCHEMA) for path in sorted(results.glob("*.csv"))]
-    return pl.concat([pl.DataFrame(schema=SCHEMA), *found])
+    return pl.concat([pl.DataFrame(schema=SCHEMA), *(read_one(path) for path in sorted(results.glob("*.csv")))])
+
+
+def read_one(path: Path) -> pl.DataFrame:
+    """The scores of the cells that were trained for one figure."""
+    if not path.exists():
+        return pl.DataFrame(schema=SCHEMA)
+    return pl.read_csv(path, schema=SCHEMA, missing_utf8_is_empty_string=True)
 
 
 def missing(figure: Figure, results: Path = RESULTS) -> list[Planned]:
@@ -191,21 +197,15 @@ def train(figure: Figure, work: Path = WORK, results: Path = RESULTS) -> Iterato
                 folder = cell_folder.folder_of(cell).resolve()
                 worker.train(cell, problems, folder, cell_folder.baseline_of(cell).resolve())
                 rows = scores(planned, cell, inputs, problems)
-            table = pl.concat([read_one(results, figure.name), rows])
+            own_table = results / f"{figure.name}.csv"
             results.mkdir(parents=True, exist_ok=True)
-            write_text(results / f"{figure.name}.csv", table.write_csv())
+            write_text(own_table, pl.concat([read_one(own_table), rows]).write_csv())
             shutil.rmtree(folder)
             spent += planned.seconds
             left = (time.monotonic() - began) * (total - spent) / spent / 60
             end = rows.filter(pl.col("problem_set") == "")["avg_at_4"][-1]
             took = time.process_time() - started
             yield f"{unit.name} {planned.arm}, {cell.name}: {end:.3f}, {took:.0f} CPU-s; about {left:.0f} min left"
-
-
-def read_one(results: Path, name: str) -> pl.DataFrame:
-    """The scores of the cells that were trained for one figure."""
-    path = results / f"{name}.csv"
-    return pl.read_csv(path, schema=SCHEMA) if path.exists() else pl.DataFrame(schema=SCHEMA)
 
 
 def scores(planned: Planned, cell: Cell, inputs: Inputs, problems: pl.DataFrame) -> pl.DataFrame:

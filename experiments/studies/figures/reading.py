@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import nan
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,8 @@ Pair = tuple[str, int, int]
 """Problem set, seed of the base model, seed."""
 LAST = 2
 """Evaluations whose mean is a run's end."""
+FEWEST = 6
+"""Evaluations of a run whose end is forecast."""
 POWER = 0.8
 """Share of studies that resolve the smallest effect that is called resolvable."""
 DRAWS = 4000
@@ -87,7 +90,7 @@ def frame(figure: Figure, results: Path = RESULTS) -> pl.DataFrame:
 
 
 def of_run(measure: str, curve: pl.DataFrame, side: Side) -> float:
-    """The number of one run: its end, unless the measure takes another.
+    """The number of one run: its end, unless the measure takes another; NaN of too few evaluations.
 
     Args:
         curve: Its evaluations.
@@ -96,6 +99,8 @@ def of_run(measure: str, curve: pl.DataFrame, side: Side) -> float:
     if side.of:
         return float(own[side.metric].to_numpy().mean())
     after = own.filter(pl.col("rollouts") > 0)[side.metric].to_numpy()
+    if len(after) < (FEWEST if measure == "forecast" else 1):
+        return nan
     if measure == "area":
         return float(after.mean())
     end = float(after[-LAST:].mean())
@@ -109,7 +114,7 @@ def of_run(measure: str, curve: pl.DataFrame, side: Side) -> float:
 
 
 def of_side(measure: str, rows: pl.DataFrame, side: Side) -> dict[Pair, float]:
-    """The number of each pair on one side."""
+    """The number of each pair on one side, but for those with a run that was hardly evaluated."""
     chosen = rows.filter(pl.col("problem_set") == side.of, *(pl.col(name) == of for name, of in side.asked.items()))
     # The spread of runs is over seeds, so that a pair is a base model.
     keys = ["set", "base_seed"] if measure == "spread_of_runs" else ["set", "base_seed", "seed"]
@@ -118,6 +123,8 @@ def of_side(measure: str, rows: pl.DataFrame, side: Side) -> dict[Pair, float]:
         curves = [(curve[side.over][0], curve) for _, curve in own.group_by("definition", maintain_order=True)]
         octaves = np.log2([at for at, _ in curves])
         numbers = np.array([of_run(measure, curve, side) for _, curve in curves])
+        if not np.isfinite(numbers).all():
+            continue
         name, base, *seed = key
         found[str(name), int(str(base)), int(str(seed[0])) if seed else 0] = MEASURES[measure](octaves, numbers)
     return found
