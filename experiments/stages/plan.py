@@ -28,9 +28,13 @@ def section_of(name: str) -> str | None:
     return SECTIONS.get(name) or SECTIONS.get(generic) or SECTIONS.get(parts[0])
 
 
-def run(preset: Preset, terms: Terms | None = None) -> None:
-    """Print every value (of ``paper``, next to the section that it comes from), then cells and what they cost."""
-    raw = find(preset=preset.name)[-1]
+def run(preset: Preset, terms: Terms | None = None, path: Path = Path("params.yaml")) -> None:
+    """Print every value (of ``paper``, next to the section that it comes from), then cells and what they cost.
+
+    Args:
+        path: The file that the preset was read from.
+    """
+    raw = find(path, preset=preset.name)[-1]
     for name, value in leaves(raw):
         section = f"  {section_of(name)}" if preset.name == PAPER else ""
         print(f"{name:45} {value!s:55}{section}".rstrip())
