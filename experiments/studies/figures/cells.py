@@ -20,8 +20,7 @@ from isocompute.rollout.contract.settings import made_of
 
 from ...errors import ExperimentError
 from ...running import cell_folder
-from ...running.cells import Cell, Generation, WorkerConfig, problems_hash
-from ...running.design import Design
+from ...running.cells import Cell, Design, Generation, WorkerConfig, problems_hash
 from ...settings import Preset
 from ..algorithms import setup_of
 from ..fixed_rate.cells import INPUTS as OF_RATES
@@ -161,7 +160,8 @@ def read_one(path: Path) -> pl.DataFrame:
     """The scores of the cells that were trained for one figure."""
     if not path.exists():
         return pl.DataFrame(schema=SCHEMA)
-    return pl.read_csv(path, schema=SCHEMA, missing_utf8_is_empty_string=True)
+    # CSV has no empty text.
+    return pl.read_csv(path, schema=SCHEMA).with_columns(pl.col("problem_set").fill_null(""))
 
 
 def missing(figure: Figure, results: Path = RESULTS) -> list[Planned]:

@@ -19,9 +19,8 @@ from isocompute.rollout.scoring.code import digest
 from pydantic import Field, model_validator
 
 from ...errors import ExperimentError
-from ...running.design import Rates
-from ...settings.strict import Grid, Settings
-from ...settings.sweep import Scaling
+from ...running.cells import Rates
+from ...settings.sections import Grid, Scaling, Settings
 from ..panel.study import Unit
 
 HERE = Path(__file__).parent
