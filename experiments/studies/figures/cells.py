@@ -161,7 +161,7 @@ def read_one(path: Path) -> pl.DataFrame:
     """The scores of the cells that were trained for one figure."""
     if not path.exists():
         return pl.DataFrame(schema=SCHEMA)
-    return pl.read_csv(path, schema=SCHEMA, missing_utf8_is_empty_string=True)
+    return pl.read_csv(path, schema=SCHEMA).with_columns(pl.col("problem_set").fill_null(""))
 
 
 def missing(figure: Figure, results: Path = RESULTS) -> list[Planned]:
