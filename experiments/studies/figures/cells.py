@@ -160,7 +160,6 @@ def read_one(path: Path) -> pl.DataFrame:
     """The scores of the cells that were trained for one figure."""
     if not path.exists():
         return pl.DataFrame(schema=SCHEMA)
-    # CSV has no empty text.
     return pl.read_csv(path, schema=SCHEMA).with_columns(pl.col("problem_set").fill_null(""))
 
 

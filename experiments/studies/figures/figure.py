@@ -127,7 +127,7 @@ class Figure(Settings):
     sets: Grid[str] = ("easy",)
     """Problem sets of each base model."""
     base_seeds: Grid[Whole] = (0, 1, 2)
-    """Base models."""
+    """Base models; the panel has 0 to 2, the study of rates 9 and 10."""
     seeds: Grid[Whole] = (7200,)
     """Seeds, which no other study has."""
     evaluate: tuple[str, ...] = ()
@@ -303,7 +303,6 @@ class Common(Settings):
     warmup_rollouts: Count
     rates: Mapping[str, Positive]
     anchor: Count
-    base_seeds: Grid[Whole]
     sampler: str
     sets: Mapping[str, MadeSet]
     cost: Mapping[str, Positive]
