@@ -9,6 +9,8 @@ from importlib import import_module
 
 import pytest
 
+from experiments import __main__
+
 from .made import PACKAGES
 
 
@@ -20,7 +22,7 @@ def parser_of(package: str) -> argparse.ArgumentParser:
     return made
 
 
-PARSERS = {package: parser_of(package) for package in PACKAGES}
+PARSERS = {**{package: parser_of(package) for package in PACKAGES}, "experiments": __main__.parser()}
 
 
 def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -47,9 +49,9 @@ def test_every_command_has_an_example_that_it_takes_and_that_no_width_breaks(
         assert lines, command.prog
         assert set(lines) <= set((command.epilog or "").splitlines())
         for line in lines:
-            assert line.startswith(f"example: {command.prog} ")
-            words = shlex.split(line.removeprefix(f"example: {PARSERS[name].prog} "))
-            assert PARSERS[name].parse_args(words)
+            _, *words = shlex.split(line)
+            assert " ".join(words).startswith(command.prog)
+            assert PARSERS[name].parse_args(words[len(PARSERS[name].prog.split()) :])
 
 
 @pytest.mark.parametrize(
@@ -58,14 +60,16 @@ def test_every_command_has_an_example_that_it_takes_and_that_no_width_breaks(
         (["plna"], "plan", "isocompute-budget"),
         (["plan", "--rollouts", "1k", "--prcie", "2"], "--price", "isocompute-budget plan"),
         (["plan", "--rollouts", "1k", "--scaling", "sqr"], "sqrt", "isocompute-budget plan"),
+        (["swep", "hard"], "sweep", "python -m experiments"),
     ],
 )
 def test_what_may_have_been_meant_is_named(
     words: list[str], meant: str, where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of a command, an option and a choice, in one line."""
+    (parser,) = (parser for parser in PARSERS.values() if where.startswith(parser.prog))
     with pytest.raises(SystemExit) as end:
-        PARSERS["budget"].parse_args(words)
+        parser.parse_args(words)
     assert end.value.code == 2
     said = capsys.readouterr().err
     assert said.endswith(f": did you mean {meant}? (see {where} --help)\n")
