@@ -46,7 +46,7 @@ def run(preset: Preset, problem_set: str) -> None:
     answer = fitted.answer()
     for line in answer.lines():
         print(line)
-    spent = tables.read(sweep / "ledger.parquet", "ledger")["rollouts"].sum()
+    spent = int(tables.read(sweep / "ledger.parquet", "ledger")["rollouts"].sum())
     log(
         preset,
         f"{problem_set}-frontier",
