@@ -41,7 +41,7 @@ TESTED = ("experiments", "packages", "benchmarks", "tools")
 TOGETHER = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
 CALIBRATIONS = ("calibration", "honesty", "power", "dirt", "regret", "allocation")
 TOOLS = "# Tools of the tests, on which no result depends."
-TEST_TOOLS = ("pytest", "pytest-cov", "pytest-xdist", "hypothesis", "grimp", "jsonschema", "hatchling")
+TEST_TOOLS = ("pytest", "pytest-cov", "pytest-xdist", "hypothesis", "grimp", "jsonschema", "hatchling", "shtab")
 
 TRL = ("trl==1.16.*", "datasets")
 """What cells that TRL trains need besides, within the versions of the pipeline."""

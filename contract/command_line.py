@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from decimal import Decimal, InvalidOperation, Overflow
 from difflib import get_close_matches
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .errors import IsoComputeError, printable
 from .files import reason_of
@@ -44,7 +45,7 @@ def run(
         0, or the ``exit_status`` that a command sets in its arguments; 2 after an error; 128 plus its number after a
         signal that ended the command.
     """
-    arguments = _parser(package, description, commands).parse_args(argv)
+    arguments = parser_of(package, description, commands).parse_args(argv)
     try:
         with around or nullcontext(), _signals_raise_exit():
             lines = arguments.run(arguments)
@@ -93,10 +94,34 @@ def amount(text: str) -> Decimal:
     return value
 
 
-class _Parser(argparse.ArgumentParser):
+EXAMPLE = "example: "
+"""Begins a line of an epilog that is a command, which is neither wrapped nor joined to the next."""
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Fills text, and leaves examples as they are, so that they can be copied."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        parts = [part for part in re.split(rf"^({EXAMPLE}.*)$", text, flags=re.MULTILINE) if part.strip()]
+        return "\n".join(part if part.startswith(EXAMPLE) else fill(part, width, indent) for part in parts)
+
+
+class Parser(argparse.ArgumentParser):
     """A parser that reports an error in one line, as the commands do, and names what may have been meant."""
 
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**{"formatter_class": _Formatter, **given})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, and refuse what is unknown here, where its command's options are known."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
+        """Exit with status 2."""
         raise SystemExit(_report_error(f"{message}{self._meant(message)} (see {self.prog} --help)"))
 
     def _meant(self, message: str) -> str:
@@ -114,9 +139,39 @@ class _Parser(argparse.ArgumentParser):
         super()._print_message(_encodable(message, file or sys.stderr), file)
 
 
-def _parser(package: str, description: str, commands: Sequence[ModuleType]) -> argparse.ArgumentParser:
-    parser = _Parser(prog=package, description=description)
+class _PrintCompletion(argparse.Action):
+    """Print what completes the command line in a shell."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: Any, shell: Any, option: str | None = None) -> NoReturn:
+        try:
+            shtab = import_module("shtab")
+        except ImportError:
+            parser.error(f"{option} needs shtab: python3 -m pip install shtab")
+        for each in _with_commands(parser):
+            for action in each._actions:
+                if action.nargs != 0 and action.choices is None:
+                    # Most values are files.
+                    action.complete = shtab.FILE  # type: ignore[attr-defined]
+        print(shtab.complete(parser, shell=shell))
+        parser.exit()
+
+
+def _with_commands(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """A parser, and those of its commands."""
+    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return [parser, *(command for group in groups for command in group.choices.values())]
+
+
+def parser_of(package: str, description: str, commands: Sequence[ModuleType]) -> argparse.ArgumentParser:
+    """The parser of a console script; arguments as of ``run``."""
+    parser = Parser(prog=package, description=description)
     parser.add_argument("--version", action="version", version=f"{package} {_version(package)}")
+    parser.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        choices=("bash", "zsh", "tcsh"),
+        help=f'print completion for a shell; in bash: eval "$({package} --print-completion bash)"',
+    )
     subparsers = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
     for command in commands:
         command.add(subparsers)

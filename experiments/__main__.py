@@ -1,9 +1,4 @@
-"""Command line of the pipeline: ``python -m experiments STAGE [SET]``, or ``repro`` for all stages.
-
-``schema`` prints the JSON schema of params.yaml, for editors. ``init [NAME]`` writes a preset of one's own,
-complete; with ``--preset gpu`` one for a node of GPUs. ``plan`` prints what a preset would run, ``probe SET`` how many
-groups of the base model have a signal, by n. ``send`` sends to MLflow what earlier commands could not.
-"""
+"""Command line of the pipeline: ``python -m experiments STAGE [SET]``, or ``repro`` for all stages."""
 
 from __future__ import annotations
 
@@ -18,20 +13,45 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
+from isocompute.rollout import LocalSource
+from isocompute.rollout.contract.command_line import Parser
 from isocompute.rollout.contract.files import atomic_write
 
+from .errors import ExperimentError
 from .running import cluster
 from .settings import Preset, load
-from .settings.reading import document_schema, template_text
+from .settings.reading import document_schema, short_text, template_text
 from .stages import SET_STAGES, STAGES
 
 SECONDS = Path("work") / "seconds.jsonl"
 """Durations of stages, one line per stage; never a DVC output."""
+COMMANDS = {
+    "init": ("write a preset of your own", "mine --problems mine.jsonl --model models/base --verifier math"),
+    "plan": ("print what a preset would run: cells, rollouts, memory and money", "--preset gpu --price 3"),
+    "probe": ("say how many groups of the base model have a signal, by n", "hard"),
+    "repro": ("run all stages whose inputs have changed, and print the answer", ""),
+    "inputs": ("write down what stages depend on and DVC does not see", ""),
+    "prepare": ("make the problem sets: the base model's pass rates", ""),
+    "sweep": ("train the cells of a problem set", "hard"),
+    "frontier": ("fit a sweep, and write its answer and report", "hard"),
+    "prescribe": ("test what was prescribed for a problem set", "easy --preset smoke"),
+    "send": ("send to MLflow what earlier commands could not", ""),
+    "schema": ("print the JSON schema of params.yaml, for editors", ""),
+}
+"""What each command does, and an example of its arguments."""
+
+
+NEEDED = (
+    ("--problems", "FILE", "your problems: a .jsonl or .parquet file"),
+    ("--model", "MODEL", "the base model: a folder, or a name on the hub with its --revision"),
+    ("--verifier", "NAME", "what says whether a response is right: exact, math, runs, python:MODULE:FUNCTION, …"),
+)
+"""What ``init`` must be told: the flag, its value, and what it is."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; an error a user can act on is one line and exit code 2."""
-    given = _parser().parse_args(argv)
+    given = parser().parse_args((sys.argv[1:] if argv is None else argv) or ["--help"])
     if given.command == "schema":
         print(json.dumps(document_schema(), indent=1, ensure_ascii=False))
         return 0
@@ -41,17 +61,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     return cluster.exit_code(lambda: _run(given))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    of_preset = argparse.ArgumentParser(add_help=False)
-    of_preset.add_argument("--preset", help="preset of params.yaml (default: the one it names)")
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = Parser(prog="python -m experiments", description="Find the n that a budget is best spent with.")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    added: dict[str, argparse.ArgumentParser] = {}
+    for name, (said, example) in COMMANDS.items():
+        epilog = f"example: {parser.prog} {name} {example}".rstrip()
+        added[name] = commands.add_parser(name, help=said, description=f"{said[0].upper()}{said[1:]}.", epilog=epilog)
     of_set = (*SET_STAGES, "probe")
-    added = {name: commands.add_parser(name) for name in ("repro", "schema", "send")}
-    added |= {name: commands.add_parser(name, parents=[of_preset]) for name in (*STAGES, *of_set, "init")}
     for name in of_set:
-        added[name].add_argument("name", help="the problem set")
-    added["init"].add_argument("name", nargs="?", help="the name of the new preset (default: my-PRESET)")
+        added[name].add_argument("name", metavar="SET", help="the problem set")
+    for name in (*STAGES, *of_set, "init"):
+        added[name].add_argument("--preset", help="preset of params.yaml (default: the one it names)")
+    init = added["init"]
+    init.add_argument("name", nargs="?", metavar="NAME", help="the name of the new preset (default: my-PRESET)")
+    for flag, metavar, said in NEEDED:
+        init.add_argument(flag, metavar=metavar, help=said)
+    init.add_argument("--revision", default="", metavar="COMMIT", help="commit of a model on the hub")
+    for column in ("prompt", "answer"):
+        said = f"column of the problems' {column}s (default: {column})"
+        init.add_argument(f"--{column}", default=column, metavar="COLUMN", help=said)
+    init.add_argument("--set-name", default="all", metavar="SET", help="name of the problem set (default: all)")
+    init.add_argument("--all", action="store_true", help="write every setting there is, with the values of --preset")
     most = "rollouts of each base model (default: 1 %% of the sweep's budget, and 8,192 at least)"
     added["probe"].add_argument("--rollouts", type=int, help=most)
     added["plan"].add_argument("--device", default="h100", help="the GPU that it is to fit (default: %(default)s)")
@@ -66,7 +98,7 @@ def _run(given: argparse.Namespace) -> int:
         return send()
     preset = load(preset=getattr(given, "preset", None))
     if given.command == "init":
-        init(given.name or f"my-{preset.name}", preset)
+        init(given, preset)
         return 0
     if not preset.needs_the_hub():
         # Libraries ask the hub about folders, too, and wait where there is no network.
@@ -116,14 +148,24 @@ def send() -> int:
     return int(Sender().report())
 
 
-def init(name: str, like: Preset) -> None:
+def init(given: argparse.Namespace, like: Preset) -> None:
     """Write a preset of one's own beside params.yaml, and say how it is run."""
-    text, path = template_text(name, like), Path(f"{name}.yaml")
+    name, missing = given.name or f"my-{like.name}", [flag for flag, *_ in NEEDED if not getattr(given, flag[2:])]
+    if given.all:
+        text, sets, tested = template_text(name, like), [*like.sweep], [*like.prescribe]
+    elif missing:
+        raise ExperimentError(
+            f"init needs {', '.join(missing)}, or --all, which writes every setting with the values of {like.name}"
+        )
+    else:
+        source = LocalSource(path=given.problems, prompt=given.prompt, answer=given.answer, verifier=given.verifier)
+        text, sets, tested = short_text(name, source, given.model, given.revision, given.set_name), [given.set_name], []
+    path = Path(f"{name}.yaml")
     with atomic_write(path, replace=False) as stream:
         stream.write(text.encode())
-    print(f"{path} has every setting, with the values of {like.name}. To run it, write in params.yaml:")
-    print(f"  preset: {name}\n  settings_file: {path}\n  problem_sets: [{', '.join(like.sweep)}]")
-    print(f"  tested_sets: [{', '.join(like.prescribe)}]")
+    print(f"{path} is written. To run it, write in params.yaml:")
+    print(f"  preset: {name}\n  settings_file: {path}\n  problem_sets: [{', '.join(sets)}]")
+    print(f"  tested_sets: [{', '.join(tested)}]")
 
 
 def call(command: Sequence[str], variables: Mapping[str, str]) -> int:

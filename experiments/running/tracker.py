@@ -59,6 +59,9 @@ RETRY_SECONDS, PATIENCE_SECONDS = 15.0, 300.0
 COPY_SECONDS = 60.0
 """After which a copy in the outbox that no parcel names was left by a process that was killed."""
 SEND = "python -m experiments send"
+COMMIT_TAG, NOTE_TAG = "mlflow.source.git.commit", "mlflow.note.content"
+"""MLflow's own: the second is the description of a run or an experiment, in Markdown."""
+PURPOSES = {"pilot": "pilots, which try learning rates", "prescribe": "the test of what was prescribed"}
 METRICS, OTHERS = 1000, 100
 """Most metrics, and most parameters or tags, that MLflow takes in one request."""
 RESULTS = ("eval/", "train/reward")
@@ -78,6 +81,8 @@ class Parcel:
         ended: When it ended; None while it goes on.
         tags: Its tags; those that are known at its end only are set then.
         means: Keys of the owner's runs that the experiment means from then on; None: as before.
+        about: Description of the experiment; empty: as before.
+        problems: Name, digest and file of the problems that it is about.
     """
 
     experiment: str
@@ -93,6 +98,8 @@ class Parcel:
     artifacts: Mapping[str, str] = field(default_factory=dict)
     figures: Sequence[str] = ()
     means: Sequence[str] | None = None
+    about: str = ""
+    problems: tuple[str, str, str] | None = None
 
     @property
     def id(self) -> str:
@@ -321,7 +328,17 @@ class Tracker(Sender):
             folder=str(cell_folder.folder_of(cell).resolve()),
             begun=int(time.time() * 1000),
             params={key: str(value) for key, value in leaves(plain)},
-            tags={**tags(self._experiment), "isocompute.problem_set": cell.origin.problem_set},
+            tags={
+                **tags(self._experiment),
+                "isocompute.problem_set": cell.origin.problem_set,
+                "n": str(cell.run.rollouts_per_problem),
+            },
+            about=_about(cell),
+            problems=(
+                cell.origin.problem_set,
+                cell.origin.problems,
+                str(cell_folder.OUT / "prepared" / cell.origin.base_model / f"{cell.origin.problem_set}.parquet"),
+            ),
         )
 
     @staticmethod
@@ -339,6 +356,17 @@ class Tracker(Sender):
             failed=diverged,
             artifacts={name: str(path.resolve()) for name, path in paths.items() if path.exists()},
         )
+
+
+def _about(cell: Cell) -> str:
+    """What the experiment of a cell is, for who opens it."""
+    what = PURPOSES.get(cell.purpose, "a sweep, from which the best n is read")
+    return (
+        f"Cells of {what}, on the problem set `{cell.origin.problem_set}`: a run for each n (rollouts per problem), "
+        "B_p (problems per batch), learning rate, base model and seed.\n\nThe step of every metric is the rollouts "
+        f"generated for training. To compare n, chart `eval/avg_at_{cell.evaluation_samples}` and group the runs by "
+        "their tag `n`. What the metrics mean: docs/metrics.md."
+    )
 
 
 def _written(path: Path) -> int:
@@ -387,6 +415,7 @@ def log(
     params: Mapping[str, Any] | None = None,
     metrics: Mapping[str, float] | None = None,
     inputs: Mapping[str, Path] | None = None,
+    about: str = "",
 ) -> None:
     """Log what a stage wrote as a run of its own; the newest is what ``mlflow:EXPERIMENT`` means.
 
@@ -395,9 +424,13 @@ def log(
     Args:
         what: Name of the run, and the rest of the name of the experiment.
         inputs: Name to file of what the run was made from, linked by content.
+        about: Description of run and experiment, in Markdown; the commit is added.
     """
     experiment, key = f"{preset.name}-{what}", f"{what}-{secrets.token_hex(4)}"
     linked = {INPUT_TAG + name: content_hash(path) for name, path in (inputs or {}).items()}
+    if about:
+        about += f"\n- commit: {context().get(COMMIT_TAG, 'unknown')}"
+        linked[NOTE_TAG] = about
     parcel = Parcel(
         experiment=experiment,
         key=key,
@@ -410,6 +443,7 @@ def log(
         figures=[str(path) for path in figures],
         tags={**tags(experiment), **linked},
         means=[key],
+        about=about,
     )
     Outbox().put(parcel, copy=True)
 
@@ -455,7 +489,9 @@ class Delivery:
                 # A longer run begins as the shorter one: its MLflow run goes on.
                 client.update_run(run.info.run_id, status="RUNNING")
             self._run, self._reached = run.info.run_id, reached
-            _log(client, self._run, params=parcel.params if REACHED_TAG not in run.data.tags else {})
+            if REACHED_TAG not in run.data.tags:
+                _log(client, self._run, params=parcel.params)
+                _log_problems(client, self._run, parcel)
         points: list[Metric] = []
         for each in spooled:
             changed = self._changes.of(each)
@@ -486,6 +522,8 @@ def _opened(client: Any, parcel: Parcel, begun: int) -> Any:
     owned = {OWNER_TAG: parcel.tags[OWNER_TAG], KEY_TAG: parcel.key}
     if runs := client.search_runs([experiment], " and ".join(f"tags.`{name}` = '{owned[name]}'" for name in owned)):
         return runs[0]
+    if parcel.about:
+        client.set_experiment_tag(experiment, NOTE_TAG, parcel.about)
     return client.create_run(experiment, start_time=begun, run_name=parcel.name, tags={**parcel.tags, **owned})
 
 
@@ -507,6 +545,17 @@ def _log(
         entries = [kind(key, value) for key, value in (given or {}).items()]
         for begin in range(0, len(entries), OTHERS):
             client.log_batch(run, **{name: entries[begin : begin + OTHERS]})
+
+
+def _log_problems(client: Any, run: str, parcel: Parcel) -> None:
+    """Name the problems as MLflow's dataset of a run, by which the UI groups and filters."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    if parcel.problems is not None:
+        name, digest, file = parcel.problems
+        # MLflow takes 36 characters.
+        found = Dataset(name, digest[:36], source_type="local", source=json.dumps({"uri": file}))
+        client.log_inputs(run, datasets=[DatasetInput(found, [InputTag("mlflow.data.context", "training")])])
 
 
 def _supersede(experiment: str, *, owner: str, keep: Collection[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import polars as pl
@@ -11,6 +12,7 @@ from isocompute.frontier.notebook import DOCUMENT
 from isocompute.frontier.show.report import write_report
 from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import atomic_write, write_text
+from isocompute.rollout.contract.tracking import content_hash
 
 from .. import report
 from ..running.cell_folder import OUT
@@ -27,7 +29,9 @@ def run(preset: Preset, problem_set: str) -> None:
     evals = tables.read(sweep / "evals.parquet", "evals")
     fitted = fit(preset, problem_set, evals)
     fitted.save(out)
-    page = write_report(fitted, out, further=report.sections(preset, problem_set, OUT))
+    # No date and no commit, by which the same answer would have another hash in dvc.lock: MLflow has them.
+    facts = [("preset", preset.name), ("evaluations", content_hash(sweep / "evals.parquet")[:19])]
+    page = write_report(fitted, out, facts=facts, further=report.sections(preset, problem_set, OUT))
     with atomic_write(PLOTS / f"{problem_set}.png") as stream:
         stream.write((out / "decision.png").read_bytes())
     chosen = fitted.decide(fitted.largest).chosen
@@ -39,14 +43,18 @@ def run(preset: Preset, problem_set: str) -> None:
         "alone": _alone(preset, problem_set, evals),
     }
     write_text(METRICS / f"{problem_set}.json", json.dumps(numbers, indent=1) + "\n")
-    for line in fitted.answer().lines():
+    answer = fitted.answer()
+    for line in answer.lines():
         print(line)
+    spent = int(tables.read(sweep / "ledger.parquet", "ledger")["rollouts"].sum())
     log(
         preset,
         f"{problem_set}-frontier",
         {"posterior": out / DOCUMENT, "report": page},
         figures=sorted(out.glob("*.svg")),
         params=preset.frontier.model_dump(),
+        metrics={**_metrics(answer.as_dict()), "spent_rollouts": spent},
+        about="\n".join([answer.headline() + ".", "", *(f"- {name}: {value}" for name, value in fitted.about)]),
         inputs={"evals": sweep / "evals.parquet"},
     )
 
@@ -54,6 +62,19 @@ def run(preset: Preset, problem_set: str) -> None:
 def fit(preset: Preset, problem_set: str, evals: pl.DataFrame) -> Fit:
     """Fit evaluations as a preset says."""
     return Frontier(evals, metric=preset.evaluation.metric, problem_set=problem_set).fit(seed=preset.frontier.seed)
+
+
+def _metrics(answer: Mapping[str, Any]) -> dict[str, float]:
+    """An answer's numbers, to sort and chart runs by; none where the curves do not fit."""
+    if answer["rollouts_per_problem"] is None:
+        return {}
+    chosen = answer["options"][0]
+    return {
+        "n_star": answer["rollouts_per_problem"],
+        "probability_best": answer["probability_best"],
+        "expected_regret": chosen["regret"],
+        **{name: chosen[name] for name in ("reward", "reward_low", "reward_high")},
+    }
 
 
 def _alone(preset: Preset, problem_set: str, evals: pl.DataFrame) -> dict[str, Any]:

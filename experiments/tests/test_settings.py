@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from isocompute.learner import LearnerConfig, SyncConfig
 from isocompute.learner.config import RECIPES
 from isocompute.learner.records.steps import Agreement
-from isocompute.rollout import Sampling
+from isocompute.rollout import Sampling, load_problems
+from isocompute.rollout.scoring.evaluation import split
 
 from experiments.__main__ import main
 from experiments.errors import ExperimentError
@@ -31,7 +32,7 @@ from experiments.settings.preset import learner_config
 from experiments.stages import footprint
 from experiments.stages.plan import section_of
 
-from .made import PARAMS, edit, params, smoke
+from .made import BASE, PARAMS, ROOT, edit, params, smoke
 
 MODEL = {"name": "one", "folder": "somewhere"}
 HUB = {"kind": "hub", "dataset": "LLM360/guru-RL-92k"}
@@ -401,7 +402,7 @@ def named(file: str, preset: str = "mine") -> None:
 
 
 def test_what_it_writes_is_a_preset_that_params_can_name(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init", "mine"]) == 0
+    assert main(["init", "mine", "--all"]) == 0
     said = capsys.readouterr().out
     for line in ("settings_file: mine.yaml", "preset: mine", "problem_sets: [hard]", "tested_sets: []"):
         assert line in said
@@ -412,12 +413,73 @@ def test_what_it_writes_is_a_preset_that_params_can_name(here: Path, capsys: pyt
     assert made.resources == tiny.resources
 
 
+def problems_file(here: Path, count: int) -> list[str]:
+    """A file of so many problems, and the flags that name it and the base model of ``smoke``."""
+    lines = (json.dumps({"question": f"What is {i} + {i}?", "answer": str(2 * i)}) for i in range(count))
+    (here / "own.jsonl").write_text("\n".join(lines))
+    return ["--problems", "own.jsonl", "--prompt", "question", "--model", str(BASE), "--verifier", "exact"]
+
+
+def test_a_preset_for_problems_of_ones_own_is_short_and_planned(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "mine", *problems_file(here, 60), "--set-name", "sums"]) == 0
+    assert "problem_sets: [sums]\n  tested_sets: []" in capsys.readouterr().out
+    named("mine.yaml")
+    edit("params.yaml", "problem_sets: [hard]", "problem_sets: [sums]")
+    made = load()
+    # All of them are read, measured and taken, whatever their pass rates are.
+    assert made.difficulty
+    chosen, (source,) = made.difficulty.sets["sums"], made.problems
+    read = load_problems(source).with_columns(pass_rate=pl.int_range(pl.len()) / (pl.len() - 1))
+    assert (len(read), len(split(read, chosen))) == (59, 59)
+    assert chosen.validation == 11
+    assert main(["plan"]) == 0
+    assert "sums" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"--verifier": "maths"}, "there is no verifier called 'maths'"),
+        ({"--prompt": "text"}, "there is no column text (it has question, answer)"),
+        ({"--model": "o/m"}, "revision is '' for the model o/m"),
+        ({"--set-name": "All"}, "'All'"),
+        ({"--model": ""}, "init needs --model, or --all"),
+        ({"--problems": "few.jsonl"}, "holds 3 different problems"),
+    ],
+)
+def test_what_a_short_preset_lacks_is_one_line_and_nothing_is_written(
+    changes: dict[str, str], said: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problems_file(here, 3)
+    (here / "own.jsonl").rename(here / "few.jsonl")
+    flags = problems_file(here, 60)
+    given = {**dict(zip(flags[::2], flags[1::2], strict=True)), **changes}
+    assert main(["init", "mine", *itertools.chain(*given.items())]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert len(told.splitlines()) == 1
+    assert not (here / "mine.yaml").exists()
+
+
+def test_the_preset_of_the_manual_is_one(here: Path) -> None:
+    assert main(["init", "mine", *problems_file(here, 3000)]) == 0
+    (block,) = re.findall(r"```yaml\n(problems:.*?)```", (ROOT / "docs" / "running.md").read_text(), re.DOTALL)
+    written, shown = yaml.safe_load((here / "mine.yaml").read_text()), yaml.safe_load(block)
+    assert shown["difficulty"] == written["mine"]["difficulty"]
+    (here / "mine.yaml").write_text(yaml.safe_dump({"mine": {**written["mine"], **shown}}))
+    named("mine.yaml")
+    edit("params.yaml", "problem_sets: [hard]", "problem_sets: [all]")
+    assert load().sweep["all"].grid() == [(n, 32) for n in (4, 8, 16, 32)]
+
+
 def test_it_names_every_setting_with_what_it_means(here: Path) -> None:
-    main(["init", "mine", "--preset", "smoke"])
+    main(["init", "mine", "--preset", "smoke", "--all"])
     text = (here / "mine.yaml").read_text()
     lines = text.splitlines()
     written = {name for name, _ in leaves(yaml.safe_load(text)["mine"])}
-    assert {name for name, _ in leaves(load(preset="smoke").model_dump(mode="json", exclude={"name"}))} <= written
+    # A set's name is its key.
+    besides = {"name": True, "difficulty": {"sets": {"__all__": {"name"}}}}
+    assert {name for name, _ in leaves(load(preset="smoke").model_dump(mode="json", exclude=besides))} <= written
     # A description above each setting, but for those of a part that is described itself.
     bare = [line for above, line in itertools.pairwise(lines) if re.match(r" +\w+: ", line) and "#" not in above]
     assert len(bare) < len(written) / 10
@@ -433,7 +495,7 @@ def test_the_preset_for_gpus_is_written_and_planned_without_a_network(
     monkeypatch.setattr(socket.socket, "connect", connect)
     # A layer of it is traced in a moment.
     monkeypatch.setitem(footprint.PUBLISHED, QWEN_7B, {**footprint.PUBLISHED[QWEN_7B], "num_hidden_layers": 1})
-    assert main(["init", "--preset", "gpu"]) == 0
+    assert main(["init", "--preset", "gpu", "--all"]) == 0
     written = yaml.safe_load((here / "my-gpu.yaml").read_text())["my-gpu"]
     assert written["sweep"]["hard"]["learner"]["sync"] == "auto"
     named("my-gpu.yaml", "my-gpu")
@@ -456,7 +518,7 @@ def test_a_preset_is_not_written_over_another_nor_elsewhere(
     name: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "mine.yaml").write_text("work of days")
-    assert main(["init", name]) == 2
+    assert main(["init", name, "--all"]) == 2
     assert said in capsys.readouterr().err
     assert (here / "mine.yaml").read_text() == "work of days"
     assert sorted(path.name for path in here.iterdir()) == ["experiments", "mine.yaml", "params.yaml"]

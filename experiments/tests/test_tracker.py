@@ -16,19 +16,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget.trainers.doctor import ingest
+from isocompute.frontier import Frontier
 from isocompute.learner import ResponseStatistics, StepRecord
 from isocompute.rollout import tracking as rollout_tracking
 from isocompute.rollout.contract import tables, tracking
 from mlflow import MlflowClient
 from mlflow.entities import Metric, ViewType
 
+from experiments import report
 from experiments.running import cell_folder, tracker
 from experiments.running.cell_folder import Spool, Spooled
 from experiments.running.cells import Cell
 from experiments.running.tracker import TABLES, Changes, Outbox, Parcel, Sender, Tracker, log
 from experiments.settings import load
+from experiments.stages import frontier
 
-from .made import PARAMS, ROOT, cell, evaluation_record, finish, step_record
+from .made import PARAMS, ROOT, cell, evaluated, evaluation_record, finish, keep, spent, step_record
 
 pytestmark = pytest.mark.slow("MLflow stores and servers")
 
@@ -82,6 +85,10 @@ def runs(experiment: str) -> list[Any]:
     place = client.get_experiment_by_name(experiment).experiment_id
     order = ["attributes.start_time", "attributes.end_time"]
     return list(client.search_runs([place], run_view_type=ViewType.ALL, order_by=order))
+
+
+def experiment(name: str) -> Any:
+    return MlflowClient().get_experiment_by_name(name)
 
 
 def points_of(run: Any, metric: str) -> list[Any]:
@@ -143,6 +150,40 @@ def test_every_run_says_whose_it_is_and_of_what_and_when_it_was_measured(store: 
     assert tags[tracking.OWNER_TAG] == f"{run.info.user_id}-{Path('work/owner').read_text().strip()}"
     assert [point.timestamp for point in points_of(run, "train/reward")] == written[:2]
     assert (run.info.start_time, run.info.end_time) == (written[0], written[-1])
+    # By which charts are grouped, and what whoever opens the experiment reads.
+    assert (tags["n"], run.data.params["rollouts_per_problem"]) == ("4", "4")
+    (data,) = run.inputs.dataset_inputs
+    assert (data.dataset.name, data.dataset.digest) == ("easy", "p")
+    described = experiment("default-easy-sweep").tags
+    assert "group the runs by their tag `n`" in described[tracker.NOTE_TAG]
+    assert described["mlflow.experimentKind"] == "custom_model_development"
+
+
+@pytest.mark.usefixtures("short_chains")
+def test_the_run_of_a_fit_says_its_answer_and_is_sorted_by_it(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "sections", lambda *_: [])
+    rows = []
+    for n, gain in ((4, 0.2), (8, 0.4)):
+        for seed in (7, 8):
+            one = cell(seed=seed, rollouts_per_problem=n)
+            scores = ((step, 0.2 + gain * (1 - 0.8**step)) for step in range(0, 96, 32 // n))
+            rows += [evaluated(one, step, score, questions=300) for step, score in scores]
+    sweep = cell_folder.OUT / "sweep" / "easy"
+    keep(sweep, "evals", *rows)
+    keep(sweep, "ledger", spent("a", 1), spent("a", 1, cohort="pilot", rollouts=16))
+    frontier.run(load(PARAMS, "smoke"), "easy")
+    assert not Sender().drain()
+    (run,) = runs("smoke-easy-frontier")
+    found = run.data.metrics
+    assert (found["n_star"], found["spent_rollouts"]) == (8, 24)
+    assert found["reward_low"] < found["reward"] < found["reward_high"]
+    assert 0 <= found["expected_regret"] < found["probability_best"] <= 1
+    note = run.data.tags[tracker.NOTE_TAG]
+    assert note == experiment("smoke-easy-frontier").tags[tracker.NOTE_TAG]
+    out, hashed = cell_folder.OUT / "frontier" / "easy", run.data.tags[f"{tracking.INPUT_TAG}evals"]
+    for part in (Frontier.load(out).answer().headline(), "- problem set: easy", "- base model: base", "- commit: "):
+        assert part in note
+    assert hashed[:19] in (out / "report.html").read_text()
 
 
 def test_what_does_not_change_is_not_logged_and_what_does_is_logged_where_it_does(store: Path) -> None:

@@ -192,6 +192,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="why a run generated what it did: its settings, its log and its ledger",
         description="Line up, for one run, what its settings say, what its log shows and what its ledger paid for, and "
         "name the mechanism of each difference.",
+        epilog="example: isocompute-budget audit runs/grpo --ledger runs/grpo/ledger.sqlite",
     )
     parser.add_argument("source", metavar="RUN", help="its log: a folder, a file, runs:/ID or a tracking URI")
     parser.add_argument("--ledger", type=Path, metavar="FILE", help="its ledger, if it has one")

@@ -24,6 +24,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="With --to: the batch, micro-batch and step settings with which a trainer generates exactly "
         "B_p · n · M rollouts and takes M optimizer steps on a number of devices. With --from: what settings generate, "
         "what they leave open, and where they contradict themselves; flags go after --, and override the file.",
+        epilog="example: isocompute-budget convert --to trl --rollouts-per-problem 8 --problems-per-batch 32 "
+        "--update-steps 200\nexample: isocompute-budget convert --from verl run.sh --world-size 8",
     )
     which = to.add_mutually_exclusive_group(required=True)
     which.add_argument("--to", choices=TRAINERS, help="write an allocation for this trainer")
@@ -35,16 +37,21 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     to.add_argument("--update-steps", type=whole, metavar="M", help="optimizer steps")
     to.add_argument("--problems", type=whole, metavar="D", help="training problems, where steps follow from epochs")
     devices = to.add_argument_group("the devices, and how one copy of the model is spread over them")
-    devices.add_argument("--world-size", type=whole, metavar="W", help="that train (default: 1, or as settings say)")
-    devices.add_argument("--gpus-per-node", type=whole, default=8, metavar="G", help="at most (default: %(default)s)")
+    devices.add_argument(
+        "--world-size", type=whole, metavar="W", help="devices that train (default: 1, or as settings say)"
+    )
+    devices.add_argument(
+        "--gpus-per-node", type=whole, default=8, metavar="G", help="devices of a node (default: %(default)s)"
+    )
     devices.add_argument("--micro-batch", type=whole, metavar="m", help="rollouts a rank holds in one pass")
     for kind, shares in (("tensor", "each layer"), ("pipeline", "the layers"), ("context", "each sequence")):
         said = f"devices that share {shares} (default: 1)"
         devices.add_argument(f"--{kind}-parallel", type=whole, default=1, metavar="K", help=said)
     rate = to.add_argument_group("the learning rate, by default the trainer's own")
-    rate.add_argument("--learning-rate", type=number, metavar="RATE", help="as it was tuned")
+    rate.add_argument("--learning-rate", type=number, metavar="RATE", help="that was tuned")
     rate.add_argument("--learning-rate-anchor", type=whole, metavar="B", help="the batch it was tuned at, in rollouts")
-    rate.add_argument("--scaling", choices=("sqrt", "linear", "constant"), default="sqrt", help="default: %(default)s")
+    said = "how it grows with the batch (default: %(default)s)"
+    rate.add_argument("--scaling", choices=("sqrt", "linear", "constant"), default="sqrt", help=said)
     to.set_defaults(run=run)
 
 

@@ -250,9 +250,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Compare what two configurations train, of one trainer or of two, and say what to set in B so that "
         "it trains as A does. With one configuration, B is the same on other devices (--gpus) or with other settings "
         "(--set). Whose settings they are is found out; where that is not clear, say TRAINER:FILE.",
-        epilog="Examples: isocompute-budget diff old.sh new.sh --problems 8000; diff trl:grpo.yaml verl:run.sh "
-        "--world-size 8; diff run.sh --world-size 8 --gpus 2x; diff run.sh --set num_generations=16; diff --world-size "
-        "8 --gpus 2x -- --num_generations 8 --per_device_train_batch_size 16.",
+        epilog="example: isocompute-budget diff old.sh new.sh --problems 8000\n"
+        "example: isocompute-budget diff trl:grpo.yaml verl:run.sh --world-size 8\n"
+        "example: isocompute-budget diff run.sh --world-size 8 --gpus 2x\n"
+        "example: isocompute-budget diff run.sh --set num_generations=16\n"
+        "example: isocompute-budget diff --world-size 8 --gpus 2x -- --num_generations 8",
     )
     parser.add_argument("settings", nargs="+", metavar="FILE|FLAG", help="A and B, or A, or the flags of A after --")
     parser.add_argument("--trainer", choices=TRAINERS, help="whose settings they are (default: as they say)")

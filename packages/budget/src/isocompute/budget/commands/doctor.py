@@ -34,7 +34,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description=f"Find runs of {', '.join(READ[:-1])} and {READ[-1]} below folders: what is understood of each, "
         "all that is missing, and a table that isocompute-frontier fits as it is; of one run also what became of it.",
         epilog="Exit status: 0 where everything that looks like a log was read and is in the table, 3 where some of it "
-        "is not, 1 where nothing is, 2 after an error.",
+        "is not, 1 where nothing is, 2 after an error.\n"
+        "example: isocompute-budget doctor runs --out read",
     )
     parser.add_argument("path", nargs="+", metavar="PATH", help="folders, files, mlflow:EXPERIMENT, a tracking URI")
     said = f"write evals.parquet and manifest.json there, and {RUNS} to be filled in where something is missing"

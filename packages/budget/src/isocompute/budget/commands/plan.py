@@ -34,13 +34,18 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="the feasible splits of a budget, and what they cost",
         description="Check every split C = B_p · n · M of a budget, and print which can be run and why the "
         "others cannot; with a learning rate or a model, the rate, time, memory and money of each.",
+        epilog="example: isocompute-budget plan --rollouts 1M --problems 8000 --anchor 1e-6 --anchor-batch 1024",
     )
-    plan.add_argument("--rollouts", type=whole, required=True, metavar="C", help="the budget")
-    plan.add_argument("--max-batch", type=whole, metavar="B_max", help="most rollouts (default: of the values)")
+    plan.add_argument("--rollouts", type=whole, required=True, metavar="C", help="the budget, in rollouts")
+    plan.add_argument(
+        "--max-batch", type=whole, metavar="B_max", help="most rollouts of a batch (default: of all values)"
+    )
     for name, symbol, first in (("rollouts-per-problem", "n", 2), ("problems-per-batch", "B_p", 8)):
-        said = f"default: powers of two from {first}"
+        said = f"{name.replace('-', ' ')} that are tried (default: powers of two from {first})"
         plan.add_argument(f"--{name}", type=whole_numbers, default=(), metavar=f"{symbol},…", help=said)
-    plan.add_argument("--min-steps", type=whole, default=100, metavar="M", help="fewest (default: %(default)s)")
+    plan.add_argument(
+        "--min-steps", type=whole, default=100, metavar="M", help="fewest update steps (default: %(default)s)"
+    )
     plan.add_argument("--problems", type=whole, metavar="D", help="training problems")
     plan.add_argument("--max-epochs", type=number, metavar="E", help="maximum epochs over the problems")
     plan.add_argument("--world-size", type=whole, default=1, metavar="W", help="devices that share a batch")
@@ -48,7 +53,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     rate = plan.add_argument_group("the learning rate, from one measured at another batch")
     rate.add_argument("--anchor", type=number, metavar="RATE", help="learning rate measured")
     rate.add_argument("--anchor-batch", type=whole, metavar="B", help="the batch it was measured at, in rollouts")
-    rate.add_argument("--scaling", choices=("sqrt", "linear", "constant"), default="sqrt")
+    said = "how it grows with the batch (default: %(default)s)"
+    rate.add_argument("--scaling", choices=("sqrt", "linear", "constant"), default="sqrt", help=said)
     add_model_arguments(plan)
     plan.add_argument("--micro-batch", type=whole, default=1, metavar="m", help="rollouts in one pass of a device")
     plan.add_argument("--json", type=Path, metavar="FILE", help="also write all of it")
@@ -86,23 +92,27 @@ def add_model_arguments(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("the model and the device, to estimate time, memory and money")
     said = "parameters, of all experts: 7B"
     group.add_argument("--model-parameters", dest="parameters", type=whole, metavar="N", help=said)
-    group.add_argument("--active-parameters", type=whole, metavar="N", help="of a token (default: all of them)")
-    group.add_argument("--response-tokens", type=number, metavar="T", help="mean response at first")
+    group.add_argument("--active-parameters", type=whole, metavar="N", help="parameters of a token (default: all)")
+    group.add_argument("--response-tokens", type=number, metavar="T", help="mean length of a response at first")
     group.add_argument("--device", choices=DEVICES, help="the accelerator")
-    group.add_argument("--prompt-tokens", type=number, default=0.0, metavar="P", help="mean prompt (default: 0)")
-    said = "of the mean, by the end"
+    group.add_argument("--prompt-tokens", type=number, default=0.0, metavar="P", help="mean length of one (default: 0)")
+    said = "factor on the mean response by the end (default: 1)"
     group.add_argument("--response-growth", dest="growth", type=number, default=1.0, metavar="G", help=said)
-    group.add_argument("--spread", type=number, default=SPREAD, metavar="S", help="of the mean (default: %(default)s)")
+    group.add_argument(
+        "--spread", type=number, default=SPREAD, metavar="S", help="of lengths, of their mean (default: %(default)s)"
+    )
     group.add_argument("--layers", type=whole, metavar="L", help="layers, for the attention term and the memory")
     group.add_argument("--width", type=whole, metavar="d", help="hidden size, for the same")
-    group.add_argument("--vocabulary", type=whole, metavar="V", help="for the logits, and a head in float32")
+    group.add_argument("--vocabulary", type=whole, metavar="V", help="its size, for the logits and a head in float32")
     group.add_argument("--float32-head", action="store_true", help="the trainer computes logits in float32")
     for phase, doing in (("generation", "sampling"), ("training", "training")):
         said, shares = f"share of the peak while {doing}", getattr(Utilisation(), phase)
         name = f"--{phase}-utilisation"
         group.add_argument(name, dest=phase, type=_shares, default=shares, metavar="LOW,LIKELY,HIGH", help=said)
     group.add_argument("--tokens-per-second", type=number, metavar="R", help="sampling of one device, as measured")
-    group.add_argument("--extra-forwards", type=whole, default=0, metavar="F", help="of the trainer (reference, …)")
+    group.add_argument(
+        "--extra-forwards", type=whole, default=0, metavar="F", help="forward passes besides (reference, …)"
+    )
     said = "the engine has no prefix cache"
     group.add_argument("--no-shared-prompt", dest="shared_prompt", action="store_false", help=said)
     group.add_argument("--price", type=number, metavar="X", help="price of one device-hour")

@@ -467,16 +467,23 @@ beyond the budget. Evaluations and prompt tokens are not counted, and device tim
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     said = "end a command that trains at its budget, by its log"
-    parser = commands.add_parser("run", help=said, description=DESCRIPTION)
-    parser.add_argument("--ledger", required=True, type=Path, metavar="FILE", help="made if it is not there")
+    example = "example: isocompute-budget run --ledger ledger.sqlite --log out --rollouts 64k -- python train.py"
+    parser = commands.add_parser("run", help=said, description=DESCRIPTION, epilog=example)
+    parser.add_argument(
+        "--ledger", required=True, type=Path, metavar="FILE", help="the ledger, made if it is not there"
+    )
     said = "where the trainer's logger writes (also a file, mlflow:EXPERIMENT or a tracking URI); it need not exist yet"
     parser.add_argument("--log", required=True, metavar="FOLDER", help=said)
     limits = parser.add_argument_group("limits, at least one")
-    limits.add_argument("--rollouts", type=whole, metavar="C", help="at most so many are generated for training")
-    limits.add_argument("--response-tokens", type=whole, metavar="T", help="the step that reaches it is the last")
-    limits.add_argument("--device-hours", type=number, metavar="H", help="wall time times --devices")
-    limits.add_argument("--money", type=number, metavar="SUM", help="needs --price-per-device-hour")
-    limits.add_argument("--price-per-device-hour", type=number, metavar="PRICE", help="in the same currency")
+    limits.add_argument("--rollouts", type=whole, metavar="C", help="most rollouts generated for training")
+    limits.add_argument(
+        "--response-tokens", type=whole, metavar="T", help="most tokens; the step that reaches it is the last"
+    )
+    limits.add_argument("--device-hours", type=number, metavar="H", help="most hours: wall time times --devices")
+    limits.add_argument("--money", type=number, metavar="SUM", help="most money; needs --price-per-device-hour")
+    limits.add_argument(
+        "--price-per-device-hour", type=number, metavar="PRICE", help="of a device-hour, in the same currency"
+    )
     said = "whether rollouts and tokens of lost work count too (default: %(default)s)"
     limits.add_argument("--counted", choices=["paid", "used"], default="paid", help=said)
     log = parser.add_argument_group("the log")

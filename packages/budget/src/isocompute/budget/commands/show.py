@@ -24,6 +24,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="sum ledgers up: canonical + lost = paid",
         description="Sum ledgers up. Canonical is what the surviving attempt of each step generated; lost is "
         "what was generated and lost when a run was killed; their sum is what was paid for.",
+        epilog="example: isocompute-budget show runs --by cohort --attempts",
     )
     show.add_argument("sources", nargs="+", metavar="LEDGER", help=SOURCES)
     show.add_argument("--by", choices=GROUPS, default="cohort", help="what to sum by (default: %(default)s)")

@@ -50,8 +50,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Groups with signal: 1 - p^n - (1 - p)^n of all, averaged over problems, by n; of a log, beside "
         "what it logged. One pass rate does not say how problems differ: shares are then given for a spread that is "
         "named, and for problems that are all alike, which have the most.",
-        epilog="Examples: isocompute-budget signal --pass-rate 0.3; signal --histogram rates.csv; signal --pass-rates "
-        "outputs/pass_rates.parquet --n 4,6,8; signal runs/grpo.",
+        epilog="example: isocompute-budget signal --pass-rate 0.3\n"
+        "example: isocompute-budget signal --histogram rates.csv\n"
+        "example: isocompute-budget signal --pass-rates outputs/pass_rates.parquet --n 4,6,8\n"
+        "example: isocompute-budget signal runs/grpo",
     )
     parser.add_argument("log", nargs="?", metavar="LOG", help="a run's log: folder, file, runs:/ID or tracking URI")
     parser.add_argument("--pass-rate", type=number, metavar="P", help="mean pass rate of the problems")

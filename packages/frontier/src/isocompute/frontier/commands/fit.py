@@ -33,15 +33,22 @@ FOREVER = 1e15
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
-    parser = commands.add_parser("fit", help="fit a sweep and say what to do with a budget")
+    parser = commands.add_parser(
+        "fit",
+        help="fit a sweep and say what to do with a budget",
+        epilog="example: isocompute-frontier fit outputs/sweep/hard --out fitted\n"
+        "example: isocompute-frontier fit runs.csv --column rollouts=C --set problems_per_batch=32 --out fitted",
+    )
     parser.add_argument(
         "source", nargs="+", help="evals: file, folder, tracking URI, mlflow:EXPERIMENT or runs:/RUN_ID"
     )
     parser.add_argument("--out", required=True, type=Path, help="folder for the fit, its figures and its report")
-    parser.add_argument("--metric", default="avg_at_4")
-    parser.add_argument("--unit", default="rollouts", choices=[*UNITS])
-    parser.add_argument("--problem-set")
-    parser.add_argument("--split", default="validation")
+    parser.add_argument("--metric", default="avg_at_4", help="column of the reward (default: %(default)s)")
+    parser.add_argument(
+        "--unit", default="rollouts", choices=[*UNITS], help="what a budget is counted in (default: %(default)s)"
+    )
+    parser.add_argument("--problem-set", metavar="NAME", help="only its rows, where the source holds several")
+    parser.add_argument("--split", default="validation", help="only rows of this split (default: %(default)s)")
     parser.add_argument("--group", metavar="COLUMN", help="runs that differ in this column are settings of their own")
     parser.add_argument(
         "--draws-of",
@@ -72,7 +79,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         choices=["joint", "none"],
         help="none: every setting is fitted alone, and nothing is decided",
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the posterior's draws (default: 0)")
     parser.add_argument(
         "--column",
         dest="columns",
@@ -98,9 +105,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         choices=["posterior", "paper"],
         help="paper: as the IsoCompute Playbook fits, without intervals",
     )
-    paper.add_argument("--form", choices=[*FORMS], help="of its curves (default: exp)")
-    paper.add_argument("--points", choices=["all", "records"])
-    paper.add_argument("--bin-width", type=float, help="of a record's bin of reward (default: 0.005)")
+    paper.add_argument("--form", choices=[*FORMS], help="form of its curves (default: exp)")
+    said = "evaluations that are fitted: all, or those that beat every earlier one (default: all)"
+    paper.add_argument("--points", choices=["all", "records"], help=said)
+    paper.add_argument("--bin-width", type=float, help="width of a record's bin of reward (default: 0.005)")
     paper.add_argument("--window", type=int, help="evaluations averaged before records are sought (default: 1)")
     parser.set_defaults(run=run)
 

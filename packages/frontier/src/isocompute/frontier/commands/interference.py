@@ -20,7 +20,11 @@ TRAINING = "training_pass_rates.parquet"
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
-    parser = commands.add_parser("interference", help="measure how unevenly training helps problems")
+    parser = commands.add_parser(
+        "interference",
+        help="measure how unevenly training helps problems",
+        epilog="example: isocompute-frontier interference outputs/sweep/hard --out uneven",
+    )
     parser.add_argument(
         "source",
         help="pass_rates: file, folder, mlflow:EXPERIMENT or runs:/RUN_ID; of a folder those "

@@ -18,10 +18,14 @@ from .arguments import assignment, positive, write_json
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
-    parser = commands.add_parser("predict", help="fit a curve up to a cut, extend it, and compare")
+    parser = commands.add_parser(
+        "predict",
+        help="fit a curve up to a cut, extend it, and compare",
+        epilog="example: isocompute-frontier predict run.csv --x rollouts --y avg_at_4 --fit-max 64k",
+    )
     parser.add_argument("curve", type=Path, help="CSV, Parquet or JSON lines")
-    parser.add_argument("--x", required=True, metavar="COLUMN", help="compute")
-    parser.add_argument("--y", required=True, metavar="COLUMN", help="reward, within 0 to 1")
+    parser.add_argument("--x", required=True, metavar="COLUMN", help="column of compute")
+    parser.add_argument("--y", required=True, metavar="COLUMN", help="column of reward, within 0 to 1")
     parser.add_argument(
         "--where",
         action="append",
@@ -43,7 +47,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="FIT",
         help="a published fit that the prior leaves out, where the run is that one",
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the posterior's draws (default: 0)")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw fit and extension here, as SVG and PNG")
     parser.add_argument(
         "--series", metavar="COLUMN", help="compare the recipes that this column names, at one asymptote"
@@ -60,7 +64,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="FILE",
         help="with --series: draw F(R) against compute here (ScaleRL's leave-one-out plot)",
     )
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers here")
     parser.set_defaults(run=run)
 
 

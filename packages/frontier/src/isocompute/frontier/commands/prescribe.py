@@ -13,10 +13,12 @@ from .arguments import positive, write_json
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
-    parser = commands.add_parser("prescribe", help="split a budget")
+    example = "example: isocompute-frontier prescribe fitted --budget 1M"
+    parser = commands.add_parser("prescribe", help="split a budget", epilog=example)
     parser.add_argument("folder", type=Path, help="what `fit --out` wrote")
     parser.add_argument("--budget", type=positive, required=True, help="how much may be spent, in --unit")
-    parser.add_argument("--unit", choices=["rollouts", "tokens", "gpu_hours"], default="rollouts")
+    said = "what it is counted in (default: %(default)s)"
+    parser.add_argument("--unit", choices=["rollouts", "tokens", "gpu_hours"], default="rollouts", help=said)
     parser.add_argument(
         "--tokens-per-rollout",
         type=positive,
@@ -24,7 +26,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the answer here")
     parser.set_defaults(run=prescribe)
-    then = commands.add_parser("next", help="what to run next, by the expected fall of regret")
+    example = "example: isocompute-frontier next fitted --budget 1M --tell 8 32"
+    then = commands.add_parser("next", help="what to run next, by the expected fall of regret", epilog=example)
     then.add_argument("folder", type=Path, help="what `fit --out` wrote")
     then.add_argument("--budget", type=positive, help="of the decision; by default the largest that was measured")
     then.add_argument("--most", type=int, default=5, help="actions printed (default: %(default)s)")

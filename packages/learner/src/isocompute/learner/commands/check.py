@@ -12,11 +12,13 @@ from ..errors import SyncError
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     check = commands.add_parser(
-        "check", help="compare a sampler's log-probabilities with those of the model it should hold"
+        "check",
+        help="compare a sampler's log-probabilities with those of the model it should hold",
+        epilog="example: isocompute-learner check Qwen/Qwen2.5-0.5B rollouts.parquet --dtype bfloat16",
     )
     check.add_argument("model", help="folder or name of a model in the Hugging Face format")
     check.add_argument("rollouts", help="a file, a folder, mlflow:EXPERIMENT or runs:/RUN_ID")
-    check.add_argument("--temperature", type=float, default=1.0)
+    check.add_argument("--temperature", type=float, default=1.0, help="of the sampling (default: 1)")
     check.add_argument(
         "--dtype", choices=list(TOLERANCES), default="float32", help="type of the sampler's weights (default: float32)"
     )

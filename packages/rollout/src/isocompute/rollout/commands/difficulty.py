@@ -21,6 +21,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="measure pass rates of problems",
         description="Measure pass rates of problems with --model, or count them in ROLLOUTS. Killed and started again "
         "with the same arguments, measuring continues where it stopped.",
+        epilog="example: isocompute-rollout difficulty --problems problems.parquet --model Qwen/Qwen2.5-0.5B "
+        "--out measured.parquet",
     )
     difficulty.add_argument("rollouts", nargs="?", help=f"responses sampled earlier: {SOURCE}")
     difficulty.add_argument("--problems", required=True, help=SOURCE)

@@ -23,7 +23,9 @@ OF_A_SET = ("folder", "revision", "train", "validation")
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
     problems = commands.add_parser(
-        "problems", help="make a problems table from a YAML or JSON description, or from a set known by name"
+        "problems",
+        help="make a problems table from a YAML or JSON description, or from a set known by name",
+        epilog="example: isocompute-rollout problems source.yaml --out problems.parquet",
     )
     problems.add_argument("config", type=Path, nargs="?", help="a source (kind and its settings), or a list of them")
     add_set_flags(problems)
@@ -37,6 +39,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="choose the problems of an interval of pass rates",
         description="Choose the problems of an interval of pass rates: --interval 0 0 --min-samples 128 are extremely "
         "hard ones (pass@128 = 0), --interval 0.9 1 very easy ones.",
+        epilog="example: isocompute-rollout split measured.parquet --interval 0.1 0.9 --out set.parquet",
     )
     command.add_argument("problems", help=SOURCE)
     command.add_argument(

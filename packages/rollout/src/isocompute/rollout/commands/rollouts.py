@@ -50,6 +50,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="answer problems with a model",
         description="Answer problems with a model. Killed and started again with the same arguments, it asks only for "
         "the groups that it had not finished.",
+        epilog="example: isocompute-rollout generate --problems problems.parquet --model Qwen/Qwen2.5-0.5B "
+        "--samples 8 --out rollouts.parquet",
     )
     generate.add_argument("--problems", required=True, help=SOURCE)
     generate.add_argument(
@@ -66,6 +68,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "score",
         help="verify rollouts again",
         description="Verify rollouts again. The rewards written are those of the verifiers, without a length penalty.",
+        epilog="example: isocompute-rollout score rollouts.parquet --problems problems.parquet --model "
+        "Qwen/Qwen2.5-0.5B --out scored.parquet",
     )
     score.add_argument("rollouts", help=SOURCE)
     score.add_argument("--problems", required=True, help=SOURCE)
