@@ -522,7 +522,8 @@ def _opened(client: Any, parcel: Parcel, begun: int) -> Any:
     owned = {OWNER_TAG: parcel.tags[OWNER_TAG], KEY_TAG: parcel.key}
     if runs := client.search_runs([experiment], " and ".join(f"tags.`{name}` = '{owned[name]}'" for name in owned)):
         return runs[0]
-    if parcel.about:
+    # That of a sweep says the same every time, and is left to who writes another; that of a fit follows its answer.
+    if parcel.about and (parcel.means is not None or NOTE_TAG not in client.get_experiment(experiment).tags):
         client.set_experiment_tag(experiment, NOTE_TAG, parcel.about)
     return client.create_run(experiment, start_time=begun, run_name=parcel.name, tags={**parcel.tags, **owned})
 
