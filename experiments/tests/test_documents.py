@@ -94,7 +94,9 @@ def alike(said: str, shown: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "least"), [("README.md", 1), ("docs/logs.md", 6), ("docs/faq.md", 10)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("README.md", 2), ("docs/logs.md", 6), ("docs/faq.md", 10), ("docs/decide.md", 1)]
+)
 def test_every_example_prints_what_it_says(
     name: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
