@@ -113,8 +113,8 @@ def model(runs: Runs, at: np.ndarray, rates: bool, priors: Priors) -> None:
 def drawn(runs: Runs, priors: Priors) -> np.ndarray:
     """Draws of the reward of each run's setting at its evaluations, shape ``(draws, runs, points)``.
 
-    A chain of NUTS is sometimes stuck where deviations are near 0. Chains whose means differ are no reference: others are
-    drawn, from a further seed.
+    A chain of NUTS is sometimes stuck where deviations are near 0. Chains whose means differ are no reference: others
+    are drawn, from a further seed.
 
     Raises:
         RuntimeError: Chains of no seed agree.
