@@ -154,13 +154,15 @@ def test_runs_of_several_trainers_are_found_and_written_and_what_is_not_read_is_
     shutil.copy(FIXTURES / "wandb" / "run.wandb", tmp_path / "runs")
     (tmp_path / "runs" / "notes.csv").write_text("a,b\n1,2\n")
     (tmp_path / "runs" / "twice.csv").write_text("step,val-core/m/acc/mean@4,val-core/m/acc/mean@4\n1,0.5,0.5\n")
-    assert main(["doctor", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 3
+    told = ["--json", str(tmp_path / "told.json")]
+    assert main(["doctor", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), *told]) == 3
     evals = pl.read_parquet(tmp_path / "out" / "evals.parquet")
     assert evals["run_id"].n_unique() == 3
     assert sorted(evals["rollouts_per_problem"].unique().to_list()) == [4, 16]
     # Every average is one quantity, whatever it was taken of.
     assert evals["avg_at_4"].null_count() == 0
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert json.loads((tmp_path / "told.json").read_text()) == manifest
     assert [run["trainer"] for run in manifest["runs"]] == ["trl"] * 3
     assert [unread["source"] for unread in manifest["unread"]] == [str(tmp_path / "runs" / "twice.csv")]
     said = capsys.readouterr().out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from ..trainers.course import plain_course
 from ..trainers.doctor import Given, Patient, Report, examine, read_table, to_be_filled_in, written
 from ..trainers.registry import TRAINERS
 from ..trainers.settings import configuration
-from .text import add_log_arguments
+from .text import add_log_arguments, write_json
 
 READ = [known.title for known in TRAINERS.values() if known.logs]
 """Titles of the trainers whose logs are read."""
@@ -42,6 +41,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=said)
     add_log_arguments(parser, of_runs=True)
     parser.add_argument("--runs", type=Path, metavar="FILE", help=f"settings of each run, a row each: {RUNS}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write what is understood of each run here")
     parser.set_defaults(run=run)
 
 
@@ -56,6 +56,8 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         file=str(arguments.runs),
     )
     report = examine(arguments.path, given, trainer=arguments.trainer, shared=configuration(arguments.config))
+    if arguments.json is not None:
+        write_json(_manifest(report), arguments.json)
     patients, out = report.patients, arguments.out
     if not patients and out is None and arguments.trainer is None and len(arguments.path) == 1:
         with suppress(BudgetError):
@@ -95,8 +97,7 @@ def _written(report: Report, out: Path) -> Iterable[str]:
     """Write the table and where it comes from."""
     frame, notes = written(report.patients)
     path = tables.write(frame, "evals", out / "evals.parquet")
-    manifest = json.dumps(_manifest(report), indent=2, allow_nan=False)
-    write_text(out / "manifest.json", f"{manifest}\n", error=BudgetError)
+    write_json(_manifest(report), out / "manifest.json")
     yield from (f"note: {note}" for note in notes)
     yield f"{len(frame):,} evaluations of {plural(frame['run_id'].n_unique(), 'run')} in {path}"
     rates = frame["learning_rate"].drop_nulls().n_unique()
