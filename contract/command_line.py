@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from decimal import Decimal, InvalidOperation, Overflow
+from decimal import Decimal, InvalidOperation
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -86,12 +86,14 @@ def amount(text: str) -> Decimal:
     """
     digits, power = text.strip(), AMOUNTS.get(text.strip()[-1:].upper(), 0)
     try:
-        value = Decimal(digits[:-1]).scaleb(power) if power else Decimal(digits)
-    except (InvalidOperation, Overflow):
+        value = Decimal(digits[:-1] if power else digits)
+    except InvalidOperation:
         value = Decimal("NaN")
     if not value.is_finite():
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not an amount such as 50000, 2e6, 250k, 1M or 1.5B")
-    return value
+    # Exact, whatever a library has made of the process's decimal context.
+    sign, figures, exponent = value.as_tuple()
+    return Decimal((sign, figures, int(exponent) + power))
 
 
 EXAMPLE = "example: "

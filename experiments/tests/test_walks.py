@@ -39,7 +39,7 @@ def ours(code: str) -> str | None:
 def is_aside(frame: FrameType | None) -> bool:
     """Whether a call belongs to the import of a module, or to the parser of all commands, which nobody follows."""
     while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
-        if frame.f_code.co_name == "_parser" and frame.f_code.co_filename.endswith("command_line.py"):
+        if frame.f_code.co_name == "parser_of" and frame.f_code.co_filename.endswith("command_line.py"):
             return True
         frame = frame.f_back
     return frame is not None
@@ -116,8 +116,8 @@ def test_a_cell_reaches_the_engine_through_22_files(store: Path, monkeypatch: py
 
 
 @pytest.mark.usefixtures("short_chains")
-def test_a_log_becomes_an_answer_through_32_files(tmp_path: Path) -> None:
-    with walked("The way of a log line", 32, "isocompute.budget.cli:main", "isocompute.frontier.cli:main"):
+def test_a_log_becomes_an_answer_through_31_files(tmp_path: Path) -> None:
+    with walked("The way of a log line", 31, "isocompute.budget.cli:main", "isocompute.frontier.cli:main"):
         assert budget(["doctor", str(ROOT / "packages/budget/docs/trl"), "--out", str(tmp_path / "tables")]) == 0
         assert frontier(["fit", str(tmp_path / "tables"), "--out", str(tmp_path / "fitted")]) == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -16,7 +17,7 @@ from ..trainers.course import plain_course
 from ..trainers.doctor import Given, Patient, Report, examine, read_table, to_be_filled_in, written
 from ..trainers.registry import TRAINERS
 from ..trainers.settings import configuration
-from .text import add_log_arguments, write_json
+from .text import add_log_arguments
 
 READ = [known.title for known in TRAINERS.values() if known.logs]
 """Titles of the trainers whose logs are read."""
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     )
     report = examine(arguments.path, given, trainer=arguments.trainer, shared=configuration(arguments.config))
     if arguments.json is not None:
-        write_json(_manifest(report), arguments.json)
+        write_text(arguments.json, _manifest(report), error=BudgetError)
     patients, out = report.patients, arguments.out
     if not patients and out is None and arguments.trainer is None and len(arguments.path) == 1:
         with suppress(BudgetError):
@@ -97,7 +98,7 @@ def _written(report: Report, out: Path) -> Iterable[str]:
     """Write the table and where it comes from."""
     frame, notes = written(report.patients)
     path = tables.write(frame, "evals", out / "evals.parquet")
-    write_json(_manifest(report), out / "manifest.json")
+    write_text(out / "manifest.json", _manifest(report), error=BudgetError)
     yield from (f"note: {note}" for note in notes)
     yield f"{len(frame):,} evaluations of {plural(frame['run_id'].n_unique(), 'run')} in {path}"
     rates = frame["learning_rate"].drop_nulls().n_unique()
@@ -171,9 +172,9 @@ def _missing(patients: Sequence[Patient]) -> Iterable[str]:
         yield "for one run alone: --set RUN:NAME=VALUE, with its name or the end of it"
 
 
-def _manifest(report: Report) -> dict[str, object]:
-    """Every run, what its figures rest on, and what was not read."""
-    return {
+def _manifest(report: Report) -> str:
+    """Every run, what its figures rest on, and what was not read, as JSON."""
+    document = {
         "runs": [
             {
                 "source": p.name,
@@ -192,3 +193,4 @@ def _manifest(report: Report) -> dict[str, object]:
         "files": report.files,
         "unread": [{"source": u.source, "reason": u.reason} for u in report.unread],
     }
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"

@@ -65,9 +65,9 @@ def log_sources(source: str) -> tuple[list[str], list[Unread]]:
     Only regular files are opened, and links to folders are not followed.
     """
     path = Path(source)
-    if is_of_mlflow(source):
-        return [source], []
     if not path.exists():
+        if is_of_mlflow(source):
+            return [source], []
         raise BudgetError(f"{path}: there is no such file or folder")
     if path.is_dir():
         return _below(path)
@@ -245,9 +245,9 @@ def read_source(
     source: str, trainer: str | None = None, *, step_column: str | None = None
 ) -> tuple[dict[str, list[Log]], list[Unread]]:
     """The runs of a log by the trainer that left them, and what was not read and why; neither where it is none."""
-    if is_of_mlflow(source):
-        return _stored(source, trainer)
     path = Path(source)
+    if not path.exists() and is_of_mlflow(source):
+        return _stored(source, trainer)
     if path.stat().st_size == 0:
         return {}, [Unread(source=source, reason="is empty")]
     name = str(path.parent if path.name.startswith(EVENTS) else path)

@@ -13,13 +13,11 @@ from ..data.sweeps import FILE, read_sweeps
 from ..errors import FrontierError
 from .arguments import positive, write_json
 
-EXAMPLES = """examples:
-  isocompute-frontier advise --budget 1M --pass-rate 0.3 --problems 8000 --max-batch 2048
-  isocompute-frontier advise --budget 500k --pass-rate 0:120,0.25:300,0.5:280,1:90 --metric best@4 --trainer verl
-  isocompute-frontier advise --budget 64 --unit gpu_hours --rollouts-per-gpu-hour 4k --pass-rates pass_rates.parquet
-
-GPU-hours and tokens: `isocompute-budget show` sums up what a run generated and its device-hours, and
-`isocompute-budget plan --cells --model-parameters 7B --response-tokens 1000 --device h100` estimates both."""
+EXAMPLES = """GPU-hours and tokens: `isocompute-budget show` sums up what a run generated and its device-hours, and
+`isocompute-budget plan --cells --model-parameters 7B --response-tokens 1000 --device h100` estimates both.
+example: isocompute-frontier advise --budget 1M --pass-rate 0.3 --problems 8000 --max-batch 2048
+example: isocompute-frontier advise --budget 500k --pass-rate 0:120,0.25:300,0.5:280,1:90 --metric best@4
+example: isocompute-frontier advise --budget 64 --unit gpu_hours --rollouts-per-gpu-hour 4k --pass-rate 0.3"""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,10 +28,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Say which n to begin with before anything was trained, by what other sweeps found, and what to "
         "measure.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--budget", type=positive, required=True, help="how much may be spent, in --unit")
-    parser.add_argument("--unit", choices=["rollouts", "tokens", "gpu_hours"], default="rollouts")
+    units = ["rollouts", "tokens", "gpu_hours"]
+    parser.add_argument("--unit", choices=units, default="rollouts", help="of the budget (default: %(default)s)")
     parser.add_argument("--tokens-per-rollout", type=positive, metavar="T", help="for --unit tokens")
     parser.add_argument(
         "--rollouts-per-gpu-hour", type=positive, metavar="R", help="for --unit gpu_hours, and for costs"

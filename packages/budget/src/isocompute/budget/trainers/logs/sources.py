@@ -62,10 +62,10 @@ def read_logs(source: str, layout: LogLayout, *, step_column: str | None = None)
         DamagedLogError: It is damaged, or not in the format that its name says.
         TrackingError: MLflow does not have it.
     """
-    if tracking.is_of_mlflow(source):
+    path = Path(source)
+    if not path.exists() and tracking.is_of_mlflow(source):
         _refuse_column(source, step_column)
         return read_store(source, layout)
-    path = Path(source)
     require_regular(path)
     with path.open("rb") as stream:
         first = stream.read(64)
