@@ -13,7 +13,7 @@ from isocompute.rollout.scoring.evaluation import wilson_interval
 
 from experiments.errors import ExperimentError
 from experiments.probe import probe
-from experiments.report import from_other_bases, health, spent
+from experiments.report import from_other_bases, health, spent, sweep_digest
 from experiments.running.cell_folder import PREPARED, content_hash, write_json
 from experiments.running.cells import problems_hash
 from experiments.settings import PreparedConfig, PreparedModel, Preset, load
@@ -129,12 +129,14 @@ def test_a_side_without_one_right_response_has_an_error_too() -> None:
     assert found["fresh_standard_error"] == pytest.approx(wilson_interval(0.0, 160)[1] / (2 * 1.959964), rel=1e-6)
 
 
-def test_what_was_found_from_other_bases_is_said_of_the_same_sweep_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    tiny = load(PARAMS, "tiny")
-    assert "5 alone" in from_other_bases(tiny, "hard")
+def test_what_was_found_from_other_bases_is_said_of_the_same_sweep_alone(tmp_path: Path) -> None:
+    tiny, found = load(PARAMS, "tiny"), tmp_path / "others.json"
+    found.write_text(json.dumps({"sweep": sweep_digest(tiny, "hard"), "sentence": "5 alone: n = 4 (5)"}))
+    base = {"base": tiny.base.model_copy(update={"others": str(found)})}
+    own = tiny.model_copy(update=base)
+    assert from_other_bases(own, "hard") == "5 alone: n = 4 (5)"
     longer = tiny.sweep["hard"].model_copy(update={"rollouts": 16384})
-    assert from_other_bases(tiny.model_copy(update={"sweep": {"hard": longer}}), "hard") == ""
+    assert from_other_bases(own.model_copy(update={"sweep": {"hard": longer}}), "hard") == ""
     assert from_other_bases(load(PARAMS, "smoke"), "hard") == ""
 
 
