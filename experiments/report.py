@@ -14,6 +14,7 @@ from isocompute.frontier.show.report import Section, Table
 from isocompute.rollout.contract import tables
 from isocompute.rollout.scoring.code import digest
 
+from .running.tracker import charts
 from .settings import PreparedConfig, Preset
 
 WORDS = {"eval": "evaluation", "pilot": "training"}
@@ -134,7 +135,8 @@ def closing_summary(preset: Preset, out: Path, took: Sequence[Mapping[str, Any]]
     if took:
         lines.append("Seconds: " + ", ".join(f"{t['stage']} {t['seconds']:.0f}" for t in took))
     lines += [f"Report: {out / 'frontier' / name / 'report.html'}" for name in preset.sweep]
-    lines.append("MLflow: python3 -m nox -s ui, then open localhost:5000")
+    lines.append("MLflow: python3 -m nox -s ui, then open")
+    lines += [f"    http://localhost:5000/{charts(preset, name)}" for name in preset.sweep]
     return "\n".join(lines)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.running.tracker import charts
 from experiments.settings import load
 
 DRAW_MILLISECONDS = 90_000
@@ -42,15 +44,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--address", default="http://localhost:5000")
     parser.add_argument("--out", type=Path, default=Path("docs/mlflow-charts.png"))
     arguments = parser.parse_args(argv)
-    from mlflow import MlflowClient
-
+    os.environ["MLFLOW_TRACKING_URI"] = arguments.address
     preset = load()
-    name = f"{preset.name}-{next(iter(preset.sweep))}-sweep"
-    found = MlflowClient(arguments.address).get_experiment_by_name(name)
-    if found is None:
-        raise SystemExit(f"error: {arguments.address} has no experiment {name}: run the sweep first")
-    charts = f"{arguments.address}/#/experiments/{found.experiment_id}/runs?compareRunsMode=CHART"
-    picture(charts, f"eval/{preset.evaluation.metric}", arguments.out)
+    page = charts(preset, next(iter(preset.sweep)))
+    if not page:
+        raise SystemExit(f"error: {arguments.address} has no sweep of the preset {preset.name}: run it first")
+    picture(f"{arguments.address}/{page}", f"eval/{preset.evaluation.metric}", arguments.out)
     print(f"saved {arguments.out}")
 
 

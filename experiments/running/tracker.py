@@ -28,9 +28,16 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 from isocompute.learner.records.health import Flag, flags, judged
 from isocompute.rollout import tracking
-from isocompute.rollout.contract.errors import FileError, redacted
+from isocompute.rollout.contract.errors import FileError, TrackingError, redacted
 from isocompute.rollout.contract.files import atomic_write, reason_of
-from isocompute.rollout.contract.tracking import ARTIFACT_TAG, INPUT_TAG, OWNER_TAG, SUPERSEDED_TAG, content_hash
+from isocompute.rollout.contract.tracking import (
+    ARTIFACT_TAG,
+    INPUT_TAG,
+    OWNER_TAG,
+    SUPERSEDED_TAG,
+    connect,
+    content_hash,
+)
 from isocompute.rollout.store import Store
 
 from ..errors import listed
@@ -61,6 +68,15 @@ COPY_SECONDS = 60.0
 SEND = "python -m experiments send"
 COMMIT_TAG, NOTE_TAG = "mlflow.source.git.commit", "mlflow.note.content"
 """MLflow's own: the second is the description of a run or an experiment, in Markdown."""
+VIEW_TAG = "mlflow.sharedViewState.n"
+VIEW = {
+    "groupBy": {
+        "aggregateFunction": "average",
+        "groupByKeys": [{"mode": "param", "groupByData": "rollouts_per_problem"}],
+    },
+    "runsHiddenMode": "SHOWALL",
+}
+"""MLflow's own: what the page of ``charts`` shows, a line for each n, the mean of its runs."""
 PURPOSES = {"pilot": "pilots, which try learning rates", "prescribe": "the test of what was prescribed"}
 METRICS, OTHERS = 1000, 100
 """Most metrics, and most parameters or tags, that MLflow takes in one request."""
@@ -358,6 +374,16 @@ class Tracker(Sender):
         )
 
 
+def charts(preset: Preset, problem_set: str) -> str:
+    """Where the charts of a sweep are, below the address of the UI; empty where MLflow does not answer or has none."""
+    try:
+        found = connect().get_experiment_by_name(f"{preset.name}-{problem_set}-sweep")
+    except TrackingError:
+        return ""
+    page = "#/experiments/{}/runs?compareRunsMode=CHART&workflowType=machine_learning&viewStateShareKey=n"
+    return page.format(found.experiment_id) if found else ""
+
+
 def _about(cell: Cell) -> str:
     """What the experiment of a cell is, for who opens it."""
     what = PURPOSES.get(cell.purpose, "a sweep, from which the best n is read")
@@ -525,6 +551,8 @@ def _opened(client: Any, parcel: Parcel, begun: int) -> Any:
     # That of a sweep says the same every time, and is left to who writes another; that of a fit follows its answer.
     if parcel.about and (parcel.means is not None or NOTE_TAG not in client.get_experiment(experiment).tags):
         client.set_experiment_tag(experiment, NOTE_TAG, parcel.about)
+        if parcel.means is None:
+            client.set_experiment_tag(experiment, VIEW_TAG, json.dumps(VIEW))
     return client.create_run(experiment, start_time=begun, run_name=parcel.name, tags={**parcel.tags, **owned})
 
 

@@ -157,6 +157,8 @@ def test_every_run_says_whose_it_is_and_of_what_and_when_it_was_measured(store: 
     described = experiment("default-easy-sweep").tags
     assert "group the runs by their tag `n`" in described[tracker.NOTE_TAG]
     assert described["mlflow.experimentKind"] == "custom_model_development"
+    (shown,) = json.loads(described[tracker.VIEW_TAG])["groupBy"]["groupByKeys"]
+    assert run.data.params[shown["groupByData"]] == "4"
 
 
 @pytest.mark.usefixtures("short_chains")

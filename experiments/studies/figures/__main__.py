@@ -59,9 +59,9 @@ def said(given: argparse.Namespace) -> Iterator[str]:
         os.nice(19)
         asked = [figure_of(given.name)] if given.name else [each for each in map(figure_of, names()) if not each.needs]
         for figure in asked:
-            own = figure.micro() if given.micro else figure
             if given.micro and figure.page_of:
                 continue
+            own = figure.micro() if given.micro else figure
             folder = given.work / "micro" if given.micro else given.work
             results = folder / "results" if given.micro else cells.RESULTS
             yield from one(own, folder, results, folder if given.micro else page.PICTURES)

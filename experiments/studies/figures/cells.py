@@ -180,8 +180,12 @@ def train(figure: Figure, work: Path = WORK, results: Path = RESULTS) -> Iterato
     """
     if not figure.runnable:
         raise ExperimentError(f"{figure.name} cannot run here: {figure.needs or 'it has no cells of its own'}")
+    import transformers
+
     from ...running.worker import Worker
 
+    # A cell loads its model five times; ours is the progress.
+    transformers.utils.logging.disable_progress_bar()
     work.mkdir(parents=True, exist_ok=True)
     waiting = missing(figure, results)
     began, spent, total = time.monotonic(), 0.0, sum(cell.seconds for cell in waiting)
