@@ -63,6 +63,8 @@ LASTING = 1.0
 """Of the autocorrelation of evaluations, in units of its prior: 0.4 in the median, as they ask the same questions."""
 SIZE = (48, 40, 32)
 """Chains, steps of warm-up, and steps kept."""
+ROUNDS = 8
+"""Of drawing, at most: where a run may fall or go on, chains take several to agree on how likely that is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +265,7 @@ def single(runs: Runs, *, before: Expected | None = None, seed: int = 0) -> Sing
             kept=SIZE[2],
             rng=np.random.default_rng(seed),
             agreed=lambda chains: spread(chains) < AGREED,
-            rounds=3,
+            rounds=ROUNDS,
         )
     thinned = found[np.linspace(0, len(found) - 1, SIZE[2]).round().astype(int)]
     return Single(posterior=posterior_of(thinned))
