@@ -73,6 +73,8 @@ def _ends(axes: Any, figure: Figure, rows: pl.DataFrame) -> None:
     symbols = {"rollouts_per_problem": "n", "problems_per_batch": "B_p"}
     metric = next(iter(_sides(figure).values())).metric.replace("_at_", "@")
     axes.set_xscale("log", base=2)
+    ticks = sorted({value for side in _sides(figure).values() for value in rows[side.over].unique()})
+    axes.set_xticks(ticks, [f"{value}" for value in ticks])
     axes.set(xlabel=" or ".join(symbols[name] for name in sorted(overs)), ylabel=f"{metric} at the end")
 
 
