@@ -20,7 +20,7 @@ from typing import Any
 import polars as pl
 import pytest
 from isocompute.rollout import RolloutError, load_problems, source_from, verifier
-from isocompute.rollout.problems.reasoning_gym import candidates
+from isocompute.rollout.problems.loading import candidates
 from isocompute.rollout.problems.sources import Candidate, ReasoningGymSource
 from isocompute.rollout.scoring import rules
 from isocompute.rollout.scoring.judges import tasks
