@@ -30,7 +30,7 @@ def test_device_time_and_money_stop_after_the_step_that_reaches_them(tmp_path):
     # Unlike rollouts, time that was lost in a crash was paid for, and is held against the limit.
     with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
         meter = Meter(ledger, limits)
-        assert (meter.used.rollouts, meter.device_seconds) == (8, 300.0)
+        assert (meter.used.rollouts, meter.standing.device_seconds) == (8, 300.0)
         assert not meter.admit(2, 8)
         ledger.charge(2, {}, device_seconds=1.5)
         with pytest.raises(BudgetError, match="device_seconds is -1"):
@@ -54,7 +54,7 @@ def test_what_is_admitted_never_exceeds_any_limit(tmp_path_factory, most, tokens
     with Ledger.open(path, run_id="run") as ledger:
         meter = Meter(ledger, limits)
         for step, size in enumerate(sizes, start=1):
-            used, spent = meter.used, meter.device_seconds
+            used, spent = meter.used, meter.standing.device_seconds
             fits = (
                 used.rollouts + size <= most
                 and (tokens is None or used.response_tokens < tokens)

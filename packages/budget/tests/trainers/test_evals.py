@@ -13,7 +13,7 @@ from isocompute.budget.trainers.logs.log import Log
 from isocompute.budget.trainers.logs.sources import read_logs
 from isocompute.budget.trainers.registry import trainer
 from isocompute.budget.trainers.settings import configuration
-from reading_logs import FIXTURES, OPENRLHF, PRIME_RL, QUESTIONS, TRL, VERL, ingested, lines, rollouts
+from reading_logs import FIXTURES, OPENRLHF, PRIME_RL, QUESTIONS, TINKER, TRL, VERL, ingested, lines, rollouts
 
 DOCS = FIXTURES.parents[1] / "docs" / "trl"
 
@@ -252,6 +252,9 @@ def test_replaced_groups_are_in_the_progress(tmp_path):
     counts = progress("prime-rl", lines(tmp_path / "log.jsonl", rows), PRIME_RL)
     assert [(point.step, point.rollouts) for point in counts.points] == [(1, 36), (2, 76), (3, 120)]
     assert (counts.plain, dict(counts.more), counts.following) == (96, {"refill": 24}, 44)
+    rows = [{"step": s, "env/all/total_episodes": 32, "env/all/total_ac_tokens": 320} for s in (0, 1)]
+    counts = progress("tinker", lines(tmp_path / "log.jsonl", rows), {**TINKER, "num_substeps": 2})
+    assert [(point.step, point.rollouts) for point in counts.points] == [(2, 32), (4, 64)]
 
 
 def test_the_batch_that_trl_generates_next_follows_its_schedule(tmp_path):

@@ -3,14 +3,30 @@
 import json
 import pickle
 import sqlite3
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.doctor import ingest
+from isocompute.budget.trainers.logs.records import _leveldb, _tfrecords
 from isocompute.budget.trainers.logs.sources import read_arguments
-from reading_logs import DOCS, FIXTURES, OPENRLHF, PRIME_RL, TRL, VERL, logged_run, rollouts, run_settings, trackio
+from reading_logs import (
+    DOCS,
+    FIXTURES,
+    OPENRLHF,
+    PRIME_RL,
+    TRL,
+    VERL,
+    leveldb,
+    logged_run,
+    rollouts,
+    run_settings,
+    tfrecords,
+    trackio,
+)
 
 
 def check(source):
@@ -154,3 +170,49 @@ def test_a_database_of_something_else_is_named_by_its_tables_and_left_as_it_is(t
     with pytest.raises(BudgetError, match="it has experiments"):
         ingest("trl", [str(path)])
     assert path.read_bytes() == before
+
+
+RECORDS = [b"first", b"second" * 9, b"third"]
+
+
+@pytest.mark.parametrize(("made", "reader", "header"), [(tfrecords, _tfrecords, 0), (leveldb, _leveldb, 7)])
+def test_a_bit_of_any_byte_and_any_end_that_is_lost_is_noticed(tmp_path, made, reader, header):
+    whole, path = made(RECORDS), tmp_path / "log"
+
+    def read(data):
+        path.write_bytes(data)
+        left_out = []
+        return [record[1] for record in reader(path, left_out)], left_out
+
+    assert read(whole) == (RECORDS, [])
+    for at in range(header, len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        try:
+            found, left_out = read(bytes(damaged))
+        except BudgetError as error:
+            assert " byte " in str(error)  # noqa: PT017
+        else:
+            # The length of a record may say that it was cut off.
+            assert left_out
+            assert found == RECORDS[: len(found)] != RECORDS
+    for end in range(header, len(whole)):
+        found, left_out = read(whole[:end])
+        assert found == RECORDS[: len(found)]
+        assert bool(left_out) == (whole[:end] != made(found))
+    # As a crash leaves it.
+    found, left_out = read(whole + bytes(4_096))
+    assert (found, len(left_out)) == (RECORDS, 1)
+
+
+@pytest.mark.parametrize(("kinds", "found"), [((2, 4, 1), [b"ab", b"c"]), ((2, 1, 4), None), ((4, 1, 1), None)])
+def test_a_part_of_a_record_that_is_missing_is_noticed(tmp_path, kinds, found):
+    path, data = tmp_path / "run.wandb", leveldb([])
+    for kind, part in zip(kinds, (b"a", b"b", b"c"), strict=True):
+        data += struct.pack("<IHB", zlib.crc32(bytes([kind]) + part), len(part), kind) + part
+    path.write_bytes(data)
+    if found is None:
+        with pytest.raises(BudgetError, match="is missing"):
+            list(_leveldb(path, []))
+    else:
+        assert [record for _, record in _leveldb(path, [])] == found

@@ -153,6 +153,7 @@ OPEN = [
     ("trl", {"num_processes": "$NPROC"}, "num_processes is '$NPROC', which is only known when the script runs"),
     ("trl", {"num_processes": 8, "parallelism_config_tp_size": 2}, "counts every process as a rank"),
     ("verl", {"actor_rollout_ref.actor.ulysses_sequence_parallel_size": "$SP"}, "parallel_size is $SP"),
+    ("tinker", {"group_size": 4, "max_steps": 5}, "problems per batch: groups_per_batch is not set"),
 ]
 
 
@@ -198,6 +199,9 @@ SAID = [
     ("prime-rl", SOURCES + "--orchestrator.train.source.0.group-size 16", None, (16, 4, 4, 3, 3)),
     ("slime", SLIME + "num_steps_per_rollout=4", None, (4, 2, 8, 40, 10)),
     ("slime", SLIME + "global_batch_size=16", None, (4, 4, 8, 20, 10)),
+    ("tinker", "groups_per_batch=8 group_size=4 max_steps=3", None, (4, 8, 8, 3, 3)),
+    # The last batch of the problems is short.
+    ("tinker", "groups_per_batch=8 group_size=4 num_substeps=2", 20, (4, 4, 8, 6, 3)),
 ]
 
 
@@ -257,6 +261,7 @@ def test_a_learning_rate_stands_where_the_trainer_looks_for_it():
     for name, known in TRAINERS.items():
         written = convert(name, run_of(8, 4, 10, learning_rate=3e-6)).settings
         (key,) = (key for key, value in written.items() if value == 3e-6)
+        assert read(name, written, world_size=1, problems=80).allocation == run_of(8, 4, 10).allocation
         # Those without logs: open-instruct and NeMo-RL.
         assert key in (known.logs.learning_rates if known.logs else ("learning_rate", "policy.optimizer.kwargs.lr"))
     with pytest.raises(BudgetError, match="learning_rate is -1"):

@@ -182,6 +182,32 @@ def test_a_damaged_summary_is_refused_with_its_step(tmp_path, damage, name):
         run.read()
 
 
+def test_a_summary_of_other_tokens_or_another_reward_is_of_another_run(tmp_path):
+    run = Run(tmp_path, 1, n=4, groups=3, iterations=3)
+    for name, old, new in (("train", '"ac_len": ', '"ac_len": 1'), ("eval_test", 'reward": 1.0', 'reward": 0.5')):
+        path = tmp_path / "iteration_000001" / f"{name}_rollout_summaries.jsonl"
+        good = path.read_text()
+        path.write_text(good.replace(old, new, 1))
+        with pytest.raises(BudgetError, match="they are not of one run"):
+            run.read()
+        path.write_text(good)
+
+
+def test_groups_that_failed_are_not_taken_for_removed_ones_unless_they_stream(tmp_path):
+    run = Run(tmp_path, 1, n=4, groups=3, iterations=3, removes=True)
+    path = tmp_path / "iteration_000000" / "train_rollout_summaries.jsonl"
+    left = [json.loads(line) for line in path.read_text().splitlines()][:8]
+    lines(path, left)
+    run.rows[0] |= {"env/all/total_episodes": 8, "env/all/by_group/frac_mixed": 1.0}
+    run.rows[0]["env/all/total_ac_tokens"] = sum(turn["ac_len"] for t in left for turn in t["steps"])
+    # An evaluation alone is no iteration, and one without trajectories is one all of which failed.
+    alone = {"step": 3, "test/env/all/total_episodes": 10, "test/env/all/reward/total": 0.5}
+    run.rows += [{"step": 3, "progress/done_frac": 1.0}, {**alone, "step": 4}, {**alone, "step": 5}]
+    run.write()
+    evals, _ = run.read()
+    assert evals["rollouts"].to_list() == [0, 8, 20, 32, 44]
+
+
 def test_rewards_other_than_of_successes_are_refused_and_the_metric_is_asked_for(tmp_path):
     run = Run(tmp_path, 1, n=4, groups=3, iterations=3, summaries=False, test=1)
     for row in run.rows:
@@ -189,6 +215,10 @@ def test_rewards_other_than_of_successes_are_refused_and_the_metric_is_asked_for
         row["test/env/all/reward/total"] -= 0.037
     run.write()
     assert run.read()[0]["avg_at_1"].to_list() == pytest.approx([s for *_, s in run.truth])
+    for row in run.rows:
+        del row["env/all/total_ac_tokens"]
+    run.write()
+    assert set(run.read()[0]["tokens"]) == {0}
     with pytest.raises(BudgetError, match="is not a success rate"):
         run.read(metric="reward/total")
 

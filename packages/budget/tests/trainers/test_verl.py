@@ -208,8 +208,8 @@ def test_a_setting_whose_default_is_none_is_assumed_and_said():
 
 
 def test_tokens_that_tools_wrote_are_not_the_models():
-    tools = {"num_turns/mean": 5.2, "tool_call_counts/mean": 2.0}
-    for more, tokens in (({"num_turns/mean": 2.0}, 900 * 32), (tools, 0)):
+    tools = ({"num_turns/mean": 2.5}, {"num_turns/mean": 2.0, "tool_call_counts/mean": 0.5})
+    for more, tokens in (({"num_turns/mean": 2.0}, 900 * 32), *((called, 0) for called in tools)):
         row = {"step": 1, "training/global_step": 1, "response_length/mean": 900.0, "val-core/m/acc/mean@1": 0.24}
         evals, notes = ingested("verl", [{**row, **more}], WHOLE)
         assert evals["tokens"].to_list() == [tokens]
@@ -256,6 +256,8 @@ def test_steps_of_a_fully_asynchronous_run_are_versions_of_the_parameters(sizes,
     assert evals["problems_per_batch"].unique().to_list() == [mini]
     off = [abs(found - made) for found, (_, made) in zip(evals["rollouts"], truth, strict=True)]
     assert all(a <= b for a, b in zip(off, evals["rollouts_error"], strict=True))
+    said, _ = ingested("verl", rows, config, same_before="true", rollouts_per_step="7")
+    assert set(said["rollouts_error"]) == {0}
 
 
 def test_the_former_trainers_loader_ends_a_run_before_more_is_generated_than_was_said():

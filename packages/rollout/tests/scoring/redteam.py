@@ -164,7 +164,7 @@ def campaign(way: str, verifiers: list[str], attacks: list[Attack]) -> None:
 def targets(verifiers: list[str]) -> list[tuple[str, "Target"]]:  # noqa: F821
     """The verifiers' problems; each task of reasoning-gym is one."""
     import reasoning_gym
-    from isocompute.rollout.problems.reasoning_gym import candidates
+    from isocompute.rollout.problems.loading import candidates
     from isocompute.rollout.problems.sources import ReasoningGymSource
     from isocompute.rollout.scoring.rules import EXECUTING, REFUSED
     from scoring.siege import program_targets, text_target

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from isocompute.rollout.problems.reasoning_gym import candidates
+from isocompute.rollout.problems.loading import candidates
 from isocompute.rollout.problems.sources import ReasoningGymSource
 from isocompute.rollout.scoring.sandbox.process import LAYERS, ScoringConfig
 from isocompute.rollout.scoring.scorer import Item, Scorer

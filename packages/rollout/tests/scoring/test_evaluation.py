@@ -28,9 +28,12 @@ from isocompute.rollout.scoring.evaluation import (
     inside,
     sampling_variance,
     scores,
+    usual_samples,
     wilson_interval,
+    without_unusable,
     worst_at_k,
 )
+from isocompute.rollout.scoring.scorer import default_scorer
 
 REQUEST: dict[str, Any] = {"samples": 4, "seed": 1, "at": 64, "run_id": "r"}
 
@@ -138,6 +141,23 @@ def test_wilsons_interval_holds_the_rates_from_which_a_proportion_is_two_errors_
 def counts(successes: list[int], samples: list[int], prefix: str = "q") -> pl.DataFrame:
     table = {"problem_id": [f"{prefix}{i}" for i in range(len(successes))], "successes": successes, "samples": samples}
     return pl.DataFrame(table, schema_overrides={"successes": pl.Int32, "samples": pl.Int32})
+
+
+def test_the_usual_number_of_responses_is_the_most_frequent() -> None:
+    assert usual_samples(counts([0] * 5, [4, 4, 4, 3, 8])) == 4
+    assert usual_samples(counts([0] * 4, [4, 4, 8, 8])) == 8
+
+
+@pytest.mark.slow
+def test_unusable_problems_are_left_out_with_a_reason() -> None:
+    pytest.importorskip("reasoning_gym")
+    rules = ["reasoning_gym:gcd", "reasoning_gym:sudoku", "python:os:getcwd", "python:os:getcwd", "exact"]
+    table = problems(5, answer="4", verifier=rules, metadata=["", "", "[1", "", ""])
+    usable, dropped = without_unusable(table, default_scorer())
+    assert usable["problem_id"].to_list() == ["p00", "p03", "p04"]
+    assert dropped["problem_id"].to_list() == ["p01", "p02"]
+    with pytest.raises(RolloutError, match="2 problems can be scored,"):
+        without_unusable(table[1:3], default_scorer())
 
 
 @pytest.mark.parametrize("metric", METRICS)

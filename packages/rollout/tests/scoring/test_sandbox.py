@@ -407,7 +407,7 @@ def test_a_layer_that_did_not_hold_is_not_named() -> None:
     state = {"files": "Landlock 7", "network": "namespace", "seccomp": "set", "processes": "namespace", "user": ""}
     refused = dict.fromkeys(ATTEMPTS, "refused")
     assert words("files", state, refused) == "Landlock 7"
-    for attempt, layer in ATTEMPTS.items():
+    for attempt, (layer, _) in ATTEMPTS.items():
         line = words(layer, {**state, layer: "claimed"}, {**refused, attempt: "done"})
         assert line == f"not shown: a test process could {attempt}"
     # An attempt that was not made shows nothing.

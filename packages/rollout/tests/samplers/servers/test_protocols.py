@@ -11,7 +11,7 @@ from isocompute.rollout.samplers.sampling import Request, Response
 
 pytest.importorskip("httpx2")
 
-from isocompute.rollout.samplers.servers.client import background
+from isocompute.rollout.samplers.servers.client import background, run
 from isocompute.rollout.samplers.servers.openai import in_parallel
 from isocompute.rollout.samplers.servers.protocols import Reply, Wrong, read, response_of
 
@@ -111,6 +111,53 @@ def test_everything_is_done_once_and_what_is_done_first_comes_out_first() -> Non
 
 async def same(index: int) -> int:
     return index
+
+
+async def turns() -> None:
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+def test_who_takes_slowly_is_not_overrun() -> None:
+    begun: list[int] = []
+
+    async def note(index: int) -> None:
+        begun.append(index)
+
+    results = in_parallel(1000, note, at_a_time=4)
+    next(results)
+    run(turns())
+    # One was taken, eight wait in the queue, and four are done and do not fit into it.
+    assert len(begun) <= 1 + 8 + 4
+    results.close()
+
+
+# A stray cancellation is no exception, and would be waited for without end.
+@pytest.mark.parametrize("kind", [ValueError, asyncio.CancelledError])
+def test_an_error_ends_the_work_and_is_raised(kind: type[BaseException]) -> None:
+    async def work(index: int) -> int:
+        if index == 5:
+            raise kind("five")
+        return index
+
+    with pytest.raises(kind):
+        list(in_parallel(10**6, work, at_a_time=4))
+
+
+def test_closing_early_ends_what_is_under_way() -> None:
+    ended: list[int] = []
+
+    async def work(index: int) -> None:
+        try:
+            await asyncio.sleep(600 * index)
+        finally:
+            ended.append(index)
+
+    results = in_parallel(5, work, at_a_time=5)
+    next(results)
+    results.close()
+    run(turns())
+    assert sorted(ended) == [0, 1, 2, 3, 4]
 
 
 INTERRUPTED = """

@@ -41,7 +41,7 @@ _KEYS = {"sums": "lost, step, cohort, attempt", "totals": "lost, cohort"}
 
 APPLICATION = int.from_bytes(b"isoC")
 VERSION = 3
-"""Version of the tables; 1 and 2 were files of their own format."""
+"""Version of the tables."""
 
 SCHEMA = f"""
 PRAGMA application_id = {APPLICATION};

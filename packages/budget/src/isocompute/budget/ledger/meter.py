@@ -38,7 +38,7 @@ class Meter:
         the overshoot.
         """
         step, rollouts = whole(step, "step", least=0), whole(rollouts, "rollouts", least=1)
-        return self._standing.admission(step, rollouts)
+        return self.standing.admission(step, rollouts)
 
     def charge(
         self,
@@ -61,31 +61,8 @@ class Meter:
         return self._ledger.used
 
     @property
-    def device_seconds(self) -> float:
-        """Device time that was paid for, by all attempts."""
-        return self._ledger.device_seconds
-
-    @property
-    def lost(self) -> Counts:
-        """Generated for training, paid for, and lost when earlier attempts ended early."""
-        return self._ledger.lost
-
-    @property
-    def paid(self) -> Counts:
-        """Generated for training by all attempts: used + lost."""
-        return self.used + self.lost
-
-    @property
-    def overshoot(self) -> Counts:
-        """Counts beyond the limits: tokens of the last step, rollouts that failed, or work of earlier attempts."""
-        counted, limits = self._standing.counted, self.limits
-        return Counts(
-            rollouts=max(0, counted.rollouts - (limits.rollouts or counted.rollouts)),
-            response_tokens=max(0, counted.response_tokens - (limits.response_tokens or counted.response_tokens)),
-        )
-
-    @property
-    def _standing(self) -> Standing:
+    def standing(self) -> Standing:
+        """Spending so far, of all attempts: what is used, lost, and paid for."""
         return Standing.of(self.limits, self._ledger.totals, self._ledger.device_seconds)
 
 

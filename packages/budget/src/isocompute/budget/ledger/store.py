@@ -29,8 +29,6 @@ WAIT = 60.0
 SYNCHRONOUS = "FULL"
 """What is synced: all of a transaction, before it ends."""
 
-FORMER = b"isocompute ledger "
-"""How a ledger began before it was kept in SQLite."""
 HEAD_BYTES = 72
 NO_LOCKS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS})
 TAKEN = frozenset({errno.EACCES, errno.EAGAIN, errno.EDEADLK})
@@ -247,18 +245,14 @@ def read(path: Path, act: Callable[[sqlite3.Connection], T]) -> T:
 
 
 def is_ledger(path: Path) -> bool:
-    """Return whether a file begins as a ledger does, also one of a former version."""
-    head = _head(path)
-    return head.startswith(FORMER) or (head.startswith(b"SQLite format 3\0") and head[68:] == APPLICATION.to_bytes(4))
-
-
-def _head(path: Path) -> bytes:
+    """Return whether a file begins as a ledger does."""
     try:
         # A process that closes a file ends the locks that SQLite holds on it for this process.
         with _use, path.open("rb") as stream:
-            return stream.read(HEAD_BYTES)
+            head = stream.read(HEAD_BYTES)
     except OSError as error:
         raise LedgerError(f"{path}: cannot be read ({reason(error)})") from None
+    return head.startswith(b"SQLite format 3\0") and head[68:] == APPLICATION.to_bytes(4)
 
 
 def _connected(path: Path, *, writes: bool = False) -> sqlite3.Connection:
@@ -326,11 +320,6 @@ def _said(path: Path, error: sqlite3.Error) -> str:
     if name.startswith("SQLITE_BUSY"):
         return f"another program has held a lock on it for {WAIT:g} seconds; end what reads or copies it"
     if name == "SQLITE_NOTADB":
-        if _head(path).startswith(FORMER):
-            return (
-                "is a ledger of the format before SQLite, which this version does not read: finish its run with the "
-                "version that began it, or begin a new ledger"
-            )
         return "not a ledger"
     if name.startswith("SQLITE_CORRUPT") or name == "SQLITE_ERROR":
         return (

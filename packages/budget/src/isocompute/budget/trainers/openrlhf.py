@@ -28,7 +28,6 @@ from .counting import (
     LoggedEvaluation,
     Score,
     Spread,
-    StepCounts,
     Tally,
     lengths,
     note_no_tokens,
@@ -149,10 +148,6 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     evals = _counting(log, settings).evaluations(scores)
     note_no_tokens(log, settings, evals, LENGTH)
     return evals
-
-
-def _progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
-    return _counting(log, settings).progress()
 
 
 def _counting(log: Log, settings: Settings) -> Counting:
@@ -297,7 +292,7 @@ OPENRLHF = Trainer(
         seeds=("train.seed",),
         learning_rates=("actor.adam.lr", "actor_learning_rate"),
         evaluations=evaluations,
-        progress=_progress,
+        progress=lambda log, settings, _: _counting(log, settings).progress(),
         understands=("rollouts_per_step", "pass_rate_of"),
     ),
     parallelism=("tensor", "context"),

@@ -137,9 +137,7 @@ def _degrees(run: RunPlan) -> dict[str, Value]:
         return {
             f"{DTENSOR}.enabled": False,
             f"{MEGATRON}.enabled": True,
-            f"{MEGATRON}.tensor_model_parallel_size": p.tensor,
-            f"{MEGATRON}.pipeline_model_parallel_size": p.pipeline,
-            f"{MEGATRON}.context_parallel_size": p.context,
+            **p.megatron(f"{MEGATRON}."),
             **run.learning_rate_setting(f"{MEGATRON}.optimizer.lr"),
         }
     degrees: dict[str, Value] = {
@@ -155,8 +153,7 @@ def _parse_nemo_rl(settings: Settings) -> Batching:
     batch = settings.whole("policy.train_global_batch_size", default=512)
     world = _training_devices(settings)
     if settings.is_on(f"{MEGATRON}.enabled"):
-        names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-        ranks = settings.ranks(world, *((f"{MEGATRON}.{name}",) for name in names))
+        ranks = settings.megatron_ranks(world, f"{MEGATRON}.")
     else:
         ranks = settings.ranks(
             world, tensor=(f"{DTENSOR}.tensor_parallel_size",), context=(f"{DTENSOR}.context_parallel_size",)

@@ -80,6 +80,9 @@ Value = bool | int | float | str | None | list["Value"] | dict[str, "Value"]
 Style = Literal["dashes", "hyphens", "hydra"]
 """The form of a trainer's flags: ``--the_key value``, ``--the-key value`` or ``the_key=value``."""
 
+MEGATRON = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+"""Megatron's names of tensor, pipeline and context parallelism."""
+
 MICRO_BATCH = 8
 """Largest micro-batch of a rank, in rollouts, unless one is given."""
 
@@ -122,6 +125,10 @@ class Parallelism:
     def devices(self) -> int:
         """Devices that hold one copy of the model together."""
         return self.tensor * self.pipeline * self.context
+
+    def megatron(self, prefix: str) -> dict[str, Value]:
+        """The three degrees by Megatron's names behind a prefix."""
+        return {f"{prefix}{name}": degree for name, degree in zip(MEGATRON, self.degrees.values(), strict=True)}
 
     def __str__(self) -> str:
         return " × ".join(f"{name} {degree}" for name, degree in self.degrees.items() if degree > 1) or "none"
@@ -540,6 +547,10 @@ class Settings:
         else:
             self.data_parallel = world and world // copy
         return self.data_parallel
+
+    def megatron_ranks(self, world: int | None, prefix: str) -> int | None:
+        """See ``ranks``, of Megatron's settings behind a prefix."""
+        return self.ranks(world, *((f"{prefix}{name}",) for name in MEGATRON))
 
     def check_divides(self, batch: int | None, ranks: int | None, key: str) -> None:
         """Note a batch that cannot be split evenly over the data-parallel ranks, which may be all devices."""

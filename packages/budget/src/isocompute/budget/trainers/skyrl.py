@@ -30,7 +30,6 @@ from .counting import (
     LoggedEvaluation,
     Metrics,
     Score,
-    StepCounts,
     Tally,
     lengths,
     mean_scores,
@@ -50,7 +49,6 @@ DROPPED = "async/num_groups_dropped"
 METRIC = re.compile(r"eval/(?P<set>[^/]+)/(?:avg_score|mean_positive_reward|pass_at_(?P<k>\d+))$")
 TRAINED = re.compile(r"reward/avg_pass_at_(?P<n>\d+)$")
 """What every step of training logs, and no evaluation does."""
-DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 
 
 def _write(run: RunPlan) -> Configuration:
@@ -89,13 +87,8 @@ def _parallel(run: RunPlan) -> dict[str, Value]:
     """Megatron where matrices or layers are shared, FSDP where only sequences are; the reference model alike."""
     p = run.parallelism
     if p.tensor > 1 or p.pipeline > 1:
-        degrees = dict(zip(DEGREES, (p.tensor, p.pipeline, p.context), strict=True))
-        models = {
-            f"{model}.megatron_config.{name}": degree
-            for model in (POLICY, REFERENCE)
-            for name, degree in degrees.items()
-        }
-        return {"trainer.strategy": "megatron", **models}
+        both = {**p.megatron(f"{POLICY}.megatron_config."), **p.megatron(f"{REFERENCE}.megatron_config.")}
+        return {"trainer.strategy": "megatron", **both}
     if p.context > 1:
         return {f"{model}.sequence_parallel_size": p.context for model in (POLICY, REFERENCE)}
     return {}
@@ -110,7 +103,7 @@ def _parse(settings: Settings) -> Batching:
     per_node = settings.whole(f"{PLACEMENT}.policy_num_gpus_per_node", default=1)
     world = product(nodes, per_node)
     if settings.values.get("trainer.strategy") == "megatron":
-        ranks = settings.ranks(world, *((f"{POLICY}.megatron_config.{name}",) for name in DEGREES))
+        ranks = settings.megatron_ranks(world, f"{POLICY}.megatron_config.")
     else:
         ranks = settings.ranks(world, context=(f"{POLICY}.sequence_parallel_size",))
     mini_batches = exact_quotient(problems, mini)
@@ -175,10 +168,6 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     if counting.tally.rollouts_error:
         settings.notes.append("rollouts that were generated ahead of their step are the count's error")
     return evals
-
-
-def _progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
-    return _counting(log, settings).progress()
 
 
 def _counting(log: Log, settings: Settings) -> Counting:
@@ -283,7 +272,7 @@ SKYRL = Trainer(
         seeds=("trainer.seed",),
         learning_rates=(f"{POLICY}.optimizer_config.lr",),
         evaluations=evaluations,
-        progress=_progress,
+        progress=lambda log, settings, _: _counting(log, settings).progress(),
         understands=("metric", "rollouts_per_step"),
     ),
     parallelism=("tensor", "pipeline", "context"),

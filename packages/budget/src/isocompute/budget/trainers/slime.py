@@ -45,16 +45,14 @@ DROPPED = re.compile(r"rollout/dynamic_filter/drop_")
 LENGTH = "rollout/response_len/mean"
 TRAINED = ("rollout/response_len/", "rollout/truncated_ratio", "rollout/repetition_frac", "rollout/dynamic_filter/")
 """Metrics of a rollout for training."""
-DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 FILTER = "dynamic_sampling_filter_path"
 OWN_FILTERS = "check_reward_nonzero_std"
 """What the filters that always give a reason are called."""
 
 
 def _write(run: RunPlan) -> Configuration:
-    a, p = run.allocation, run.parallelism
+    a = run.allocation
     nodes, per_node = run.nodes
-    degrees = dict(zip(DEGREES, (p.tensor, p.pipeline, p.context), strict=True))
     return Configuration(
         settings={
             "rollout_batch_size": a.problems_per_batch,
@@ -64,7 +62,7 @@ def _write(run: RunPlan) -> Configuration:
             "micro_batch_size": run.pass_rollouts,
             "actor_num_nodes": nodes,
             "actor_num_gpus_per_node": per_node,
-            **{key: degree for key, degree in degrees.items() if degree != 1},
+            **{key: degree for key, degree in run.parallelism.megatron("").items() if degree != 1},
             **run.learning_rate_setting("lr"),
         },
         notes=(
@@ -85,7 +83,7 @@ def _parse(settings: Settings) -> Batching:
     generations = settings.steps(rollouts, epochs, problems, "num_epoch")
     nodes = settings.whole("actor_num_nodes", default=1)
     per_node = settings.whole("actor_num_gpus_per_node", default=8)
-    ranks = settings.ranks(product(nodes, per_node), *((name,) for name in DEGREES))
+    ranks = settings.megatron_ranks(product(nodes, per_node), "")
     settings.check_divides(settings.whole("global_batch_size"), ranks, "global_batch_size")
     if settings.find(FILTER)[1] is not None:
         settings.note_more(FILTER, " (rollout/dynamic_filter/drop_…)")

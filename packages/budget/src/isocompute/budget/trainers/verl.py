@@ -196,9 +196,6 @@ BIASED = (
     "best@k and worst@k resample with replacement, which is biased: they are best_at_k_biased and worst_at_k_biased"
 )
 
-DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-"""Megatron's names of tensor, pipeline and context parallelism."""
-
 
 def _write(run: RunPlan) -> Configuration:
     a = run.allocation
@@ -234,8 +231,7 @@ def _parallel(run: RunPlan) -> dict[str, Value]:
     """Megatron where matrices or layers are shared, FSDP with Ulysses where only sequences are."""
     p = run.parallelism
     if p.tensor > 1 or p.pipeline > 1:
-        degrees = zip(DEGREES, (p.tensor, p.pipeline, p.context), strict=True)
-        return {"model_engine": "megatron", **{f"{ACTOR}.megatron.{name}": degree for name, degree in degrees}}
+        return {"model_engine": "megatron", **p.megatron(f"{ACTOR}.megatron.")}
     if p.context == 1:
         return {}
     over = run.allocation.batch_rollouts % run.world_size
@@ -342,7 +338,7 @@ def _ranks(settings: Settings, world: int | None) -> tuple[int | None, bool]:
     if said is None and any(key.startswith(f"{ACTOR}.megatron.") for key in settings.values):
         said = "megatron"
     if said == "megatron":
-        return settings.ranks(world, *((f"{ACTOR}.megatron.{name}",) for name in DEGREES)), True
+        return settings.megatron_ranks(world, f"{ACTOR}.megatron."), True
     sequences = (f"{ACTOR}.ulysses_sequence_parallel_size", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
     larger = [name for name in sequences if settings.values.get(name) not in (None, 1)]
     return settings.ranks(world, context=larger[:1] or sequences), False

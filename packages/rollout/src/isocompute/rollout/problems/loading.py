@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
 from ..contract import tables
-from ..errors import ProblemError, RolloutError
+from ..errors import ProblemError, RolloutError, library
 from ..scoring.evaluation import DROPPED
 from ..scoring.judges.runs import tests_of
-from ..scoring.rules import own_response, rule
+from ..scoring.rules import encode_metadata, own_response, rule
 from ..scoring.scorer import Scorer, verifier
-from . import reasoning_gym, rows
+from . import rows
 from .named import SetSource
 from .sources import Candidate, HubSource, ReasoningGymSource, Source, normalised, problem_id
 
@@ -21,6 +23,14 @@ LARGEST_DROPPED_SHARE = 0.01
 """Share of the problems examined whose own answer may fail before the source is refused."""
 LARGEST_DROPPED_SHARE_OF_A_SET = 0.05
 """The same for a set that is taken whole, whose problems nothing replaces."""
+DRAWS_PER_PROBLEM = 400
+"""Candidates generated per problem asked for before the source counts as exhausted."""
+EXAMPLES: Mapping[str, str] = {"graph_color": "possible_answer", "rubiks_cube": "example_correct_answer"}
+"""Keys of the metadata in which tasks with many right answers keep one of them."""
+UNSOLVED: Mapping[str, str] = {"intermediate_integration": "Integral"}
+"""Texts that show that a generator found no answer: a response that repeats the question would be right, too."""
+BARE = "chain_sum"
+"""The task whose prompt is its bare expression, such as ``3+2-4=``, with the digits that the source allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +68,7 @@ def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
     seen: set[str] = set()
     kept: list[Candidate] = []
     dropped: list[dict[str, str]] = []
-    for candidate in candidates(source, scorer):
+    for candidate in candidates(source):
         if candidate.key in seen:
             continue
         seen.add(candidate.key)
@@ -122,12 +132,45 @@ def joined(parts: Sequence[Loaded]) -> Loaded:
     )
 
 
-def candidates(source: Source, scorer: Scorer | None = None) -> Iterator[Candidate]:
-    """Yield the problems of a source one after another; they may repeat. Generators execute programs in the sandbox."""
+def candidates(source: Source) -> Iterator[Candidate]:
+    """Yield the problems of a source one after another; they may repeat."""
     if isinstance(source, ReasoningGymSource):
-        return reasoning_gym.candidates(source, scorer)
+        return _generated(source)
     found = rows.of_hub(source) if isinstance(source, HubSource) else rows.of_file(source)
     return (rows.candidate(row, source, where=f"{source.name}: row {number}") for number, row in found)
+
+
+def _generated(source: ReasoningGymSource) -> Iterator[Candidate]:
+    """Yield each problem of reasoning-gym's generator.
+
+    Its prompt is its question, and its settings, question and metadata are kept for the scorer; that of ``BARE`` needs
+    only the answer.
+    """
+    reasoning_gym = library("reasoning_gym", extra="reasoning-gym")
+    draws = DRAWS_PER_PROBLEM * (source.train + source.validation)
+    try:
+        dataset: Any = reasoning_gym.create_dataset(source.task, size=draws, seed=source.seed, **dict(source.settings))
+    except (ValueError, TypeError, AssertionError) as error:
+        raise RolloutError(f"reasoning-gym refuses the task {source.task!r}: {error}") from None
+    for entry in (dataset[i] for i in range(draws)):
+        answer = _answer(source.task, entry)
+        if source.task == BARE:
+            expression = str(entry["metadata"]["expression"]).replace(" ", "")
+            if not source.digits or set(expression) <= set(source.digits) | set("+-"):
+                yield Candidate(prompt=expression + "=", answer=answer, verifier=source.name)
+        elif UNSOLVED.get(source.task, "\0") not in answer:
+            question = str(entry["question"])
+            context = {"settings": source.settings, "question": question, "metadata": entry["metadata"]}
+            note = encode_metadata(context)
+            yield Candidate(prompt=question, answer=answer, verifier=source.name, metadata=note)
+
+
+def _answer(task: str, entry: Mapping[str, Any]) -> str:
+    """Return the reference answer, or an example of one where many are right; an empty text where there is none."""
+    if entry["answer"] is not None:
+        return str(entry["answer"])
+    example = entry["metadata"].get(EXAMPLES.get(task, ""), "")
+    return example if isinstance(example, str) else json.dumps(example)
 
 
 def _fault(candidate: Candidate, scorer: Scorer | None) -> str:

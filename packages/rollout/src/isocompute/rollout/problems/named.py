@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from ..contract.files import reason_of
 from ..errors import RolloutError, library
@@ -48,18 +47,15 @@ class SetSource(HubSource):
         return text.translate(dict.fromkeys(map(ord, self.answer_without))).strip()
 
 
-def _aime(year: int, dataset: str, revision: str, files: str, split: str) -> SetSource:
-    return SetSource(
-        title=f"AIME-{year}",
-        dataset=dataset,
-        revision=revision,
-        files=files,
-        split=split,
-        prompt="problem",
-        answer="answer",
-    )
-
-
+_MATH_500 = SetSource(
+    title="MATH-500",
+    dataset="HuggingFaceH4/MATH-500",
+    revision="6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
+    files="test.jsonl",
+    split="test",
+    prompt="problem",
+    answer="answer",
+)
 _GSM8K = SetSource(
     title="GSM8K",
     dataset="openai/gsm8k",
@@ -71,40 +67,30 @@ _GSM8K = SetSource(
     answer_after="####",
     answer_without=",",
 )
-
-NAMED: Mapping[str, SetSource] = MappingProxyType(
-    {
-        source.title: source
-        for source in (
-            SetSource(
-                title="MATH-500",
-                dataset="HuggingFaceH4/MATH-500",
-                split="test",
-                files="test.jsonl",
-                revision="6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
-                prompt="problem",
-                answer="answer",
-            ),
-            _aime(
-                2024,
-                "HuggingFaceH4/aime_2024",
-                "2fe88a2f1091d5048c0f36abc874fb997b3dd99a",
-                "data/train-*.parquet",
-                "train",
-            ),
-            _aime(2025, "math-ai/aime25", "563bb8404243c5f09de6ec262f2db674fe5bce9b", "test.jsonl", "test"),
-            _GSM8K,
-            replace(_GSM8K, title="GSM8K-train", files="main/train-*.parquet", split="train", whole=False),
-            SetSource(
-                title="Guru-Math",
-                dataset="LLM360/guru-RL-92k",
-                files="train/math__combined_54.4k.parquet",
-                revision="2e2790a962a3c099bfb5ea61389cbf98a5ea439b",
-                whole=False,
-            ),
-        )
-    }
+_SETS = (
+    _MATH_500,
+    replace(
+        _MATH_500,
+        title="AIME-2024",
+        dataset="HuggingFaceH4/aime_2024",
+        revision="2fe88a2f1091d5048c0f36abc874fb997b3dd99a",
+        files="data/train-*.parquet",
+        split="train",
+    ),
+    replace(
+        _MATH_500, title="AIME-2025", dataset="math-ai/aime25", revision="563bb8404243c5f09de6ec262f2db674fe5bce9b"
+    ),
+    _GSM8K,
+    replace(_GSM8K, title="GSM8K-train", files="main/train-*.parquet", split="train", whole=False),
+    SetSource(
+        title="Guru-Math",
+        dataset="LLM360/guru-RL-92k",
+        files="train/math__combined_54.4k.parquet",
+        revision="2e2790a962a3c099bfb5ea61389cbf98a5ea439b",
+        whole=False,
+    ),
 )
+NAMED: Mapping[str, SetSource] = {source.title: source for source in _SETS}
 """The sets: evaluation sets whole, training sets by ``train`` and ``validation``."""
 
 
@@ -115,7 +101,6 @@ def named_set(
     revision: str | None = None,
     train: int | None = None,
     validation: int | None = None,
-    seed: int = 0,
 ) -> SetSource:
     """Return the source of a set.
 
@@ -135,7 +120,6 @@ def named_set(
         )
     source = replace(
         source,
-        seed=seed,
         train=source.train if train is None else train,
         validation=source.validation if validation is None else validation,
     )

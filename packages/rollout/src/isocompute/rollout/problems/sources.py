@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal
 
-from ..contract.settings import made_of, settings
+from ..contract.settings import Whole, made_of, settings
 from ..errors import RolloutError
 from ..scoring.rules import check_task
 
@@ -59,9 +59,9 @@ class ReasoningGymSource:
     """The task's own settings, such as ``min_terms``."""
     digits: str = ""
     """For ``chain_sum``: the only digits kept; empty keeps all."""
-    train: int = 1000
+    train: Whole = 1000
     """Training problems."""
-    validation: int = 300
+    validation: Whole = 300
     """Validation problems."""
     seed: int = 0
     """The generator's seed."""
@@ -98,9 +98,9 @@ class HubSource:
     """Rule for the reward."""
     metadata: str = ""
     """Column of metadata for a rule of your own: a struct, or the JSON text of a mapping; empty for none."""
-    train: int = 6000
+    train: Whole = 6000
     """Training problems."""
-    validation: int = 300
+    validation: Whole = 300
     """Validation problems."""
     seed: int = 0
     """Seed of the shuffle before the split."""
@@ -130,9 +130,9 @@ class LocalSource:
     """Rule for the reward."""
     metadata: str = ""
     """Column of metadata for a rule of your own: a struct, or the JSON text of a mapping; empty for none."""
-    train: int = 1000
+    train: Whole = 1000
     """Training problems."""
-    validation: int = 300
+    validation: Whole = 300
     """Validation problems."""
     seed: int = 0
     """Seed of the shuffle before the split."""
@@ -147,10 +147,6 @@ class LocalSource:
 
 
 def _check_counts(source: ReasoningGymSource | HubSource | LocalSource) -> None:
-    # A source may give problems to one side only.
-    for side in ("train", "validation"):
-        if getattr(source, side) < 0:
-            raise RolloutError(f"{side} is {getattr(source, side)}; it must be at least 0")
     if source.train + source.validation == 0:
         raise RolloutError("train and validation are 0: no problems are asked for, and at least 1 is needed")
 

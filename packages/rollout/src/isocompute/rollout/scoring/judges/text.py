@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
-from ...errors import RolloutError
+from collections.abc import Callable
 
 
 def same(response: str, answer: str) -> bool:
@@ -34,10 +31,6 @@ class Judge:
             RolloutError: The problem cannot be scored, whatever the response.
         """
         raise NotImplementedError
-
-    def draw(self, task: str, settings: Mapping[str, Any], *, size: int, seed: int, index: int) -> str:
-        """Generate a problem, with a generator made for ``size`` of them, as ``rules.encode_metadata`` writes it."""
-        raise RolloutError(f"{task} is not a generator of problems")
 
 
 class TextJudge(Judge):

@@ -25,7 +25,7 @@ from dataclasses import replace
 from functools import cache, lru_cache, partial
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from ...errors import ProblemError, RolloutError
 from .. import running
@@ -49,6 +49,7 @@ from .limits import (
     limits_in,
 )
 
+T = TypeVar("T")
 POLL_SECONDS = 0.2
 """Interval between looks where the kernel has no file descriptor for a process."""
 REAP_SECONDS = 0.05
@@ -58,8 +59,6 @@ AGAIN = os.EX_TEMPFAIL
 NO_PROCESS = "no process can be started to score a response"
 PREPARING_SECONDS = 20.0
 """Processor time that a rule may take to load its data."""
-LARGEST_PROBLEM = 1 << 20
-"""Bytes of the largest problem that is generated here."""
 BUFFER_SECONDS = 0.1
 """Seconds for which replies are buffered, to be written together; a reply that took longer is written at once."""
 PATIENCE = 2
@@ -184,13 +183,14 @@ def nurse(settings: dict[str, Any], report: layers.Report, group: ControlGroup) 
     group.limit(settings["memory_bytes"], processes=PROCESSES + 2)
     contained = layers.contained(report)
     while True:
-        worker = _forked_worker()
+        try:
+            worker = _patiently(os.fork)
+        except NoProcessError:
+            _write(replies, {"died": NO_PROCESS, "again": True})
+            return
         if worker == 0:
             limit(space, alone=counted_alone(report))
             _work(Worker(judge, settings, report, given=given, replies=replies))
-        if worker is None:
-            _write(replies, {"died": NO_PROCESS, "again": True})
-            return
         pid, status = os.wait()
         while pid != worker:
             # Orphans are reaped, too.
@@ -202,14 +202,20 @@ def nurse(settings: dict[str, Any], report: layers.Report, group: ControlGroup) 
         _write(replies, {"died": NO_PROCESS if again else _why(status, settings["seconds"]), "again": again})
 
 
-def _forked_worker() -> int | None:
-    """Fork, as soon as that is possible; return None where it is not for a while."""
-    for _ in range(20):
+def _patiently(make: Callable[[], T]) -> T:
+    """Make a process or a pipe for one, as soon as that is possible.
+
+    Raises:
+        NoProcessError: It is not for a while.
+    """
+    end = time.monotonic() + FORK_SECONDS
+    while True:
         try:
-            return os.fork()
-        except OSError:
+            return make()
+        except OSError as error:
+            if time.monotonic() > end:
+                raise NoProcessError(f"{NO_PROCESS} ({error.strerror})") from None
             time.sleep(FORK_SECONDS / 20)
-    return None
 
 
 def _apart(settings: dict[str, Any], report: layers.Report) -> Apart:
@@ -314,8 +320,6 @@ class Worker:
             self._scored(*group, executing=self._judge.executing(group[0]))
         if after:
             self._scored(*after, executing=executing)
-        for draw in request.get("draws", ()):
-            self._drawn(draw)
         for targets in request.get("probes", ()):
             probe = partial(lambda targets: said({"probes": json.dumps(tried(targets))}), targets)
             self._say(said(in_a_child(probe, self._limits, kinds=("probes",))))
@@ -380,18 +384,6 @@ class Worker:
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
-    def _drawn(self, draw: dict[str, Any]) -> None:
-        def problem() -> bytes:
-            try:
-                return said({"problem": self._judge.draw(**draw)})
-            except RolloutError as error:
-                return said({"fault": str(error)})
-            except Exception as error:
-                return said({"error": broken(error)})
-
-        kinds = ("error", "fault", "problem")
-        self._say(said(in_a_child(problem, self._limits, kinds=kinds, largest=LARGEST_PROBLEM)))
-
     def _say(self, line: bytes) -> None:
         self._buffer(numbered(self._request, self._number, line))
         self._number += 1
@@ -444,18 +436,11 @@ class NoProcessError(Exception):
     """No process can be started: the machine or its user has too many, or too little memory."""
 
 
-def in_a_child(
-    work: Callable[[], bytes],
-    limits: Limits,
-    *,
-    kinds: Collection[str] = ("error", "fault"),
-    largest: int = LARGEST_REPLY,
-) -> Reply:
+def in_a_child(work: Callable[[], bytes], limits: Limits, *, kinds: Collection[str] = ("error", "fault")) -> Reply:
     """Run a function in a forked process that is killed with all its descendants; return its reply, or how it broke.
 
     Args:
         kinds: Keys that its reply may have if it is no score.
-        largest: Bytes of the longest line.
 
     Raises:
         NoProcessError: It cannot be forked.
@@ -466,7 +451,7 @@ def in_a_child(
         _run(work, writing, key, limits)
     os.close(writing)
     os.close(key)
-    data, late = _read(reading, child, HEAD.size + largest, limits.wall_seconds)
+    data, late = _read(reading, child, HEAD.size + LARGEST_REPLY, limits.wall_seconds)
     status = _end(child, contained=limits.contained)
     used = spent() - before
     # Bytes that it has written besides its reply.
@@ -508,21 +493,12 @@ def _types() -> frozenset[str]:
 
 def _forked(secret: bytes) -> tuple[int, int, int, int]:
     """Fork; return the child (0 in the child), the ends of a pipe from it, and the end of one with the secret."""
-    end = time.monotonic() + FORK_SECONDS
-    while True:
-        opened: list[int] = []
-        try:
-            opened += os.pipe()
-            opened += os.pipe()
-            os.write(opened[3], secret)
-            os.close(opened.pop())
-            return os.fork(), opened[0], opened[1], opened[2]
-        except OSError as error:
-            for descriptor in opened:
-                os.close(descriptor)
-            if time.monotonic() > end:
-                raise NoProcessError(f"no process can be started to score a response ({error.strerror})") from None
-        time.sleep(FORK_SECONDS / 20)
+    # Where one of them fails, the worker ends, and with it the others.
+    reading, writing = _patiently(os.pipe)
+    key, telling = _patiently(os.pipe)
+    os.write(telling, secret)
+    os.close(telling)
+    return _patiently(os.fork), reading, writing, key
 
 
 def _run(work: Callable[[], bytes], writing: int, key: int, limits: Limits) -> NoReturn:

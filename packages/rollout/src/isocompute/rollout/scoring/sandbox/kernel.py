@@ -137,17 +137,6 @@ def version() -> int:
         return 0
 
 
-def landlock_words(version: int) -> str:
-    """Return the words for a version of Landlock in a report."""
-    return f"Landlock {version}"
-
-
-def version_in(words: str) -> int:
-    """Return the version that ``landlock_words`` put in words, 0 for other words."""
-    name, _, number = words.partition(" ")
-    return int(number) if name == "Landlock" else 0
-
-
 def restrict_files(readable: Iterable[str], writable: Iterable[str], *, execute: bool) -> int:
     """Take from this process all rights on files but reading in some folders; from version 4 on also TCP.
 

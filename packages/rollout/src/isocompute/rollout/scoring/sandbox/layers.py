@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,8 @@ SYSTEM = (
 # its own, with which bubblewrap could not set up its mounts.
 INSTEAD_OF = ("processes", "files", "landlock", "seccomp")
 """Layers that it takes the place of, around each program; it finds itself in /proc, which shows the outer processes."""
-NAME, MOUNTS = "bubblewrap", "own mounts"
-"""States of the layer ``files`` in the report, besides Landlock's."""
+NAME, MOUNTS, LANDLOCK = "bubblewrap", "own mounts", "Landlock "
+"""States of the layer ``files`` in the report; Landlock's has its version behind."""
 # Not /dev/zero, whose shared mappings are memory of nobody's own.
 DEVICES = ("/dev/null", "/dev/random", "/dev/urandom")
 PR_GET_NO_NEW_PRIVS = 39
@@ -193,7 +193,7 @@ def restrict(report: Report, readable: Iterable[str], without: Collection[str], 
     if "files" not in without and _has_landlock(without):
         with contextlib.suppress(OSError):
             known = kernel.restrict_files(readable, ["/dev/null"], execute=execute)
-            report["files"] = kernel.landlock_words(known)
+            report["files"] = f"{LANDLOCK}{known}"
             if known >= kernel.FIRST_WITH_TCP:
                 network.append("Landlock (TCP)")
     if "seccomp" not in without:
@@ -272,21 +272,8 @@ def tried(targets: dict[str, Any]) -> dict[str, str]:
     Args:
         targets: The paths ``folder``, ``file`` and ``socket``, a ``port``, and the id of the ``engine``'s process.
     """
-    attempts: dict[str, Callable[[dict[str, Any]], object]] = {
-        "gain rights": _gain,
-        "connect over TCP": _connect,
-        "connect to a socket in a folder": _connect_here,
-        "signal the engine": lambda targets: os.kill(targets["engine"], 0),
-        "leave a process behind": _leave,
-        "write a file": _write,
-        "change a file's mode": lambda targets: Path(targets["file"]).chmod(0o777),
-        "read a file of the user": lambda targets: Path(targets["file"]).read_bytes(),
-        "change a limit": _limit,
-        "make shared memory": _share,
-        "call chmod or setxattr at all": _call,
-    }
     outcomes = {}
-    for name, attempt in attempts.items():
+    for name, (_, attempt) in ATTEMPTS.items():
         try:
             attempt(targets)
         except (OSError, ValueError):
@@ -357,3 +344,20 @@ def _call(targets: dict[str, Any]) -> None:
         if libc[name](*values) == -1 and ctypes.get_errno() != errno.EPERM:
             return
     raise PermissionError(errno.EPERM, "both are refused")
+
+
+READING = "read a file of the user"
+ATTEMPTS: Mapping[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
+    "gain rights": ("no_new_privs", _gain),
+    "connect over TCP": ("network", _connect),
+    "connect to a socket in a folder": ("network", _connect_here),
+    "signal the engine": ("processes", lambda targets: os.kill(targets["engine"], 0)),
+    "leave a process behind": ("processes", _leave),
+    "write a file": ("files", _write),
+    "change a file's mode": ("files", lambda targets: Path(targets["file"]).chmod(0o777)),
+    READING: ("", lambda targets: Path(targets["file"]).read_bytes()),
+    "change a limit": ("seccomp", _limit),
+    "make shared memory": ("seccomp", _share),
+    "call chmod or setxattr at all": ("seccomp", _call),
+}
+"""Attempts, each with the layer that is named only where it was refused."""

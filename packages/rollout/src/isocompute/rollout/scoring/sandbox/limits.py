@@ -116,7 +116,8 @@ class Limits:
 def limits_in(report: Report, *, seconds: float, wall_seconds: float, processes: int) -> Limits:
     """Return the limits of children in a sandbox."""
     contained = layers.contained(report)
-    version = kernel.version_in(report["files"])
+    files = report["files"]
+    version = int(files.removeprefix(layers.LANDLOCK)) if files.startswith(layers.LANDLOCK) else 0
     filtered = b""
     if report["seccomp"]:
         signals = contained and version >= kernel.FIRST_WITH_SIGNALS

@@ -41,7 +41,7 @@ from .frames import (
     number_in,
     reply_in,
 )
-from .layers import Report, isolated
+from .layers import ATTEMPTS, READING, Report, isolated
 from .limits import make_group, most_processes, remove_group
 
 Layer = Literal["user", "network", "processes", "files", "landlock", "seccomp", "bubblewrap"]
@@ -74,20 +74,6 @@ MEANING = {
     "seccomp": "only system calls that verifiers need pass",
 }
 """Purpose of each layer."""
-ATTEMPTS = {
-    "gain rights": "no_new_privs",
-    "connect over TCP": "network",
-    "connect to a socket in a folder": "network",
-    "signal the engine": "processes",
-    "leave a process behind": "processes",
-    "write a file": "files",
-    "change a file's mode": "files",
-    "change a limit": "seccomp",
-    "make shared memory": "seccomp",
-    "call chmod or setxattr at all": "seccomp",
-}
-"""Attempts that must be refused for a layer to be named (``layers.tried``)."""
-READING = "read a file of the user"
 ENDING_SECONDS = 1.0
 """Within this time a process that a response has left behind must have ended."""
 STANDING = 2
@@ -258,7 +244,7 @@ class ScoringProcess:
         return replies
 
     def each(self, kind: str, values: Sequence[Any]) -> list[Reply]:
-        """Request a reply to each of some values besides responses: ``check`` for rules, ``draws`` for problems."""
+        """Request a reply to each of some values besides responses: ``check`` for rules, ``probes`` for the report."""
         replies: list[Reply] = []
         failures = 0
         while len(replies) < len(values):
@@ -539,7 +525,7 @@ def words(layer: str, layers: Mapping[str, str], outcomes: Mapping[str, str]) ->
     """Return the state of a layer, if all attempts that it is there for were refused."""
     if not layers.get(layer):
         return "missing"
-    done = [attempt for attempt, of in ATTEMPTS.items() if of == layer and outcomes.get(attempt) != "refused"]
+    done = [attempt for attempt, (of, _) in ATTEMPTS.items() if of == layer and outcomes.get(attempt) != "refused"]
     return f"not shown: a test process could {done[0]}" if done else layers[layer]
 
 
