@@ -20,13 +20,16 @@ from isocompute.rollout.contract.settings import made_of
 
 from ...errors import ExperimentError
 from ...running import cell_folder
+from ...running.cell_folder import content
 from ...running.cells import Cell, Design, Generation, WorkerConfig, problems_hash
 from ...settings import Preset
 from ..algorithms import setup_of
 from ..fixed_rate.cells import INPUTS as OF_RATES
 from ..panel.prepare import INPUTS as OF_THE_PANEL
-from ..panel.study import ROOT, Unit
-from .figure import COMMON, QUESTIONS, TRAINING, TRAINING_SAMPLES, Figure, Planned, merged
+from ..panel.prepare import preset_of
+from ..panel.study import ROOT, STUDY, Unit
+from ..tiny.problems import MODELS
+from .figure import COMMON, QUESTIONS, TRAINING, TRAINING_SAMPLES, Figure, MadeSet, Planned, merged
 
 RESULTS = Path(__file__).with_name("results")
 """The scores of finished cells, a table for each figure that trained some."""
@@ -34,8 +37,11 @@ INPUTS = Path(__file__).with_name("inputs")
 """Problem sets that were made for figures, by base model."""
 WORK = ROOT / "work" / "figures"
 """What cells keep while they are trained."""
+RESOURCES = {"sampler": COMMON.sampler, "keep_policies": "all"}
 PART = 500
 """Problems that are measured at a time."""
+UNTAUGHT = 20
+"""Steps that a base model is taught at micro scale."""
 COUNTS = ["rollouts", "tokens", "questions", "samples"]
 SCORES = ["avg_at_4", "best_at_4", "worst_at_4", "polarised"]
 SCHEMA = pl.Schema(
@@ -64,9 +70,13 @@ class Inputs:
     models: Mapping[str, str]
 
     @classmethod
-    def of(cls, unit: Unit, sampling: Mapping[str, Any]) -> Inputs:
-        """Those of a unit; its base model and its problem sets are committed."""
-        setup = setup_of(unit, resources={"sampler": COMMON.sampler, "keep_policies": "all"}, every=inputs_of(unit))
+    def of(cls, unit: Unit, sampling: Mapping[str, Any], every: Path | None = None) -> Inputs:
+        """Those of a unit.
+
+        Args:
+            every: The folder of inputs; None: the committed one.
+        """
+        setup = setup_of(unit, resources=RESOURCES, every=every or inputs_of(unit))
         (design,), (problems,) = setup.designs, setup.problems.values()
         own = merged(asdict(design.preset.sampling), sampling)
         preset = design.preset.model_copy(update={"sampling": made_of(Sampling, own, ExperimentError, "sampling")})
@@ -133,22 +143,60 @@ def problem_set(name: str, unit: Unit, *, measured: bool = True) -> pl.DataFrame
     if name not in COMMON.sets:
         raise ExperimentError(f"there is no problem set {name!r}; common.yaml has {', '.join(COMMON.sets)}")
     how = COMMON.sets[name]
-    loaded = pl.concat([load_checked(source_from(each)).problems for each in how.problems])
+    loaded = candidates(how)
     # None may be a validation problem of the sets that are there already.
     known = [tables.read(inputs_of(unit) / folder / f"{each}.parquet", "problems") for each in ("easy", "hard")]
     asked = pl.concat([each.filter(pl.col("split") == "validation") for each in known], how="diagonal_relaxed")
     table = loaded.join(asked, on="prompt", how="anti").sort("problem_id")
     if how.split is None or how.difficulty is None or not measured:
         return table
+    inputs = Inputs.of(unit, {})
+    return cut(table, how, WorkerConfig.of(inputs.preset, inputs.models), INPUTS / folder / f"{name}.parquet")
+
+
+def candidates(how: MadeSet) -> pl.DataFrame:
+    """The problems that a set is cut from."""
+    return pl.concat([load_checked(source_from(each)).problems for each in how.problems])
+
+
+def cut(table: pl.DataFrame, how: MadeSet, config: WorkerConfig, path: Path) -> pl.DataFrame:
+    """Measure problems with a base model, choose those of a set by their pass rates, and write them."""
     # Only here, as below: all else reads tables.
     from ...running.worker import Worker
 
-    inputs = Inputs.of(unit, {})
-    worker, samples = Worker(WorkerConfig.of(inputs.preset, inputs.models)), int(how.difficulty["samples"])
+    assert how.difficulty is not None
+    assert how.split is not None
+    worker, samples = Worker(config), int(how.difficulty["samples"])
     parts = [with_pass_rates(part, worker.sample(part, samples, 0, "difficulty")) for part in table.iter_slices(PART)]
     chosen = split(pl.concat(parts), how.split)
-    tables.write(chosen, "problems", INPUTS / folder / f"{name}.parquet")
+    tables.write(chosen, "problems", path)
     return chosen
+
+
+def made(base: str, unit: Unit, work: Path, *, measured: bool) -> Path:
+    """The folder of inputs of a base model that is made for figures; it and its problem set are made once.
+
+    Args:
+        measured: Whether it is what common.yaml says; at micro scale it is hardly taught, and its problems are not cut.
+    """
+    every = work / "bases" / base
+    folder, how = every / f"{unit.task}-{unit.base_seed}", COMMON.base_sets[unit.problem_set]
+    if not (folder / "base").exists():
+        from ..tiny.model import train as teach
+
+        own = {**STUDY["inputs"][unit.task]["model"], **COMMON.bases[base].model, "seed": unit.base_seed}
+        aside = folder / ".base"
+        shutil.rmtree(aside, ignore_errors=True)
+        teach(MODELS[unit.task].model_validate(own if measured else {**own, "steps": UNTAUGHT}), aside)
+        aside.rename(folder / "base")
+    path = folder / f"{unit.problem_set}.parquet"
+    if not path.exists() and measured:
+        preset, place = preset_of(unit, every), folder / "base"
+        preset = preset.model_copy(update={"resources": preset.resources.model_copy(update=RESOURCES)})
+        cut(candidates(how), how, WorkerConfig.of(preset, {content(place): str(place)}), path)
+    elif not path.exists():
+        tables.write(candidates(how), "problems", path)
+    return every
 
 
 def read(results: Path = RESULTS) -> pl.DataFrame:
@@ -189,9 +237,12 @@ def train(figure: Figure, work: Path = WORK, results: Path = RESULTS) -> Iterato
     work.mkdir(parents=True, exist_ok=True)
     waiting = missing(figure, results)
     began, spent, total = time.monotonic(), 0.0, sum(cell.seconds for cell in waiting)
-    for (unit, _), group in groupby(waiting, key=lambda cell: (cell.unit, repr(cell.how.sampling))):
+    for (unit, base, _), group in groupby(
+        waiting, key=lambda cell: (cell.unit, cell.how.base, repr(cell.how.sampling))
+    ):
         own = list(group)
-        inputs, worker = Inputs.of(unit, own[0].how.sampling), None
+        every = made(base, unit, work.resolve(), measured=own[0].questions == QUESTIONS) if base else None
+        inputs, worker = Inputs.of(unit, own[0].how.sampling, every), None
         for planned in own:
             cell, problems = inputs.cell(planned)
             started = time.process_time()

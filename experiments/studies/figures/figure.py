@@ -56,6 +56,8 @@ class Difference(Settings):
     """Settings of the sampler, likewise."""
     train: Mapping[str, Count] | None = None
     """Training problems: how many of each set; null: all of the unit's own. Fewer are a part of more."""
+    base: str | None = None
+    """Base model, of those that common.yaml has made for figures; null: the committed one of the seed."""
 
     def under(self, above: Difference) -> Difference:
         """Both differences, where ``above`` wins."""
@@ -74,7 +76,8 @@ class Difference(Settings):
 class Side(Settings):
     """Cells on one side of a comparison."""
 
-    arm: str
+    arm: str | None = None
+    """Only those of this arm; null: all, where every arm has a base model of its own, and so a pair."""
     rollouts_per_problem: Count | None = None
     """Only those with this n; null: all."""
     problems_per_batch: Count | None = None
@@ -156,7 +159,7 @@ class Figure(Settings):
     def _comparisons_are_of_arms(self) -> Self:
         for one in self.compare:
             for side in filter(None, (one.of, one.less)):
-                if side.arm not in self.arms:
+                if side.arm is not None and side.arm not in self.arms:
                     near = get_close_matches(side.arm, self.arms, n=1)
                     meant = f" (did you mean {near[0]!r}?)" if near else ""
                     raise ValueError(f"compare has no arm {side.arm!r}{meant}; there are {', '.join(self.arms)}")
@@ -253,8 +256,10 @@ class Planned:
     def definition(self) -> str:
         """Hash of what is written of it: cells of several figures that are the same are trained once."""
         of_cells = ("rollouts", "evaluate_every", "learner", "sampling", "train")
+        base = {"base": COMMON.bases[self.how.base].model} if self.how.base else {}
         return digest(
             {
+                **base,
                 **{name: value for name, value in self.how.model_dump(mode="json").items() if name in of_cells},
                 "unit": self.unit.name,
                 "run": [self.rollouts_per_problem, self.problems_per_batch, self.seed, self.learning_rate],
@@ -269,11 +274,16 @@ class Planned:
         batch, cost = self.run.batch_rollouts, COMMON.cost
         evaluations = sum(map(self.run.evaluated_at, range(batch, self.rollouts + 1, batch)))
         responses = 4 * self.questions * (evaluations + len(self.evaluate))
-        steps = self.rollouts // batch
-        return cost["cell"] + steps * cost["step"] + self.rollouts * cost["rollout"] + responses * cost["response"]
+        steps, times = self.rollouts // batch, COMMON.bases[self.how.base].cost if self.how.base else 1.0
+        own = steps * cost["step"] + self.rollouts * cost["rollout"] + responses * cost["response"]
+        return cost["cell"] + times * own
 
     def check(self) -> None:
-        """Refuse a budget at which it would not be evaluated, or between two of whose steps it would be."""
+        """Refuse a base model that cannot be made for it, and a budget at which it would not be evaluated."""
+        if self.how.base is not None and self.how.base not in COMMON.bases:
+            raise ExperimentError(f"base is {self.how.base!r}; common.yaml has {', '.join(COMMON.bases)}")
+        if self.how.base is not None and (self.how.train or self.evaluate):
+            raise ExperimentError(f"base is {self.how.base!r}, which has no problem sets for train and evaluate")
         if self.rollouts % self.run.batch_rollouts or not self.run.evaluated_at(self.rollouts):
             batch = self.run.batch_rollouts
             raise ExperimentError(f"rollouts is {self.rollouts}, which is no evaluated end of batches of {batch}")
@@ -295,6 +305,15 @@ class MadeSet(Settings):
         return made_of(DifficultySplit, {k: v for k, v in self.difficulty.items() if k != "samples"}, ExperimentError)
 
 
+class BaseModel(Settings):
+    """A base model that is made for figures."""
+
+    model: Mapping[str, Any]
+    """What its settings differ in from those of the panel's."""
+    cost: Positive
+    """CPU-time of its cells, in those of the panel's."""
+
+
 class Common(Settings):
     """common.yaml."""
 
@@ -305,6 +324,8 @@ class Common(Settings):
     anchor: Count
     sampler: str
     sets: Mapping[str, MadeSet]
+    bases: Mapping[str, BaseModel]
+    base_sets: Mapping[str, MadeSet]
     cost: Mapping[str, Positive]
     paper: Mapping[str, Positive]
 

@@ -23,8 +23,8 @@ from .cells import RESULTS, read
 from .figure import COMMON, Comparison, Figure, Side
 
 Array = NDArray[np.float64]
-Pair = tuple[str, int, int]
-"""Problem set, seed of the base model, seed."""
+Pair = tuple[str, str, int, int]
+"""Problem set, base model (empty: the committed one) and its seed, seed."""
 LAST = 2
 """Evaluations whose mean is a run's end."""
 FEWEST = 6
@@ -77,6 +77,7 @@ def frame(figure: Figure, results: Path = RESULTS) -> pl.DataFrame:
             "definition": cell.definition,
             "arm": cell.arm,
             "set": cell.unit.problem_set,
+            "base": cell.how.base or "",
             "base_seed": cell.unit.base_seed,
             "seed": cell.seed,
             "rollouts_per_problem": cell.rollouts_per_problem,
@@ -117,7 +118,7 @@ def of_side(measure: str, rows: pl.DataFrame, side: Side) -> dict[Pair, float]:
     """The number of each pair on one side, but for those with a run that was hardly evaluated."""
     chosen = rows.filter(pl.col("problem_set") == side.of, *(pl.col(name) == of for name, of in side.asked.items()))
     # The spread of runs is over seeds, so that a pair is a base model.
-    keys = ["set", "base_seed"] if measure == "spread_of_runs" else ["set", "base_seed", "seed"]
+    keys = ["set", "base", "base_seed", *([] if measure == "spread_of_runs" else ["seed"])]
     found = {}
     for key, own in chosen.group_by(keys, maintain_order=True):
         curves = [(curve[side.over][0], curve) for _, curve in own.group_by("definition", maintain_order=True)]
@@ -125,8 +126,8 @@ def of_side(measure: str, rows: pl.DataFrame, side: Side) -> dict[Pair, float]:
         numbers = np.array([of_run(measure, curve, side) for _, curve in curves])
         if not np.isfinite(numbers).all():
             continue
-        name, base, *seed = key
-        found[str(name), int(str(base)), int(str(seed[0])) if seed else 0] = MEASURES[measure](octaves, numbers)
+        name, base, base_seed, *seed = map(str, key)
+        found[name, base, int(base_seed), int(seed[0]) if seed else 0] = MEASURES[measure](octaves, numbers)
     return found
 
 
@@ -167,7 +168,7 @@ def compared(one: Comparison, rows: pl.DataFrame) -> Found | None:
     if len(numbers) < 2:
         return None
     estimate = paired(list(numbers.values()))
-    return Found(estimate=estimate, bases=len({base for _, base, _ in numbers}), word=word_of(one, estimate))
+    return Found(estimate=estimate, bases=len({pair[1:3] for pair in numbers}), word=word_of(one, estimate))
 
 
 def word_of(one: Comparison, estimate: Estimate) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -26,6 +26,8 @@ class TinyModelConfig(Strict):
     characters: ClassVar[str]
     """Characters of prompts and responses; one token each."""
 
+    family: Literal["llama", "gpt2"] = "llama"
+    """Its architecture: Llama's, or GPT-2's (learned positions, layer norms, biases, one GELU network)."""
     hidden: int = Field(default=64, multiple_of=32)
     """Width; a multiple of 32, the smallest head that vLLM serves on CPU."""
     layers: int = Field(default=2, ge=1)

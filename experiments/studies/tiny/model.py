@@ -12,7 +12,7 @@ import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.functional import cross_entropy
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from .chains import ChainTeacher, MixtureTeacher
 from .config import CHAIN_CHARACTERS, ChainsModelConfig, MixtureModelConfig, NeedleModelConfig, TinyModelConfig
@@ -43,20 +43,27 @@ def new_tokenizer(characters: str = CHAIN_CHARACTERS) -> Any:
 def new_model(config: TinyModelConfig) -> Any:
     """An untrained model with untied embeddings."""
     torch.manual_seed(config.seed)
+    heads = config.hidden // 32
+    shared: dict[str, Any] = {
+        "vocab_size": len(vocabulary(config.characters)),
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "initializer_range": 0.05,
+    }
+    if config.family == "gpt2":
+        shape = {"n_embd": config.hidden, "n_layer": config.layers, "n_head": heads, "n_positions": 128}
+        return GPT2LMHeadModel(GPT2Config(**shape, **shared, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0))
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(vocabulary(config.characters)),
             hidden_size=config.hidden,
             intermediate_size=3 * config.hidden,
             num_hidden_layers=config.layers,
-            num_attention_heads=config.hidden // 32,
-            num_key_value_heads=config.hidden // 32,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
             max_position_embeddings=128,
-            tie_word_embeddings=False,
-            pad_token_id=0,
-            bos_token_id=None,
-            eos_token_id=1,
-            initializer_range=0.05,
+            **shared,
         )
     )
 

@@ -133,18 +133,23 @@ class Fitted:
         return (*self.cells, *self.lost)
 
     @cached_property
-    def failing(self) -> Array:
-        """Draws of the probability that the next run of each setting fails, shape ``(draws, settings)``.
-
-        Where none of its runs failed it is the mean: what is not known of all alike is no reason to doubt one of them.
-        """
+    def failure_draws(self) -> Array:
+        """Draws of the probability that the next run of each setting fails, shape ``(draws, settings)``."""
         every = self.prepared.failures
         at = coordinates(tuple(every))[:, [0, 2]]
         failed, runs = (np.array([getattr(f, what) for f in every.values()]) for what in ("failed", "runs"))
         rng = np.random.default_rng([self.seed, 5])
         drawn = failure_rates(failed, runs, at - at.mean(axis=0), draws=len(self.posterior.theta), rng=rng)
-        drawn = np.where(failed > 0, drawn, drawn.mean(axis=0))
         return np.asarray(drawn[:, [list(every).index(c) for c in self.settings]])
+
+    @cached_property
+    def failing(self) -> Array:
+        """Those draws, but for their mean where none of a setting's runs failed, shape ``(draws, settings)``.
+
+        What is not known of all alike is no reason to doubt one of them.
+        """
+        failed = np.array([self.prepared.failures[c].failed for c in self.settings])
+        return np.where(failed > 0, self.failure_draws, self.failure_draws.mean(axis=0))
 
     @cached_property
     def failed_reward(self) -> Array:
@@ -274,6 +279,10 @@ class Fitted:
         # A setting without a curve is as long as the others.
         return np.append(own, np.full(len(self.lost), own.mean()))
 
+    def compute_of(self, cell: Setting, budget: float, unit: str) -> float:
+        """What a setting gets for a budget, in the unit of the fit."""
+        return float(budget / self._lengths(unit)[self.settings.index(cell)])
+
     def best(self, compute: float) -> Option:
         """The setting of least expected regret at a budget."""
         return self.decide(compute).chosen
@@ -329,8 +338,7 @@ class Fitted:
         """
         whole = self.largest if budget is None else budget
         decision = self.decide(whole, unit=unit)
-        # The compute that the chosen setting gets for it.
-        compute = float(whole / self._lengths(unit or self.unit)[self.settings.index(decision.chosen.cell)])
+        compute = self.compute_of(decision.chosen.cell, whole, unit or self.unit)
         doubts = self.doubts(decision)
         several = differing(self.prepared.failures)[0]
         # One that cannot be best changes no answer, and is named.

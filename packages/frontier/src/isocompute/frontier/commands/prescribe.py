@@ -7,13 +7,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..answers.next import plan, plan_document, plan_lines
+from ..answers.steps import three_steps
 from ..notebook import load_fitted
 from .arguments import positive, write_json
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
-    example = "example: isocompute-frontier prescribe fitted --budget 1M"
+    example = (
+        "example: isocompute-frontier prescribe fitted --budget 1M\n"
+        "example: isocompute-frontier prescribe fitted --budget 1M --three-steps"
+    )
     parser = commands.add_parser("prescribe", help="split a budget", epilog=example)
     parser.add_argument("folder", type=Path, help="what `fit --out` wrote")
     parser.add_argument("--budget", type=positive, required=True, help="how much may be spent, in --unit")
@@ -24,6 +28,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         type=positive,
         help="mean response tokens, for --unit tokens where the fit does not know them",
     )
+    said = "the Playbook's Appendix C instead: n*, the smallest stable B_p, the rest to M"
+    parser.add_argument("--three-steps", action="store_true", help=said)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the answer here")
     parser.set_defaults(run=prescribe)
     example = "example: isocompute-frontier next fitted --budget 1M --tell 8 32"
@@ -50,8 +56,9 @@ def prescribe(arguments: argparse.Namespace) -> Iterable[str]:
     if arguments.tokens_per_rollout is not None:
         budget, unit = budget / arguments.tokens_per_rollout, "rollouts"
     answer = fitted.answer(budget, unit=unit)
-    yield from answer.lines()
-    write_json(answer.as_dict(), arguments.json)
+    steps = three_steps(fitted, budget, unit=unit) if arguments.three_steps else None
+    yield from (steps or answer).lines()
+    write_json(answer.as_dict() | ({"three_steps": steps.as_dict()} if steps else {}), arguments.json)
 
 
 def what_next(arguments: argparse.Namespace) -> Iterable[str]:
