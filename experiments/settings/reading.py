@@ -247,7 +247,7 @@ def short_text(name: str, source: LocalSource, model: str, revision: str, proble
     """
     checked_name(name)
     rule(source.verifier)
-    found = len({candidate.key for candidate in candidates(source)})
+    found = len({candidate.key for candidate in candidates(source, None)})
     # One in a hundred may be dropped, since its own answer is not right.
     usable = found - -(-found // 100)
     validation = min(MOST_HELD_OUT, usable // 5)

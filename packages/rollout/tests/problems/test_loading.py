@@ -95,6 +95,15 @@ def test_the_list_of_tasks_in_the_docs_is_that_of_the_code(table: str) -> None:
     assert dict(rows) == dict(REFUSED if table == "refused" else EXECUTING)
 
 
+def test_programs_of_a_data_file_are_executed_in_the_sandbox_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    codeio = pytest.importorskip("reasoning_gym.code.codeio")
+    monkeypatch.setattr(codeio.CodeIODataset, "__getitem__", None)
+    source = source_from({"kind": "reasoning_gym", "task": "codeio", "train": 2, "validation": 1})
+    table = load_problems(source)
+    assert table["prompt"].str.contains("reference code snippet").all()
+    assert not table["answer"].is_in(["{}", "null"]).any()
+
+
 def test_an_integral_left_as_it_is_is_no_answer() -> None:
     pytest.importorskip("reasoning_gym")
     source = source_from({"kind": "reasoning_gym", "task": "intermediate_integration", "train": 6, "validation": 2})

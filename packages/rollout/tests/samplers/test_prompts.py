@@ -6,8 +6,9 @@ from typing import Any
 
 import polars as pl
 import pytest
-from isocompute.rollout import RolloutError, prompting_from
+from isocompute.rollout import Prompting, RolloutError, prompting_from
 from isocompute.rollout.errors import not_loaded
+from isocompute.rollout.samplers import local
 from isocompute.rollout.samplers.local import PromptMaker
 
 # As Llama's: the template writes the beginning of the sequence itself.
@@ -167,3 +168,22 @@ def test_a_library_that_does_not_fit_torch_is_named_with_the_command_that_mends_
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(RolloutError, match="pip uninstall --yes"):
         engine_class("some/model")
+
+
+FOREVER = {
+    "loops in loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "a text that grows": "{{ 'a' * 10**11 }}",
+    "a macro that calls itself": "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
+}
+
+
+@pytest.mark.slow("processes that render a template")
+def test_a_template_that_does_not_end_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "CPU_SECONDS", 1)
+    for name in ("loops in loops", "a text that grows"):
+        with pytest.raises(RolloutError, match=r"template does not end: .* more than 1 s"):
+            PromptMaker(tokenizer(template=FOREVER[name]), Prompting(), max_prompt_tokens=9)
+    with pytest.raises(RolloutError, match="chat template"):
+        prompt(tokenizer(template=FOREVER["a macro that calls itself"]))
+    counting = "{% for i in range(3) %}{% generation %}{{ i * 2 }}{% endgeneration %}{% endfor %}"
+    assert prompt(tokenizer(template=counting)) == "024"

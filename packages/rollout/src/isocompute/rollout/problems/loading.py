@@ -14,7 +14,7 @@ from ..errors import ProblemError, RolloutError, library
 from ..scoring.evaluation import DROPPED
 from ..scoring.judges.runs import tests_of
 from ..scoring.rules import encode_metadata, own_response, rule
-from ..scoring.scorer import Scorer, verifier
+from ..scoring.scorer import Scorer, default_scorer, verifier
 from . import rows
 from .named import SetSource
 from .sources import Candidate, HubSource, ReasoningGymSource, Source, normalised, problem_id
@@ -27,10 +27,14 @@ DRAWS_PER_PROBLEM = 400
 """Candidates generated per problem asked for before the source counts as exhausted."""
 EXAMPLES: Mapping[str, str] = {"graph_color": "possible_answer", "rubiks_cube": "example_correct_answer"}
 """Keys of the metadata in which tasks with many right answers keep one of them."""
+PROGRAMS = frozenset({"codeio"})
+"""Tasks whose generator executes programs, which it does in the sandbox."""
 UNSOLVED: Mapping[str, str] = {"intermediate_integration": "Integral"}
 """Texts that show that a generator found no answer: a response that repeats the question would be right, too."""
 BARE = "chain_sum"
 """The task whose prompt is its bare expression, such as ``3+2-4=``, with the digits that the source allows."""
+CHUNK = 8
+"""Problems generated in the sandbox at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +72,7 @@ def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
     seen: set[str] = set()
     kept: list[Candidate] = []
     dropped: list[dict[str, str]] = []
-    for candidate in candidates(source):
+    for candidate in candidates(source, scorer):
         if candidate.key in seen:
             continue
         seen.add(candidate.key)
@@ -132,15 +136,15 @@ def joined(parts: Sequence[Loaded]) -> Loaded:
     )
 
 
-def candidates(source: Source) -> Iterator[Candidate]:
-    """Yield the problems of a source one after another; they may repeat."""
+def candidates(source: Source, scorer: Scorer | None = None) -> Iterator[Candidate]:
+    """Yield the problems of a source one after another; they may repeat. Generators execute programs in the sandbox."""
     if isinstance(source, ReasoningGymSource):
-        return _generated(source)
+        return _generated(source, scorer)
     found = rows.of_hub(source) if isinstance(source, HubSource) else rows.of_file(source)
     return (rows.candidate(row, source, where=f"{source.name}: row {number}") for number, row in found)
 
 
-def _generated(source: ReasoningGymSource) -> Iterator[Candidate]:
+def _generated(source: ReasoningGymSource, scorer: Scorer | None) -> Iterator[Candidate]:
     """Yield each problem of reasoning-gym's generator.
 
     Its prompt is its question, and its settings, question and metadata are kept for the scorer; that of ``BARE`` needs
@@ -152,7 +156,8 @@ def _generated(source: ReasoningGymSource) -> Iterator[Candidate]:
         dataset: Any = reasoning_gym.create_dataset(source.task, size=draws, seed=source.seed, **dict(source.settings))
     except (ValueError, TypeError, AssertionError) as error:
         raise RolloutError(f"reasoning-gym refuses the task {source.task!r}: {error}") from None
-    for entry in (dataset[i] for i in range(draws)):
+    apart = source.task in PROGRAMS
+    for entry in _sandboxed(source, draws, scorer) if apart else (dataset[i] for i in range(draws)):
         answer = _answer(source.task, entry)
         if source.task == BARE:
             expression = str(entry["metadata"]["expression"]).replace(" ", "")
@@ -171,6 +176,25 @@ def _answer(task: str, entry: Mapping[str, Any]) -> str:
         return str(entry["answer"])
     example = entry["metadata"].get(EXAMPLES.get(task, ""), "")
     return example if isinstance(example, str) else json.dumps(example)
+
+
+def _sandboxed(source: ReasoningGymSource, draws: int, scorer: Scorer | None) -> Iterator[Mapping[str, Any]]:
+    """Generate problems whose generator executes programs, without those whose program fails.
+
+    A program may depend on the date, on the order of a set or on a random number: it runs twice, and must give the same
+    result.
+    """
+    scorer = scorer or default_scorer()
+    scorer.check([source.name])
+    for first in range(0, draws, CHUNK):
+        wanted = [
+            {"task": source.task, "settings": dict(source.settings), "size": draws, "seed": source.seed, "index": index}
+            for index in range(first, min(first + CHUNK, draws))
+        ]
+        entries, again = (scorer.draw(source.name, wanted) for _ in range(2))
+        for entry in entries:
+            if entry in again and entry["metadata"].get("input_data"):
+                yield entry
 
 
 def _fault(candidate: Candidate, scorer: Scorer | None) -> str:

@@ -11,11 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing
 from dataclasses import field, replace
 from datetime import datetime
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -29,6 +32,7 @@ from ..contract.settings import made_of, settings
 from ..errors import ProblemError, RolloutError, library, not_loaded
 from ..scoring.rules import metadata_of
 from ..scoring.scorer import BUFFER_SECONDS, Item, Scorer, Verdict, default_scorer
+from . import template_trial
 from .base import Columns, Faults, Feed, Group, Sampler
 from .sampling import (
     ABANDONED,
@@ -51,6 +55,10 @@ PROBE_TOKENS = 8
 """Tokens of each."""
 TICK_SECONDS = 0.05
 """Longest wait for verdicts between two steps where nothing else is left to be done."""
+CPU_SECONDS, MEMORY = 5, 2**30
+"""Most of both that the rendering of a short message may take; a healthy one takes milliseconds and kilobytes."""
+_MAY_GROW = re.compile(r"\brange\b|\bmacro\b|\bformat\b|\*")
+"""Parts of a chat template without which it goes through its messages alone."""
 Template = Literal["auto", "chat", "plain"]
 TEMPLATES: tuple[Template, ...] = get_args(Template)
 RESERVED = (
@@ -429,7 +437,8 @@ class PromptMaker:
     """Makes prompts with one tokenizer.
 
     Raises:
-        RolloutError: A chat template or a beginning-of-sequence token is asked for, and the tokenizer has none.
+        RolloutError: A chat template or a beginning-of-sequence token is asked for, and the tokenizer has none; or the
+            rendering of its template does not end.
     """
 
     def __init__(self, tokenizer: Any, prompting: Prompting, *, max_prompt_tokens: int) -> None:
@@ -444,12 +453,30 @@ class PromptMaker:
         self.chat = prompting.template == "chat" or (prompting.template == "auto" and has_template)
         self._tokenizer, self._prompting, self._longest = tokenizer, prompting, max_prompt_tokens
         self._day = datetime.fromisoformat(prompting.date)
+        if self.chat:
+            self._try_template()
         wanted = prompting.bos
         if wanted is None and not self.chat:
             # Some end a text, too: with an end-of-sequence token, which must not stand before a response.
             wanted = tokenizer("a")["input_ids"][:1] == [self._bos] or None
         self._wants_bos = wanted
         self._made: dict[str, list[int]] = {}
+
+    def _try_template(self) -> None:
+        """Render one short prompt in a process that may be ended: a template is a program of its model's author."""
+        values = {"messages": self.messages("a"), "add_generation_prompt": True, **self._prompting.chat_options}
+        try:
+            template = self._tokenizer.get_chat_template(self._prompting.chat_options.get("chat_template"))
+            values = {**self._tokenizer.special_tokens_map, **values}
+            given = json.dumps({"template": template, "values": values, "seconds": CPU_SECONDS, "bytes": MEMORY})
+        except Exception:
+            # Of what is no template, or no plain value, the rendering that counts says so.
+            return
+        if _MAY_GROW.search(template) and not _ends(given):
+            raise RolloutError(
+                f"the tokenizer's chat template does not end: for one short message it took more than {CPU_SECONDS} s "
+                f"or {MEMORY >> 30} GiB; use another prompting, such as template: plain"
+            )
 
     def messages(self, text: str) -> Sequence[Mapping[str, str]]:
         """Return a prompt as chat messages."""
@@ -510,6 +537,19 @@ class PromptMaker:
                 "another prompting, such as template: plain"
             ) from None
         return rendered
+
+
+@cache
+def _ends(given: str) -> bool:
+    """Return whether a template is rendered within the limits of ``template_trial``."""
+    try:
+        run = [sys.executable, "-I", template_trial.__file__]
+        # By the clock, where a machine is busy or has no limits.
+        return (
+            subprocess.run(run, input=given, text=True, capture_output=True, timeout=12 * CPU_SECONDS).returncode == 0
+        )
+    except subprocess.TimeoutExpired:
+        return False
 
 
 def load_tokenizer(model: str) -> Any:

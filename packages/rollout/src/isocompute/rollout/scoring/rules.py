@@ -40,6 +40,7 @@ _ANSWERLESS = "it gives no answer of its own, so that nothing shows whether its 
 EXECUTING: Mapping[str, str] = {
     "binary_matrix": _EVAL,
     "bitwise_arithmetic": "its scorer runs eval on the metadata",
+    "codeio": "its generator runs exec on programs from a data file",
     "countdown": _PARSE,
     "intermediate_integration": f"{_PARSE} and on the metadata",
     "n_queens": _EVAL,
@@ -50,10 +51,9 @@ EXECUTING: Mapping[str, str] = {
     "spiral_matrix": _EVAL,
     "string_insertion": _EVAL,
 }
-"""Tasks that execute the response, the reference answer or the metadata: they need an isolated sandbox."""
+"""Tasks that execute the response, the reference answer, the metadata or a program: they need an isolated sandbox."""
 REFUSED: Mapping[str, str] = {
     "boxnet": _ANSWERLESS,
-    "codeio": "its generator runs exec on programs from a data file",
     "composite": "it only mixes other tasks, which are better given as sources of their own",
     "game_of_life_halting": "its scorer accepts every response that is not empty",
     "propositional_logic": "its scorer accepts a premise repeated as the conclusion",

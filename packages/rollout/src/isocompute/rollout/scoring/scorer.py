@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import ProblemError, RolloutError
 from .judges.text import same
-from .rules import Rule, extraction, rule
+from .rules import Rule, decode_metadata, extraction, rule
 from .sandbox.frames import Group, Reply
 from .sandbox.process import ScoringConfig, WorkerPool
 
@@ -158,6 +158,18 @@ class Scorer:
             pools.setdefault(part[0].pool, {}).setdefault(part[1], []).append(part)
         for pool, problems in pools.items():
             self._send(pool, problems)
+
+    def draw(self, verifier: str, draws: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Generate problems in the sandbox, for a generator that executes programs.
+
+        Args:
+            draws: For each problem the arguments of ``Judge.draw``; one that is not finished in time is left out.
+        """
+        replies = self._pool(rule(verifier).pool).each("draws", list(draws)).result()
+        faults = [reply["fault"] for reply in replies if "fault" in reply]
+        if faults:
+            raise RolloutError(faults[0])
+        return [decode_metadata(reply["problem"], where=verifier) for reply in replies if "problem" in reply]
 
     def close(self) -> None:
         """End the processes; the next item starts others."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
@@ -52,9 +53,15 @@ class TaskJudge(Judge):
         scorer = self._scorer(task, encode_metadata(settings or {}))
         return lambda response: _scored(task, scorer, response, answer, metadata)
 
-    def _made(self, task: str, settings: str) -> Any:
+    def draw(self, task: str, settings: Mapping[str, Any], *, size: int, seed: int, index: int) -> str:
+        """See ``Judge.draw``; the global generators of random numbers are set by the seed."""
+        dataset = self._scorer(task, encode_metadata(settings), size, seed)
+        random.seed(seed + index)
+        return encode_metadata(dict(dataset[index]))
+
+    def _made(self, task: str, settings: str, size: int = 1, seed: int = 0) -> Any:
         try:
-            return self._create(task, size=1, seed=0, **decode_metadata(settings, where=task))
+            return self._create(task, size=size, seed=seed, **decode_metadata(settings, where=task))
         except Exception as error:
             raise RolloutError(f"reasoning-gym refuses the task {task!r}: {error}") from None
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...errors import RolloutError
 
 
 def same(response: str, answer: str) -> bool:
@@ -31,6 +34,10 @@ class Judge:
             RolloutError: The problem cannot be scored, whatever the response.
         """
         raise NotImplementedError
+
+    def draw(self, task: str, settings: Mapping[str, Any], *, size: int, seed: int, index: int) -> str:
+        """Generate a problem, with a generator made for ``size`` of them, as ``rules.encode_metadata`` writes it."""
+        raise RolloutError(f"{task} is not a generator of problems")
 
 
 class TextJudge(Judge):

@@ -59,6 +59,8 @@ AGAIN = os.EX_TEMPFAIL
 NO_PROCESS = "no process can be started to score a response"
 PREPARING_SECONDS = 20.0
 """Processor time that a rule may take to load its data."""
+LARGEST_PROBLEM = 1 << 20
+"""Bytes of the largest problem that is generated here."""
 BUFFER_SECONDS = 0.1
 """Seconds for which replies are buffered, to be written together; a reply that took longer is written at once."""
 PATIENCE = 2
@@ -320,6 +322,8 @@ class Worker:
             self._scored(*group, executing=self._judge.executing(group[0]))
         if after:
             self._scored(*after, executing=executing)
+        for draw in request.get("draws", ()):
+            self._drawn(draw)
         for targets in request.get("probes", ()):
             probe = partial(lambda targets: said({"probes": json.dumps(tried(targets))}), targets)
             self._say(said(in_a_child(probe, self._limits, kinds=("probes",))))
@@ -384,6 +388,18 @@ class Worker:
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
+    def _drawn(self, draw: dict[str, Any]) -> None:
+        def problem() -> bytes:
+            try:
+                return said({"problem": self._judge.draw(**draw)})
+            except RolloutError as error:
+                return said({"fault": str(error)})
+            except Exception as error:
+                return said({"error": broken(error)})
+
+        kinds = ("error", "fault", "problem")
+        self._say(said(in_a_child(problem, self._limits, kinds=kinds, largest=LARGEST_PROBLEM)))
+
     def _say(self, line: bytes) -> None:
         self._buffer(numbered(self._request, self._number, line))
         self._number += 1
@@ -436,11 +452,18 @@ class NoProcessError(Exception):
     """No process can be started: the machine or its user has too many, or too little memory."""
 
 
-def in_a_child(work: Callable[[], bytes], limits: Limits, *, kinds: Collection[str] = ("error", "fault")) -> Reply:
+def in_a_child(
+    work: Callable[[], bytes],
+    limits: Limits,
+    *,
+    kinds: Collection[str] = ("error", "fault"),
+    largest: int = LARGEST_REPLY,
+) -> Reply:
     """Run a function in a forked process that is killed with all its descendants; return its reply, or how it broke.
 
     Args:
         kinds: Keys that its reply may have if it is no score.
+        largest: Bytes of the longest line.
 
     Raises:
         NoProcessError: It cannot be forked.
@@ -451,7 +474,7 @@ def in_a_child(work: Callable[[], bytes], limits: Limits, *, kinds: Collection[s
         _run(work, writing, key, limits)
     os.close(writing)
     os.close(key)
-    data, late = _read(reading, child, HEAD.size + LARGEST_REPLY, limits.wall_seconds)
+    data, late = _read(reading, child, HEAD.size + largest, limits.wall_seconds)
     status = _end(child, contained=limits.contained)
     used = spent() - before
     # Bytes that it has written besides its reply.

@@ -14,7 +14,7 @@ Reply = Any
 Group = tuple[str, list[str], str, str, list[str]]
 """Rule, words of extraction, answer, metadata and responses."""
 NO_VERDICT = "the verifier's process wrote something that is not a verdict"
-KINDS = ("error", "unusable", "fault", "probes")
+KINDS = ("error", "unusable", "fault", "problem", "probes")
 """Keys of a mapping."""
 READ, COMPLETE = -1, -2
 """Numbers of lines that are no reply: the request was read; all replies to it are written."""

@@ -244,7 +244,7 @@ class ScoringProcess:
         return replies
 
     def each(self, kind: str, values: Sequence[Any]) -> list[Reply]:
-        """Request a reply to each of some values besides responses: ``check`` for rules, ``probes`` for the report."""
+        """Request a reply to each of some values besides responses: ``check`` for rules, ``draws`` for problems."""
         replies: list[Reply] = []
         failures = 0
         while len(replies) < len(values):
