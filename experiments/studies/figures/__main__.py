@@ -32,13 +32,15 @@ def one(figure: Figure, work: Path, results: Path, pictures: Path) -> Iterator[s
 
 
 def at_papers_scale(figure: Figure) -> Iterator[str]:
-    """Write the preset at the paper's scale, and print its cells and GPU-hours."""
+    """Write the presets at the paper's scale, and print their cells and GPU-hours."""
     from ...stages import plan
     from . import paper
 
-    path, preset = paper.write(figure)
-    plan.run(preset, path=path)
-    yield from paper.advice(path, preset)
+    for part in page.parts_of(figure):
+        path, presets = paper.write(part)
+        for preset in presets:
+            plan.run(preset, path=path)
+        yield from paper.advice(part, path, presets)
 
 
 def said(given: argparse.Namespace) -> Iterator[str]:

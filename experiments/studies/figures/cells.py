@@ -40,8 +40,8 @@ WORK = ROOT / "work" / "figures"
 RESOURCES = {"sampler": COMMON.sampler, "keep_policies": "all"}
 PART = 500
 """Problems that are measured at a time."""
-UNTAUGHT = 20
-"""Steps that a base model is taught at micro scale."""
+UNTAUGHT, FEW = 5, {"train": 64, "validation": 32}
+"""Steps that a base model is taught at micro scale, and its problems."""
 COUNTS = ["rollouts", "tokens", "questions", "samples"]
 SCORES = ["avg_at_4", "best_at_4", "worst_at_4", "polarised"]
 SCHEMA = pl.Schema(
@@ -177,7 +177,7 @@ def made(base: str, unit: Unit, work: Path, *, measured: bool) -> Path:
     """The folder of inputs of a base model that is made for figures; it and its problem set are made once.
 
     Args:
-        measured: Whether it is what common.yaml says; at micro scale it is hardly taught, and its problems are not cut.
+        measured: Whether it is what common.yaml says; at micro scale it is hardly taught, with few problems, not cut.
     """
     every = work / "bases" / base
     folder, how = every / f"{unit.task}-{unit.base_seed}", COMMON.base_sets[unit.problem_set]
@@ -195,7 +195,8 @@ def made(base: str, unit: Unit, work: Path, *, measured: bool) -> Path:
         preset = preset.model_copy(update={"resources": preset.resources.model_copy(update=RESOURCES)})
         cut(candidates(how), how, WorkerConfig.of(preset, {content(place): str(place)}), path)
     elif not path.exists():
-        tables.write(candidates(how), "problems", path)
+        few = how.model_copy(update={"problems": tuple({**each, **FEW} for each in how.problems)})
+        tables.write(candidates(few), "problems", path)
     return every
 
 

@@ -12,10 +12,12 @@ import yaml
 from scipy import stats
 
 from experiments.errors import ExperimentError
+from experiments.running.cell_folder import content
 from experiments.settings import find
 from experiments.studies.figures import cells, page, paper, reading
 from experiments.studies.figures.__main__ import main
 from experiments.studies.figures.figure import HERE, Comparison, Figure, Side, figure_of, load, names
+from experiments.studies.panel.study import Unit
 from experiments.tests.made import ROOT
 
 EVERY = [figure_of(name) for name in names()]
@@ -47,6 +49,8 @@ def written(path: Path, **changes: Any) -> Path:
             "no arm 'smal' (did you mean 'small'?)",
         ),
         ({"compare": [{"says": "x", "of": {"arm": "small", "of": "hard"}, "paper": "above"}]}, "evaluate lacks 'hard'"),
+        ({"arms": {"small": {"base": "5M"}}, "compare": []}, "base is '5M'; common.yaml has 0.4M, "),
+        ({"arms": {"small": {"base": "gpt2"}}, "compare": [], "evaluate": ["hard"]}, "no problem sets for train"),
     ],
 )
 def test_a_file_that_says_what_no_cell_can_have_is_refused_with_what_was_meant(
@@ -69,7 +73,7 @@ def test_a_figure_is_found_by_each_of_its_numbers_and_a_near_name_is_offered() -
 def test_every_cell_of_a_figure_can_be_made_of_committed_inputs(figure: Figure) -> None:
     inputs: dict[Any, cells.Inputs] = {}
     for planned in figure.cells:
-        if (planned.unit.base_seed, planned.seed) != (figure.base_seeds[0], figure.seeds[0]):
+        if (planned.unit.base_seed, planned.seed) != (figure.base_seeds[0], figure.seeds[0]) or planned.how.base:
             continue
         key = planned.unit, repr(planned.how.sampling)
         inputs[key] = inputs.get(key) or cells.Inputs.of(*(planned.unit, planned.how.sampling))
@@ -102,6 +106,7 @@ def rows_of(end: Callable[[str, int, int, int], float], pairs: int = 4) -> pl.Da
             "definition": f"{arm}{n}{base}",
             "arm": arm,
             "set": "easy",
+            "base": "",
             "base_seed": base,
             "seed": 7200,
             "rollouts_per_problem": n,
@@ -200,19 +205,73 @@ def test_the_gallery_is_made_of_the_committed_tables_and_the_index_leads_to_ever
 
 
 def test_a_figure_has_a_preset_at_the_papers_scale(tmp_path: Path) -> None:
-    path, preset = paper.write(figure_of("playbook-13"), tmp_path)
+    path, (preset,) = paper.write(figure_of("playbook-13"), tmp_path)
     assert set(find(path, preset=preset.name)[-1]) >= {"sweep", "difficulty", "base"}
     sizes = {name: (own.rollouts_per_problem, own.rollouts) for name, own in preset.sweep.items()}
     assert set(sizes.values()) == {((32, 256), 4_194_304)}
     assert preset.difficulty is not None
     assert [own.train for own in preset.difficulty.sets.values()] == [128, 512, 2048, 8192]
-    with pytest.raises(ExperimentError, match="isocompute-rollout split"):
-        paper.settings(figure_of("playbook-14"))
+
+
+@pytest.mark.parametrize("figure", EVERY, ids=lambda figure: figure.name)
+def test_presets_at_the_papers_scale_load_and_have_every_cell_but_those_of_other_base_models(
+    figure: Figure, tmp_path: Path
+) -> None:
+    for part in page.parts_of(figure):
+        path, presets = paper.write(part, tmp_path)
+        own = [cell for cell in part.cells if cell.unit.base_seed == part.base_seeds[0] and not cell.how.base]
+        grids = [sweep for preset in presets for sweep in preset.sweep.values()]
+        assert sum(len(each.grid()) * len(each.seeds) * len(each.rate_factors) for each in grids) == len(own)
+        said = list(paper.advice(part, path, presets))
+        assert [line for line in said if line.startswith("  preset: ")]
+    assert figure.page_of or len(presets) == len({preset.name for preset in presets})
+
+
+def test_mixtures_and_samplings_are_presets_of_their_own_at_the_papers_scale(tmp_path: Path) -> None:
+    path, (alone, two, three) = paper.write(figure_of("playbook-14"), tmp_path)
+    assert list(alone.sweep) == ["easy-easy", "easy-hard"]
+    assert [source.path for source in (two.problems[0], three.problems[0]) if hasattr(source, "path")] == [
+        "playbook-14-easy-hard.parquet",
+        "playbook-14-easy-hard-very-easy.parquet",
+    ]
+    said = list(paper.advice(figure_of("playbook-14"), path, [alone, two, three]))
+    assert "--interval 0.3 0.6 --train 406 " in said[1]
+    _, (short, long) = paper.write(figure_of("scalerl-9"), tmp_path)
+    assert (short.sampling.max_new_tokens, long.sampling.max_new_tokens) == (8192, 16384)
 
 
 def test_what_is_not_testable_here_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scalerl-9"]) == 2
     assert "scalerl-9 cannot run here: problems whose answers grow" in capsys.readouterr().err
+
+
+def test_cells_of_another_base_model_are_others_and_pool_to_a_pair_for_each(tmp_path: Path) -> None:
+    arms = {"own": {}, "larger": {"base": "0.4M"}, "other": {"base": "gpt2"}}
+    pooled = {"says": "x", "of": {}, "less": {"upto": 0.25}, "paper": "above"}
+    figure = load(written(tmp_path / "made-1.yaml", base_seeds=[0], arms=arms, compare=[pooled]))
+    assert len({cell.definition for cell in figure.cells}) == 3
+    end = {"": 0.5, "0.4M": 0.6, "gpt2": 0.8}
+    rows = pl.concat(
+        rows_of(lambda arm, n, base, at, own=own: end[own] if at > 1024 else 0.4, pairs=1).with_columns(  # type: ignore[misc]
+            base=pl.lit(own), definition=pl.col("definition") + own
+        )
+        for own in end
+    )
+    found = reading.compared(figure.compare[0], rows.filter(pl.col("arm") == "a"))
+    assert found is not None
+    assert (found.estimate.units, found.bases) == (3, 3)
+    assert found.estimate.value == pytest.approx(np.mean([0.1, 0.2, 0.4]))
+
+
+@pytest.mark.slow("trains")
+def test_a_base_model_is_made_once_and_the_same_elsewhere(tmp_path: Path) -> None:
+    unit = Unit(task="chains", problem_set="easy", base_seed=0)
+    folders = [cells.made("gpt2", unit, tmp_path / where, measured=False) / "chains-0" for where in ("a", "a", "b")]
+    assert len({content(folder / "base") for folder in folders}) == 1
+    assert "GPT2LMHeadModel" in (folders[0] / "base" / "config.json").read_text()
+    assert not list(folders[0].glob(".*"))
+    inputs = cells.Inputs.of(unit, {}, folders[0].parent)
+    assert list(inputs.models) == [content(folders[0] / "base")]
 
 
 @pytest.mark.slow("trains")
