@@ -10,6 +10,12 @@ small = st.integers(1, 4096)
 EIGHT = Allocation(problems_per_batch=8, rollouts_per_problem=4, update_steps=100)
 
 
+@pytest.mark.parametrize("name", ["problems_per_batch", "rollouts_per_problem", "update_steps"])
+def test_a_part_that_is_not_positive_is_refused_by_name(name):
+    with pytest.raises(BudgetError, match=f"{name} is 0"):
+        Allocation(**{"problems_per_batch": 8, "rollouts_per_problem": 4, "update_steps": 100, name: 0})
+
+
 @given(st.integers(1, 10**7), small, small)
 def test_an_allocation_within_a_budget_leaves_less_than_one_step(budget, problems, rollouts):
     batch = problems * rollouts

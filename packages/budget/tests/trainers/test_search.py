@@ -239,3 +239,11 @@ def test_what_one_of_two_loggers_lacks_is_read_of_the_other_and_the_run_has_both
     assert {Path(path).stem for path in (patient.name, *patient.also)} == {"a", "b"}
     assert [row["avg_at_4"] for row in patient.rows] == [row["val-core/m/acc/mean@4"] for row in rows]
     assert {row["rollouts_per_problem"] for row in patient.rows} == {5}
+
+
+def test_two_logs_are_of_one_run_where_all_that_both_logged_is_alike_and_more_than_one_number(tmp_path):
+    whole, other = (list(verl_rows(number, steps=2)) for number in (1, 2))
+    lines(tmp_path / "a.jsonl", whole)
+    for rows, runs in ((whole, 1), ([whole[0], *other[1:]], 2), (whole[:1], 2)):
+        lines(tmp_path / "b.jsonl", rows)
+        assert len(examine([str(tmp_path)], Given(every=GIVEN)).patients) == runs
