@@ -92,7 +92,8 @@ def _bars(axes: Any, figure: Figure, rows: pl.DataFrame) -> None:
         at = np.arange(len(shown)) + 0.8 * i / len(kinds)
         label = f"{arm}, n = {n}" if len(kinds) > len(figure.arms) else arm
         axes.bar(at, heights, width=0.75 / len(kinds), color=COLOURS[i % len(COLOURS)], label=label)
-    axes.set_xticks(np.arange(len(shown)) + 0.35, [name or metric.replace("_at_", "@") for name, metric in shown])
+    labels = [name.replace("-", "\n") or metric.replace("_at_", "@") for name, metric in shown]
+    axes.set_xticks(np.arange(len(shown)) + 0.35, labels)
     axes.set(ylabel="score at the end")
 
 
