@@ -43,7 +43,7 @@ def test_every_run_that_is_named_fits_the_budget_the_batch_the_problems_and_the_
         assert run.learning_rate == pytest.approx(1e-6 * sqrt(run.n * run.problems_per_batch / 1024))
     assert sum(run.rollouts for run in found.pilots) <= 1.5 * budget
     assert (found.start is None) == bool(found.cannot)
-    assert (found.ratio > WIDEST) == (found.start is None)
+    assert (min(found.interval[2], found.forbidden) > WIDEST * found.interval[0]) == (found.start is None)
     low, middle, high = found.interval
     assert 2 <= low <= middle <= high
     assert 1 <= found.ratio_after <= max(found.ratio, 4)

@@ -117,6 +117,8 @@ def _learning_rate(allocation: Allocation, arguments: argparse.Namespace) -> flo
 
 def _read(arguments: argparse.Namespace) -> Iterable[str]:
     """The allocation, and remarks on the settings."""
+    if not arguments.settings:
+        raise BudgetError("--from reads settings: give a file, or flags after --")
     first, *rest = arguments.settings
     if "=" not in first and not first.startswith("-"):
         # Flags override the file that they follow.

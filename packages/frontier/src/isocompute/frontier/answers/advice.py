@@ -22,7 +22,7 @@ from .signal import Spread
 LEVEL = 0.8
 """Share of the interval: four in five."""
 WIDEST = 16.0
-"""High end over low end of an interval beyond which no n is named."""
+"""High end, or the largest n that fits where that is lower, over low end, beyond which no n is named."""
 BEYOND = 4.0
 """As of ``fit``: beyond so many times the sources' budgets nothing is said."""
 LEAST_UPDATES = 64
@@ -168,7 +168,7 @@ def advise(question: Question, sweeps: Sequence[Sweep]) -> Advice:
     cannot = ""
     if not least <= budget <= largest:
         cannot = f"{short(budget)} rollouts are more than {BEYOND:g} times beyond the sources', {_span(rows)}"
-    elif high > WIDEST * low:
+    elif min(high, most) > WIDEST * low:
         cannot = (
             f"the sources leave n between {_n(low)} and {_n(high)}, {high / low:.0f} × apart (at most {WIDEST:g} ×)"
         )
@@ -248,7 +248,10 @@ def lines(advice: Advice, trainer: str, *, cost: float | None = None) -> Iterato
         yield f"Cannot say: measure n = {sizes} to {to} rollouts each; {advice.cannot}"
     else:
         batch, steps = start.problems_per_batch, start.steps
-        ends = f"({_n(low)} to {_n(high)})"
+        # What no batch holds, or leaves too few updates, cannot be chosen, however far apart sources are.
+        ends = f"({_n(low)} to {_n(high)}, of which at most {advice.forbidden} fits)"
+        if advice.forbidden >= high:
+            ends = f"({_n(low)} to {_n(high)})"
         yield f"Begin with n = {start.n} {ends}, B_p = {batch}, {steps:,} steps, rate {_rate_said(question, start)}"
     count = len({(s.problem_set, s.model) for s in advice.sweeps})
     sigma, tau = (2**each for each in advice.between.deviations)
