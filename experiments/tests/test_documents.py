@@ -126,7 +126,7 @@ def test_the_tutorials_of_the_frontier_run_in_order(tmp_path: Path, monkeypatch:
     text = manual("frontier")
     tutorials = text[: text.index("## Runs of other trainers")]
     commands = re.findall(r"^    (isocompute-frontier .*)$", tutorials, re.MULTILINE)
-    assert [shlex.split(c)[1] for c in commands] == ["fit", "prescribe", "next", "predict", "fit"]
+    assert [shlex.split(c)[1] for c in commands] == ["fit", "prescribe", "prescribe", "next", "predict", "fit"]
     for command in commands:
         # A check fits again without each n.
         command = command.replace(" --check", "")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RolloutError
@@ -52,13 +53,15 @@ EXECUTING: Mapping[str, str] = {
     "string_insertion": _EVAL,
 }
 """Tasks that execute the response, the reference answer, the metadata or a program: they need an isolated sandbox."""
-REFUSED: Mapping[str, str] = {
-    "boxnet": _ANSWERLESS,
-    "composite": "it only mixes other tasks, which are better given as sources of their own",
-    "game_of_life_halting": "its scorer accepts every response that is not empty",
-    "propositional_logic": "its scorer accepts a premise repeated as the conclusion",
-    "rush_hour": _ANSWERLESS,
-}
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "boxnet": _ANSWERLESS,
+        "composite": "it only mixes other tasks, which are better given as sources of their own",
+        "game_of_life_halting": "its scorer accepts every response that is not empty",
+        "propositional_logic": "its scorer accepts a premise repeated as the conclusion",
+        "rush_hour": _ANSWERLESS,
+    }
+)
 """Tasks that no problem may come from, with the reason."""
 EXTRACTION: Mapping[str, tuple[str, ...]] = {
     # Its prompt ends in "=", and worked solutions continue: 2+3=5.
