@@ -19,7 +19,7 @@ from ..panel import whole
 from ..panel.claims import signed
 from ..panel.statistics import LEVEL, Estimate, Rule, Verdict, vertex
 from ..panel.study import UNITS
-from .cells import RESULTS, read
+from .cells import RESULTS, missing, read
 from .figure import COMMON, Comparison, Figure, Side
 
 Array = NDArray[np.float64]
@@ -186,7 +186,9 @@ def paragraph(figure: Figure, results: Path = RESULTS) -> str:
     if figure.page_of:
         return said[0]
     rows = frame(figure, results)
-    came = [f"{one.says}: {shown(one, found)}" for one in figure.compare if (found := compared(one, rows))]
+    # A comparison is read once, of all cells.
+    asked = () if missing(figure, results) else figure.compare
+    came = [f"{one.says}: {shown(one, found)}" for one in asked if (found := compared(one, rows))]
     if came:
         said.append(f"Here: {'; '.join(came)}.")
     lost = rows.filter("diverged")["definition"].n_unique()
