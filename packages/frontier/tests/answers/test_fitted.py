@@ -1,5 +1,6 @@
 """A sweep fitted as one: what it says at a budget, before and after it was saved."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -112,6 +113,12 @@ def test_rates_seeds_and_rewards_that_limit_the_answer_are_named() -> None:
 
 def test_a_damaged_posterior_is_refused_in_one_sentence(fitted: Fitted, tmp_path: Path) -> None:
     with pytest.raises(FrontierError, match=r"holds no posterior\.json"):
+        load_fitted(tmp_path)
+    save(fitted, tmp_path)
+    document = json.loads((tmp_path / "posterior.json").read_text())
+    del document["priors"]["falling"]
+    (tmp_path / "posterior.json").write_text(json.dumps(document))
+    with pytest.raises(FrontierError, match="priors lack falling"):
         load_fitted(tmp_path)
     save(fitted, tmp_path)
     pl.DataFrame({"x0": [0.0]}).write_parquet(tmp_path / "draws.parquet")

@@ -121,7 +121,7 @@ def test_what_published_fits_say_leaves_out_the_run_itself() -> None:
 
 @pytest.mark.parametrize("r0", [None, 0.4])
 def test_the_gradient_of_one_run_is_that_of_its_density(r0: float | None) -> None:
-    density = single.OneRun(model=Model(runs=prepare([as_run(*run(last=4000.0), r0)]).runs))
+    density = single.OneRun(model=Model(runs=prepare([as_run(*run(last=4000.0), r0)]).runs, priors=single.PRIORS))
     at = 0.7 * np.random.default_rng(1).standard_normal((3, len(density.places)))
     step = 1e-5 * np.eye(at.shape[1])
     expected = np.stack([(density(at + s)[0] - density(at - s)[0]) / 2e-5 for s in step], axis=1)

@@ -13,7 +13,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from isocompute.frontier.posterior.density import TURN, Priors
-from isocompute.frontier.posterior.model import BEND, FALL, ONSET, STEEPNESS, STEP
+from isocompute.frontier.posterior.model import BEND, FALL, ONSET, RARE, STEEPNESS, STEP
 from isocompute.frontier.posterior.runs import Runs
 from numpyro.infer import MCMC, NUTS, init_to_median
 
@@ -76,7 +76,9 @@ def model(runs: Runs, at: np.ndarray, rates: bool, priors: Priors) -> None:
     each = numpyro.sample("shapes and bends", dist.Normal(0, 1).expand([2, cells]).to_event(2))
     log_s = STEEPNESS[0] + STEEPNESS[1] * jnp.sinh(usual) + single * each[0]
     half_step = positive.min() * jnp.exp(STEP[1] * step[1])
-    e = BEND[0] * jnp.sinh(turn[0]) + BEND[1] * turn[1] * n
+    rare = RARE[1] * jax.nn.softplus((jnp.array([1.0, -1.0]) * turn[0] - RARE[0]) / RARE[1])
+    usual_e = priors.growth + BEND[0] * jnp.sinh(turn[0]) + priors.rising * rare[0] - priors.falling * rare[1]
+    e = usual_e + BEND[1] * turn[1] * n
     e = e + deviation("bends", (priors.bend,), priors.departure_factor)[0] * each[1]
     w = np.log(positive.max()) + ONSET[0] * turn[2] + ONSET[1] * turn[3] * n
     seed_sd = deviation("amplitude of seeds", (priors.seed_amplitude,), priors.seed_factor)

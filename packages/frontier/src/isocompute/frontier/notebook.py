@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -380,6 +380,9 @@ def _runs(table: pl.DataFrame, document: dict[str, Any]) -> Runs:
 
 def _priors(values: dict[str, Any]) -> Priors:
     plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    if absent := [each.name for each in fields(Priors) if each.name not in plain]:
+        # Draws of another model would be read as of this one.
+        raise ValueError(f"priors lack {', '.join(absent)}, which are those of other curves")
     return Priors(**plain)
 
 

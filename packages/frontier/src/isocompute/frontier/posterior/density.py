@@ -395,6 +395,12 @@ class Priors:
         departure_factor: Logarithm of the factor to which it is known.
         shape: Of single cells' s, in logarithms.
         bend: Of single cells' e.
+        growth: Of e, of all cells.
+        rising: What a curve of the one in ten that grow fast gains more, as a share of its gain per e-fold of compute,
+            for each standard deviation beyond: two out a third in all, as a curve does that has grown with log C for
+            three e-folds.
+        falling: What one of the one in ten that fall loses, likewise. Of ScaleRL's five recipes in Figure 2 one falls;
+            of the runs of this project's panel about 3 of 200 lose a third of their gain from half of their compute on.
         base_level: Of base models, where there are several: of the amplitude's logit, and of the logarithm of the half
             compute.
         base_slope: Of how base models differ per octave of n, B_p and rate, likewise.
@@ -410,6 +416,9 @@ class Priors:
     departure_factor: float = 0.6
     shape: float = 0.1
     bend: float = 0.008
+    growth: float = 0.0
+    rising: float = 0.25
+    falling: float = 1.5
     base_level: tuple[float, float] = (0.4, 0.4)
     base_slope: tuple[float, float] = (0.08, 0.1)
     base_departure: tuple[float, float] = (0.06, 0.08)

@@ -31,6 +31,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from ..data.curves import Array, Mask
 from .density import Families, Family, Likelihood, Numbers, Priors, Scaled, bent, families, rise, step_share
@@ -43,7 +44,10 @@ STEEPNESS = (0.1, 0.4)
 STEP = (0.02, 0.7)
 """Standard deviations of j, and of the logarithm of C_j about that of the first evaluation."""
 BEND = (0.03, 0.004)
-"""Of e = first·sinh(x) at the middle n, and of what an octave of n adds."""
+"""Of e = first·sinh(x) at the middle n, x standard normal, and of what an octave of n adds."""
+RARE = (1.3, 0.15)
+"""How many standard deviations out e is that of the one curve in ten that falls, or of the one that grows fast; and how
+sharply that sets in."""
 ONSET = (1.2, 0.2)
 """Of w about the logarithm of the largest compute measured, and of what an octave of n adds."""
 FALL = 1.5
@@ -249,9 +253,17 @@ class Model:
         """E and w expected of settings at some coordinates, shape ``(chains, 2, settings)``."""
         own = theta[:, self.parts["bend"], None]
         octaves = at[:, 0] - self.centre[0]
-        slope = BEND[0] * np.sinh(own[:, 0]) + BEND[1] * own[:, 1] * octaves
+        slope = self._bend(own[:, 0])[0] + BEND[1] * own[:, 1] * octaves
         onset = self._latest + ONSET[0] * own[:, 2] + ONSET[1] * own[:, 3] * octaves
         return np.stack([slope, onset], axis=1)
+
+    def _bend(self, own: Array) -> tuple[Array, Array]:
+        """E at the middle n, and its derivative."""
+        (first, sharp), priors = RARE, self.priors
+        up, down = (own - first) / sharp, (-own - first) / sharp
+        beyond = priors.rising * np.logaddexp(0.0, up) - priors.falling * np.logaddexp(0.0, down)
+        slope = priors.growth + BEND[0] * np.sinh(own) + sharp * beyond
+        return slope, BEND[0] * np.cosh(own) + priors.rising * expit(up) + priors.falling * expit(down)
 
     def lines(self, theta: Array) -> Array:
         """Level and coefficients of amplitude and timing, shape ``(chains, 2, 1 + columns)``."""
@@ -364,7 +376,7 @@ class Model:
         own = theta[:, part]
         gradient[:, part] = np.stack(
             [
-                BEND[0] * np.cosh(own[:, 0]) * slope.sum(axis=1),
+                self._bend(own[:, 0])[1] * slope.sum(axis=1),
                 BEND[1] * slope @ octaves,
                 ONSET[0] * onset.sum(axis=1),
                 ONSET[1] * onset @ octaves,

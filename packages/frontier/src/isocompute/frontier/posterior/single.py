@@ -19,7 +19,8 @@ from threadpoolctl import threadpool_limits
 
 from ..data.curves import Array
 from ..errors import FrontierError
-from .model import BEND, STEEPNESS, TAIL, Model
+from .density import Priors
+from .model import STEEPNESS, TAIL, Model
 from .posterior import AGREED, Posterior, sample, split_r_hat
 from .runs import Runs
 
@@ -47,13 +48,9 @@ START = (-0.15, 0.3)
 """Of the logit of R0 less that of the first evaluation, where that is not before training."""
 TIMING = 1.5
 """Standard deviation of the logarithm of the compute of half the gain, about that of the last evaluation."""
-GROWTH = 0.02
-"""Share of the gain that a run goes on to gain per e-fold of compute. The one run that ScaleRL fits again with twice
-the data (its appendix: A from 0.645 to 0.655) went on by 0.04, its other runs by nothing that it speaks of."""
-FALLING = (1.3, 0.15, 1.5)
-"""A run falls where a standard normal number is below −1.3, as 1 in 10 does; how sharply that sets in; and the share of
-its gain that it loses per e-fold of compute for each 1 beyond. Of ScaleRL's five recipes in Figure 2 one falls; of the
-runs of this project's panel about 3 of 200 lose a third of their gain from half of their compute on."""
+PRIORS = Priors(growth=0.02, rising=0.0)
+"""The one run that ScaleRL fits again with twice the data (its appendix: A from 0.645 to 0.655) went on by 0.04 of its
+gain per e-fold of compute, its other runs by nothing that it speaks of."""
 LOST = 0.9
 """Of the share of the gain that is lost in the end, in units of its prior: 0.8 in the median."""
 NOISE = (0.3, 0.4)
@@ -115,7 +112,7 @@ def expected(without: Sequence[str] = ()) -> Expected:
 
 PARTS = ("start", "tail", "shape", "step", "bend", "level", "excess", "autocorrelation")
 """Numbers of the model that one run can say anything of; all others tell runs or settings apart."""
-Q, B, E, F, GAIN, WHEN, KAPPA, PHI = 1, 2, 5, 8, 9, 10, 11, 12
+Q, B, F, GAIN, WHEN, KAPPA, PHI = 1, 2, 8, 9, 10, 11, 12
 """Places of those with a prior of their own, among the numbers of one run."""
 
 
@@ -182,11 +179,6 @@ class OneRun:
         mapped[:, B], slope[:, B] = np.arcsinh(steep), by_steep * expected.steepness[1] * apart * by_rest
         by_form = by_steep * by_q * (1 - np.log(2.0) * q * left / (1 - left))
         by_height = by_steep * expected.steepness[1] * both * by_gain
-        begin, sharp, loss = FALLING
-        beyond = (-own[:, E] - begin) / sharp
-        bend = GROWTH / BEND[0] + np.sinh(own[:, E]) - loss / BEND[0] * sharp * np.logaddexp(0.0, beyond)
-        by_bend = np.cosh(own[:, E]) + loss / BEND[0] / (1 + np.exp(-beyond))
-        mapped[:, E], slope[:, E] = np.arcsinh(bend), by_bend / np.sqrt(1 + bend**2)
         mapped[:, F] += LOST
         # Both in units of the model's 1.5.
         mapped[:, GAIN] = (expected.gain[0] + expected.gain[1] * gain) / 1.5
@@ -243,7 +235,7 @@ def single(runs: Runs, *, before: Expected | None = None, seed: int = 0) -> Sing
         runs: That run alone, of errors of which only ratios mean something.
         before: What is expected of it; by default what all published fits say.
     """
-    model = Model(runs=runs)
+    model = Model(runs=runs, priors=PRIORS)
     density = OneRun(model=model, expected=before or expected())
     last = float(runs.last[0])
     size = len(density.places)
