@@ -1,7 +1,7 @@
 """The answer of a posterior that is read and not fitted: each number here decides a sentence.
 
 ``fixtures/`` holds some draws of the fits of two tables of docs/ and of a made-up one, rounded to two digits. Where the
-format of a saved posterior changes, ``python packages/frontier/tests/answers/test_saved_answer.py`` makes them again;
+format of a saved posterior changes, ``python -m tests.answers.test_saved_answer`` in packages/frontier makes them again;
 the digits then are those of that machine.
 """
 
