@@ -1,8 +1,8 @@
 """The answer of a posterior that is read and not fitted: each number here decides a sentence.
 
 ``fixtures/`` holds some draws of the fits of two tables of docs/ and of a made-up one, rounded to two digits. Where the
-format of a saved posterior changes, ``python -m tests.answers.test_saved_answer`` in packages/frontier makes them again;
-the digits then are those of that machine.
+format of a saved posterior changes, ``python -m tests.answers.test_saved_answer`` in packages/frontier makes them
+again; the digits then are those of that machine.
 """
 
 from collections.abc import Sequence

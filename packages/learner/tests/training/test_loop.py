@@ -312,6 +312,33 @@ def test_no_response_is_measured_that_nothing_needs(
     assert (learner.measured, learner.passed) == (measured, passed)
 
 
+@pytest.mark.parametrize("equal", range(4))
+def test_an_update_of_equal_rewards_after_another_of_its_batch_is_not_taken_for_stale_weights(
+    equal: int, model: Path, replay: Any
+) -> None:
+    """Each of four groups is an update of its own; that without a signal is any of them."""
+    config = LearnerConfig(learning_rate=1e-2, objective=ObjectiveConfig(updates_per_batch=4))
+    rollouts = sampled(replay, config)
+    group = rollouts["problem_id"].unique(maintain_order=True)[equal]
+    reward = pl.when(pl.col("problem_id") == group).then(0.0).otherwise(pl.col("sample") % 2)
+    learner = Learner(model, config)
+    found = learn_from(learner, with_cohorts(rollouts.with_columns(reward=reward), config.batch))
+    assert found.update is not None
+    assert found.update.sync_error < 1e-4
+
+
+def test_stale_weights_show_where_no_response_of_a_batch_of_several_updates_is_measured(
+    model: Path, replay: Any
+) -> None:
+    config = LearnerConfig(learning_rate=1e-2, objective=ObjectiveConfig(updates_per_batch=2))
+    equal = with_cohorts(sampled(replay, config).with_columns(reward=pl.lit(0.0)), config.batch)
+    learner = Learner(model, config)
+    assert learn_from(learner, equal).update is not None
+    moved(learner.policy, 0.1)
+    with pytest.raises(SyncError, match=r"sync\.tolerance"):
+        learn_from(learner, equal)
+
+
 @pytest.mark.parametrize("errs_at", [(1, 3), (2,), (2, 3)])
 def test_an_optimizer_step_that_fails_once_is_tried_again_and_one_that_fails_twice_ends_the_batch(
     errs_at: tuple[int, ...], model: Path, replay: Any, caplog: pytest.LogCaptureFixture

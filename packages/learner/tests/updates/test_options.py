@@ -146,7 +146,8 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     "objective.epochs": (
         acts(WHOLE, 2, f"{LEARNT} {LOW} {HIGH} ratio entropy optimizer_steps trained_tokens passes", **ROUNDED),
-        acts(GRPO, 2, "trained_tokens passes", kind="equal"),
+        # Measuring compared a response with the sampler; the updates have none that they learn from.
+        acts(GRPO, 2, f"{SYNC} trained_tokens passes", kind="equal"),
     ),
     "kl.coefficient": (
         acts(TERMS, 0.2, f"{GRADIENT} loss"),

@@ -128,7 +128,7 @@ class Learner:
         # Nothing reads those of a response that is left out of the update, too.
         found["old_logprobs"] += responses.logprobs.values[responses.sampled]
         compared = [self._nothing(3, 0)]
-        for piece, batch in self._passes(responses, np.flatnonzero(used)):
+        for piece, batch in self._passes(responses, np.flatnonzero(used), least=int(not used.any())):
             with torch.no_grad(), self._forward.attending(batch):
                 hidden, terms = self._forward.run(batch)
                 numbers = {"old_logprobs": terms.logprobs}
@@ -136,10 +136,11 @@ class Learner:
                     numbers["values"] = self.critic(hidden)
             if self._models.reference is not None:
                 numbers["reference_logprobs"] = self._models.reference.logprobs(batch)
+            if len(responses):
+                compared.append(compare(terms.logprobs, batch.sampler_logprobs))
             if piece is None:
                 continue
             tokens = responses.tokens_of(piece.rows)
-            compared.append(compare(terms.logprobs, batch.sampler_logprobs))
             for name, values in numbers.items():
                 found[name][tokens] = values.double().cpu().numpy()
         self._verify(torch.cat(compared, dim=1))
@@ -243,8 +244,8 @@ class Learner:
             first: The first pass: of some of these, or, so that stale weights show all the same, of a response that
                 cannot change the update.
         """
-        if len(rows) and "old_logprobs" in responses.of_tokens:
-            # Updates of the same batch may have come before this one.
+        if "old_logprobs" in responses.of_tokens:
+            # Updates of the same batch may have come before this one, in which nothing may be left to learn.
             tokens = responses.tokens_of(rows)
             old = torch.tensor(responses.of_tokens["old_logprobs"].values[tokens], dtype=self._dtype)
             sampler = torch.tensor(responses.logprobs.values[responses.sampled][tokens], dtype=self._dtype)
