@@ -14,15 +14,21 @@ from isocompute.frontier import cli
 from isocompute.frontier.cli import main
 from isocompute.frontier.commands.arguments import positive
 from isocompute.frontier.contract import command_line
+from isocompute.frontier.data.reading import short
 
 slow = pytest.mark.slow("fits, or an interpreter that is started")
 
 
-@pytest.mark.parametrize("text", ["", "M", "16X", "16MM", "1,000", "-2k", "0", "0M", "nan", "inf", "infM", "two"])
+@pytest.mark.parametrize("text", ["", "M", "16X", "16MM", "1,00", "1,0000", "-2k", "0", "0M", "nan", "inf", "infM", "two"])
 def test_nonsense_is_one_sentence(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError) as error:
         positive(text)
     assert str(error.value).startswith(f"{text!r} is not an amount")
+
+
+@pytest.mark.parametrize(("text", "value"), [("2,000,000", 2e6), ("2_000_000", 2e6), ("1,500.5k", 1_500_500)])
+def test_thousands_may_be_separated(text: str, value: float) -> None:
+    assert positive(text) == value
 
 
 SUFFIXES = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -31,6 +37,11 @@ SUFFIXES = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 @given(st.floats(1e-6, 1e15), st.sampled_from(sorted(SUFFIXES)))
 def test_every_number_is_an_amount_and_may_have_a_suffix(value: float, suffix: str) -> None:
     assert positive(f"{value!r}{suffix}") == pytest.approx(value * SUFFIXES[suffix], rel=1e-12)
+
+
+@given(st.floats(1.0, 9e17))
+def test_an_amount_is_printed_as_it_is_read_to_three_digits(value: float) -> None:
+    assert positive(short(value)) == pytest.approx(value, rel=0.005)
 
 
 @slow

@@ -506,10 +506,10 @@ def amount(compute: float) -> str:
 
 
 def short(compute: float) -> str:
-    """An amount in three digits: 920, 16k, 1.3M."""
-    for factor, sign in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+    """An amount in three digits, by the letters with which amounts are read: 920, 16k, 1.3M, 2T."""
+    for factor, sign in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if compute >= 0.9995 * factor:
-            return f"{compute / factor:.3g}{sign}"
+            return f"{float(f'{compute / factor:.3g}'):,g}{sign}"
     return f"{compute:.3g}"
 
 
