@@ -93,6 +93,36 @@ def test_a_file_is_no_place_for_a_fit_and_this_is_said_before_it(
     assert (printed.out, f"--out {path}" in printed.err) == ("", True)
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["advise --budget 1M --pass-rate 0.3", "fit evals.csv --out out", "next fitted", "prescribe fitted --budget 1M"],
+)
+def test_a_folder_that_is_not_there_is_not_made_for_a_file_and_this_is_said_before_it(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = main([*command.split(), "--json", "nodir/answer.json"])
+    except SystemExit as end:
+        status = end.code  # type: ignore[assignment]
+    printed = capsys.readouterr()
+    assert (status, printed.out, list(tmp_path.iterdir())) == (2, "", [])
+    assert "--json" in printed.err
+    assert "nodir" in printed.err
+
+
+@pytest.mark.parametrize(("name", "what"), [("nothing", "not there"), ("file", "no folder"), ("empty", "posterior")])
+def test_what_is_no_fit_is_said_to_be_none_with_the_command_that_makes_one(
+    name: str, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    for command in (["prescribe", "--budget", "1M"], ["next"]):
+        assert main([*command, str(tmp_path / name)]) == 2
+        said = capsys.readouterr().err
+        assert all(part in said for part in (str(tmp_path / name), what, "isocompute-frontier fit"))
+
+
 def test_an_error_that_is_not_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ValueError("a bug")
@@ -107,10 +137,10 @@ def test_a_figure_that_cannot_be_written_is_one_line_and_exit_code_2(
     table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table.filter(pl.col("run_id") == "n4s0").write_csv(tmp_path / "curve.csv")
-    (tmp_path / "file").touch()
-    arguments = ["--x", "rollouts", "--y", "avg_at_4", "--figure", str(tmp_path / "file" / "f")]
+    (tmp_path / "f.svg").mkdir()
+    arguments = ["--x", "rollouts", "--y", "avg_at_4", "--figure", str(tmp_path / "f")]
     assert main(["predict", str(tmp_path / "curve.csv"), *arguments]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'file' / 'f.svg'}: cannot be written (")
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'f.svg'}: cannot be written (")
 
 
 WITHOUT_POSIX = """

@@ -221,6 +221,19 @@ def test_the_distance_from_the_data_is_said_and_64_times_is_the_farthest() -> No
             paper.answer(budget)
 
 
+def test_the_least_budget_is_one_step_of_every_setting_or_a_64th_of_the_first_evaluation() -> None:
+    trl, playbook = read("trl"), read("playbook-easy")
+    tokens = 64 * max(trl.tokens_per_rollout)
+    for fitted, unit, least in ((trl, "rollouts", 64), (playbook, "rollouts", 16_384), (trl, "tokens", tokens)):
+        assert (fitted.answer(least, unit=unit).as_dict()["update_steps"] or 0) > 0
+        with pytest.raises(FrontierError, match=f"the least is {least:,.10g}, one step of n = "):
+            fitted.answer(0.99 * least, unit=unit)
+    other = replace(trl, unit="tokens")
+    assert "before the first evaluation at 256" in other.answer(4.01).lines()[1]
+    with pytest.raises(FrontierError, match="the least is 4, a 64th"):
+        other.answer(3.99)
+
+
 @pytest.mark.parametrize("kind", ["saved", pytest.param("fitted", marks=pytest.mark.slow("a fit"))])
 def test_where_rewards_rise_suddenly_what_was_measured_best_is_chosen_and_not_carried_on(kind: str) -> None:
     fitted = read("sudden") if kind == "saved" else quick(sudden())

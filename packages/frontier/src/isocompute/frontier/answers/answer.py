@@ -189,6 +189,8 @@ class Answer:
         where = f"At {short(self.decision.compute)} {self.unit}"
         if self.factor > 1 + SLACK:
             where += f", {self.factor:.2g} times beyond the data,"
+        if self.compute < (first := float(self.path.compute[0])) / (1 + SLACK):
+            where += f", before the first evaluation at {short(first)},"
         if self.of_training:
             where = f"By rewards of training: at{where[2:]}"
         if self.standing is Standing.MISFIT:

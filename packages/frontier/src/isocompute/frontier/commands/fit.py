@@ -124,6 +124,8 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     given = {key: value for key, value in chosen.items() if value is not None}
     if arguments.out.exists() and not arguments.out.is_dir():
         raise FrontierError(f"--out {arguments.out}: is a file, and no folder")
+    if (where := arguments.json) is not None and where.parent != arguments.out and not where.parent.is_dir():
+        raise FrontierError(f"--json {where}: there is no folder {where.parent}")
     if arguments.seed < 0:
         raise FrontierError(f"the seed is {arguments.seed}; it must be 0 or more")
     if arguments.method == "paper":

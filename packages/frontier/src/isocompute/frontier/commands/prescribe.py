@@ -9,7 +9,7 @@ from pathlib import Path
 from ..answers.next import plan, plan_document, plan_lines
 from ..answers.steps import three_steps
 from ..notebook import load_fitted
-from .arguments import positive, write_json
+from .arguments import new_file, positive, write_json
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,7 +30,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     said = "the Playbook's Appendix C instead: n*, the smallest stable B_p, the rest to M"
     parser.add_argument("--three-steps", action="store_true", help=said)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the answer here")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="also write the answer here")
     parser.set_defaults(run=prescribe)
     example = "example: isocompute-frontier next fitted --budget 1M --tell 8 32"
     then = commands.add_parser("next", help="what to run next, by the expected fall of regret", epilog=example)
@@ -41,7 +41,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--tell", type=int, nargs=2, metavar="N", help="how many seeds tell these two n apart (default: the first two)"
     )
     then.add_argument("--price", type=positive, help="of a GPU-hour, for a fit with --timings")
-    then.add_argument("--json", type=Path, metavar="FILE", help="also write the actions here")
+    then.add_argument("--json", type=new_file, metavar="FILE", help="also write the actions here")
     then.set_defaults(run=what_next)
 
 
