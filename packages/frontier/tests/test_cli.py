@@ -19,7 +19,9 @@ from isocompute.frontier.data.reading import short
 slow = pytest.mark.slow("fits, or an interpreter that is started")
 
 
-@pytest.mark.parametrize("text", ["", "M", "16X", "16MM", "1,00", "1,0000", "-2k", "0", "0M", "nan", "inf", "infM", "two"])
+@pytest.mark.parametrize(
+    "text", ["", "M", "16X", "16MM", "1,00", "1,0000", "-2k", "0", "0M", "nan", "inf", "infM", "two"]
+)
 def test_nonsense_is_one_sentence(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError) as error:
         positive(text)

@@ -306,7 +306,9 @@ def load_fitted(folder: str | Path) -> Fit:
         raise FrontierError(f"{folder}: the paper's method has no intervals to prescribe from: fit without it")
     if not (folder / DOCUMENT).is_file():
         what = f"holds no {DOCUMENT}" if folder.is_dir() else "is no folder" if folder.exists() else "is not there"
-        raise FrontierError(f"{folder}: {what}; a fit is a folder that `isocompute-frontier fit RUNS --out FOLDER` wrote")
+        raise FrontierError(
+            f"{folder}: {what}; a fit is a folder that `isocompute-frontier fit RUNS --out FOLDER` wrote"
+        )
     try:
         document = json.loads((folder / DOCUMENT).read_text())
         runs = _runs(pl.read_parquet(folder / RUNS), document)

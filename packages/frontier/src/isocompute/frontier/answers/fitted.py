@@ -208,7 +208,11 @@ class Fitted:
         if budget < (least := self._least * lengths).max() * (1 - TOLERANCE):
             cell = self.settings[int(least.argmax())]
             step = f"one step of n = {cell.rollouts_per_problem} and B_p = {cell.problems_per_batch}"
-            why = step if self._least.max() > self.path_start / FARTHEST else f"a {FARTHEST:.0f}th of the first evaluation"
+            why = (
+                step
+                if self._least.max() > self.path_start / FARTHEST
+                else f"a {FARTHEST:.0f}th of the first evaluation"
+            )
             raise FrontierError(
                 f"{short(budget)} {unit or self.unit} is too little to compare: the least is {least.max():,.10g}, {why}"
             )
