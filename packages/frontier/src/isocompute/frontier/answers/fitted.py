@@ -34,9 +34,9 @@ from .answer import (
     SLACK,
     Answer,
     Unmeasured,
+    called,
     differing,
     left_out_of,
-    name,
     of_data,
     of_risk,
     option_row,
@@ -362,7 +362,7 @@ class Fitted:
         several = differing(self.prepared.failures)[0]
         # One that cannot be best changes no answer, and is named.
         astray = [
-            f"a curve for n = {name(m.cell, several, rated=True)}, whose runs it does not fit ({m.evidence})"
+            f"a curve for {called(m.cell, several=several, rated=True)}, whose runs it does not fit ({m.evidence})"
             for m in self.misfits
             if m not in doubts
         ]

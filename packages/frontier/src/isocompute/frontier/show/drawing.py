@@ -12,7 +12,7 @@ from typing import IO, Any, TypeVar, cast
 
 import numpy as np
 
-from ..answers.answer import name
+from ..answers.answer import called
 from ..answers.fitted import Fitted
 from ..contract.files import atomic_write
 from ..data.curves import Array
@@ -143,7 +143,7 @@ def curve_panels(fitted: Fitted) -> Any:
             axis.plot(
                 runs.compute[run, after], runs.reward[run, after], "osDv^"[i % 5], color=look["color"], ms=3, alpha=0.7
             )
-        axis.set_title(f"n = {name(cell, several, rated)}", fontsize=9)
+        axis.set_title(called(cell, several=several, rated=rated), fontsize=9)
         compute_axis(axis, "")
     figure.supxlabel(f"compute in {fitted.unit.replace('_', ' ')}")
     figure.supylabel(fitted.metric)
@@ -174,7 +174,11 @@ def draw_frontier(fitted: Fitted, axes: Any) -> Any:
         look = styles[key(cell)]
         mean = fitted.posterior.reward(grid)[:, k].mean(axis=0)
         axes.plot(
-            grid, mean, color=look["color"], linestyle=look["linestyle"], label=f"n = {name(cell, fitted.differing[0])}"
+            grid,
+            mean,
+            color=look["color"],
+            linestyle=look["linestyle"],
+            label=called(cell, several=fitted.differing[0]),
         )
         after = runs.seen[own] & (runs.compute[own] > 0)
         axes.plot(
