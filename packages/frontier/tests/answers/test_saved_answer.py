@@ -128,7 +128,7 @@ def test_a_headline_names_n_how_sure_that_is_and_what_the_next_n_would_cost() ->
             1,
             "Undecided between n = 4, B_p = 16 and n = 16, B_p = 4: 25 % and 75 % likely the best of 4 and 16; n = ",
         ),
-        (77, 1, "; n = 4, B_p = 16 would cost 0.05 avg_at_4 (95 %: −0.09 to 0.09)"),
+        (77, 1, "; n = 4, B_p = 16 in place of n = 16, B_p = 4 would cost 0.05 avg_at_4 (95 %: −0.09 to 0.09)"),
         (90, 4.3, "16 rollouts per problem × 4 problems per batch if no curve turns"),
     ):
         fitted = told(leading(leads))

@@ -138,8 +138,8 @@ class Answer:
             first, second = sorted(self.decision.undecided, key=lambda option: option.cell.key)
             shares = " and ".join(rounded(self.decision.probability_of(o.cell)) for o in (first, second))
             both = f"{name(first.cell, several)} and {(name if several else words)(second.cell, several)}"
-            other = max(first, second, key=lambda option: option.loss)
-            return f"Undecided between {both}: {shares} likely {of}; {name(other.cell, several)} {self._cost(other)}"
+            swap = f"{name(rival.cell, several)} in place of {name(chosen.cell, several)}"
+            return f"Undecided between {both}: {shares} likely {of}; {swap} {self._cost(rival)}"
         if self.standing is Standing.UNDECIDED:
             names = called(*self.decision.unknown, several=several)
             return f"Undecided: too little is known at this budget of {names}"

@@ -251,9 +251,8 @@ def draw_regret(fitted: Fitted, axes: Any, setting: str = "rollouts_per_problem"
         axes.plot(values, regret, marker=marker, ms=4, color=colour, lw=2 if budget == 1 else 1, label=short(compute))
         if budget == 1:
             chosen = getattr(options[0].cell, setting)
-            here = {"xy": (chosen, regret[values.index(chosen)]), "xytext": (-4, 12), "textcoords": "offset points"}
-            axes.plot(*here["xy"], "o", ms=11, mfc="none", mec=ACCENT, mew=1.6)
-            axes.annotate(f"{NAMES[setting]} = {chosen}", **here, ha="right", color=ACCENT, weight="bold")
+            # Named in the title: beside the ring a label would lie on an axis or a line.
+            axes.plot(chosen, regret[values.index(chosen)], "o", ms=11, mfc="none", mec=ACCENT, mew=1.6, clip_on=False)
     axes.set_xscale("log", base=2)
     axes.set_xticks(values, [f"{v:,}" for v in values])
     axes.set_ylim(bottom=0)
@@ -290,7 +289,7 @@ def draw_best(
     compute_axis(axes, unit)
     axes.set(title=f"{NAMES[setting]}* over compute", ylabel=WORDS[setting])
     axes.figure.colorbar(mesh, ax=axes, label="P(best)")
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    axes.legend(framealpha=0.9, edgecolor="none", fontsize=8, loc="upper left")
     return axes
 
 
