@@ -15,6 +15,7 @@ from isocompute.frontier import Frontier, FrontierError, PaperConfig, fit_as_pap
 from isocompute.frontier.cli import main
 from isocompute.frontier.contract import tables
 from isocompute.frontier.contract.errors import TableError
+from isocompute.frontier.data.curves import of_setting
 from isocompute.frontier.data.reading import not_read, read_columns
 from isocompute.frontier.errors import InputWarning
 
@@ -393,6 +394,15 @@ def test_a_manifest_that_is_nested_without_end_is_none_of_ours(table: pl.DataFra
     table.write_parquet(tmp_path / "evals.parquet")
     (tmp_path / "manifest.json").write_text("[" * 100_000)
     assert not_read([tmp_path]) == []
+
+
+def test_a_setting_that_nobody_ran_is_refused_with_those_that_were_run(table: pl.DataFrame) -> None:
+    for asked, said in (
+        ({"batch_rollouts": 7}, "no run has B = 7;"),
+        ({"problems_per_batch": 3}, "no run has B_p = 3;"),
+    ):
+        with pytest.raises(FrontierError, match=f"{said} there are B_p = 8, n = 4, B = 32; B_p = 8, n = 16, B = 128"):
+            of_setting(table, **asked)
 
 
 def test_a_folder_that_lacks_settings_says_which_of_how_many_runs_and_what_makes_its_table(tmp_path: Path) -> None:
