@@ -397,12 +397,9 @@ def test_a_manifest_that_is_nested_without_end_is_none_of_ours(table: pl.DataFra
 
 
 def test_a_setting_that_nobody_ran_is_refused_with_those_that_were_run(table: pl.DataFrame) -> None:
-    for asked, said in (
-        ({"batch_rollouts": 7}, "no run has B = 7;"),
-        ({"problems_per_batch": 3}, "no run has B_p = 3;"),
-    ):
+    for size, batch, said in ((None, 7, "no run has B = 7;"), (3, None, "no run has B_p = 3;")):
         with pytest.raises(FrontierError, match=f"{said} there are B_p = 8, n = 4, B = 32; B_p = 8, n = 16, B = 128"):
-            of_setting(table, **asked)
+            of_setting(table, problems_per_batch=size, batch_rollouts=batch)
 
 
 def test_a_folder_that_lacks_settings_says_which_of_how_many_runs_and_what_makes_its_table(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ class Fitted:
         if (factor := float(compute.min()) / self.largest) > FARTHEST * self._slack:
             raise FrontierError(
                 f"{short(budget)} {unit or self.unit} is {factor:,.0f} times the {short(self.largest)} {self.unit} "
-                f"that were measured; nothing is said beyond {FARTHEST:.0f} times"
+                f"that were measured; nothing is said beyond {FARTHEST:.0f} times, {short(FARTHEST * self.largest)}"
             )
         if budget < (least := self._least * lengths).max() * (1 - TOLERANCE):
             cell = self.settings[int(least.argmax())]
