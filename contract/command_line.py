@@ -78,13 +78,17 @@ AMOUNTS = {"K": 3, "M": 6, "B": 9, "T": 12}
 """Suffixes of amounts, and the power of ten of each."""
 
 
+THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+"""A comma between thousands."""
+
+
 def amount(text: str) -> Decimal:
-    """An amount as people write it: 50000, 24_576, 2e6, 250k, 1M or 1.5B.
+    """An amount as people write it: 50000, 24_576, 2,000,000, 2e6, 250k, 1M or 1.5B.
 
     Raises:
         argparse.ArgumentTypeError: It is none.
     """
-    digits, power = text.strip(), AMOUNTS.get(text.strip()[-1:].upper(), 0)
+    digits, power = THOUSANDS.sub("", text.strip()), AMOUNTS.get(text.strip()[-1:].upper(), 0)
     try:
         value = Decimal(digits[:-1] if power else digits)
     except InvalidOperation:
@@ -114,9 +118,13 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**{"formatter_class": _Formatter, **given})
+        # So that -2M and -1e6 are amounts below 0 and no options, as -2 is.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
+        self._words: list[str] = []
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and refuse what is unknown here, where its command's options are known."""
+        self._words = list(sys.argv[1:] if args is None else args)
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -124,18 +132,31 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2."""
+        # What is missing is noticed before what is unknown, by which it may have been meant.
+        if "required" in message and (unknown := self._unknown_options()):
+            message += f"; unrecognized arguments: {' '.join(unknown)}"
         raise SystemExit(_report_error(f"{message}{self._meant(message)} (see {self.prog} --help)"))
 
+    @property
+    def _options(self) -> list[str]:
+        return [option for action in self._actions for option in action.option_strings]
+
+    def _unknown_options(self) -> list[str]:
+        """The long options that are given and begin none of those that are known."""
+        own = self._words[: self._words.index("--")] if "--" in self._words else self._words
+        given = [word.partition("=")[0] for word in own if word.startswith("--")]
+        return [name for name in given if not any(option.startswith(name) for option in self._options)]
+
     def _meant(self, message: str) -> str:
-        """The command, choice or option that is nearest to one that is unknown."""
-        if unknown := re.search(r"unrecognized arguments: (--[\w-]+)", message):
-            known = [option for action in self._actions for option in action.option_strings]
-        elif unknown := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
-            known = re.findall(r"[\w.@-]+", unknown[2])
+        """The command, choice or options that are nearest to those that are unknown."""
+        if listed := message.partition("unrecognized arguments: ")[2]:
+            unknown, known = re.findall(r"--[\w-]+", listed), self._options
+        elif choice := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            unknown, known = [choice[1]], re.findall(r"[\w.@-]+", choice[2])
         else:
             return ""
-        near = get_close_matches(unknown[1], known, n=1)
-        return f": did you mean {near[0]}?" if near else ""
+        near = dict.fromkeys(found for name in unknown for found in get_close_matches(name, known, n=1))
+        return f": did you mean {' and '.join(near)}?" if near else ""
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         super()._print_message(_encodable(message, file or sys.stderr), file)
@@ -189,7 +210,7 @@ def _version(package: str) -> str:
 
 def _write(line: str) -> None:
     try:
-        print(_encodable(printable(line), sys.stdout), flush=True)
+        print(_encodable(printable(line.rstrip()), sys.stdout), flush=True)
     except OSError as error:
         raise _UnwritableError(error) from error
 

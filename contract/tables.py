@@ -22,6 +22,8 @@ METRIC_PATTERN = r"^(avg|best|worst)_at_\d+$"
 TABLE_KEY, VERSION_KEY = "isocompute.table", "isocompute.schema_version"
 """Keys of a Parquet file's metadata."""
 SUFFIXES = (".parquet", ".csv")
+KINDS = {"i": "a whole number", "f": "a number", "b": "true or false", "s": "text"}
+"""Types of columns in words, by their first letter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,7 @@ def _checked(series: pl.Series, column: Column, table: str, where: str) -> pl.Se
         cast = series.cast(column.dtype(), strict=False)
     except pl.exceptions.PolarsError:
         raise TableError(f"{of_table} is {series.dtype}, not {column.type}") from None
-    refuse(cast.is_null() & series.is_not_null(), f"is not {column.type}")
+    refuse(cast.is_null() & series.is_not_null(), f"is not {KINDS.get(column.type[0], column.type)}")
     if series.dtype.is_float() and cast.dtype.is_integer():
         refuse(cast.cast(series.dtype) != series, "is not a whole number")
     if not column.optional:

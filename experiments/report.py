@@ -80,7 +80,7 @@ def health(states: Sequence[Mapping[str, Any]]) -> Section:
     clean = sum(state["judged"] and not state["health"] and state["status"] != "diverged" for state in states)
     return Section(
         title="Health of training",
-        text=f"No flags in {clean} of {len(states)} cells.",
+        text=f"No flags in {clean} of {len(states)} cells, each a run of one n, B_p, learning rate and seed.",
         table=Table(head=head, rows=tuple(rows)) if rows else None,
     )
 

@@ -61,6 +61,9 @@ def test_every_command_has_an_example_that_it_takes_and_that_no_width_breaks(
         (["plan", "--rollouts", "1k", "--prcie", "2"], "--price", "isocompute-budget plan"),
         (["plan", "--rollouts", "1k", "--scaling", "sqr"], "sqrt", "isocompute-budget plan"),
         (["swep", "hard"], "sweep", "python -m experiments"),
+        # Also where a required option is missing, for which it may have been meant.
+        (["prescribe", "fitted", "--budgte", "1M"], "--budget", "isocompute-frontier prescribe"),
+        (["advise", "--budget", "1M", "--problms", "800"], "--problems", "isocompute-frontier advise"),
     ],
 )
 def test_what_may_have_been_meant_is_named(
@@ -74,6 +77,15 @@ def test_what_may_have_been_meant_is_named(
     said = capsys.readouterr().err
     assert said.endswith(f": did you mean {meant}? (see {where} --help)\n")
     assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["-2M", "-2,000,000", "-.5", "-1e6"])
+def test_a_negative_amount_is_a_value_that_is_refused_and_no_option(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        PARSERS["frontier"].parse_args(["prescribe", "fitted", "--budget", text])
+    assert f"--budget: {text!r} " in capsys.readouterr().err
 
 
 def test_a_shell_without_shtab_is_told_what_to_install(

@@ -68,9 +68,10 @@ def best(answer: str) -> tuple[list[tuple[int, int]], int, float]:
     n, batch, reward, share = CHOSEN.findall(lines[1])[0]
     near = [(int(n), int(batch))]
     for names in NEAR.findall(lines[2].partition("  At ")[0]):
-        for name in re.split(", | and ", names):
-            its_n, _, its_batch = name.partition(" × ")
-            near.append((int(its_n), int(its_batch or batch)))
+        found = re.findall(r"n = (\d+), B_p = (\d+)", names) or [
+            (its_n, batch) for its_n in re.split(", | and ", names)
+        ]
+        near += [(int(its_n), int(its_batch)) for its_n, its_batch in found]
     return near, int(share), float(reward)
 
 

@@ -14,15 +14,23 @@ from isocompute.frontier import cli
 from isocompute.frontier.cli import main
 from isocompute.frontier.commands.arguments import positive
 from isocompute.frontier.contract import command_line
+from isocompute.frontier.data.reading import short
 
 slow = pytest.mark.slow("fits, or an interpreter that is started")
 
 
-@pytest.mark.parametrize("text", ["", "M", "16X", "16MM", "1,000", "-2k", "0", "0M", "nan", "inf", "infM", "two"])
+@pytest.mark.parametrize(
+    "text", ["", "M", "16X", "16MM", "1,00", "1,0000", "-2k", "0", "0M", "nan", "inf", "infM", "two"]
+)
 def test_nonsense_is_one_sentence(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError) as error:
         positive(text)
     assert str(error.value).startswith(f"{text!r} is not an amount")
+
+
+@pytest.mark.parametrize(("text", "value"), [("2,000,000", 2e6), ("2_000_000", 2e6), ("1,500.5k", 1_500_500)])
+def test_thousands_may_be_separated(text: str, value: float) -> None:
+    assert positive(text) == value
 
 
 SUFFIXES = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -31,6 +39,11 @@ SUFFIXES = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 @given(st.floats(1e-6, 1e15), st.sampled_from(sorted(SUFFIXES)))
 def test_every_number_is_an_amount_and_may_have_a_suffix(value: float, suffix: str) -> None:
     assert positive(f"{value!r}{suffix}") == pytest.approx(value * SUFFIXES[suffix], rel=1e-12)
+
+
+@given(st.floats(1.0, 9e17))
+def test_an_amount_is_printed_as_it_is_read_to_three_digits(value: float) -> None:
+    assert positive(short(value)) == pytest.approx(value, rel=0.005)
 
 
 @slow
@@ -82,6 +95,44 @@ def test_a_file_is_no_place_for_a_fit_and_this_is_said_before_it(
     assert (printed.out, f"--out {path}" in printed.err) == ("", True)
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["advise --budget 1M --pass-rate 0.3", "fit evals.csv --out out", "next fitted", "prescribe fitted --budget 1M"],
+)
+def test_a_folder_that_is_not_there_is_not_made_for_a_file_and_this_is_said_before_it(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = main([*command.split(), "--json", "nodir/answer.json"])
+    except SystemExit as end:
+        status = end.code  # type: ignore[assignment]
+    printed = capsys.readouterr()
+    assert (status, printed.out, list(tmp_path.iterdir())) == (2, "", [])
+    assert "--json" in printed.err
+    assert "nodir" in printed.err
+
+
+@pytest.mark.parametrize(("name", "what"), [("nothing", "not there"), ("file", "no folder"), ("empty", "posterior")])
+def test_what_is_no_fit_is_said_to_be_none_with_the_command_that_makes_one(
+    name: str, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    for command in (["prescribe", "--budget", "1M"], ["next"]):
+        assert main([*command, str(tmp_path / name)]) == 2
+        said = capsys.readouterr().err
+        assert all(part in said for part in (str(tmp_path / name), what, "isocompute-frontier fit"))
+
+
+def test_no_line_that_is_printed_ends_in_a_blank(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli.prescribe, "prescribe", lambda _: ["n = 4   ", "  n = 16"])
+    assert main(["prescribe", "fitted", "--budget", "8"]) == 0
+    assert capsys.readouterr().out == "n = 4\n  n = 16\n"
+
+
 def test_an_error_that_is_not_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ValueError("a bug")
@@ -96,10 +147,10 @@ def test_a_figure_that_cannot_be_written_is_one_line_and_exit_code_2(
     table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table.filter(pl.col("run_id") == "n4s0").write_csv(tmp_path / "curve.csv")
-    (tmp_path / "file").touch()
-    arguments = ["--x", "rollouts", "--y", "avg_at_4", "--figure", str(tmp_path / "file" / "f")]
+    (tmp_path / "f.svg").mkdir()
+    arguments = ["--x", "rollouts", "--y", "avg_at_4", "--figure", str(tmp_path / "f")]
     assert main(["predict", str(tmp_path / "curve.csv"), *arguments]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'file' / 'f.svg'}: cannot be written (")
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'f.svg'}: cannot be written (")
 
 
 WITHOUT_POSIX = """

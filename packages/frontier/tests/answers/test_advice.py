@@ -115,6 +115,13 @@ def test_a_row_that_is_wrong_is_named(change: tuple[str, str], said: str, tmp_pa
         read_sweeps(path)
 
 
+def test_all_columns_that_sweeps_lack_are_named_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(FILE.read_text().replace("pass_rate,", "rate,", 1).replace(",lost,", ",loss,", 1))
+    with pytest.raises(FrontierError, match="no columns pass_rate, lost;"):
+        read_sweeps(path)
+
+
 def test_a_row_of_ones_own_is_a_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, written = tmp_path / "mine.csv", tmp_path / "advice.json"
     path.write_text(f"{FILE.read_text().splitlines()[0]}\n{ROW.replace('Playbook,Easy', 'mine,sums')}\n")

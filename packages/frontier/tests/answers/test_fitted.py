@@ -159,7 +159,7 @@ def test_next_opens_another_rate_of_the_chosen_n_where_that_may_be_better() -> N
     found = plan(quick(rated), 20_480)
     opened = {(a.cell.rollouts_per_problem, f"{a.cell.learning_rate:.2g}") for a in found.actions if a.kind == "open"}
     assert opened >= {(16, "0.0002"), (16, "0.0008"), (32, "0.00057"), (2, "0.00014")}
-    assert any("open n = 16 at 0.0008" in line for line in plan_lines(found, "rollouts", most=99))
+    assert any("n = 16 at rate 0.0008, which is new" in line for line in plan_lines(found, "rollouts", most=99))
 
 
 def test_next_says_how_many_seeds_tell_two_n_apart(fitted: Fitted) -> None:
@@ -168,7 +168,7 @@ def test_next_says_how_many_seeds_tell_two_n_apart(fitted: Fitted) -> None:
     assert given.difference == by_default.difference == pytest.approx(0.1, abs=0.02)
     # Seeds differ by 0.005.
     assert given.seeds == by_default.seeds in (1, 2)
-    last = rf"  about {given.seeds} seeds of each tell n = 4 from n = 16, should they differ by 0\.[01]\d\d"
+    last = rf"  about {given.seeds} seeds? of each tell n = 4 from n = 16, should they differ by 0\.[01]\d\d reward"
     assert re.fullmatch(last, plan_lines(given, "rollouts")[-1])
 
 

@@ -182,7 +182,7 @@ def test_the_command_prints_writes_and_draws_what_was_found(tmp_path: Path, caps
         (["--without", "ours"], "no published fit 'ours'"),
         (["--method", "paper"], "give r0"),
         (["--r0", "1.5"], "within 0 to 1"),
-        (["--x", "nothing"], "has no column 'nothing'; it has c, r"),
+        (["--x", "nothing"], "has no column nothing; it has c, r"),
     ],
 )
 def test_what_cannot_be_fitted_is_one_clear_error(

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 from isocompute.frontier import Frontier, FrontierError
-from isocompute.frontier.answers.answer import as_run, rounded
+from isocompute.frontier.answers.answer import as_run, of_data, of_risk, rounded
 from isocompute.frontier.answers.fitted import Fitted, at_n
 from isocompute.frontier.answers.next import plan, plan_lines
 from isocompute.frontier.notebook import load_fitted, save
@@ -120,9 +120,15 @@ def test_a_budget_that_nothing_can_be_said_of_is_refused_but_not_what_to_run_bef
 
 def test_a_headline_names_n_how_sure_that_is_and_what_the_next_n_would_cost() -> None:
     for leads, factor, said in (
-        (90, 1, "Use 16 rollouts per problem × 4 problems per batch: 90 % likely the best of 4 and 16; 4 × 16 instead"),
-        (90, 1, " would cost 0.07 avg_at_4"),
-        (77, 1, "Undecided between 4 × 16 and 16 rollouts per problem × 4"),
+        (90, 1, "Use 16 rollouts per problem × 4 problems per batch: 90 % likely the best of 4 and 16; n = 4, B"),
+        # Of a hundred draws the other one is 0.1 better in ten, and 0.1 worse in the others.
+        (90, 1, "_p = 16 instead would cost 0.07 avg_at_4 (95 %: −0.09 to 0.09)"),
+        (
+            77,
+            1,
+            "Undecided between n = 4, B_p = 16 and n = 16, B_p = 4: 25 % and 75 % likely the best of 4 and 16; n = ",
+        ),
+        (77, 1, "; n = 4, B_p = 16 in place of n = 16, B_p = 4 would cost 0.05 avg_at_4 (95 %: −0.09 to 0.09)"),
         (90, 4.3, "16 rollouts per problem × 4 problems per batch if no curve turns"),
     ):
         fitted = told(leading(leads))
@@ -143,7 +149,7 @@ def test_next_says_stop_where_no_run_is_expected_to_gain_and_what_runs_cost_wher
     opened = plan(sure, sure.largest)
     known = replace(opened, actions=tuple(a for a in opened.actions if a.kind != "open"))
     assert known.done
-    assert plan_lines(known, "rollouts")[0].startswith("Stop: deciding now for n = 16")
+    assert plan_lines(known, "rollouts")[0].startswith("Stop: n = 16, B_p = 4, which would be chosen now, ")
     # Half of the draws have the other one 0.1 higher.
     torn = plan(told(leading(50)), sure.largest)
     assert not torn.done
@@ -167,7 +173,7 @@ def test_the_words_say_what_an_answer_amounts_to() -> None:
         (90, 1, "At 7.68k rollouts use n = 16, "),
         (90, 1, "   P(best) 90 %"),
         (99, 1, "   P(best) >95 %"),
-        (77, 1, "7.68k rollouts undecided between 4 × 16 and 16 × 4; the least expected regret is with n = 16,"),
+        (77, 1, "7.68k rollouts undecided between n = 4, B_p = 16 and n = 16, B_p = 4; the least expected "),
         (90, 4.1, ", 4.1 times beyond the data, use n = 16,"),
         (90, 4.3, ", 4.3 times beyond the data, and if no curve turns in a way that none has shown, the least"),
     ):
@@ -191,8 +197,8 @@ def test_a_misfit_of_an_n_that_could_be_best_leaves_the_measured_ends_as_the_ans
         tops = ((four, top), (sixteen, 0.25))
         ends = tuple(Ending(cell=c, reward=r, interval=(0.2, r), compute=1.0) for c, r in tops)
         lines = told(leading(leads), misfits=astray, endings=ends).answer().lines()
-        assert ("the curves do not fit n = 4 × 16 (an evaluation lies 0.30" in lines[1]) == doubtful
-        assert (f"n = 4 × 16 at 0.0005: {top:.3f} (95 %: 0.200–{top:.3f}); n = 16" in lines[1]) == doubtful
+        assert ("the curves do not fit n = 4, B_p = 16 (an evaluation lies 0.30" in lines[1]) == doubtful
+        assert (f"n = 4, B_p = 16 at rate 0.0005: {top:.3f} (95 %: 0.200–{top:.3f}); n = 16" in lines[1]) == doubtful
         assert any(line.startswith("n*: ") for line in lines) != doubtful
 
 
@@ -219,6 +225,19 @@ def test_the_distance_from_the_data_is_said_and_64_times_is_the_farthest() -> No
     for budget, said in ((1e9, r"is 25\d times the "), (68 * paper.largest, "nothing is said beyond 64 times")):
         with pytest.raises(FrontierError, match=said):
             paper.answer(budget)
+
+
+def test_the_least_budget_is_one_step_of_every_setting_or_a_64th_of_the_first_evaluation() -> None:
+    trl, playbook = read("trl"), read("playbook-easy")
+    tokens = 64 * max(trl.tokens_per_rollout)
+    for fitted, unit, least in ((trl, "rollouts", 64), (playbook, "rollouts", 16_384), (trl, "tokens", tokens)):
+        assert (fitted.answer(least, unit=unit).as_dict()["update_steps"] or 0) > 0
+        with pytest.raises(FrontierError, match=f"the least is {least:,.10g}, one step of n = "):
+            fitted.answer(0.99 * least, unit=unit)
+    other = replace(trl, unit="tokens")
+    assert "before the first evaluation at 256" in other.answer(4.01).lines()[1]
+    with pytest.raises(FrontierError, match="the least is 4, a 64th"):
+        other.answer(3.99)
 
 
 @pytest.mark.parametrize("kind", ["saved", pytest.param("fitted", marks=pytest.mark.slow("a fit"))])
@@ -257,6 +276,15 @@ def test_an_n_whose_runs_all_failed_is_in_the_decision() -> None:
     assert option.loss > 0.1
     assert "no run came through of n = 64" in "\n".join(fitted.answer().lines())
     assert plan(fitted, fitted.largest, tell=(16, 64)).pair == (trl.cells[0], lost)
+
+
+def test_one_of_a_thing_is_said_in_the_singular() -> None:
+    trl = read("trl")
+    runs, (first, _) = trl.prepared.runs.only(np.array([0])), trl.prepared.failures.items()
+    alone = replace(trl.prepared, runs=runs, health=trl.prepared.health[:1], failures=dict([first]))
+    assert of_data(alone, "rollouts") == "1 value of n × 1 seed × 30 evaluations to 7.68k rollouts; 1 run"
+    assert of_risk(alone, np.array([0.1])).startswith("none of 1 run failed")
+    assert ", 1 step, " in trl.answer(64).lines()[1]
 
 
 def test_a_probability_is_said_to_five_points_and_a_rate_as_it_ran() -> None:

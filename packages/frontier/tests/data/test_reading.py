@@ -15,6 +15,7 @@ from isocompute.frontier import Frontier, FrontierError, PaperConfig, fit_as_pap
 from isocompute.frontier.cli import main
 from isocompute.frontier.contract import tables
 from isocompute.frontier.contract.errors import TableError
+from isocompute.frontier.data.curves import of_setting
 from isocompute.frontier.data.reading import not_read, read_columns
 from isocompute.frontier.errors import InputWarning
 
@@ -38,7 +39,9 @@ def test_a_file_with_other_names_is_read_in_its_own_unit(tmp_path: Path, table: 
 def test_what_the_file_lacks_can_be_given(tmp_path: Path, table: pl.DataFrame) -> None:
     path = tmp_path / "mine.csv"
     table.filter(pl.col("seed") == 0).select("rollouts", "avg_at_4", n="rollouts_per_problem").write_csv(path)
-    with pytest.raises(FrontierError, match="column problems_per_batch"):
+    with pytest.raises(FrontierError, match=r"no columns rollouts_per_problem, problems_per_batch; .* --set"):
+        read_evals([path])
+    with pytest.raises(FrontierError, match="no column problems_per_batch"):
         read_evals([path], columns={"rollouts_per_problem": "n"})
     found = read_evals([path], columns={"rollouts_per_problem": "n"}, constants={"problems_per_batch": "32"})
     assert found["problems_per_batch"].unique().to_list() == [32]
@@ -48,12 +51,14 @@ def test_what_the_file_lacks_can_be_given(tmp_path: Path, table: pl.DataFrame) -
     ("content", "message"),
     [
         ("C,n,B_p,reward\n", "holds no row"),
-        ("C,n,B_p\n1,4,8\n", "has no column 'reward'"),
+        ("C,n,B_p\n1,4,8\n", "has no column reward; it has C, n, B_p"),
+        ("C,other\n1,4\n", "has no columns n, B_p, reward; it has C, other"),
         ("C,n,B_p,reward\n1,4,8,1.5\n", "is 1.5 in row 1"),
         ("C,n,B_p,reward\n1,4,8,0.5\n2,4,8,\n", "row 2 holds None"),
         ("C,n,B_p,reward\n1,4,8,x\n", "must hold finite numbers, but row 1 holds 'x'"),
-        ("C,n,B_p,reward\n-1,4,8,0.5\n", "is negative in row 1"),
-        ("C,n,B_p,reward\n1,4.5,8,0.5\n", "whole numbers from 1"),
+        ("C,n,B_p,reward\n1,4,8,0.5\n2,four,8,0.5\n", "column n must hold finite numbers, but row 2 holds 'four'"),
+        ("C,n,B_p,reward\n-1,4,8,0.5\n", "column C is -1 in row 1"),
+        ("C,n,B_p,reward\n1,4.5,8,0.5\n", "column n is 4.5 in row 1; it must hold whole numbers from 1"),
         ("C,n,B_p,reward\n1,4,8,nan\n", "row 1 holds 'nan'"),
     ],
 )
@@ -243,7 +248,8 @@ def test_distinct_compute_beyond_what_a_grid_holds_is_joined_with_its_neighbours
         ("evals.json", b"{not json", "json"),
         ("evals.xlsx", b"PK", "ends in"),
         ("evals.csv", b"rollouts,avg_at_4\n", "row"),
-        ("evals.csv", b"run_id,step\na,1\n", "has no column rollouts_per_problem"),
+        ("evals.csv", b"run_id,step\na,1\n", "has no columns rollouts_per_problem, problems_per_batch, rollouts, avg"),
+        *((f"evals.{suffix}", b"", "the file is empty") for suffix in ("csv", "json", "jsonl")),
         ("evals.csv", None, "no such file"),
     ],
 )
@@ -388,6 +394,27 @@ def test_a_manifest_that_is_nested_without_end_is_none_of_ours(table: pl.DataFra
     table.write_parquet(tmp_path / "evals.parquet")
     (tmp_path / "manifest.json").write_text("[" * 100_000)
     assert not_read([tmp_path]) == []
+
+
+def test_a_setting_that_nobody_ran_is_refused_with_those_that_were_run(table: pl.DataFrame) -> None:
+    for size, batch, said in ((None, 7, "no run has B = 7;"), (3, None, "no run has B_p = 3;")):
+        with pytest.raises(FrontierError, match=f"{said} there are B_p = 8, n = 4, B = 32; B_p = 8, n = 16, B = 128"):
+            of_setting(table, problems_per_batch=size, batch_rollouts=batch)
+
+
+def test_a_folder_that_lacks_settings_says_which_of_how_many_runs_and_what_makes_its_table(tmp_path: Path) -> None:
+    for rows, said in (
+        ("a,,8\nb,16,\nc,,4\n", "lacks world_size of 2 runs, seed of 1 run: fill"),
+        ("a,1,8\n", "filled in: "),
+    ):
+        (tmp_path / "runs.csv").write_text(f"run,world_size,seed\n{rows}")
+        with pytest.raises(
+            FrontierError, match=f"runs.csv there .*{said}.*doctor LOGS --runs .*runs.csv --out {tmp_path}"
+        ):
+            read_evals([tmp_path])
+    (tmp_path / "posterior.json").touch()
+    with pytest.raises(FrontierError, match=r"it is a fit, .*name what it was made from"):
+        read_evals([tmp_path])
 
 
 def test_a_folder_of_tables_of_any_names_is_fitted(table: pl.DataFrame, tmp_path: Path) -> None:

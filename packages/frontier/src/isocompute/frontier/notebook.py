@@ -305,7 +305,10 @@ def load_fitted(folder: str | Path) -> Fit:
     if not (folder / DOCUMENT).is_file() and (folder / paper.DOCUMENT).is_file():
         raise FrontierError(f"{folder}: the paper's method has no intervals to prescribe from: fit without it")
     if not (folder / DOCUMENT).is_file():
-        raise FrontierError(f"{folder}: holds no {DOCUMENT}; make one with `isocompute-frontier fit`")
+        what = f"holds no {DOCUMENT}" if folder.is_dir() else "is no folder" if folder.exists() else "is not there"
+        raise FrontierError(
+            f"{folder}: {what}; a fit is a folder that `isocompute-frontier fit RUNS --out FOLDER` wrote"
+        )
     try:
         document = json.loads((folder / DOCUMENT).read_text())
         runs = _runs(pl.read_parquet(folder / RUNS), document)

@@ -315,7 +315,8 @@ def _arithmetic(advice: Advice) -> Iterator[str]:
     p = spread.mean
     alike = ", ".join(f"{1 - p**size - (1 - p) ** size:.0%}" for size in SIGNAL_SIZES[:4])
     yield (
-        f"Groups with a signal, by n: {shares} [1 − pⁿ − (1 − p)ⁿ; {spread.said}]. Were all problems at {p:.2g}: "
+        f"Groups with a signal (rewards that differ, without which a group teaches nothing), by n: {shares} ["
+        f"1 − pⁿ − (1 − p)ⁿ; {spread.said}]. Were all problems at {p:.2g}: "
         f"{alike}, …"
     )
     if question.problems:
@@ -350,10 +351,10 @@ def _arithmetic(advice: Advice) -> Iterator[str]:
 def _narrow(advice: Advice, trainer: str, cost: float | None) -> Iterator[str]:
     total = sum(cell.rollouts for cell in advice.pilots)
     hours = f", {total / cost:,.3g} GPU-hours" if cost else ""
-    share = f"{total / advice.question.budget:.0%} of the budget{hours}"
+    cost_said = f"{short(total)} rollouts together ({total / advice.question.budget:.0%} of the budget{hours})"
     yield (
-        f"To narrow it, {len(advice.pilots)} cells, {short(total)} rollouts together ({share}), would leave about "
-        f"{advice.ratio_after:.2g} × from end to end in place of {advice.ratio:.2g} ×:"
+        f"To narrow it, {len(advice.pilots)} runs, {cost_said}, after which the high end "
+        f"of the interval would be about {advice.ratio_after:.2g} × the low end, in place of {advice.ratio:.2g} ×:"
     )
     for cell in advice.pilots:
         price = f", {cell.rollouts / cost:,.3g} GPU-hours" if cost else ""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..data.curves import Array
-from ..data.reading import short
+from ..data.reading import counted, short
 from ..posterior.decision import NEAR, Decision, DecisionPath, Ending, Misfit, Option, at_best_rates
 from ..posterior.health import FAILED, Prepared
 from ..posterior.posterior import AGREED, Posterior
@@ -121,10 +121,10 @@ class Answer:
         chosen = self.decision.chosen
         if self.standing is Standing.MISFIT:
             ending = self.endings[0]
-            named = ", ".join(dict.fromkeys(name(m.cell, several) for m in self.misfits[:MOST_NAMED]))
+            named = called(*(m.cell for m in self.misfits[:MOST_NAMED]), several=several)
             return (
-                f"Undecided: the curves do not fit n = {named}; {words(ending.cell, several)} was measured best, "
-                f"{ending.reward:.2f} {self.metric} at the end of its runs"
+                f"Undecided: the curves do not fit {named}; {words(ending.cell, several)} was measured best, "
+                f"{ending.reward:.2f} {self.metric} (95 %: {interval(ending.interval)}) at the end of its runs"
             )
         if self.standing is Standing.ALONE:
             return f"Nothing is compared: {words(chosen.cell, several)} was run and no other"
@@ -137,16 +137,21 @@ class Answer:
         if self.standing is Standing.UNDECIDED and self.decision.undecided:
             first, second = sorted(self.decision.undecided, key=lambda option: option.cell.key)
             shares = " and ".join(rounded(self.decision.probability_of(o.cell)) for o in (first, second))
-            both = f"{name(first.cell, several)} and {words(second.cell, several)}"
-            return f"Undecided between {both}: {shares} likely {of}"
+            both = f"{name(first.cell, several)} and {(name if several else words)(second.cell, several)}"
+            swap = f"{name(rival.cell, several)} in place of {name(chosen.cell, several)}"
+            return f"Undecided between {both}: {shares} likely {of}; {swap} {self._cost(rival)}"
         if self.standing is Standing.UNDECIDED:
-            names = ", ".join(dict.fromkeys(name(c, several) for c in self.decision.unknown))
-            return f"Undecided: too little is known at this budget of n = {names}"
-        cost = f"{rival.loss:.2f}" if rival.loss >= 0.005 else "less than 0.01"
-        sure = f"{share} likely {of}; {name(rival.cell, several)} instead would cost {cost} {self.metric}"
+            names = called(*self.decision.unknown, several=several)
+            return f"Undecided: too little is known at this budget of {names}"
+        sure = f"{share} likely {of}; {name(rival.cell, several)} instead {self._cost(rival)}"
         if self.standing is Standing.FAR:
-            return f"{words(chosen.cell, several)} if no curve turns in a way that none has shown: {sure}".capitalize()
+            return f"{words(chosen.cell, several)} if no curve turns in a way that none has shown: {sure}"
         return f"Use {words(chosen.cell, several)}: {sure}"
+
+    def _cost(self, option: Option) -> str:
+        """What a setting would cost against the chosen one, with its interval."""
+        cost = f"{option.loss:.2f}" if option.loss >= 0.005 else "less than 0.01"
+        return f"would cost {cost} {self.metric} (95 %: {interval(option.loss_interval)})"
 
     def as_dict(self) -> dict[str, Any]:
         """As ``--json`` writes it: what to use is null where the answer is that the curves do not fit."""
@@ -189,6 +194,8 @@ class Answer:
         where = f"At {short(self.decision.compute)} {self.unit}"
         if self.factor > 1 + SLACK:
             where += f", {self.factor:.2g} times beyond the data,"
+        if self.compute < (first := float(self.path.compute[0])) / (1 + SLACK):
+            where += f", before the first evaluation at {short(first)},"
         if self.of_training:
             where = f"By rewards of training: at{where[2:]}"
         if self.standing is Standing.MISFIT:
@@ -204,8 +211,8 @@ class Answer:
         """What the answer says of the chosen setting."""
         of_known = " of the n that are known" if self.decision.unknown else ""
         if self._mostly_unknown:
-            names = ", ".join(dict.fromkeys(name(c, several) for c in self.decision.unknown))
-            return f"undecided: too little is known here of n = {names}; the least expected regret{of_known} is with"
+            names = called(*self.decision.unknown, several=several)
+            return f"undecided: too little is known here of {names}; the least expected regret{of_known} is with"
         if self.standing is Standing.ALONE:
             return "nothing is compared, for one n was run:"
         if self.standing is Standing.UNDECIDED:
@@ -219,7 +226,9 @@ class Answer:
     def _setting(self) -> str:
         cell = self.decision.chosen.cell
         rate = f", learning rate {as_run(cell.learning_rate)}" if cell.learning_rate else ""
-        steps = f", {self.compute / cell.batch_rollouts:,.0f} steps" if self.path_unit == "rollouts" else ""
+        steps = (
+            f", {counted(round(self.compute / cell.batch_rollouts), 'step')}" if self.path_unit == "rollouts" else ""
+        )
         group = f", {cell.group}" if cell.group else ""
         return f"n = {cell.rollouts_per_problem}, B_p = {cell.problems_per_batch}{steps}{rate}{group}"
 
@@ -235,14 +244,14 @@ class Answer:
 
     def _misfit(self, several: bool) -> str:
         first, *others = self.misfits
-        said = f"undecided: the curves do not fit n = {name(first.cell, several)} ({first.evidence})"
+        said = f"undecided: the curves do not fit {called(first.cell, several=several)} ({first.evidence})"
         if others:
             said += f", nor {', '.join(name(m.cell, several) for m in others[:MOST_NAMED])}"
         measured = []
         for ending in self.endings[:MOST_ENDS]:
             low, high = ending.interval
             measured.append(
-                f"n = {name(ending.cell, several, rated=True)}: {ending.reward:.3f} (95 %: {low:.3f}–{high:.3f})"
+                f"{called(ending.cell, several=several, rated=True)}: {ending.reward:.3f} (95 %: {low:.3f}–{high:.3f})"
             )
         return f"{said}. Measured best at the end of the runs, {self.metric}: {'; '.join(measured)}"
 
@@ -260,9 +269,9 @@ class Answer:
         said = _alike(self.decision, near, several)
         far = [o for o in others if o not in near]
         if far:
-            low, high = far[0].loss_interval
-            first = f"{listed(far[:1], several)} gets {far[0].loss:.3f} less (95 %: {signed(low)} to {signed(high)})"
-            rest = [f"{listed([o], several)} {o.loss:.3f}" for o in far[1:MOST_NAMED]]
+            span = interval(far[0].loss_interval, digits=3)
+            first = f"{listed(far[:1], several)} gets {far[0].loss:.3f} less (95 %: {span})"
+            rest = [f"{listed([o], several)}{':' * several} {o.loss:.3f}" for o in far[1:MOST_NAMED]]
             if more := far[MOST_NAMED:]:
                 rest.append(f"{len(more)} more up to {more[-1].loss:.3f}")
             said.append(", ".join([first, *rest]))
@@ -274,7 +283,7 @@ class Answer:
         if self.earlier is not None:
             near = at_best_rates(self.earlier.near())
             share = rounded(self.earlier.probability_of(near[0].cell))
-            best = f"n* = {name(near[0].cell, several)}, P(best) {share}"
+            best = f"{'' if several else 'n* = '}{name(near[0].cell, several)}, P(best) {share}"
             text += f"  At {short(self.earlier.compute)}: {'; '.join([best, *_alike(self.earlier, near, several)])}."
         return text
 
@@ -342,10 +351,20 @@ def _alike(decision: Decision, near: Sequence[Option], several: bool) -> list[st
 
 
 def name(cell: Setting, several: bool, rated: bool = False) -> str:
-    """A setting to be printed: n, with B_p and the rate where settings differ in them."""
-    text = f"{cell.rollouts_per_problem}" + (f" × {cell.problems_per_batch}" if several else "")
-    text += f" at {as_run(cell.learning_rate)}" if rated and cell.learning_rate else ""
+    """A setting to be printed: its n alone, or "n = 8, B_p = 4" where settings differ in B_p; the rate on demand."""
+    text = (
+        f"n = {cell.rollouts_per_problem}, B_p = {cell.problems_per_batch}"
+        if several
+        else f"{cell.rollouts_per_problem}"
+    )
+    text += f" at rate {cell.learning_rate:.3g}" if rated and cell.learning_rate else ""
     return f"{text} {cell.group}".strip()
+
+
+def called(*cells: Setting, several: bool, rated: bool = False) -> str:
+    """Settings to be printed where no n was mentioned: "n = 8, 16", or "n = 8, B_p = 4, n = 16, B_p = 2"."""
+    names = dict.fromkeys(name(cell, several, rated) for cell in cells)
+    return f"{'' if several else 'n = '}{', '.join(names)}"
 
 
 def words(cell: Setting, several: bool) -> str:
@@ -360,9 +379,14 @@ def listed(options: Sequence[Option], several: bool) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def signed(number: float) -> str:
-    """A number with three digits and a minus that is no hyphen."""
-    return f"{number:.3f}".replace("-", "−")
+def signed(number: float, digits: int = 3) -> str:
+    """A number with a minus that is no hyphen, and none before 0."""
+    return f"{round(number, digits) + 0.0:.{digits}f}".replace("-", "−")
+
+
+def interval(ends: tuple[float, float], digits: int = 2) -> str:
+    """An interval to be printed."""
+    return f"{signed(ends[0], digits)} to {signed(ends[1], digits)}"
 
 
 def percent(share: float) -> str:
@@ -398,12 +422,13 @@ def of_data(prepared: Prepared, unit: str) -> str:
     seeds = Counter(np.bincount(runs.cell, minlength=len(runs.cells)).tolist())
     points = Counter((runs.seen & (runs.compute > 0)).sum(axis=1).tolist())
     failed = [h for h in health if h.failed]
-    settings = f"{len(runs.cells)} settings" if several or rated else f"{len(runs.cells)} values of n"
+    settings = counted(len(runs.cells), "setting" if several or rated else "value")
+    settings += "" if several or rated else " of n"
     what = "run" if len(runs.bases) > 1 else "seed"
     text = f"{len(runs.bases)} base models; " if len(runs.bases) > 1 else ""
     text += (
-        f"{settings} × {_span(seeds)} {what}{'s' if max(seeds) > 1 else ''} × {_span(points)} evaluations to "
-        f"{short(float(runs.last.max()))} {unit}; {len(health)} run{'s' if len(health) > 1 else ''}"
+        f"{settings} × {_span(seeds, what)} × {_span(points, 'evaluation')} to {short(float(runs.last.max()))} {unit}; "
+        f"{counted(len(health), 'run')}"
     )
     if failed:
         named = [f"{h.name}: {' and '.join(sorted(k for k in h.kinds if k in FAILED))}" for h in failed]
@@ -420,20 +445,20 @@ def of_risk(prepared: Prepared, failing: Array) -> str:
     every, cells = prepared.failures, prepared.runs.cells
     count, total = sum(f.failed for f in every.values()), sum(f.runs for f in every.values())
     if not count:
-        return f"none of {total} runs failed; the next one does with about {percent(float(failing.mean()))}"
+        return f"none of {counted(total, 'run')} failed; the next one does with about {percent(float(failing.mean()))}"
     several, rated = differing(prepared.failures)
     own = [every[c] for c in cells]
     worst = [k for k in np.argsort(-failing).tolist() if own[k].failed][:MOST]
-    said = [
-        f"n = {name(cells[k], several, rated)} with {percent(float(failing[k]))} ({own[k].failed} of {own[k].runs} did)"
-        for k in worst
-    ]
+    said = []
+    for k in worst:
+        of = called(cells[k], several=several, rated=rated)
+        said.append(f"{of} with {percent(float(failing[k]))} ({own[k].failed} of {own[k].runs} did)")
     calm = [failing[k] for k, f in enumerate(own) if not f.failed]
     if calm:
         said.append(f"one of the {'others' if worst else 'settings above'} with {percent(float(np.mean(calm)))}")
     never = [c for c, f in every.items() if c not in cells and f.failed]
-    lost = f"; no run came through of n = {', '.join(name(c, several, rated) for c in never)}" if never else ""
-    return f"{count} of {total} runs failed; the next run fails: {', '.join(said)}{lost}"
+    lost = f"; no run came through of {called(*never, several=several, rated=rated)}" if never else ""
+    return f"{count} of {counted(total, 'run')} failed; the next run fails: {', '.join(said)}{lost}"
 
 
 def left_out_of(prepared: Prepared, posterior: Posterior, *, caveats: tuple[str, ...]) -> tuple[str, ...]:
@@ -471,5 +496,6 @@ def _of_rates(cells: tuple[Setting, ...]) -> str:
     )
 
 
-def _span(counted: Counter[int]) -> str:
-    return f"{min(counted)}" if len(counted) == 1 else f"{min(counted)}–{max(counted)}"
+def _span(each: Counter[int], noun: str) -> str:
+    """Counts that differ from run to run to be printed, such as ``2–3 seeds``."""
+    return ("" if len(each) == 1 else f"{min(each)}–") + counted(max(each), noun)

@@ -34,9 +34,9 @@ from .answer import (
     SLACK,
     Answer,
     Unmeasured,
+    called,
     differing,
     left_out_of,
-    name,
     of_data,
     of_risk,
     option_row,
@@ -192,17 +192,29 @@ class Fitted:
             guess: Decide even where no setting is known at the budget, as for what to run next.
 
         Raises:
-            FrontierError: The budget is not above 0, is more than 64 times what was measured, lies so far beyond the
-                data that every setting's interval is far wider than what any had gained (unless ``guess``), or is in a
-                unit that the table does not hold.
+            FrontierError: The budget is not above 0, is less than a batch, is more than 64 times what was measured or
+                less than a 64th of it, lies so far beyond the data that every setting's interval is far wider than
+                what any had gained (unless ``guess``), or is in a unit that the table does not hold.
         """
         if not (np.isfinite(budget) and budget > 0):
             raise FrontierError(f"the budget is {budget}; it must be above 0")
-        compute = budget / self._lengths(unit or self.unit)
+        lengths = self._lengths(unit or self.unit)
+        compute = budget / lengths
         if (factor := float(compute.min()) / self.largest) > FARTHEST * self._slack:
             raise FrontierError(
                 f"{short(budget)} {unit or self.unit} is {factor:,.0f} times the {short(self.largest)} {self.unit} "
-                f"that were measured; nothing is said beyond {FARTHEST:.0f} times"
+                f"that were measured; nothing is said beyond {FARTHEST:.0f} times, {short(FARTHEST * self.largest)}"
+            )
+        if budget < (least := self._least * lengths).max() * (1 - TOLERANCE):
+            cell = self.settings[int(least.argmax())]
+            step = f"one step of n = {cell.rollouts_per_problem} and B_p = {cell.problems_per_batch}"
+            why = (
+                step
+                if self._least.max() > self.path_start / FARTHEST
+                else f"a {FARTHEST:.0f}th of the first evaluation"
+            )
+            raise FrontierError(
+                f"{short(budget)} {unit or self.unit} is too little to compare: the least is {least.max():,.10g}, {why}"
             )
         healthy = self.healthy(compute[:, None])[:, :, 0]
         reach = compute / np.append(self.last, np.full(len(self.lost), self.largest))
@@ -231,6 +243,13 @@ class Fitted:
         """Which settings had not made half of their gain by their last evaluation, shape ``(settings,)``."""
         made = self.posterior.share(self.last[:, None])[:, :, 0].mean(axis=0)
         return np.append(made < RISEN, np.ones(len(self.lost), dtype=np.bool_))
+
+    @property
+    def _least(self) -> Array:
+        """Compute of each setting below which nothing is said, shape ``(settings,)``."""
+        batch = np.array([c.batch_rollouts for c in self.settings]) if self.unit == "rollouts" else 0.0
+        # An evaluation before a whole batch counts compute in other than ones.
+        return np.clip(batch, self.path_start / FARTHEST, self.path_start) * np.ones(len(self.settings))
 
     @cached_property
     def _slack(self) -> float:
@@ -343,7 +362,7 @@ class Fitted:
         several = differing(self.prepared.failures)[0]
         # One that cannot be best changes no answer, and is named.
         astray = [
-            f"a curve for n = {name(m.cell, several, rated=True)}, whose runs it does not fit ({m.evidence})"
+            f"a curve for {called(m.cell, several=several, rated=True)}, whose runs it does not fit ({m.evidence})"
             for m in self.misfits
             if m not in doubts
         ]

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from ..data.curves import Array
-from ..data.reading import short
+from ..data.reading import counted, short
 from ..errors import FrontierError
 from ..posterior.decision import MOST_SEEDS, TIE, Action, Decision, Plan, seeds_to_tell, value_of
 from ..posterior.density import SEED_DEGREES
 from ..posterior.runs import Setting
-from .answer import name, option_row, rounded
+from .answer import called, option_row, rounded
 from .fitted import Fitted, at_n
 
 DOMINATED = 0.01
@@ -161,10 +161,13 @@ def _of_opened(
     return found
 
 
-def plan_lines(found: Plan, unit: str, *, most: int = 5, price: float | None = None) -> list[str]:
+def plan_lines(
+    found: Plan, unit: str, *, metric: str = "reward", most: int = 5, price: float | None = None
+) -> list[str]:
     """A plan to be printed.
 
     Args:
+        metric: What rewards are called.
         price: Of a GPU-hour.
 
     Raises:
@@ -175,36 +178,44 @@ def plan_lines(found: Plan, unit: str, *, most: int = 5, price: float | None = N
     rated = len({c.learning_rate for c in cells}) > 1
     if price is not None and any(a.hours is None for a in found.actions):
         raise FrontierError("a price is of GPU-hours, which the fit does not know: fit with --timings")
-    lines = [_stop_or_go_on(found, unit, several, price)]
-    lines.append(f"For a decision at {short(found.compute)} {unit}, by expected fall of regret per {unit[:-1]}:")
-    verbs = {"extend": "extend n = {} to {}", "seed": "run another seed of n = {} to {}", "open": "open n = {}, to {}"}
+    lines = [_stop_or_go_on(found, unit, metric, several, price)]
+    lines.append(
+        f"What could be run for a decision at {short(found.compute)} {unit}, the most gain per {unit[:-1]} first; gain "
+        f"is the {metric} by which the setting then chosen is expected to be better than the one chosen now:"
+    )
+    verbs = {"extend": "extend {} to {}", "seed": "run another seed of {} to {}", "open": "run {}, which is new, to {}"}
     for action in found.actions[:most]:
-        what = verbs[action.kind].format(name(action.cell, several, rated=rated), short(action.until))
-        lines.append(f"  {what}: {_cost(action, unit, price)}, regret falls by {action.value:.4f}")
+        what = verbs[action.kind].format(called(action.cell, several=several, rated=rated), short(action.until))
+        lines.append(f"  {what}: {_cost(action, unit, price)}, gain {action.value:.4f}")
     if found.dominated:
-        lines.append("  stop: " + ", ".join(f"n = {name(c, several)}" for c in found.dominated))
+        lines.append(f"  run no more of {called(*found.dominated, several=several)}: P(best) below {DOMINATED:.0%}")
     if found.pair:
-        first, second = (f"n = {name(c, several)}" for c in found.pair)
-        count = f"{MOST_SEEDS} seeds of each would not" if found.seeds is None else f"about {found.seeds} seeds of each"
-        lines.append(f"  {count} tell {first} from {second}, should they differ by {found.difference:.3f}")
+        first, second = (called(c, several=several) for c in found.pair)
+        count = (
+            f"{MOST_SEEDS} seeds of each would not"
+            if found.seeds is None
+            else f"about {counted(found.seeds, 'seed')} of each"
+        )
+        lines.append(f"  {count} tell {first} from {second}, should they differ by {found.difference:.3f} {metric}")
     if found.same_hours is not None:
         best = found.same_hours.chosen
         share, hours = rounded(found.same_hours.probability_of(best.cell)), f"{found.same_hours.compute:.2g}"
         lines.append(
-            f"At the same GPU-hours ({hours}), in place of {unit}: n = {name(best.cell, several)}, P(best) {share}"
+            f"At the same GPU-hours ({hours}) in place of {unit}: {called(best.cell, several=several)}, P(best) {share}"
         )
     return lines
 
 
-def _stop_or_go_on(found: Plan, unit: str, several: bool, price: float | None) -> str:
+def _stop_or_go_on(found: Plan, unit: str, metric: str, several: bool, price: float | None) -> str:
     """The line that says whether another run is worth it, by the expected regret of stopping."""
-    now = f"deciding now for n = {name(found.chosen, several)}"
-    lose = f"{now} is expected to lose {found.regret:.4f} to the best that was run"
+    now = f"{called(found.chosen, several=several)}, which would be chosen now, is expected to have"
+    lose = f"{now} {found.regret:.4f} less {metric} than the best setting that was run"
     if found.done:
         return f"Stop: {lose}, and no run is expected to gain {TIE:g}"
     first = found.actions[0]
-    share = f"{first.value / first.rollouts * 1e6:.2g} a million {unit}"
-    return f"Go on: {lose}; the first of these gains {first.value:.4f} for {_cost(first, unit, price)} ({share})"
+    new = ", as a new setting may be better than all of those" if first.kind == "open" else ""
+    cost = _cost(first, unit, price)
+    return f"Go on: {lose}; the first run below costs {cost} and is expected to gain {first.value:.4f}{new}"
 
 
 def _cost(action: Action, unit: str, price: float | None) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.reading import short
+from ..data.reading import counted, short
 from ..errors import FrontierError
 from ..posterior.decision import Option
 from .answer import Standing, percent, rounded, signed
@@ -51,7 +51,7 @@ class BatchSize:
     def words(self) -> str:
         """What was counted, and what is expected."""
         low, high = self.failure_interval
-        lost = f"{self.failed if self.failed else 'none'} of {self.runs} runs failed"
+        lost = f"{self.failed if self.failed else 'none'} of {counted(self.runs, 'run')} failed"
         return f"{lost}, the next one does with {percent(self.failure)} (95 %: {percent(low)} to {percent(high)})"
 
 
@@ -103,7 +103,7 @@ class ThreeSteps:
         """The three steps, a line each, and what they come to."""
         own, n = self.used, self.n_star
         sure = f"P(best) {rounded(self.probability_best)}{f': {self.doubt}' if self.doubt else ''}"
-        steps = f"M = {own.update_steps:,} update steps of {n} × {own.problems_per_batch} rollouts"
+        steps = f"M = {own.update_steps:,} update steps of n B_p = {n * own.problems_per_batch:,} rollouts"
         said = f"n = {n}, B_p = {own.problems_per_batch}, M = {own.update_steps:,}"
         sentence = f"At {short(self.budget)} {self.unit} use {said}"
         if self.smallest is None:

@@ -11,7 +11,7 @@ from ..answers.advice import FLAGS, Question, advise, lines
 from ..answers.signal import Histogram, Spread, of_mean, of_table
 from ..data.sweeps import FILE, read_sweeps
 from ..errors import FrontierError
-from .arguments import positive, write_json
+from .arguments import new_file, positive, write_json
 
 EXAMPLES = """GPU-hours and tokens: `isocompute-budget show` sums up what a run generated and its device-hours, and
 `isocompute-budget plan --cells --model-parameters 7B --response-tokens 1000 --device h100` estimates both.
@@ -51,7 +51,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--trainer", choices=[*FLAGS], default="trl", help="whose flags are printed (default: %(default)s)"
     )
     parser.add_argument("--also", type=Path, metavar="FILE", help="further sweeps, a CSV file as in docs/sweeps.md")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all of it here")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="also write all of it here")
     parser.set_defaults(run=run)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from ..answers.answer import differing, name
+from ..answers.answer import called, differing
 from ..answers.fitted import conflicts, left_out, left_out_line
 from ..answers.interference import train_validation_gap
 from ..answers.paper import PaperConfig, fit_as_paper
@@ -58,8 +58,16 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="columns whose values are draws, and the answer is for another one like them "
         "(default: base_model, where there is such a column)",
     )
-    parser.add_argument("--problems-per-batch", type=int, help="only this B_p: n against update steps")
-    parser.add_argument("--batch-rollouts", type=int, help="only this B = B_p n: B_p against n")
+    parser.add_argument(
+        "--problems-per-batch",
+        type=int,
+        help="only runs of this B_p, the problems of a batch, so that n is traded against update steps",
+    )
+    parser.add_argument(
+        "--batch-rollouts",
+        type=int,
+        help="only runs of this B = n B_p, the rollouts of a batch, so that n is traded against B_p",
+    )
     parser.add_argument(
         "--seed-deviation",
         type=positive,
@@ -124,6 +132,8 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     given = {key: value for key, value in chosen.items() if value is not None}
     if arguments.out.exists() and not arguments.out.is_dir():
         raise FrontierError(f"--out {arguments.out}: is a file, and no folder")
+    if (where := arguments.json) is not None and where.parent != arguments.out and not where.parent.is_dir():
+        raise FrontierError(f"--json {where}: there is no folder {where.parent}")
     if arguments.seed < 0:
         raise FrontierError(f"the seed is {arguments.seed}; it must be 0 or more")
     if arguments.method == "paper":
@@ -194,7 +204,7 @@ def _separately(frontier: Frontier, priors: Priors, seed: int) -> Iterable[str]:
         last = float(own.model.runs.last.max())
         end, top = own.reward(np.array([last, FOREVER]))[:, 0].T
         parts = [f"{x.mean():.3f} ({np.quantile(x, 0.025):.3f}–{np.quantile(x, 0.975):.3f})" for x in (end, top)]
-        yield f"  n = {name(cell, several, rated):12} {parts[0]} at {short(last)}   A {parts[1]}"
+        yield f"  {called(cell, several=several, rated=rated):16} {parts[0]} at {short(last)}   A {parts[1]}"
 
 
 def _as_paper(arguments: argparse.Namespace, given: dict[str, object]) -> Iterable[str]:

@@ -13,7 +13,7 @@ from ..data.reading import one_run, read_columns, read_series
 from ..errors import FrontierError
 from ..show.drawing import save
 from ..show.panels import efficiency_panel, forecast_panel
-from .arguments import assignment, positive, write_json
+from .arguments import assignment, new_file, positive, write_json
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,7 +48,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="a published fit that the prior leaves out, where the run is that one",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the posterior's draws (default: 0)")
-    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw fit and extension here, as SVG and PNG")
+    parser.add_argument("--figure", type=new_file, metavar="FILE", help="draw fit and extension here, as SVG and PNG")
     parser.add_argument(
         "--series", metavar="COLUMN", help="compare the recipes that this column names, at one asymptote"
     )
@@ -60,11 +60,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument(
         "--efficiency",
-        type=Path,
+        type=new_file,
         metavar="FILE",
         help="with --series: draw F(R) against compute here (ScaleRL's leave-one-out plot)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers here")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="also write the numbers here")
     parser.set_defaults(run=run)
 
 

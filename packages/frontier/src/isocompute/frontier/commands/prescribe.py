@@ -9,7 +9,7 @@ from pathlib import Path
 from ..answers.next import plan, plan_document, plan_lines
 from ..answers.steps import three_steps
 from ..notebook import load_fitted
-from .arguments import positive, write_json
+from .arguments import new_file, positive, write_json
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,10 +30,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     said = "the Playbook's Appendix C instead: n*, the smallest stable B_p, the rest to M"
     parser.add_argument("--three-steps", action="store_true", help=said)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the answer here")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="also write the answer here")
     parser.set_defaults(run=prescribe)
     example = "example: isocompute-frontier next fitted --budget 1M --tell 8 32"
-    then = commands.add_parser("next", help="what to run next, by the expected fall of regret", epilog=example)
+    then = commands.add_parser("next", help="what to run next, by what a decision would gain from it", epilog=example)
     then.add_argument("folder", type=Path, help="what `fit --out` wrote")
     then.add_argument("--budget", type=positive, help="of the decision; by default the largest that was measured")
     then.add_argument("--most", type=int, default=5, help="actions printed (default: %(default)s)")
@@ -41,7 +41,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--tell", type=int, nargs=2, metavar="N", help="how many seeds tell these two n apart (default: the first two)"
     )
     then.add_argument("--price", type=positive, help="of a GPU-hour, for a fit with --timings")
-    then.add_argument("--json", type=Path, metavar="FILE", help="also write the actions here")
+    then.add_argument("--json", type=new_file, metavar="FILE", help="also write the actions here")
     then.set_defaults(run=what_next)
 
 
@@ -66,5 +66,5 @@ def what_next(arguments: argparse.Namespace) -> Iterable[str]:
     fitted = load_fitted(arguments.folder)
     tell = (arguments.tell[0], arguments.tell[1]) if arguments.tell else None
     found = plan(fitted, arguments.budget or fitted.largest, tell=tell)
-    yield from plan_lines(found, fitted.unit, most=arguments.most, price=arguments.price)
+    yield from plan_lines(found, fitted.unit, metric=fitted.metric, most=arguments.most, price=arguments.price)
     write_json(plan_document(found, fitted.unit), arguments.json)

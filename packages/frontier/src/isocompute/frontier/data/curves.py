@@ -203,11 +203,10 @@ def of_setting(evals: pl.DataFrame, *, problems_per_batch: int | None, batch_rol
     )
     if kept.is_empty() and not evals.is_empty():
         pairs = evals.select("problems_per_batch", "rollouts_per_problem").unique().sort(pl.all()).rows()
-        known = ", ".join(f"({size}, {n})" for size, n in pairs)
-        raise FrontierError(
-            f"no run has B_p = {problems_per_batch or 'any'} and B = {batch_rollouts or 'any'}; "
-            f"the (B_p, n) are {known}"
-        )
+        known = "; ".join(f"B_p = {size}, n = {n}, B = {size * n}" for size, n in pairs)
+        asked = {"B_p": problems_per_batch, "B": batch_rollouts}
+        wanted = " and ".join(f"{name} = {value}" for name, value in asked.items() if value)
+        raise FrontierError(f"no run has {wanted}; there are {known}")
     return kept
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -84,10 +84,7 @@ def _tables_of(source: str | Path) -> list[str | Path]:
     ours = [f for f in ours if f.suffix == ".parquet" or f.with_suffix(".parquet") not in ours]
     tables_of = [file for file in ours if _is_table(file)]
     if not named and not tables_of:
-        raise FrontierError(
-            f"{source}: the folder holds no evals.parquet or evals.csv; of trainers' logs "
-            f"`isocompute-budget doctor {source} --out TABLES` makes one"
-        )
+        raise FrontierError(f"{source}: the folder holds no evals.parquet or evals.csv; {_instead(folder)}")
     if not named:
         return [*tables_of]
     if tables_of:
@@ -95,6 +92,25 @@ def _tables_of(source: str | Path) -> list[str | Path]:
         said = f"{source}: evals counts, and these tables of evaluations do not, unless they are named: {names}"
         warnings.warn(said, InputWarning, stacklevel=3)
     return [source]
+
+
+RUNS, FIT = "runs.csv", "posterior.json"
+"""What ``isocompute-budget doctor`` asks to be filled in, and what a fit is."""
+
+
+def _instead(folder: Path) -> str:
+    """What is to be done about a folder without evaluations."""
+    if (folder / FIT).is_file():
+        return "it is a fit, which `isocompute-frontier prescribe` and `next` read: name what it was made from"
+    if not (folder / RUNS).is_file():
+        return f"of trainers' logs `isocompute-budget doctor {folder} --out TABLES` makes one"
+    asked = pl.read_csv(folder / RUNS, infer_schema=False)
+    blank = {name: count for name, count in asked.null_count().row(0, named=True).items() if count}
+    lacking = ", ".join(f"{name} of {counted(count, 'run')}" for name, count in blank.items())
+    todo = (
+        f"{RUNS} there lacks {lacking}: fill in its blank cells, then" if blank else f"{RUNS} there is filled in: now"
+    )
+    return f"{todo} `isocompute-budget doctor LOGS --runs {folder / RUNS} --out {folder}` makes one of the same logs"
 
 
 MANIFEST = "manifest.json"
@@ -221,32 +237,28 @@ def _read_rows(
     path: Path, metric: str, unit: str, columns: Mapping[str, str], constants: Mapping[str, str]
 ) -> pl.DataFrame:
     frame = read_file(path)
-    for ours, theirs in columns.items():
-        if theirs not in frame.columns:
-            raise FrontierError(f"{path}: has no column {theirs!r}; it has {', '.join(frame.columns)}")
-        if ours in frame.columns and ours != theirs:
-            frame = frame.drop(ours)
-        frame = frame.rename({theirs: ours})
+    _refuse_missing(frame, columns.values(), path)
+    others = [name for name in frame.columns if name not in columns and name not in columns.values()]
+    frame = frame.select(*others, **{ours: pl.col(theirs) for ours, theirs in columns.items()})
     out = {name: pl.Series(name, [_parsed(value)]) for name, value in constants.items()}
     frame = frame.with_columns(**{name: pl.lit(series[0]) for name, series in out.items()})
-    for name in ("rollouts_per_problem", "problems_per_batch"):
-        if name not in frame.columns:
-            raise FrontierError(
-                f"{path}: has no column {name}: name it with --column {name}=COLUMN or give it with --set {name}=VALUE"
-            )
+    needed = ("rollouts_per_problem", "problems_per_batch", UNITS[unit], metric)
+    _refuse_missing(frame, needed, path, how="name each with --column NAME=COLUMN, or give it with --set NAME=VALUE")
     frame = frame.with_columns(**{k: pl.lit(v) for k, v in DEFAULTS.items() if k not in frame.columns})
-    whole = {name: numbers(frame, name, path) for name in ("rollouts_per_problem", "problems_per_batch", "seed")}
-    for name, values in whole.items():
-        if (values != np.floor(values)).any() or (values < (0 if name == "seed" else 1)).any():
-            raise FrontierError(f"{path}: the column {name} must hold whole numbers from {0 if name == 'seed' else 1}")
-    compute, reward = numbers(frame, UNITS[unit], path), numbers(frame, metric, path)
-    if (compute < 0).any():
-        raise FrontierError(f"{path}: the column {UNITS[unit]} is negative in row {int((compute < 0).argmax()) + 1}")
-    if ((reward < 0) | (reward > 1)).any():
-        row = int(((reward < 0) | (reward > 1)).argmax())
-        raise FrontierError(
-            f"{path}: the column {metric} is {reward[row]:g} in row {row + 1}; rewards lie within 0 to 1"
-        )
+
+    def column(name: str, least: float, most: float = np.inf, *, what: str) -> np.ndarray:
+        own = columns.get(name, name)
+        values = numbers(pl.DataFrame({own: frame[name]}), own, path)
+        wrong = (values < least) | (values > most) | (values != np.floor(values) if "whole" in what else False)
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise FrontierError(f"{path}: the column {own} is {values[row]:g} in row {row + 1}; it must hold {what}")
+        return values
+
+    whole = {name: column(name, 1, what="whole numbers from 1") for name in needed[:2]}
+    whole["seed"] = column("seed", 0, what="whole numbers from 0")
+    compute = column(UNITS[unit], 0, what="no negative compute")
+    reward = column(metric, 0, 1, what="rewards within 0 to 1")
     return frame.with_columns(
         pl.format(f"{path.name} row {{}}", pl.int_range(1, pl.len() + 1)).alias(AT),
         **{name: pl.Series(values.astype(np.int64)) for name, values in whole.items()},
@@ -290,11 +302,20 @@ def read_file(path: Path) -> pl.DataFrame:
     except TableError:
         raise
     except (OSError, ValueError, pl.exceptions.PolarsError) as error:
+        if path.is_file() and not path.read_bytes().strip():
+            raise FrontierError(f"{path}: the file is empty") from None
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise FrontierError(f"{path}: cannot be read as {path.suffix[1:]} ({first})") from None
     if frame.is_empty():
         raise FrontierError(f"{path}: holds no rows")
     return frame
+
+
+def _refuse_missing(frame: pl.DataFrame, names: Iterable[str], path: Path, *, how: str = "") -> None:
+    """Refuse a file for all the columns that it lacks at once."""
+    if missing := [name for name in dict.fromkeys(names) if name not in frame.columns]:
+        lacks = f"{path}: has no column{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
+        raise FrontierError(f"{lacks}; it has {', '.join(frame.columns)}{how and ': '}{how}")
 
 
 def numbers(frame: pl.DataFrame, name: str, path: Path) -> np.ndarray:
@@ -303,8 +324,7 @@ def numbers(frame: pl.DataFrame, name: str, path: Path) -> np.ndarray:
     Raises:
         FrontierError: The column is missing, or a row holds no finite number.
     """
-    if name not in frame.columns:
-        raise FrontierError(f"{path}: has no column {name!r}; it has {', '.join(frame.columns)}")
+    _refuse_missing(frame, [name], path)
     column = frame[name]
     values = column.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy()
     bad = ~np.isfinite(values)
@@ -333,9 +353,7 @@ def read_columns(path: Path, names: Sequence[str], *, where: Mapping[str, str] |
         TableError: The file is a table of ours of a newer major schema version.
     """
     frame = read_file(path)
-    for name in (*(where or {}), *names):
-        if name not in frame.columns:
-            raise FrontierError(f"{path}: has no column {name!r}; it has {', '.join(frame.columns)}")
+    _refuse_missing(frame, (*(where or {}), *names), path)
     frame = frame.with_row_index(ROW, offset=1)
     for name, value in (where or {}).items():
         frame = frame.filter(pl.col(name).cast(pl.String) == value)
@@ -383,8 +401,7 @@ def read_series(
         FrontierError: As for ``read_columns``, or a reward lies outside 0 to 1.
     """
     frame = read_file(path)
-    if by not in frame.columns:
-        raise FrontierError(f"{path}: has no column {by!r}; it has {', '.join(frame.columns)}")
+    _refuse_missing(frame, (by, x, y), path)
     found = {}
     for name in frame[by].cast(pl.String).unique().drop_nulls().sort().to_list():
         compute, reward = read_columns(path, [x, y], where={**(where or {}), by: name})
@@ -506,10 +523,10 @@ def amount(compute: float) -> str:
 
 
 def short(compute: float) -> str:
-    """An amount in three digits: 920, 16k, 1.3M."""
-    for factor, sign in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+    """An amount in three digits, by the letters with which amounts are read: 920, 16k, 1.3M, 2T."""
+    for factor, sign in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if compute >= 0.9995 * factor:
-            return f"{compute / factor:.3g}{sign}"
+            return f"{float(f'{compute / factor:.3g}'):,g}{sign}"
     return f"{compute:.3g}"
 
 

@@ -66,7 +66,7 @@ def read_sweeps(path: Path = FILE) -> tuple[Sweep, ...]:
         raise FrontierError(f"{path}: is no CSV file that can be read ({str(error).splitlines()[0]})") from error
     missing = [name for name in (*NUMBERS, *WORDS) if name not in frame.columns]
     if missing or frame.is_empty():
-        what = f"has no column {missing[0]}" if missing else "has no rows"
+        what = f"has no column{'s' if len(missing) > 1 else ''} {', '.join(missing)}" if missing else "has no rows"
         raise FrontierError(f"{path}: {what}; the columns are those of docs/sweeps.md")
     return tuple(_sweep(row, f"{path} row {number}") for number, row in enumerate(frame.iter_rows(named=True), 1))
 

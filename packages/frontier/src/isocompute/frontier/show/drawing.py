@@ -12,7 +12,7 @@ from typing import IO, Any, TypeVar, cast
 
 import numpy as np
 
-from ..answers.answer import name
+from ..answers.answer import called
 from ..answers.fitted import Fitted
 from ..contract.files import atomic_write
 from ..data.curves import Array
@@ -143,7 +143,7 @@ def curve_panels(fitted: Fitted) -> Any:
             axis.plot(
                 runs.compute[run, after], runs.reward[run, after], "osDv^"[i % 5], color=look["color"], ms=3, alpha=0.7
             )
-        axis.set_title(f"n = {name(cell, several, rated)}", fontsize=9)
+        axis.set_title(called(cell, several=several, rated=rated), fontsize=9)
         compute_axis(axis, "")
     figure.supxlabel(f"compute in {fitted.unit.replace('_', ' ')}")
     figure.supylabel(fitted.metric)
@@ -174,7 +174,11 @@ def draw_frontier(fitted: Fitted, axes: Any) -> Any:
         look = styles[key(cell)]
         mean = fitted.posterior.reward(grid)[:, k].mean(axis=0)
         axes.plot(
-            grid, mean, color=look["color"], linestyle=look["linestyle"], label=f"n = {name(cell, fitted.differing[0])}"
+            grid,
+            mean,
+            color=look["color"],
+            linestyle=look["linestyle"],
+            label=called(cell, several=fitted.differing[0]),
         )
         after = runs.seen[own] & (runs.compute[own] > 0)
         axes.plot(
@@ -247,9 +251,8 @@ def draw_regret(fitted: Fitted, axes: Any, setting: str = "rollouts_per_problem"
         axes.plot(values, regret, marker=marker, ms=4, color=colour, lw=2 if budget == 1 else 1, label=short(compute))
         if budget == 1:
             chosen = getattr(options[0].cell, setting)
-            here = {"xy": (chosen, regret[values.index(chosen)]), "xytext": (-4, 12), "textcoords": "offset points"}
-            axes.plot(*here["xy"], "o", ms=11, mfc="none", mec=ACCENT, mew=1.6)
-            axes.annotate(f"{NAMES[setting]} = {chosen}", **here, ha="right", color=ACCENT, weight="bold")
+            # Named in the title: beside the ring a label would lie on an axis or a line.
+            axes.plot(chosen, regret[values.index(chosen)], "o", ms=11, mfc="none", mec=ACCENT, mew=1.6, clip_on=False)
     axes.set_xscale("log", base=2)
     axes.set_xticks(values, [f"{v:,}" for v in values])
     axes.set_ylim(bottom=0)
@@ -286,7 +289,7 @@ def draw_best(
     compute_axis(axes, unit)
     axes.set(title=f"{NAMES[setting]}* over compute", ylabel=WORDS[setting])
     axes.figure.colorbar(mesh, ax=axes, label="P(best)")
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    axes.legend(framealpha=0.9, edgecolor="none", fontsize=8, loc="upper left")
     return axes
 
 

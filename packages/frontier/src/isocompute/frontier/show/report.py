@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -12,7 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from ..answers.answer import as_run, rounded
+from ..answers.answer import Answer, Standing, as_run, called, interval, rounded
 from ..answers.fitted import Fitted, best_rates, conflicts
 from ..contract.files import write_text
 from ..data.reading import short
@@ -29,6 +30,15 @@ from .drawing import (
     save,
     trade_figure,
     write_svg,
+)
+
+HASH, HASH_SHOWN = re.compile(r"[0-9a-f]{40,}"), 12
+"""A hash in a fact, and how much of it the first screen shows; the answer with its numbers has all of it."""
+
+
+SYMBOLS = (
+    "n: rollouts (responses) per problem. B_p: problems per batch. n*: the n that is expected to lose least. "
+    "P(best): how likely a setting is the best of those that were run."
 )
 
 
@@ -100,21 +110,27 @@ def write_report(
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
         template
     )
-    cell = answer.decision.chosen.cell
-    batches = f"B_p = {cell.problems_per_batch} problems a batch"
-    rate = f", learning rate {as_run(cell.learning_rate)}" if cell.learning_rate else ""
-    symbols = (
-        f"n: rollouts (responses) per problem. B_p: problems per batch. {fitted.metric}: {_of_metric(fitted.metric)}"
-    )
+    facts = [*fitted.about, *facts]
     text = page.render(
         title=answer.headline(),
-        setting=f"{batches}{rate}, for a budget of {short(answer.decision.compute)} {answer.unit}.",
-        symbols=f"{symbols}. P(best): how likely a setting is the best of those that were run.",
-        facts=[*fitted.about, *facts],
-        answer=answer.lines(),
+        setting=_setting(answer),
+        rate=answer.decision.chosen.cell.learning_rate and as_run(answer.decision.chosen.cell.learning_rate),
+        symbols=f"{SYMBOLS} {fitted.metric}: {_of_metric(fitted.metric)}.",
+        facts=[(name, HASH.sub(lambda found: found[0][:HASH_SHOWN], value)) for name, value in facts],
+        answer=[*answer.lines(), *(f"{name}: {value}" for name, value in facts if HASH.search(value))],
         sections=[*sections, _runs(fitted), *further],
     )
     return write_text(folder / "report.html", text + "\n", error=FrontierError)
+
+
+def _setting(answer: Answer) -> str:
+    """The setting that is chosen in symbols, with what it reaches where its curve fits."""
+    chosen, budget = answer.decision.chosen, f"{short(answer.decision.compute)} {answer.unit}"
+    rate = f", learning rate {chosen.cell.learning_rate:.3g}" if chosen.cell.learning_rate else ""
+    said = f"{called(chosen.cell, several=True)}{rate}, for a budget of {budget}"
+    if answer.standing is Standing.MISFIT:
+        return f"{said}."
+    return f"{said}: {answer.metric} {chosen.reward:.3f} (95 %: {interval(chosen.interval, digits=3)})."
 
 
 def _of_metric(metric: str) -> str:
@@ -134,7 +150,8 @@ def _decision(fitted: Fitted, decision: Decision, folder: Path) -> Section:
     return Section(
         title="The decision",
         text="Expected regret is what a setting loses on average to the best one. All at "
-        f"{short(decision.compute)} {fitted.unit}; the reward is of a run that does not fail, with its interval.",
+        f"{short(decision.compute)} {fitted.unit}; the reward is of a run that does not fail, with its interval; "
+        "learning rates are as they ran, to be copied.",
         figures=tuple((_embedded(alone(draw, fitted)), text) for draw, text in panels),
         table=options_table(decision),
     )
