@@ -439,8 +439,9 @@ def split(problems: pl.DataFrame, wanted: DifficultySplit, *, min_samples: int =
             if len(candidates):
                 needed = int(np.ceil(1.1 * count * total / len(candidates) / 100)) * 100
                 advice = f"generate about {needed:,} {side} problems, widen the interval, or make the set smaller"
+            called = f"the set {wanted.name}".strip()
             raise RolloutError(
-                f"the set {wanted.name} needs {count} {side} problems with a pass rate from {wanted.lowest:g} to "
+                f"{called} needs {count} {side} problems with a pass rate from {wanted.lowest:g} to "
                 f"{wanted.highest:g}, and {len(candidates)} of {total} measured ones have it (the mean pass rate "
                 f"is {mean:.2f}): {advice}"
             )
