@@ -225,7 +225,7 @@ def parse(settings: Settings) -> Batching:
     sizes = batch_sizes(settings)
     problems = exact_quotient(sizes.batch, sizes.n)
     updates = Fraction(sizes.every, sizes.accumulated) if sizes.every and sizes.accumulated else None
-    steps = settings.whole("max_steps") if settings.values.get("max_steps") != -1 else None
+    steps = settings.whole("max_steps") if settings.find("max_steps")[1] != -1 else None
     epochs = settings.fraction("num_train_epochs", default=3) if steps is None and settings.has_defaults else None
     generations = None
     if updates and sizes.every and sizes.accumulated and problems:
