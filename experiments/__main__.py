@@ -85,12 +85,25 @@ def parser() -> argparse.ArgumentParser:
     init.add_argument("--set-name", default="all", metavar="SET", help="name of the problem set (default: all)")
     init.add_argument("--all", action="store_true", help="write every setting there is, with the values of --preset")
     most = "rollouts of each base model (default: 1 %% of the sweep's budget, and 8,192 at least)"
-    added["probe"].add_argument("--rollouts", type=int, help=most)
+    added["probe"].add_argument("--rollouts", type=_whole, help=most)
     added["plan"].add_argument("--device", default="h100", help="the GPU that it is to fit (default: %(default)s)")
-    added["plan"].add_argument("--price", type=float, default=3.0, help="US dollars for a GPU and hour (default: 3)")
+    added["plan"].add_argument("--price", type=_number, default=3.0, help="US dollars for a GPU and hour (default: 3)")
     longest = "mean length of a response (default: the longest that there may be)"
-    added["plan"].add_argument("--response-tokens", type=float, help=longest)
+    added["plan"].add_argument("--response-tokens", type=_number, help=longest)
     return parser
+
+
+def _whole(text: str) -> int:
+    # Imported here, as below: not every command needs what another one does.
+    from isocompute.budget.commands.text import whole
+
+    return whole(text)
+
+
+def _number(text: str) -> float:
+    from isocompute.budget.commands.text import number
+
+    return number(text)
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -111,7 +124,6 @@ def _run(given: argparse.Namespace) -> int:
         for line in lines(preset, given.name, given.rollouts):
             print(line, flush=True)
     elif given.command == "plan":
-        # Imported here, as below: not every command needs what another one does.
         from isocompute.budget.planning.compute import device
 
         from .stages import plan
