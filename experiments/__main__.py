@@ -19,10 +19,13 @@ from isocompute.rollout.contract.files import atomic_write
 
 from .errors import ExperimentError
 from .running import cluster
-from .settings import Preset, load
-from .settings.reading import document_schema, short_text, template_text
+from .settings import Preset, find, load
+from .settings.own import short_text
+from .settings.reading import document_schema, template_text
+from .settings.sections import checked_name
 from .stages import SET_STAGES, STAGES
 
+PARAMS = Path("params.yaml")
 SECONDS = Path("work") / "seconds.jsonl"
 """Durations of stages, one line per stage; never a DVC output."""
 COMMANDS = {
@@ -109,7 +112,9 @@ def _number(text: str) -> float:
 def _run(given: argparse.Namespace) -> int:
     if given.command == "send":
         return send()
-    preset = load(preset=getattr(given, "preset", None))
+    asked = getattr(given, "preset", None)
+    path = file_of(asked)
+    preset = load(path, preset=asked)
     if given.command == "init":
         init(given, preset)
         return 0
@@ -130,10 +135,21 @@ def _run(given: argparse.Namespace) -> int:
         from .stages.costs import Terms
 
         terms = Terms(device=device(given.device), price=given.price, response_tokens=given.response_tokens)
-        plan.run(preset, terms)
+        plan.run(preset, terms, path)
     else:
         stage(preset, given.command, getattr(given, "name", None))
     return 0
+
+
+def file_of(preset: str | None) -> Path:
+    """The file of a preset that is asked for: params.yaml, or that which ``init`` has written beside it."""
+    if preset is None or not (own := Path(f"{checked_name(preset)}.yaml")).is_file():
+        return PARAMS
+    try:
+        find(PARAMS, preset)
+    except ExperimentError:
+        return own
+    return PARAMS
 
 
 def stage(preset: Preset, name: str, problem_set: str | None) -> None:
@@ -175,7 +191,8 @@ def init(given: argparse.Namespace, like: Preset) -> None:
     path = Path(f"{name}.yaml")
     with atomic_write(path, replace=False) as stream:
         stream.write(text.encode())
-    print(f"{path} is written. To run it, write in params.yaml:")
+    print(f"{path} is written, and nothing else. What it would run: python -m experiments plan --preset {name}")
+    print(f"For `python -m experiments repro`, which will write dvc.lock anew, write in {PARAMS}:")
     print(f"  preset: {name}\n  settings_file: {path}\n  problem_sets: [{', '.join(sets)}]")
     print(f"  tested_sets: [{', '.join(tested)}]")
 

@@ -32,7 +32,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stops_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> int:
-    def run(preset: object, terms: object) -> None:
+    def run(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(plan, "run", run)
