@@ -11,10 +11,11 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from math import isfinite
 from pathlib import Path
 
 from isocompute.rollout import LocalSource
-from isocompute.rollout.contract.command_line import Parser
+from isocompute.rollout.contract.command_line import Parser, amount
 from isocompute.rollout.contract.files import atomic_write
 
 from .errors import ExperimentError
@@ -96,17 +97,18 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _whole(text: str) -> int:
-    # Imported here, as below: not every command needs what another one does.
-    from isocompute.budget.commands.text import whole
-
-    return whole(text)
-
-
 def _number(text: str) -> float:
-    from isocompute.budget.commands.text import number
+    value = float(amount(text))
+    if not isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a finite number")
+    return value
 
-    return number(text)
+
+def _whole(text: str) -> int:
+    value = _number(text)
+    if not value.is_integer():
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number")
+    return int(value)
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -129,6 +131,7 @@ def _run(given: argparse.Namespace) -> int:
         for line in lines(preset, given.name, given.rollouts):
             print(line, flush=True)
     elif given.command == "plan":
+        # Imported here, as below: not every command needs what another one does.
         from isocompute.budget.planning.compute import device
 
         from .stages import plan
