@@ -31,14 +31,20 @@ SECONDS = Path("work") / "seconds.jsonl"
 """Durations of stages, one line per stage; never a DVC output."""
 COMMANDS = {
     "init": ("write a preset of your own", "mine --problems mine.jsonl --model models/base --verifier math"),
-    "plan": ("print what a preset would run: cells, rollouts, memory and money", "--preset gpu --price 3"),
-    "probe": ("say how many groups of the base model have a signal, by n", "hard"),
+    "plan": (
+        "print what a preset would run: cells (one run each), rollouts, memory and money",
+        "--preset gpu --price 3",
+    ),
+    "probe": (
+        "say how many groups (n responses to a problem) of the base model are not all right or all wrong",
+        "hard",
+    ),
     "repro": ("run all stages whose inputs have changed, and print the answer", ""),
     "inputs": ("write down what stages depend on and DVC does not see", ""),
     "prepare": ("make the problem sets: the base model's pass rates", ""),
-    "sweep": ("train the cells of a problem set", "hard"),
+    "sweep": ("train the cells of a problem set: a run for each n, B_p, rate and seed", "hard"),
     "frontier": ("fit a sweep, and write its answer and report", "hard"),
-    "prescribe": ("test what was prescribed for a problem set", "easy --preset smoke"),
+    "prescribe": ("train at the n that was prescribed for a problem set, and at others", "easy --preset smoke"),
     "send": ("send to MLflow what earlier commands could not", ""),
     "schema": ("print the JSON schema of params.yaml, for editors", ""),
 }
