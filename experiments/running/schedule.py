@@ -404,7 +404,7 @@ def workers(preset: Preset, models: Mapping[str, str], *, training: bool = False
         actors = roster("take", key, resources.workers, actor, options)
         pool = Pool(roster, actors, config, partial(check, bases=tuple(models), surroundings=surroundings))
         began = time.monotonic()
-        print(f"workers: {resources.workers} of them start", flush=True)
+        print(f"workers: {resources.workers} asked for; the first loads the base model", flush=True)
         pool.open()
         print(f"workers: the first is ready after {time.monotonic() - began:.0f} s", flush=True)
         yield pool

@@ -3,7 +3,10 @@
 import itertools
 import json
 import re
+import shlex
 import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -558,6 +561,25 @@ def test_the_preset_of_the_manual_is_one(here: Path) -> None:
     named("mine.yaml")
     edit("params.yaml", "problem_sets: [hard]", "problem_sets: [all]")
     assert load().sweep["all"].grid() == [(n, 32) for n in (4, 8, 16, 32)]
+
+
+def test_the_smallest_setting_of_the_manual_is_written_and_planned(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "docs" / "measure.md").read_text()
+    (problems,) = re.findall(r"^    python -c (.*) > sums\.jsonl$", text, re.MULTILINE)
+    with (here / "sums.jsonl").open("w") as stream:
+        subprocess.run([sys.executable, "-c", *shlex.split(problems)], stdout=stream, check=True)
+    commands = [
+        shlex.split(line) for line in re.findall(r"^    python -m experiments (.* sums\b.*)$", text, re.MULTILINE)
+    ]
+    assert [words[0] for words in commands] == ["init", "plan", "prepare", "sweep", "frontier"]
+    for words in commands[:2]:
+        assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^all +sweep +4 cells +32,768 rollouts", printed, re.MULTILINE)
+    assert "sampler: transformers" in printed
+    assert "warning" not in printed
 
 
 def test_it_names_every_setting_with_what_it_means(here: Path) -> None:
