@@ -76,6 +76,16 @@ def test_what_may_have_been_meant_is_named(
     assert len(said.splitlines()) == 1
 
 
+def test_a_shell_without_shtab_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(SystemExit) as end:
+        PARSERS["budget"].parse_args(["--print-completion", "bash"])
+    assert end.value.code == 2
+    assert "python3 -m pip install shtab" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "name", "value"),
     [
@@ -86,16 +96,6 @@ def test_what_may_have_been_meant_is_named(
 )
 def test_experiments_read_amounts_as_the_packages_do(words: str, name: str, value: float) -> None:
     assert getattr(PARSERS["experiments"].parse_args(words.split()), name) == value
-
-
-def test_a_shell_without_shtab_is_told_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "shtab", None)
-    with pytest.raises(SystemExit) as end:
-        PARSERS["budget"].parse_args(["--print-completion", "bash"])
-    assert end.value.code == 2
-    assert "python3 -m pip install shtab" in capsys.readouterr().err
 
 
 @pytest.mark.slow("starts bash")
