@@ -11,30 +11,40 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from math import isfinite
 from pathlib import Path
 
 from isocompute.rollout import LocalSource
-from isocompute.rollout.contract.command_line import Parser
+from isocompute.rollout.contract.command_line import Parser, amount
 from isocompute.rollout.contract.files import atomic_write
 
 from .errors import ExperimentError
 from .running import cluster
-from .settings import Preset, load
-from .settings.reading import document_schema, short_text, template_text
+from .settings import Preset, find, load
+from .settings.own import short_text
+from .settings.reading import document_schema, template_text
+from .settings.sections import checked_name
 from .stages import SET_STAGES, STAGES
 
+PARAMS = Path("params.yaml")
 SECONDS = Path("work") / "seconds.jsonl"
 """Durations of stages, one line per stage; never a DVC output."""
 COMMANDS = {
     "init": ("write a preset of your own", "mine --problems mine.jsonl --model models/base --verifier math"),
-    "plan": ("print what a preset would run: cells, rollouts, memory and money", "--preset gpu --price 3"),
-    "probe": ("say how many groups of the base model have a signal, by n", "hard"),
+    "plan": (
+        "print what a preset would run: cells (one run each), rollouts, memory and money",
+        "--preset gpu --price 3",
+    ),
+    "probe": (
+        "say how many groups (n responses to a problem) of the base model are not all right or all wrong",
+        "hard",
+    ),
     "repro": ("run all stages whose inputs have changed, and print the answer", ""),
     "inputs": ("write down what stages depend on and DVC does not see", ""),
     "prepare": ("make the problem sets: the base model's pass rates", ""),
-    "sweep": ("train the cells of a problem set", "hard"),
+    "sweep": ("train the cells of a problem set: a run for each n, B_p, rate and seed", "hard"),
     "frontier": ("fit a sweep, and write its answer and report", "hard"),
-    "prescribe": ("test what was prescribed for a problem set", "easy --preset smoke"),
+    "prescribe": ("train at the n that was prescribed for a problem set, and at others", "easy --preset smoke"),
     "send": ("send to MLflow what earlier commands could not", ""),
     "schema": ("print the JSON schema of params.yaml, for editors", ""),
 }
@@ -85,18 +95,34 @@ def parser() -> argparse.ArgumentParser:
     init.add_argument("--set-name", default="all", metavar="SET", help="name of the problem set (default: all)")
     init.add_argument("--all", action="store_true", help="write every setting there is, with the values of --preset")
     most = "rollouts of each base model (default: 1 %% of the sweep's budget, and 8,192 at least)"
-    added["probe"].add_argument("--rollouts", type=int, help=most)
+    added["probe"].add_argument("--rollouts", type=_whole, help=most)
     added["plan"].add_argument("--device", default="h100", help="the GPU that it is to fit (default: %(default)s)")
-    added["plan"].add_argument("--price", type=float, default=3.0, help="US dollars for a GPU and hour (default: 3)")
+    added["plan"].add_argument("--price", type=_number, default=3.0, help="US dollars for a GPU and hour (default: 3)")
     longest = "mean length of a response (default: the longest that there may be)"
-    added["plan"].add_argument("--response-tokens", type=float, help=longest)
+    added["plan"].add_argument("--response-tokens", type=_number, help=longest)
     return parser
+
+
+def _number(text: str) -> float:
+    value = float(amount(text))
+    if not isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a finite number")
+    return value
+
+
+def _whole(text: str) -> int:
+    value = _number(text)
+    if not value.is_integer():
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number")
+    return int(value)
 
 
 def _run(given: argparse.Namespace) -> int:
     if given.command == "send":
         return send()
-    preset = load(preset=getattr(given, "preset", None))
+    asked = getattr(given, "preset", None)
+    path = file_of(asked)
+    preset = load(path, preset=asked)
     if given.command == "init":
         init(given, preset)
         return 0
@@ -118,10 +144,21 @@ def _run(given: argparse.Namespace) -> int:
         from .stages.costs import Terms
 
         terms = Terms(device=device(given.device), price=given.price, response_tokens=given.response_tokens)
-        plan.run(preset, terms)
+        plan.run(preset, terms, path)
     else:
         stage(preset, given.command, getattr(given, "name", None))
     return 0
+
+
+def file_of(preset: str | None) -> Path:
+    """The file of a preset that is asked for: params.yaml, or that which ``init`` has written beside it."""
+    if preset is None or not (own := Path(f"{checked_name(preset)}.yaml")).is_file():
+        return PARAMS
+    try:
+        find(PARAMS, preset)
+    except ExperimentError:
+        return own
+    return PARAMS
 
 
 def stage(preset: Preset, name: str, problem_set: str | None) -> None:
@@ -163,7 +200,8 @@ def init(given: argparse.Namespace, like: Preset) -> None:
     path = Path(f"{name}.yaml")
     with atomic_write(path, replace=False) as stream:
         stream.write(text.encode())
-    print(f"{path} is written. To run it, write in params.yaml:")
+    print(f"{path} is written, and nothing else. What it would run: python -m experiments plan --preset {name}")
+    print(f"For `python -m experiments repro`, which will write dvc.lock anew, write in {PARAMS}:")
     print(f"  preset: {name}\n  settings_file: {path}\n  problem_sets: [{', '.join(sets)}]")
     print(f"  tested_sets: [{', '.join(tested)}]")
 

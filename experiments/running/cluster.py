@@ -83,16 +83,48 @@ def open_cluster(processors: int) -> Iterator[None]:
                         own.enter_context(_closed())
                         ray.init(**quiet, **sizes)
                         stack.enter_context(own.pop_all())
-                except ValueError:
+                except ValueError as error:
+                    if "existing cluster" not in str(error):
+                        raise
                     # On a node of a cluster Ray joins that by itself, and takes no sizes.
                     ray.init(**quiet)
         except Exception as error:
-            raise ExperimentError(f"Ray cannot be started or joined ({error})") from None
+            raise ExperimentError(not_started(str(error))) from None
         stack.callback(ray.shutdown)
         if signals:
             # Ray has put its own handlers in their place.
             install()
         yield
+
+
+LOGS = "its logs are in /tmp/ray/session_latest/logs"
+CURES = {
+    "/dev/shm|object store|plasma": "delete what is left in /dev/shm, or start the container with --shm-size=1g",
+    "No space left|Disk quota": "free the disk of /tmp, or name a folder of another one in RAY_TMPDIR",
+    "AF_UNIX path|path too long|File name too long": "name a folder with a short path in RAY_TMPDIR",
+    "new thread|temporarily unavailable|pthread": "raise the limit of processes (ulimit -u, or of the container)",
+    "open files": "raise the limit of open files (ulimit -n)",
+    "allocate memory|out of memory|bad_alloc": "free memory, or set resources.workers lower",
+    r"in use|\bbind|\bport ": "another process has its port: end an older Ray (ray stop), and try again",
+    "version": "install the versions of Ray and of Python here that the cluster has",
+    "token|unauthenticated": "give the cluster's token in RAY_AUTH_TOKEN, with RAY_AUTH_MODE=token",
+    "running Ray instance|active Ray|connect to (Ray|GCS)|malformed|node info": "unset RAY_ADDRESS and end what is "
+    "left of an older Ray (ray stop), or name a cluster that answers",
+    "timed? ?out|GCS|raylet|deadline": f"try again when the machine has more memory and processors free; {LOGS}",
+}
+"""What helps where Ray does not start, by what its error says, the likelier reading first."""
+LONGEST_SAID = 300
+"""Characters of Ray's error that are shown."""
+
+
+def not_started(error: str) -> str:
+    """What was wrong when Ray did not start, and what to do, in one sentence."""
+    said = " ".join(error.split()) or "no reason is given"
+    cure = next((cure for pattern, cure in CURES.items() if re.search(pattern, said, re.I)), LOGS)
+    said = said if len(said) <= LONGEST_SAID else f"{said[: LONGEST_SAID - 1]}…"
+    address = os.environ.get("RAY_ADDRESS")
+    what = f"the Ray cluster of RAY_ADDRESS ({address}) cannot be joined" if address else "Ray cannot be started"
+    return f"{what} ({said.rstrip('.')}): {cure}"
 
 
 @contextmanager

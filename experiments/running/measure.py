@@ -60,15 +60,19 @@ def measure(
     ordered = problems.sort("problem_id")
     parts = {folder / f"{i:05d}.parquet": ordered[i : i + PART] for i in range(0, len(ordered), PART)}
     waiting = [path for path in parts if not path.with_suffix(".json").exists()]
-    line = Line(title, total=len(parts), unit="parts", done=len(parts) - len(waiting))
+    done = len(ordered) - sum(len(parts[path]) for path in waiting)
+    line = Line(title, total=len(ordered), unit="problems", done=done)
     kept: list[Path] = []
+
+    def show(*_: object) -> None:
+        line.show(done + sum(len(parts[path]) for path in kept))
 
     def keep(path: Path, rollouts: pl.DataFrame) -> None:
         with atomic_write(path) as stream:
             successes(rollouts).write_parquet(stream)
         write_json(path.with_suffix(".json"), cell_folder.cost(rollouts))
         kept.append(path)
-        line.show(len(parts) - len(waiting) + len(kept))
+        show()
 
     jobs = [
         Job(
@@ -80,11 +84,12 @@ def measure(
         )
         for path in waiting
     ]
-    failed = Dispatch(pool, title).run(jobs)
+    show()
+    failed = Dispatch(pool, title).run(jobs, poll=show)
     if failed:
         reasons = "".join(f"\n  part {part}: {why}" for part, why in failed.items())
         raise ExperimentError(f"{title}: {len(failed)} of {len(parts)} parts of {PART} problems failed:{reasons}")
-    line.show(len(parts), last=True)
+    line.show(len(ordered), last=True)
     spent = [json.loads(path.with_suffix(".json").read_text()) for path in parts]
     total = {name: sum(part[name] for part in spent) for name in spent[0]}
     rates = pl.concat([pl.read_parquet(path) for path in parts]).sort("problem_id")

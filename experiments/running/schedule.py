@@ -385,6 +385,7 @@ def workers(preset: Preset, models: Mapping[str, str], *, training: bool = False
     held = preset.devices_of_a_worker() if commands else resources.processors_of_a_worker()
     wanted = resources.workers * held
     with ExitStack() as stack:
+        print("Ray: a cluster is joined, or started here", flush=True)
         stack.enter_context(open_cluster(wanted))
         _check_capacity(resources, wanted)
         stack.enter_context(_exclusive(WORK / "workers.lock", resources.start_seconds))
@@ -402,7 +403,10 @@ def workers(preset: Preset, models: Mapping[str, str], *, training: bool = False
         roster = stack.enter_context(_roster())
         actors = roster("take", key, resources.workers, actor, options)
         pool = Pool(roster, actors, config, partial(check, bases=tuple(models), surroundings=surroundings))
+        began = time.monotonic()
+        print(f"workers: {resources.workers} asked for; the first loads the base model", flush=True)
         pool.open()
+        print(f"workers: the first is ready after {time.monotonic() - began:.0f} s", flush=True)
         yield pool
 
 
@@ -611,7 +615,7 @@ class Pool:
 
 
 class Line:
-    """A progress line: units done, total, and estimated time left."""
+    """A progress line: units done, total, and estimated time left, or how long nothing has come while that is so."""
 
     def __init__(self, title: str, *, total: int, unit: str, done: int = 0) -> None:
         self._title, self._total, self._unit, self._at_start = title, total, unit, done
@@ -624,7 +628,10 @@ class Line:
             return
         self._shown = time.monotonic()
         rate = (done - self._at_start) / max(self._shown - self._began, 1e-9)
-        left = f", about {(self._total - done) / rate / 60:.1f} min left" if rate > 0 and done < self._total else ""
+        left = ""
+        if done < self._total:
+            minutes = (self._total - done) / rate / 60 if rate > 0 else (self._shown - self._began) / 60
+            left = f", about {minutes:.1f} min left" if rate > 0 else f", {minutes:.1f} min so far"
         line = f"{self._title}: {before}{done:,} of {self._total:,} {self._unit}{left}"
         print(f"\r{line:<90}" if terminal else line, end="\n" if last or not terminal else "", flush=True)
 

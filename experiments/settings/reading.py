@@ -1,13 +1,12 @@
 """Reads presets of ``params.yaml``, and says in one sentence what is wrong with one: where, and what would be right.
 
-From the same models come the JSON schema for editors, and a preset written whole, with comments, for ``init``.
+From the same models come the JSON schema for editors, and a preset written whole, with comments, for ``init --all``.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -17,12 +16,9 @@ from typing import Any
 import yaml
 from isocompute.learner import LearnerConfig
 from isocompute.learner.config import RECIPES
-from isocompute.rollout import LocalSource
 from isocompute.rollout.contract.documents import DocumentError, parsed
 from isocompute.rollout.contract.files import reason_of
 from isocompute.rollout.contract.settings import refusal
-from isocompute.rollout.problems.loading import candidates
-from isocompute.rollout.scoring.rules import rule
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ..errors import ExperimentError
@@ -184,95 +180,6 @@ def document_schema() -> dict[str, Any]:
         "additionalProperties": {"$ref": "#/$defs/Preset"},
         "$defs": parts,
     }
-
-
-SHORT = """\
-# Five decisions are yours: 1 to 5. `python -m experiments init NAME --all` writes every setting there is.
-{name}:
-  problems:
-    # 1. The problems: a file, its columns, and how many are trained on and held out.
-    - kind: file
-      path: {path}
-      prompt: {prompt}
-      answer: {answer}
-      train: {train}
-      validation: {validation}
-      # 2. What says whether a response is right.
-      verifier: {verifier}
-  # 3. The base model: a folder, or a name on the hub and its commit.
-  base: {{kind: model, model: {model}, revision: {revision}}}
-  # The lengths that a response and a prompt may have, in tokens.
-  sampling: {{temperature: 1.0, max_new_tokens: 1024, max_prompt_tokens: 512}}
-  # auto: by the tokenizer's chat template, where it has one.
-  prompting: {{template: auto}}
-  # How long a verifier may take for a response.
-  scoring: {{seconds: 5.0}}
-  # n is chosen by avg@4 on the problems that are held out.
-  evaluation: {{samples: 4, metric: avg_at_4}}
-  # The base model answers each problem 8 times, and a set has problems whose pass rate is from lowest to highest: here
-  # all. Where the interval is narrower there are fewer: lower train and validation with it.
-  difficulty:
-    samples: 8
-    fresh_samples: 8
-    seed: 0
-    sets:
-      {set}: {{lowest: 0.0, highest: 1.0, train: {train}, validation: {validation}}}
-  sweep:
-    {set}:
-      # 4. The budget of a cell, and how often it is evaluated: after a multiple of every n · problems_per_batch.
-      rollouts: 32768
-      evaluate_every: 1024
-      evaluations_per_octave: 2
-      # 5. Every n that is compared: a cell for each, and for each seed.
-      rollouts_per_problem: [4, 8, 16, 32]
-      problems_per_batch: [{batch}]
-      seeds: [0]
-      # GRPO, by the defaults of the learner where nothing else is said.
-      learner: {learner}
-      # The paper's rate, which is for 7 billion parameters; others, and how one is searched: docs/running.md.
-      learning_rate: {{rule: sqrt, learning_rate: 1.0e-6, batch_rollouts: 1024}}
-  frontier: {{seed: 0}}
-  prescribe: {{}}
-  # The cells that are trained at a time, and on what: cpu or cuda.
-  resources: {{workers: 1, sampler: auto, device: {device}, keep_policies: none}}
-"""
-MOST_TRAINED, MOST_HELD_OUT, LARGEST_BATCH = 2000, 300, 32
-
-
-def short_text(name: str, source: LocalSource, model: str, revision: str, problem_set: str) -> str:
-    """A file with one preset that is as short as may be, for one's own problems.
-
-    Raises:
-        ValueError: The problems cannot be read or are too few, the verifier is unknown, or a setting is refused.
-    """
-    checked_name(name)
-    rule(source.verifier)
-    found = len({candidate.key for candidate in candidates(source, None)})
-    # One in a hundred may be dropped, since its own answer is not right.
-    usable = found - -(-found // 100)
-    validation = min(MOST_HELD_OUT, usable // 5)
-    train = min(MOST_TRAINED, usable - validation)
-    if not validation:
-        raise ExperimentError(
-            f"{source.path}: holds {found} different problems; a sweep needs hundreds, and 6 at least"
-        )
-    on_gpu = shutil.which("nvidia-smi") is not None
-    words = {"path": source.path, "prompt": source.prompt, "answer": source.answer, "verifier": source.verifier}
-    text = SHORT.format(
-        **{key: json.dumps(value) for key, value in (words | {"model": model, "revision": revision}).items()},
-        name=name,
-        set=problem_set,
-        train=train,
-        validation=validation,
-        batch=min(LARGEST_BATCH, 1 << train.bit_length() - 1),
-        learner="{compute: {precision: bfloat16, gradient_checkpointing: true}}" if on_gpu else "{}",
-        device="cuda" if on_gpu else "cpu",
-    )
-    try:
-        _made(name, *parsed(text).values())
-    except ValidationError as error:
-        raise ExperimentError(refusal(error, Preset, name)[1]) from None
-    return text
 
 
 WIDTH = 118

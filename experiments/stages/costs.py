@@ -52,6 +52,8 @@ class Terms:
     response_tokens: float | None = None
 
     def __post_init__(self) -> None:
+        if not self.price >= 0:
+            raise ExperimentError(f"--price is {self.price:g}; it must be at least 0")
         if self.response_tokens is not None and not self.response_tokens > 0:
             raise ExperimentError(f"--response-tokens is {self.response_tokens:g}; it must be positive")
 

@@ -14,6 +14,7 @@ from ..errors import ExperimentError
 from ..running.cells import CommandCell, Design, Generation, Origin, Rates, surroundings_of
 from ..running.command import flags_of
 from ..settings import Preset, find, leaves
+from ..settings.own import remarks
 from .costs import Costs, Terms, in_all
 from .footprint import Footprint, base_config
 
@@ -56,6 +57,8 @@ def run(preset: Preset, terms: Terms | None = None, path: Path = Path("params.ya
     resources = preset.resources
     kind = "GPUs" if resources.device == "cuda" else "CPU cores"
     print(f"{preset.processors()} {kind} asked for, for {resources.workers} cells at a time; sampler: {preset.sampler}")
+    for remark in remarks(preset):
+        print(f"warning: {remark}")
 
 
 def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:

@@ -98,6 +98,18 @@ def test_a_shell_without_shtab_is_told_what_to_install(
     assert "python3 -m pip install shtab" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        ("probe hard --rollouts 16k", "rollouts", 16_000),
+        ("probe hard --rollouts 8_192", "rollouts", 8_192),
+        ("plan --response-tokens 1.5k --price 2.5", "response_tokens", 1_500.0),
+    ],
+)
+def test_experiments_read_amounts_as_the_packages_do(words: str, name: str, value: float) -> None:
+    assert getattr(PARSERS["experiments"].parse_args(words.split()), name) == value
+
+
 @pytest.mark.slow("starts bash")
 def test_bash_completes_commands_options_and_files(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:

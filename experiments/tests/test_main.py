@@ -10,11 +10,13 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import ray
 import yaml
 
 from experiments.__main__ import main
 from experiments.errors import ExperimentError
 from experiments.running import cluster
+from experiments.running.schedule import Line
 from experiments.stages import plan
 
 from .made import BASE, PACKAGES, PARAMS, environment, params, smoke
@@ -32,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stops_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> int:
-    def run(preset: object, terms: object) -> None:
+    def run(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(plan, "run", run)
@@ -189,3 +191,61 @@ def test_a_second_signal_ends_at_once_unless_it_is_the_first_passed_on(
         with pytest.raises(cluster.Stopped, match="stopped by SIGTERM"):
             twice(seconds)
         assert capsys.readouterr().out == saved
+
+
+@pytest.mark.parametrize(
+    ("error", "address", "cure"),
+    [
+        ("The configured object store size (0.3 GB) exceeds /dev/shm size (0.06 GB).", "", "--shm-size"),
+        ("[Errno 28] No space left on device", "", "RAY_TMPDIR"),
+        ("AF_UNIX path length cannot exceed 107 bytes: /a/b", "", "RAY_TMPDIR"),
+        ("can't start new thread", "", "ulimit -u"),
+        ("[Errno 24] Too many open files", "", "ulimit -n"),
+        ("[Errno 12] Cannot allocate memory", "", "resources.workers"),
+        ("[Errno 98] Address already in use", "", "ray stop"),
+        ("The current node timed out during startup. This could happen because some of the raylet", "", "memory"),
+        ("Failed to connect to Ray cluster at 10.0.0.1:6379", "10.0.0.1:6379", "unset RAY_ADDRESS"),
+        ("Version mismatch: The cluster was started with: Ray: 2.1", "10.0.0.1:6379", "versions of Ray"),
+        ("something\nwith lines", "", "logs"),
+    ],
+)
+def test_a_cluster_that_does_not_start_is_one_line_that_says_what_to_do(
+    error: str, address: str, cure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = []
+
+    def refuse(**options: object) -> None:
+        called.append(options)
+        raise ValueError(error)
+
+    monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if address:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ExperimentError) as refused, cluster.open_cluster(1):
+        pass
+    said = str(refused.value)
+    assert cure in said
+    assert address in said
+    assert "\n" not in said
+    # Not again without the limits, which would start one that is open to others.
+    assert len(called) == 1
+
+
+def test_progress_says_how_long_nothing_came_and_then_how_long_the_rest_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("experiments.running.schedule.time.monotonic", lambda: now)
+    line = Line("difficulty", total=400, unit="problems", done=100)
+    for now, done in ((1000.0, 100), (1030.0, 100), (1060.0, 200), (1061.0, 300), (1090.0, 300), (1120.0, 400)):  # noqa: B007
+        line.show(done)
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.rpartition(", ")[2] for line in shown[:4]] == [
+        "0.0 min so far",
+        "0.5 min so far",
+        "about 2.0 min left",
+        "about 0.8 min left",
+    ]
+    assert [line.split()[1] for line in shown] == ["100", "100", "200", "300", "400"]

@@ -33,7 +33,10 @@ def test_every_stage_depends_on_what_is_written_for_it_each_time() -> None:
 def test_links_lead_somewhere() -> None:
     for document in DOCUMENTS:
         for target in re.findall(r"\]\((?!http)([^)#]+)", document.read_text()):
-            assert (document.parent / target).exists(), f"{document}: {target}"
+            file = document.parent / target
+            assert file.exists(), f"{document}: {target}"
+            # A page of the API is a list of modules until mkdocs has built it.
+            assert file.suffix != ".md" or "\n:::" not in file.read_text(), f"{document}: {target}"
 
 
 def test_the_commands_and_files_that_the_documents_name_are_there() -> None:

@@ -3,7 +3,10 @@
 import itertools
 import json
 import re
+import shlex
 import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +24,14 @@ from isocompute.learner.records.steps import Agreement
 from isocompute.rollout import Sampling, load_problems
 from isocompute.rollout.scoring.evaluation import split
 
-from experiments.__main__ import main
+from experiments.__main__ import file_of, main
 from experiments.errors import ExperimentError
 from experiments.running.cells import WorkerConfig
 from experiments.running.schedule import workers
 from experiments.running.worker import check_beside
 from experiments.settings import DeclaredRate, ModelConfig, leaves, load, reading
 from experiments.settings import preset as settings_preset
+from experiments.settings.own import LARGE, TINY, remarks
 from experiments.settings.preset import learner_config
 from experiments.stages import footprint
 from experiments.stages.plan import section_of
@@ -436,6 +440,93 @@ def test_a_preset_for_problems_of_ones_own_is_short_and_planned(here: Path, caps
     assert "sums" in capsys.readouterr().out
 
 
+def model_of(folder: Path, monkeypatch: pytest.MonkeyPatch, parameters: float | None, positions: int | None) -> None:
+    """A base model of a size, as far as its files say it."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": positions} if positions else {}))
+    monkeypatch.setattr("experiments.settings.own.stored_parameters", lambda _: parameters and int(parameters))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "positions", "rate", "longest"),
+    [
+        (1e5, 128, "tiny", 80),
+        (4.9e6, 64, "tiny", 64),
+        (5e8, 32_768, None, 1536),
+        (7e9, 32_768, "gpu", 1536),
+        (7e9, 512, "gpu", 512),
+        (None, None, "gpu", 1536),
+    ],
+)
+def test_a_preset_of_ones_own_has_the_lengths_and_rates_of_its_models_size(
+    parameters: float | None,
+    positions: int | None,
+    rate: str | None,
+    longest: int,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model_of(here / "base", monkeypatch, parameters, positions)
+    flags = problems_file(here, 400)
+    flags[flags.index("--model") + 1] = "base"
+    params = (here / "params.yaml").read_bytes()
+    assert main(["init", "mine", *flags]) == 0
+    assert sorted(path.name for path in here.iterdir()) == [
+        "base",
+        "experiments",
+        "mine.yaml",
+        "own.jsonl",
+        "params.yaml",
+    ]
+    assert (here / "params.yaml").read_bytes() == params
+    made = load(here / "mine.yaml", "mine")
+    assert made.sampling.max_new_tokens + made.sampling.max_prompt_tokens == longest
+    (sweep,) = made.sweep.values()
+    if rate is None:
+        assert sweep.search
+        assert 1e-6 < min(sweep.search.learning_rates) < max(sweep.search.learning_rates) < 5e-4
+    else:
+        (like,) = load(preset=rate).sweep.values()
+        assert sweep.learning_rate == like.learning_rate
+    assert list(remarks(made)) == []
+
+
+def test_a_preset_that_does_not_suit_its_base_model_is_warned_of(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_of(here / "base", monkeypatch, 7e9, 32_768)
+    flags = problems_file(here, 400)
+    flags[flags.index("--model") + 1] = "base"
+    assert main(["init", "mine", *flags]) == 0
+    made = load(here / "mine.yaml", "mine")
+    monkeypatch.setattr("experiments.settings.own.stored_parameters", lambda _: 109_000)
+    (here / "base" / "config.json").write_text('{"text_config": {"max_position_embeddings": 128}}')
+    lengths, rate = remarks(made)
+    assert "128 positions" in lengths
+    assert "max_new_tokens to 86 and max_prompt_tokens to 42" in lengths
+    assert "preset tiny" in rate
+    assert "learning_rate to 0.000125 and batch_rollouts to 64" in rate
+
+
+def test_the_values_for_a_size_are_those_of_the_presets_that_they_are_named_after() -> None:
+    for size in (TINY, LARGE):
+        (sweep,) = load(preset=size.preset).sweep.values()
+        assert isinstance(sweep.learning_rate, DeclaredRate)
+        assert (sweep.learning_rate.learning_rate, sweep.learning_rate.batch_rollouts) == (size.rate, size.anchor)
+    assert not list(remarks(load(preset="scalerl-tiny")))
+
+
+def test_a_preset_that_was_written_is_planned_by_its_name_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "mine", *problems_file(here, 60)]) == 0
+    capsys.readouterr()
+    assert main(["plan", "--preset", "mine"]) == 0
+    out = capsys.readouterr().out
+    assert "own.jsonl" in out
+    assert "warning" not in out
+    # A preset of params.yaml comes before a file of its name.
+    (here / "smoke.yaml").write_text("smoke: {}")
+    assert file_of("smoke") == Path("params.yaml")
+    assert main(["plan", "--preset", "nobody"]) == 2
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -470,6 +561,25 @@ def test_the_preset_of_the_manual_is_one(here: Path) -> None:
     named("mine.yaml")
     edit("params.yaml", "problem_sets: [hard]", "problem_sets: [all]")
     assert load().sweep["all"].grid() == [(n, 32) for n in (4, 8, 16, 32)]
+
+
+def test_the_smallest_setting_of_the_manual_is_written_and_planned(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "docs" / "measure.md").read_text()
+    (problems,) = re.findall(r"^    python -c (.*) > sums\.jsonl$", text, re.MULTILINE)
+    with (here / "sums.jsonl").open("w") as stream:
+        subprocess.run([sys.executable, "-c", *shlex.split(problems)], stdout=stream, check=True)
+    commands = [
+        shlex.split(line) for line in re.findall(r"^    python -m experiments (.* sums\b.*)$", text, re.MULTILINE)
+    ]
+    assert [words[0] for words in commands] == ["init", "plan", "prepare", "sweep", "frontier"]
+    for words in commands[:2]:
+        assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^all +sweep +4 cells +32,768 rollouts", printed, re.MULTILINE)
+    assert "sampler: transformers" in printed
+    assert "warning" not in printed
 
 
 def test_it_names_every_setting_with_what_it_means(here: Path) -> None:

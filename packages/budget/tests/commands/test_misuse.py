@@ -48,6 +48,8 @@ WRONG = [
     (f"plan --rollouts 64 {BATCH} --anchor 1e-3", "both --anchor and --anchor-batch"),
     ("plan --rollouts 1e5 --rollouts-per-problem 4", "give --max-batch, or values"),
     (f"{PLAN} --rollouts-per-problem 4,,8", "'' is not an amount"),
+    (f"{PLAN} --problems-per-batch 1,024", "'1,024' is a list"),
+    (f"{PLAN} --response-tokens 1e400", "'1e400' is not a finite number"),
     (f"{PLAN} --min-steps 1e9", "no split of 100,000 rollouts can be run"),
     (f"{PLAN} --model-parameters 7B", "needs --response-tokens and --device"),
     (f"{PLAN} --json pipe", "pipe: cannot be written (it is a special file)"),

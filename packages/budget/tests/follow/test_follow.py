@@ -172,15 +172,35 @@ def test_a_log_that_lags_is_said_to(tmp_path, capsys):
     assert table.select("step", "rollouts").rows() == [(step, BATCH) for step in range(1, 10)]
 
 
-def test_a_log_that_cannot_be_counted_ends_the_command(tmp_path, capsys):
-    words = arguments(tmp_path, 100, hangs=3)
-    place = words.index("--config")
-    assert main([*words[:place], *words[place + 2 :]]) == 2
-    err = capsys.readouterr().err
-    assert "the command is ended, since what it generates cannot be counted" in err
-    assert err.splitlines()[-1].startswith("error: ")
-    assert "--set actor_rollout_ref.rollout.n=VALUE" in err
+def without(words, option):
+    place = words.index(option)
+    return [*words[:place], *words[place + 2 :]]
+
+
+NEEDED = ("actor_rollout_ref.rollout.n", "actor_rollout_ref.actor.ppo_mini_batch_size", "data.train_batch_size")
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_log_that_cannot_be_counted_ends_the_command_once_for_all_that_is_missing(tmp_path, capsys, known):
+    words = without(arguments(tmp_path, 100, *(["--trainer", "verl"] if known else []), hangs=3), "--config")
+    assert main(words) == 2
+    first, *_, last = err = capsys.readouterr().err.splitlines()
+    assert any("the command is ended, since what it generates cannot be counted" in line for line in err)
+    assert last.startswith("error: ")
+    assert all(f"--set {name}=VALUE" in last for name in NEEDED)
+    # Before it is started, where --trainer says whose log it will be.
+    assert ("is ended, since" not in first) == known
+    assert all(f"--set {name}=VALUE" in first for name in NEEDED)
     assert rollouts(tmp_path) == (0, 0)
+
+
+def test_a_misspelt_setting_is_refused_before_anything_is_started(tmp_path, capsys):
+    wrong = ["--set", "data.train_batch_sise=4", "--set", "rollouts_per_setp=4"]
+    assert main(arguments(tmp_path, 100, "--trainer", "verl", *wrong, hangs=3)) == 2
+    err = capsys.readouterr().err
+    assert "data.train_batch_size" in err
+    assert "rollouts_per_step" in err
+    assert not (tmp_path / "pid").exists()
 
 
 def test_a_run_that_goes_on_needs_its_ledger(tmp_path, capsys):

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from isocompute.budget import BudgetError
+from isocompute.budget import Allocation, BudgetError
 from isocompute.budget.cli import main
-from isocompute.budget.trainers.registry import read
-from isocompute.budget.trainers.settings import flags, load
+from isocompute.budget.trainers.registry import TRAINERS, convert, read
+from isocompute.budget.trainers.settings import RunPlan, flags, load
 
 SCRIPT = """#!/bin/bash
 # data.train_batch_size=1
@@ -68,3 +68,33 @@ def test_settings_without_end_are_refused():
     for settings, said in ((endless, "contains itself"), (deep, "100 deep"), (wide, "100,000 keys")):
         with pytest.raises(BudgetError, match=f"the settings: .*{said}"):
             read("trl", settings)
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_misspelt_setting_is_named_with_the_one_that_it_stands_for(name):
+    allocation = Allocation(problems_per_batch=32, rollouts_per_problem=8, update_steps=20)
+    written = convert(name, RunPlan(allocation=allocation, world_size=4, learning_rate=1e-6)).settings
+    ignored = read(name, written).ignored
+    matter = [key for key in written if key not in ignored]
+    assert len(matter) >= 4
+    for key in matter:
+        section, dot, own = key.rpartition(".")
+        # A letter less; two that changed places; a section left out, unless an older release has the name without.
+        slips = [own[:-2] + own[-1], own[:-3] + own[-2] + own[-3] + own[-1]] if len(own) > 4 else []
+        for wrong in [*(section + dot + slip for slip in slips), *([own] if section else [])]:
+            found = read(name, {**{k: v for k, v in written.items() if k != key}, wrong: written[key]})
+            if wrong != own or wrong in found.ignored:
+                assert any(remark.startswith(f"{wrong} ") and key in remark for remark in found.inconsistent)
+
+
+def test_settings_that_are_ignored_are_counted_and_are_no_remark(capsys):
+    settings = "--num_generations=8 --per_device_train_batch_size=8 --gradient_accumulation_steps=1 --max_steps=9"
+    more = ["--learning_rate=1e-6", "--beta=0", "--eval_steps=5", "--per_device_eval_batch_size=2", "--model=none"]
+    asked = ["convert", "--from", "trl", "--world-size", "1", "--strict", "--", *settings.split(), *more]
+    assert main(asked) == 0
+    out = capsys.readouterr().out
+    assert "4 settings" in out
+    assert "learning_rate" in out
+    assert "did you mean" not in out
+    assert main([*asked, "--num_generation=4"]) == 0
+    assert "5 settings" in capsys.readouterr().out

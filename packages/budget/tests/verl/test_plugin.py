@@ -162,11 +162,12 @@ def test_the_replay_buffer_is_the_one_that_verl_would_make(verl, config, case):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ([f"+{KEYS}.rolouts=8"], r"sampler_kwargs\.'rolouts' is unknown; the budget's keys are ledger, run_id"),
-        ([f"~{KEYS}.ledger"], r"sampler_kwargs\.ledger is None; give the ledger's file, as in \+trainer\.v1"),
+        ([f"+{KEYS}.rolouts=8"], r"sampler_kwargs: 'rolouts' is unknown; the budget's keys are ledger, run_id"),
+        ([f"~{KEYS}.ledger"], r"sampler_kwargs: ledger is None; give the ledger's file, as in \+trainer\.v1"),
         ([f"~{KEYS}.rollouts"], r"sampler_kwargs: there is no limit to hold the run to: no rollouts, response_tok"),
         ([f"{KEYS}.rollouts=0"], r"sampler_kwargs: the limit on rollouts is 0; it must be a whole number of at least"),
-        ([f"+{KEYS}.devices=0"], r"sampler_kwargs\.devices is 0; it must be a whole number of at least 1"),
+        ([f"+{KEYS}.devices=0"], r"sampler_kwargs: devices is 0; it must be a whole number of at least 1"),
+        ([f"+{KEYS}.rolouts=8", f"~{KEYS}.ledger", f"{KEYS}.rollouts=0"], r"rolouts.*ledger is None.*rollouts is 0"),
         (["skip.rollout_tq.enable=True"], r"skip\.rollout_tq\.enable=True trains on rollouts of an earlier run"),
     ],
 )

@@ -334,25 +334,23 @@ def read_settings(config: Any) -> dict[str, Any]:
         raise BudgetError("skip.rollout_tq.enable=True trains on rollouts of an earlier run: there is nothing to count")
     given: Mapping[str, Any] = dict(config.trainer.v1.sampler.sampler_kwargs or {})
     known = (*OTHERS, *LIMITS)
-    for name in given:
-        if name not in known:
-            raise BudgetError(f"{KEYS}.{shorten(name)} is unknown; the budget's keys are {', '.join(known)}")
-    ledger = given.get("ledger")
+    wrong = [shorten(name) for name in given if name not in known]
+    problems = [f"{', '.join(wrong)} is unknown; the budget's keys are {', '.join(known)}"] if wrong else []
+    ledger, devices, limits = given.get("ledger"), given.get("devices"), Limits()
     if not isinstance(ledger, str) or not ledger:
-        raise BudgetError(
-            f"{KEYS}.ledger is {shorten(ledger)}; give the ledger's file, as in +{KEYS}.ledger=/path/run.ledger"
-        )
+        problems.append(f"ledger is {shorten(ledger)}; give the ledger's file, as in +{KEYS}.ledger=/path/run.ledger")
     try:
         limits = Limits.given(**{name: given[name] for name in LIMITS if name in given})
     except BudgetError as error:
-        raise BudgetError(f"{KEYS}: {error}") from None
-    devices = given.get("devices")
-    return {
-        "path": Path(ledger),
-        "limits": limits,
-        "run_id": given.get("run_id"),
-        "devices": None if devices is None else whole(devices, f"{KEYS}.devices", least=1),
-    }
+        problems.append(str(error))
+    try:
+        devices = None if devices is None else whole(devices, "devices", least=1)
+    except BudgetError as error:
+        problems.append(str(error))
+    if problems:
+        # All at once, since veRL has loaded its models by then.
+        raise BudgetError(f"{KEYS}: {'; '.join(problems)}")
+    return {"path": Path(str(ledger)), "limits": limits, "run_id": given.get("run_id"), "devices": devices}
 
 
 class Groups:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..errors import BudgetError
+from ..errors import BudgetError, plural
 from ..planning.compute import Allocation
 from ..trainers.registry import TRAINERS, convert, read, trainer
 from ..trainers.settings import Parallelism, RunPlan, flags, load, render
@@ -14,6 +14,8 @@ from .text import number, whole
 
 ALLOCATION = ("--rollouts-per-problem", "--problems-per-batch", "--update-steps")
 """The options that say an allocation."""
+MOST_NAMED = 8
+"""Ignored settings that are named."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -145,5 +147,9 @@ def _read(arguments: argparse.Namespace) -> Iterable[str]:
     for kind in ("unknown", "inconsistent", "notes"):
         for remark in getattr(batching, kind):
             yield f"{kind.removesuffix('s')}: {remark}"
+    if batching.ignored:
+        count, more = len(batching.ignored), ", …" if len(batching.ignored) > MOST_NAMED else ""
+        named = ", ".join(batching.ignored[:MOST_NAMED]) + more
+        yield f"ignored: {plural(count, 'setting')} that neither batches nor steps follow from ({named})"
     if arguments.strict and (batching.unknown or batching.inconsistent or batching.notes):
         arguments.exit_status = 1

@@ -32,8 +32,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     plan = commands.add_parser(
         "plan",
         help="the feasible splits of a budget, and what they cost",
-        description="Check every split C = B_p · n · M of a budget, and print which can be run and why the "
-        "others cannot; with a learning rate or a model, the rate, time, memory and money of each.",
+        description="Check every split of a budget of C rollouts (sampled responses) into B_p problems per batch, "
+        "n rollouts per problem and M update steps, C = B_p · n · M, and print which can be run and why the others "
+        "cannot; with a learning rate or a model, the rate, time, memory and money of each.",
         epilog="example: isocompute-budget plan --rollouts 1M --problems 8000 --anchor 1e-6 --anchor-batch 1024",
     )
     plan.add_argument("--rollouts", type=whole, required=True, metavar="C", help="the budget, in rollouts")
@@ -96,10 +97,14 @@ def add_model_arguments(command: argparse.ArgumentParser) -> None:
     group.add_argument("--response-tokens", type=number, metavar="T", help="mean length of a response at first")
     group.add_argument("--device", choices=DEVICES, help="the accelerator")
     group.add_argument("--prompt-tokens", type=number, default=0.0, metavar="P", help="mean length of one (default: 0)")
-    said = "factor on the mean response by the end (default: 1)"
+    said = "mean response at the end, over that at first (default: 1)"
     group.add_argument("--response-growth", dest="growth", type=number, default=1.0, metavar="G", help=said)
     group.add_argument(
-        "--spread", type=number, default=SPREAD, metavar="S", help="of lengths, of their mean (default: %(default)s)"
+        "--spread",
+        type=number,
+        default=SPREAD,
+        metavar="S",
+        help="relative error of mean lengths (default: %(default)s)",
     )
     group.add_argument("--layers", type=whole, metavar="L", help="layers, for the attention term and the memory")
     group.add_argument("--width", type=whole, metavar="d", help="hidden size, for the same")

@@ -28,7 +28,7 @@ from ..ledger.limits import LIMITS, Limits, Standing
 from ..ledger.meter import Hook
 from ..ledger.store import Lock
 from ..trainers.counting import StepCounts
-from ..trainers.doctor import joined, progress_of, reader_of, settings_of
+from ..trainers.doctor import foreseen, joined, lacking, progress_of, reader_of, settings_of
 from ..trainers.live import LiveLog
 from ..trainers.logs.log import Log
 from ..trainers.registry import trainer
@@ -273,6 +273,9 @@ class Charging(Hook):
             # As far as a batch is known before anything is logged.
             settings = settings_of(Log(name="the settings", rows=[]), self._shared, self._given)
             self._following = self._live.trainer.parse(settings).batch_rollouts or 1
+            missing = foreseen(self._live.trainer, self._live.source, self._shared, self._given)
+            if missing and not seen.logs:
+                self._say(f"{lacking(self._live.source, missing)}, or the command is ended if its log lacks them, too")
         progressed = None
         if not self._new and len(seen.logs) == 1:
             progressed = self._progress(seen.logs[0])

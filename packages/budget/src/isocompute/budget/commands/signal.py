@@ -47,9 +47,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "signal",
         help="how many groups of n responses are neither all right nor all wrong, by n",
-        description="Groups with signal: 1 - p^n - (1 - p)^n of all, averaged over problems, by n; of a log, beside "
-        "what it logged. One pass rate does not say how problems differ: shares are then given for a spread that is "
-        "named, and for problems that are all alike, which have the most.",
+        description="A group, the n responses to one problem, has signal where it is neither all right nor all "
+        "wrong, so that it can teach: of pass rate p, 1 - p^n - (1 - p)^n of all groups do. Their share, averaged "
+        "over problems, by n; of a log, beside what it logged. One pass rate does not say how problems differ: "
+        "shares are then given for a spread that is named, and for problems that are all alike, which have the most.",
         epilog="example: isocompute-budget signal --pass-rate 0.3\n"
         "example: isocompute-budget signal --histogram rates.csv\n"
         "example: isocompute-budget signal --pass-rates outputs/pass_rates.parquet --n 4,6,8\n"

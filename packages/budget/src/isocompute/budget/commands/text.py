@@ -34,19 +34,19 @@ def whole(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """A number that is not infinite."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
+    """An amount that is not infinite: 0.5, 1e-6 or 2k."""
+    value = float(amount(text))
     if not isfinite(value):
         raise argparse.ArgumentTypeError(f"{shorten(text)} is not a finite number")
     return value
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:
-    """Whole numbers with commas between them, such as 4,16,64."""
-    return tuple(whole(part) for part in text.split(","))
+    """Whole numbers with commas between them, such as 4,16,64; none has a comma in it."""
+    parts = text.split(",")
+    if any(re.match(r"0\d", part.strip()) for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is a list with a comma between its numbers: leave out other commas")
+    return tuple(map(whole, parts))
 
 
 def aligned_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterable[str]:

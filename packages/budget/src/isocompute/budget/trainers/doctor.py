@@ -9,10 +9,9 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +30,7 @@ from .logs.log import EVALUATED, Log, join
 from .registry import READERS, TRAINERS
 from .registry import trainer as registered
 from .search import Unread, log_sources, once, read_source, with_settings_beside
-from .settings import Batching, MissingSettingError, Settings, Value, configuration, parse_value, plain
+from .settings import Batching, MissingSettingError, Settings, Value, configuration, meant_by, parse_value, plain
 from .trainer import LogReader, Trainer
 
 SHARED = ("problem_set", "problems", "questions", "same_before", "scale", "seed", "step_column")
@@ -97,7 +96,7 @@ def rows_of(
     asked = [_questions(settings, e, sets) for e in evaluations]
     settings.read.update(SHARED, reader.understands, reader.seeds, reader.learning_rates)
     if used is None:
-        _refuse_unused(known, settings, given)
+        _refuse_unused(known, settings.read, given)
     else:
         used |= settings.read
     if not evaluations:
@@ -135,14 +134,52 @@ def progress_of(
     known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str]
 ) -> tuple[StepCounts, Settings, Batching]:
     """Count what a run generated for training, step by step, and return the settings that this follows from."""
-    reader = reader_of(known)
-    settings = settings_of(log, shared, given)
-    batching = known.parse(settings)
-    progressed = reader.progress(log, settings, batching)
-    settings.read.update(SHARED, reader.understands, reader.seeds, reader.learning_rates)
-    settings.read.update(key for key in given if key.startswith("questions."))
-    _refuse_unused(known, settings, given)
+    read: set[str] = set()
+    try:
+        progressed, settings, batching = _progress(known, log, shared, given, read)
+    except MissingSettingError as error:
+        missing = _missing(lambda said: _progress(known, log, shared, said, read), given)
+        wrong = _misspelt(known, read, given)
+        if len(missing) == 1 and not wrong:
+            raise
+        raise MissingSettingError("; ".join([lacking(log.name, missing), *wrong]), name=error.name) from None
+    _refuse_unused(known, read, given)
     return progressed, settings, batching
+
+
+def foreseen(known: Trainer, source: str, shared: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
+    """The settings that a log must hold to be counted, and what each may be, before anything is logged.
+
+    Raises:
+        BudgetError: A name that is given looks like a misspelling of a setting.
+    """
+    read: set[str] = set()
+    missing = _missing(lambda said: _progress(known, Log(name=source, rows=[]), shared, said, read), given)
+    if wrong := _misspelt(known, read, given):
+        raise BudgetError("; ".join(wrong))
+    return missing
+
+
+def lacking(where: str, missing: Mapping[str, str]) -> str:
+    """All that is missing of a run, and how it is given."""
+    how = " ".join(f"--set {name}={choices or 'VALUE'}" for name, choices in missing.items())
+    verb, them = ("is", "it") if len(missing) == 1 else ("are", "them")
+    return f"{where}: {', '.join(missing)} {verb} not known from its logs or configuration; give {them} with {how}"
+
+
+def _progress(
+    known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str], read: set[str]
+) -> tuple[StepCounts, Settings, Batching]:
+    """``progress_of``, without its checks; ``read`` gathers the settings that are looked for."""
+    reader = reader_of(known)
+    read.update(SHARED, reader.understands, reader.seeds, reader.learning_rates)
+    read.update(key for key in given if key.startswith("questions."))
+    settings = settings_of(log, shared, given)
+    try:
+        batching = known.parse(settings)
+        return reader.progress(log, settings, batching), settings, batching
+    finally:
+        read |= settings.read
 
 
 def _without_value(log: Log, reader: LogReader, evaluations: Sequence[LoggedEvaluation]) -> list[str]:
@@ -156,11 +193,18 @@ def _without_value(log: Log, reader: LogReader, evaluations: Sequence[LoggedEval
     return [f"{lacking} of {evaluated} evaluations {'has' if lacking == 1 else 'have'} no value of {metrics}: left out"]
 
 
-def _refuse_unused(known: Trainer, settings: Settings, given: Mapping[str, str]) -> None:
-    unused = sorted(set(given) - settings.read)
+def _refuse_unused(known: Trainer, read: Set[str], given: Mapping[str, str]) -> None:
+    unused = sorted(given.keys() - read)
     if unused:
-        there = ", ".join(sorted(settings.read))
-        raise BudgetError(f"there is no setting {unused[0]} that {known.title} logs are read by; there are {there}")
+        raise BudgetError(
+            f"there is no setting {unused[0]} that {known.title} logs are read by; {_near(unused[0], read)}"
+        )
+
+
+def _misspelt(known: Trainer, read: Set[str], given: Mapping[str, str]) -> list[str]:
+    """Remarks on the names given that nothing looked for and that look like one that was."""
+    wrong = [name for name in sorted(given.keys() - read) if meant_by(name, read)]
+    return [f"there is no setting {name} that {known.title} logs are read by; {_near(name, read)}" for name in wrong]
 
 
 def settings_of(log: Log, shared: Mapping[str, Any], given: Mapping[str, str]) -> Settings:
@@ -518,11 +562,10 @@ def ingest(
     return table(parts, notes, where=", ".join(sources), numbered=every.get("seed") == "auto")
 
 
-def _near(name: str, known: frozenset[str]) -> str:
-    """The settings that are probably meant, or all of them."""
-    ends = sorted(k for k in known if k.endswith(f".{name}"))
-    near = ends or get_close_matches(name, known, cutoff=0.8)
-    return f"perhaps {' or '.join(near)} is meant" if near else f"there are {', '.join(sorted(known))}"
+def _near(name: str, known: Set[str]) -> str:
+    """The setting that is probably meant, or all of them."""
+    near = meant_by(name, known)
+    return f"perhaps {near} is meant" if near else f"there are {', '.join(sorted(known))}"
 
 
 def to_be_filled_in(patients: Sequence[Patient]) -> str:
@@ -570,7 +613,7 @@ def _examine(known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping
         if rows:
             tables.check(pl.DataFrame(rows, infer_schema_length=None), "evals", where=log.name)
     except MissingSettingError:
-        missing = _missing(known, log, shared, said, read)
+        missing = _missing(lambda said: rows_of(known, log, shared, said, used=read), said)
         return replace(patient, missing=missing, training=training, read=frozenset(read and read | {*SHARED}))
     except (BudgetError, TableError) as error:
         return replace(patient, training=training, problem=str(error).removeprefix(f"{log.name}: "))
@@ -584,10 +627,8 @@ def _examine(known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping
     )
 
 
-def _missing(
-    known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str], read: set[str]
-) -> dict[str, str]:
-    """All settings that nothing says, and what each may be.
+def _missing(read: Callable[[Mapping[str, str]], object], given: Mapping[str, str]) -> dict[str, str]:
+    """All settings that nothing says, and what each may be; ``read`` raises an error for one of them.
 
     Each is asked for by an error, until something stands for it. What stands for it may contradict the log, or make
     another one needless, so several numbers are tried.
@@ -597,7 +638,7 @@ def _missing(
         said = dict(given)
         for _ in range(MOST_QUESTIONS):
             try:
-                rows_of(known, log, shared, said, used=read)
+                read(said)
             except MissingSettingError as error:
                 missing.setdefault(error.name, error.choices)
                 said[error.name] = re.split(",| or ", error.choices)[-1].strip() or number

@@ -74,7 +74,7 @@ def _parse_open_instruct(settings: Settings) -> Batching:
         settings.notes.append(f"sampling runs {ahead} batches ahead: {ahead * batch:,} rollouts in addition")
     if settings.is_on("active_sampling"):
         settings.notes.append("active_sampling generates until a batch is full; how much is known only afterwards")
-    learners = settings.values.get("num_learners_per_node")
+    learners = settings.find("num_learners_per_node")[1]
     counts = learners if isinstance(learners, list) else [learners]
     if learners is None:
         settings.notes.append("num_learners_per_node is not set; the default of one learner is assumed")

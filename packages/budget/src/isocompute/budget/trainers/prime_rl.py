@@ -135,6 +135,7 @@ def _sources(settings: Settings) -> dict[str, Value]:
         for key, value in settings.values.items():
             number, _, field = key.removeprefix(f"{name}.").partition(".")
             if key.startswith(f"{name}.") and number.isdigit():
+                settings.read.add(key)
                 sizes[number] = value if field == "group_size" else sizes.get(number)
     return sizes
 

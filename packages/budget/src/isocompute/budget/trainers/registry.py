@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ..errors import BudgetError, whole
 from .logs.log import flat
 from .openrlhf import OPENRLHF
 from .others import NEMO_RL, OPEN_INSTRUCT
 from .prime_rl import PRIME_RL
-from .settings import Batching, Configuration, RunPlan, Settings, Value
+from .settings import Batching, Configuration, RunPlan, Settings, Value, meant_by
 from .skyrl import SKYRL
 from .slime import SLIME
 from .swift import SWIFT
@@ -56,7 +57,8 @@ def read(
     """Read a trainer's settings as the batches that they make.
 
     Args:
-        settings: Dotted keys and their values; those that have nothing to do with batches or steps are ignored.
+        settings: Dotted keys and their values. Those from which neither batches nor steps follow are ``ignored``, and
+            ``inconsistent`` names each that looks like a misspelling of one that does.
         world_size: Devices that train, where the settings do not say (TRL).
         problems: D, problems in the training set, where steps follow from epochs.
     """
@@ -64,6 +66,14 @@ def read(
         whole(world_size, "world_size", least=1)
     if problems is not None:
         whole(problems, "problems", least=1)
-    return trainer(name).parse(
-        Settings(values=flat(settings, where), where=where, world_size=world_size, problems=problems)
-    )
+    known, values = trainer(name), flat(settings, where)
+    found = Settings(values=values, where=where, world_size=world_size, problems=problems)
+    batching = known.parse(found)
+    given = {key for key, value in values.items() if value is not None}
+    ignored = tuple(key for key in values if key in given - found.read)
+    misspelt = [
+        f"{key} is no setting that {known.title}'s batches follow from: did you mean {meant}?"
+        for key in ignored
+        if (meant := meant_by(key, found.read - given))
+    ]
+    return replace(batching, inconsistent=(*misspelt, *batching.inconsistent), ignored=ignored)

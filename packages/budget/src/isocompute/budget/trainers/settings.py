@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from difflib import SequenceMatcher
 from fractions import Fraction
 from math import ceil, gcd, prod
 from pathlib import Path
@@ -39,6 +40,7 @@ class Batching:
         unknown: What the settings leave open, and how to state it.
         inconsistent: Contradictions, and settings that do not do what they seem to.
         notes: Defaults that were assumed, and what is generated in addition.
+        ignored: Settings from which neither batches nor steps follow.
     """
 
     problems_per_batch: int | None
@@ -53,6 +55,7 @@ class Batching:
     unknown: tuple[str, ...] = ()
     inconsistent: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
     @property
     def allocation(self) -> Allocation | None:
@@ -649,6 +652,22 @@ class Settings:
             inconsistent=tuple(self.inconsistent),
             notes=tuple(self.notes),
         )
+
+
+def meant_by(name: str, known: Iterable[str]) -> str | None:
+    """The known setting that one may be a misspelling of, or stands for without its section."""
+    alike = [each for each in known if each.endswith(f".{name}") or all(map(_alike, _parts(each), _parts(name)))]
+    return max(sorted(alike), key=lambda each: SequenceMatcher(None, each, name).ratio(), default=None)
+
+
+def _parts(name: str) -> tuple[str, str]:
+    section, _, own = name.rpartition(".")
+    return section, own
+
+
+def _alike(one: str, other: str) -> bool:
+    """Return whether two words are at most about two characters apart, and few of theirs."""
+    return SequenceMatcher(None, one, other).ratio() >= max(0.8, 1 - 2.1 / max(len(one), 1))
 
 
 def exact_quotient(batch: int | None, part: int | None) -> int | None:

@@ -102,7 +102,7 @@ def _parse(settings: Settings) -> Batching:
     nodes = settings.whole(f"{PLACEMENT}.policy_num_nodes", default=1)
     per_node = settings.whole(f"{PLACEMENT}.policy_num_gpus_per_node", default=1)
     world = product(nodes, per_node)
-    if settings.values.get("trainer.strategy") == "megatron":
+    if settings.find("trainer.strategy")[1] == "megatron":
         ranks = settings.megatron_ranks(world, f"{POLICY}.megatron_config.")
     else:
         ranks = settings.ranks(world, context=(f"{POLICY}.sequence_parallel_size",))
@@ -120,7 +120,7 @@ def _parse(settings: Settings) -> Batching:
         problems,
         "trainer.epochs",
     )
-    if settings.values.get("trainer.algorithm.dynamic_sampling.type") is not None:
+    if settings.find("trainer.algorithm.dynamic_sampling.type")[1] is not None:
         settings.note_more("dynamic sampling")
     return settings.batching(
         problems_generated=problems,

@@ -127,6 +127,7 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
     """Count what each step of a run generated for training."""
     logged = [s for s, m in log.rows if s and (ENTRY in m or LENGTH in m or TOKENS[0] in m)]
     if not logged:
+        _required(log, settings)
         return StepCounts(points=(), following=batching.batch_rollouts)
     counted, schedules = count(log, settings)
     points = [counted.at(step) for step in logged]
@@ -165,6 +166,21 @@ def count(log: Log, settings: Settings) -> tuple[Generated, Sequence[Schedule]]:
             f"{log.name}: logs {FORMER_LENGTH} without {TOKENS[0]}, as TRL did before 0.16, whose "
             "per_device_train_batch_size counts prompts (0.14) or completions (0.15): it is not read"
         )
+    sizes, batch, every, accumulated = _required(log, settings)
+    batches = settings.problems // (batch // sizes.n) if settings.problems and sizes.n else None
+    if batches is None and every % accumulated and not any(m.get("epoch") for _, m in log.rows):
+        raise settings.missing("problems")
+    steps = settings.whole("trainer_state.max_steps", "max_steps") if settings.find("max_steps")[1] != -1 else None
+    schedules = possible(log, every, accumulated, batches, steps)
+    counted = Generated(log, schedules, batch)
+    settings.notes += counted.notes
+    if LENGTH not in log.keys:
+        settings.notes.append(f"{LENGTH} is not logged: tokens are 0 ({TOKENS[0]} counts prompts too)")
+    return counted, schedules
+
+
+def _required(log: Log, settings: Settings) -> tuple[BatchSizes, int, int, int]:
+    """The sizes of batches; of them the responses and the passes of one, and the passes of an optimizer step."""
     settings.required("per_device_train_batch_size", "trainer_state.train_batch_size", default=8)
     accumulated = settings.required("gradient_accumulation_steps", default=1)
     known = Settings(values=settings.values, where=settings.where, given=settings.given)
@@ -177,16 +193,7 @@ def count(log: Log, settings: Settings) -> tuple[Generated, Sequence[Schedule]]:
             raise BudgetError(f"{log.name}: {'; '.join(known.unknown)}")
         both = "generation_batch_size and steps_per_generation, which say it, are not both logged or configured"
         raise settings.missing("world_size", because=both)
-    batches = settings.problems // (batch // sizes.n) if settings.problems and sizes.n else None
-    if batches is None and every % accumulated and not any(m.get("epoch") for _, m in log.rows):
-        raise settings.missing("problems")
-    steps = settings.whole("trainer_state.max_steps", "max_steps") if settings.find("max_steps")[1] != -1 else None
-    schedules = possible(log, every, accumulated, batches, steps)
-    counted = Generated(log, schedules, batch)
-    settings.notes += counted.notes
-    if LENGTH not in log.keys:
-        settings.notes.append(f"{LENGTH} is not logged: tokens are 0 ({TOKENS[0]} counts prompts too)")
-    return counted, schedules
+    return sizes, batch, every, accumulated
 
 
 FORMER_LENGTH = "completion_length"
@@ -225,7 +232,7 @@ def parse(settings: Settings) -> Batching:
     sizes = batch_sizes(settings)
     problems = exact_quotient(sizes.batch, sizes.n)
     updates = Fraction(sizes.every, sizes.accumulated) if sizes.every and sizes.accumulated else None
-    steps = settings.whole("max_steps") if settings.values.get("max_steps") != -1 else None
+    steps = settings.whole("max_steps") if settings.find("max_steps")[1] != -1 else None
     epochs = settings.fraction("num_train_epochs", default=3) if steps is None and settings.has_defaults else None
     generations = None
     if updates and sizes.every and sizes.accumulated and problems:

@@ -293,7 +293,7 @@ def _parse(settings: Settings) -> Batching:
         settings.notes.append("remax samples a greedy response per prompt as its baseline, in addition to rollout.n")
     mode = settings.text(f"{V1}.trainer_mode", default="sync")
     if mode != "sync" and is_v1(settings):
-        ahead = settings.values.get(f"{V1}.{mode}.num_warmup_batches", 1)
+        ahead = settings.find(f"{V1}.{mode}.num_warmup_batches")[1] or 1
         settings.notes.append(f"{mode} starts {ahead} batches ahead, and replaces what it evicts, in addition")
         if mode == "separate_async":
             settings.notes.append(f"{mode} samples on {ROLLOUT}.nnodes × {ROLLOUT}.n_gpus_per_node further devices")
@@ -332,15 +332,15 @@ def _parse_fully_async(settings: Settings, mini: int | None, n: int | None) -> B
 
 def _ranks(settings: Settings, world: int | None) -> tuple[int | None, bool]:
     """Data-parallel ranks, and whether they are Megatron's, which settings of its degrees imply."""
-    said, file = settings.find("model_engine", f"{ACTOR}.strategy")[1], settings.values.get("config_name")
+    said, file = settings.find("model_engine", f"{ACTOR}.strategy")[1], settings.find("config_name")[1]
     if said is None and isinstance(file, str) and "megatron" in file:
         said = "megatron"
-    if said is None and any(key.startswith(f"{ACTOR}.megatron.") for key in settings.values):
+    if said is None and settings.matching(rf"{re.escape(ACTOR)}\.megatron\..*"):
         said = "megatron"
     if said == "megatron":
         return settings.megatron_ranks(world, f"{ACTOR}.megatron."), True
     sequences = (f"{ACTOR}.ulysses_sequence_parallel_size", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
-    larger = [name for name in sequences if settings.values.get(name) not in (None, 1)]
+    larger = [name for name in sequences if settings.find(name)[1] not in (None, 1)]
     return settings.ranks(world, context=larger[:1] or sequences), False
 
 

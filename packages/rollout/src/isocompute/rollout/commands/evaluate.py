@@ -37,8 +37,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "evaluate",
         help="score a model or rollouts: avg@k, best@k and worst@k with standard errors",
-        description="Score a model, or rollouts that are there, on a problems table or a set known by name. Killed and "
-        "started again with the same arguments, sampling continues where it stopped.",
+        description="avg@k, best@k and worst@k: the mean, highest and lowest score of k responses to a question, "
+        "averaged over questions. Score a model, or rollouts that are there, on a problems table or a set known by "
+        "name. Killed and started again with the same arguments, sampling continues where it stopped.",
         epilog="example: isocompute-rollout evaluate --problems problems.parquet --model Qwen/Qwen2.5-0.5B --k 1 4 "
         "--out scores.json",
     )
