@@ -55,6 +55,10 @@ def test_its_gradient_is_that_of_differences(runs: Runs, seed: int) -> None:
     shifts = step * np.eye(model.size)
     numeric = (model(theta + shifts)[0] - model(theta - shifts)[0]) / (2 * step)
     np.testing.assert_allclose(gradient[0], numeric, rtol=2e-5, atol=2e-5)
+    prior, by_prior = model._prior(theta)
+    value, slope = model.tempered(0.25)(theta)
+    np.testing.assert_allclose(value - prior, 0.25 * (model(theta)[0] - prior))
+    np.testing.assert_allclose(slope - by_prior, 0.25 * (gradient - by_prior), atol=1e-9)
 
 
 @pytest.mark.parametrize("runs", [line((4, 16, 64), (0.4, 0.5, 0.45), (1e4, 2e4, 4e4)), uneven(), bases()])

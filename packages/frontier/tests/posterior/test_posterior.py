@@ -1,6 +1,7 @@
 """The posterior: its sampler on densities of known moments, several base models, and the luck of the questions."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,25 @@ def test_a_distribution_with_long_tails_keeps_them() -> None:
     np.testing.assert_allclose(
         np.quantile(drawn, [0.025, 0.25, 0.5, 0.75, 0.975]), [-2.776, -0.741, 0, 0.741, 2.776], atol=0.15
     )
+
+
+def test_chains_that_walk_first_where_it_is_wider_find_what_lies_apart_from_the_mode() -> None:
+    """Two normal distributions seven deviations apart, the second with 0.4 of the draws."""
+
+    def density(x: np.ndarray, power: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+        logs = np.stack([np.log(0.6) - 0.5 * x**2, np.log(0.4) - 0.5 * (x - 7) ** 2])
+        whole = np.logaddexp(*logs)
+        share = np.exp(logs[1] - whole)
+        return power * whole.sum(axis=1), power * (7 * share - x)
+
+    found = []
+    for wider in (None, partial(density, power=0.1)):
+        rng = np.random.default_rng(3)
+        begin, free = np.zeros(1), np.ones(1, dtype=bool)
+        drawn = sample(density, begin, free, chains=256, warm_up=24, kept=8, rng=rng, tempered=wider)
+        found.append((drawn > 3.5).mean())
+    assert found[0] < 0.1
+    assert found[1] == pytest.approx(0.4, abs=0.1)
 
 
 def test_numbers_apart_have_the_moments_that_they_have_together() -> None:

@@ -26,6 +26,7 @@ calls, so chains share them, and so do all families of numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -368,6 +369,15 @@ class Model:
         gradient[:, p["autocorrelation"]] = (made.phi * (1 - made.phi) * by.phi)[:, None]
         prior, by_prior = self._prior(theta)
         return value + prior, gradient + by_prior
+
+    def tempered(self, power: float) -> Callable[[Array], tuple[Array, Array]]:
+        """The same with a power of the likelihood."""
+
+        def density(theta: Array) -> tuple[Array, Array]:
+            (value, gradient), (prior, by_prior) = self(theta), self._prior(theta)
+            return power * value + (1 - power) * prior, power * gradient + (1 - power) * by_prior
+
+        return density
 
     def _bend_gradient(self, theta: Array, made: Numbers, by: Numbers, gradient: Array) -> Array:
         """Chain rule to the lines of e and w and to d and f; returns the gradient by e of the cells."""

@@ -1,9 +1,9 @@
 """The posterior of a sweep: draws of every setting's curve, measured or not, and the sampler that makes them.
 
-Many chains of Hamiltonian Monte Carlo begin about the mode and are moved together as one array, for as long as it takes
-them to agree, and to say of the decision as much as so many independent draws. Their mass is the curvature at the mode,
-then what draws and gradients of the chains say of it (Hoffman and Gelman, 2014, for the step; Betancourt, 2017;
-Seyboldt, Carlson and Carpenter, 2024, for the mass).
+Many chains of Hamiltonian Monte Carlo begin about the mode, walk from there under a likelihood that says less, and are
+moved together as one array, for as long as it takes them to agree, and to say of the decision as much as so many
+independent draws. Their mass is the curvature at the mode, then what draws and gradients of the chains say of it
+(Hoffman and Gelman, 2014, for the step; Betancourt, 2017; Seyboldt, Carlson and Carpenter, 2024, for the mass).
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from .model import Model, coordinates, correlations, features
 from .runs import Runs, Setting
 
 CHAINS, WARM_UP, KEPT = 16, 24, 40
+TEMPERED, POWER = 8, 0.1
+"""Steps of each chain before these, and the power of the likelihood in them."""
 AGREED = 1.1
 """Largest split R̂ at which chains agree; of so many short ones, independent draws have about 1.02."""
 ENOUGH = 0.375
@@ -207,6 +209,7 @@ def _drawn(model: Model, seed: int, size: tuple[int, int, int]) -> Posterior:
         rng=np.random.default_rng(seed),
         agreed=agreed,
         apart=model.apart,
+        tempered=model.tempered(POWER),
     )
     # Neighbouring draws of chains that took longer say much the same.
     thinned = found[np.linspace(0, len(found) - 1, min(len(found), 2 * kept)).round().astype(int)]
@@ -250,6 +253,7 @@ def sample(
     agreed: Callable[[Array], bool] = lambda _: True,
     rounds: int = 11,
     apart: Index | None = None,
+    tempered: Density | None = None,
 ) -> Array:
     """Draws of a density, shape ``(steps, chains, size)``.
 
@@ -261,6 +265,8 @@ def sample(
             half where they had not forgotten where they began.
         rounds: Of drawing, at most.
         apart: Indices of numbers in groups that are independent given all other numbers, shape ``(groups, members)``.
+        tempered: A wider density of the same numbers, in which chains walk first: so they reach what lies apart from
+            the mode, in as many parts as belong there.
     """
     apart = np.zeros((0, 1), dtype=np.int64) if apart is None else apart
     with np.errstate(all="ignore"):
@@ -268,6 +274,12 @@ def sample(
         top = mode(density, begin, free)
         walk = _Walk(density=density, rng=rng, mass=curvature(density, top, apart), pace=1.2 * len(top) ** -0.25)
         walk.begin(top + 0.2 * walk.mass.scaled(rng.standard_normal((chains, len(top)))))
+        if tempered is not None:
+            walk.density = tempered
+            walk.begin(walk.theta)
+            walk.run(TEMPERED)
+            walk.density = density
+            walk.begin(walk.theta)
         # The first mass is so far off that its steps are short: it is soon given up.
         for steps in (warm_up // 5, warm_up * 3 // 10, warm_up - warm_up // 5 - warm_up * 3 // 10):
             walk.learn(*walk.run(steps))
