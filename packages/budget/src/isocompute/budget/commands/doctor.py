@@ -160,7 +160,8 @@ def _missing(patients: Sequence[Patient]) -> Iterable[str]:
     names = dict.fromkeys(name for patient in patients for name in patient.missing)
     if not names:
         return
-    yield "missing, for all runs:"
+    each = " (where runs differ in it, of each: --set RUN:NAME=VALUE, by its name or the end of it)"
+    yield f"missing{each if len(patients) > 1 else ''}:"
     width = max(map(len, names))
     for name in names:
         lacking = [p for p in patients if name in p.missing]
@@ -168,8 +169,6 @@ def _missing(patients: Sequence[Patient]) -> Iterable[str]:
         yield f"  {name:{width}}  {len(lacking):,} of {len(patients):,} runs  --set {name}={choices}"
     if any(name.partition(".")[0] == "questions" for name in names):
         yield "questions: how many problems each evaluation asks, however many responses each gets"
-    if len(patients) > 1:
-        yield "for one run alone: --set RUN:NAME=VALUE, with its name or the end of it"
 
 
 def _manifest(report: Report) -> str:
