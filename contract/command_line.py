@@ -14,6 +14,7 @@ from decimal import Decimal, InvalidOperation
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -80,6 +81,19 @@ AMOUNTS = {"K": 3, "M": 6, "B": 9, "T": 12}
 
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 """A comma between thousands."""
+
+
+def new_file(text: str) -> Path:
+    """A file to be written, in a folder that is there: said before what takes minutes.
+
+    Raises:
+        argparse.ArgumentTypeError: Its folder is not there, or it is a folder itself.
+    """
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        wrong = f"{path} is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise argparse.ArgumentTypeError(f"{wrong}: name a file in a folder that is there")
+    return path
 
 
 def amount(text: str) -> Decimal:

@@ -53,7 +53,8 @@ WRONG = [
     (f"{PLAN} --min-steps 1e9", "no split of 100,000 rollouts can be run"),
     (f"{PLAN} --model-parameters 7B", "needs --response-tokens and --device"),
     (f"{PLAN} --json pipe", "pipe: cannot be written (it is a special file)"),
-    (f"{PLAN} --json script.sh/plan.json", "script.sh/plan.json: cannot be written ("),
+    (f"{PLAN} --json script.sh/plan.json", "there is no folder script.sh"),
+    (f"{PLAN} --json nowhere/plan.json", "there is no folder nowhere"),
     (f"{COST} --model-parameters 7X", "'7X' is not an amount"),
     (f"{COST} --training-utilisation 0.1,0.2", "is not one share of the peak or three"),
     # convert

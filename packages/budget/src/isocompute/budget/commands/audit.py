@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ..contract.command_line import new_file
 from ..errors import BudgetError
 from ..ledger.counts import TRAINING_COHORTS
 from ..ledger.ledger import History
@@ -197,7 +198,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("source", metavar="RUN", help="its log: a folder, a file, runs:/ID or a tracking URI")
     parser.add_argument("--ledger", type=Path, metavar="FILE", help="its ledger, if it has one")
     add_log_arguments(parser)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="also write the figures")
     parser.set_defaults(run=run)
 
 

@@ -11,6 +11,7 @@ from fractions import Fraction
 from math import ceil, sqrt
 from pathlib import Path
 
+from ..contract.command_line import new_file
 from ..errors import BudgetError
 from ..planning.compute import Allocation
 from ..trainers.doctor import reader_of
@@ -267,7 +268,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--world-size", type=whole, metavar="W", help=said)
     parser.add_argument("--problems", type=whole, metavar="D", help="training problems: epochs, or steps of epochs")
     parser.add_argument("--strict", action="store_true", help="exit with status 1 unless they train the same, for CI")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures and what to set")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="also write the figures and what to set")
     parser.set_defaults(run=run)
 
 

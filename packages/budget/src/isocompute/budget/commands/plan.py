@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
+from ..contract.command_line import new_file
 from ..errors import BudgetError, plural
 from ..planning.compute import (
     DEVICES,
@@ -58,7 +58,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     rate.add_argument("--scaling", choices=("sqrt", "linear", "constant"), default="sqrt", help=said)
     add_model_arguments(plan)
     plan.add_argument("--micro-batch", type=whole, default=1, metavar="m", help="rollouts in one pass of a device")
-    plan.add_argument("--json", type=Path, metavar="FILE", help="also write all of it")
+    plan.add_argument("--json", type=new_file, metavar="FILE", help="also write all of it")
     plan.set_defaults(run=run)
 
 

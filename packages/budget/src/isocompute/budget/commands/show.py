@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Iterable
 from dataclasses import asdict
 from math import fsum
-from pathlib import Path
 from typing import Any
 
+from ..contract.command_line import new_file
 from ..errors import plural
 from ..ledger.counts import COHORTS, TRAINING_COHORTS
 from ..ledger.fold import COUNTED
@@ -31,7 +31,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     show.add_argument(
         "--attempts", action="store_true", help="also say when and where each attempt began, and what it went on after"
     )
-    show.add_argument("--json", type=Path, metavar="FILE", help="also write the figures")
+    show.add_argument("--json", type=new_file, metavar="FILE", help="also write the figures")
     show.set_defaults(run=run)
 
 

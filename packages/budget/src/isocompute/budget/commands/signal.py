@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from ..contract import tables
+from ..contract.command_line import new_file
 from ..errors import BudgetError, reason
 from ..planning.diagnosis import Series
 from ..planning.signal import SPREAD, share_alike, share_counted, share_spread, spread_of
@@ -66,7 +67,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--pass-rates", metavar="TABLE", help=said)
     parser.add_argument("--n", type=whole_numbers, default=SIZES, metavar="N,…", help="group sizes (default: 2 to 128)")
     add_log_arguments(parser)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="also write the figures")
     parser.set_defaults(run=run)
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from ..answers.advice import FLAGS, Question, advise, lines
 from ..answers.signal import Histogram, Spread, of_mean, of_table
+from ..contract.command_line import new_file
 from ..data.sweeps import FILE, read_sweeps
 from ..errors import FrontierError
-from .arguments import new_file, positive, write_json
+from .arguments import positive, write_json
 
 EXAMPLES = """GPU-hours and tokens: `isocompute-budget show` sums up what a run generated and its device-hours, and
 `isocompute-budget plan --cells --model-parameters 7B --response-tokens 1000 --device h100` estimates both.

@@ -39,19 +39,6 @@ def positive(text: str) -> float:
     return value
 
 
-def new_file(text: str) -> Path:
-    """A file to be written, in a folder that is there: said before what takes minutes.
-
-    Raises:
-        argparse.ArgumentTypeError: Its folder is not there, or it is a folder itself.
-    """
-    path = Path(text)
-    if path.is_dir() or not path.parent.is_dir():
-        wrong = f"{path} is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-        raise argparse.ArgumentTypeError(f"{wrong}: name a file in a folder that is there")
-    return path
-
-
 def write_json(document: Mapping[str, Any], path: Path | None) -> None:
     """Write a document where a path is given.
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from ..answers.forecast import METHODS, ForecastConfig, forecast
 from ..answers.recipes import leave_one_out
+from ..contract.command_line import new_file
 from ..data.reading import one_run, read_columns, read_series
 from ..errors import FrontierError
 from ..show.drawing import save
 from ..show.panels import efficiency_panel, forecast_panel
-from .arguments import assignment, new_file, positive, write_json
+from .arguments import assignment, positive, write_json
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from ..answers.next import plan, plan_document, plan_lines
 from ..answers.steps import three_steps
+from ..contract.command_line import new_file
 from ..notebook import load_fitted
-from .arguments import new_file, positive, write_json
+from .arguments import positive, write_json
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
