@@ -56,8 +56,8 @@ def harsh(kind: str, rng: np.random.Generator) -> Harsh:
     """A world of a kind.
 
     Args:
-        kind: ``sudden``, ``overfit-within``, ``overfit-after``, ``crossing``, ``logarithmic``, ``heavy``, ``shared``,
-            ``collapse`` or ``broken``.
+        kind: ``sudden``, ``overfit-within``, ``overfit-after``, ``fading``, ``crossing``, ``logarithmic``, ``heavy``,
+            ``shared``, ``collapse`` or ``broken``.
         rng: Source of randomness.
     """
     return KINDS[kind](rng)
@@ -117,6 +117,22 @@ def _overfit(earliest: float, latest: float) -> Callable[[np.random.Generator], 
         return Harsh(start=start, gain=_by_n(gain), share=_curves(made))
 
     return world
+
+
+def _fading(rng: np.random.Generator) -> Harsh:
+    """A rise, then a loss of the same share with every e-fold of compute, from within the data on; no prior saw it."""
+    at, gain, half, start = _peaked(rng)
+    usual, loss = SHAPES[rng.integers(4)], rng.uniform(0.03, 0.2)
+    peak = LAST * np.exp(rng.uniform(np.log(0.15), np.log(0.6)) + rng.uniform(-0.5, 0.5) * at)
+
+    def made(k: int) -> Curve:
+        def share(compute: np.ndarray) -> np.ndarray:
+            folds = np.log(np.maximum(compute / peak[k], 1.0))
+            return np.asarray(usual(compute / half[k]) * np.maximum(1 - loss * folds, 0.0))
+
+        return share
+
+    return Harsh(start=start, gain=_by_n(gain), share=_curves(made))
 
 
 def _crossing(rng: np.random.Generator) -> Harsh:
@@ -189,6 +205,7 @@ KINDS: dict[str, Callable[[np.random.Generator], Harsh]] = {
     "sudden": _sudden,
     "overfit-within": _overfit(0.15, 0.6),
     "overfit-after": _overfit(1.0, 3.0),
+    "fading": _fading,
     "crossing": _crossing,
     "logarithmic": _logarithmic,
     "heavy": _heavy,
