@@ -563,6 +563,7 @@ def test_the_preset_of_the_manual_is_one(here: Path) -> None:
     assert load().sweep["all"].grid() == [(n, 32) for n in (4, 8, 16, 32)]
 
 
+@pytest.mark.slow
 def test_the_smallest_setting_of_the_manual_is_written_and_planned(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
