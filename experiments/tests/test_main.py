@@ -58,7 +58,7 @@ def test_the_hub_is_closed_where_the_preset_needs_nothing_of_it_and_the_user_say
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str | None] = []
-    monkeypatch.setattr(plan, "run", lambda preset, terms: seen.append(os.environ.get("HF_HUB_OFFLINE")))
+    monkeypatch.setattr(plan, "run", lambda *_: seen.append(os.environ.get("HF_HUB_OFFLINE")))
     for changes, said, offline in (
         ({"problems": [HUB]}, None, None),
         ({"base": MODEL}, None, None),
@@ -107,7 +107,7 @@ def test_what_a_stage_needs_and_is_not_there_is_named(
     preset()
     refused("run the stage `prep", capsys, "sweep", "easy")
     refused("evals.parquet", capsys, "frontier", "easy")
-    refused("holds no posterior.json", capsys, "prescribe", "easy")
+    refused("outputs/frontier/easy: is not there", capsys, "prescribe", "easy")
     for stage in ("sweep", "prescribe", "frontier"):
         refused("no sweep of 'medium'; it has easy, hard", capsys, stage, "medium")
 

@@ -133,7 +133,8 @@ def decide(
         reach: The budget over the compute of the last evaluation, shape ``(cells,)``.
         known: Which settings may be chosen, shape ``(cells,)``.
     """
-    regret = whole.max(axis=1).mean() - whole.mean(axis=0)
+    # Of each draw, so that rounding makes none negative.
+    regret = (whole.max(axis=1, keepdims=True) - whole).mean(axis=0)
     leads = np.bincount(whole.argmax(axis=1), minlength=len(cells)) / len(whole)
     first = _least(np.where(known, regret, np.inf), reach, cells)
     order = [first, *(k for k in np.argsort(regret, kind="stable").tolist() if k != first)]
