@@ -247,3 +247,20 @@ def test_two_logs_are_of_one_run_where_all_that_both_logged_is_alike_and_more_th
     for rows, runs in ((whole, 1), ([whole[0], *other[1:]], 2), (whole[:1], 2)):
         lines(tmp_path / "b.jsonl", rows)
         assert len(examine([str(tmp_path)], Given(every=GIVEN)).patients) == runs
+
+
+def test_logs_that_are_alike_and_differ_in_settings_are_one_run_that_says_so(tmp_path: Path) -> None:
+    state = {"max_steps": 2, "train_batch_size": 8, "global_step": 2}
+    state["log_history"] = [{"step": k, "reward": 0.1 * k, "num_tokens": 100 * k} for k in (1, 2)]
+    for name, n in (("a", 4), ("b", 8)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "trainer_state.json").write_text(json.dumps(state))
+        (tmp_path / name / "config.json").write_text(json.dumps({"num_generations": n}))
+    (patient,) = examine([str(tmp_path)], Given()).patients
+    assert [note for note in patient.notes if "num_generations 8 and not 4" in note]
+
+
+def test_a_table_of_evaluations_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "evals.csv").write_text("rollouts,rollouts_per_problem,avg_at_4\n1024,8,0.3\n")
+    (unread,) = examine([str(tmp_path / "evals.csv")], Given()).unread
+    assert "isocompute-frontier fit" in unread.reason

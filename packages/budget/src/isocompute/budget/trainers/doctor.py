@@ -497,6 +497,18 @@ def examine(
     return Report(patients=patients, unread=unread, files=files + len(unread))
 
 
+def _no_log(source: str, trainer: str | None) -> str:
+    """Why a file that looks like a log is none."""
+    with suppress(OSError, UnicodeError), Path(source).open(encoding="utf-8") as stream:
+        if "rollouts_per_problem" in stream.readline(LONGEST_HEADER):
+            return "is a table of evaluations and no log: isocompute-frontier fit reads it as it is"
+    return f"holds no metric of {trainer or ', '.join(READERS)}"
+
+
+LONGEST_HEADER = 10_000
+"""Characters of a first line that are read."""
+
+
 def _found(
     sources: Sequence[str], given: Given, trainer: str | None, shared: Mapping[str, Any]
 ) -> tuple[list[tuple[Trainer, Log]], list[Unread], int]:
@@ -515,7 +527,7 @@ def _found(
                     raise
                 found, failed = {}, [Unread(source=one, reason=str(error))]
             if one == source and not found and not failed and not is_of_mlflow(one):
-                failed = [Unread(source=one, reason=f"holds no metric of {trainer or ', '.join(READERS)}")]
+                failed = [Unread(source=one, reason=_no_log(one, trainer))]
             files += bool(found)
             unread += failed
             for name, logs in found.items():

@@ -368,6 +368,10 @@ def with_settings_beside(log: Log, source: str, known: Trainer, shared: Mapping[
     return replace(log, notes=(*log.notes, *notes))
 
 
+MOST_DIFFERING = 5
+"""Settings that are named where two logs of one run differ in them."""
+
+
 def once(logs: Sequence[Log], reader: LogReader) -> list[Log]:
     """Merge logs of the same run: the longest one's rows, what only the others have of them, and all configurations."""
     out: list[Log] = []
@@ -380,9 +384,17 @@ def once(logs: Sequence[Log], reader: LogReader) -> list[Log]:
             kept = re.compile(rf"trainer_state\.|{reader.layout.needed.pattern}")
             rows = {s: own for s, m in log.rows if (own := {k: v for k, v in m.items() if kept.match(k)})}
             rows |= {s: {**rows.get(s, {}), **m} for s, m in out[same].rows}
-            config = {**log.config, **out[same].config}
-            also = (*out[same].also, log.name, *log.also)
-            out[same] = replace(out[same], config=config, rows=sorted(rows.items()), also=also)
+            first = out[same]
+            differ = sorted(k for k in log.config.keys() & first.config.keys() if log.config[k] != first.config[k])
+            values = ", ".join(f"{k} {log.config[k]} and not {first.config[k]}" for k in differ[:MOST_DIFFERING])
+            note = (f"{log.name} logs the same and has {values}: those of {first.name} count",) if differ else ()
+            out[same] = replace(
+                first,
+                config={**log.config, **first.config},
+                rows=sorted(rows.items()),
+                also=(*first.also, log.name, *log.also),
+                notes=(*first.notes, *note),
+            )
     return sorted(out, key=lambda log: log.name)
 
 
