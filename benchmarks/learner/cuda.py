@@ -1,7 +1,4 @@
-"""On a GPU: 0.5 billion parameters, an update alone, with vLLM, and beside TRL; and the largest model.
-
-The last is *unverified*.
-"""
+"""On a GPU: 0.5 billion parameters, an update alone, with vLLM, and beside TRL; and the largest model."""
 
 from __future__ import annotations
 

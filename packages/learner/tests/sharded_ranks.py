@@ -24,6 +24,9 @@ from small_run import RUN, exact_norm
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+"""Where ranks share a policy: with one GPU they share that too, each in a process of its own."""
+
 
 @dataclass(kw_only=True)
 class Updates:
@@ -56,6 +59,7 @@ class Done:
         gradients: Of each optimizer step, whole and before it is clipped, by the parameter's name.
         moved: The weights' movement since the beginning.
         held: Bytes of parameters, gradients and moments that the rank itself held in the last step.
+        peak: The most bytes of tensors that the rank had on a GPU at once in the last batch.
     """
 
     gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
@@ -63,13 +67,14 @@ class Done:
     weights: dict[str, torch.Tensor]
     moved: dict[str, torch.Tensor]
     held: int = 0
+    peak: int = 0
 
 
 class InStep(Learner):
     """One of several learners that run the same loop, each with its share of every batch, as a group's ranks have."""
 
     def __init__(self, work: Updates, ranks: dist.ProcessGroup | None) -> None:
-        super().__init__(work.model, work.config, ranks=ranks, dtype=work.dtype)
+        super().__init__(work.model, work.config, ranks=ranks, dtype=work.dtype, device=DEVICE)
         self._rank, self._size = (0, 1) if ranks is None else (ranks.rank(), ranks.size())
         self._empty, self.norms, self.gradients = work.empty, list[float](), list[dict[str, torch.Tensor]]()
         self._clip, self._optimizer.clip = self._optimizer.clip, self._kept  # type: ignore[method-assign]
@@ -104,7 +109,7 @@ class InStep(Learner):
         named = {**dict(self.policy.named_parameters()), **dict(self.critic.named_parameters() if self.critic else ())}
         named = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
         self._gradients = [own(parameter.grad) for parameter in named.values()]
-        self.gradients.append({name: whole(parameter.grad).clone() for name, parameter in named.items()})
+        self.gradients.append({name: whole(parameter.grad).to("cpu", copy=True) for name, parameter in named.items()})
         return self._clip()
 
 
@@ -117,16 +122,19 @@ def take(work: Updates, ranks: dist.ProcessGroup | None = None) -> Done:
         if work.routed:
             patch.setattr(modeling_qwen3, "Qwen3MLP", Experts)
         learner = InStep(work, ranks)
-        before = {name: tensor.clone() for name, tensor in learner.weights()}
+        before = {name: tensor.to("cpu", copy=True) for name, tensor in learner.weights()}
         if work.resume is not None:
             saved = Checkpoints(work.resume).newest()
             assert saved is not None
             learner.load_state(saved.tensors, saved.values)
         for batch in work.batches:
+            if DEVICE == "cuda":
+                torch.cuda.reset_peak_memory_stats()
             version = pl.lit(learner.version, dtype=pl.Int64)
             learnt = learn(learner=learner, run=RUN, step=1, rollouts=batch.with_columns(weights_version=version))
             assert not learnt.diverged
-        after = {name: tensor.clone() for name, tensor in learner.weights()}
+        peak = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 0
+        after = {name: tensor.to("cpu", copy=True) for name, tensor in learner.weights()}
         if work.save is not None:
             tensors, values = learner.state()
             # Every rank must read all of them.
@@ -134,7 +142,9 @@ def take(work: Updates, ranks: dist.ProcessGroup | None = None) -> Done:
             if learner._rank == 0:
                 Checkpoints(work.save).save(saved)
     moved = {name: after[name] - before[name] for name in after}
-    return Done(gradients=learner.gradients, norms=learner.norms, weights=after, moved=moved, held=learner.held())
+    return Done(
+        gradients=learner.gradients, norms=learner.norms, weights=after, moved=moved, held=learner.held(), peak=peak
+    )
 
 
 class Experts(torch.nn.Module):  # type: ignore[misc]
@@ -158,20 +168,27 @@ class Experts(torch.nn.Module):  # type: ignore[misc]
 def together(ranks: int, works: list[Updates], folder: Path) -> list[list[Done]]:
     """Take all works, one after the other, on every rank of a process group; what came of each work, on each rank."""
     folder.mkdir()
-    context = get_context("forkserver")
+    # A process that has counted GPUs cannot be forked from.
+    context = get_context("spawn" if DEVICE == "cuda" else "forkserver")
     started = [context.Process(target=_rank, args=(rank, ranks, works, folder)) for rank in range(ranks)]
     for process in started:
         process.start()
     for process in started:
         process.join()
     assert [process.exitcode for process in started] == [0] * ranks
-    done = [torch.load(folder / str(rank), weights_only=False) for rank in range(ranks)]
+    done = [torch.load(folder / str(rank), weights_only=False, map_location="cpu") for rank in range(ranks)]
     return [list(of_work) for of_work in zip(*done, strict=True)]
 
 
 def _rank(rank: int, ranks: int, works: list[Updates], folder: Path) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    # NCCL refuses two ranks of one host on one GPU, so that each takes itself for a host of its own.
+    os.environ["NCCL_HOSTID"] = str(rank)
+    where = {"init_method": f"file://{folder}/store", "rank": rank, "world_size": ranks}
+    if DEVICE == "cuda":
+        dist.init_process_group("nccl", device_id=torch.device("cuda", 0), **where)
+    else:
+        dist.init_process_group("gloo", **where)
     done = [take(work, None if work.alone else dist.group.WORLD) for work in works]
     torch.save(done, folder / str(rank))
     dist.destroy_process_group()

@@ -17,7 +17,7 @@ from isocompute.learner.config import (
 )
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.objective.advantages import with_cohorts
-from isocompute.learner.policy.loading import Sharding, shard
+from isocompute.learner.policy.loading import EVERY_GRADIENT, Sharding, shard
 from sharded_ranks import Done, Experts, Updates, forking, take, together
 from small_run import recorded, scored
 from tiny_models import tiny_config, tiny_model
@@ -58,6 +58,8 @@ SAME = {
     "gspo, decoupled, its head untied": Case(GSPO, tied=False),
 }
 ROUTED = {"grpo on experts": Case(TERMS, routed=True), "an adapter on experts": Case(ADAPTED, routed=True)}
+if not hasattr(FSDPModule, EVERY_GRADIENT):
+    ROUTED.clear()
 ROUNDED = Case(replace(ADAPTED, compute=LOWER), dtype=torch.float32)
 CASES = {**SAME, **ROUTED, "an adapter on a model in bfloat16": ROUNDED}
 
@@ -168,6 +170,6 @@ def test_another_number_of_ranks_continues_from_a_checkpoint(
 
 def test_experts_that_this_torch_cannot_share_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modeling_qwen3, "Qwen3MLP", Experts)
-    monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params")
+    monkeypatch.delattr(FSDPModule, EVERY_GRADIENT, raising=False)
     with pytest.raises(LearnerError, match=r"Qwen3For.*sharding"):
         shard(tiny_model(tiny_config("qwen3")), Sharding(ranks=None, device="cpu"))

@@ -21,10 +21,12 @@ from isocompute.learner.config import (
     SyncConfig,
 )
 from isocompute.learner.memory.update import Load, update_memory
+from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.objective.prepare import prepare
 from isocompute.learner.policy import attention
 from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
 from isocompute.learner.updates.learner import Learner
+from sharded_ranks import Updates, forking, together
 from small_run import distance, weights
 from tiny_models import tiny_config, unsampled
 from torch.nn.functional import scaled_dot_product_attention
@@ -131,6 +133,13 @@ def test_with_deterministic_algorithms_a_run_is_the_same_every_time_and_resumes_
     assert torch.equal(weights(run(resumed, 2, 4)), once)
 
 
+def save_wide(folder: Path, *, key_value_heads: int) -> None:
+    sizes = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1408, "max_position_embeddings": 2048}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": key_value_heads}
+    shape = tiny_config("qwen2", **sizes, **heads, tie_word_embeddings=False)
+    AutoModelForCausalLM.from_config(shape, dtype=torch.float32).save_pretrained(folder)
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -143,11 +152,8 @@ def test_with_deterministic_algorithms_a_run_is_the_same_every_time_and_resumes_
     ids=str,
 )
 def test_the_peak_of_an_update_is_traced_but_for_workspaces(tmp_path: Path, given: dict[str, Any]) -> None:
-    sizes = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1408, "max_position_embeddings": 2048}
     # Copies of shared keys in float32 are not traced.
-    heads = {"num_attention_heads": 8, "num_key_value_heads": 2 if given.get("compute", {}).get("precision") else 8}
-    shape = tiny_config("qwen2", **sizes, **heads, tie_word_embeddings=False)
-    AutoModelForCausalLM.from_config(shape, dtype=torch.float32).save_pretrained(tmp_path)
+    save_wide(tmp_path, key_value_heads=2 if given.get("compute", {}).get("precision") else 8)
     config, length = settings(**given), 500
     learner = Learner(tmp_path, config, device="cuda")
     for step in range(2):
@@ -158,6 +164,23 @@ def test_the_peak_of_an_update_is_traced_but_for_workspaces(tmp_path: Path, give
     model = json.loads((tmp_path / "config.json").read_text())
     traced = update_memory(model, config, load).peak
     assert 0.95 * traced < torch.cuda.max_memory_allocated() < 1.05 * traced + WORKSPACES
+
+
+@pytest.mark.xfail(strict=True, reason="587 MiB on an H200, 441 are traced; why is not known")
+def test_the_peak_of_each_of_two_ranks_is_traced_but_for_workspaces(tmp_path: Path) -> None:
+    model, length = tmp_path / "model", 500
+    save_wide(model, key_value_heads=2)
+    config = settings(compute={"precision": "bfloat16", "gradient_checkpointing": True})
+    batches = [
+        with_cohorts(rollouts(step=step, lengths=(length, length), problems=8), config.batch) for step in range(2)
+    ]
+    work = Updates(model=model, config=config, batches=batches, dtype=torch.float32)
+    with forking("sharded_ranks"):
+        (done,) = together(2, [work], tmp_path / "results")
+    load = Load(prompt_tokens=PROMPT, response_tokens=length, rollouts_per_problem=N, problems=8)
+    traced = update_memory(json.loads((model / "config.json").read_text()), config, load, ranks=2).peak
+    for rank in done:
+        assert 0.95 * traced < rank.peak < 1.05 * traced + WORKSPACES
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
