@@ -79,9 +79,21 @@ def test_the_first_screen_has_the_setting_with_its_interval_and_hashes_in_short_
 
 
 def test_no_label_is_drawn_beside_a_point_where_it_may_lie_on_an_axis_or_a_line(fit: Fit) -> None:
-    axes = fit.plot_regret()
-    assert not axes.texts
-    assert f"n = {fit.best(fit.largest).cell.rollouts_per_problem} " in axes.get_title()
+    assert not fit.plot_regret().texts
+
+
+def test_regret_is_drawn_at_the_budget_that_is_decided_about(fit: Fit) -> None:
+    for budget in (None, fit.largest / 4):
+        decided = fit.decide(budget or fit.largest)
+        axes = fit.plot_regret(budget=budget)
+        thick, ring = axes.lines[0], axes.lines[1]
+        assert list(thick.get_ydata()) == [
+            min(each.regret for each in decided.options if each.cell.rollouts_per_problem == n) for n in (4, 16, 64)
+        ]
+        assert (list(ring.get_xdata()), list(ring.get_ydata())) == (
+            [decided.chosen.cell.rollouts_per_problem],
+            [decided.chosen.regret],
+        )
 
 
 def test_the_paper_s_figures(table: pl.DataFrame, tmp_path: Path) -> None:

@@ -56,9 +56,9 @@ class Fit(Fitted):
         """Curves, and the setting chosen at each budget; draws on these axes and returns them."""
         return _on(ax, draw_frontier, self)
 
-    def plot_regret(self, ax: Any = None) -> Any:
-        """Expected regret by n at some budgets; as of ``plot_frontier``."""
-        return _on(ax, draw_regret, self)
+    def plot_regret(self, ax: Any = None, *, budget: float | None = None) -> Any:
+        """Expected regret by n at a budget, by default the largest that was measured, and at smaller ones."""
+        return _on(ax, draw_regret, self, budget=budget)
 
     def plot_n_star(self, ax: Any = None) -> Any:
         """n* over compute, over P(best) of every n; as of ``plot_frontier``."""
@@ -243,13 +243,13 @@ class Frontier:
         return f"<p>{escape(repr(self))}</p><p>{escape(facts)}</p>"
 
 
-def _on(ax: Any, draw: Any, fitted: Fitted) -> Any:
+def _on(ax: Any, draw: Any, fitted: Fitted, **given: Any) -> Any:
     """Draw on some axes, or on those of a new figure, which a notebook shows."""
     if ax is not None:
-        return draw(fitted, ax)
+        return draw(fitted, ax, **given)
     from matplotlib import pyplot
 
-    return draw(fitted, pyplot.subplots(figsize=(6.2, 3.9), layout="constrained")[1])
+    return draw(fitted, pyplot.subplots(figsize=(6.2, 3.9), layout="constrained")[1], **given)
 
 
 DOCUMENT, DRAWS, RUNS = "posterior.json", "draws.parquet", "runs.parquet"

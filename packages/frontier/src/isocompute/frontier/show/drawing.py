@@ -208,48 +208,48 @@ def _grid(fitted: Fitted, k: int) -> Array:
 
 
 BUDGETS = (1.0, 0.5, 0.25, 0.125)
-"""Of the compute that was measured: the decision's, and how it was at smaller ones."""
+"""Of the decision's budget: itself, and how it was at smaller ones."""
 PALER = ("#2b6cb0", "#63b3ed", "#bee3f8")
 NAMES = {"rollouts_per_problem": "n", "problems_per_batch": "B_p"}
 WORDS = {"rollouts_per_problem": "rollouts per problem n", "problems_per_batch": "problems per batch B_p"}
 
 
 @styled
-def decision_figure(fitted: Fitted, setting: str = "rollouts_per_problem") -> Any:
+def decision_figure(fitted: Fitted, setting: str = "rollouts_per_problem", *, budget: float | None = None) -> Any:
     """Both panels beside each other.
 
     Args:
         setting: What is decided about; the other one is at its best for each value.
+        budget: Of the decision; by default the largest compute that was measured.
     """
     figure, (left, right) = subplots(1, 2, figsize=(9.5, 3.8))
-    draw_regret(fitted, left, setting)
-    draw_best(fitted, right, setting)
+    draw_regret(fitted, left, setting, budget=budget)
+    draw_best(fitted, right, setting, budget=budget)
     return figure
 
 
 @styled
-def alone(draw: Callable[..., Any], fitted: Fitted) -> Any:
+def alone(draw: Callable[..., Any], fitted: Fitted, *, budget: float) -> Any:
     """One panel on a figure of its own, which a phone can show."""
     figure, axes = subplots(figsize=(4.8, 3.6))
-    draw(fitted, axes)
+    draw(fitted, axes, budget=budget)
     return figure
 
 
-def draw_regret(fitted: Fitted, axes: Any, setting: str = "rollouts_per_problem") -> Any:
-    """Expected regret at some budgets (IsoCompute Playbook, Figure 10).
-
-    Args:
-        setting: As of ``decision_figure``.
-    """
+def draw_regret(
+    fitted: Fitted, axes: Any, setting: str = "rollouts_per_problem", *, budget: float | None = None
+) -> Any:
+    """Expected regret at some budgets (IsoCompute Playbook, Figure 10); ``decision_figure`` has the arguments."""
+    asked = budget or fitted.largest
     values = sorted({getattr(c, setting) for c in fitted.settings})
-    for budget, colour, marker in zip(BUDGETS, (ACCENT, *PALER), MARKERS[:4], strict=True):
-        compute = fitted.largest * budget
-        if compute < fitted.path_start:
+    for share, colour, marker in zip(BUDGETS, (ACCENT, *PALER), MARKERS[:4], strict=True):
+        compute = asked * share
+        if share < 1 and compute < fitted.path_start:
             continue
         options = fitted.decide(compute).options
         regret = [min((o.regret for o in options if getattr(o.cell, setting) == v), default=np.nan) for v in values]
-        axes.plot(values, regret, marker=marker, ms=4, color=colour, lw=2 if budget == 1 else 1, label=short(compute))
-        if budget == 1:
+        axes.plot(values, regret, marker=marker, ms=4, color=colour, lw=2 if share == 1 else 1, label=short(compute))
+        if share == 1:
             chosen = getattr(options[0].cell, setting)
             # Named in the title: beside the ring a label would lie on an axis or a line.
             axes.plot(chosen, regret[values.index(chosen)], "o", ms=11, mfc="none", mec=ACCENT, mew=1.6, clip_on=False)
@@ -257,7 +257,7 @@ def draw_regret(fitted: Fitted, axes: Any, setting: str = "rollouts_per_problem"
     axes.set_xticks(values, [f"{v:,}" for v in values])
     axes.set_ylim(bottom=0)
     axes.set(
-        title=f"At {short(fitted.largest)} {NAMES[setting]} = {chosen} is expected to lose least",
+        title=f"At {short(asked)} {NAMES[setting]} = {chosen} is expected to lose least",
         xlabel=WORDS[setting],
         ylabel=f"expected regret in {fitted.metric}",
     )
@@ -266,12 +266,18 @@ def draw_regret(fitted: Fitted, axes: Any, setting: str = "rollouts_per_problem"
 
 
 def draw_best(
-    fitted: Fitted, axes: Any, setting: str = "rollouts_per_problem", *, batch_rollouts: int | None = None
+    fitted: Fitted,
+    axes: Any,
+    setting: str = "rollouts_per_problem",
+    *,
+    budget: float | None = None,
+    batch_rollouts: int | None = None,
 ) -> Any:
     """The value of least expected regret against compute, over P(best) of every value (Figures 7, 21, 22, 24).
 
     Args:
         setting: As of ``decision_figure``.
+        budget: Marked, where runs reached it.
         batch_rollouts: B, to draw against update steps M = C/B (Figure 9).
     """
     path = fitted.path()
@@ -284,6 +290,8 @@ def draw_best(
     )
     chosen = np.searchsorted(values, each[path.chosen])
     axes.step(at, chosen, where="mid", color=ACCENT, linewidth=2, label=f"{NAMES[setting]}*")
+    if budget is not None and at[0] < budget < at[-1]:
+        axes.axvline(budget, color=ACCENT, lw=1, ls=":", label="the budget")
     axes.set_yticks(np.arange(len(values)), [f"{v:,}" for v in values])
     unit = f"compute in {fitted.unit}" if batch_rollouts is None else f"update steps at B = {batch_rollouts:,}"
     compute_axis(axes, unit)

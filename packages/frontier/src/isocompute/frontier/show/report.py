@@ -102,7 +102,7 @@ def write_report(
     answer = fitted.answer(budget)
     sections = [
         _decision(fitted, answer.decision, folder),
-        *_other_settings(fitted, folder),
+        *_other_settings(fitted, answer.decision.compute, folder),
         _curves(fitted, folder),
         _rests_on(fitted),
     ]
@@ -145,24 +145,25 @@ def _of_metric(metric: str) -> str:
 
 
 def _decision(fitted: Fitted, decision: Decision, folder: Path) -> Section:
-    save(decision_figure(fitted), folder / "decision")
+    budget = decision.compute
+    save(decision_figure(fitted, budget=budget), folder / "decision")
     panels = (draw_regret, "Expected regret of each n at some budgets"), (draw_best, "n* over compute, over P(best)")
     return Section(
         title="The decision",
         text="Expected regret is what a setting loses on average to the best one. All at "
         f"{short(decision.compute)} {fitted.unit}; the reward is of a run that does not fail, with its interval; "
         "learning rates are as they ran, to be copied.",
-        figures=tuple((_embedded(alone(draw, fitted)), text) for draw, text in panels),
+        figures=tuple((_embedded(alone(draw, fitted, budget=budget)), text) for draw, text in panels),
         table=options_table(decision),
     )
 
 
-def _other_settings(fitted: Fitted, folder: Path) -> list[Section]:
+def _other_settings(fitted: Fitted, budget: float, folder: Path) -> list[Section]:
     """Problems per batch, where they differ: alone, or against n at one batch."""
     if len({c.problems_per_batch for c in fitted.cells}) < 2:
         return []
     text = "Expected regret by problems per batch, and B_p* over compute"
-    drawn = [_figure(decision_figure(fitted, "problems_per_batch"), folder / "b_p_star", text)]
+    drawn = [_figure(decision_figure(fitted, "problems_per_batch", budget=budget), folder / "b_p_star", text)]
     batches = {c.batch_rollouts for c in fitted.cells}
     if len(batches) == 1 and fitted.unit == "rollouts":
         shown = "Rollouts per problem against problems per batch, at one batch"
