@@ -42,7 +42,7 @@ def draw(figure: Figure, path: Path, results: Path = RESULTS) -> None:
         drawn = frame(part, results).filter(pl.col("set") == name)
         {"curves": _curves, "ends": _ends, "bars": _bars}[part.draw](own, part, drawn)
         own.set_title(name if len(parts) == 1 else f"{part.name}, {name}", fontsize=9)
-        own.legend(frameon=False, fontsize=7)
+        own.legend(framealpha=0.8, edgecolor="none", fontsize=7)
     save(whole, path)
 
 
