@@ -45,6 +45,7 @@ COMMANDS = {
     "sweep": ("train the cells of a problem set: a run for each n, B_p, rate and seed", "hard"),
     "frontier": ("fit a sweep, and write its answer and report", "hard"),
     "prescribe": ("train at the n that was prescribed for a problem set, and at others", "easy --preset smoke"),
+    "figure": ("make a figure of the papers with tiny models: cells, drawing, and what came out", "playbook-13"),
     "send": ("send to MLflow what earlier commands could not", ""),
     "schema": ("print the JSON schema of params.yaml, for editors", ""),
 }
@@ -58,6 +59,14 @@ NEEDED = (
 )
 """What ``init`` must be told: the flag, its value, and what it is."""
 
+FIGURES = {
+    "--all": "every figure that can run here, one after the other",
+    "--micro": "two short cells of each kind: whether everything runs",
+    "--gallery": "write docs/figures.md from the committed tables",
+    "--resolution": "the smallest effects that figures can resolve",
+}
+"""What else ``figure`` does."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; an error a user can act on is one line and exit code 2."""
@@ -65,6 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.command == "schema":
         print(json.dumps(document_schema(), indent=1, ensure_ascii=False))
         return 0
+    if given.command == "figure":
+        cluster.install()
+        return cluster.exit_code(lambda: figure(given))
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{Path.cwd() / 'mlflow.db'}")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     cluster.install()
@@ -98,6 +110,12 @@ def parser() -> argparse.ArgumentParser:
     added["probe"].add_argument("--rollouts", type=_whole, help=most)
     added["plan"].add_argument("--device", default="h100", help="the GPU that it is to fit (default: %(default)s)")
     added["plan"].add_argument("--price", type=_number, default=3.0, help="US dollars for a GPU and hour (default: 3)")
+    of_figure = added["figure"]
+    of_figure.add_argument("name", nargs="?", metavar="FIGURE", help="such as scalerl-7; without one all are listed")
+    for flag, said in FIGURES.items():
+        of_figure.add_argument(flag, action="store_true", help=said)
+    of_figure.add_argument("--preset", choices=["paper"], dest="scale", help="print and write its cells at that scale")
+    of_figure.add_argument("--work", type=Path, help="where cells keep their files (default: work/figures)")
     longest = "mean length of a response (default: the longest that there may be)"
     added["plan"].add_argument("--response-tokens", type=_number, help=longest)
     return parser
@@ -115,6 +133,14 @@ def _whole(text: str) -> int:
     if not value.is_integer():
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number")
     return int(value)
+
+
+def figure(given: argparse.Namespace) -> None:
+    """Make a figure of the papers."""
+    from .studies.figures import command
+
+    for line in command.lines(given):
+        print(line, flush=True)
 
 
 def _run(given: argparse.Namespace) -> int:

@@ -112,6 +112,12 @@ def test_what_a_stage_needs_and_is_not_there_is_named(
         refused("no sweep of 'medium'; it has easy, hard", capsys, stage, "medium")
 
 
+def test_a_figure_that_cannot_be_made_here_or_at_all_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    refused("scalerl-9 cannot run here: problems whose answers grow", capsys, "figure", "scalerl-9")
+    refused("did you mean 'playbook-13'", capsys, "figure", "playbok-13")
+    refused("--preset needs the name", capsys, "figure", "--preset", "paper")
+
+
 STAGE = """
 import time
 from pathlib import Path

@@ -21,7 +21,7 @@ from .reading import LAST, frame, paragraph, resolutions
 PAGE = ROOT / "docs" / "figures.md"
 PICTURES = ROOT / "docs" / "figures"
 TEMPLATE = Path(__file__).with_name("page.template")
-COMMAND = "python -m experiments.studies.figures"
+COMMAND = "python -m experiments figure"
 CELL = ["arm", "set", "base_seed", "seed", "rollouts_per_problem", "problems_per_batch", "rate_factor"]
 
 

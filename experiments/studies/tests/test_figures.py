@@ -15,7 +15,6 @@ from experiments.errors import ExperimentError
 from experiments.running.cell_folder import content
 from experiments.settings import find
 from experiments.studies.figures import cells, page, paper, reading
-from experiments.studies.figures.__main__ import main
 from experiments.studies.figures.figure import HERE, Comparison, Figure, Side, figure_of, load, names
 from experiments.studies.panel.study import Unit
 from experiments.tests.made import ROOT
@@ -238,11 +237,6 @@ def test_mixtures_and_samplings_are_presets_of_their_own_at_the_papers_scale(tmp
     assert "--interval 0.3 0.6 --train 406 " in said[1]
     _, (short, long) = paper.write(figure_of("scalerl-9"), tmp_path)
     assert (short.sampling.max_new_tokens, long.sampling.max_new_tokens) == (8192, 16384)
-
-
-def test_what_is_not_testable_here_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["scalerl-9"]) == 2
-    assert "scalerl-9 cannot run here: problems whose answers grow" in capsys.readouterr().err
 
 
 def test_cells_of_another_base_model_are_others_and_pool_to_a_pair_for_each(tmp_path: Path) -> None:
