@@ -142,7 +142,7 @@ def _lines(patient: Patient) -> Iterable[str]:
         yield (
             f"  n = {first['rollouts_per_problem']}, B_p = {first['problems_per_batch']}, seed {first['seed']}, "
             f"learning rate {'unknown' if rate is None else f'{rate:g}'}; {len(patient.rows):,} {what} "
-            f"of {first['questions']:,} problems, {first['samples']} responses each"
+            f"of {first['questions']:,} problems, {plural(first['samples'], 'response')} each"
         )
         yield (
             f"  {last['rollouts']:,} rollouts{f' ± {error:,}' if error else ''} and {last['tokens']:,} response tokens "

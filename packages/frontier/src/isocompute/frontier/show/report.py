@@ -136,8 +136,9 @@ def _setting(answer: Answer) -> str:
 def _of_metric(metric: str) -> str:
     """A metric in words, where its name is one of ours."""
     kind, _, count = metric.partition("_at_")
+    # The mean is one quantity, of however many responses a table has it.
     means = {
-        "avg": "mean score of {} responses",
+        "avg": "mean score of the responses",
         "best": "best score of {} responses",
         "worst": "worst of {} responses",
     }
