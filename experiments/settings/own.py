@@ -90,7 +90,8 @@ SHORT = """\
 # Five decisions are yours: 1 to 5. `python -m experiments init NAME --all` writes every setting there is.
 {name}:
   problems:
-    # 1. The problems: a file, its columns, and how many are trained on and held out.
+    # 1. The problems: a file, its columns, and how many of its {found} are trained on and held out; one in a hundred
+    # is kept for those whose own answer is not right.
     - kind: file
       path: {path}
       prompt: {prompt}
@@ -170,6 +171,7 @@ def short_text(name: str, source: LocalSource, model: str, revision: str, proble
         **{key: json.dumps(value) for key, value in (words | {"model": model, "revision": revision}).items()},
         name=name,
         set=problem_set,
+        found=f"{found:,}",
         train=train,
         validation=validation,
         batch=batch,
