@@ -109,6 +109,11 @@ def test_the_command_says_both_ways_out_and_writes_them(tmp_path, capsys):
     assert (document["A"]["epochs"], document["B"]["epochs"]) == (4, 8)
 
 
+def test_a_setting_that_looks_misspelt_is_named_in_both_or_in_one(capsys):
+    assert main(shlex.split(f"diff --world-size 8 --gpus 2x -- {TRL} --learning_rat 1e-6")) == 0
+    assert "in both: learning_rat is no setting" in capsys.readouterr().out
+
+
 def test_two_files_of_two_trainers_are_compared(tmp_path, capsys):
     a, b = tmp_path / "a.sh", tmp_path / "b.sh"
     a.write_text(f"accelerate launch --num_processes 8 train.py {TRL.replace('16', '32')}\n")
@@ -127,6 +132,7 @@ def test_two_files_of_two_trainers_are_compared(tmp_path, capsys):
         ("diff run.sh --gpus 2x", "how many devices train now is not known"),
         ("diff other.sh --gpus 2x", "no setting of a trainer that is known"),
         ("diff none.sh --gpus 2x", "none.sh: cannot be read"),
+        ("diff run.sh --set num_generation=16", "--set num_generation: neither batches nor steps of TRL"),
         ("diff --trainer tinker --gpus 2 -- group_size=4", "devices are the service's"),
         ("signal", "signal wants one of"),
         ("signal --pass-rate 1.5", "the pass rate is 1.5"),

@@ -15,7 +15,7 @@ from ..contract.command_line import new_file
 from ..errors import BudgetError
 from ..planning.compute import Allocation
 from ..trainers.doctor import reader_of
-from ..trainers.registry import TRAINERS, trainer
+from ..trainers.registry import TRAINERS, noticed, trainer
 from ..trainers.settings import Batching, Configuration, RunPlan, Settings, Value, flags, load, parse_value, render
 from ..trainers.trainer import Trainer
 from .text import aligned_table, assignment, whole, write_json
@@ -109,6 +109,8 @@ def side(name: str, known: Trainer, values: Mapping[str, Value], world_size: int
         "epochs": a_step * steps / problems if a_step and steps and problems else None,
         "each": trained / world if trained and world else None,
     }
+    # Also the rate and the lag are read by now.
+    batching = noticed(known.title, values, batching, settings.read)
     return Side(name=name, trainer=known, values=values, batching=batching, problems=problems, figures=figures)
 
 
@@ -333,7 +335,10 @@ def _sides(arguments: argparse.Namespace) -> tuple[Side, Side]:
         world = _devices(arguments.gpus, last)
         values |= _device_settings(last.trainer, world)
         name = f"{name}, on {world:,} devices"
-    return read[0], side(name, last.trainer, values, world, arguments.problems)
+    changed = side(name, last.trainer, values, world, arguments.problems)
+    if idle := [key for key in more if key in changed.batching.ignored]:
+        raise BudgetError(f"--set {idle[0]}: neither batches nor steps of {last.trainer.title} follow from it")
+    return read[0], changed
 
 
 def _devices(text: str, before: Side) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 
 from ..errors import BudgetError, whole
@@ -68,12 +68,22 @@ def read(
         whole(problems, "problems", least=1)
     known, values = trainer(name), flat(settings, where)
     found = Settings(values=values, where=where, world_size=world_size, problems=problems)
-    batching = known.parse(found)
+    return noticed(known.title, values, known.parse(found), found.read)
+
+
+def noticed(title: str, values: Mapping[str, Value], batching: Batching, read: Set[str]) -> Batching:
+    """The batches, with the settings that nothing was read from, and those of them that look misspelt.
+
+    Args:
+        title: The trainer's.
+        values: As they were given: a trainer's reader may add to them.
+        read: Names that were looked for.
+    """
     given = {key for key, value in values.items() if value is not None}
-    ignored = tuple(key for key in values if key in given - found.read)
+    ignored = tuple(key for key in values if key in given - read)
     misspelt = [
-        f"{key} is no setting that {known.title}'s batches follow from: did you mean {meant}?"
+        f"{key} is no setting that {title}'s batches follow from: did you mean {meant}?"
         for key in ignored
-        if (meant := meant_by(key, found.read - given))
+        if (meant := meant_by(key, read - given))
     ]
     return replace(batching, inconsistent=(*misspelt, *batching.inconsistent), ignored=ignored)
