@@ -15,10 +15,19 @@ pytestmark = pytest.mark.slow("a campaign of kills")
 KILLS = int(os.environ.get("ISOCOMPUTE_KILLS", "20"))
 
 RESUMED = """
-import json, os, random, signal, sys, time
+import json, os, random, signal, sqlite3, sys, time
 from pathlib import Path
 from isocompute.budget import Counts, Ledger
 folder, kills = Path(sys.argv[1]), int(sys.argv[2])
+
+class Slow(sqlite3.Connection):
+    # As on a disk that takes a while: in memory a transaction is too short to be killed in.
+    def execute(self, sql, *given):
+        time.sleep(0.001 * (sql == "COMMIT"))
+        return super().execute(sql, *given)
+
+connect = sqlite3.connect
+sqlite3.connect = lambda *where, **given: connect(*where, **given, factory=Slow)
 
 def live(name, tell, last):
     # Charges, evaluates and saves checkpoints, from the last checkpoint to a step; what is about to be charged is told.

@@ -350,11 +350,11 @@ def test_a_run_that_ends_waits_for_what_ranks_write_and_its_own_error_is_the_one
         Timer(0.2, given.tensors.let.set).start()
     assert newest(tmp_path).step == 2
     failing.tensors.fault = "rank 1 of 2 cannot write"
-    failing.tensors.let.set()
 
     def killed() -> None:
         with store.held():
             store.save(failing)
+            failing.tensors.let.set()
             raise Killed
 
     with pytest.raises(Killed):
