@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from ..panel.advice import table
 from ..panel.study import ROOT
 from .cells import RESULTS, missing
 from .figure import Figure, Side, figure_of, names
-from .reading import LAST, frame, paragraph, resolutions
+from .reading import LAST, WORDS, came_out, frame, paragraph, resolutions
 
 PAGE = ROOT / "docs" / "figures.md"
 PICTURES = ROOT / "docs" / "figures"
@@ -170,13 +171,24 @@ def text(results: Path = RESULTS) -> str:
     """The gallery."""
     rows, hours = costs()
     every = [figure_of(name) for name in names()]
-    header = ["figure", "kind", "cells", "of its own", "CPU-minutes"]
-    links = [[f"[{row[0]}](#{row[0]})", *row[1:]] for row in rows]
+    words = [Counter(found.word for _, found in came_out(figure, results)) for figure in every]
+    header = ["figure", "kind", "cells", "of its own", "CPU-minutes", "came out"]
+    links = [[f"[{row[0]}](#{row[0]})", *row[1:], counted(own) or "–"] for row, own in zip(rows, words, strict=True)]
+    whole = sum(words, Counter[str]())
+    deciding = sum((own for own, figure in zip(words, every, strict=True) if figure.decides), Counter[str]())
     return TEMPLATE.read_text("utf-8").format(
+        comparisons=whole.total(),
+        whole=counted(whole),
+        deciding=counted(deciding),
         costs=table(header, links),
         hours=f"{hours:.1f}",
         sections="\n\n".join(section(figure, results) for figure in every),
     )
+
+
+def counted(words: Counter[str]) -> str:
+    """How often each verdict came out."""
+    return ", ".join(f"{words[word]} {word}" for word in WORDS.values() if words[word])
 
 
 def write(results: Path = RESULTS, page: Path = PAGE, pictures: Path = PICTURES) -> Iterator[str]:

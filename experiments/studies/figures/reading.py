@@ -180,16 +180,21 @@ def word_of(one: Comparison, estimate: Estimate) -> str:
     return WORDS[Rule(claimed=one.paper, least=least).of(estimate)[0]]
 
 
+def came_out(figure: Figure, results: Path = RESULTS) -> list[tuple[Comparison, Found]]:
+    """What came out of each comparison; it is read once, of all cells."""
+    if figure.page_of or missing(figure, results):
+        return []
+    rows = frame(figure, results)
+    return [(one, found) for one in figure.compare if (found := compared(one, rows))]
+
+
 def paragraph(figure: Figure, results: Path = RESULTS) -> str:
     """What the paper shows, what came out here with its interval, and what was chosen on the same data."""
     said = [f"The paper: {figure.shows}."]
     if figure.page_of:
         return said[0]
     rows = frame(figure, results)
-    # A comparison is read once, of all cells.
-    asked = () if missing(figure, results) else figure.compare
-    came = [f"{one.says}: {shown(one, found)}" for one in asked if (found := compared(one, rows))]
-    if came:
+    if came := [f"{one.says}: {shown(one, found)}" for one, found in came_out(figure, results)]:
         said.append(f"Here: {'; '.join(came)}.")
     lost = rows.filter("diverged")["definition"].n_unique()
     if lost:
