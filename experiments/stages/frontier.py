@@ -18,6 +18,8 @@ from .. import report
 from ..running.cell_folder import OUT
 from ..running.tracker import log
 from ..settings import Preset
+from .prepare import check_made_for
+from .sweep import swept_for
 
 METRICS, PLOTS = OUT / "metrics", OUT / "plots"
 """Shown by ``dvc metrics`` and ``dvc plots``: numbers and a picture of each problem set."""
@@ -26,6 +28,7 @@ METRICS, PLOTS = OUT / "metrics", OUT / "plots"
 def run(preset: Preset, problem_set: str) -> None:
     """Write the posterior of all runs, the figure of the decision, and the report."""
     sweep, out = OUT / "sweep" / problem_set, OUT / "frontier" / problem_set
+    check_made_for(sweep / "cells.json", swept_for(preset, problem_set), f"sweep {problem_set}")
     evals = tables.read(sweep / "evals.parquet", "evals")
     fitted = fit(preset, problem_set, evals)
     fitted.save(out)

@@ -14,6 +14,7 @@ from isocompute.rollout import Loaded, histogram, load_checked, split
 from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import write_text
 from isocompute.rollout.problems.loading import joined
+from isocompute.rollout.scoring.code import digest
 from isocompute.rollout.scoring.evaluation import proportion_error
 
 from ..errors import ExperimentError
@@ -41,8 +42,38 @@ SAME = ("config.json", "tokenizer.json", "tokenizer_config.json")
 """Files that all base models of a preset have alike: an engine is opened once, and its weights are replaced."""
 
 
+OF = PREPARED / "of.json"
+"""For which preset these are."""
+
+
+def settings_of(preset: Preset, *more: str) -> dict[str, str]:
+    """A preset's name, and a hash of its settings that outputs follow from: of base model and problems, and more."""
+    names = {"base", "difficulty", "problems", "prompting", "sampling", "scoring", *more}
+    return {"preset": preset.name, "settings": digest(preset.model_dump(mode="json", include=names))}
+
+
+def check_made_for(path: Path, wanted: Mapping[str, str], stage: str) -> None:
+    """Refuse outputs of another preset, or of other settings; those that do not say whose they are pass.
+
+    Args:
+        path: A JSON document whose ``of`` is a ``settings_of``.
+        stage: What makes them anew.
+    """
+    found = json.loads(path.read_text()).get("of") if path.exists() else None
+    if found is not None and found != wanted:
+        whose = f"of preset {found['preset']}" if found["preset"] != wanted["preset"] else "of other settings"
+        raise ExperimentError(f"{path.parent} is {whose}: run `{stage} --preset {wanted['preset']}` first")
+
+
 def run(preset: Preset) -> None:
     """Load problems, record the base model and cut the problem sets, or take those that were prepared before."""
+    # Until all is there it is nobody's.
+    OF.unlink(missing_ok=True)
+    _prepare(preset)
+    write_json(OF, {"of": settings_of(preset)})
+
+
+def _prepare(preset: Preset) -> None:
     if isinstance(preset.base, PreparedConfig):
         _take(preset.base.models, list(preset.sweep))
     elif preset.difficulty is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 from isocompute.rollout.contract import tables
+from isocompute.rollout.scoring.code import digest
 
 from ..errors import ExperimentError
 from ..running import cell_folder
@@ -18,6 +19,7 @@ from ..running.pilots import Pilot, base_score, chosen_lines, find, rates_figure
 from ..running.schedule import Pool, Schedule, workers
 from ..running.tracker import Tracker, health_of, log
 from ..settings import Preset
+from .prepare import OF, check_made_for, settings_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,7 @@ class Setup:
 def setup_of(preset: Preset, problem_set: str) -> Setup:
     """The base models and problems of a problem set."""
     sweep, surroundings = preset.sweep_of(problem_set), surroundings_of(preset)
+    check_made_for(OF, settings_of(preset), "prepare")
     designs, problems, models = [], {}, {}
     for name in preset.base_models:
         path = PREPARED / name / f"{problem_set}.parquet"
@@ -56,7 +59,20 @@ def setup_of(preset: Preset, problem_set: str) -> Setup:
     return Setup(designs=tuple(designs), problems=problems, models=models)
 
 
-def collect(wanted: Sequence[Cell], out: Path, *, pilot: Sequence[Cell] = (), keep_policies: str = "none") -> None:
+def swept_for(preset: Preset, problem_set: str) -> dict[str, str]:
+    """The preset and a hash of its settings that the tables of a sweep follow from."""
+    of = settings_of(preset, "evaluation")
+    return {**of, "sweep": digest(preset.sweep_of(problem_set).model_dump(mode="json"))}
+
+
+def collect(
+    wanted: Sequence[Cell],
+    out: Path,
+    *,
+    pilot: Sequence[Cell] = (),
+    keep_policies: str = "none",
+    of: Mapping[str, str] | None = None,
+) -> None:
     """Join the tables of finished cells, each cut off at its budget, into one folder.
 
     What shared first evaluations and the pilot cost is in the ledger, too; a pilot is paid for, but not out of the
@@ -64,6 +80,7 @@ def collect(wanted: Sequence[Cell], out: Path, *, pilot: Sequence[Cell] = (), ke
 
     Args:
         pilot: Cells whose ledgers and final states are joined, but not their evaluations.
+        of: Whose they are.
     """
     outcomes = {cell.run_id: cell_folder.outcome(cell) for cell in [*wanted, *pilot]}
     own = [outcomes[cell.run_id] for cell in wanted]
@@ -81,7 +98,7 @@ def collect(wanted: Sequence[Cell], out: Path, *, pilot: Sequence[Cell] = (), ke
     ledgers += [tables.read(folder / "ledger.parquet", "ledger") for folder in sorted(starts)]
     tables.write(tables.concat(ledgers, "ledger"), "ledger", out / "ledger.parquet")
     states = [_state(cell, outcomes[cell.run_id], keep_policies) for cell in [*wanted, *pilot]]
-    cell_folder.write_json(out / "cells.json", {"cells": states})
+    cell_folder.write_json(out / "cells.json", {"cells": states, "of": of})
 
 
 def _state(cell: Cell, found: cell_folder.Outcome, keep_policies: str) -> dict[str, Any]:
@@ -122,7 +139,8 @@ def run(preset: Preset, problem_set: str) -> None:
         experiment = f"{preset.name}-{problem_set}-sweep"
         Schedule(cells, setup.problems, pool, experiment, title=f"sweep {problem_set}").finish()
     out = OUT / "sweep" / problem_set
-    collect(cells, out, pilot=tried, keep_policies=preset.resources.keep_policies)
+    whose = swept_for(preset, problem_set)
+    collect(cells, out, pilot=tried, keep_policies=preset.resources.keep_policies, of=whose)
     if pilot:
         cell_folder.write_json(out / "pilot.json", pilot.document())
         rates_figure(pilot, out / "rates")

@@ -116,6 +116,9 @@ def test_a_figure_that_cannot_be_made_here_or_at_all_is_refused(capsys: pytest.C
     refused("scalerl-9 cannot run here: problems whose answers grow", capsys, "figure", "scalerl-9")
     refused("did you mean 'playbook-13'", capsys, "figure", "playbok-13")
     refused("--preset needs the name", capsys, "figure", "--preset", "paper")
+    refused("give one of a figure, --all", capsys, "figure", "playbook-13", "--all")
+    refused("--micro trains a figure", capsys, "figure", "--micro")
+    refused("--work /dev/null: cannot be a folder", capsys, "figure", "playbook-13", "--work", "/dev/null")
 
 
 STAGE = """

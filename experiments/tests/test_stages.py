@@ -3,6 +3,7 @@
 import json
 import shutil
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from experiments.report import from_other_bases, health, spent, sweep_digest
 from experiments.running.cell_folder import PREPARED, content_hash, write_json
 from experiments.running.cells import problems_hash
 from experiments.settings import PreparedConfig, PreparedModel, Preset, load
-from experiments.stages import prepare
+from experiments.stages import frontier, prepare
 from experiments.stages.prepare import score
 from experiments.stages.prescribe import sentence
-from experiments.stages.sweep import setup_of
+from experiments.stages.sweep import setup_of, swept_for
 
 from .made import PARAMS, ROOT, keep
 from .made import spent as charged
@@ -119,6 +120,20 @@ def test_what_diverged_is_counted_apart_and_its_pair_is_left_out() -> None:
     assert said(evals, states).endswith("n = 4: +0.100 (95 %: -inf to +inf, 1 pairs); 1 of 4 runs diverged")
     states[-2]["status"] = "diverged"
     assert said(evals, states).endswith("n = 4: no pair was trained to the end; 2 of 4 runs diverged")
+
+
+def test_outputs_of_another_preset_or_of_other_settings_are_refused_by_the_next_stage(preset: Preset) -> None:
+    (problem_set,) = preset.sweep
+    prepare.run(preset)
+    assert len(setup_of(preset, problem_set).designs) == 2
+    mine = preset.model_copy(update={"name": "mine"})
+    longer = preset.model_copy(update={"sampling": replace(preset.sampling, max_new_tokens=12)})
+    for other, whose in ((mine, "of preset tiny: run `prepare --preset mine`"), (longer, "of other settings")):
+        with pytest.raises(ExperimentError, match=f"outputs/prepared is {whose}"):
+            setup_of(other, problem_set)
+    write_json(Path("outputs/sweep") / problem_set / "cells.json", {"of": swept_for(preset, problem_set)})
+    with pytest.raises(ExperimentError, match=rf"outputs/sweep/{problem_set} is of preset tiny: run `sweep"):
+        frontier.run(mine, problem_set)
 
 
 def test_a_side_without_one_right_response_has_an_error_too() -> None:

@@ -44,6 +44,10 @@ def at_papers_scale(figure: Figure) -> Iterator[str]:
 def lines(given: argparse.Namespace) -> Iterator[str]:
     """Do what is asked, line by line."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if sum(map(bool, (given.name, given.all, given.gallery, given.resolution))) > 1:
+        raise ExperimentError("give one of a figure, --all, --gallery and --resolution")
+    if given.micro and (given.scale or not (given.name or given.all)):
+        raise ExperimentError("--micro trains a figure, or --all: name one")
     if given.gallery:
         yield from page.write()
     elif given.resolution:
@@ -59,6 +63,10 @@ def lines(given: argparse.Namespace) -> Iterator[str]:
     else:
         os.nice(19)
         work = given.work or cells.WORK
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ExperimentError(f"--work {work}: cannot be a folder ({error.strerror})") from None
         asked = [figure_of(given.name)] if given.name else [each for each in map(figure_of, names()) if not each.needs]
         for figure in asked:
             if given.micro and figure.page_of:

@@ -48,6 +48,28 @@ def test_an_amount_is_printed_as_it_is_read_to_three_digits(value: float) -> Non
 
 @slow
 @pytest.mark.usefixtures("short_chains")
+def test_a_fit_that_is_ended_leaves_the_one_before_whole(
+    table: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    table.write_csv(tmp_path / "evals.csv")
+    command = ["fit", str(tmp_path / "evals.csv"), "--out", str(out)]
+    assert main(command) == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    table.filter(pl.col("rollouts_per_problem") == 4).write_csv(tmp_path / "evals.csv")
+
+    def ended(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("isocompute.frontier.notebook.write_report", ended)
+    assert main(command) == 130
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert main([*command[:-1], str(tmp_path / "new")]) == 130
+    assert {path.name for path in tmp_path.iterdir()} == {"evals.csv", "out"}
+
+
+@slow
+@pytest.mark.usefixtures("short_chains")
 def test_the_gap_is_measured_and_drawn_where_runs_were_evaluated_on_both_splits(
     table: pl.DataFrame, tmp_path: Path
 ) -> None:

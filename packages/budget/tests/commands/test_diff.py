@@ -114,12 +114,20 @@ def test_a_setting_that_looks_misspelt_is_named_in_both_or_in_one(capsys):
     assert "in both: learning_rat is no setting" in capsys.readouterr().out
 
 
+def test_settings_that_are_not_compared_are_named_where_they_differ(capsys):
+    assert main(shlex.split(f"diff --world-size 8 --set max_steps=7 -- {TRL} --beta 0.1 --bf16 true")) == 0
+    assert "not compared" not in capsys.readouterr().out
+
+
 def test_two_files_of_two_trainers_are_compared(tmp_path, capsys):
     a, b = tmp_path / "a.sh", tmp_path / "b.sh"
     a.write_text(f"accelerate launch --num_processes 8 train.py {TRL.replace('16', '32')}\n")
     b.write_text(f"python -m verl.trainer.main_ppo {VERL.replace('256', '1024').replace('1024', '128')}\n")
     assert main(["diff", str(a), f"verl:{b}", "--strict"]) == 0
     assert "B trains as A does, for another number of steps" in capsys.readouterr().out
+    b.write_text(a.read_text().strip() + " --beta 0.04\n")
+    assert main(["diff", str(a), str(b), "--strict"]) == 0
+    assert "not compared, and different: beta (None → 0.04)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -132,7 +140,10 @@ def test_two_files_of_two_trainers_are_compared(tmp_path, capsys):
         ("diff run.sh --gpus 2x", "how many devices train now is not known"),
         ("diff other.sh --gpus 2x", "no setting of a trainer that is known"),
         ("diff none.sh --gpus 2x", "none.sh: cannot be read"),
-        ("diff run.sh --set num_generation=16", "--set num_generation: neither batches nor steps of TRL"),
+        ("diff run.sh --set num_generation=16", "steps of TRL follow from it: did you mean num_generations?"),
+        ("diff run.sh --gpus 2x --world-size -8", "--world-size is -8"),
+        ("diff run.sh --gpus 2x --problems 0", "--problems is 0"),
+        ("diff trl:other.sh --gpus 2x", "no setting of TRL"),
         ("diff --trainer tinker --gpus 2 -- group_size=4", "devices are the service's"),
         ("signal", "signal wants one of"),
         ("signal --pass-rate 1.5", "the pass rate is 1.5"),

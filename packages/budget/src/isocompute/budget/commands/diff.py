@@ -12,11 +12,23 @@ from math import ceil, sqrt
 from pathlib import Path
 
 from ..contract.command_line import new_file
-from ..errors import BudgetError
+from ..errors import BudgetError, shorten
+from ..errors import whole as checked
 from ..planning.compute import Allocation
 from ..trainers.doctor import reader_of
 from ..trainers.registry import TRAINERS, noticed, trainer
-from ..trainers.settings import Batching, Configuration, RunPlan, Settings, Value, flags, load, parse_value, render
+from ..trainers.settings import (
+    Batching,
+    Configuration,
+    RunPlan,
+    Settings,
+    Value,
+    flags,
+    load,
+    meant_by,
+    parse_value,
+    render,
+)
 from ..trainers.trainer import Trainer
 from .text import aligned_table, assignment, whole, write_json
 
@@ -296,6 +308,8 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     left = [name.rpartition(".")[2] for name in b.values if MEMORY.fullmatch(name)]
     if arguments.gpus is not None and left and b.trainer.name not in OF_TRL:
         yield f"leave alone, since they change memory and speed only: {', '.join(dict.fromkeys(left))}"
+    if a.trainer == b.trainer and (apart := _not_compared(a, b)):
+        yield f"not compared, and different: {', '.join(apart)}"
     for kind in ("inconsistent", "unknown"):
         own, other = (getattr(one.batching, kind) for one in (a, b))
         yield from (f"{kind} in {'both' if remark in other else 'A'}: {remark}" for remark in own)
@@ -312,9 +326,19 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         write_json({**named, "different": different, "unknown": unknown, "set_in_B": found}, arguments.json)
 
 
+def _not_compared(a: Side, b: Side) -> list[str]:
+    """Settings of one trainer that differ, and from which neither batches nor steps follow."""
+    names = sorted({*a.batching.ignored, *b.batching.ignored})
+    both = ((name, a.values.get(name), b.values.get(name)) for name in names)
+    return [f"{name} ({shorten(mine)} → {shorten(theirs)})" for name, mine, theirs in both if mine != theirs]
+
+
 def _sides(arguments: argparse.Namespace) -> tuple[Side, Side]:
     """The two configurations that the command line names."""
     words: list[str] = arguments.settings
+    for option in ("world_size", "problems"):
+        if (given := getattr(arguments, option)) is not None:
+            checked(given, f"--{option.replace('_', '-')}", least=1)
     first = next((k for k, word in enumerate(words) if "=" in word or word.startswith("-")), len(words))
     files, said, more = words[:first], flags(words[first:]), dict(arguments.changed)
     if len(files) > 2 or (len(files) == 2 and (said or more)):
@@ -327,7 +351,10 @@ def _sides(arguments: argparse.Namespace) -> tuple[Side, Side]:
         name, values = path or "the flags", {**(load(Path(path)) if path else {}), **(said if len(files) < 2 else {})}
         given = whose or arguments.trainer
         known = trainer(given) if given else trainer_of(values, name)
-        read.append(side(name, known, values, arguments.world_size, arguments.problems))
+        one = side(name, known, values, arguments.world_size, arguments.problems)
+        if len(one.batching.ignored) == len(values):
+            raise BudgetError(f"{name}: holds no setting of {known.title} from which batches or steps follow")
+        read.append(one)
     last, values, world = read[-1], dict(read[-1].values), arguments.world_size
     name = ", ".join([last.name, *(f"{key}={value}" for key, value in more.items())])
     values |= {key: parse_value(value) for key, value in more.items()}
@@ -336,8 +363,9 @@ def _sides(arguments: argparse.Namespace) -> tuple[Side, Side]:
         values |= _device_settings(last.trainer, world)
         name = f"{name}, on {world:,} devices"
     changed = side(name, last.trainer, values, world, arguments.problems)
-    if idle := [key for key in more if key in changed.batching.ignored]:
-        raise BudgetError(f"--set {idle[0]}: neither batches nor steps of {last.trainer.title} follow from it")
+    for idle in (key for key in more if key in changed.batching.ignored):
+        meant = f": did you mean {guess}?" if (guess := meant_by(idle, last.values)) else ""
+        raise BudgetError(f"--set {idle}: neither batches nor steps of {last.trainer.title} follow from it{meant}")
     return read[0], changed
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import polars as pl
@@ -182,7 +184,24 @@ def _not_read(arguments: argparse.Namespace) -> Iterable[str]:
 
 def _written(fitted: Fit, frontier: Frontier, arguments: argparse.Namespace) -> Iterable[str]:
     """Save the fit, its report, and train minus validation where the runs were evaluated on both."""
-    folder = arguments.out
+    with _together(arguments.out) as folder:
+        _write(fitted, frontier, arguments, folder)
+    yield f"report: {arguments.out / 'report.html'}"
+
+
+@contextmanager
+def _together(folder: Path) -> Iterator[Path]:
+    """A folder whose files take their places in another at the end: none of one fit beside some of another."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    where = folder if folder.exists() else folder.parent
+    with TemporaryDirectory(prefix=f".{folder.name}.", suffix=".writing", dir=where) as aside:
+        yield Path(aside)
+        folder.mkdir(exist_ok=True)
+        for file in sorted(Path(aside).iterdir()):
+            file.replace(folder / file.name)
+
+
+def _write(fitted: Fit, frontier: Frontier, arguments: argparse.Namespace, folder: Path) -> None:
     fitted.save(folder)
     evals = frontier.evals
     if {"train", "validation"} <= set(evals["split"].unique()) and "run_id" in evals.columns:
@@ -192,7 +211,7 @@ def _written(fitted: Fit, frontier: Frontier, arguments: argparse.Namespace) -> 
         write_parquet(gap, folder / "gap.parquet")
         save(gap_panel(gap, unit, fitted.metric), folder / "gap")
     facts = [("runs from", ", ".join(map(str, arguments.source))), ("made", f"{date.today():%-d %B %Y}")]
-    yield f"report: {fitted.report(folder, budget=arguments.budget, facts=facts)}"
+    fitted.report(folder, budget=arguments.budget, facts=facts)
 
 
 def _separately(frontier: Frontier, priors: Priors, seed: int) -> Iterable[str]:
@@ -220,8 +239,9 @@ def _as_paper(arguments: argparse.Namespace, given: dict[str, object]) -> Iterab
         **given,  # type: ignore[arg-type]
     )
     fits = fit_as_paper(_evals(arguments), config)
-    fits.save(arguments.out)
-    paper_figures(fits, arguments.out)
+    with _together(arguments.out) as folder:
+        fits.save(folder)
+        paper_figures(fits, folder)
     yield from fits.summary().splitlines()
     if arguments.budget is not None:
         last = max(float(curve.curve.compute.max()) for curve in fits.fitted or fits.curves)
