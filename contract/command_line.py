@@ -131,7 +131,8 @@ class Parser(argparse.ArgumentParser):
     """A parser that reports an error in one line, as the commands do, and names what may have been meant."""
 
     def __init__(self, **given: Any) -> None:
-        super().__init__(**{"formatter_class": _Formatter, **given})
+        # An option that is another command's must not be taken for one that begins like it.
+        super().__init__(**{"formatter_class": _Formatter, "allow_abbrev": False, **given})
         # So that -2M and -1e6 are amounts below 0 and no options, as -2 is.
         self._negative_number_matcher = re.compile(r"-\.?\d")
         self._words: list[str] = []

@@ -54,6 +54,14 @@ def test_every_command_has_an_example_that_it_takes_and_that_no_width_breaks(
             assert PARSERS[name].parse_args(words[len(PARSERS[name].prog.split()) :])
 
 
+def test_an_option_is_not_taken_for_one_that_begins_like_it(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "convert --to verl --rollouts-per-problem 16 --problems-per-batch 64 --update-steps 500 --rollouts 1000"
+    with pytest.raises(SystemExit) as ended:
+        PARSERS["budget"].parse_args(words.split())
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --rollouts: did you mean --rollouts-per-problem" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "meant", "where"),
     [
