@@ -67,8 +67,9 @@ def check_made_for(path: Path, wanted: Mapping[str, str], stage: str) -> None:
 
 def run(preset: Preset) -> None:
     """Load problems, record the base model and cut the problem sets, or take those that were prepared before."""
-    # Until all is there it is nobody's.
-    OF.unlink(missing_ok=True)
+    if OF.exists():
+        # Until all is there, what another preset left is nobody's.
+        write_json(OF, {"of": {"preset": preset.name, "settings": ""}})
     _prepare(preset)
     write_json(OF, {"of": settings_of(preset)})
 

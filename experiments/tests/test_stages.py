@@ -131,6 +131,10 @@ def test_outputs_of_another_preset_or_of_other_settings_are_refused_by_the_next_
     for other, whose in ((mine, "of preset tiny: run `prepare --preset mine`"), (longer, "of other settings")):
         with pytest.raises(ExperimentError, match=f"outputs/prepared is {whose}"):
             setup_of(other, problem_set)
+    with pytest.raises(ExperimentError, match="no such file"):
+        prepare.run(mine.model_copy(update={"base": PreparedConfig(models=(PreparedModel(name="x", folder="x"),))}))
+    with pytest.raises(ExperimentError, match="outputs/prepared is of other settings"):
+        setup_of(mine, problem_set)
     write_json(Path("outputs/sweep") / problem_set / "cells.json", {"of": swept_for(preset, problem_set)})
     with pytest.raises(ExperimentError, match=rf"outputs/sweep/{problem_set} is of preset tiny: run `sweep"):
         frontier.run(mine, problem_set)
