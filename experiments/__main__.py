@@ -35,10 +35,6 @@ COMMANDS = {
         "print what a preset would run: cells (one run each), rollouts, memory and money",
         "--preset gpu --price 3",
     ),
-    "probe": (
-        "say how many groups (n responses to a problem) of the base model are not all right or all wrong",
-        "hard",
-    ),
     "repro": ("run all stages whose inputs have changed, and print the answer", ""),
     "inputs": ("write down what stages depend on and DVC does not see", ""),
     "prepare": ("make the problem sets: the base model's pass rates", ""),
@@ -91,10 +87,9 @@ def parser() -> argparse.ArgumentParser:
     for name, (said, example) in COMMANDS.items():
         epilog = f"example: {parser.prog} {name} {example}".rstrip()
         added[name] = commands.add_parser(name, help=said, description=f"{said[0].upper()}{said[1:]}.", epilog=epilog)
-    of_set = (*SET_STAGES, "probe")
-    for name in of_set:
+    for name in SET_STAGES:
         added[name].add_argument("name", metavar="SET", help="the problem set")
-    for name in (*STAGES, *of_set, "init"):
+    for name in (*STAGES, *SET_STAGES, "init"):
         added[name].add_argument("--preset", help="preset of params.yaml (default: the one it names)")
     init = added["init"]
     init.add_argument("name", nargs="?", metavar="NAME", help="the name of the new preset (default: my-PRESET)")
@@ -106,8 +101,6 @@ def parser() -> argparse.ArgumentParser:
         init.add_argument(f"--{column}", default=column, metavar="COLUMN", help=said)
     init.add_argument("--set-name", default="all", metavar="SET", help="name of the problem set (default: all)")
     init.add_argument("--all", action="store_true", help="write every setting there is, with the values of --preset")
-    most = "rollouts of each base model (default: 1 %% of the sweep's budget, and 8,192 at least)"
-    added["probe"].add_argument("--rollouts", type=_whole, help=most)
     added["plan"].add_argument("--device", default="h100", help="the GPU that it is to fit (default: %(default)s)")
     added["plan"].add_argument("--price", type=_number, default=3.0, help="US dollars for a GPU and hour (default: 3)")
     of_figure = added["figure"]
@@ -126,13 +119,6 @@ def _number(text: str) -> float:
     if not isfinite(value):
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a finite number")
     return value
-
-
-def _whole(text: str) -> int:
-    value = _number(text)
-    if not value.is_integer():
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number")
-    return int(value)
 
 
 def figure(given: argparse.Namespace) -> None:
@@ -157,12 +143,7 @@ def _run(given: argparse.Namespace) -> int:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if given.command == "repro":
         return repro(preset)
-    if given.command == "probe":
-        from .probe import lines
-
-        for line in lines(preset, given.name, given.rollouts):
-            print(line, flush=True)
-    elif given.command == "plan":
+    if given.command == "plan":
         # Imported here, as below: not every command needs what another one does.
         from isocompute.budget.planning.compute import device
 

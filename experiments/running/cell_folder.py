@@ -23,6 +23,7 @@ from isocompute.learner.records.steps import EvaluationRecord, Record, from_plai
 from isocompute.rollout import EvaluationResult
 from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import write_text
+from isocompute.rollout.scoring.code import digest
 from isocompute.rollout.store import Store
 
 from ..errors import ExperimentError
@@ -40,6 +41,8 @@ OUT = Path("outputs")
 """Folder of the outputs that DVC keeps."""
 PREPARED = OUT / "prepared"
 """Below which every base model has a folder with its problem sets."""
+OF = PREPARED / "of.json"
+"""For which preset these are."""
 ONLY = "base"
 """Name of a base model that is given alone, and of the folder that a model is in."""
 LARGE = 2**24
@@ -420,3 +423,22 @@ def model_of(preset: Preset, name: str = ONLY) -> tuple[str, str]:
             "`dvc repro` records what it is now"
         )
     return named.name, str(recorded["content"])
+
+
+def settings_of(preset: Preset, *more: str) -> dict[str, str]:
+    """A preset's name, and a hash of its settings that outputs follow from: of base model and problems, and more."""
+    names = {"base", "difficulty", "problems", "prompting", "sampling", "scoring", *more}
+    return {"preset": preset.name, "settings": digest(preset.model_dump(mode="json", include=names))}
+
+
+def check_made_for(path: Path, wanted: Mapping[str, str], stage: str) -> None:
+    """Refuse outputs of another preset, or of other settings; those that do not say whose they are pass.
+
+    Args:
+        path: A JSON document whose ``of`` is a ``settings_of``.
+        stage: What makes them anew.
+    """
+    found = json.loads(path.read_text()).get("of") if path.exists() else None
+    if found is not None and found != wanted:
+        whose = f"of preset {found['preset']}" if found["preset"] != wanted["preset"] else "of other settings"
+        raise ExperimentError(f"{path.parent} is {whose}: run `{stage} --preset {wanted['preset']}` first")

@@ -15,10 +15,9 @@ from isocompute.rollout.contract.files import atomic_write, write_text
 from isocompute.rollout.contract.tracking import content_hash
 
 from .. import report
-from ..running.cell_folder import OUT
+from ..running.cell_folder import OUT, check_made_for
 from ..running.tracker import log
 from ..settings import Preset
-from .prepare import check_made_for
 from .sweep import swept_for
 
 METRICS, PLOTS = OUT / "metrics", OUT / "plots"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,12 @@ from isocompute.rollout import Loaded, histogram, load_checked, split
 from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import write_text
 from isocompute.rollout.problems.loading import joined
-from isocompute.rollout.scoring.code import digest
-from isocompute.rollout.scoring.evaluation import proportion_error
+from isocompute.rollout.scoring.evaluation import best_at_k, proportion_error, worst_at_k
 
 from ..errors import ExperimentError
 from ..figures import difficulty_histogram
 from ..running import cell_folder
-from ..running.cell_folder import ONLY, PREPARED, model_of, write_json
+from ..running.cell_folder import OF, ONLY, PREPARED, model_of, settings_of, write_json
 from ..running.cells import Generation, Origin, Surroundings, problems_hash
 from ..running.measure import Measured, check_agreement, measure, with_rates
 from ..running.schedule import workers
@@ -40,29 +39,6 @@ def record(base: ModelConfig) -> None:
 
 SAME = ("config.json", "tokenizer.json", "tokenizer_config.json")
 """Files that all base models of a preset have alike: an engine is opened once, and its weights are replaced."""
-
-
-OF = PREPARED / "of.json"
-"""For which preset these are."""
-
-
-def settings_of(preset: Preset, *more: str) -> dict[str, str]:
-    """A preset's name, and a hash of its settings that outputs follow from: of base model and problems, and more."""
-    names = {"base", "difficulty", "problems", "prompting", "sampling", "scoring", *more}
-    return {"preset": preset.name, "settings": digest(preset.model_dump(mode="json", include=names))}
-
-
-def check_made_for(path: Path, wanted: Mapping[str, str], stage: str) -> None:
-    """Refuse outputs of another preset, or of other settings; those that do not say whose they are pass.
-
-    Args:
-        path: A JSON document whose ``of`` is a ``settings_of``.
-        stage: What makes them anew.
-    """
-    found = json.loads(path.read_text()).get("of") if path.exists() else None
-    if found is not None and found != wanted:
-        whose = f"of preset {found['preset']}" if found["preset"] != wanted["preset"] else "of other settings"
-        raise ExperimentError(f"{path.parent} is {whose}: run `{stage} --preset {wanted['preset']}` first")
 
 
 def run(preset: Preset) -> None:
@@ -165,8 +141,31 @@ def measure_sets(preset: Preset, settings: DifficultyConfig, table: pl.DataFrame
                 f"difficulty: {name}, {found['problems']} {side} problems: avg@{found['selected_samples']} "
                 f"{found['selected']:.3f} as selected, avg@{found['fresh_samples']} {found['fresh']:.3f} measured again"
             )
+        for line in signal(sets[name], preset.sweep[name].rollouts_per_problem if name in preset.sweep else ()):
+            print(f"difficulty: {name}: {line}")
     difficulty_histogram(histogram(measured), settings, FOLDER / "histogram")
     _log(preset, scores)
+
+
+def signal(part: pl.DataFrame, group_sizes: Sequence[int]) -> Iterator[str]:
+    """The share of training groups of n responses that are neither all right nor all wrong, measured again.
+
+    Counted up to the number of responses that measured a problem: the share for a larger n is not below that.
+    """
+    own = part.filter(pl.col("split") == "train")
+    samples = own["fresh_pass_rate_samples"].to_numpy()
+    right = np.rint(own["fresh_pass_rate"].to_numpy() * samples)
+    shares = {
+        n: float((best_at_k(right, samples, n) - worst_at_k(right, samples, n)).mean())
+        for n in sorted({min(n, int(samples.min())) for n in group_sizes} - {1})
+    }
+    if shares:
+        yield f"groups with signal: {', '.join(f'{share:.0%} at n = {n}' for n, share in shares.items())}"
+    if not right.any():
+        yield (
+            f"warning: none of {samples.sum():,} responses to its training problems is right, so that hardly a group "
+            "will teach anything: take easier problems, a stronger base model, or check what the verifier expects"
+        )
 
 
 def score(part: pl.DataFrame, side: str) -> dict[str, Any]:

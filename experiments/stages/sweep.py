@@ -13,13 +13,12 @@ from isocompute.rollout.scoring.code import digest
 
 from ..errors import ExperimentError
 from ..running import cell_folder
-from ..running.cell_folder import OUT, PREPARED, model_of
+from ..running.cell_folder import OF, OUT, PREPARED, check_made_for, model_of, settings_of
 from ..running.cells import Cell, CommandCell, Design, Generation, Origin, problems_hash, surroundings_of
 from ..running.pilots import Pilot, base_score, chosen_lines, find, rates_figure
 from ..running.schedule import Pool, Schedule, workers
 from ..running.tracker import Tracker, health_of, log
 from ..settings import Preset
-from .prepare import OF, check_made_for, settings_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

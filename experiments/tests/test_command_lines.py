@@ -109,9 +109,8 @@ def test_a_shell_without_shtab_is_told_what_to_install(
 @pytest.mark.parametrize(
     ("words", "name", "value"),
     [
-        ("probe hard --rollouts 16k", "rollouts", 16_000),
-        ("probe hard --rollouts 8_192", "rollouts", 8_192),
-        ("plan --response-tokens 1.5k --price 2.5", "response_tokens", 1_500.0),
+        ("plan --response-tokens 1.5k", "response_tokens", 1_500.0),
+        ("plan --price 2.5", "price", 2.5),
     ],
 )
 def test_experiments_read_amounts_as_the_packages_do(words: str, name: str, value: float) -> None:

@@ -13,15 +13,15 @@ from isocompute.rollout.contract import tables
 from isocompute.rollout.scoring.evaluation import wilson_interval
 
 from experiments.errors import ExperimentError
-from experiments.probe import probe
 from experiments.report import from_other_bases, health, spent, sweep_digest
 from experiments.running.cell_folder import PREPARED, content_hash, write_json
 from experiments.running.cells import problems_hash
 from experiments.settings import PreparedConfig, PreparedModel, Preset, load
 from experiments.stages import frontier, prepare
-from experiments.stages.prepare import score
+from experiments.stages.prepare import score, signal
 from experiments.stages.prescribe import sentence
 from experiments.stages.sweep import setup_of, swept_for
+from experiments.studies.panel.probe import probe
 
 from .made import PARAMS, ROOT, keep
 from .made import spent as charged
@@ -146,6 +146,15 @@ def test_a_side_without_one_right_response_has_an_error_too() -> None:
     found = score(part, "train")
     assert found["fresh"] == 0
     assert found["fresh_standard_error"] == pytest.approx(wilson_interval(0.0, 160)[1] / (2 * 1.959964), rel=1e-6)
+
+
+def test_groups_with_signal_are_counted_up_to_the_responses_that_measured_them() -> None:
+    rates = pl.DataFrame({"split": ["train"] * 2, "fresh_pass_rate": [0.5, 0.0], "fresh_pass_rate_samples": [4, 4]})
+    # Of two draws of four, two of them right, 4 of 6 differ; of the second problem none does.
+    assert [*signal(rates, (2, 4, 16))] == ["groups with signal: 33% at n = 2, 50% at n = 4"]
+    said = [*signal(rates[1:], (2,))]
+    assert said[0].endswith("0% at n = 2")
+    assert said[1].startswith("warning: none of 4 responses")
 
 
 def test_what_was_found_from_other_bases_is_said_of_the_same_sweep_alone(tmp_path: Path) -> None:

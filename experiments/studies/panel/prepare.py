@@ -22,7 +22,7 @@ from ..tiny.problems import MODELS, source_for, table_of
 from .study import PANEL, STUDY, Unit
 
 if TYPE_CHECKING:
-    from ...probe import Probe
+    from .probe import Probe
 
 INPUTS = Path(__file__).with_name("inputs")
 """Those of every unit, as the frozen commit made them."""
@@ -51,7 +51,7 @@ def made(unit: Unit, work: Path) -> Path:
 
 def probed(unit: Unit) -> Probe:
     """Probe the base model of a unit with an eighth of a cell's rollouts, and keep what it says."""
-    from ...probe import probe, rollouts_of
+    from .probe import probe, rollouts_of
 
     preset, inputs = preset_of(unit), INPUTS / f"{unit.task}-{unit.base_seed}"
     problems = tables.read(inputs / f"{unit.problem_set}.parquet", "problems")

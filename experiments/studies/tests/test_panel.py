@@ -130,6 +130,7 @@ def test_the_readme_says_what_survives_of_the_findings() -> None:
     assert " ".join(findings.front(COMMITTED["units"]).split()) in " ".join(PAGE.split())
 
 
+@pytest.mark.slow("starts a program")
 def test_an_own_script_finds_the_numbers_of_the_page_in_the_tables() -> None:
     script = findings.DOCS / "findings_check.py"
     found = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""``python -m experiments probe SET``: how many groups of the base model's responses have a signal, by n."""
+"""How many groups of a base model's responses have a signal, by n: ``python -m experiments.studies.panel probe``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import polars as pl
 from isocompute.rollout import successes
 from isocompute.rollout.scoring.evaluation import best_at_k, worst_at_k
 
-from .errors import ExperimentError
-from .running.cells import WorkerConfig
-from .settings import Preset
+from ...errors import ExperimentError
+from ...running.cells import WorkerConfig
+from ...settings import Preset
 
 LEAST_ROLLOUTS, SHARE = 8192, 0.01
 RESPONSES = 32
@@ -39,19 +39,6 @@ class Probe:
         yield f"  pass rate {self.pass_rate:.3f}; groups with signal: {signal}"
 
 
-def lines(preset: Preset, problem_set: str, rollouts: int | None) -> Iterator[str]:
-    """Probe every base model of a problem set; yields what is printed of each."""
-    from .stages.sweep import setup_of
-
-    setup = setup_of(preset, problem_set)
-    for design in setup.designs:
-        origin = design.origin
-        model, problems = (setup.models[origin.base], origin.base), setup.problems[origin.problems]
-        spent = rollouts_of(design.sweep.rollouts) if rollouts is None else rollouts
-        found = probe(preset, problem_set, model, problems, rollouts=spent)
-        yield f"{problem_set}, base model {origin.base_model}: " + "\n".join(found.lines())
-
-
 def rollouts_of(budget: int) -> int:
     """Rollouts of a probe for a budget: 1 % of it, and 8,192 at least."""
     return max(LEAST_ROLLOUTS, round(SHARE * budget))
@@ -65,7 +52,7 @@ def probe(
     Args:
         seed: Of the responses, and of the choice of problems where not all are answered.
     """
-    from .running.worker import Worker
+    from ...running.worker import Worker
 
     sweep = preset.sweep_of(problem_set)
     trained = problems.filter(pl.col("split") == "train").sort("problem_id")
