@@ -60,9 +60,28 @@ def _yaml(text: str) -> Any:
         if node is None:
             return None
         _measure(node, {})
+        _refuse_twice(node)
         return loader.construct_document(node)
     finally:
         loader.dispose()
+
+
+def _refuse_twice(root: Any) -> None:
+    """Refuse a mapping with a key that is there twice, of which PyYAML would take the last."""
+    waiting, seen = [root], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen or not isinstance(node.value, list):
+            continue
+        seen.add(id(node))
+        keys = [each[0] for each in node.value if isinstance(each, tuple)]
+        waiting += [part for each in node.value for part in (each if isinstance(each, tuple) else [each])]
+        first: dict[str, Any] = {}
+        for key in keys:
+            # Several merges are one.
+            if isinstance(key.value, str) and key.value != "<<" and first.setdefault(key.value, key) is not key:
+                one, other = first[key.value].start_mark.line + 1, key.start_mark.line + 1
+                raise DocumentError(f"has {key.value!r} twice in one mapping, in line {one} and in line {other}")
 
 
 def _measure(part: Any, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:

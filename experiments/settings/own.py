@@ -150,7 +150,8 @@ def short_text(name: str, source: LocalSource, model: str, revision: str, proble
     """
     checked_name(name)
     rule(source.verifier)
-    found = len({candidate.key for candidate in candidates(source, None)})
+    keys = [candidate.key for candidate in candidates(source, None)]
+    found = len(set(keys))
     # One in a hundred may be dropped, since its own answer is not right.
     usable = found - -(-found // 100)
     validation = min(MOST_HELD_OUT, usable // 5)
@@ -171,7 +172,7 @@ def short_text(name: str, source: LocalSource, model: str, revision: str, proble
         **{key: json.dumps(value) for key, value in (words | {"model": model, "revision": revision}).items()},
         name=name,
         set=problem_set,
-        found=f"{found:,}",
+        found=f"{found:,}" + (f" different problems, in {len(keys):,} rows," if found < len(keys) else ""),
         train=train,
         validation=validation,
         batch=batch,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from textwrap import wrap
@@ -88,9 +88,19 @@ def find(path: Path = Path("params.yaml"), preset: str | None = None) -> tuple[s
         file = path
     held = raw if file == path else _document(file)
     if name in NOT_PRESETS or not isinstance(held.get(name), dict):
-        known = ", ".join(str(key) for key in held if key not in NOT_PRESETS)
+        # ``init`` writes a preset into a file of its name.
+        own = [each.stem for each in sorted(path.absolute().parent.glob("*.yaml")) if each.stem in _keys(each)]
+        known = ", ".join(dict.fromkeys(str(key) for key in (*held, *own) if key not in NOT_PRESETS))
         raise ExperimentError(f"{file}: there is no preset {name!r}; there are {known}")
     return name, file, raw, held[name]
+
+
+def _keys(path: Path) -> Collection[str]:
+    """The keys of a document; none of a file that is none."""
+    try:
+        return _document(path)
+    except ExperimentError:
+        return ()
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def run(preset: Preset, problem_set: str) -> None:
     }
     write_text(METRICS / f"{problem_set}.json", json.dumps(numbers, indent=1) + "\n")
     answer = fitted.answer()
-    for line in answer.lines():
+    for line in (*answer.lines(), f"report: {page}"):
         print(line)
     spent = int(tables.read(sweep / "ledger.parquet", "ledger")["rollouts"].sum())
     log(

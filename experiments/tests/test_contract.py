@@ -281,6 +281,14 @@ def test_any_text_is_a_document_or_refused(text: str, kind: Literal["yaml", "jso
         parsed(text, kind)
 
 
+def test_a_key_that_is_there_twice_is_refused_with_its_lines() -> None:
+    with pytest.raises(DocumentError, match=r"'b' twice .* line 2 and in line 4"):
+        parsed("a:\n  b: 1\n  c: {b: 2}\n  b: 3\n")
+    with pytest.raises(DocumentError, match="'x' twice"):
+        parsed("[{x: 1, x: 1}]")
+    assert parsed("a: &a {b: 1}\nc: &c {d: 2}\ne: {<<: *a, <<: *c, b: 3}\nf: *a")["e"] == {"b": 3, "d": 2}
+
+
 def test_tags_and_values_that_are_none_are_refused() -> None:
     for value in ("!!bool x", "!!timestamp x", "2024-99-99", "9" * 5_000, "!!python/name:os.system", "{[1]: 2}"):
         with pytest.raises(DocumentError, match="not YAML"):

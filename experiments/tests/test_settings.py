@@ -425,7 +425,12 @@ def problems_file(here: Path, count: int) -> list[str]:
 
 
 def test_a_preset_for_problems_of_ones_own_is_short_and_planned(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init", "mine", *problems_file(here, 60), "--set-name", "sums"]) == 0
+    flags = problems_file(here, 60)
+    with (here / "own.jsonl").open("a") as stream:
+        # Asked again.
+        stream.write("\n" + json.dumps({"question": "What is 0 + 0?", "answer": "0"}))
+    assert main(["init", "mine", *flags, "--set-name", "sums"]) == 0
+    assert "its 60 different problems, in 61 rows, are" in (here / "mine.yaml").read_text()
     assert "problem_sets: [sums]\n  tested_sets: []" in capsys.readouterr().out
     named("mine.yaml")
     edit("params.yaml", "problem_sets: [hard]", "problem_sets: [sums]")
@@ -524,7 +529,9 @@ def test_a_preset_that_was_written_is_planned_by_its_name_alone(here: Path, caps
     # A preset of params.yaml comes before a file of its name.
     (here / "smoke.yaml").write_text("smoke: {}")
     assert file_of("smoke") == Path("params.yaml")
+    capsys.readouterr()
     assert main(["plan", "--preset", "nobody"]) == 2
+    assert capsys.readouterr().err.endswith("paper, mine\n")
 
 
 @pytest.mark.parametrize(
