@@ -22,7 +22,7 @@ from .errors import ExperimentError
 from .running import cluster
 from .settings import Preset, find, load
 from .settings.own import short_text
-from .settings.reading import document_schema, template_text
+from .settings.reading import copied_text, document_schema
 from .settings.sections import checked_name
 from .stages import SET_STAGES, STAGES
 
@@ -100,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
         said = f"column of the problems' {column}s (default: {column})"
         init.add_argument(f"--{column}", default=column, metavar="COLUMN", help=said)
     init.add_argument("--set-name", default="all", metavar="SET", help="name of the problem set (default: all)")
-    init.add_argument("--all", action="store_true", help="write every setting there is, with the values of --preset")
+    init.add_argument("--copy", action="store_true", help="write a copy of --preset, to be edited")
     added["plan"].add_argument("--device", default="h100", help="the GPU that it is to fit (default: %(default)s)")
     added["plan"].add_argument("--price", type=_number, default=3.0, help="US dollars for a GPU and hour (default: 3)")
     of_figure = added["figure"]
@@ -195,11 +195,12 @@ def send() -> int:
 def init(given: argparse.Namespace, like: Preset) -> None:
     """Write a preset of one's own beside params.yaml, and say how it is run."""
     name, missing = given.name or f"my-{like.name}", [flag for flag, *_ in NEEDED if not getattr(given, flag[2:])]
-    if given.all:
-        text, sets, tested = template_text(name, like), [*like.sweep], [*like.prescribe]
+    if given.copy:
+        text = copied_text(name, like.name, find(file_of(given.preset), given.preset)[1])
+        sets, tested = [*like.sweep], [*like.prescribe]
     elif missing:
         raise ExperimentError(
-            f"init needs {', '.join(missing)}, or --all, which writes every setting with the values of {like.name}"
+            f"init needs {', '.join(missing)}, or --copy, which writes a copy of the preset {like.name}"
         )
     else:
         source = LocalSource(path=given.problems, prompt=given.prompt, answer=given.answer, verifier=given.verifier)

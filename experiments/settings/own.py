@@ -87,7 +87,7 @@ def _lengths(longest: int) -> tuple[int, int]:
 
 
 SHORT = """\
-# Five decisions are yours: 1 to 5. `python -m experiments init NAME --all` writes every setting there is.
+# Five decisions are yours: 1 to 5. `python -m experiments schema` describes every setting there is.
 {name}:
   problems:
     # 1. The problems: a file, its columns, and how many of its {found} are trained on and held out; one in a hundred

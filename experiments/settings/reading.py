@@ -1,6 +1,6 @@
 """Reads presets of ``params.yaml``, and says in one sentence what is wrong with one: where, and what would be right.
 
-From the same models come the JSON schema for editors, and a preset written whole, with comments, for ``init --all``.
+From the same models comes the JSON schema for editors.
 """
 
 from __future__ import annotations
@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 import yaml
@@ -19,7 +17,7 @@ from isocompute.learner.config import RECIPES
 from isocompute.rollout.contract.documents import DocumentError, parsed
 from isocompute.rollout.contract.files import reason_of
 from isocompute.rollout.contract.settings import refusal
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from ..errors import ExperimentError
 from .preset import AUTO, ELSEWHERE, Preset
@@ -192,66 +190,15 @@ def document_schema() -> dict[str, Any]:
     }
 
 
-WIDTH = 118
-
-
-def template_text(name: str, like: Preset) -> str:
-    """A file with one preset: every setting with its description."""
+def copied_text(name: str, like: str, path: Path) -> str:
+    """The text of a file with one preset: that of another file, as it is written there, under another name."""
     checked_name(name)
-    head = [
-        f"# Every setting of the preset {name}, with the values of {like.name} to begin with. In params.yaml:",
-        f"#   settings_file: {name}.yaml",
-        f"#   preset: {name}",
-        f"#   problem_sets: [{', '.join(like.sweep)}]",
-        f"#   tested_sets: [{', '.join(like.prescribe)}]",
-    ]
-    sweeps = dict(like.sweep)
-    if like.trainer is None:
-        sweeps = {key: own.model_copy(update={"learner": like.learner(own)}) for key, own in sweeps.items()}
-    whole = like.model_copy(update={"sweep": sweeps})
-    return "\n".join([*head, "", f"{name}:", *_lines(whole, document_schema()["$defs"], indent=2)]) + "\n"
-
-
-def _lines(own: Any, parts: Mapping[str, Any], *, indent: int, without: str = "") -> Iterator[str]:
-    """Every setting of a model or a dataclass with its description, as YAML.
-
-    Args:
-        parts: The schemas of the classes.
-        without: Name of a setting that another one stands in place of.
-    """
-    space = " " * indent
-    for name, shown in parts[type(own).__name__]["properties"].items():
-        if name in ("recipe", without):
-            continue
-        value = getattr(own, name)
-        if name == "sync" and not value.given:
-            value = AUTO
-        if name == "constant_length":
-            # The longest response that is sampled, when the file is read.
-            value = None
-        if name == "warmup_rollouts" and value is not None:
-            without = "warmup_steps"
-        described = shown.get("description") or parts.get(type(value).__name__, {}).get("description", "")
-        yield from (f"{space}# {line}" for line in wrap(described, WIDTH - indent))
-        if _is_settings(value):
-            yield f"{space}{name}:"
-            yield from _lines(value, parts, indent=indent + 2, without=without)
-        elif isinstance(value, Mapping) and value and all(map(_is_settings, value.values())):
-            yield f"{space}{name}:"
-            for key, each in value.items():
-                yield f"{space}  {key}:"
-                yield from _lines(each, parts, indent=indent + 4)
-        elif isinstance(value, tuple) and value and _is_settings(value[0]):
-            yield f"{space}{name}:"
-            for each in value:
-                yield f"{space}  -"
-                yield from _lines(each, parts, indent=indent + 4)
-        else:
-            # As JSON, whose lists YAML knows.
-            written = yaml.safe_dump(json.loads(json.dumps(value)), default_flow_style=True, width=10**6)
-            written = written.removesuffix("...\n").strip()
-            yield f"{space}{name}: {written}"
-
-
-def _is_settings(value: Any) -> bool:
-    return isinstance(value, BaseModel) or is_dataclass(value)
+    text = path.read_text("utf-8")
+    root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
+    begins = {key.value: key.start_mark.line for key, _ in root.value}
+    end = min((line for line in begins.values() if line > begins[like]), default=None)
+    own = text.splitlines()[begins[like] + 1 : end]
+    while own and not own[-1].startswith(" "):
+        # Comments on the next one.
+        del own[-1]
+    return "\n".join([f"{name}:", *own]) + "\n"

@@ -18,7 +18,7 @@ from experiments.running.cell_folder import Spool
 from experiments.running.cells import CommandCell, problems_hash
 from experiments.running.command import command_of, flags_of, timings_of, train, values_of, write_tables
 from experiments.running.schedule import Pool, Schedule, workers
-from experiments.settings import CommandTrainer, load, reading
+from experiments.settings import CommandTrainer
 from experiments.stages import inputs, plan
 from experiments.stages.sweep import collect
 
@@ -127,13 +127,6 @@ def test_a_file_or_a_library_that_is_not_there_is_said(tmp_path: Path, changes: 
     (tmp_path / "broken.py").write_text("def (:\n")
     with pytest.raises(ExperimentError, match=said):
         cells(preset(tmp_path, **changes))
-
-
-def test_a_preset_with_a_command_is_written_whole_by_init(tmp_path: Path) -> None:
-    known = preset(tmp_path)
-    (tmp_path / "mine.yaml").write_text(reading.template_text("mine", known))
-    written = load(tmp_path / "mine.yaml", "mine")
-    assert (written.trainer, written.sweep) == (known.trainer, known.sweep)
 
 
 def test_the_inputs_of_the_pipeline_name_what_a_command_depends_on(tmp_path: Path) -> None:
