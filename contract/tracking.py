@@ -1,7 +1,7 @@
 """What MLflow holds: tables and documents as artifacts of runs, found by name and linked by content.
 
 A run carries a table as the artifact ``NAME.parquet`` (a document as ``NAME.json``) and the tag
-``isocompute.artifact.NAME = sha256:…``. MLflow is imported when asked, and by this file only.
+``isocompute.artifact.NAME = sha256:…``. MLflow is imported when asked, and of the packages by this file only.
 """
 
 from __future__ import annotations
