@@ -8,10 +8,9 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from isocompute.frontier import FrontierError
 from isocompute.frontier.data.curves import Array
 from isocompute.frontier.data.reading import short
-from isocompute.frontier.posterior.health import Kind, Thresholds, judge
+from isocompute.frontier.posterior.health import Kind, judge
 from isocompute.frontier.posterior.runs import POINTS, Run, between, binned, excess, local_median, runs_of, spikes
 from real_runs import (
     asleep,
@@ -105,15 +104,6 @@ def test_a_run_of_the_panel_is_named_with_its_numbers() -> None:
 def test_where_no_run_gained_none_failed() -> None:
     runs = [asleep(run) for run in sweep("default 2")]
     assert set(kinds(runs).values()) == {frozenset({Kind.TRAINED})}
-
-
-def test_thresholds_say_where_a_failure_begins() -> None:
-    runs = list(sweep("default 2"))
-    runs[0] = replace(runs[0], reward=np.minimum(runs[0].reward, 0.46))
-    assert not judge(runs)[0].failed
-    assert judge(runs, thresholds=Thresholds(share=0.3))[0].kinds == {Kind.NEVER_TOOK_OFF}
-    with pytest.raises(FrontierError, match=r"lost is 1\.5"):
-        Thresholds(lost=1.5)
 
 
 def test_a_run_that_ended_before_the_others_took_off_has_not_failed() -> None:

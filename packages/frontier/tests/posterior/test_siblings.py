@@ -8,10 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.frontier.data.curves import Array
 from isocompute.frontier.posterior.runs import Run, Setting
-from isocompute.frontier.posterior.siblings import Level, Siblings, View, view
+from isocompute.frontier.posterior.siblings import SIGNIFICANT, Level, Siblings, View, view
 from real_runs import made
-
-SURE = 4.0
 
 
 def sweep(seed: int, count: int) -> list[Run]:
@@ -50,13 +48,13 @@ def gain(own: View, others: list[View], starts: list[Level]) -> float | None:
     for other, first in zip(others, starts, strict=True):
         if other.run.last >= 0.9 * last:
             best = other.best(last)
-            own_gain = best.reward - first.reward if best.above(first, SURE) else 0.0
+            own_gain = best.reward - first.reward if best.above(first) else 0.0
             gains.append((own_gain, other.setting == own.setting))
     gained = [g for g, same in gains if same and g > 0]
     if not gained and 2 * sum(g > 0 for g, _ in gains) >= len(gains):
         gained = [g for g, _ in gains if g > 0]
     usual = float(np.median(gained)) if gained else 0.0
-    return usual if usual > 2 * SURE * own.best(last).error else None
+    return usual if usual > 2 * SIGNIFICANT * own.best(last).error else None
 
 
 def end(own: View, others: list[View]) -> tuple[float, int] | None:
@@ -90,12 +88,12 @@ def test_all_others_together_say_what_they_say_one_by_one(seed: int, count: int)
     # The last two are compared with the others, of which they are none.
     known = views[:-2] if count > 4 else views
     siblings = Siblings(known)
-    starts = [siblings.start_of(v, SURE) for v in known]
+    starts = [siblings.start_of(v) for v in known]
     for own in views:
         others = [v for v in known if v is not own]
         assert siblings.common_start(own) == start(own, others)
         rest = [s for v, s in zip(known, starts, strict=True) if v is not own]
-        assert siblings.usual_gain(own, starts, times=SURE) == gain(own, others, rest)
+        assert siblings.usual_gain(own) == gain(own, others, rest)
         assert siblings.planned_end(own) == end(own, others)
         assert siblings.longest(own) == max((o.run.last for o in others), default=own.run.last)
         np.testing.assert_array_equal(siblings.missing_points(own), missing(own, others))
