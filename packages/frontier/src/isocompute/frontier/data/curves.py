@@ -275,8 +275,8 @@ def of_records(curve: Curve, *, bin_width: float, window: int = 1) -> Curve:
     )
 
 
-def isotonic(compute: Array, reward: Array, weights: Array | None = None) -> Array:
-    """The non-decreasing step curve nearest to the points in weighted squares (pool adjacent violators).
+def isotonic(compute: Array, reward: Array) -> Array:
+    """The non-decreasing step curve nearest to the points in squares (pool adjacent violators).
 
     Args:
         compute: Compute of each point; equal ones get one value.
@@ -284,31 +284,10 @@ def isotonic(compute: Array, reward: Array, weights: Array | None = None) -> Arr
     Returns:
         Fitted value of each point, in the order given.
     """
-    weights = np.ones_like(reward) if weights is None else weights
-    distinct, where = np.unique(compute, return_inverse=True)
-    if not len(distinct):
+    if not len(compute):
         return np.zeros(0)
-    mass = np.bincount(where, weights)
-    means = np.bincount(where, weights * reward) / mass
-    return np.asarray(isotonic_regression(means, weights=mass).x[where])
-
-
-def errors_and_answers(
-    rows: pl.DataFrame, metric: str, pass_rates: pl.DataFrame | None
-) -> tuple[Array | None, bool, Array | None]:
-    """Standard errors of evaluations, whether they are known, and the answers behind them.
-
-    Raises:
-        FrontierError: The pass rates are not those of the evaluations.
-    """
-    reward = rows[metric].to_numpy().astype(np.float64)
-    if pass_rates is not None:
-        answers, rates, samples = answers_of(pass_rates, rows, metric, reward)
-        return np.sqrt(response_variance(metric, rates, samples) / answers.shape[1]), True, answers
-    if {"questions", "samples"} <= set(rows.columns):
-        trials, known = trials_of(metric, rows["questions"].to_numpy(), rows["samples"].to_numpy())
-        return binomial_errors(reward, trials), known, None
-    return None, False, None
+    _, where, mass = np.unique(compute, return_inverse=True, return_counts=True)
+    return np.asarray(isotonic_regression(np.bincount(where, reward) / mass, weights=mass).x[where])
 
 
 PASS_RATE_TOLERANCE = 5e-3

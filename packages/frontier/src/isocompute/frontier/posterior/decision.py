@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..data.curves import Array, Mask
 from .posterior import Posterior
-from .runs import OWN_SCATTER, Runs, Setting, off_neighbours, position
+from .runs import OWN_SCATTER, Runs, Setting, units_off
 
 TIE = 0.001
 """Reward within which expected regrets count as equal: below what any evaluation resolves."""
@@ -535,8 +535,7 @@ def scatter(runs: Runs) -> float:
     for k in range(len(runs.cell)):
         own = runs.seen[k]
         if own.sum() >= OWN_SCATTER:
-            off, spread = off_neighbours(position(runs.compute[k, own]), runs.reward[k, own], runs.error[k, own])
-            units.append(np.abs(off[:, 0]) / spread[:, 0])
+            units.append(units_off(runs.compute[k, own], runs.reward[k, own], runs.error[k, own]))
     # The median of the absolute value of a standard normal number is 0.6745.
     usual = float(np.median(np.concatenate(units))) / 0.6745 if units else 1.0
     return max(usual, 1.0 if runs.error_is_known else 0.1)

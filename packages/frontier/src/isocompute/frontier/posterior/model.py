@@ -189,7 +189,7 @@ class Model:
     @cached_property
     def _of_base(self) -> Array:
         """Membership of runs in base models, as ones and zeros, shape ``(runs, bases)``."""
-        return members(self.runs.base_of_run, len(self.runs.bases))
+        return members(self.runs.base, len(self.runs.bases))
 
     @cached_property
     def families(self) -> dict[str, Family]:
@@ -321,7 +321,7 @@ class Model:
         own, numbers = self.curve.of_run, self._families.scaled(theta)
         both, shapes = self._of_bases(theta, numbers)
         seeds, bends = numbers.values["seeds"], self._bends(theta, numbers)
-        start = self.start(theta)[:, self.runs.base_of_run]
+        start = self.start(theta)[:, self.runs.base]
         share = (1 / (1 + np.exp(-both[:, 0])))[:, own]
         height, when = self.step(theta)
         speed, fall = self.falling(theta)

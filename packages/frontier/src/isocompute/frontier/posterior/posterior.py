@@ -75,7 +75,7 @@ class Posterior:
         """
         model, theta = self.model, self.theta
         both, shapes = model.of_bases(theta)
-        curve, base = int(model.curve.of_run[run]), int(model.runs.base_of_run[run])
+        curve, base = int(model.curve.of_run[run]), int(model.runs.base[run])
         seed = model.numbers(theta, "seeds")[:, :, run]
         timed = both[:, :, [curve]] + np.stack([np.zeros(len(theta)), seed[:, 1]], axis=1)[:, :, None]
         bends = model.bends(theta)[:, :, [int(model.runs.cell[run])]]
