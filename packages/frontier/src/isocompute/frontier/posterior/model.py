@@ -98,15 +98,11 @@ class Model:
 
     @cached_property
     def tilts(self) -> Array:
-        """Factors of a base model's shift and tilts: a column of ones, and each axis, shape ``(cells, 1 + axes)``."""
+        """Those of the cells."""
         return self.tilts_at(self.at)
 
     def tilts_at(self, at: Array) -> Array:
-        """The same of other settings.
-
-        Args:
-            at: Their coordinates, shape ``(cells, 3)``.
-        """
+        """Factors of a base model's shift and tilts: a column of ones, and each axis, shape ``(cells, 1 + axes)``."""
         varied = np.ptp(self.at, axis=0) > 0
         varied[2] &= self.rates
         return np.concatenate([np.ones((len(at), 1)), (at - self.centre)[:, varied]], axis=1)
@@ -165,20 +161,14 @@ class Model:
             return np.log(self.runs.compute)
 
     @cached_property
-    def _middle(self) -> float:
+    def middle(self) -> float:
         """Logarithm of a compute at which half of the gain may be made, before the data are seen."""
-        positive = self.runs.compute[self.runs.seen & (self.runs.compute > 0)]
-        return float(np.log(positive).mean())
+        return float(np.log(self._positive).mean())
 
     @cached_property
-    def _earliest(self) -> float:
-        """Logarithm of the least compute measured after the start."""
-        return float(np.log(self.runs.compute[self.runs.seen & (self.runs.compute > 0)].min()))
-
-    @cached_property
-    def _latest(self) -> float:
-        """Logarithm of the largest compute measured."""
-        return float(np.log(self.runs.last.max()))
+    def _positive(self) -> Array:
+        """Compute of all evaluations after the start."""
+        return self.runs.compute[self.runs.seen & (self.runs.compute > 0)]
 
     @cached_property
     def _first(self) -> Array:
@@ -194,8 +184,7 @@ class Model:
     @cached_property
     def families(self) -> dict[str, Family]:
         """The numbers whose deviation is learned."""
-        several = len(self.runs.bases) > 1
-        return families(self.priors, slopes=self.tilts.shape[1] - 1, bases=several)
+        return families(self.priors, slopes=self.tilts.shape[1] - 1, bases=len(self.runs.bases) > 1)
 
     @cached_property
     def _families(self) -> Families:
@@ -234,28 +223,29 @@ class Model:
     def step(self, theta: Array) -> tuple[Array, Array]:
         """J and the logarithm of C_j, each of shape ``(chains, 1)``."""
         own = theta[:, self.parts["step"]]
-        return STEP[0] * own[:, :1], self._earliest + STEP[1] * own[:, 1:]
+        return STEP[0] * own[:, :1], float(np.log(self._positive.min())) + STEP[1] * own[:, 1:]
 
-    def bends(self, theta: Array) -> Array:
-        """E and w of the cells, shape ``(chains, 2, cells)``."""
-        return self._bends(theta, self._families.scaled(theta))
+    def bends(self, theta: Array, numbers: Scaled | None = None) -> Array:
+        """E and w of the cells, shape ``(chains, 2, cells)``.
+
+        Args:
+            numbers: Of the vectors, where they are known, here and below.
+        """
+        found = self.bend_lines(theta, self.at)
+        found[:, 0] += (numbers or self._families.scaled(theta)).values["bends"][:, 0]
+        return found
 
     def falling(self, theta: Array) -> tuple[Array, Array]:
         """Speed d and share f of a fall, each of shape ``(chains, 1, 1)``."""
         own = 1 / (1 + np.exp(-FALL * theta[:, self.parts["bend"]][:, 4:]))
         return own[:, :1, None], own[:, 1:, None]
 
-    def _bends(self, theta: Array, numbers: Scaled) -> Array:
-        found = self.bend_lines(theta, self.at)
-        found[:, 0] += numbers.values["bends"][:, 0]
-        return found
-
     def bend_lines(self, theta: Array, at: Array) -> Array:
         """E and w expected of settings at some coordinates, shape ``(chains, 2, settings)``."""
         own = theta[:, self.parts["bend"], None]
         octaves = at[:, 0] - self.centre[0]
         slope = self._bend(own[:, 0])[0] + BEND[1] * own[:, 1] * octaves
-        onset = self._latest + ONSET[0] * own[:, 2] + ONSET[1] * own[:, 3] * octaves
+        onset = float(np.log(self._positive.max())) + ONSET[0] * own[:, 2] + ONSET[1] * own[:, 3] * octaves
         return np.stack([slope, onset], axis=1)
 
     def _bend(self, own: Array) -> tuple[Array, Array]:
@@ -270,31 +260,27 @@ class Model:
         """Level and coefficients of amplitude and timing, shape ``(chains, 2, 1 + columns)``."""
         mean, deviation = self.features.centre
         columns = len(mean)
-        level = theta[:, self.parts["level"]] * np.array([1.5, 1.5]) + np.array([0.0, self._middle])
+        level = theta[:, self.parts["level"]] * np.array([1.5, 1.5]) + np.array([0.0, self.middle])
         # The timing has no top that is known before.
         means = np.stack([mean, np.zeros(columns)])
         slopes = means + theta[:, self.parts["lines"]].reshape(-1, 2, columns) * deviation
         return np.concatenate([level[:, :, None], slopes], axis=2)
 
-    def cells(self, theta: Array) -> tuple[Array, Array]:
+    def cells(self, theta: Array, numbers: Scaled | None = None) -> tuple[Array, Array]:
         """Amplitude and timing of the cells, ``(chains, 2, cells)``, and the logarithm of s, ``(chains, cells)``.
 
         They are those of no base model in particular.
         """
-        return self._cells(theta, self._families.scaled(theta))
-
-    def _cells(self, theta: Array, numbers: Scaled) -> tuple[Array, Array]:
+        numbers = numbers or self._families.scaled(theta)
         lines = self.lines(theta)
         line = lines[:, :, :1] + lines[:, :, 1:] @ self.features.columns.T
         both = line + numbers.values["smooth"] @ self.features.root.T + numbers.values["departure"]
         return both, self.shape(theta) + numbers.values["shapes"][:, 0]
 
-    def of_bases(self, theta: Array) -> tuple[Array, Array]:
+    def of_bases(self, theta: Array, numbers: Scaled | None = None) -> tuple[Array, Array]:
         """The same of the curves: amplitude and timing, ``(chains, 2, curves)``, and the logarithm of s."""
-        return self._of_bases(theta, self._families.scaled(theta))
-
-    def _of_bases(self, theta: Array, numbers: Scaled) -> tuple[Array, Array]:
-        both, shapes = self._cells(theta, numbers)
+        numbers = numbers or self._families.scaled(theta)
+        both, shapes = self.cells(theta, numbers)
         base, cell = self.curve.base, self.curve.cell
         both = both[:, :, cell]
         if "bases" in self.families:
@@ -319,8 +305,8 @@ class Model:
     def _made_of(self, theta: Array) -> tuple[Numbers, Scaled, Array]:
         """What the curves of the runs are made of, the numbers of families, and the amplitude's share by runs."""
         own, numbers = self.curve.of_run, self._families.scaled(theta)
-        both, shapes = self._of_bases(theta, numbers)
-        seeds, bends = numbers.values["seeds"], self._bends(theta, numbers)
+        both, shapes = self.of_bases(theta, numbers)
+        seeds, bends = numbers.values["seeds"], self.bends(theta, numbers)
         start = self.start(theta)[:, self.runs.base]
         share = (1 / (1 + np.exp(-both[:, 0])))[:, own]
         height, when = self.step(theta)
@@ -380,7 +366,7 @@ class Model:
         return density
 
     def _bend_gradient(self, theta: Array, made: Numbers, by: Numbers, gradient: Array) -> Array:
-        """Chain rule to the lines of e and w and to d and f; returns the gradient by e of the cells."""
+        """Write the gradient by the lines of e and w and by d and f; returns that by e of the cells."""
         octaves, slope, onset = self.at[:, 0] - self.centre[0], by.slope, by.onset
         part = self.parts["bend"]
         own = theta[:, part]
@@ -453,7 +439,7 @@ def features(at: Array, centre: Array, *, rates: bool) -> tuple[Array, Array]:
 
     Args:
         at: From ``coordinates``, shape ``(cells, 3)``.
-        centre: What the coordinates are taken from, shape ``(3,)``.
+        centre: Their means, shape ``(3,)``.
 
     Returns:
         Shapes ``(cells, columns)`` and ``(2, columns)``.

@@ -56,8 +56,8 @@ class Posterior:
             base: Index of a base model; else it is one that was not run, where there are several, or the only one.
         """
         both, shapes = self.model.cells(self.theta)
-        bends = self.model.bends(self.theta)
-        reward, share = self._reward(both + self._shift(self.model.tilts, base), shapes, bends, compute, base)
+        shifted = both + self._shift(self.model.tilts, base)
+        reward, share = self._reward(shifted, shapes, self.model.bends(self.theta), compute, base)
         if self.luck is None:
             return reward
         return np.asarray(reward + self.luck[:, 0, :, None] + self.luck[:, 1, :, None] * share)
@@ -196,8 +196,7 @@ def _drawn(model: Model, seed: int, size: tuple[int, int, int]) -> Posterior:
 
     def agreed(drawn: Array) -> bool:
         own = rewards(drawn)
-        alike = bool(split_r_hat(own).max() < AGREED)
-        return alike and float(effective_size(decided(own)).min()) >= ENOUGH * chains * kept
+        return bool(split_r_hat(own).max() < AGREED and effective_size(decided(own)).min() >= ENOUGH * chains * kept)
 
     found = sample(
         model,

@@ -8,7 +8,6 @@ either side, and any of them may grow on or fall from some compute on.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -81,7 +80,7 @@ class Expected:
 
 def published() -> dict[str, tuple[float, float]]:
     """A and B of each published fit."""
-    rows = (row.split() for row in re.split(r",\s*", PUBLISHED.strip()))
+    rows = (row.split() for row in PUBLISHED.split(","))
     return {name: (float(asymptote), float(steepness)) for name, asymptote, steepness in rows}
 
 
@@ -134,24 +133,19 @@ class OneRun:
         parts["bend"] = [parts["bend"][k] for k in (0, 2, 4, 5)]
         return np.array([k for name in PARTS for k in parts[name]])
 
-    @cached_property
-    def _middle(self) -> float:
-        """Logarithm of the compute that the model's timing is taken from."""
-        runs = self.model.runs
-        return float(np.log(runs.compute[runs.seen & (runs.compute > 0)]).mean())
-
     def numbers(self, own: Array) -> Array:
         """Vectors of the model, shape ``(chains, size)``."""
-        theta = np.zeros((len(own), self.model.size))
-        theta[:, self.places] = self._mapped(own)[0]
+        return self._vectors(self._mapped(own)[0])
+
+    def _vectors(self, mapped: Array) -> Array:
+        theta = np.zeros((len(mapped), self.model.size))
+        theta[:, self.places] = mapped
         return theta
 
     def __call__(self, own: Array) -> tuple[Array, Array]:
         """Logarithm of the density, shape ``(chains,)``, and its gradient, shape ``(chains, numbers)``."""
         mapped, slope, of_steepness = self._mapped(own)
-        theta = np.zeros((len(own), self.model.size))
-        theta[:, self.places] = mapped
-        value, gradient = self.model(theta)
+        value, gradient = self.model(self._vectors(mapped))
         # The model's own prior of these numbers is taken back.
         by_mapped = gradient[:, self.places] + mapped
         by_own = by_mapped * slope - own
@@ -183,7 +177,7 @@ class OneRun:
         # Both in units of the model's 1.5.
         mapped[:, GAIN] = (expected.gain[0] + expected.gain[1] * gain) / 1.5
         slope[:, GAIN] = expected.gain[1] * by_gain / 1.5
-        when = np.log(runs.last[0]) - self._middle + TIMING * own[:, WHEN]
+        when = np.log(runs.last[0]) - self.model.middle + TIMING * own[:, WHEN]
         mapped[:, WHEN], slope[:, WHEN] = when / 1.5, TIMING / 1.5
         mapped[:, KAPPA], slope[:, KAPPA] = NOISE[0] + NOISE[1] * own[:, KAPPA], NOISE[1]
         mapped[:, PHI] += LASTING
@@ -243,9 +237,9 @@ def single(runs: Runs, *, before: Expected | None = None, seed: int = 0) -> Sing
     def posterior_of(chains: Array) -> Posterior:
         return Posterior(model=model, theta=density.numbers(chains.reshape(-1, size)), split_r_hat=np.inf)
 
-    def spread(chains: Array) -> float:
+    def agreed(chains: Array) -> bool:
         ends = posterior_of(chains).of_run(0, np.array([last, 4 * last]))
-        return float(split_r_hat(ends.reshape(*chains.shape[:2], -1)).max())
+        return bool(split_r_hat(ends.reshape(*chains.shape[:2], -1)).max() < AGREED)
 
     with threadpool_limits(1):
         found = sample(
@@ -256,7 +250,7 @@ def single(runs: Runs, *, before: Expected | None = None, seed: int = 0) -> Sing
             warm_up=SIZE[1],
             kept=SIZE[2],
             rng=np.random.default_rng(seed),
-            agreed=lambda chains: spread(chains) < AGREED,
+            agreed=agreed,
             rounds=ROUNDS,
         )
     thinned = found[np.linspace(0, len(found) - 1, SIZE[2]).round().astype(int)]
