@@ -16,7 +16,7 @@ from isocompute.frontier.cli import main
 from isocompute.frontier.contract import tables
 from isocompute.frontier.contract.errors import TableError
 from isocompute.frontier.data.curves import of_setting
-from isocompute.frontier.data.reading import not_read, read_columns
+from isocompute.frontier.data.reading import not_read, read_curve
 from isocompute.frontier.errors import InputWarning
 
 from ..conftest import quick, run
@@ -53,12 +53,15 @@ def test_what_the_file_lacks_can_be_given(tmp_path: Path, table: pl.DataFrame) -
         ("C,n,B_p,reward\n", "holds no row"),
         ("C,n,B_p\n1,4,8\n", "has no column reward; it has C, n, B_p"),
         ("C,other\n1,4\n", "has no columns n, B_p, reward; it has C, other"),
-        ("C,n,B_p,reward\n1,4,8,1.5\n", "is 1.5 in row 1"),
+        ("C,n,B_p,reward\n1,4,8,1.5\n", "rewards within 0 to 1, but row 1 holds 1.5"),
         ("C,n,B_p,reward\n1,4,8,0.5\n2,4,8,\n", "row 2 holds None"),
-        ("C,n,B_p,reward\n1,4,8,x\n", "must hold finite numbers, but row 1 holds 'x'"),
-        ("C,n,B_p,reward\n1,4,8,0.5\n2,four,8,0.5\n", "column n must hold finite numbers, but row 2 holds 'four'"),
-        ("C,n,B_p,reward\n-1,4,8,0.5\n", "column C is -1 in row 1"),
-        ("C,n,B_p,reward\n1,4.5,8,0.5\n", "column n is 4.5 in row 1; it must hold whole numbers from 1"),
+        ("C,n,B_p,reward\n1,4,8,x\n", "must hold rewards within 0 to 1, but row 1 holds 'x'"),
+        (
+            "C,n,B_p,reward\n1,4,8,0.5\n2,four,8,0.5\n",
+            "column n must hold whole numbers from 1, but row 2 holds 'four'",
+        ),
+        ("C,n,B_p,reward\n-1,4,8,0.5\n", "column C must hold compute from 0, but row 1 holds -1"),
+        ("C,n,B_p,reward\n1,4.5,8,0.5\n", "column n must hold whole numbers from 1, but row 1 holds 4.5"),
         ("C,n,B_p,reward\n1,4,8,nan\n", "row 1 holds 'nan'"),
     ],
 )
@@ -337,8 +340,6 @@ def test_gpu_hours_are_those_of_all_steps_so_far_without_evaluation(table: pl.Da
     found = with_gpu_hours(table, timings(table))
     # 36 device-seconds a step are a hundredth of an hour.
     assert found["gpu_hours"].to_list() == pytest.approx((found["step"] / 100).to_list())
-    every = with_gpu_hours(table, timings(table), without=())
-    assert every["gpu_hours"].max() > 20 * (found["gpu_hours"].max() or 0)
 
 
 def test_runs_without_timings_are_refused_by_name(table: pl.DataFrame) -> None:
@@ -460,9 +461,9 @@ def test_rows_with_an_empty_cell_are_left_out_and_counted(cells: list[str]) -> N
             warnings.simplefilter("always", InputWarning)
             if not filled:
                 with pytest.raises(FrontierError, match="reward"):
-                    read_columns(path, ["step", "reward"])
+                    read_curve(path, "step", "reward")
                 return
-            x, y = read_columns(path, ["step", "reward"])
+            x, y = read_curve(path, "step", "reward")
     assert list(zip(x, y, strict=True)) == filled
     empty = len(cells) - len(filled)
     assert [str(warning.message).split(": ")[1].split(" of")[0] for warning in said] == [str(empty)] * (empty > 0)
@@ -477,7 +478,7 @@ def test_a_cell_is_a_number_or_empty_or_is_named_with_its_row(cell: str) -> None
             warnings.simplefilter("always", InputWarning)
             problem = ""
             try:
-                read = len(read_columns(path, ["step", "reward"])[0])
+                read = len(read_curve(path, "step", "reward")[0])
             except FrontierError as error:
                 read, problem = 0, str(error)
     assert read + len(said) == 2 or "row 2" in problem

@@ -6,6 +6,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -246,19 +247,14 @@ def _read_rows(
     _refuse_missing(frame, needed, path, how="name each with --column NAME=COLUMN, or give it with --set NAME=VALUE")
     frame = frame.with_columns(**{k: pl.lit(v) for k, v in DEFAULTS.items() if k not in frame.columns})
 
-    def column(name: str, least: float, most: float = np.inf, *, what: str) -> np.ndarray:
+    def column(name: str, least: float, what: str, most: float = np.inf) -> np.ndarray:
         own = columns.get(name, name)
-        values = numbers(pl.DataFrame({own: frame[name]}), own, path)
-        wrong = (values < least) | (values > most) | (values != np.floor(values) if "whole" in what else False)
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise FrontierError(f"{path}: the column {own} is {values[row]:g} in row {row + 1}; it must hold {what}")
-        return values
+        return numbers(frame.select(pl.col(name).alias(own)), own, path, least=least, most=most, what=what)
 
-    whole = {name: column(name, 1, what="whole numbers from 1") for name in needed[:2]}
-    whole["seed"] = column("seed", 0, what="whole numbers from 0")
-    compute = column(UNITS[unit], 0, what="no negative compute")
-    reward = column(metric, 0, 1, what="rewards within 0 to 1")
+    whole = {name: column(name, 1, "whole numbers from 1") for name in needed[:2]}
+    whole["seed"] = column("seed", 0, "whole numbers from 0")
+    compute = column(UNITS[unit], 0, "compute from 0")
+    reward = column(metric, 0, "rewards within 0 to 1", most=1)
     return frame.with_columns(
         pl.format(f"{path.name} row {{}}", pl.int_range(1, pl.len() + 1)).alias(AT),
         **{name: pl.Series(values.astype(np.int64)) for name, values in whole.items()},
@@ -285,7 +281,8 @@ def read_file(path: Path) -> pl.DataFrame:
         TableError: It is a table of ours of a newer major schema version.
     """
     readers: dict[str, Callable[[Path], pl.DataFrame]] = {
-        ".csv": pl.read_csv,
+        # Rows enough that a column of whole numbers with a fraction far down is still read as numbers.
+        ".csv": partial(pl.read_csv, infer_schema_length=None),
         ".parquet": pl.read_parquet,
         ".jsonl": pl.read_ndjson,
         ".json": pl.read_json,
@@ -295,8 +292,7 @@ def read_file(path: Path) -> pl.DataFrame:
     try:
         if path.suffix == ".parquet":
             tables.check_version(path, where=str(path))
-        # Rows enough that a column of whole numbers with a fraction far down is still read as numbers.
-        frame = pl.read_csv(path, infer_schema_length=None) if path.suffix == ".csv" else readers[path.suffix](path)
+        frame = readers[path.suffix](path)
     except FileNotFoundError:
         raise FrontierError(f"{path}: there is no such file") from None
     except TableError:
@@ -318,67 +314,73 @@ def _refuse_missing(frame: pl.DataFrame, names: Iterable[str], path: Path, *, ho
         raise FrontierError(f"{lacks}; it has {', '.join(frame.columns)}{how and ': '}{how}")
 
 
-def numbers(frame: pl.DataFrame, name: str, path: Path) -> np.ndarray:
+def numbers(
+    frame: pl.DataFrame,
+    name: str,
+    path: Path,
+    *,
+    least: float = -np.inf,
+    most: float = np.inf,
+    what: str = "finite numbers",
+) -> np.ndarray:
     """A column of finite numbers, shape ``(rows,)``.
 
+    Args:
+        what: It must hold, in words; of ``whole numbers`` these are required.
+
     Raises:
-        FrontierError: The column is missing, or a row holds no finite number.
+        FrontierError: A row holds something else.
     """
-    _refuse_missing(frame, [name], path)
     column = frame[name]
     values = column.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy()
-    bad = ~np.isfinite(values)
+    bad = ~np.isfinite(values) | (values < least) | (values > most)
+    bad |= (values != np.floor(values)) & ("whole" in what)
     if bad.any():
         row = int(bad.argmax())
         number = frame[ROW][row] if ROW in frame.columns else row + 1
-        raise FrontierError(
-            f"{path}: the column {name} must hold finite numbers, but row {number} holds {column[row]!r}"
-        )
+        raise FrontierError(f"{path}: the column {name} must hold {what}, but row {number} holds {column[row]!r}")
     return np.asarray(values)
 
 
 ROW = "row of the file"
 """Column that numbers the rows of a file before some are left out."""
+EMPTY = ("", "nan", "none", "null", "n/a", "#n/a", "na", "<na>")
+IDENTITY = ("rollouts_per_problem", "problems_per_batch", "seed", "problem_set", "split", "run_id")
+"""Columns of an ``evals`` table that tell runs apart."""
+SHOWN = 5
 
 
-def read_columns(path: Path, names: Sequence[str], *, where: Mapping[str, str] | None = None) -> list[np.ndarray]:
-    """Read numeric columns of a file; rows in which one of them is empty are left out, and counted in a warning.
+def read_curve(path: Path, x: str, y: str, *, where: Mapping[str, str] | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Read the curve of one run; rows in which x or y is empty are left out, and counted in a warning.
 
     Args:
+        y: Column of rewards, within 0 to 1.
         where: Only rows in which these columns hold these values.
 
     Raises:
-        FrontierError: The file cannot be read, lacks a column, holds what is neither a number nor empty, or no row
-            is left.
+        FrontierError: The file cannot be read, lacks a column, holds what is neither a number nor empty, or a reward
+            outside 0 to 1; no row is left; or they are of several runs.
         TableError: The file is a table of ours of a newer major schema version.
     """
     frame = read_file(path)
-    _refuse_missing(frame, (*(where or {}), *names), path)
+    _refuse_missing(frame, (*(where or {}), x, y), path)
     frame = frame.with_row_index(ROW, offset=1)
     for name, value in (where or {}).items():
         frame = frame.filter(pl.col(name).cast(pl.String) == value)
         if frame.is_empty():
             raise FrontierError(f"{path}: no row has {name} = {value}")
-    for name in names:
-        whole = frame
-        frame = _filled(frame, name)
+    for name in (x, y):
+        # As it is between two evaluations.
+        empty = pl.col(name).cast(pl.String).str.strip_chars().str.to_lowercase().is_in(EMPTY).fill_null(True)
+        whole, frame = len(frame), frame.filter(~empty)
         if frame.is_empty():
             raise FrontierError(f"{path}: every row has an empty {name}")
-        if len(frame) < len(whole):
-            out = f"{len(whole) - len(frame):,} of {counted(len(whole), 'row')} left out, whose {name} is empty"
+        if len(frame) < whole:
+            out = f"{whole - len(frame):,} of {counted(whole, 'row')} left out, whose {name} is empty"
             warnings.warn(f"{path}: {out}", InputWarning, stacklevel=2)
-    return [numbers(frame, name, path) for name in names]
-
-
-EMPTY = ("", "nan", "none", "null", "n/a", "#n/a", "na", "<na>")
-
-
-def _filled(frame: pl.DataFrame, name: str) -> pl.DataFrame:
-    """The rows in which a column is not empty, as it is between two evaluations."""
-    column = pl.col(name)
-    if frame[name].dtype == pl.String:
-        return frame.filter(~column.str.strip_chars().str.to_lowercase().is_in(EMPTY))
-    return frame.filter(column.is_not_null() & (column.is_not_nan() if frame[name].dtype.is_float() else True))
+    found = numbers(frame, x, path), numbers(frame, y, path, least=0, most=1, what="rewards within 0 to 1")
+    _refuse_several(frame.drop(ROW), x, y, path)
+    return found
 
 
 def read_series(
@@ -391,45 +393,27 @@ def read_series(
     least: float = 0.0,
     most: float = float("inf"),
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Read the curves that a column tells apart, sorted by compute.
-
-    Args:
-        y: Column of rewards, within 0 to 1.
-        where: Only rows in which these columns hold these values.
+    """Read the curves that a column tells apart, sorted by compute, as far as that lies between two values.
 
     Raises:
-        FrontierError: As for ``read_columns``, or a reward lies outside 0 to 1.
+        FrontierError, TableError: As for ``read_curve``.
     """
     frame = read_file(path)
     _refuse_missing(frame, (by, x, y), path)
     found = {}
     for name in frame[by].cast(pl.String).unique().drop_nulls().sort().to_list():
-        compute, reward = read_columns(path, [x, y], where={**(where or {}), by: name})
-        if ((reward < 0) | (reward > 1)).any():
-            raise FrontierError(f"{path}: the column {y} has rewards of {name} outside 0 to 1")
+        compute, reward = read_curve(path, x, y, where={**(where or {}), by: name})
         kept = np.argsort(compute, kind="stable")
         kept = kept[(compute[kept] >= least) & (compute[kept] <= most)]
         found[name] = (compute[kept], reward[kept])
     return found
 
 
-IDENTITY = ("rollouts_per_problem", "problems_per_batch", "seed", "problem_set", "split", "run_id")
-"""Columns of an ``evals`` table that tell runs apart."""
-SHOWN = 5
+def _refuse_several(frame: pl.DataFrame, x: str, y: str, path: Path) -> None:
+    """Refuse rows of several runs, which would be fitted as one curve, and say which columns choose among the runs.
 
-
-def one_run(path: Path, x: str, y: str, where: Mapping[str, str]) -> None:
-    """Refuse rows of several runs, which would be fitted as one curve.
-
-    Args:
-        where: Only rows in which these columns hold these values.
-
-    Raises:
-        FrontierError: Runs differ in a column, or most values of compute occur more than once. Says which columns
-            choose among the runs.
+    They are of several where runs differ in a column, or most values of compute occur more than once.
     """
-    frame = read_file(path).filter(*[pl.col(name).cast(pl.String) == value for name, value in where.items()])
-    frame = _filled(_filled(frame, x), y)
     others = [c for c in frame.columns if c not in (x, y)]
     several = [c for c in IDENTITY if c in others and frame[c].n_unique() > 1]
     repeated = frame.filter(pl.col(x).is_duplicated())
@@ -466,18 +450,13 @@ def write_parquet(frame: pl.DataFrame, path: Path) -> None:
         frame.write_parquet(stream, compression="zstd", statistics=False)
 
 
-EVALUATION = ("evaluate",)
-"""Phases of a step that are not training and are not charged to it."""
-
-
-def with_gpu_hours(
-    evals: pl.DataFrame, timings: pl.DataFrame, *, without: tuple[str, ...] = EVALUATION
-) -> pl.DataFrame:
+def with_gpu_hours(evals: pl.DataFrame, timings: pl.DataFrame) -> pl.DataFrame:
     """Add ``gpu_hours``: device-seconds of all steps up to and including an evaluation's, over 3,600.
+
+    Evaluation itself is left out, as it is of rollouts and tokens.
 
     Args:
         evals: An ``evals`` table with ``run_id`` and ``step``.
-        without: Phases left out; by default evaluation, which rollouts and tokens leave out too.
 
     Raises:
         FrontierError: A table lacks the key, or a run or its last steps have no timings.
@@ -487,7 +466,7 @@ def with_gpu_hours(
         if missing:
             raise FrontierError(f"the {name} lack {', '.join(missing)}: GPU-hours join the two on run_id and step")
     spent = (
-        timings.filter(~pl.col("phase").is_in(list(without)))
+        timings.filter(pl.col("phase") != "evaluate")
         .group_by("run_id", "step")
         .agg(pl.col("device_seconds").sum())
         .sort("run_id", "step")
@@ -507,14 +486,9 @@ def with_gpu_hours(
         known = "no timings" if row["timed"] is None else f"timings up to step {row['timed']}"
         raise FrontierError(f"run {row['run_id']} is evaluated at step {row['evaluated']} and has {known}")
     # A step without timings of its own has those of the steps before it.
-    hours = (
-        evals.select("run_id", "step")
-        .unique()
-        .join(spent, on=["run_id", "step"], how="full", coalesce=True)
-        .sort("run_id", "step")
-        .with_columns(pl.col("gpu_hours").forward_fill().over("run_id").fill_null(0.0))
-    )
-    return evals.join(hours, on=["run_id", "step"], how="left").sort("run_id", "step")
+    evals = evals.sort("step")
+    joined = evals.join_asof(spent.sort("step"), on="step", by="run_id", check_sortedness=False)
+    return joined.with_columns(pl.col("gpu_hours").fill_null(0.0)).sort("run_id", "step")
 
 
 def amount(compute: float) -> str:
