@@ -122,52 +122,31 @@ def fit_form(form: str, compute: Array, reward: Array, standard_error: Array, st
     first, gain, squares = project(share, reward[some], standard_error[some] ** -2, start)
     order = np.argsort(squares, kind="stable")
     picks = [order[0], *(k for k in order[1:200:40])][:STARTS]
-    ends = [
-        _refine(form, (scale, shape), int(k), float(first[k]), float(gain[k]), compute, reward, standard_error, start)
-        for k in picks
-    ]
-    return min(ends, key=lambda end: end[1])[0]
-
-
-def _refine(
-    form: str,
-    candidates: tuple[Array, Array],
-    k: int,
-    first: float,
-    gain: float,
-    compute: Array,
-    reward: Array,
-    error: Array,
-    start: float | None,
-) -> tuple[Parameters, float]:
-    """Refine one candidate to a curve and its robust cost."""
     (low, high), has_shape = FORMS[form].shapes, FORMS[form].has_shape
-    scale, shapes = candidates
-    span = scale.min(), scale.max()
     # Gain, log scale, start, log shape: only those that are free, as a direction without effect stops an optimiser.
     is_free = np.array([True, True, start is None, has_shape])
-    usual = np.array([gain, np.log(scale[k]), first, np.log(shapes[k])])
+    least = np.array([0.0, np.log(scale.min()), 0.0, np.log(low) - 1e-9])[is_free]
+    most = np.array([1.0, np.log(scale.max()), 1.0, np.log(high) + 1e-9])[is_free]
 
     def curve(x: Array) -> Parameters:
-        every = usual.copy()
+        every = np.zeros(4)
         every[is_free] = x
         begin = start if start is not None else float(every[2])
-        shape = float(np.exp(every[3])) if has_shape else low
         # Held below 1 while it searches: cut off afterwards, scale and shape would be those of another curve.
-        gain = min(float(every[0]), 1.0 - begin)
-        return Parameters(form=form, start=begin, gain=gain, scale=float(np.exp(every[1])), shape=shape)
+        held = min(float(every[0]), 1.0 - begin)
+        tail = float(np.exp(every[3])) if has_shape else low
+        return Parameters(form=form, start=begin, gain=held, scale=float(np.exp(every[1])), shape=tail)
 
     def residuals(x: Array) -> Array:
-        return np.asarray((reward - curve(x)(compute)) / error)
+        return np.asarray((reward - curve(x)(compute)) / standard_error)
 
-    bounds = (
-        np.array([0.0, np.log(span[0]), 0.0, np.log(low) - 1e-9])[is_free],
-        np.array([1.0, np.log(span[1]), 1.0, np.log(high) + 1e-9])[is_free],
-    )
-    begin = np.clip(usual[is_free], bounds[0] + 1e-9, bounds[1] - 1e-9)
-    # Huber's threshold of 3 standard errors leaves all but outliers as they are.
-    found = least_squares(residuals, begin, bounds=bounds, loss="huber", f_scale=3.0, max_nfev=200)
-    return curve(found.x), float(found.cost)
+    ends = []
+    for k in picks:
+        candidate = np.array([gain[k], np.log(scale[k]), first[k], np.log(shape[k])])[is_free]
+        begin = np.clip(candidate, least + 1e-9, most - 1e-9)
+        # Huber's threshold of 3 standard errors leaves all but outliers as they are.
+        ends.append(least_squares(residuals, begin, bounds=(least, most), loss="huber", f_scale=3.0, max_nfev=200))
+    return curve(min(ends, key=lambda end: float(end.cost)).x)
 
 
 def grid(form: str, compute: Array) -> tuple[Array, Array]:

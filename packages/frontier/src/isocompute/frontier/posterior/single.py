@@ -189,48 +189,33 @@ def _stretched(own: Array) -> tuple[Array, Array]:
     return np.sinh(DEGREE * own) / DEGREE, np.cosh(DEGREE * own)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Single:
-    """Draws of one run."""
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Draws of one run.
 
-    posterior: Posterior
+    Attributes:
+        reward: Shape ``(draws, points)``.
+        noise: Standard deviation of an evaluation, shape ``(draws,)``.
+        autocorrelation: Of evaluations that follow each other, shape ``(draws,)``.
+        named: A, R0, C_mid and B by the names of ScaleRL, without what bends the curve later; empty without a curve.
+    """
 
-    def reward(self, compute: Array) -> Array:
-        """Reward at some compute, shape ``(draws, points)``."""
-        return self.posterior.of_run(0, compute)
-
-    @property
-    def noise(self) -> Array:
-        """Standard deviation of an evaluation in each draw, shape ``(draws,)``."""
-        model = self.posterior.model
-        return np.asarray(model.excess(self.posterior.theta)[:, 0] * np.median(model.runs.error[0]))
-
-    @property
-    def autocorrelation(self) -> Array:
-        """Of evaluations that follow each other, shape ``(draws,)``."""
-        return np.asarray(self.posterior.model.autocorrelation(self.posterior.theta)[:, 0])
-
-    def named(self) -> dict[str, Array]:
-        """A, R0, C_mid and B of each draw by the names of ScaleRL, without what bends the curve later."""
-        model, theta = self.posterior.model, self.posterior.theta
-        both, shapes = model.cells(theta)
-        q = model.tail(theta)[:, 0]
-        start = model.start(theta)[:, 0]
-        gain = (1 - start) / (1 + np.exp(-both[:, 0, 0]))
-        steepness = np.exp(shapes[:, 0]) * 2 * (1 - np.exp2(-q)) / q
-        asymptote = np.clip(start + model.step(theta)[0][:, 0] + gain, 0.0, 1.0)
-        return {"A": asymptote, "R0": start, "C_mid": np.exp(both[:, 1, 0]), "B": steepness}
+    reward: Array
+    noise: Array
+    autocorrelation: Array
+    named: dict[str, Array]
 
 
-def single(runs: Runs, *, before: Expected | None = None, seed: int = 0) -> Single:
+def single(runs: Runs, at: Array, *, before: Expected, seed: int) -> Drawn:
     """Fit one run.
 
     Args:
         runs: That run alone, of errors of which only ratios mean something.
-        before: What is expected of it; by default what all published fits say.
+        at: Compute of its rewards.
+        before: What is expected of it.
     """
     model = Model(runs=runs, priors=PRIORS)
-    density = OneRun(model=model, expected=before or expected())
+    density = OneRun(model=model, expected=before)
     last = float(runs.last[0])
     size = len(density.places)
 
@@ -253,5 +238,19 @@ def single(runs: Runs, *, before: Expected | None = None, seed: int = 0) -> Sing
             agreed=agreed,
             rounds=ROUNDS,
         )
-    thinned = found[np.linspace(0, len(found) - 1, SIZE[2]).round().astype(int)]
-    return Single(posterior=posterior_of(thinned))
+    thinned = posterior_of(found[np.linspace(0, len(found) - 1, SIZE[2]).round().astype(int)])
+    return Drawn(
+        reward=thinned.of_run(0, at),
+        noise=np.asarray(model.excess(thinned.theta)[:, 0] * np.median(runs.error[0])),
+        autocorrelation=np.asarray(model.autocorrelation(thinned.theta)[:, 0]),
+        named=_named(model, thinned.theta),
+    )
+
+
+def _named(model: Model, theta: Array) -> dict[str, Array]:
+    both, shapes = model.cells(theta)
+    q, start = model.tail(theta)[:, 0], model.start(theta)[:, 0]
+    gain = (1 - start) / (1 + np.exp(-both[:, 0, 0]))
+    steepness = np.exp(shapes[:, 0]) * 2 * (1 - np.exp2(-q)) / q
+    asymptote = np.clip(start + model.step(theta)[0][:, 0] + gain, 0.0, 1.0)
+    return {"A": asymptote, "R0": start, "C_mid": np.exp(both[:, 1, 0]), "B": steepness}
