@@ -3,11 +3,9 @@
 from itertools import combinations, product
 
 import numpy as np
-import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.frontier import PaperConfig, fit_as_paper
 from isocompute.frontier.data.curves import (
     binomial_errors,
     isotonic,
@@ -97,26 +95,5 @@ def test_smoothing_is_a_centred_mean_shorter_at_the_ends() -> None:
     assert len(records(np.arange(7.0), reward, window=3)) < 5
 
 
-@given(REWARDS)
-def test_the_isotonic_companion_rises_and_keeps_the_mean(reward: np.ndarray) -> None:
-    fitted = isotonic(np.arange(len(reward), dtype=float), reward)
-    assert (np.diff(fitted) >= -1e-12).all()
-    assert fitted.mean() == pytest.approx(reward.mean(), abs=1e-9)
-
-
 def test_equal_compute_gets_one_isotonic_value() -> None:
     assert isotonic(np.array([1.0, 1.0, 2.0]), np.array([0.2, 0.4, 0.9])).tolist() == pytest.approx([0.3, 0.3, 0.9])
-
-
-def test_fits_of_raw_records_lie_above_those_of_smoothed_ones_and_of_all_points(table: pl.DataFrame) -> None:
-    ends = {}
-    for name, settings in {
-        "all": {},
-        "raw": {"points": "records"},
-        "smoothed": {"points": "records", "window": 5},
-    }.items():
-        found = fit_as_paper(table, PaperConfig(**settings))  # type: ignore[arg-type]
-        ends[name] = np.mean([float(c.parameters(20_000.0)) for c in found.curves if c.parameters])
-    # A running mean has less noise to break records with.
-    assert max(ends["all"], ends["smoothed"]) < ends["raw"] - 0.005
-    assert abs(ends["smoothed"] - ends["all"]) < ends["raw"] - ends["all"]

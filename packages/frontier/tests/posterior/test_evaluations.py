@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.frontier import FrontierError
-from isocompute.frontier.data.curves import binomial_error
 from isocompute.frontier.posterior.runs import Run, Setting, runs_of
 from real_runs import labelled
 
@@ -67,13 +66,6 @@ def test_without_questions_only_ratios_of_errors_mean_something(table: pl.DataFr
         runs = made(bare)
         assert all(r.trials is None and not r.error_is_known for r in runs)
         assert all(0.003 < r.error[0] < 0.03 and (r.error == r.error[0]).all() for r in runs)
-
-
-def test_a_share_of_zero_has_the_error_of_the_rate_that_it_is_of(table: pl.DataFrame) -> None:
-    run = made(table)[0]
-    expected = binomial_error(np.full(21, 0.3), 1200.0)
-    np.testing.assert_allclose(run.error_at(np.full(21, 0.3)), expected)
-    assert (run.error_at(np.zeros(21)) > 0).all()
 
 
 def test_pass_rates_count_as_more_responses_than_were_sampled(table: pl.DataFrame) -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.frontier.data.curves import Array
-from isocompute.frontier.data.reading import short
 from isocompute.frontier.posterior.health import Kind, judge
-from isocompute.frontier.posterior.runs import POINTS, Run, between, binned, excess, local_median, runs_of, spikes
+from isocompute.frontier.posterior.runs import Run, between, binned, excess, runs_of, spikes
+from isocompute.frontier.posterior.siblings import Siblings, view
 from real_runs import (
     asleep,
     broken_down,
@@ -119,6 +119,30 @@ def test_an_end_that_may_have_been_planned_is_said_and_no_more() -> None:
     assert first.evidence.endswith("and ended there; another reached 12.3k")
 
 
+def test_what_others_do_is_said_without_the_run_itself() -> None:
+    grid = 1e3 * np.array([0.0, 1, 2, 4, 8])
+    starts, ends, gains = (0.2, 0.2, 0.3, 0.4), (5, 5, 4, 4), (0.5, 0.3, 0.0, 0.4)
+    runs = [
+        made(grid[:end], np.where(grid[:end] > 0, start + gain, start), np.full(end, 0.01), seed=seed)
+        for seed, (start, end, gain) in enumerate(zip(starts, ends, gains, strict=True))
+    ]
+    views = [view(run, 1.0) for run in runs]
+    others, own = Siblings(views), views[2]
+    # Of three starts two are equal, and may be one evaluation of two runs.
+    start, count = others.common_start(own)
+    assert (start.reward, count) == (0.2, 3)
+    assert start.error == pytest.approx(0.01 / np.sqrt(2))
+    # The median of those that gained.
+    assert others.usual_gain(own) == pytest.approx(0.4)
+    # Of ends that as many share the largest counts; with one run of the two less it is the one that is left.
+    assert [others.planned_end(each) for each in (own, views[0])] == [(8e3, 2), (4e3, 2)]
+    assert others.longest(views[0]) == 8e3
+    lacking = view(runs[0].without([2]), 1.0)
+    assert Siblings([lacking, *views[1:]]).missing_points(lacking).tolist() == [2e3]
+    # One that is among no others is compared with all.
+    assert others.common_start(lacking)[1] == 4
+
+
 def test_unknown_errors_are_taken_from_the_scatter() -> None:
     bare = labelled().filter(pl.col("sweep") == "panel").drop("questions", "samples")
     runs = runs_of(bare, metric="avg_at_4", unit="rollouts", split="validation")
@@ -171,11 +195,6 @@ def test_every_run_is_something_and_says_why(rewards: list[list[float]]) -> None
         assert all(f.evidence for f in health.findings)
 
 
-@pytest.mark.parametrize(("compute", "text"), [(920.0, "920"), (12_288.0, "12.3k"), (999_999.0, "1M"), (2.5e9, "2.5B")])
-def test_amounts_have_three_digits(compute: float, text: str) -> None:
-    assert short(compute) == text
-
-
 def rising(rng: np.random.Generator) -> Run:
     compute = 1024.0 * np.arange(20)
     rate = 0.3 + 0.5 * (1 - np.exp(-compute / 6000))
@@ -218,11 +237,6 @@ def test_noise_beyond_sampling_is_measured_and_few_bad_evaluations_do_not_count(
     assert excess(runs) == pytest.approx(kappa, rel=0.25)
 
 
-def test_a_median_of_neighbours_hides_a_single_zero() -> None:
-    np.testing.assert_array_equal(local_median(np.array([0.4, 0.0, 0.5, 0.6])), [0.4, 0.4, 0.5, 0.5])
-    np.testing.assert_array_equal(local_median(np.array([0.4, 0.1])), [0.4, 0.1])
-
-
 def truth(compute: Array) -> Array:
     return np.asarray(0.2 + 0.4 * compute / (compute + 60_000))
 
@@ -246,11 +260,6 @@ def log(rng: np.random.Generator, *, memory: float, drift: float, responses: int
 def off(run: Run) -> tuple[Array, Array]:
     bins = binned(run)
     return (bins.reward - truth(bins.compute)) / bins.error, bins.error
-
-
-def test_a_run_of_fifty_evaluations_is_left_alone() -> None:
-    run = log(np.random.default_rng(0), memory=1, drift=0.0, points=POINTS)
-    assert binned(run) is run
 
 
 @given(st.integers(51, 2000), st.integers(5, 60))
