@@ -79,14 +79,6 @@ def test_a_bin_of_reward_gives_one_record(reward: np.ndarray, width: float) -> N
     assert len(np.unique(levels)) == len(levels)
 
 
-@given(REWARDS, st.randoms(use_true_random=False))
-def test_the_order_of_points_is_irrelevant(reward: np.ndarray, random: object) -> None:
-    compute = np.arange(len(reward), dtype=float)
-    order = np.random.default_rng(0).permutation(len(reward))
-    chosen = order[records(compute[order], reward[order])]
-    assert sorted(chosen.tolist()) == sorted(records(compute, reward).tolist())
-
-
 def test_smoothing_is_a_centred_mean_shorter_at_the_ends() -> None:
     assert smoothed(np.array([0.0, 3.0, 6.0, 3.0]), 3).tolist() == [1.5, 3.0, 4.0, 4.5]
     # A single high evaluation is a record raw, and none once smoothed.

@@ -55,12 +55,6 @@ def test_runs_at_two_rates_are_of_two_cells(table: pl.DataFrame) -> None:
     assert {r.cell.group for r in grouped} == {""}
 
 
-def test_two_runs_of_one_cell_and_seed_are_refused(table: pl.DataFrame) -> None:
-    again = table.filter(pl.col("run_id") == "n4s1").with_columns(run_id=pl.lit("other"))
-    with pytest.raises(FrontierError, match=r"n4s1 and other .*seed 1"):
-        made(pl.concat([table, again]))
-
-
 def test_without_questions_only_ratios_of_errors_mean_something(table: pl.DataFrame) -> None:
     for bare in (table.drop("questions", "samples"), table.with_columns(samples=pl.lit(None, dtype=pl.Int64))):
         runs = made(bare)
