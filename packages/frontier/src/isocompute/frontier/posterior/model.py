@@ -53,6 +53,8 @@ ONSET = (1.2, 0.2)
 """Of w about the logarithm of the largest compute measured, and of what an octave of n adds."""
 FALL = 1.5
 """Of the logits of d and f, which are ½ in the median."""
+LENGTHS = (2.5, 2.5, 2.0)
+"""Octaves of n, B_p and rate over which the Gaussian process forgets: correlation exp(−½) at this distance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +86,37 @@ class Model:
         return len(set(settings)) < len(settings)
 
     @cached_property
-    def features(self) -> Features:
-        """The features of the cells."""
-        columns, prior = features(self.at, self.centre, rates=self.rates)
-        at = self.at if self.rates else self.at * np.array([1.0, 1.0, 0.0])
-        root = np.asarray(np.linalg.cholesky(correlations(at, at) + 1e-6 * np.eye(len(at))), dtype=np.float64)
-        return Features(columns=columns, centre=prior, root=root)
+    def features(self) -> tuple[Array, Array]:
+        """As of ``features_at``, of the cells."""
+        return self.features_at(self.at)
+
+    def features_at(self, at: Array) -> tuple[Array, Array]:
+        """Columns of the line and the parabola, and mean and deviation of the prior of their coefficients.
+
+        Args:
+            at: Coordinates of settings, shape ``(settings, 3)``.
+
+        Returns:
+            Shapes ``(settings, columns)`` and ``(2, columns)``.
+        """
+        n, batch, rate = (at - self.centre).T
+        columns, prior = [n, batch], [(0.0, 0.25), (0.0, 0.25)]
+        if self.rates:
+            columns += [rate, rate**2, rate * n]
+            # The reward falls on both sides of the best rate.
+            prior += [(0.0, 0.7), (-0.3, 0.3), (0.0, 0.2)]
+        return np.stack(columns, axis=1), np.array(prior).T
+
+    @cached_property
+    def root(self) -> Array:
+        """Lower root of the correlations of the cells, shape ``(cells, cells)``."""
+        return np.asarray(np.linalg.cholesky(self.correlations(self.at) + 1e-6 * np.eye(len(self.at))))
+
+    def correlations(self, at: Array) -> Array:
+        """Of the Gaussian process between the cells and other settings, shape ``(cells, settings)``."""
+        used = np.array([1.0, 1.0, float(self.rates)])
+        distance = ((self.at * used)[:, None] - (at * used)[None]) / np.array(LENGTHS)
+        return np.asarray(np.exp(-0.5 * (distance**2).sum(axis=2)))
 
     @cached_property
     def curve(self) -> Curves:
@@ -110,7 +137,7 @@ class Model:
     @cached_property
     def parts(self) -> dict[str, slice]:
         """Part of each kind of number in a vector."""
-        cells, bases, columns = len(self.runs.cells), len(self.runs.bases), self.features.columns.shape[1]
+        cells, bases, columns = len(self.runs.cells), len(self.runs.bases), self.features[0].shape[1]
         members = {
             "smooth": cells,
             "departure": cells,
@@ -258,7 +285,7 @@ class Model:
 
     def lines(self, theta: Array) -> Array:
         """Level and coefficients of amplitude and timing, shape ``(chains, 2, 1 + columns)``."""
-        mean, deviation = self.features.centre
+        mean, deviation = self.features[1]
         columns = len(mean)
         level = theta[:, self.parts["level"]] * np.array([1.5, 1.5]) + np.array([0.0, self.middle])
         # The timing has no top that is known before.
@@ -273,8 +300,8 @@ class Model:
         """
         numbers = numbers or self._families.scaled(theta)
         lines = self.lines(theta)
-        line = lines[:, :, :1] + lines[:, :, 1:] @ self.features.columns.T
-        both = line + numbers.values["smooth"] @ self.features.root.T + numbers.values["departure"]
+        line = lines[:, :, :1] + lines[:, :, 1:] @ self.features[0].T
+        both = line + numbers.values["smooth"] @ self.root.T + numbers.values["departure"]
         return both, self.shape(theta) + numbers.values["shapes"][:, 0]
 
     def of_bases(self, theta: Array, numbers: Scaled | None = None) -> tuple[Array, Array]:
@@ -385,16 +412,16 @@ class Model:
 
     def _curve_gradient(self, theta: Array, by_curve: Array, by_shape: Array, gradient: Array) -> dict[str, Array]:
         """Chain rule from amplitude, timing and shape of curves to what they are made of; returns that by families."""
-        p, described, found = self.parts, self.features, {}
+        p, (columns, prior), found = self.parts, self.features, {}
         if "bases" in self.families:
             tilted = by_curve[:, :, None] * self.tilts[self.curve.cell].T
             found = {"bases": tilted @ self.curve.of_base, "own": by_curve}
             by_curve, by_shape = by_curve @ self.curve.of_cell, by_shape @ self.curve.of_cell
         gradient[:, p["level"]] = by_curve.sum(axis=2) * 1.5
-        gradient[:, p["lines"]] = ((by_curve @ described.columns) * described.centre[1]).reshape(len(gradient), -1)
+        gradient[:, p["lines"]] = ((by_curve @ columns) * prior[1]).reshape(len(gradient), -1)
         steepness = STEEPNESS[1] * np.cosh(theta[:, p["shape"]])
         gradient[:, p["shape"]] = steepness * by_shape.sum(axis=1, keepdims=True)
-        smooth = by_curve @ described.root
+        smooth = by_curve @ self.root
         return found | {"smooth": smooth, "departure": by_curve, "shapes": by_shape[:, None]}
 
     def _prior(self, theta: Array) -> tuple[Array, Array]:
@@ -405,25 +432,6 @@ class Model:
         return total + value.sum(axis=1), gradient
 
 
-LENGTHS = (2.5, 2.5, 2.0)
-"""Octaves of n, B_p and rate over which the Gaussian process forgets: correlation exp(−½) at this distance."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Features:
-    """Features of cells: columns of a line or parabola, and correlations of a Gaussian process.
-
-    Attributes:
-        columns: Shape ``(cells, columns)``; none that is constant over the cells.
-        centre: Mean and deviation of each column's prior, shape ``(2, columns)``.
-        root: Lower root of the correlations of the cells, shape ``(cells, cells)``.
-    """
-
-    columns: Array
-    centre: Array
-    root: Array
-
-
 def coordinates(cells: tuple[Setting, ...]) -> Array:
     """log2 n, log2 B_p and log2 of the rate over √B (0 where no rate is known), shape ``(cells, 3)``."""
     rows = []
@@ -432,28 +440,3 @@ def coordinates(cells: tuple[Setting, ...]) -> Array:
         rate = 0.0 if c.learning_rate is None else np.log2(c.learning_rate) - (n + batch) / 2
         rows.append((n, batch, rate))
     return np.array(rows)
-
-
-def features(at: Array, centre: Array, *, rates: bool) -> tuple[Array, Array]:
-    """Columns of the line and the parabola, and the mean and deviation of the prior of their coefficients.
-
-    Args:
-        at: From ``coordinates``, shape ``(cells, 3)``.
-        centre: Their means, shape ``(3,)``.
-
-    Returns:
-        Shapes ``(cells, columns)`` and ``(2, columns)``.
-    """
-    n, batch, rate = (at - centre).T
-    columns, prior = [n, batch], [(0.0, 0.25), (0.0, 0.25)]
-    if rates:
-        columns += [rate, rate**2, rate * n]
-        # The reward falls on both sides of the best rate.
-        prior += [(0.0, 0.7), (-0.3, 0.3), (0.0, 0.2)]
-    return np.stack(columns, axis=1), np.array(prior).T
-
-
-def correlations(first: Array, second: Array) -> Array:
-    """Of the Gaussian process between settings, shape ``(first, second)``."""
-    distance = (first[:, None] - second[None]) / np.array(LENGTHS)
-    return np.asarray(np.exp(-0.5 * (distance**2).sum(axis=2)))

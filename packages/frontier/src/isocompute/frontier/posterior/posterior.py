@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 
 from ..data.curves import Array, Mask
 from .density import DEPARTURE_DEGREES, Priors, bent, rise, step_share
-from .model import Model, coordinates, correlations, features
+from .model import Model, coordinates
 from .runs import Runs, Setting
 
 CHAINS, WARM_UP, KEPT = 16, 24, 40
@@ -92,12 +92,11 @@ class Posterior:
             rng: Source of randomness, for how a setting departs from its neighbours; without it none does.
         """
         model, theta = self.model, self.theta
-        scale = np.array([1.0, 1.0, float(model.rates)])
         at = coordinates(cells)
-        columns, _ = features(at, model.centre, rates=model.rates)
+        columns, _ = model.features_at(at)
         lines = model.lines(theta)
         both = lines[:, :, :1] + lines[:, :, 1:] @ columns.T
-        weights = np.linalg.solve(model.features.root, correlations(model.at * scale, at * scale))
+        weights = np.linalg.solve(model.root, model.correlations(at))
         both = both + model.numbers(theta, "smooth") @ weights + self._shift(model.tilts_at(at), None)
         shapes = np.repeat(model.shape(theta), len(cells), axis=1)
         bends = model.bend_lines(theta, at)
@@ -271,14 +270,13 @@ def sample(
     with np.errstate(all="ignore"):
         # A leap too far overflows and is refused.
         top = mode(density, begin, free)
-        walk = _Walk(density=density, rng=rng, mass=curvature(density, top, apart), pace=1.2 * len(top) ** -0.25)
-        walk.begin(top + 0.2 * walk.mass.scaled(rng.standard_normal((chains, len(top)))))
+        walk = _Walk(rng=rng, mass=curvature(density, top, apart), pace=1.2 * len(top) ** -0.25)
+        begin = top + 0.2 * walk.mass.scaled(rng.standard_normal((chains, len(top))))
         if tempered is not None:
-            walk.density = tempered
-            walk.begin(walk.theta)
+            walk.begin(tempered, begin)
             walk.run(TEMPERED)
-            walk.density = density
-            walk.begin(walk.theta)
+            begin = walk.theta
+        walk.begin(density, begin)
         # The first mass is so far off that its steps are short: it is soon given up.
         for steps in (warm_up // 5, warm_up * 3 // 10, warm_up - warm_up // 5 - warm_up * 3 // 10):
             walk.learn(*walk.run(steps))
@@ -439,16 +437,15 @@ class _Walk:
         pace: Length of a leap.
     """
 
-    density: Density
     rng: np.random.Generator
     mass: Mass
     pace: float
     steps: int = 0
 
-    def begin(self, theta: Array) -> None:
-        """Put the chains somewhere."""
-        self.theta = theta
-        self.value, self.gradient = self.density(theta)
+    def begin(self, density: Density, theta: Array) -> None:
+        """Put the chains somewhere, to walk in a density."""
+        self.density, self.theta = density, theta
+        self.value, self.gradient = density(theta)
 
     def run(self, steps: int) -> tuple[Array, Array]:
         """Steps of all chains and the gradients there, each of shape ``(steps, chains, size)``.
