@@ -238,7 +238,7 @@ def test_runs_that_differ_in_the_column_are_settings_of_their_own_in_every_table
 
 def test_without_the_column_they_are_one_curve_or_refused(table: pl.DataFrame) -> None:
     assert len(fit_as_paper(recipes(table)).curves) == 1
-    with pytest.raises(FrontierError, match="are both n = 4"):
+    with pytest.raises(FrontierError, match="have one seed, 0, at n = 4"):
         Frontier(recipes(table)).fit()
     for column, said in (("colour", "no column 'colour'"), ("seed", "cannot be grouped by")):
         with pytest.raises(FrontierError, match=said):

@@ -7,7 +7,7 @@ questions are asked is another matter (``posterior/health.py``).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import comb
 from typing import Any
@@ -184,6 +184,30 @@ def _refuse(rows: pl.DataFrame, wrong: Mapping[str, pl.Expr], metric: str, colum
                 f"{what} at n = {row['rollouts_per_problem']}, B_p = {row['problems_per_batch']}, seed {row['seed']}: "
                 f"{metric} {row[metric]}, {column} {row[column]}"
             )
+
+
+def refuse_one_seed(evals: pl.DataFrame, keys: Sequence[str | None]) -> None:
+    """Refuse two runs that have one seed: they would be one curve, whose points jump from run to run.
+
+    Args:
+        keys: Columns that tell runs apart, as far as they are there.
+
+    Raises:
+        FrontierError: There are two.
+    """
+    if "run_id" not in evals.columns:
+        return
+    known = [name for name in keys if name in evals.columns]
+    ids = pl.col("run_id").drop_nulls().unique().sort()
+    several = evals.group_by(known).agg(ids=ids).filter(pl.col("ids").list.len() > 1).sort(known)
+    if not several.is_empty():
+        row = several.row(0, named=True)
+        raise FrontierError(
+            f"the runs {row['ids'][0]} and {row['ids'][1]} have one seed, {row['seed']}, at "
+            f"n = {row['rollouts_per_problem']} and B_p = {row['problems_per_batch']}, so that one curve would be "
+            "drawn through both: leave one out if they are the same run, give each a seed of its own, or name the "
+            "column that tells them apart with --group"
+        )
 
 
 def of_setting(evals: pl.DataFrame, *, problems_per_batch: int | None, batch_rollouts: int | None) -> pl.DataFrame:
@@ -422,28 +446,17 @@ def trials_of(metric: str, questions: Array, samples: Array) -> tuple[Array, boo
 
 
 def binomial_errors(reward: Array, trials: Array) -> Array:
-    """Standard errors of shares of successes.
-
-    Half a success and half a failure are added, as shares of 0 and 1 have an error too.
-
-    Args:
-        reward: Shares, within 0 to 1.
-    """
-    rate = (reward * trials + 0.5) / (trials + 1.0)
-    return binomial_error(rate, trials)
+    """Standard errors of shares of successes, with half a success and half a failure more: 0 and 1 have one too."""
+    return binomial_error((reward * trials + 0.5) / (trials + 1.0), trials)
 
 
 def binomial_error(rate: Array, trials: Array | float) -> Array:
-    """Standard deviation of a share of successes in independent trials of a known rate.
-
-    Args:
-        rate: The rate, within 0 to 1.
-    """
+    """Standard deviation of a share of successes in independent trials of a known rate."""
     return np.asarray(np.sqrt(rate * (1 - rate) / trials))
 
 
 def sampling_variance(spread: Array, samples: Array | int) -> Array:
-    """Binomial variance of a measured pass rate, estimated without bias, shape of the arguments.
+    """Binomial variance of a measured pass rate, estimated without bias.
 
     Args:
         spread: r(1−r) of the rates measured, or the mean of that over questions.

@@ -16,10 +16,12 @@ from ..contract import tables
 from ..contract.errors import TableError
 from ..contract.files import atomic_write
 from ..errors import FrontierError, InputWarning
-from .curves import UNITS, check_group
+from .curves import UNITS, check_group, refuse_one_seed
 
 DEFAULTS: dict[str, object] = {"seed": 0, "problem_set": "all", "split": "validation"}
 """Values of these columns where a table lacks them."""
+SETTING = ("problems_per_batch", "rollouts_per_problem", "seed", "problem_set", "split")
+"""Columns of an ``evals`` table that tell runs apart."""
 AT = "isocompute.at"
 """Column of where a row stands, while rows are read."""
 
@@ -56,20 +58,19 @@ def read_evals(
         whole = tables.concat(parts, "evals") if len(parts) > 1 else parts[0]
         whole = _with_average(whole, metric)
         _refuse_mixed_units(whole, unit)
-        _refuse_one_seed(whole, group)
+        refuse_one_seed(whole, [*SETTING, "learning_rate", group])
         return whole
     parts = [_read_rows(Path(source), metric, unit, columns or {}, constants or {}) for source in sources]
     joined = _later_attempts(pl.concat(parts, how="diagonal_relaxed"), UNITS[unit], metric, group)
-    keys = ["problems_per_batch", "rollouts_per_problem", "seed", "problem_set", "split", UNITS[unit]]
     # Points read from a figure may share their compute; the same evaluation twice is a mistake in the file.
-    keys += [group] if group and group in joined.columns else []
+    keys = [*SETTING, UNITS[unit], *([group] if group and group in joined.columns else [])]
     once = joined.unique([*keys, metric], maintain_order=True)
     if len(once) < len(joined):
         repeated = len(joined) - len(once)
         said = f"{repeated} rows occur more than once and count" if repeated > 1 else "1 row occurs twice and counts"
         warnings.warn(f"{said} once", InputWarning, stacklevel=2)
     _refuse_mixed_units(once, unit)
-    _refuse_one_seed(once, group)
+    refuse_one_seed(once, [*SETTING, "learning_rate", group])
     return once.sort(keys)
 
 
@@ -147,7 +148,7 @@ def _later_attempts(rows: pl.DataFrame, compute: str, metric: str, group: str | 
     Without a column ``run_id`` nobody knows whether they are attempts: points read from a figure may share their
     compute.
     """
-    keys = ["rollouts_per_problem", "problems_per_batch", "seed", "problem_set", "split", compute]
+    keys = [*SETTING, compute]
     keys += [name for name in ("run_id", "step", "learning_rate", group) if name and name in rows.columns]
     several = rows.filter(pl.struct(keys).is_duplicated()).filter(pl.col(metric).n_unique().over(keys) > 1)
     if not several.is_empty():
@@ -177,29 +178,6 @@ def _with_average(evals: pl.DataFrame, metric: str) -> pl.DataFrame:
     if metric in evals.columns or not others or not re.fullmatch(r"avg_at_\d+", metric):
         return evals
     return evals.with_columns(pl.col(others[0]).alias(metric))
-
-
-def _refuse_one_seed(evals: pl.DataFrame, group: str | None) -> None:
-    """Refuse two runs that have one seed: they would be one curve, whose points jump from run to run."""
-    if "run_id" not in evals.columns:
-        return
-    keys = ["rollouts_per_problem", "problems_per_batch", "seed", "problem_set", "split"]
-    keys += [name for name in ("learning_rate", group) if name and name in evals.columns]
-    runs = (
-        evals.group_by(keys)
-        .agg(pl.col("run_id").drop_nulls().unique().sort())
-        .filter(pl.col("run_id").list.len() > 1)
-        .sort(keys)
-    )
-    if runs.is_empty():
-        return
-    row = runs.row(0, named=True)
-    raise FrontierError(
-        f"the runs {row['run_id'][0]} and {row['run_id'][1]} have one seed, {row['seed']}, at "
-        f"n = {row['rollouts_per_problem']} and B_p = {row['problems_per_batch']}, so that one curve would be drawn "
-        "through both: leave one out if they are the same run, give each a seed of its own, or name the column that "
-        "tells them apart with --group"
-    )
 
 
 def _refuse_mixed_units(evals: pl.DataFrame, unit: str) -> None:
@@ -345,8 +323,6 @@ def numbers(
 ROW = "row of the file"
 """Column that numbers the rows of a file before some are left out."""
 EMPTY = ("", "nan", "none", "null", "n/a", "#n/a", "na", "<na>")
-IDENTITY = ("rollouts_per_problem", "problems_per_batch", "seed", "problem_set", "split", "run_id")
-"""Columns of an ``evals`` table that tell runs apart."""
 SHOWN = 5
 
 
@@ -415,7 +391,7 @@ def _refuse_several(frame: pl.DataFrame, x: str, y: str, path: Path) -> None:
     They are of several where runs differ in a column, or most values of compute occur more than once.
     """
     others = [c for c in frame.columns if c not in (x, y)]
-    several = [c for c in IDENTITY if c in others and frame[c].n_unique() > 1]
+    several = [c for c in (*SETTING, "run_id") if c in others and frame[c].n_unique() > 1]
     repeated = frame.filter(pl.col(x).is_duplicated())
     if not several:
         # A name that many rows share, not a measurement, which differs from row to row.

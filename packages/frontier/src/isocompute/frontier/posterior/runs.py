@@ -20,10 +20,10 @@ from ..data.curves import (
     binomial_error,
     binomial_errors,
     chosen_rows,
+    refuse_one_seed,
     response_variance,
     trials_of,
 )
-from ..errors import FrontierError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,16 +270,16 @@ def runs_of(
     if rows.select(keys[:-1]).n_unique() == rows.select(others).n_unique():
         # A rate that follows from the rest tells no runs apart.
         varying = [k for k in varying if k != "learning_rate"]
+    refuse_one_seed(rows, keys)
     runs = []
     for key, part in rows.with_row_index("row").group_by(keys, maintain_order=True):
         own = part.sort(UNITS[unit], metric)
         values: dict[str, Any] = dict(zip(keys, key, strict=True))
         where, reward = own["row"].to_numpy(), own[metric].to_numpy().astype(np.float64)
-        name = _name(values, varying)
         runs.append(
             Run(
-                name=name,
-                run_id=_run_id(own, name),
+                name=_name(values, varying),
+                run_id=own["run_id"].drop_nulls().cast(pl.String).first() if "run_id" in own.columns else None,
                 cell=Setting(
                     **{column: values[column] for column in CELL}, group=f"{named} = {values[named]}" if named else ""
                 ),
@@ -341,19 +341,6 @@ def _name(values: dict[str, Any], varying: Sequence[str]) -> str:
         elif column != "rollouts_per_problem":
             parts.append(f"{column} = {value}")
     return ", ".join([*parts, f"seed {values['seed']}"])
-
-
-def _run_id(own: pl.DataFrame, name: str) -> str | None:
-    """The id of the run."""
-    if "run_id" not in own.columns:
-        return None
-    ids = own["run_id"].drop_nulls().unique().sort().to_list()
-    if len(ids) > 1:
-        raise FrontierError(
-            f"the runs {ids[0]} and {ids[1]} are both {name}, so that one curve would be drawn through both: leave "
-            "one out if they are the same run, or give each a seed of its own"
-        )
-    return str(ids[0]) if ids else None
 
 
 def _order(run: Run) -> tuple[object, ...]:
