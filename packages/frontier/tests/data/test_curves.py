@@ -84,7 +84,7 @@ def test_smoothing_is_a_centred_mean_shorter_at_the_ends() -> None:
     # A single high evaluation is a record raw, and none once smoothed.
     reward = np.array([0.1, 0.1, 0.9, 0.1, 0.2, 0.3, 0.4])
     assert 2 in records(np.arange(7.0), reward)
-    assert len(records(np.arange(7.0), reward, window=3)) < 5
+    assert len(records(np.arange(7.0), smoothed(reward, 3))) < 5
 
 
 def test_equal_compute_gets_one_isotonic_value() -> None:

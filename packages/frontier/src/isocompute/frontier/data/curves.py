@@ -234,7 +234,7 @@ def of_setting(evals: pl.DataFrame, *, problems_per_batch: int | None, batch_rol
     return kept
 
 
-def records(compute: Array, reward: Array, *, bin_width: float = 0.005, window: int = 1) -> np.ndarray:
+def records(compute: Array, reward: Array, *, bin_width: float = 0.005) -> np.ndarray:
     """Indices of the points that break the record, one per bin of reward (Playbook, section 4, Figures 5 and 15).
 
     A maximum of noisy evaluations is biased upward, and the more so the more often a run is evaluated: fits are of all
@@ -243,24 +243,18 @@ def records(compute: Array, reward: Array, *, bin_width: float = 0.005, window: 
     Args:
         bin_width: A record counts when it reaches a bin of this width that no earlier point reached; 0 takes
             every new maximum.
-        window: Points of a centred running mean taken before records are sought; 1 leaves them raw.
 
     Returns:
         Indices in the order of compute.
 
     Raises:
-        FrontierError: The width is negative or the window is not a positive odd number.
+        FrontierError: The width is negative.
     """
     if bin_width < 0 or not np.isfinite(bin_width):
         raise FrontierError(f"the bin width is {bin_width}; it must be 0 or more")
-    if window < 1 or window % 2 == 0:
-        raise FrontierError(f"the window is {window}; it must be 1, 3, 5, …")
     order = np.lexsort((-reward, compute))
-    values = smoothed(reward[order], window)
-    levels = np.floor(values / bin_width + 1e-9) if bin_width > 0 else values
-    best = np.maximum.accumulate(levels)
-    breaks = np.concatenate([[True], best[1:] > best[:-1]]) if len(values) else np.zeros(0, dtype=bool)
-    return np.asarray(order[breaks])
+    levels = np.floor(reward[order] / bin_width + 1e-9) if bin_width > 0 else reward[order]
+    return np.asarray(order[np.diff(np.maximum.accumulate(levels), prepend=-np.inf) > 0])
 
 
 def smoothed(values: Array, window: int) -> Array:

@@ -521,11 +521,8 @@ def _off(residual: float) -> str:
 
 def scatter(runs: Runs) -> float:
     """Noise over the errors stated, from how evaluations differ from their neighbours; at least 1 where known."""
-    units = []
-    for k in range(len(runs.cell)):
-        own = runs.seen[k]
-        if own.sum() >= OWN_SCATTER:
-            units.append(units_off(runs.compute[k, own], runs.reward[k, own], runs.error[k, own]))
+    several = [(k, own) for k, own in enumerate(runs.seen) if own.sum() >= OWN_SCATTER]
+    units = [units_off(runs.compute[k, own], runs.reward[k, own], runs.error[k, own]) for k, own in several]
     # The median of the absolute value of a standard normal number is 0.6745.
     usual = float(np.median(np.concatenate(units))) / 0.6745 if units else 1.0
     return max(usual, 1.0 if runs.error_is_known else 0.1)

@@ -279,7 +279,7 @@ def runs_of(
         runs.append(
             Run(
                 name=_name(values, varying),
-                run_id=own["run_id"].drop_nulls().cast(pl.String).first() if "run_id" in own.columns else None,
+                run_id=next(iter(own["run_id"].drop_nulls()), None) if "run_id" in own.columns else None,
                 cell=Setting(
                     **{column: values[column] for column in CELL}, group=f"{named} = {values[named]}" if named else ""
                 ),
