@@ -111,11 +111,7 @@ TAKEN = frozenset({"seed", "rollouts_per_problem", "problems_per_batch", *UNITS.
 
 
 def check_group(group: str | None) -> None:
-    """Refuse to group by a column that already tells curves, seeds or evaluations apart.
-
-    Raises:
-        FrontierError: It is such a column.
-    """
+    """Refuse to group by a column that already tells curves, seeds or evaluations apart."""
     if group in TAKEN:
         raise FrontierError(
             f"curves cannot be grouped by {group!r}, which has its own meaning in a fit: name another column, such as "
@@ -171,11 +167,7 @@ def chosen_rows(
 
 
 def _refuse(rows: pl.DataFrame, wrong: Mapping[str, pl.Expr], metric: str, column: str) -> None:
-    """Refuse impossible values.
-
-    Args:
-        wrong: What is wrong, and in which rows.
-    """
+    """Refuse impossible values: what is wrong, and in which rows."""
     for what, bad in wrong.items():
         found = rows.filter(bad)
         if not found.is_empty():
@@ -191,9 +183,6 @@ def refuse_one_seed(evals: pl.DataFrame, keys: Sequence[str | None]) -> None:
 
     Args:
         keys: Columns that tell runs apart, as far as they are there.
-
-    Raises:
-        FrontierError: There are two.
     """
     if "run_id" not in evals.columns:
         return
@@ -258,11 +247,7 @@ def records(compute: Array, reward: Array, *, bin_width: float = 0.005) -> np.nd
 
 
 def smoothed(values: Array, window: int) -> Array:
-    """Centred running mean; shorter at the ends.
-
-    Args:
-        window: Points averaged, a positive odd number; 1 leaves the values as they are.
-    """
+    """Centred running mean over an odd number of points; shorter at the ends."""
     if window == 1 or not len(values):
         return values
     sums = np.concatenate([[0.0], np.cumsum(values)])
@@ -277,9 +262,6 @@ def of_records(curve: Curve, *, bin_width: float, window: int = 1) -> Curve:
 
     With a window they are records of the running mean, and carry it: a smoothed curve has less noise to break
     records with.
-
-    Args:
-        bin_width: Width of a record's bin of reward; 0 takes every new maximum.
     """
     rewards = curve.reward.copy()
     kept = [np.flatnonzero(curve.compute == 0)]
@@ -429,10 +411,6 @@ def trials_of(metric: str, questions: Array, samples: Array) -> tuple[Array, boo
 
     ``avg_at_k`` has at most the binomial error of all its samples. A question's contribution to any other metric lies
     between 0 and 1, so that its error is at most the binomial one of the questions; at k samples it is that.
-
-    Args:
-        questions: Questions of each evaluation, shape ``(evaluations,)``.
-        samples: Samples of each question, shape ``(evaluations,)``.
     """
     found = kind_of(metric)
     average = found is not None and found[0] == "avg"

@@ -417,11 +417,7 @@ def _values(column: pl.Series) -> str:
 
 
 def write_parquet(frame: pl.DataFrame, path: Path) -> None:
-    """Write a table in the format of the others; the same table gives the same bytes.
-
-    Raises:
-        FrontierError: It cannot be written.
-    """
+    """Write a table in the format of the others; the same table gives the same bytes."""
     with atomic_write(path, error=FrontierError) as stream:
         frame.write_parquet(stream, compression="zstd", statistics=False)
 
@@ -481,9 +477,5 @@ def short(compute: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A count and its noun to be printed, such as ``1 run`` or ``2,048 runs``.
-
-    Args:
-        noun: What is counted, in the singular; its plural adds an s.
-    """
+    """A count and its noun to be printed, such as ``1 run`` or ``2,048 runs``."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")

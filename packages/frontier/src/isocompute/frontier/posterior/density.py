@@ -29,11 +29,7 @@ LARGEST = 60.0
 
 
 def step_share(position: Array) -> Array:
-    """1 − 2^(−C/C_j), the share of the first step that is made; 0 before training.
-
-    Args:
-        position: log C − log C_j.
-    """
+    """1 − 2^(−C/C_j), the share of the first step that is made, of log C − log C_j; 0 before training."""
     return np.asarray(1.0 - np.exp(-LOG_2 * np.exp(np.minimum(position, LARGEST))))
 
 
@@ -444,11 +440,7 @@ class Family:
 
 
 def families(prior: Priors, *, slopes: int, bases: bool) -> dict[str, Family]:
-    """The numbers of a sweep whose deviation is learned.
-
-    Args:
-        slopes: Axes along which base models may differ.
-    """
+    """The numbers of a sweep whose deviation is learned; ``slopes`` are axes along which base models may differ."""
     known, wide = np.full(2, prior.departure_factor), np.full(2, prior.wide)
     seeds = np.array([prior.seed_amplitude, prior.seed_timing])
     seed_factor = np.array([prior.seed_factor, prior.wide])

@@ -253,11 +253,7 @@ class Model:
         return STEP[0] * own[:, :1], float(np.log(self._positive.min())) + STEP[1] * own[:, 1:]
 
     def bends(self, theta: Array, numbers: Scaled | None = None) -> Array:
-        """E and w of the cells, shape ``(chains, 2, cells)``.
-
-        Args:
-            numbers: Of the vectors, where they are known, here and below.
-        """
+        """E and w of the cells, shape ``(chains, 2, cells)``; ``numbers`` are of the vectors, where they are known."""
         found = self.bend_lines(theta, self.at)
         found[:, 0] += (numbers or self._families.scaled(theta)).values["bends"][:, 0]
         return found

@@ -68,11 +68,7 @@ class Posterior:
         return self._reward(both, shapes, self.model.bends(self.theta), compute, None)[1]
 
     def of_run(self, run: int, compute: Array) -> Array:
-        """Reward of one run, its own seed included, shape ``(draws, points)``.
-
-        Args:
-            compute: Shape ``(points,)``.
-        """
+        """Reward of one run at ``(points,)``, its own seed included, shape ``(draws, points)``."""
         model, theta = self.model, self.theta
         both, shapes = model.of_bases(theta)
         curve, base = int(model.curve.of_run[run]), int(model.runs.base[run])
@@ -110,12 +106,7 @@ class Posterior:
         return self._reward(both, shapes, bends, compute, None)[0]
 
     def _shift(self, tilts: Array, base: int | None) -> Array | float:
-        """Shift of amplitude and timing by a base model, shape ``(draws, 2, cells)``.
-
-        Args:
-            tilts: As of the model.
-            base: As of ``reward``. What one that was not run adds is the same at every call.
-        """
+        """Shift of amplitude and timing by a base model, shape ``(draws, 2, cells)``; the same at every call."""
         model, theta = self.model, self.theta
         if "bases" not in model.families:
             return 0.0
@@ -140,11 +131,7 @@ class Posterior:
         *,
         factor: Array | float = 1.0,
     ) -> tuple[Array, Array]:
-        """Rewards and shares of the gain, each of shape ``(draws, settings, points)``.
-
-        Args:
-            factor: Of the gain.
-        """
+        """Rewards and shares of the gain, each of shape ``(draws, settings, points)``."""
         starts, tail = self.model.start(self.theta), self.model.tail(self.theta)
         draws = np.arange(len(starts))
         # One that was not run starts like one of those that were.
@@ -216,11 +203,7 @@ def _drawn(model: Model, seed: int, size: tuple[int, int, int]) -> Posterior:
 
 
 def decided(rewards: Array) -> Array:
-    """What a decision depends on: the highest of the rewards on average, and what each other that may be best lacks.
-
-    Args:
-        rewards: Shape ``(steps, chains, settings)``.
-    """
+    """The rewards ``(steps, chains, settings)`` that decide: the highest on average, and what others near it lack."""
     best = int(rewards.mean(axis=(0, 1)).argmax())
     lacks = rewards[:, :, [best]] - rewards
     near = (lacks < 0).mean(axis=(0, 1)) >= COULD_WIN
@@ -398,11 +381,7 @@ LEAST = 0.3
 
 
 def curvature(density: Density, at: Array, apart: Index) -> Mass:
-    """The mass of the curvature somewhere, by differences of the gradient.
-
-    Args:
-        apart: As of ``sample``: all groups are shifted at once.
-    """
+    """The mass of the curvature somewhere, by differences of the gradient; all groups are shifted at once."""
     step, (groups, members) = 1e-4, apart.shape
     together = np.setdiff1d(np.arange(len(at)), apart)
     shifts = np.zeros((len(together) + members, len(at)))
@@ -494,11 +473,7 @@ class _Walk:
 
 
 def split_r_hat(drawn: Array) -> Array:
-    """Split R̂ of each number (Bayesian Data Analysis, section 11.4); near 1 when the chains agree.
-
-    Args:
-        drawn: Shape ``(steps, chains, size)``.
-    """
+    """Split R̂ of each number of draws ``(steps, chains, size)`` (Bayesian Data Analysis, section 11.4)."""
     half = len(drawn) // 2
     parts = np.concatenate([drawn[:half], drawn[half : 2 * half]], axis=1)
     within = parts.var(axis=0, ddof=1).mean(axis=0)
@@ -507,11 +482,7 @@ def split_r_hat(drawn: Array) -> Array:
 
 
 def effective_size(drawn: Array) -> Array:
-    """Independent draws that say as much of each number's mean (Geyer, 1992; Bayesian Data Analysis, section 11.5).
-
-    Args:
-        drawn: Shape ``(steps, chains, size)``.
-    """
+    """Independent draws that say as much of the mean of each number of ``(steps, chains, size)`` (Geyer, 1992)."""
     steps, chains, _ = drawn.shape
     off = drawn - drawn.mean(axis=(0, 1))
     power = np.abs(np.fft.rfft(off, n=2 * steps, axis=0)) ** 2

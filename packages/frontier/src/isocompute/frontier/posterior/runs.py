@@ -98,11 +98,7 @@ class Runs:
         )
 
     def with_errors_at(self, reward: Array) -> Runs:
-        """The same runs with each binomial error that of the fitted reward, not that of the one measured.
-
-        Args:
-            reward: Fitted rewards, shape of ``compute``.
-        """
+        """The same runs with each binomial error that of the fitted reward, not that of the one measured."""
         if self.trials is None:
             return self
         return replace(self, error=np.where(self.seen, _error_at(reward, self.trials), 1.0))
@@ -150,11 +146,7 @@ def members(index: NDArray[np.int64], count: int) -> Array:
 
 
 def padded(rows: Sequence[Array], fill: float) -> Array:
-    """Rows of any length as one array, shape ``(rows, longest)``.
-
-    Args:
-        fill: Value after the end of a row.
-    """
+    """Rows of any length as one array, shape ``(rows, longest)``, with ``fill`` after their ends."""
     whole = np.full((len(rows), max(map(len, rows))), fill)
     for row, values in zip(whole, rows, strict=True):
         row[: len(values)] = values
@@ -200,11 +192,7 @@ class Run:
         return float(self.compute[-1])
 
     def error_at(self, rate: Array) -> Array:
-        """Standard errors of its evaluations if their true rewards were these: a share of 0 has an error too.
-
-        Args:
-            rate: Shape ``(evaluations,)``.
-        """
+        """Standard errors of its evaluations if their true rewards were these: a share of 0 has an error too."""
         if self.trials is None:
             return self.error
         return _error_at(rate, self.trials)
@@ -245,8 +233,7 @@ def runs_of(
         pass_rates: A ``pass_rates`` table of the runs, for the errors of the metric, question by question.
 
     Raises:
-        FrontierError: The metric, unit, split, problem set or grouping column is not there, several problem sets
-            are mixed, a value is not finite, two runs share cell and seed, or the pass rates are not those of the
+        FrontierError: As for ``chosen_rows``, two runs share cell and seed, or the pass rates are not those of the
             evaluations.
     """
     rows = chosen_rows(
@@ -275,11 +262,12 @@ def runs_of(
     for key, part in rows.with_row_index("row").group_by(keys, maintain_order=True):
         own = part.sort(UNITS[unit], metric)
         values: dict[str, Any] = dict(zip(keys, key, strict=True))
+        ids = own["run_id"].drop_nulls() if "run_id" in own.columns else ()
         where, reward = own["row"].to_numpy(), own[metric].to_numpy().astype(np.float64)
         runs.append(
             Run(
                 name=_name(values, varying),
-                run_id=next(iter(own["run_id"].drop_nulls()), None) if "run_id" in own.columns else None,
+                run_id=str(ids[0]) if len(ids) else None,
                 cell=Setting(
                     **{column: values[column] for column in CELL}, group=f"{named} = {values[named]}" if named else ""
                 ),
@@ -299,11 +287,7 @@ def runs_of(
 def _errors(
     rows: pl.DataFrame, metric: str, pass_rates: pl.DataFrame | None
 ) -> tuple[Array | None, bool, Array | None, Array | None]:
-    """Standard errors of evaluations, whether they are known, the trials that they amount to, and the answers.
-
-    Raises:
-        FrontierError: The pass rates are not those of the evaluations.
-    """
+    """Standard errors of evaluations, whether they are known, the trials that they amount to, and the answers."""
     reward = rows[metric].to_numpy().astype(np.float64)
     columns = [rows[c] for c in ("questions", "samples") if c in rows.columns]
     trials, known = None, False
@@ -437,9 +421,6 @@ def units_off(compute: Array, reward: Array, error: Array) -> Array:
 def off_neighbours(at: Array, reward: Array, error: Array, length: int = 1) -> tuple[Array, Array]:
     """Distances of stretches of evaluations from the line between those before and after.
 
-    Args:
-        at: Position of each evaluation.
-
     Returns:
         The differences and their standard deviations, both ``(stretches, length)``.
     """
@@ -468,11 +449,7 @@ def local_median(reward: Array) -> Array:
 
 
 def position(compute: Array) -> Array:
-    """Positions of evaluations in the logarithm of compute, finite for the start.
-
-    Args:
-        compute: Rising, shape ``(evaluations,)``.
-    """
+    """Positions of evaluations in the logarithm of compute, which rises; finite for the start."""
     positive = compute[compute > 0]
     return np.log1p(compute / (positive[0] if len(positive) else 1.0))
 
@@ -487,10 +464,8 @@ def binned(run: Run, points: int = POINTS) -> Run:
     """The run in bins that are even in the logarithm of compute; evaluations at compute 0 are one point of their own.
 
     Thousands of evaluations within one doubling of compute share the slow wander of the run, so the mean of a bin is
-    not as sure as that of as many independent ones: how sure it is shows in how bins differ from their neighbours.
-
-    Args:
-        points: Most points of the result; a run that has no more is returned as it is.
+    not as sure as that of as many independent ones: how sure it is shows in how bins differ from their neighbours. A
+    run of no more ``points`` is returned as it is.
     """
     if len(run.compute) <= points:
         return run

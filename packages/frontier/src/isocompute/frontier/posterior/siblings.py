@@ -169,10 +169,9 @@ class Siblings:
         return float(np.median([np.interp(compute, o.compute, o.reward) for o in cell or same or others]))
 
     def bad_start(self, own: View, times: float = SIGNIFICANT) -> bool:
-        """Return whether its first evaluation alone is far off: the second is nearer the others' start or progress.
+        """Return whether its first evaluation alone is off by so many standard errors.
 
-        Args:
-            times: Standard errors that count as far.
+        The second is then nearer to the others' start or progress.
         """
         shared, count = self.common_start(own)
         if count < 2 or own.run.compute[0] > 0 or len(own.compute) < 2:
