@@ -262,12 +262,12 @@ def runs_of(
     for key, part in rows.with_row_index("row").group_by(keys, maintain_order=True):
         own = part.sort(UNITS[unit], metric)
         values: dict[str, Any] = dict(zip(keys, key, strict=True))
-        ids = own["run_id"].drop_nulls() if "run_id" in own.columns else ()
+        ids = own["run_id"].drop_nulls().to_list() if "run_id" in own.columns else []
         where, reward = own["row"].to_numpy(), own[metric].to_numpy().astype(np.float64)
         runs.append(
             Run(
                 name=_name(values, varying),
-                run_id=str(ids[0]) if len(ids) else None,
+                run_id=str(ids[0]) if ids else None,
                 cell=Setting(
                     **{column: values[column] for column in CELL}, group=f"{named} = {values[named]}" if named else ""
                 ),
