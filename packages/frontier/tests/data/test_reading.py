@@ -101,20 +101,16 @@ def test_two_tables_of_one_seed_are_not_fitted_as_one_run(table: pl.DataFrame, t
     assert len(read_evals(tables, group="recipe")) == 2 * len(one)
 
 
-def fitted(source: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str, str]:
-    code = main(["fit", str(source), "--out", str(source.parent / "out"), "--method", "paper", *more])
-    said = capsys.readouterr()
-    return code, said.out, said.err
+def fitted(source: Path, *more: str) -> int:
+    return main(["fit", str(source), "--out", str(source.parent / "out"), "--method", "paper", *more])
 
 
 def refused(source: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
-    code, _, error = fitted(source, capsys, *more)
-    assert code == 2
-    lines = [line for line in error.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1
-    assert "Traceback" not in error
+    assert fitted(source, *more) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("warning: ")]
+    assert line.startswith("error: ")
     assert not (source.parent / "out").exists()
-    return lines[0]
+    return line
 
 
 @pytest.mark.parametrize("form", ["exp", "hill", "power"])
@@ -276,16 +272,11 @@ def test_a_fit_in_gpu_hours_from_two_files_of_runs_in_groups(
     both.write_parquet(tmp_path / "evals.parquet")
     timings(both).write_parquet(tmp_path / "timings.parquet")
     more = ["--unit", "gpu_hours", "--timings", str(tmp_path / "timings.parquet"), "--group", "recipe"]
-    code, said, _ = fitted(tmp_path / "evals.parquet", capsys, *more)
-    assert code == 0
+    assert fitted(tmp_path / "evals.parquet", *more) == 0
+    said = capsys.readouterr().out
     assert "avg_at_4 against gpu_hours" in said
     assert "recipe = filtered" in said
     assert (tmp_path / "out" / "curves.svg").exists()
-    for c in fit_as_paper(with_gpu_hours(table, timings(table)), PaperConfig(unit="gpu_hours")).fitted:
-        assert c.parameters is not None
-        # τ of 3,000 and 9,000 rollouts, at 32 and 128 rollouts a step and a hundredth of an hour a step.
-        rate = 100 * 8 * c.curve.rollouts_per_problem
-        assert c.parameters.scale * rate == pytest.approx({4: 3000, 16: 9000}[c.curve.rollouts_per_problem], rel=0.2)
 
 
 def test_what_the_makers_of_a_table_did_not_read_is_repeated(table: pl.DataFrame, tmp_path: Path) -> None:
