@@ -177,15 +177,6 @@ def test_a_healthy_run_stays_what_it_is_when_another_dies(name: str, i: int, dea
 
 
 @pytest.mark.slow
-@given(st.randoms(use_true_random=False))
-@settings(max_examples=10, deadline=None)
-def test_the_order_of_runs_does_not_matter(random: object) -> None:
-    runs = list(sweep("panel"))
-    random.shuffle(runs)  # type: ignore[attr-defined]
-    assert kinds(runs) == kinds(sweep("panel"))
-
-
-@pytest.mark.slow
 @given(st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=12), min_size=1, max_size=5))
 @settings(max_examples=60, deadline=None)
 def test_every_run_is_something_and_says_why(rewards: list[list[float]]) -> None:
@@ -262,12 +253,12 @@ def off(run: Run) -> tuple[Array, Array]:
     return (bins.reward - truth(bins.compute)) / bins.error, bins.error
 
 
-@given(st.integers(51, 2000), st.integers(5, 60))
+@given(st.integers(51, 2000))
 @settings(max_examples=15, deadline=None)
-def test_bins_keep_the_start_the_order_and_the_mean(points: int, most: int) -> None:
+def test_bins_keep_the_start_the_order_and_the_range(points: int) -> None:
     run = log(np.random.default_rng(points), memory=1, drift=0.0, points=points)
-    bins = binned(run, most)
-    assert len(bins.compute) <= max(most, 5)
+    bins = binned(run)
+    assert len(bins.compute) <= 50
     assert (np.diff(bins.compute) > 0).all()
     assert (bins.compute[0], bins.reward[0]) == (0, run.reward[0])
     assert run.reward.min() <= bins.reward.min()
