@@ -3,11 +3,9 @@
 from itertools import combinations, product
 
 import numpy as np
-import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.frontier import PaperConfig, fit_as_paper
 from isocompute.frontier.data.curves import (
     binomial_errors,
     isotonic,
@@ -65,28 +63,13 @@ def test_other_names_are_not_metrics_of_pass_rates(name: str) -> None:
 REWARDS = st.lists(st.floats(0, 1), min_size=1, max_size=40).map(np.array)
 
 
-@given(REWARDS)
-def test_records_rise_and_begin_with_the_first_point(reward: np.ndarray) -> None:
-    compute = np.arange(len(reward), dtype=float)
-    found = records(compute, reward, bin_width=0)
-    assert found[0] == 0
-    assert (np.diff(reward[found]) > 0).all()
-    assert reward[found].max() == reward.max()
-
-
-@given(REWARDS, st.floats(0.005, 0.2))
-def test_a_bin_of_reward_gives_one_record(reward: np.ndarray, width: float) -> None:
+@given(REWARDS, st.sampled_from([0.0, 0.005, 0.2]))
+def test_records_rise_from_the_first_point_to_the_highest_bin_by_one_of_each(reward: np.ndarray, width: float) -> None:
     found = records(np.arange(len(reward), dtype=float), reward, bin_width=width)
-    levels = np.floor(reward[found] / width + 1e-9)
-    assert len(np.unique(levels)) == len(levels)
-
-
-@given(REWARDS, st.randoms(use_true_random=False))
-def test_the_order_of_points_is_irrelevant(reward: np.ndarray, random: object) -> None:
-    compute = np.arange(len(reward), dtype=float)
-    order = np.random.default_rng(0).permutation(len(reward))
-    chosen = order[records(compute[order], reward[order])]
-    assert sorted(chosen.tolist()) == sorted(records(compute, reward).tolist())
+    levels = np.floor(reward / width + 1e-9) if width else reward
+    assert found[0] == 0
+    assert (np.diff(levels[found]) > 0).all()
+    assert levels[found].max() == levels.max()
 
 
 def test_smoothing_is_a_centred_mean_shorter_at_the_ends() -> None:
@@ -94,29 +77,8 @@ def test_smoothing_is_a_centred_mean_shorter_at_the_ends() -> None:
     # A single high evaluation is a record raw, and none once smoothed.
     reward = np.array([0.1, 0.1, 0.9, 0.1, 0.2, 0.3, 0.4])
     assert 2 in records(np.arange(7.0), reward)
-    assert len(records(np.arange(7.0), reward, window=3)) < 5
-
-
-@given(REWARDS)
-def test_the_isotonic_companion_rises_and_keeps_the_mean(reward: np.ndarray) -> None:
-    fitted = isotonic(np.arange(len(reward), dtype=float), reward)
-    assert (np.diff(fitted) >= -1e-12).all()
-    assert fitted.mean() == pytest.approx(reward.mean(), abs=1e-9)
+    assert len(records(np.arange(7.0), smoothed(reward, 3))) < 5
 
 
 def test_equal_compute_gets_one_isotonic_value() -> None:
     assert isotonic(np.array([1.0, 1.0, 2.0]), np.array([0.2, 0.4, 0.9])).tolist() == pytest.approx([0.3, 0.3, 0.9])
-
-
-def test_fits_of_raw_records_lie_above_those_of_smoothed_ones_and_of_all_points(table: pl.DataFrame) -> None:
-    ends = {}
-    for name, settings in {
-        "all": {},
-        "raw": {"points": "records"},
-        "smoothed": {"points": "records", "window": 5},
-    }.items():
-        found = fit_as_paper(table, PaperConfig(**settings))  # type: ignore[arg-type]
-        ends[name] = np.mean([float(c.parameters(20_000.0)) for c in found.curves if c.parameters])
-    # A running mean has less noise to break records with.
-    assert max(ends["all"], ends["smoothed"]) < ends["raw"] - 0.005
-    assert abs(ends["smoothed"] - ends["all"]) < ends["raw"] - ends["all"]

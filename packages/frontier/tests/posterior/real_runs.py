@@ -40,13 +40,18 @@ def made(compute: Array, reward: Array, error: Array, *, trials: float | None = 
     )
 
 
-def zeros(*where: int) -> Callable[[Run], Run]:
-    def damaged(run: Run) -> Run:
-        reward = run.reward.copy()
-        reward[list(where)] = 0.0
-        return replace(run, reward=reward)
+def rewarded(change: Callable[[Array], Array]) -> Callable[[Run], Run]:
+    return lambda run: replace(run, reward=change(run.reward))
 
-    return damaged
+
+in_percent = rewarded(lambda reward: 100 * reward)
+of_minus_one_and_one = rewarded(lambda reward: 2 * reward - 1)
+half_above = rewarded(lambda reward: (1 + reward) / 2)
+broken_down = rewarded(lambda reward: np.concatenate([reward[:-4], [0.01, 0.0, 0.005, 0.0]]))
+
+
+def zeros(*where: int) -> Callable[[Run], Run]:
+    return rewarded(lambda reward: np.where(np.isin(np.arange(len(reward)), np.array(where) % len(reward)), 0, reward))
 
 
 def without_some(run: Run) -> Run:
@@ -55,24 +60,6 @@ def without_some(run: Run) -> Run:
 
 def killed(run: Run) -> Run:
     return run.without(range(int(0.6 * len(run.reward)), len(run.reward)))
-
-
-def in_percent(run: Run) -> Run:
-    return replace(run, reward=100 * run.reward)
-
-
-def of_minus_one_and_one(run: Run) -> Run:
-    return replace(run, reward=2 * run.reward - 1)
-
-
-def half_above(run: Run) -> Run:
-    return replace(run, reward=(1 + run.reward) / 2)
-
-
-def broken_down(run: Run) -> Run:
-    reward = run.reward.copy()
-    reward[-4:] = [0.01, 0.0, 0.005, 0.0]
-    return replace(run, reward=reward)
 
 
 def asleep(run: Run) -> Run:

@@ -40,6 +40,7 @@ def sweep(
         reward=reward,
         error=np.sqrt(rate * (1 - rate) / TRIALS),
         seen=np.ones(reward.shape, dtype=np.bool_),
+        base=np.zeros(len(rows), dtype=np.int64),
         trials=np.full(reward.shape, float(TRIALS)),
     )
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.frontier import FrontierError
-from isocompute.frontier.data.curves import binomial_error
 from isocompute.frontier.posterior.runs import Run, Setting, runs_of
 from real_runs import labelled
 
@@ -56,24 +55,11 @@ def test_runs_at_two_rates_are_of_two_cells(table: pl.DataFrame) -> None:
     assert {r.cell.group for r in grouped} == {""}
 
 
-def test_two_runs_of_one_cell_and_seed_are_refused(table: pl.DataFrame) -> None:
-    again = table.filter(pl.col("run_id") == "n4s1").with_columns(run_id=pl.lit("other"))
-    with pytest.raises(FrontierError, match=r"n4s1 and other .*seed 1"):
-        made(pl.concat([table, again]))
-
-
 def test_without_questions_only_ratios_of_errors_mean_something(table: pl.DataFrame) -> None:
     for bare in (table.drop("questions", "samples"), table.with_columns(samples=pl.lit(None, dtype=pl.Int64))):
         runs = made(bare)
         assert all(r.trials is None and not r.error_is_known for r in runs)
         assert all(0.003 < r.error[0] < 0.03 and (r.error == r.error[0]).all() for r in runs)
-
-
-def test_a_share_of_zero_has_the_error_of_the_rate_that_it_is_of(table: pl.DataFrame) -> None:
-    run = made(table)[0]
-    expected = binomial_error(np.full(21, 0.3), 1200.0)
-    np.testing.assert_allclose(run.error_at(np.full(21, 0.3)), expected)
-    assert (run.error_at(np.zeros(21)) > 0).all()
 
 
 def test_pass_rates_count_as_more_responses_than_were_sampled(table: pl.DataFrame) -> None:

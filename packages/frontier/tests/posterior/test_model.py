@@ -84,23 +84,6 @@ def test_it_is_that_of_autocorrelated_residuals_about_the_curves_in_blocks_of_an
         np.testing.assert_allclose(slopes, gradient, rtol=1e-9, atol=1e-9)
 
 
-def test_what_was_not_seen_is_not_in_it() -> None:
-    runs = uneven()
-    reward = np.where(runs.seen, runs.reward, 0.77)
-    theta = np.random.default_rng(0).standard_normal((3, Model(runs=runs).size))
-    np.testing.assert_array_equal(Model(runs=runs)(theta)[0], Model(runs=replace(runs, reward=reward))(theta)[0])
-
-
-def test_each_vector_of_a_stack_has_its_own_density() -> None:
-    model = Model(runs=line((4, 16), (0.4, 0.5), (1e4, 3e4)))
-    theta = 0.5 * np.random.default_rng(0).standard_normal((4, model.size))
-    together, slopes = model(theta)
-    for own, value, slope in zip(theta, together, slopes, strict=True):
-        alone, gradient = model(own[None])
-        np.testing.assert_allclose(alone[0], value, rtol=1e-12)
-        np.testing.assert_allclose(gradient[0], slope, rtol=1e-9, atol=1e-9)
-
-
 def test_the_rate_is_an_axis_only_where_a_setting_has_several() -> None:
     one = [Setting(rollouts_per_problem=n, problems_per_batch=8, learning_rate=1e-4 * n**0.5) for n in (2, 8)]
     assert not Model(runs=sweep({c: exponential(0.2, 0.5, 2e4) for c in one})).rates

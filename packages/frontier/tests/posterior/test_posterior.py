@@ -26,20 +26,34 @@ from ..conftest import quick, run
 slow = pytest.mark.slow("fits")
 
 
-def test_the_moments_of_a_normal_distribution_are_found() -> None:
-    rng = np.random.default_rng(0)
-    root = np.tril(rng.standard_normal((8, 8))) + 2 * np.eye(8)
-    mean, inverse = np.arange(8.0), np.linalg.inv(root @ root.T)
+TOGETHER = np.tril(np.random.default_rng(0).standard_normal((8, 8))) + 2 * np.eye(8)
+APART = np.eye(8)
+"""Two numbers on which three pairs hang, each pair in its own way: independent given the two."""
+APART[2:, :2] = np.random.default_rng(2).standard_normal((6, 2))
+PAIRS = np.array([[2, 3], [4, 5], [6, 7]])
+for pair in PAIRS:
+    APART[np.ix_(pair, pair)] = [[0.5, 0.0], [0.4, 1.5]]
+
+
+@pytest.mark.parametrize(("root", "apart"), [(TOGETHER, PAIRS[:0]), (APART, PAIRS)])
+def test_the_moments_of_a_normal_distribution_are_found(root: np.ndarray, apart: np.ndarray) -> None:
+    rng, mean, inverse = np.random.default_rng(0), np.arange(8.0), np.linalg.inv(root @ root.T)
 
     def density(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         off = x - mean
         return -0.5 * ((off @ inverse) * off).sum(axis=1), -off @ inverse
 
-    drawn = sample(density, np.zeros(8), np.ones(8, dtype=bool), chains=32, warm_up=40, kept=100, rng=rng)
+    mass = curvature(density, mean, apart)
+    unit = rng.standard_normal((5, 8))
+    np.testing.assert_allclose(mass.units(mass.scaled(unit)), unit, atol=1e-9)
+    np.testing.assert_allclose(mass.turned(unit), unit @ mass.scaled(np.eye(8)).T, atol=1e-9)
+    drawn = sample(density, np.zeros(8), mean >= 0, chains=32, warm_up=40, kept=100, rng=rng, apart=apart)
     deviation = np.sqrt(np.diag(root @ root.T))
     assert split_r_hat(drawn).max() < 1.1
     np.testing.assert_allclose((drawn.mean(axis=(0, 1)) - mean) / deviation, 0, atol=0.1)
     np.testing.assert_allclose(drawn.std(axis=(0, 1)) / deviation, 1, atol=0.1)
+    expected = (root @ root.T) / deviation / deviation[:, None]
+    np.testing.assert_allclose(np.corrcoef(drawn.reshape(-1, 8).T), expected, atol=0.1)
 
 
 def test_a_distribution_with_long_tails_keeps_them() -> None:
@@ -71,35 +85,6 @@ def test_chains_that_walk_first_where_it_is_wider_find_what_lies_apart_from_the_
         found.append((drawn > 3.5).mean())
     assert found[0] < 0.1
     assert found[1] == pytest.approx(0.4, abs=0.1)
-
-
-def test_numbers_apart_have_the_moments_that_they_have_together() -> None:
-    rng = np.random.default_rng(2)
-    # Two numbers on which three pairs hang, each pair in its own way: independent given the two.
-    hang = rng.standard_normal((6, 2))
-    root = np.eye(8)
-    root[2:, :2] = hang
-    for k in (2, 4, 6):
-        root[k : k + 2, k : k + 2] = [[0.5, 0.0], [0.4, 1.5]]
-    inverse = np.linalg.inv(root @ root.T)
-    apart = np.array([[2, 3], [4, 5], [6, 7]])
-
-    def density(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return -0.5 * ((x @ inverse) * x).sum(axis=1), -x @ inverse
-
-    mass = curvature(density, np.zeros(8), apart)
-    unit = rng.standard_normal((5, 8))
-    np.testing.assert_allclose(mass.units(mass.scaled(unit)), unit, atol=1e-9)
-    dense = mass.scaled(np.eye(8)).T
-    np.testing.assert_allclose(mass.turned(unit), unit @ dense, atol=1e-9)
-    # No curvature lies below the least that is taken as one.
-    assert np.linalg.eigvalsh(inverse).min() > 0.05
-    drawn = sample(density, np.ones(8), np.ones(8, dtype=bool), chains=32, warm_up=40, kept=100, rng=rng, apart=apart)
-    deviation = np.sqrt(np.diag(root @ root.T))
-    np.testing.assert_allclose(drawn.std(axis=(0, 1)) / deviation, 1, atol=0.1)
-    np.testing.assert_allclose(
-        np.corrcoef(drawn.reshape(-1, 8).T)[0, 2:], ((root @ root.T) / deviation / deviation[:, None])[0, 2:], atol=0.1
-    )
 
 
 def test_chains_that_remember_count_as_fewer_draws() -> None:

@@ -350,7 +350,7 @@ def _runs_table(runs: Runs) -> pl.DataFrame:
     columns: dict[str, Any] = {
         "run": row,
         "cell": runs.cell[row],
-        "base": runs.base_of_run[row],
+        "base": runs.base[row],
         "compute": runs.compute[row, point],
         "reward": runs.reward[row, point],
         "error": runs.error[row, point],

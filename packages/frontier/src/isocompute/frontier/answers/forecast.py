@@ -17,7 +17,7 @@ from ..fitting.intervals import LEVEL, ends
 from ..fitting.point import Parameters
 from ..posterior.health import Kind, judge, prepare
 from ..posterior.runs import POINTS, Run, Setting, off_neighbours, position
-from ..posterior.single import expected, single
+from ..posterior.single import Drawn, expected, single
 from .recipes import fit_scalerl
 
 METHODS = ("posterior", "paper")
@@ -325,30 +325,10 @@ def _line(x: Array, y: Array, least: float) -> tuple[float, float]:
     return float(slope), max(residual, least) / float(np.sqrt(((x - x.mean()) ** 2).sum()))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Drawn:
-    """Draws of a run.
-
-    Attributes:
-        reward: Shape ``(draws, points)``.
-        noise: Standard deviation of an evaluation, shape ``(draws,)``.
-        autocorrelation: Of evaluations that follow each other, shape ``(draws,)``.
-        named: What has a name.
-    """
-
-    reward: Array
-    noise: Array
-    autocorrelation: Array
-    named: dict[str, Array]
-
-
-def _draws(run: Run, state: State, at: Array, config: ForecastConfig) -> _Drawn:
+def _draws(run: Run, state: State, at: Array, config: ForecastConfig) -> Drawn:
     """Draws at some compute."""
     if state is not State.COLLAPSED:
-        found = single(prepare([run]).runs, before=expected(config.without), seed=config.seed)
-        return _Drawn(
-            reward=found.reward(at), noise=found.noise, autocorrelation=found.autocorrelation, named=found.named()
-        )
+        return single(prepare([run]).runs, at, before=expected(config.without), seed=config.seed)
     # No rising curve describes it: what it fell to is all that is known, and it stays there.
     top = int(run.reward.argmax())
     kept = run.reward[top:][run.reward[top:] < (run.reward[0] + run.reward[top]) / 2]
@@ -356,11 +336,11 @@ def _draws(run: Run, state: State, at: Array, config: ForecastConfig) -> _Drawn:
     scaled = np.random.default_rng(config.seed).standard_t(max(len(kept) - 1, 1), 1000) / np.sqrt(len(kept))
     level = np.clip(kept.mean() + spread * scaled, 0.0, 1.0)
     reward = np.repeat(level[:, None], len(at), axis=1)
-    return _Drawn(reward=reward, noise=np.full(1000, spread), autocorrelation=np.zeros(1000), named={})
+    return Drawn(reward=reward, noise=np.full(1000, spread), autocorrelation=np.zeros(1000), named={})
 
 
 def _extension(
-    drawn: _Drawn, points: NDArray[np.int64], miss: Array, reward: Array, gained: float, seed: int
+    drawn: Drawn, points: NDArray[np.int64], miss: Array, reward: Array, gained: float, seed: int
 ) -> Extension:
     """Compare what came after a cut with the forecast.
 

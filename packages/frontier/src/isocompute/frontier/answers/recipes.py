@@ -12,7 +12,7 @@ from scipy.optimize import least_squares, minimize_scalar
 from ..data.curves import Array, not_beyond
 from ..errors import FrontierError
 from ..fitting.intervals import t_quantile
-from ..fitting.point import Parameters, form_of
+from ..fitting.point import FORMS, Parameters
 
 STEP = 0.005
 MIDPOINTS = 100
@@ -167,7 +167,7 @@ def _curve(x: Array, r0: float, asymptote: float) -> Parameters:
 
 def _fitted(compute: Array, reward: Array, r0: float, asymptote: float) -> Any:
     """Least squares of log C_mid and log B alone."""
-    low, high = form_of("hill").shapes
+    low, high = FORMS["hill"].shapes
     begin = np.array([np.log(np.median(compute)), 0.3])
     bounds = (np.log([compute.min() / 100, low]), np.log([compute.max() * 100, high]))
     return least_squares(lambda x: _curve(x, r0, asymptote)(compute) - reward, begin, bounds=bounds)
@@ -191,7 +191,7 @@ def _recipe(
     quantile = t_quantile(freedom)
     half = np.minimum(quantile * np.sqrt(np.diag(covariance)), 20.0)
     # An interval ends where the search does.
-    ends = {"C_mid": (compute.min() / 100, compute.max() * 100), "B": form_of("hill").shapes}
+    ends = {"C_mid": (compute.min() / 100, compute.max() * 100), "B": FORMS["hill"].shapes}
     spans = {
         key: (max(float(np.exp(best.x[i] - half[i])), low), min(float(np.exp(best.x[i] + half[i])), high))
         for i, (key, (low, high)) in enumerate(ends.items())

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..answers.forecast import METHODS, ForecastConfig, forecast
 from ..answers.recipes import leave_one_out
 from ..contract.command_line import new_file
-from ..data.reading import one_run, read_columns, read_series
+from ..data.reading import read_curve, read_series
 from ..errors import FrontierError
 from ..show.drawing import save
 from ..show.panels import efficiency_panel, forecast_panel
@@ -88,11 +88,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         without=tuple(arguments.without),
         seed=arguments.seed,
     )
-    where = dict(arguments.where)
-    x, y = read_columns(arguments.curve, [arguments.x, arguments.y], where=where)
-    one_run(arguments.curve, arguments.x, arguments.y, where)
-    if ((y < 0) | (y > 1)).any():
-        raise FrontierError(f"{arguments.curve}: the column {arguments.y} has rewards outside 0 to 1")
+    x, y = read_curve(arguments.curve, arguments.x, arguments.y, where=dict(arguments.where))
     found = forecast(x, y, config, unit=arguments.x)
     yield from found.summary().splitlines()
     if arguments.figure:
@@ -117,8 +113,6 @@ def _compare_recipes(arguments: argparse.Namespace) -> Iterable[str]:
         least=arguments.fit_min,
         most=arguments.fit_max,
     )
-    for name in series:
-        one_run(arguments.curve, arguments.x, arguments.y, {**dict(arguments.where), arguments.series: name})
     found = leave_one_out(series, r0=arguments.r0, asymptote=arguments.asymptote, target=arguments.reward)
     held = found[0].parameters
     yield (

@@ -7,7 +7,7 @@ questions are asked is another matter (``posterior/health.py``).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import comb
 from typing import Any
@@ -111,11 +111,7 @@ TAKEN = frozenset({"seed", "rollouts_per_problem", "problems_per_batch", *UNITS.
 
 
 def check_group(group: str | None) -> None:
-    """Refuse to group by a column that already tells curves, seeds or evaluations apart.
-
-    Raises:
-        FrontierError: It is such a column.
-    """
+    """Refuse to group by a column that already tells curves, seeds or evaluations apart."""
     if group in TAKEN:
         raise FrontierError(
             f"curves cannot be grouped by {group!r}, which has its own meaning in a fit: name another column, such as "
@@ -171,11 +167,7 @@ def chosen_rows(
 
 
 def _refuse(rows: pl.DataFrame, wrong: Mapping[str, pl.Expr], metric: str, column: str) -> None:
-    """Refuse impossible values.
-
-    Args:
-        wrong: What is wrong, and in which rows.
-    """
+    """Refuse impossible values: what is wrong, and in which rows."""
     for what, bad in wrong.items():
         found = rows.filter(bad)
         if not found.is_empty():
@@ -184,6 +176,27 @@ def _refuse(rows: pl.DataFrame, wrong: Mapping[str, pl.Expr], metric: str, colum
                 f"{what} at n = {row['rollouts_per_problem']}, B_p = {row['problems_per_batch']}, seed {row['seed']}: "
                 f"{metric} {row[metric]}, {column} {row[column]}"
             )
+
+
+def refuse_one_seed(evals: pl.DataFrame, keys: Sequence[str | None]) -> None:
+    """Refuse two runs that have one seed: they would be one curve, whose points jump from run to run.
+
+    Args:
+        keys: Columns that tell runs apart, as far as they are there.
+    """
+    if "run_id" not in evals.columns:
+        return
+    known = [name for name in keys if name in evals.columns]
+    ids = pl.col("run_id").drop_nulls().unique().sort()
+    several = evals.group_by(known).agg(ids=ids).filter(pl.col("ids").list.len() > 1).sort(known)
+    if not several.is_empty():
+        row = several.row(0, named=True)
+        raise FrontierError(
+            f"the runs {row['ids'][0]} and {row['ids'][1]} have one seed, {row['seed']}, at "
+            f"n = {row['rollouts_per_problem']} and B_p = {row['problems_per_batch']}, so that one curve would be "
+            "drawn through both: leave one out if they are the same run, give each a seed of its own, or name the "
+            "column that tells them apart with --group"
+        )
 
 
 def of_setting(evals: pl.DataFrame, *, problems_per_batch: int | None, batch_rollouts: int | None) -> pl.DataFrame:
@@ -210,7 +223,7 @@ def of_setting(evals: pl.DataFrame, *, problems_per_batch: int | None, batch_rol
     return kept
 
 
-def records(compute: Array, reward: Array, *, bin_width: float = 0.005, window: int = 1) -> np.ndarray:
+def records(compute: Array, reward: Array, *, bin_width: float = 0.005) -> np.ndarray:
     """Indices of the points that break the record, one per bin of reward (Playbook, section 4, Figures 5 and 15).
 
     A maximum of noisy evaluations is biased upward, and the more so the more often a run is evaluated: fits are of all
@@ -219,32 +232,22 @@ def records(compute: Array, reward: Array, *, bin_width: float = 0.005, window: 
     Args:
         bin_width: A record counts when it reaches a bin of this width that no earlier point reached; 0 takes
             every new maximum.
-        window: Points of a centred running mean taken before records are sought; 1 leaves them raw.
 
     Returns:
         Indices in the order of compute.
 
     Raises:
-        FrontierError: The width is negative or the window is not a positive odd number.
+        FrontierError: The width is negative.
     """
     if bin_width < 0 or not np.isfinite(bin_width):
         raise FrontierError(f"the bin width is {bin_width}; it must be 0 or more")
-    if window < 1 or window % 2 == 0:
-        raise FrontierError(f"the window is {window}; it must be 1, 3, 5, …")
     order = np.lexsort((-reward, compute))
-    values = smoothed(reward[order], window)
-    levels = np.floor(values / bin_width + 1e-9) if bin_width > 0 else values
-    best = np.maximum.accumulate(levels)
-    breaks = np.concatenate([[True], best[1:] > best[:-1]]) if len(values) else np.zeros(0, dtype=bool)
-    return np.asarray(order[breaks])
+    levels = np.floor(reward[order] / bin_width + 1e-9) if bin_width > 0 else reward[order]
+    return np.asarray(order[np.diff(np.maximum.accumulate(levels), prepend=-np.inf) > 0])
 
 
 def smoothed(values: Array, window: int) -> Array:
-    """Centred running mean; shorter at the ends.
-
-    Args:
-        window: Points averaged, a positive odd number; 1 leaves the values as they are.
-    """
+    """Centred running mean over an odd number of points; shorter at the ends."""
     if window == 1 or not len(values):
         return values
     sums = np.concatenate([[0.0], np.cumsum(values)])
@@ -259,9 +262,6 @@ def of_records(curve: Curve, *, bin_width: float, window: int = 1) -> Curve:
 
     With a window they are records of the running mean, and carry it: a smoothed curve has less noise to break
     records with.
-
-    Args:
-        bin_width: Width of a record's bin of reward; 0 takes every new maximum.
     """
     rewards = curve.reward.copy()
     kept = [np.flatnonzero(curve.compute == 0)]
@@ -275,8 +275,8 @@ def of_records(curve: Curve, *, bin_width: float, window: int = 1) -> Curve:
     )
 
 
-def isotonic(compute: Array, reward: Array, weights: Array | None = None) -> Array:
-    """The non-decreasing step curve nearest to the points in weighted squares (pool adjacent violators).
+def isotonic(compute: Array, reward: Array) -> Array:
+    """The non-decreasing step curve nearest to the points in squares (pool adjacent violators).
 
     Args:
         compute: Compute of each point; equal ones get one value.
@@ -284,31 +284,10 @@ def isotonic(compute: Array, reward: Array, weights: Array | None = None) -> Arr
     Returns:
         Fitted value of each point, in the order given.
     """
-    weights = np.ones_like(reward) if weights is None else weights
-    distinct, where = np.unique(compute, return_inverse=True)
-    if not len(distinct):
+    if not len(compute):
         return np.zeros(0)
-    mass = np.bincount(where, weights)
-    means = np.bincount(where, weights * reward) / mass
-    return np.asarray(isotonic_regression(means, weights=mass).x[where])
-
-
-def errors_and_answers(
-    rows: pl.DataFrame, metric: str, pass_rates: pl.DataFrame | None
-) -> tuple[Array | None, bool, Array | None]:
-    """Standard errors of evaluations, whether they are known, and the answers behind them.
-
-    Raises:
-        FrontierError: The pass rates are not those of the evaluations.
-    """
-    reward = rows[metric].to_numpy().astype(np.float64)
-    if pass_rates is not None:
-        answers, rates, samples = answers_of(pass_rates, rows, metric, reward)
-        return np.sqrt(response_variance(metric, rates, samples) / answers.shape[1]), True, answers
-    if {"questions", "samples"} <= set(rows.columns):
-        trials, known = trials_of(metric, rows["questions"].to_numpy(), rows["samples"].to_numpy())
-        return binomial_errors(reward, trials), known, None
-    return None, False, None
+    _, where, mass = np.unique(compute, return_inverse=True, return_counts=True)
+    return np.asarray(isotonic_regression(np.bincount(where, reward) / mass, weights=mass).x[where])
 
 
 PASS_RATE_TOLERANCE = 5e-3
@@ -432,10 +411,6 @@ def trials_of(metric: str, questions: Array, samples: Array) -> tuple[Array, boo
 
     ``avg_at_k`` has at most the binomial error of all its samples. A question's contribution to any other metric lies
     between 0 and 1, so that its error is at most the binomial one of the questions; at k samples it is that.
-
-    Args:
-        questions: Questions of each evaluation, shape ``(evaluations,)``.
-        samples: Samples of each question, shape ``(evaluations,)``.
     """
     found = kind_of(metric)
     average = found is not None and found[0] == "avg"
@@ -443,28 +418,17 @@ def trials_of(metric: str, questions: Array, samples: Array) -> tuple[Array, boo
 
 
 def binomial_errors(reward: Array, trials: Array) -> Array:
-    """Standard errors of shares of successes.
-
-    Half a success and half a failure are added, as shares of 0 and 1 have an error too.
-
-    Args:
-        reward: Shares, within 0 to 1.
-    """
-    rate = (reward * trials + 0.5) / (trials + 1.0)
-    return binomial_error(rate, trials)
+    """Standard errors of shares of successes, with half a success and half a failure more: 0 and 1 have one too."""
+    return binomial_error((reward * trials + 0.5) / (trials + 1.0), trials)
 
 
 def binomial_error(rate: Array, trials: Array | float) -> Array:
-    """Standard deviation of a share of successes in independent trials of a known rate.
-
-    Args:
-        rate: The rate, within 0 to 1.
-    """
+    """Standard deviation of a share of successes in independent trials of a known rate."""
     return np.asarray(np.sqrt(rate * (1 - rate) / trials))
 
 
 def sampling_variance(spread: Array, samples: Array | int) -> Array:
-    """Binomial variance of a measured pass rate, estimated without bias, shape of the arguments.
+    """Binomial variance of a measured pass rate, estimated without bias.
 
     Args:
         spread: r(1−r) of the rates measured, or the mean of that over questions.

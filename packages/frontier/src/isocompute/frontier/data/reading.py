@@ -6,6 +6,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,12 @@ from ..contract import tables
 from ..contract.errors import TableError
 from ..contract.files import atomic_write
 from ..errors import FrontierError, InputWarning
-from .curves import UNITS, check_group
+from .curves import UNITS, check_group, refuse_one_seed
 
 DEFAULTS: dict[str, object] = {"seed": 0, "problem_set": "all", "split": "validation"}
 """Values of these columns where a table lacks them."""
+SETTING = ("problems_per_batch", "rollouts_per_problem", "seed", "problem_set", "split")
+"""Columns of an ``evals`` table that tell runs apart."""
 AT = "isocompute.at"
 """Column of where a row stands, while rows are read."""
 
@@ -55,20 +58,19 @@ def read_evals(
         whole = tables.concat(parts, "evals") if len(parts) > 1 else parts[0]
         whole = _with_average(whole, metric)
         _refuse_mixed_units(whole, unit)
-        _refuse_one_seed(whole, group)
+        refuse_one_seed(whole, [*SETTING, "learning_rate", group])
         return whole
     parts = [_read_rows(Path(source), metric, unit, columns or {}, constants or {}) for source in sources]
     joined = _later_attempts(pl.concat(parts, how="diagonal_relaxed"), UNITS[unit], metric, group)
-    keys = ["problems_per_batch", "rollouts_per_problem", "seed", "problem_set", "split", UNITS[unit]]
     # Points read from a figure may share their compute; the same evaluation twice is a mistake in the file.
-    keys += [group] if group and group in joined.columns else []
+    keys = [*SETTING, UNITS[unit], *([group] if group and group in joined.columns else [])]
     once = joined.unique([*keys, metric], maintain_order=True)
     if len(once) < len(joined):
         repeated = len(joined) - len(once)
         said = f"{repeated} rows occur more than once and count" if repeated > 1 else "1 row occurs twice and counts"
         warnings.warn(f"{said} once", InputWarning, stacklevel=2)
     _refuse_mixed_units(once, unit)
-    _refuse_one_seed(once, group)
+    refuse_one_seed(once, [*SETTING, "learning_rate", group])
     return once.sort(keys)
 
 
@@ -146,7 +148,7 @@ def _later_attempts(rows: pl.DataFrame, compute: str, metric: str, group: str | 
     Without a column ``run_id`` nobody knows whether they are attempts: points read from a figure may share their
     compute.
     """
-    keys = ["rollouts_per_problem", "problems_per_batch", "seed", "problem_set", "split", compute]
+    keys = [*SETTING, compute]
     keys += [name for name in ("run_id", "step", "learning_rate", group) if name and name in rows.columns]
     several = rows.filter(pl.struct(keys).is_duplicated()).filter(pl.col(metric).n_unique().over(keys) > 1)
     if not several.is_empty():
@@ -176,29 +178,6 @@ def _with_average(evals: pl.DataFrame, metric: str) -> pl.DataFrame:
     if metric in evals.columns or not others or not re.fullmatch(r"avg_at_\d+", metric):
         return evals
     return evals.with_columns(pl.col(others[0]).alias(metric))
-
-
-def _refuse_one_seed(evals: pl.DataFrame, group: str | None) -> None:
-    """Refuse two runs that have one seed: they would be one curve, whose points jump from run to run."""
-    if "run_id" not in evals.columns:
-        return
-    keys = ["rollouts_per_problem", "problems_per_batch", "seed", "problem_set", "split"]
-    keys += [name for name in ("learning_rate", group) if name and name in evals.columns]
-    runs = (
-        evals.group_by(keys)
-        .agg(pl.col("run_id").drop_nulls().unique().sort())
-        .filter(pl.col("run_id").list.len() > 1)
-        .sort(keys)
-    )
-    if runs.is_empty():
-        return
-    row = runs.row(0, named=True)
-    raise FrontierError(
-        f"the runs {row['run_id'][0]} and {row['run_id'][1]} have one seed, {row['seed']}, at "
-        f"n = {row['rollouts_per_problem']} and B_p = {row['problems_per_batch']}, so that one curve would be drawn "
-        "through both: leave one out if they are the same run, give each a seed of its own, or name the column that "
-        "tells them apart with --group"
-    )
 
 
 def _refuse_mixed_units(evals: pl.DataFrame, unit: str) -> None:
@@ -246,19 +225,14 @@ def _read_rows(
     _refuse_missing(frame, needed, path, how="name each with --column NAME=COLUMN, or give it with --set NAME=VALUE")
     frame = frame.with_columns(**{k: pl.lit(v) for k, v in DEFAULTS.items() if k not in frame.columns})
 
-    def column(name: str, least: float, most: float = np.inf, *, what: str) -> np.ndarray:
+    def column(name: str, least: float, what: str, most: float = np.inf) -> np.ndarray:
         own = columns.get(name, name)
-        values = numbers(pl.DataFrame({own: frame[name]}), own, path)
-        wrong = (values < least) | (values > most) | (values != np.floor(values) if "whole" in what else False)
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise FrontierError(f"{path}: the column {own} is {values[row]:g} in row {row + 1}; it must hold {what}")
-        return values
+        return numbers(frame.select(pl.col(name).alias(own)), own, path, least=least, most=most, what=what)
 
-    whole = {name: column(name, 1, what="whole numbers from 1") for name in needed[:2]}
-    whole["seed"] = column("seed", 0, what="whole numbers from 0")
-    compute = column(UNITS[unit], 0, what="no negative compute")
-    reward = column(metric, 0, 1, what="rewards within 0 to 1")
+    whole = {name: column(name, 1, "whole numbers from 1") for name in needed[:2]}
+    whole["seed"] = column("seed", 0, "whole numbers from 0")
+    compute = column(UNITS[unit], 0, "compute from 0")
+    reward = column(metric, 0, "rewards within 0 to 1", most=1)
     return frame.with_columns(
         pl.format(f"{path.name} row {{}}", pl.int_range(1, pl.len() + 1)).alias(AT),
         **{name: pl.Series(values.astype(np.int64)) for name, values in whole.items()},
@@ -285,7 +259,8 @@ def read_file(path: Path) -> pl.DataFrame:
         TableError: It is a table of ours of a newer major schema version.
     """
     readers: dict[str, Callable[[Path], pl.DataFrame]] = {
-        ".csv": pl.read_csv,
+        # Rows enough that a column of whole numbers with a fraction far down is still read as numbers.
+        ".csv": partial(pl.read_csv, infer_schema_length=None),
         ".parquet": pl.read_parquet,
         ".jsonl": pl.read_ndjson,
         ".json": pl.read_json,
@@ -295,8 +270,7 @@ def read_file(path: Path) -> pl.DataFrame:
     try:
         if path.suffix == ".parquet":
             tables.check_version(path, where=str(path))
-        # Rows enough that a column of whole numbers with a fraction far down is still read as numbers.
-        frame = pl.read_csv(path, infer_schema_length=None) if path.suffix == ".csv" else readers[path.suffix](path)
+        frame = readers[path.suffix](path)
     except FileNotFoundError:
         raise FrontierError(f"{path}: there is no such file") from None
     except TableError:
@@ -318,67 +292,71 @@ def _refuse_missing(frame: pl.DataFrame, names: Iterable[str], path: Path, *, ho
         raise FrontierError(f"{lacks}; it has {', '.join(frame.columns)}{how and ': '}{how}")
 
 
-def numbers(frame: pl.DataFrame, name: str, path: Path) -> np.ndarray:
+def numbers(
+    frame: pl.DataFrame,
+    name: str,
+    path: Path,
+    *,
+    least: float = -np.inf,
+    most: float = np.inf,
+    what: str = "finite numbers",
+) -> np.ndarray:
     """A column of finite numbers, shape ``(rows,)``.
 
+    Args:
+        what: It must hold, in words; of ``whole numbers`` these are required.
+
     Raises:
-        FrontierError: The column is missing, or a row holds no finite number.
+        FrontierError: A row holds something else.
     """
-    _refuse_missing(frame, [name], path)
     column = frame[name]
     values = column.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy()
-    bad = ~np.isfinite(values)
+    bad = ~np.isfinite(values) | (values < least) | (values > most)
+    bad |= (values != np.floor(values)) & ("whole" in what)
     if bad.any():
         row = int(bad.argmax())
         number = frame[ROW][row] if ROW in frame.columns else row + 1
-        raise FrontierError(
-            f"{path}: the column {name} must hold finite numbers, but row {number} holds {column[row]!r}"
-        )
+        raise FrontierError(f"{path}: the column {name} must hold {what}, but row {number} holds {column[row]!r}")
     return np.asarray(values)
 
 
 ROW = "row of the file"
 """Column that numbers the rows of a file before some are left out."""
+EMPTY = ("", "nan", "none", "null", "n/a", "#n/a", "na", "<na>")
+SHOWN = 5
 
 
-def read_columns(path: Path, names: Sequence[str], *, where: Mapping[str, str] | None = None) -> list[np.ndarray]:
-    """Read numeric columns of a file; rows in which one of them is empty are left out, and counted in a warning.
+def read_curve(path: Path, x: str, y: str, *, where: Mapping[str, str] | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Read the curve of one run; rows in which x or y is empty are left out, and counted in a warning.
 
     Args:
+        y: Column of rewards, within 0 to 1.
         where: Only rows in which these columns hold these values.
 
     Raises:
-        FrontierError: The file cannot be read, lacks a column, holds what is neither a number nor empty, or no row
-            is left.
+        FrontierError: The file cannot be read, lacks a column, holds what is neither a number nor empty, or a reward
+            outside 0 to 1; no row is left; or they are of several runs.
         TableError: The file is a table of ours of a newer major schema version.
     """
     frame = read_file(path)
-    _refuse_missing(frame, (*(where or {}), *names), path)
+    _refuse_missing(frame, (*(where or {}), x, y), path)
     frame = frame.with_row_index(ROW, offset=1)
     for name, value in (where or {}).items():
         frame = frame.filter(pl.col(name).cast(pl.String) == value)
         if frame.is_empty():
             raise FrontierError(f"{path}: no row has {name} = {value}")
-    for name in names:
-        whole = frame
-        frame = _filled(frame, name)
+    for name in (x, y):
+        # As it is between two evaluations.
+        empty = pl.col(name).cast(pl.String).str.strip_chars().str.to_lowercase().is_in(EMPTY).fill_null(True)
+        whole, frame = len(frame), frame.filter(~empty)
         if frame.is_empty():
             raise FrontierError(f"{path}: every row has an empty {name}")
-        if len(frame) < len(whole):
-            out = f"{len(whole) - len(frame):,} of {counted(len(whole), 'row')} left out, whose {name} is empty"
+        if len(frame) < whole:
+            out = f"{whole - len(frame):,} of {counted(whole, 'row')} left out, whose {name} is empty"
             warnings.warn(f"{path}: {out}", InputWarning, stacklevel=2)
-    return [numbers(frame, name, path) for name in names]
-
-
-EMPTY = ("", "nan", "none", "null", "n/a", "#n/a", "na", "<na>")
-
-
-def _filled(frame: pl.DataFrame, name: str) -> pl.DataFrame:
-    """The rows in which a column is not empty, as it is between two evaluations."""
-    column = pl.col(name)
-    if frame[name].dtype == pl.String:
-        return frame.filter(~column.str.strip_chars().str.to_lowercase().is_in(EMPTY))
-    return frame.filter(column.is_not_null() & (column.is_not_nan() if frame[name].dtype.is_float() else True))
+    found = numbers(frame, x, path), numbers(frame, y, path, least=0, most=1, what="rewards within 0 to 1")
+    _refuse_several(frame.drop(ROW), x, y, path)
+    return found
 
 
 def read_series(
@@ -391,47 +369,29 @@ def read_series(
     least: float = 0.0,
     most: float = float("inf"),
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Read the curves that a column tells apart, sorted by compute.
-
-    Args:
-        y: Column of rewards, within 0 to 1.
-        where: Only rows in which these columns hold these values.
+    """Read the curves that a column tells apart, sorted by compute, as far as that lies between two values.
 
     Raises:
-        FrontierError: As for ``read_columns``, or a reward lies outside 0 to 1.
+        FrontierError, TableError: As for ``read_curve``.
     """
     frame = read_file(path)
     _refuse_missing(frame, (by, x, y), path)
     found = {}
     for name in frame[by].cast(pl.String).unique().drop_nulls().sort().to_list():
-        compute, reward = read_columns(path, [x, y], where={**(where or {}), by: name})
-        if ((reward < 0) | (reward > 1)).any():
-            raise FrontierError(f"{path}: the column {y} has rewards of {name} outside 0 to 1")
+        compute, reward = read_curve(path, x, y, where={**(where or {}), by: name})
         kept = np.argsort(compute, kind="stable")
         kept = kept[(compute[kept] >= least) & (compute[kept] <= most)]
         found[name] = (compute[kept], reward[kept])
     return found
 
 
-IDENTITY = ("rollouts_per_problem", "problems_per_batch", "seed", "problem_set", "split", "run_id")
-"""Columns of an ``evals`` table that tell runs apart."""
-SHOWN = 5
+def _refuse_several(frame: pl.DataFrame, x: str, y: str, path: Path) -> None:
+    """Refuse rows of several runs, which would be fitted as one curve, and say which columns choose among the runs.
 
-
-def one_run(path: Path, x: str, y: str, where: Mapping[str, str]) -> None:
-    """Refuse rows of several runs, which would be fitted as one curve.
-
-    Args:
-        where: Only rows in which these columns hold these values.
-
-    Raises:
-        FrontierError: Runs differ in a column, or most values of compute occur more than once. Says which columns
-            choose among the runs.
+    They are of several where runs differ in a column, or most values of compute occur more than once.
     """
-    frame = read_file(path).filter(*[pl.col(name).cast(pl.String) == value for name, value in where.items()])
-    frame = _filled(_filled(frame, x), y)
     others = [c for c in frame.columns if c not in (x, y)]
-    several = [c for c in IDENTITY if c in others and frame[c].n_unique() > 1]
+    several = [c for c in (*SETTING, "run_id") if c in others and frame[c].n_unique() > 1]
     repeated = frame.filter(pl.col(x).is_duplicated())
     if not several:
         # A name that many rows share, not a measurement, which differs from row to row.
@@ -457,27 +417,18 @@ def _values(column: pl.Series) -> str:
 
 
 def write_parquet(frame: pl.DataFrame, path: Path) -> None:
-    """Write a table in the format of the others; the same table gives the same bytes.
-
-    Raises:
-        FrontierError: It cannot be written.
-    """
+    """Write a table in the format of the others; the same table gives the same bytes."""
     with atomic_write(path, error=FrontierError) as stream:
         frame.write_parquet(stream, compression="zstd", statistics=False)
 
 
-EVALUATION = ("evaluate",)
-"""Phases of a step that are not training and are not charged to it."""
-
-
-def with_gpu_hours(
-    evals: pl.DataFrame, timings: pl.DataFrame, *, without: tuple[str, ...] = EVALUATION
-) -> pl.DataFrame:
+def with_gpu_hours(evals: pl.DataFrame, timings: pl.DataFrame) -> pl.DataFrame:
     """Add ``gpu_hours``: device-seconds of all steps up to and including an evaluation's, over 3,600.
+
+    Evaluation itself is left out, as it is of rollouts and tokens.
 
     Args:
         evals: An ``evals`` table with ``run_id`` and ``step``.
-        without: Phases left out; by default evaluation, which rollouts and tokens leave out too.
 
     Raises:
         FrontierError: A table lacks the key, or a run or its last steps have no timings.
@@ -487,7 +438,7 @@ def with_gpu_hours(
         if missing:
             raise FrontierError(f"the {name} lack {', '.join(missing)}: GPU-hours join the two on run_id and step")
     spent = (
-        timings.filter(~pl.col("phase").is_in(list(without)))
+        timings.filter(pl.col("phase") != "evaluate")
         .group_by("run_id", "step")
         .agg(pl.col("device_seconds").sum())
         .sort("run_id", "step")
@@ -507,14 +458,9 @@ def with_gpu_hours(
         known = "no timings" if row["timed"] is None else f"timings up to step {row['timed']}"
         raise FrontierError(f"run {row['run_id']} is evaluated at step {row['evaluated']} and has {known}")
     # A step without timings of its own has those of the steps before it.
-    hours = (
-        evals.select("run_id", "step")
-        .unique()
-        .join(spent, on=["run_id", "step"], how="full", coalesce=True)
-        .sort("run_id", "step")
-        .with_columns(pl.col("gpu_hours").forward_fill().over("run_id").fill_null(0.0))
-    )
-    return evals.join(hours, on=["run_id", "step"], how="left").sort("run_id", "step")
+    evals = evals.sort("step")
+    joined = evals.join_asof(spent.sort("step"), on="step", by="run_id", check_sortedness=False)
+    return joined.with_columns(pl.col("gpu_hours").fill_null(0.0)).sort("run_id", "step")
 
 
 def amount(compute: float) -> str:
@@ -531,9 +477,5 @@ def short(compute: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A count and its noun to be printed, such as ``1 run`` or ``2,048 runs``.
-
-    Args:
-        noun: What is counted, in the singular; its plural adds an s.
-    """
+    """A count and its noun to be printed, such as ``1 run`` or ``2,048 runs``."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")

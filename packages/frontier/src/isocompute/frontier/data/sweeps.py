@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from ..errors import FrontierError
 
 FILE = Path(__file__).with_name("sweeps.csv")
-NUMBERS = ("parameters", "pass_rate", "problems", "budget", "n_least", "n_most", "log2_n", "deviation")
-WORDS = ("source", "problem_set", "model", "metric", "held", "lost", "citation", "command")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +26,7 @@ class Sweep:
         metric: What n is best for.
         held: What is equal for all n beside the budget, such as B_p = 32.
         budget: Rollouts.
-        n_least: Of the grid.
-        n_most: Of the grid.
+        n_least, n_most: Of the grid.
         log2_n: n*, octaves.
         deviation: Its standard deviation within the source, octaves.
         lost: Reward lost by n, next to the best n; empty where the source has no numbers.
@@ -64,7 +62,7 @@ def read_sweeps(path: Path = FILE) -> tuple[Sweep, ...]:
         frame = pl.read_csv(path, infer_schema=False)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise FrontierError(f"{path}: is no CSV file that can be read ({str(error).splitlines()[0]})") from error
-    missing = [name for name in (*NUMBERS, *WORDS) if name not in frame.columns]
+    missing = [each.name for each in fields(Sweep) if each.name not in frame.columns]
     if missing or frame.is_empty():
         what = f"has no column{'s' if len(missing) > 1 else ''} {', '.join(missing)}" if missing else "has no rows"
         raise FrontierError(f"{path}: {what}; the columns are those of docs/sweeps.md")
@@ -72,19 +70,21 @@ def read_sweeps(path: Path = FILE) -> tuple[Sweep, ...]:
 
 
 def _sweep(row: dict[str, str | None], where: str) -> Sweep:
-    words = {name: row[name] or "" for name in WORDS}
-    numbers = {name: _number(row[name], name, where) for name in NUMBERS}
-    if not words["source"] or not words["problem_set"]:
+    values: dict[str, Any] = {
+        each.name: _number(row[each.name], each.name, where) if each.type == "float" else row[each.name] or ""
+        for each in fields(Sweep)
+    }
+    if not values["source"] or not values["problem_set"]:
         raise FrontierError(f"{where}: source and problem_set must be named")
-    if not numbers["pass_rate"] < 1:
-        raise FrontierError(f"{where}: pass_rate is {numbers['pass_rate']:g}; it must be between 0 and 1")
+    if not values["pass_rate"] < 1:
+        raise FrontierError(f"{where}: pass_rate is {values['pass_rate']:g}; it must be between 0 and 1")
     lost = {}
-    for pair in words.pop("lost").split():
+    for pair in values["lost"].split():
         n, colon, reward = pair.partition(":")
         if not (colon and n.isdecimal()):
             raise FrontierError(f"{where}: lost holds {pair!r}, which is not like 8:0.012 (n and reward lost)")
         lost[int(n)] = _number(reward, "lost", where, least=-1.0)
-    return Sweep(**words, **numbers, lost=lost)  # type: ignore[arg-type]
+    return Sweep(**{**values, "lost": lost})
 
 
 def _number(text: str | None, name: str, where: str, *, least: float = 0.0) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ PRINTED = {"L": 6.09, "k": 4.75, "x0": 5.84, "b": 2.73}
 PRINTED_TO = "10M"
 """Rollouts to which its axis goes."""
 BOUNDS = {"L": (0.0, 20.0), "k": (0.1, 50.0), "x0": (-2.0, 20.0), "b": (-2.0, 12.0)}
+"""Of each parameter, in the order in which they are fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +93,7 @@ class Sigmoid:
 
 
 def sigmoid(log10_compute: Array, params: Mapping[str, float | Array]) -> Array:
-    """log2 n* at some log10 compute.
-
-    Args:
-        log10_compute: log10 C, of any shape.
-        params: L, k, x0 and b.
-    """
+    """log2 n* at some log10 compute, of any shape; ``params`` are L, k, x0 and b."""
     z = np.clip(-params["k"] * (log10_compute - params["x0"]), -500, 500)
     return np.asarray(params["L"] / (1.0 + np.exp(z)) + params["b"])
 
@@ -107,34 +103,30 @@ def fit_sigmoid(
 ) -> dict[str, float] | None:
     """Least-squares fit, or None for fewer than four points or a constant n*.
 
-    It starts from several places, or in a refit from the point fit alone.
-
     Args:
-        log10_compute: Shape ``(points,)``.
-        log2_n: log2 n* there, shape ``(points,)``.
-        begin_at: Parameters to start from; by default several.
+        log2_n: log2 n* at each compute, shape ``(points,)``.
+        begin_at: Parameters to start from, as of a refit; by default several.
     """
     if len(log2_n) < 4 or np.ptp(log2_n) == 0:
         return None
-    low = np.array([BOUNDS[k][0] for k in ("L", "k", "x0", "b")])
-    high = np.array([BOUNDS[k][1] for k in ("L", "k", "x0", "b")])
+    low, high = np.array([*BOUNDS.values()]).T
 
     def residuals(x: Array) -> Array:
-        return sigmoid(log10_compute, dict(zip(("L", "k", "x0", "b"), x, strict=True))) - log2_n
+        return sigmoid(log10_compute, dict(zip(BOUNDS, x, strict=True))) - log2_n
 
     starts = [
         (float(np.ptp(log2_n)), steepness, float(np.quantile(log10_compute, quantile)), float(log2_n.min()))
         for steepness in (2.0, 5.0, 15.0)
         for quantile in (0.25, 0.5, 0.75)
     ]
-    if begin_at is not None:
+    if begin_at:
         starts = [(begin_at["L"], begin_at["k"], begin_at["x0"], begin_at["b"])]
     ends = [
         least_squares(residuals, np.clip(start, low + 1e-9, high - 1e-9), bounds=(low, high), max_nfev=100)
         for start in starts
     ]
     best = min(ends, key=lambda end: float(end.cost))
-    return {name: float(v) for name, v in zip(("L", "k", "x0", "b"), best.x, strict=True)}
+    return dict(zip(BOUNDS, best.x.tolist(), strict=True))
 
 
 def fit_points(compute: Array, n: Array, *, refits: int = 200, seed: int = 0) -> Sigmoid:
@@ -154,12 +146,9 @@ def fit_points(compute: Array, n: Array, *, refits: int = 200, seed: int = 0) ->
         raise FrontierError("compute and n must be above 0: the sigmoid is in their logarithms")
     if seed < 0:
         raise FrontierError(f"the seed is {seed}; it must be 0 or more")
-    x, y = np.log10(compute), np.log2(n)
-    distinct = np.unique(n)
-    flags = (Flag.K_UNIDENTIFIED,) if len(distinct) < 4 else ()
-    params = fit_sigmoid(x, y)
-    if params is None:
-        return Sigmoid(params=None, intervals={}, flags=flags, constant=int(distinct[0]))
+    found, x, y = fit_n_star(compute, n), np.log10(compute), np.log2(n)
+    if (params := found.params) is None:
+        return found
     rng = np.random.default_rng(seed)
     draws = []
     for _ in range(refits):
@@ -171,18 +160,12 @@ def fit_points(compute: Array, n: Array, *, refits: int = 200, seed: int = 0) ->
     if len(draws) >= 20:
         low, high = ends(np.array([[d[k] for k in params] for d in draws]))
         intervals = dict(zip(params, zip(low.tolist(), high.tolist(), strict=True), strict=True))
-    if BOUNDS["k"][1] - params["k"] < 1e-3:
-        flags = (*flags, Flag.AT_BOUND)
-    return Sigmoid(params=params, intervals=intervals, flags=flags)
+    at_bound = (Flag.AT_BOUND,) if BOUNDS["k"][1] - params["k"] < 1e-3 else ()
+    return replace(found, intervals=intervals, flags=(*found.flags, *at_bound))
 
 
 def fit_n_star(compute: Array, n: Array) -> Sigmoid:
-    """Fit the sigmoid to the n*(C) of an envelope.
-
-    Args:
-        compute: Grid, shape ``(points,)``.
-        n: Rollouts per problem of the curve that attains the envelope there, shape ``(points,)``.
-    """
+    """Fit the sigmoid to n*(C), each of shape ``(points,)``, without intervals."""
     distinct = np.unique(n)
     flags = (Flag.K_UNIDENTIFIED,) if len(distinct) < 4 else ()
     if len(distinct) == 1:

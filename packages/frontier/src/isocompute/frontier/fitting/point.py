@@ -19,7 +19,6 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from ..data.curves import Array
-from ..errors import FrontierError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +26,11 @@ class Form:
     """A form of reward against compute: all that is known of it.
 
     Attributes:
-        name: What it is called on the command line and in results.
         shapes: Range searched for the shape; two equal ends where the form has none.
         rise: Share of the gain made, from 0 to 1 and never falling, of compute, scale and shape; broadcasts.
         names: What results call the gain or the start (``D`` or ``R0``), the scale and the shape.
     """
 
-    name: str
     shapes: tuple[float, float]
     rise: Callable[[Array, Array, Array], Array]
     names: tuple[str, str, str]
@@ -45,54 +42,29 @@ class Form:
 
 
 FORMS = {
-    form.name: form
-    for form in (
-        Form(
-            name="exp",
-            shapes=(1.0, 1.0),
-            names=("D", "tau", ""),
-            rise=lambda compute, scale, _: -np.expm1(-compute / scale),
-        ),
-        Form(
-            name="hill",
-            shapes=(0.3, 6.0),
-            names=("R0", "C_mid", "B"),
-            rise=lambda compute, scale, shape: 1.0 / (1.0 + (scale / compute) ** shape),
-        ),
-        Form(
-            name="power",
-            shapes=(0.1, 5.0),
-            names=("D", "tau", "beta"),
-            rise=lambda compute, scale, shape: 1.0 - (1.0 + compute / scale) ** -shape,
-        ),
-    )
+    "exp": Form(
+        shapes=(1.0, 1.0),
+        names=("D", "tau", ""),
+        rise=lambda compute, scale, _: -np.expm1(-compute / scale),
+    ),
+    "hill": Form(
+        shapes=(0.3, 6.0),
+        names=("R0", "C_mid", "B"),
+        rise=lambda compute, scale, shape: 1.0 / (1.0 + (scale / compute) ** shape),
+    ),
+    "power": Form(
+        shapes=(0.1, 5.0),
+        names=("D", "tau", "beta"),
+        rise=lambda compute, scale, shape: 1.0 - (1.0 + compute / scale) ** -shape,
+    ),
 }
-"""Every form by its name."""
-
-
-def form_of(name: str) -> Form:
-    """Look up a form.
-
-    Raises:
-        FrontierError: There is no such form.
-    """
-    if name not in FORMS:
-        raise FrontierError(f"the form {name!r} is unknown; it must be one of {', '.join(FORMS)}")
-    return FORMS[name]
+"""Every form by what it is called on the command line and in results."""
 
 
 def rise(form: str, compute: Array, scale: Array, shape: Array) -> Array:
-    """Share of the gain made at some compute; broadcasts over its arguments.
-
-    Args:
-        scale: τ or C_mid, in the unit of compute.
-        shape: B or β; unused by ``exp``.
-
-    Raises:
-        FrontierError: There is no such form.
-    """
+    """Share of the gain made at some compute; broadcasts over its arguments."""
     with np.errstate(divide="ignore", over="ignore"):
-        return np.asarray(form_of(form).rise(compute, scale, shape))
+        return np.asarray(FORMS[form].rise(compute, scale, shape))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +96,7 @@ class Parameters:
 
     def named(self) -> dict[str, float]:
         """The parameters by the names of the papers."""
-        level, scale, shape = form_of(self.form).names
+        level, scale, shape = FORMS[self.form].names
         found = {"A": self.asymptote, level: self.start if level == "R0" else self.gain, scale: self.scale}
         return {**found, shape: self.shape} if shape else found
 
@@ -150,57 +122,36 @@ def fit_form(form: str, compute: Array, reward: Array, standard_error: Array, st
     first, gain, squares = project(share, reward[some], standard_error[some] ** -2, start)
     order = np.argsort(squares, kind="stable")
     picks = [order[0], *(k for k in order[1:200:40])][:STARTS]
-    ends = [
-        _refine(form, (scale, shape), int(k), float(first[k]), float(gain[k]), compute, reward, standard_error, start)
-        for k in picks
-    ]
-    return min(ends, key=lambda end: end[1])[0]
-
-
-def _refine(
-    form: str,
-    candidates: tuple[Array, Array],
-    k: int,
-    first: float,
-    gain: float,
-    compute: Array,
-    reward: Array,
-    error: Array,
-    start: float | None,
-) -> tuple[Parameters, float]:
-    """Refine one candidate to a curve and its robust cost."""
-    (low, high), has_shape = form_of(form).shapes, form_of(form).has_shape
-    scale, shapes = candidates
-    span = scale.min(), scale.max()
+    (low, high), has_shape = FORMS[form].shapes, FORMS[form].has_shape
     # Gain, log scale, start, log shape: only those that are free, as a direction without effect stops an optimiser.
     is_free = np.array([True, True, start is None, has_shape])
-    usual = np.array([gain, np.log(scale[k]), first, np.log(shapes[k])])
+    least = np.array([0.0, np.log(scale.min()), 0.0, np.log(low) - 1e-9])[is_free]
+    most = np.array([1.0, np.log(scale.max()), 1.0, np.log(high) + 1e-9])[is_free]
 
     def curve(x: Array) -> Parameters:
-        every = usual.copy()
+        every = np.zeros(4)
         every[is_free] = x
         begin = start if start is not None else float(every[2])
-        shape = float(np.exp(every[3])) if has_shape else low
         # Held below 1 while it searches: cut off afterwards, scale and shape would be those of another curve.
-        gain = min(float(every[0]), 1.0 - begin)
-        return Parameters(form=form, start=begin, gain=gain, scale=float(np.exp(every[1])), shape=shape)
+        held = min(float(every[0]), 1.0 - begin)
+        tail = float(np.exp(every[3])) if has_shape else low
+        return Parameters(form=form, start=begin, gain=held, scale=float(np.exp(every[1])), shape=tail)
 
     def residuals(x: Array) -> Array:
-        return np.asarray((reward - curve(x)(compute)) / error)
+        return np.asarray((reward - curve(x)(compute)) / standard_error)
 
-    bounds = (
-        np.array([0.0, np.log(span[0]), 0.0, np.log(low) - 1e-9])[is_free],
-        np.array([1.0, np.log(span[1]), 1.0, np.log(high) + 1e-9])[is_free],
-    )
-    begin = np.clip(usual[is_free], bounds[0] + 1e-9, bounds[1] - 1e-9)
-    # Huber's threshold of 3 standard errors leaves all but outliers as they are.
-    found = least_squares(residuals, begin, bounds=bounds, loss="huber", f_scale=3.0, max_nfev=200)
-    return curve(found.x), float(found.cost)
+    ends = []
+    for k in picks:
+        candidate = np.array([gain[k], np.log(scale[k]), first[k], np.log(shape[k])])[is_free]
+        begin = np.clip(candidate, least + 1e-9, most - 1e-9)
+        # Huber's threshold of 3 standard errors leaves all but outliers as they are.
+        ends.append(least_squares(residuals, begin, bounds=(least, most), loss="huber", f_scale=3.0, max_nfev=200))
+    return curve(min(ends, key=lambda end: float(end.cost)).x)
 
 
 def grid(form: str, compute: Array) -> tuple[Array, Array]:
     """Scales and shapes of candidates for a form: from a tenth of the first compute to 30 times the last."""
-    positive, found = compute[compute > 0], form_of(form)
+    positive, found = compute[compute > 0], FORMS[form]
     # Finer for one free parameter than for two.
     scales = np.geomspace(positive.min() / 10, positive.max() * 30, 60 if found.has_shape else 160)
     shapes = np.geomspace(*found.shapes, 24) if found.has_shape else np.array(found.shapes[:1])

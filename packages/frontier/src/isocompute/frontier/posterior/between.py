@@ -88,11 +88,7 @@ class Mixture:
 
 
 class Between:
-    """The posterior of the regression.
-
-    Args:
-        rows: At least one.
-    """
+    """The posterior of the regression on one row or more."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = tuple(rows)
@@ -119,20 +115,14 @@ class Between:
         self._weights = weights / weights.sum()
 
     def at(self, budget: float, pass_rate: float) -> Mixture:
-        """log2 n* of a new set of a new source.
-
-        Args:
-            budget: Rollouts.
-            pass_rate: Of the base model, between 0 and 1.
-        """
+        """log2 n* of a new set of a new source, at a budget in rollouts."""
         return self._mixture(_design(budget, pass_rate))
 
     def after(self, budget: float, pass_rate: float, *, measured_at: float, deviation: float) -> Mixture:
         """What ``at`` would be once n* of the new set is measured at another budget and is what is expected.
 
         Args:
-            measured_at: Rollouts of that measurement.
-            deviation: Its standard deviation, octaves.
+            deviation: Standard deviation of that measurement, octaves.
         """
         here, there = _design(budget, pass_rate), _design(measured_at, pass_rate)
         now, then = self._mixture(here), self._mixture(there)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..data.curves import Array, Mask
 from .posterior import Posterior
-from .runs import OWN_SCATTER, Runs, Setting, off_neighbours, position
+from .runs import OWN_SCATTER, Runs, Setting, units_off
 
 TIE = 0.001
 """Reward within which expected regrets count as equal: below what any evaluation resolves."""
@@ -196,16 +196,12 @@ class DecisionPath:
     Attributes:
         compute: Budgets, shape ``(points,)``.
         chosen: Index of the setting chosen at each, shape ``(points,)``.
-        near: Whether a setting loses no more than 0.005 to the chosen one on average, shape ``(points, cells)``.
-        regret: Expected regret of each setting, shape ``(points, cells)``.
-        probability_best: Shape ``(points, cells)``.
+        probability_best: Of each setting, shape ``(points, cells)``.
         changes: Where the choice changes for good.
     """
 
     compute: Array
     chosen: np.ndarray
-    near: np.ndarray
-    regret: Array
     probability_best: Array
     changes: tuple[Change, ...]
 
@@ -220,16 +216,11 @@ def path_of(
     """The path between two budgets.
 
     Args:
-        last: Largest budget.
         whole: Draws of the rewards, failures included, at some budgets, shape ``(draws, cells, points)``.
     """
     compute = np.geomspace(first, last, POINTS)
     decisions = [decide_at(float(c)) for c in compute]
-    share, regret, loss = (np.zeros((POINTS, len(cells))) for _ in range(3))
-    for k, decision in enumerate(decisions):
-        for option in decision.options:
-            own = cells.index(option.cell)
-            regret[k, own], share[k, own], loss[k, own] = option.regret, option.probability_best, option.loss
+    shares = [{option.cell: option.probability_best for option in d.options} for d in decisions]
     chosen = np.array([cells.index(d.chosen.cell) for d in decisions])
     rewards = whole(compute)
     changes = []
@@ -240,9 +231,8 @@ def path_of(
         # Means may change places where most draws have long done so.
         interval = (low and min(low, where), high and max(high, where))
         changes.append(Change(before=before, after=after, compute=where, interval=interval))
-    return DecisionPath(
-        compute=compute, chosen=chosen, near=loss <= NEAR, regret=regret, probability_best=share, changes=tuple(changes)
-    )
+    share = np.array([[own[cell] for cell in cells] for own in shares])
+    return DecisionPath(compute=compute, chosen=chosen, probability_best=share, changes=tuple(changes))
 
 
 def _overtakes(compute: Array, lead: Array) -> tuple[float | None, float | None]:
@@ -531,12 +521,8 @@ def _off(residual: float) -> str:
 
 def scatter(runs: Runs) -> float:
     """Noise over the errors stated, from how evaluations differ from their neighbours; at least 1 where known."""
-    units = []
-    for k in range(len(runs.cell)):
-        own = runs.seen[k]
-        if own.sum() >= OWN_SCATTER:
-            off, spread = off_neighbours(position(runs.compute[k, own]), runs.reward[k, own], runs.error[k, own])
-            units.append(np.abs(off[:, 0]) / spread[:, 0])
+    several = [(k, own) for k, own in enumerate(runs.seen) if own.sum() >= OWN_SCATTER]
+    units = [units_off(runs.compute[k, own], runs.reward[k, own], runs.error[k, own]) for k, own in several]
     # The median of the absolute value of a standard normal number is 0.6745.
     usual = float(np.median(np.concatenate(units))) / 0.6745 if units else 1.0
     return max(usual, 1.0 if runs.error_is_known else 0.1)

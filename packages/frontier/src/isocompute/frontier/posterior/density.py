@@ -29,11 +29,7 @@ LARGEST = 60.0
 
 
 def step_share(position: Array) -> Array:
-    """1 − 2^(−C/C_j), the share of the first step that is made; 0 before training.
-
-    Args:
-        position: log C − log C_j.
-    """
+    """1 − 2^(−C/C_j), the share of the first step that is made, of log C − log C_j; 0 before training."""
     return np.asarray(1.0 - np.exp(-LOG_2 * np.exp(np.minimum(position, LARGEST))))
 
 
@@ -439,36 +435,27 @@ class Family:
 
     median: Array
     factor: Array
-    centred: float
-    degrees: float
+    centred: float = 1.0
+    degrees: float = np.inf
 
 
-def families(prior: Priors, *, slopes: int = 0, bases: bool = False) -> dict[str, Family]:
-    """The numbers of a sweep whose deviation is learned.
-
-    Args:
-        slopes: Axes along which base models may differ.
-    """
-    wide = (prior.wide, prior.wide)
-    known = (prior.departure_factor, prior.departure_factor)
-    seeds = (prior.seed_amplitude, prior.seed_timing)
+def families(prior: Priors, *, slopes: int, bases: bool) -> dict[str, Family]:
+    """The numbers of a sweep whose deviation is learned; ``slopes`` are axes along which base models may differ."""
+    known, wide = np.full(2, prior.departure_factor), np.full(2, prior.wide)
+    seeds = np.array([prior.seed_amplitude, prior.seed_timing])
+    seed_factor = np.array([prior.seed_factor, prior.wide])
     made = {
-        "smooth": _family(prior.smooth, wide, centred=1.0),
-        "departure": _family(prior.departure, known, centred=1.0, degrees=DEPARTURE_DEGREES),
-        "shapes": _family((prior.shape,), wide[:1], centred=0.7),
-        "bends": _family((prior.bend,), known[:1], centred=1.0),
-        "seeds": _family(seeds, (prior.seed_factor, prior.wide), centred=1.0, degrees=SEED_DEGREES),
+        "smooth": Family(median=np.array(prior.smooth), factor=wide),
+        "departure": Family(median=np.array(prior.departure), factor=known, degrees=DEPARTURE_DEGREES),
+        "shapes": Family(median=np.array([prior.shape]), factor=wide[:1], centred=0.7),
+        "bends": Family(median=np.array([prior.bend]), factor=known[:1]),
+        "seeds": Family(median=seeds, factor=seed_factor, degrees=SEED_DEGREES),
     }
     if bases:
-        both = [(level, *(slope,) * slopes) for level, slope in zip(prior.base_level, prior.base_slope, strict=True)]
-        medians = (*both[0], *both[1])
-        made["bases"] = _family(medians, (prior.wide,) * len(medians), centred=1.0)
-        made["own"] = _family(prior.base_departure, wide, centred=0.0)
+        both = np.array([prior.base_level, *[prior.base_slope] * slopes]).T.ravel()
+        made["bases"] = Family(median=both, factor=np.full(len(both), prior.wide))
+        made["own"] = Family(median=np.array(prior.base_departure), factor=wide, centred=0.0)
     return made
-
-
-def _family(median: tuple[float, ...], factor: tuple[float, ...], *, centred: float, degrees: float = np.inf) -> Family:
-    return Family(median=np.array(median), factor=np.array(factor), centred=centred, degrees=degrees)
 
 
 class Scaled(NamedTuple):

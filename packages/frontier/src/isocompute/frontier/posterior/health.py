@@ -18,7 +18,7 @@ from ..data.reading import short
 from ..errors import FrontierError
 from .posterior import Posterior
 from .runs import POINTS, SPIKE, Run, Runs, Setting, binned, excess, padded
-from .siblings import Level, Siblings, View, other_scale, view
+from .siblings import SIGNIFICANT, Level, Siblings, View, other_scale, view
 
 
 class Kind(StrEnum):
@@ -37,32 +37,15 @@ class Kind(StrEnum):
 FAILED = (Kind.NEVER_TOOK_OFF, Kind.COLLAPSED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thresholds:
-    """Limits between the kinds.
-
-    Attributes:
-        significant: Standard errors by which a reward must have changed. A run is judged by the highest of its moving
-            means, of which the noise alone lifts the highest of twenty by two to three.
-        share: Share of the others' gain below which a run has not taken off, however sure its gain is.
-        lost: Share of its gain, or of the reward before training where there was no gain, that a run has lost to its
-            end when it collapsed. A run that overtrains loses less.
-        fallen: Evaluations that a collapse is seen in; a single low one at the end may be a bad evaluation.
-        early: Share of the planned compute before which an end is early: budgets are whole batches.
-    """
-
-    significant: float = 4.0
-    share: float = 0.1
-    lost: float = 0.5
-    fallen: int = 2
-    early: float = 0.9
-
-    def __post_init__(self) -> None:
-        shares = {"share": self.share, "lost": self.lost, "early": self.early}
-        wrong = [f"{name} is {value}" for name, value in shares.items() if not 0 < value < 1]
-        if wrong or self.significant <= 0 or self.fallen < 1:
-            said = wrong[0] if wrong else f"significant is {self.significant} and fallen {self.fallen}"
-            raise FrontierError(f"{said}: shares lie between 0 and 1, the others above 0")
+UNMOVED = 0.1
+"""Share of the others' gain below which a run has not taken off, however sure its gain is."""
+HALF = 0.5
+"""Share of its gain, or of the reward before training where there was no gain, that a run has lost to its end when it
+collapsed. A run that overtrains loses less."""
+FALLEN = 2
+"""Evaluations that a collapse is seen in; a single low one at the end may be a bad evaluation."""
+EARLY = 0.9
+"""Share of the planned compute before which an end is early: budgets are whole batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,18 +94,17 @@ class Health:
         return "; ".join(f.evidence for f in self.findings)
 
 
-def judge(runs: Sequence[Run], *, unit: str = "rollouts", thresholds: Thresholds | None = None) -> tuple[Health, ...]:
+def judge(runs: Sequence[Run], *, unit: str = "rollouts") -> tuple[Health, ...]:
     """Judge every run of a sweep, in their order."""
-    limits = thresholds or Thresholds()
     found: dict[int, Health] = {}
     # Runs of another base model start elsewhere and gain otherwise.
     for base in dict.fromkeys(run.base for run in runs):
         own = [k for k, run in enumerate(runs) if run.base == base]
-        found.update(zip(own, _judge_together([runs[k] for k in own], unit, limits), strict=True))
+        found.update(zip(own, _judge_together([runs[k] for k in own], unit), strict=True))
     return tuple(found[k] for k in range(len(runs)))
 
 
-def _judge_together(runs: Sequence[Run], unit: str, limits: Thresholds) -> list[Health]:
+def _judge_together(runs: Sequence[Run], unit: str) -> list[Health]:
     """Judge all runs of one base model."""
     factor = excess(runs)
     views = [view(run, factor) for run in runs]
@@ -130,28 +112,25 @@ def _judge_together(runs: Sequence[Run], unit: str, limits: Thresholds) -> list[
     possible = Siblings([v for v in views if v.run.reward.min() >= 0 and v.run.reward.max() <= 1])
     scales = [other_scale(v, every, possible) for v in views]
     others = Siblings([v for v, scale in zip(views, scales, strict=True) if scale is None])
-    starts = [others.start_of(v, limits.significant) for v in others.views]
-    start_of, found = iter(starts), []
+    found = []
     for own, scale in zip(views, scales, strict=True):
-        outcome = Finding(kind=Kind.RESCALED, evidence=scale or "", handling="left out")
         if scale is None:
-            usual = others.usual_gain(own, starts, times=limits.significant)
-            outcome = _outcome(own, next(start_of), usual, unit, limits)
-        odd = own.spikes if scale is None else ()
-        if scale is None and others.bad_start(own, SPIKE):
-            odd = (0, *odd)
-        found.append(_health(own, others, outcome, odd, unit, limits))
+            outcome = _outcome(own, others.start_of(own), others.usual_gain(own), unit)
+            odd = (0, *own.spikes) if others.bad_start(own, SPIKE) else own.spikes
+        else:
+            outcome, odd = Finding(kind=Kind.RESCALED, evidence=scale, handling="left out"), ()
+        found.append(_health(own, others, outcome, odd, unit))
     return found
 
 
-def _outcome(own: View, start: Level, usual: float | None, unit: str, limits: Thresholds) -> Finding:
+def _outcome(own: View, start: Level, usual: float | None, unit: str) -> Finding:
     """Judge whether the run trained, never took off or collapsed."""
     top, end, last = own.best(own.run.last), own.end, _at(own.run.last, unit)
-    rose = top.above(start, limits.significant) and top.reward - start.reward > limits.share * (usual or 0.0)
     gain = top.reward - start.reward
-    low = own.after_last(top.reward - limits.lost * gain if rose else limits.lost * start.reward)
+    rose = top.above(start) and gain > UNMOVED * (usual or 0.0)
+    low = own.after_last(top.reward - HALF * gain if rose else HALF * start.reward)
     low &= own.compute > (top.compute if rose else 0.0)
-    if low.sum() >= limits.fallen and (top if rose else start).above(own.mean(low), limits.significant):
+    if low.sum() >= FALLEN and (top if rose else start).above(own.mean(low)):
         peak = int(np.argmax(np.where(low | (own.compute > top.compute), -np.inf, own.reward)))
         before = f"rose from {start.reward:.3f} to {own.reward[peak]:.3f} at {_at(own.compute[peak], unit)}, then"
         if not rose:
@@ -159,8 +138,8 @@ def _outcome(own: View, start: Level, usual: float | None, unit: str, limits: Th
         return _failed(Kind.COLLAPSED, f"{before} fell to {own.mean(low).reward:.3f} by {last}")
     said = f"from {start.reward:.3f} to {own.reward[-1]:.3f} by {last}"
     # A run whose first evaluation comes late may have made its gain before, and one of great noise may have gained.
-    most = end.reward - start.reward + limits.significant / 2 * float(np.hypot(end.error, start.error))
-    if not rose and usual is not None and most < limits.lost * usual:
+    most = end.reward - start.reward + SIGNIFICANT / 2 * float(np.hypot(end.error, start.error))
+    if not rose and usual is not None and most < HALF * usual:
         return _failed(Kind.NEVER_TOOK_OFF, f"went {said}, where others had gained {usual:.3f}")
     count = len(own.run.compute)
     handling = f"its {count} evaluations are in the curves" if count > 1 else "its evaluation is in the curves"
@@ -171,25 +150,23 @@ def _failed(kind: Kind, evidence: str) -> Finding:
     return Finding(kind=kind, evidence=evidence, handling="left out of the curves and counted as a failure")
 
 
-def _health(
-    own: View, others: Siblings, outcome: Finding, odd: tuple[int, ...], unit: str, limits: Thresholds
-) -> Health:
+def _health(own: View, others: Siblings, outcome: Finding, odd: tuple[int, ...], unit: str) -> Health:
     """All findings of a run, the outcome first."""
     run, used, planned = own.run, outcome.kind is Kind.TRAINED, others.planned_end(own)
     absent = others.missing_points(own)
-    further = [_end(run, planned, unit, limits, used), _spiky(run, odd, unit, used), _missing(absent, unit)]
+    further = [_end(run, planned, unit, used), _spiky(run, odd, unit, used), _missing(absent, unit)]
     if len(run.compute) > POINTS:
         handling = f"averaged to {len(own.compute)} points" if used else ""
         further.append(Finding(kind=Kind.DENSE, evidence=f"{len(run.compute):,} evaluations", handling=handling))
     longest = others.longest(own)
-    if planned is None and run.last < limits.early * longest:
+    if planned is None and run.last < EARLY * longest:
         outcome = replace(outcome, evidence=f"{outcome.evidence}, and ended there; another reached {short(longest)}")
     findings = (outcome, *(f for f in further if f is not None))
     return Health(name=run.name, run_id=run.run_id, findings=findings, ended_at=own.end.reward, spikes=odd)
 
 
-def _end(run: Run, planned: tuple[float, int] | None, unit: str, limits: Thresholds, used: bool) -> Finding | None:
-    if planned is None or run.last >= limits.early * planned[0]:
+def _end(run: Run, planned: tuple[float, int] | None, unit: str, used: bool) -> Finding | None:
+    if planned is None or run.last >= EARLY * planned[0]:
         return None
     said = f"ended at {short(run.last)} of the {_at(planned[0], unit)} that {planned[1]} others reached"
     return Finding(kind=Kind.ENDED_EARLY, evidence=said, handling="nothing is assumed after its end" if used else "")
@@ -251,18 +228,15 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def prepare(runs: Sequence[Run], *, unit: str = "rollouts", thresholds: Thresholds | None = None) -> Prepared:
+def prepare(runs: Sequence[Run], *, unit: str = "rollouts") -> Prepared:
     """Judge the runs of a sweep and make the arrays of those that are fitted.
-
-    Args:
-        thresholds: Where one kind of run ends and the next begins.
 
     Raises:
         FrontierError: There is no run, or none that is healthy.
     """
     if not runs:
         raise FrontierError("there is no run to fit: the table has no evaluation")
-    health = judge(runs, unit=unit, thresholds=thresholds)
+    health = judge(runs, unit=unit)
     fitted = [h.fitted and run.compute[-1] > 0 for run, h in zip(runs, health, strict=True)]
     kept = [_as_fitted(run, h) for run, h, f in zip(runs, health, fitted, strict=True) if f]
     if not kept:

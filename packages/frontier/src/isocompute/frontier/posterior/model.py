@@ -53,6 +53,8 @@ ONSET = (1.2, 0.2)
 """Of w about the logarithm of the largest compute measured, and of what an octave of n adds."""
 FALL = 1.5
 """Of the logits of d and f, which are ½ in the median."""
+LENGTHS = (2.5, 2.5, 2.0)
+"""Octaves of n, B_p and rate over which the Gaussian process forgets: correlation exp(−½) at this distance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +86,37 @@ class Model:
         return len(set(settings)) < len(settings)
 
     @cached_property
-    def features(self) -> Features:
-        """The features of the cells."""
-        columns, prior = features(self.at, self.centre, rates=self.rates)
-        at = self.at if self.rates else self.at * np.array([1.0, 1.0, 0.0])
-        root = np.asarray(np.linalg.cholesky(correlations(at, at) + 1e-6 * np.eye(len(at))), dtype=np.float64)
-        return Features(columns=columns, centre=prior, root=root)
+    def features(self) -> tuple[Array, Array]:
+        """As of ``features_at``, of the cells."""
+        return self.features_at(self.at)
+
+    def features_at(self, at: Array) -> tuple[Array, Array]:
+        """Columns of the line and the parabola, and mean and deviation of the prior of their coefficients.
+
+        Args:
+            at: Coordinates of settings, shape ``(settings, 3)``.
+
+        Returns:
+            Shapes ``(settings, columns)`` and ``(2, columns)``.
+        """
+        n, batch, rate = (at - self.centre).T
+        columns, prior = [n, batch], [(0.0, 0.25), (0.0, 0.25)]
+        if self.rates:
+            columns += [rate, rate**2, rate * n]
+            # The reward falls on both sides of the best rate.
+            prior += [(0.0, 0.7), (-0.3, 0.3), (0.0, 0.2)]
+        return np.stack(columns, axis=1), np.array(prior).T
+
+    @cached_property
+    def root(self) -> Array:
+        """Lower root of the correlations of the cells, shape ``(cells, cells)``."""
+        return np.asarray(np.linalg.cholesky(self.correlations(self.at) + 1e-6 * np.eye(len(self.at))))
+
+    def correlations(self, at: Array) -> Array:
+        """Of the Gaussian process between the cells and other settings, shape ``(cells, settings)``."""
+        used = np.array([1.0, 1.0, float(self.rates)])
+        distance = ((self.at * used)[:, None] - (at * used)[None]) / np.array(LENGTHS)
+        return np.asarray(np.exp(-0.5 * (distance**2).sum(axis=2)))
 
     @cached_property
     def curve(self) -> Curves:
@@ -98,15 +125,11 @@ class Model:
 
     @cached_property
     def tilts(self) -> Array:
-        """Factors of a base model's shift and tilts: a column of ones, and each axis, shape ``(cells, 1 + axes)``."""
+        """Those of the cells."""
         return self.tilts_at(self.at)
 
     def tilts_at(self, at: Array) -> Array:
-        """The same of other settings.
-
-        Args:
-            at: Their coordinates, shape ``(cells, 3)``.
-        """
+        """Factors of a base model's shift and tilts: a column of ones, and each axis, shape ``(cells, 1 + axes)``."""
         varied = np.ptp(self.at, axis=0) > 0
         varied[2] &= self.rates
         return np.concatenate([np.ones((len(at), 1)), (at - self.centre)[:, varied]], axis=1)
@@ -114,7 +137,7 @@ class Model:
     @cached_property
     def parts(self) -> dict[str, slice]:
         """Part of each kind of number in a vector."""
-        cells, bases, columns = len(self.runs.cells), len(self.runs.bases), self.features.columns.shape[1]
+        cells, bases, columns = len(self.runs.cells), len(self.runs.bases), self.features[0].shape[1]
         members = {
             "smooth": cells,
             "departure": cells,
@@ -165,20 +188,14 @@ class Model:
             return np.log(self.runs.compute)
 
     @cached_property
-    def _middle(self) -> float:
+    def middle(self) -> float:
         """Logarithm of a compute at which half of the gain may be made, before the data are seen."""
-        positive = self.runs.compute[self.runs.seen & (self.runs.compute > 0)]
-        return float(np.log(positive).mean())
+        return float(np.log(self._positive).mean())
 
     @cached_property
-    def _earliest(self) -> float:
-        """Logarithm of the least compute measured after the start."""
-        return float(np.log(self.runs.compute[self.runs.seen & (self.runs.compute > 0)].min()))
-
-    @cached_property
-    def _latest(self) -> float:
-        """Logarithm of the largest compute measured."""
-        return float(np.log(self.runs.last.max()))
+    def _positive(self) -> Array:
+        """Compute of all evaluations after the start."""
+        return self.runs.compute[self.runs.seen & (self.runs.compute > 0)]
 
     @cached_property
     def _first(self) -> Array:
@@ -189,13 +206,12 @@ class Model:
     @cached_property
     def _of_base(self) -> Array:
         """Membership of runs in base models, as ones and zeros, shape ``(runs, bases)``."""
-        return members(self.runs.base_of_run, len(self.runs.bases))
+        return members(self.runs.base, len(self.runs.bases))
 
     @cached_property
     def families(self) -> dict[str, Family]:
         """The numbers whose deviation is learned."""
-        several = len(self.runs.bases) > 1
-        return families(self.priors, slopes=self.tilts.shape[1] - 1, bases=several)
+        return families(self.priors, slopes=self.tilts.shape[1] - 1, bases=len(self.runs.bases) > 1)
 
     @cached_property
     def _families(self) -> Families:
@@ -234,28 +250,25 @@ class Model:
     def step(self, theta: Array) -> tuple[Array, Array]:
         """J and the logarithm of C_j, each of shape ``(chains, 1)``."""
         own = theta[:, self.parts["step"]]
-        return STEP[0] * own[:, :1], self._earliest + STEP[1] * own[:, 1:]
+        return STEP[0] * own[:, :1], float(np.log(self._positive.min())) + STEP[1] * own[:, 1:]
 
-    def bends(self, theta: Array) -> Array:
-        """E and w of the cells, shape ``(chains, 2, cells)``."""
-        return self._bends(theta, self._families.scaled(theta))
+    def bends(self, theta: Array, numbers: Scaled | None = None) -> Array:
+        """E and w of the cells, shape ``(chains, 2, cells)``; ``numbers`` are of the vectors, where they are known."""
+        found = self.bend_lines(theta, self.at)
+        found[:, 0] += (numbers or self._families.scaled(theta)).values["bends"][:, 0]
+        return found
 
     def falling(self, theta: Array) -> tuple[Array, Array]:
         """Speed d and share f of a fall, each of shape ``(chains, 1, 1)``."""
         own = 1 / (1 + np.exp(-FALL * theta[:, self.parts["bend"]][:, 4:]))
         return own[:, :1, None], own[:, 1:, None]
 
-    def _bends(self, theta: Array, numbers: Scaled) -> Array:
-        found = self.bend_lines(theta, self.at)
-        found[:, 0] += numbers.values["bends"][:, 0]
-        return found
-
     def bend_lines(self, theta: Array, at: Array) -> Array:
         """E and w expected of settings at some coordinates, shape ``(chains, 2, settings)``."""
         own = theta[:, self.parts["bend"], None]
         octaves = at[:, 0] - self.centre[0]
         slope = self._bend(own[:, 0])[0] + BEND[1] * own[:, 1] * octaves
-        onset = self._latest + ONSET[0] * own[:, 2] + ONSET[1] * own[:, 3] * octaves
+        onset = float(np.log(self._positive.max())) + ONSET[0] * own[:, 2] + ONSET[1] * own[:, 3] * octaves
         return np.stack([slope, onset], axis=1)
 
     def _bend(self, own: Array) -> tuple[Array, Array]:
@@ -268,33 +281,29 @@ class Model:
 
     def lines(self, theta: Array) -> Array:
         """Level and coefficients of amplitude and timing, shape ``(chains, 2, 1 + columns)``."""
-        mean, deviation = self.features.centre
+        mean, deviation = self.features[1]
         columns = len(mean)
-        level = theta[:, self.parts["level"]] * np.array([1.5, 1.5]) + np.array([0.0, self._middle])
+        level = theta[:, self.parts["level"]] * np.array([1.5, 1.5]) + np.array([0.0, self.middle])
         # The timing has no top that is known before.
         means = np.stack([mean, np.zeros(columns)])
         slopes = means + theta[:, self.parts["lines"]].reshape(-1, 2, columns) * deviation
         return np.concatenate([level[:, :, None], slopes], axis=2)
 
-    def cells(self, theta: Array) -> tuple[Array, Array]:
+    def cells(self, theta: Array, numbers: Scaled | None = None) -> tuple[Array, Array]:
         """Amplitude and timing of the cells, ``(chains, 2, cells)``, and the logarithm of s, ``(chains, cells)``.
 
         They are those of no base model in particular.
         """
-        return self._cells(theta, self._families.scaled(theta))
-
-    def _cells(self, theta: Array, numbers: Scaled) -> tuple[Array, Array]:
+        numbers = numbers or self._families.scaled(theta)
         lines = self.lines(theta)
-        line = lines[:, :, :1] + lines[:, :, 1:] @ self.features.columns.T
-        both = line + numbers.values["smooth"] @ self.features.root.T + numbers.values["departure"]
+        line = lines[:, :, :1] + lines[:, :, 1:] @ self.features[0].T
+        both = line + numbers.values["smooth"] @ self.root.T + numbers.values["departure"]
         return both, self.shape(theta) + numbers.values["shapes"][:, 0]
 
-    def of_bases(self, theta: Array) -> tuple[Array, Array]:
+    def of_bases(self, theta: Array, numbers: Scaled | None = None) -> tuple[Array, Array]:
         """The same of the curves: amplitude and timing, ``(chains, 2, curves)``, and the logarithm of s."""
-        return self._of_bases(theta, self._families.scaled(theta))
-
-    def _of_bases(self, theta: Array, numbers: Scaled) -> tuple[Array, Array]:
-        both, shapes = self._cells(theta, numbers)
+        numbers = numbers or self._families.scaled(theta)
+        both, shapes = self.cells(theta, numbers)
         base, cell = self.curve.base, self.curve.cell
         both = both[:, :, cell]
         if "bases" in self.families:
@@ -319,9 +328,9 @@ class Model:
     def _made_of(self, theta: Array) -> tuple[Numbers, Scaled, Array]:
         """What the curves of the runs are made of, the numbers of families, and the amplitude's share by runs."""
         own, numbers = self.curve.of_run, self._families.scaled(theta)
-        both, shapes = self._of_bases(theta, numbers)
-        seeds, bends = numbers.values["seeds"], self._bends(theta, numbers)
-        start = self.start(theta)[:, self.runs.base_of_run]
+        both, shapes = self.of_bases(theta, numbers)
+        seeds, bends = numbers.values["seeds"], self.bends(theta, numbers)
+        start = self.start(theta)[:, self.runs.base]
         share = (1 / (1 + np.exp(-both[:, 0])))[:, own]
         height, when = self.step(theta)
         speed, fall = self.falling(theta)
@@ -380,7 +389,7 @@ class Model:
         return density
 
     def _bend_gradient(self, theta: Array, made: Numbers, by: Numbers, gradient: Array) -> Array:
-        """Chain rule to the lines of e and w and to d and f; returns the gradient by e of the cells."""
+        """Write the gradient by the lines of e and w and by d and f; returns that by e of the cells."""
         octaves, slope, onset = self.at[:, 0] - self.centre[0], by.slope, by.onset
         part = self.parts["bend"]
         own = theta[:, part]
@@ -399,16 +408,16 @@ class Model:
 
     def _curve_gradient(self, theta: Array, by_curve: Array, by_shape: Array, gradient: Array) -> dict[str, Array]:
         """Chain rule from amplitude, timing and shape of curves to what they are made of; returns that by families."""
-        p, described, found = self.parts, self.features, {}
+        p, (columns, prior), found = self.parts, self.features, {}
         if "bases" in self.families:
             tilted = by_curve[:, :, None] * self.tilts[self.curve.cell].T
             found = {"bases": tilted @ self.curve.of_base, "own": by_curve}
             by_curve, by_shape = by_curve @ self.curve.of_cell, by_shape @ self.curve.of_cell
         gradient[:, p["level"]] = by_curve.sum(axis=2) * 1.5
-        gradient[:, p["lines"]] = ((by_curve @ described.columns) * described.centre[1]).reshape(len(gradient), -1)
+        gradient[:, p["lines"]] = ((by_curve @ columns) * prior[1]).reshape(len(gradient), -1)
         steepness = STEEPNESS[1] * np.cosh(theta[:, p["shape"]])
         gradient[:, p["shape"]] = steepness * by_shape.sum(axis=1, keepdims=True)
-        smooth = by_curve @ described.root
+        smooth = by_curve @ self.root
         return found | {"smooth": smooth, "departure": by_curve, "shapes": by_shape[:, None]}
 
     def _prior(self, theta: Array) -> tuple[Array, Array]:
@@ -419,25 +428,6 @@ class Model:
         return total + value.sum(axis=1), gradient
 
 
-LENGTHS = (2.5, 2.5, 2.0)
-"""Octaves of n, B_p and rate over which the Gaussian process forgets: correlation exp(−½) at this distance."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Features:
-    """Features of cells: columns of a line or parabola, and correlations of a Gaussian process.
-
-    Attributes:
-        columns: Shape ``(cells, columns)``; none that is constant over the cells.
-        centre: Mean and deviation of each column's prior, shape ``(2, columns)``.
-        root: Lower root of the correlations of the cells, shape ``(cells, cells)``.
-    """
-
-    columns: Array
-    centre: Array
-    root: Array
-
-
 def coordinates(cells: tuple[Setting, ...]) -> Array:
     """log2 n, log2 B_p and log2 of the rate over √B (0 where no rate is known), shape ``(cells, 3)``."""
     rows = []
@@ -446,28 +436,3 @@ def coordinates(cells: tuple[Setting, ...]) -> Array:
         rate = 0.0 if c.learning_rate is None else np.log2(c.learning_rate) - (n + batch) / 2
         rows.append((n, batch, rate))
     return np.array(rows)
-
-
-def features(at: Array, centre: Array, *, rates: bool) -> tuple[Array, Array]:
-    """Columns of the line and the parabola, and the mean and deviation of the prior of their coefficients.
-
-    Args:
-        at: From ``coordinates``, shape ``(cells, 3)``.
-        centre: What the coordinates are taken from, shape ``(3,)``.
-
-    Returns:
-        Shapes ``(cells, columns)`` and ``(2, columns)``.
-    """
-    n, batch, rate = (at - centre).T
-    columns, prior = [n, batch], [(0.0, 0.25), (0.0, 0.25)]
-    if rates:
-        columns += [rate, rate**2, rate * n]
-        # The reward falls on both sides of the best rate.
-        prior += [(0.0, 0.7), (-0.3, 0.3), (0.0, 0.2)]
-    return np.stack(columns, axis=1), np.array(prior).T
-
-
-def correlations(first: Array, second: Array) -> Array:
-    """Of the Gaussian process between settings, shape ``(first, second)``."""
-    distance = (first[:, None] - second[None]) / np.array(LENGTHS)
-    return np.asarray(np.exp(-0.5 * (distance**2).sum(axis=2)))

@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 
 from ..data.curves import Array, Mask
 from .density import DEPARTURE_DEGREES, Priors, bent, rise, step_share
-from .model import Model, coordinates, correlations, features
+from .model import Model, coordinates
 from .runs import Runs, Setting
 
 CHAINS, WARM_UP, KEPT = 16, 24, 40
@@ -56,8 +56,8 @@ class Posterior:
             base: Index of a base model; else it is one that was not run, where there are several, or the only one.
         """
         both, shapes = self.model.cells(self.theta)
-        bends = self.model.bends(self.theta)
-        reward, share = self._reward(both + self._shift(self.model.tilts, base), shapes, bends, compute, base)
+        shifted = both + self._shift(self.model.tilts, base)
+        reward, share = self._reward(shifted, shapes, self.model.bends(self.theta), compute, base)
         if self.luck is None:
             return reward
         return np.asarray(reward + self.luck[:, 0, :, None] + self.luck[:, 1, :, None] * share)
@@ -68,14 +68,10 @@ class Posterior:
         return self._reward(both, shapes, self.model.bends(self.theta), compute, None)[1]
 
     def of_run(self, run: int, compute: Array) -> Array:
-        """Reward of one run, its own seed included, shape ``(draws, points)``.
-
-        Args:
-            compute: Shape ``(points,)``.
-        """
+        """Reward of one run at ``(points,)``, its own seed included, shape ``(draws, points)``."""
         model, theta = self.model, self.theta
         both, shapes = model.of_bases(theta)
-        curve, base = int(model.curve.of_run[run]), int(model.runs.base_of_run[run])
+        curve, base = int(model.curve.of_run[run]), int(model.runs.base[run])
         seed = model.numbers(theta, "seeds")[:, :, run]
         timed = both[:, :, [curve]] + np.stack([np.zeros(len(theta)), seed[:, 1]], axis=1)[:, :, None]
         bends = model.bends(theta)[:, :, [int(model.runs.cell[run])]]
@@ -92,12 +88,11 @@ class Posterior:
             rng: Source of randomness, for how a setting departs from its neighbours; without it none does.
         """
         model, theta = self.model, self.theta
-        scale = np.array([1.0, 1.0, float(model.rates)])
         at = coordinates(cells)
-        columns, _ = features(at, model.centre, rates=model.rates)
+        columns, _ = model.features_at(at)
         lines = model.lines(theta)
         both = lines[:, :, :1] + lines[:, :, 1:] @ columns.T
-        weights = np.linalg.solve(model.features.root, correlations(model.at * scale, at * scale))
+        weights = np.linalg.solve(model.root, model.correlations(at))
         both = both + model.numbers(theta, "smooth") @ weights + self._shift(model.tilts_at(at), None)
         shapes = np.repeat(model.shape(theta), len(cells), axis=1)
         bends = model.bend_lines(theta, at)
@@ -111,12 +106,7 @@ class Posterior:
         return self._reward(both, shapes, bends, compute, None)[0]
 
     def _shift(self, tilts: Array, base: int | None) -> Array | float:
-        """Shift of amplitude and timing by a base model, shape ``(draws, 2, cells)``.
-
-        Args:
-            tilts: As of the model.
-            base: As of ``reward``. What one that was not run adds is the same at every call.
-        """
+        """Shift of amplitude and timing by a base model, shape ``(draws, 2, cells)``; the same at every call."""
         model, theta = self.model, self.theta
         if "bases" not in model.families:
             return 0.0
@@ -141,11 +131,7 @@ class Posterior:
         *,
         factor: Array | float = 1.0,
     ) -> tuple[Array, Array]:
-        """Rewards and shares of the gain, each of shape ``(draws, settings, points)``.
-
-        Args:
-            factor: Of the gain.
-        """
+        """Rewards and shares of the gain, each of shape ``(draws, settings, points)``."""
         starts, tail = self.model.start(self.theta), self.model.tail(self.theta)
         draws = np.arange(len(starts))
         # One that was not run starts like one of those that were.
@@ -196,8 +182,7 @@ def _drawn(model: Model, seed: int, size: tuple[int, int, int]) -> Posterior:
 
     def agreed(drawn: Array) -> bool:
         own = rewards(drawn)
-        alike = bool(split_r_hat(own).max() < AGREED)
-        return alike and float(effective_size(decided(own)).min()) >= ENOUGH * chains * kept
+        return bool(split_r_hat(own).max() < AGREED and effective_size(decided(own)).min() >= ENOUGH * chains * kept)
 
     found = sample(
         model,
@@ -218,11 +203,7 @@ def _drawn(model: Model, seed: int, size: tuple[int, int, int]) -> Posterior:
 
 
 def decided(rewards: Array) -> Array:
-    """What a decision depends on: the highest of the rewards on average, and what each other that may be best lacks.
-
-    Args:
-        rewards: Shape ``(steps, chains, settings)``.
-    """
+    """The rewards ``(steps, chains, settings)`` that decide: the highest on average, and what others near it lack."""
     best = int(rewards.mean(axis=(0, 1)).argmax())
     lacks = rewards[:, :, [best]] - rewards
     near = (lacks < 0).mean(axis=(0, 1)) >= COULD_WIN
@@ -272,14 +253,13 @@ def sample(
     with np.errstate(all="ignore"):
         # A leap too far overflows and is refused.
         top = mode(density, begin, free)
-        walk = _Walk(density=density, rng=rng, mass=curvature(density, top, apart), pace=1.2 * len(top) ** -0.25)
-        walk.begin(top + 0.2 * walk.mass.scaled(rng.standard_normal((chains, len(top)))))
+        walk = _Walk(rng=rng, mass=curvature(density, top, apart), pace=1.2 * len(top) ** -0.25)
+        begin = top + 0.2 * walk.mass.scaled(rng.standard_normal((chains, len(top))))
         if tempered is not None:
-            walk.density = tempered
-            walk.begin(walk.theta)
+            walk.begin(tempered, begin)
             walk.run(TEMPERED)
-            walk.density = density
-            walk.begin(walk.theta)
+            begin = walk.theta
+        walk.begin(density, begin)
         # The first mass is so far off that its steps are short: it is soon given up.
         for steps in (warm_up // 5, warm_up * 3 // 10, warm_up - warm_up // 5 - warm_up * 3 // 10):
             walk.learn(*walk.run(steps))
@@ -401,11 +381,7 @@ LEAST = 0.3
 
 
 def curvature(density: Density, at: Array, apart: Index) -> Mass:
-    """The mass of the curvature somewhere, by differences of the gradient.
-
-    Args:
-        apart: As of ``sample``: all groups are shifted at once.
-    """
+    """The mass of the curvature somewhere, by differences of the gradient; all groups are shifted at once."""
     step, (groups, members) = 1e-4, apart.shape
     together = np.setdiff1d(np.arange(len(at)), apart)
     shifts = np.zeros((len(together) + members, len(at)))
@@ -440,16 +416,15 @@ class _Walk:
         pace: Length of a leap.
     """
 
-    density: Density
     rng: np.random.Generator
     mass: Mass
     pace: float
     steps: int = 0
 
-    def begin(self, theta: Array) -> None:
-        """Put the chains somewhere."""
-        self.theta = theta
-        self.value, self.gradient = self.density(theta)
+    def begin(self, density: Density, theta: Array) -> None:
+        """Put the chains somewhere, to walk in a density."""
+        self.density, self.theta = density, theta
+        self.value, self.gradient = density(theta)
 
     def run(self, steps: int) -> tuple[Array, Array]:
         """Steps of all chains and the gradients there, each of shape ``(steps, chains, size)``.
@@ -498,11 +473,7 @@ class _Walk:
 
 
 def split_r_hat(drawn: Array) -> Array:
-    """Split R̂ of each number (Bayesian Data Analysis, section 11.4); near 1 when the chains agree.
-
-    Args:
-        drawn: Shape ``(steps, chains, size)``.
-    """
+    """Split R̂ of each number of draws ``(steps, chains, size)`` (Bayesian Data Analysis, section 11.4)."""
     half = len(drawn) // 2
     parts = np.concatenate([drawn[:half], drawn[half : 2 * half]], axis=1)
     within = parts.var(axis=0, ddof=1).mean(axis=0)
@@ -511,11 +482,7 @@ def split_r_hat(drawn: Array) -> Array:
 
 
 def effective_size(drawn: Array) -> Array:
-    """Independent draws that say as much of each number's mean (Geyer, 1992; Bayesian Data Analysis, section 11.5).
-
-    Args:
-        drawn: Shape ``(steps, chains, size)``.
-    """
+    """Independent draws that say as much of the mean of each number of ``(steps, chains, size)`` (Geyer, 1992)."""
     steps, chains, _ = drawn.shape
     off = drawn - drawn.mean(axis=(0, 1))
     power = np.abs(np.fft.rfft(off, n=2 * steps, axis=0)) ** 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -11,8 +12,18 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, isotonic_regression
 from scipy.stats import norm
 
-from ..data.curves import UNITS, Array, Mask, binomial_error, chosen_rows, errors_and_answers, trials_of
-from ..errors import FrontierError
+from ..data.curves import (
+    UNITS,
+    Array,
+    Mask,
+    answers_of,
+    binomial_error,
+    binomial_errors,
+    chosen_rows,
+    refuse_one_seed,
+    response_variance,
+    trials_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +64,8 @@ class Runs:
         seen: False where padded.
         trials: Responses behind an evaluation, shape of ``compute``; None where the error is not binomial.
         error_is_known: True where noise is at least ``error``; else only ratios of errors mean something.
+        base: Index of each run's base, shape ``(runs,)``.
         bases: What the runs are draws of: base models, or base models with their problem sets.
-        base: Index of each run's base, shape ``(runs,)``; all of the first one by default.
     """
 
     cells: tuple[Setting, ...]
@@ -63,15 +74,10 @@ class Runs:
     reward: Array
     error: Array
     seen: Mask
+    base: NDArray[np.int64]
     trials: Array | None = None
     error_is_known: bool = True
     bases: tuple[str, ...] = ("",)
-    base: NDArray[np.int64] | None = None
-
-    @property
-    def base_of_run(self) -> NDArray[np.int64]:
-        """``base``, filled in."""
-        return np.zeros(len(self.cell), dtype=np.int64) if self.base is None else self.base
 
     @property
     def last(self) -> Array:
@@ -81,31 +87,21 @@ class Runs:
     def only(self, which: NDArray[np.int64]) -> Runs:
         """Some of the runs, with the settings and base models that are theirs."""
         cells, cell = np.unique(self.cell[which], return_inverse=True)
-        bases, base = np.unique(self.base_of_run[which], return_inverse=True)
+        bases, base = np.unique(self.base[which], return_inverse=True)
         return replace(
             self,
             cells=tuple(self.cells[k] for k in cells),
-            cell=cell.reshape(-1),
+            cell=cell,
             bases=tuple(self.bases[k] for k in bases),
-            base=base.reshape(-1),
-            compute=self.compute[which],
-            reward=self.reward[which],
-            error=self.error[which],
-            seen=self.seen[which],
-            trials=None if self.trials is None else self.trials[which],
+            base=base,
+            **_parts(self, ("compute", "reward", "error", "seen", "trials"), which),
         )
 
     def with_errors_at(self, reward: Array) -> Runs:
-        """The same runs with each binomial error that of the fitted reward, not that of the one measured.
-
-        Args:
-            reward: Fitted rewards, shape of ``compute``.
-        """
+        """The same runs with each binomial error that of the fitted reward, not that of the one measured."""
         if self.trials is None:
             return self
-        rate = np.clip(reward, 0.5 / self.trials, 1 - 0.5 / self.trials)
-        error = np.where(self.seen, binomial_error(rate, self.trials), 1.0)
-        return replace(self, error=error)
+        return replace(self, error=np.where(self.seen, _error_at(reward, self.trials), 1.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +127,7 @@ class Curves:
     @classmethod
     def of(cls, runs: Runs) -> Curves:
         """Those of some runs."""
-        every = np.stack([runs.base_of_run, runs.cell], axis=1)
+        every = np.stack([runs.base, runs.cell], axis=1)
         pairs, of_run = np.unique(every, axis=0, return_inverse=True)
         (base, cell), of_run = pairs.T, of_run.reshape(-1)
         return cls(
@@ -150,11 +146,7 @@ def members(index: NDArray[np.int64], count: int) -> Array:
 
 
 def padded(rows: Sequence[Array], fill: float) -> Array:
-    """Rows of any length as one array, shape ``(rows, longest)``.
-
-    Args:
-        fill: Value after the end of a row.
-    """
+    """Rows of any length as one array, shape ``(rows, longest)``, with ``fill`` after their ends."""
     whole = np.full((len(rows), max(map(len, rows))), fill)
     for row, values in zip(whole, rows, strict=True):
         row[: len(values)] = values
@@ -200,27 +192,25 @@ class Run:
         return float(self.compute[-1])
 
     def error_at(self, rate: Array) -> Array:
-        """Standard errors of its evaluations if their true rewards were these: a share of 0 has an error too.
-
-        Args:
-            rate: Shape ``(evaluations,)``.
-        """
+        """Standard errors of its evaluations if their true rewards were these: a share of 0 has an error too."""
         if self.trials is None:
             return self.error
-        return binomial_error(np.clip(rate, 0.5 / self.trials, 1 - 0.5 / self.trials), self.trials)
+        return _error_at(rate, self.trials)
 
     def without(self, dropped: Sequence[int]) -> Run:
         """The run less some of its evaluations."""
-        kept = np.ones(len(self.compute), dtype=np.bool_)
-        kept[list(dropped)] = False
-        return replace(
-            self,
-            compute=self.compute[kept],
-            reward=self.reward[kept],
-            error=self.error[kept],
-            trials=None if self.trials is None else self.trials[kept],
-            answers=None if self.answers is None else self.answers[kept],
-        )
+        kept = np.delete(np.arange(len(self.compute)), list(dropped))
+        return replace(self, **_parts(self, ("compute", "reward", "error", "trials", "answers"), kept))
+
+
+def _error_at(rate: Array, trials: Array) -> Array:
+    return binomial_error(np.clip(rate, 0.5 / trials, 1 - 0.5 / trials), trials)
+
+
+def _parts(whole: Run | Runs, names: Sequence[str], which: NDArray[np.int64]) -> dict[str, Any]:
+    """Some rows of those of its arrays that are there."""
+    arrays = {name: getattr(whole, name) for name in names}
+    return {name: values[which] for name, values in arrays.items() if values is not None}
 
 
 def runs_of(
@@ -243,8 +233,7 @@ def runs_of(
         pass_rates: A ``pass_rates`` table of the runs, for the errors of the metric, question by question.
 
     Raises:
-        FrontierError: The metric, unit, split, problem set or grouping column is not there, several problem sets
-            are mixed, a value is not finite, two runs share cell and seed, or the pass rates are not those of the
+        FrontierError: As for ``chosen_rows``, two runs share cell and seed, or the pass rates are not those of the
             evaluations.
     """
     rows = chosen_rows(
@@ -268,18 +257,21 @@ def runs_of(
     if rows.select(keys[:-1]).n_unique() == rows.select(others).n_unique():
         # A rate that follows from the rest tells no runs apart.
         varying = [k for k in varying if k != "learning_rate"]
+    refuse_one_seed(rows, keys)
     runs = []
     for key, part in rows.with_row_index("row").group_by(keys, maintain_order=True):
         own = part.sort(UNITS[unit], metric)
-        values = dict(zip(keys, key, strict=True))
+        values: dict[str, Any] = dict(zip(keys, key, strict=True))
+        ids = own["run_id"].drop_nulls().to_list() if "run_id" in own.columns else []
         where, reward = own["row"].to_numpy(), own[metric].to_numpy().astype(np.float64)
-        name = _name(values, varying)
         runs.append(
             Run(
-                name=name,
-                run_id=_run_id(own, name),
-                cell=_cell(values, named),
-                seed=int(values["seed"]),
+                name=_name(values, varying),
+                run_id=str(ids[0]) if ids else None,
+                cell=Setting(
+                    **{column: values[column] for column in CELL}, group=f"{named} = {values[named]}" if named else ""
+                ),
+                seed=values["seed"],
                 compute=own[UNITS[unit]].to_numpy().astype(np.float64),
                 reward=reward,
                 error=_scatter(reward) if error is None else error[where],
@@ -297,19 +289,20 @@ def _errors(
 ) -> tuple[Array | None, bool, Array | None, Array | None]:
     """Standard errors of evaluations, whether they are known, the trials that they amount to, and the answers."""
     reward = rows[metric].to_numpy().astype(np.float64)
+    columns = [rows[c] for c in ("questions", "samples") if c in rows.columns]
+    trials, known = None, False
+    if len(columns) == 2 and not any(column.null_count() for column in columns):
+        trials, known = trials_of(metric, *(column.to_numpy() for column in columns))
     if pass_rates is None:
         # A run in percent is judged later; its error has no meaning, but must be a number.
-        rows = rows.with_columns(pl.col(metric).clip(0, 1))
-    error, known, answers = errors_and_answers(rows, metric, pass_rates)
-    columns = [rows[c] for c in ("questions", "samples") if c in rows.columns]
-    if len(columns) < 2 or any(column.null_count() for column in columns):
-        return (None if pass_rates is None else error), known and pass_rates is not None, None, answers
-    trials, _ = trials_of(metric, *(column.to_numpy() for column in columns))
-    if pass_rates is not None and error is not None:
+        return None if trials is None else binomial_errors(reward.clip(0, 1), trials), known, trials, None
+    answers, rates, samples = answers_of(pass_rates, rows, metric, reward)
+    error = np.sqrt(response_variance(metric, rates, samples) / answers.shape[1])
+    if trials is not None:
         # Questions of unequal difficulty count as more responses than were sampled.
         rate = (reward * trials + 0.5) / (trials + 1)
         trials = rate * (1 - rate) / error**2
-    return error, known, trials, answers
+    return error, True, trials, answers
 
 
 def _scatter(reward: Array) -> Array:
@@ -319,17 +312,7 @@ def _scatter(reward: Array) -> Array:
     return np.full(len(reward), max(float(np.median(steps)) / 0.954 if len(steps) else 0.0, 1e-4))
 
 
-def _cell(values: dict[str, object], group: str | None) -> Setting:
-    rate = values["learning_rate"]
-    return Setting(
-        rollouts_per_problem=int(str(values["rollouts_per_problem"])),
-        problems_per_batch=int(str(values["problems_per_batch"])),
-        learning_rate=None if rate is None else float(str(rate)),
-        group=f"{group} = {values[group]}" if group else "",
-    )
-
-
-def _name(values: dict[str, object], varying: Sequence[str]) -> str:
+def _name(values: dict[str, Any], varying: Sequence[str]) -> str:
     parts = [f"n = {values['rollouts_per_problem']}"]
     for column in varying:
         value = values[column]
@@ -342,19 +325,6 @@ def _name(values: dict[str, object], varying: Sequence[str]) -> str:
         elif column != "rollouts_per_problem":
             parts.append(f"{column} = {value}")
     return ", ".join([*parts, f"seed {values['seed']}"])
-
-
-def _run_id(own: pl.DataFrame, name: str) -> str | None:
-    """The id of the run."""
-    if "run_id" not in own.columns:
-        return None
-    ids = own["run_id"].drop_nulls().unique().sort().to_list()
-    if len(ids) > 1:
-        raise FrontierError(
-            f"the runs {ids[0]} and {ids[1]} are both {name}, so that one curve would be drawn through both: leave "
-            "one out if they are the same run, or give each a seed of its own"
-        )
-    return str(ids[0]) if ids else None
 
 
 def _order(run: Run) -> tuple[object, ...]:
@@ -385,13 +355,12 @@ def spikes(run: Run, factor: float) -> Mask:
     if len(run.reward) >= OWN_SCATTER:
         # A spike spoils three differences, so that those of a run with several are judged by the smaller ones.
         factor = max(factor, excess([run], 0.25))
-    kept = np.arange(len(run.reward))
+    left, kept = run, np.arange(len(run.reward))
     while True:
-        left = run.without(np.setdiff1d(np.arange(len(run.reward)), kept).tolist())
         for below, length in ((True, 1), (True, 2), (False, 1), (False, 2)):
             worst = _worst(left, factor, length, below)
             if len(worst):
-                kept = np.delete(kept, worst)
+                left, kept = left.without(worst.tolist()), np.delete(kept, worst)
                 break
         else:
             kept = kept[: len(kept) - _falls_at_end(left, factor)]
@@ -436,23 +405,21 @@ def excess(runs: Sequence[Run], level: float = 0.5) -> float:
     Args:
         level: Quantile of the differences that it is taken from.
     """
-    units = []
-    for run in runs:
-        if len(run.reward) < OWN_SCATTER:
-            continue
-        off, spread = off_neighbours(position(run.compute), run.reward, expected_error(run))
-        units.append(np.abs(off[:, 0]) / spread[:, 0])
-    whole = np.concatenate(units) if units else np.zeros(0)
+    several = [run for run in runs if len(run.reward) >= OWN_SCATTER]
+    units = [units_off(run.compute, run.reward, expected_error(run)) for run in several]
     usual = float(norm.ppf((1 + level) / 2))
-    factor = float(np.quantile(whole, level)) / usual if len(whole) else 1.0
+    factor = float(np.quantile(np.concatenate(units), level)) / usual if units else 1.0
     return max(factor, 1.0 if all(run.error_is_known for run in runs) else 0.1)
+
+
+def units_off(compute: Array, reward: Array, error: Array) -> Array:
+    """How many standard errors each evaluation but the ends is from the line through its neighbours."""
+    off, spread = off_neighbours(position(compute), reward, error)
+    return np.asarray(np.abs(off[:, 0]) / spread[:, 0])
 
 
 def off_neighbours(at: Array, reward: Array, error: Array, length: int = 1) -> tuple[Array, Array]:
     """Distances of stretches of evaluations from the line between those before and after.
-
-    Args:
-        at: Position of each evaluation.
 
     Returns:
         The differences and their standard deviations, both ``(stretches, length)``.
@@ -482,11 +449,7 @@ def local_median(reward: Array) -> Array:
 
 
 def position(compute: Array) -> Array:
-    """Positions of evaluations in the logarithm of compute, finite for the start.
-
-    Args:
-        compute: Rising, shape ``(evaluations,)``.
-    """
+    """Positions of evaluations in the logarithm of compute, which rises; finite for the start."""
     positive = compute[compute > 0]
     return np.log1p(compute / (positive[0] if len(positive) else 1.0))
 
@@ -501,10 +464,8 @@ def binned(run: Run, points: int = POINTS) -> Run:
     """The run in bins that are even in the logarithm of compute; evaluations at compute 0 are one point of their own.
 
     Thousands of evaluations within one doubling of compute share the slow wander of the run, so the mean of a bin is
-    not as sure as that of as many independent ones: how sure it is shows in how bins differ from their neighbours.
-
-    Args:
-        points: Most points of the result; a run that has no more is returned as it is.
+    not as sure as that of as many independent ones: how sure it is shows in how bins differ from their neighbours. A
+    run of no more ``points`` is returned as it is.
     """
     if len(run.compute) <= points:
         return run

@@ -1,7 +1,6 @@
 """The other runs of a sweep, which each run is compared with: their start, their gain, their end and their grid.
 
-Every comparison is with all others but not with the run itself. So that a sweep of many runs is not gone through once
-for each, what all say together is kept sorted or counted, and the run's own share is taken out of it.
+Every comparison is with all others but not with the run itself.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from functools import cache, cached_property
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
 from ..data.curves import Array, Mask
 from .runs import Run, binned, expected_error, padded, spikes
@@ -21,6 +19,9 @@ SAME_POINT = 0.02
 """Share of compute within which two evaluations are at one point of a grid."""
 FEW = 8
 """Points up to which moving means are of two, not three."""
+SIGNIFICANT = 4.0
+"""Standard errors by which a reward must have changed. A run is judged by the highest of its moving means, of which the
+noise alone lifts the highest of twenty by two to three."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +37,9 @@ class Level:
     error: float
     compute: float = 0.0
 
-    def above(self, other: Level, times: float) -> bool:
-        """Return whether it is higher than another by so many standard errors."""
-        return self.reward - other.reward > times * float(np.hypot(self.error, other.error))
+    def above(self, other: Level) -> bool:
+        """Return whether it is surely higher than another."""
+        return self.reward - other.reward > SIGNIFICANT * float(np.hypot(self.error, other.error))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,38 +126,6 @@ SHARED_END = 0.1
 MOST_POINTS = 2000
 """Points of grids beyond which none is missed: what is logged at each step is no grid."""
 Key = tuple[int, int, str]
-Counts = NDArray[np.int64]
-
-
-class Sorted:
-    """Numbers whose median is asked for without one of them."""
-
-    def __init__(self, values: Sequence[float] | Array) -> None:
-        self.values = np.sort(np.asarray(values, dtype=np.float64))
-
-    def median(self, without: float | None = None) -> float:
-        """The median of all, or of all but one that is among them."""
-        count = len(self.values) - (without is not None)
-        left = len(self.values) if without is None else int(np.searchsorted(self.values, without))
-        low, high = (float(self.values[k + (k >= left)]) for k in ((count - 1) // 2, count // 2))
-        return (low + high) / 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gains:
-    """What runs had gained by some compute.
-
-    Attributes:
-        reached: Which runs went as far, shape ``(runs,)``.
-        gain: Their gain over their start, 0 where it is not sure.
-        every: The gains above 0.
-        same: Those of each setting.
-    """
-
-    reached: Mask
-    gain: Array
-    every: Sorted
-    same: dict[Key, Sorted]
 
 
 class Siblings:
@@ -164,27 +133,20 @@ class Siblings:
 
     def __init__(self, views: Sequence[View]) -> None:
         self.views = tuple(views)
-        self._index = {id(v): k for k, v in enumerate(self.views)}
+        self._keys = [v.setting for v in self.views]
+        self._groups = np.array([v.run.cell.group for v in self.views], dtype=np.str_)
+        self._started = np.array([v.run.compute[0] == 0 for v in self.views], dtype=np.bool_)
+        self._first, self._error = np.array([(v.first.reward, v.first.error) for v in self.views]).reshape(-1, 2).T
         self._last = np.array([v.run.last for v in self.views])
-        self._same: dict[Key, list[int]] = {}
-        for k, v in enumerate(self.views):
-            self._same.setdefault(v.setting, []).append(k)
-        self._starts: dict[str, list[Level]] = {}
-        for v in self.views:
-            if v.run.compute[0] == 0:
-                self._starts.setdefault(v.run.cell.group, []).append(v.first)
-        self._ends, self._grid, self._start = cache(self._ends_of), cache(self._grid_of), cache(self._start_of)
-        self._by: dict[float, Gains] = {}
+        self._gains, self._grid = cache(self._gains_of), cache(self._grid_of)
 
-    def _at(self, own: View) -> int | None:
-        return self._index.get(id(own))
+    def _others(self, own: View) -> Mask:
+        """Which runs are others than this one, shape ``(runs,)``."""
+        return np.array([v is not own for v in self.views], dtype=np.bool_)
 
-    def _start_of(self, group: str) -> tuple[Sorted, Sorted, dict[float, int]]:
-        """Rewards and errors of the starts of a group, and how often each reward is there."""
-        starts = self._starts[group]
-        values, counts = np.unique([s.reward for s in starts], return_counts=True)
-        often = dict(zip(values.tolist(), counts.tolist(), strict=True))
-        return Sorted([s.reward for s in starts]), Sorted([s.error for s in starts]), often
+    def _of(self, key: Key) -> Mask:
+        """Which runs are of a setting, shape ``(runs,)``."""
+        return np.array([each == key for each in self._keys], dtype=np.bool_)
 
     def common_start(self, own: View) -> tuple[Level, int]:
         """The median reward before training of the other runs of its group, and how many of them say it.
@@ -192,16 +154,12 @@ class Siblings:
         All runs of a sweep start from one model, so that their evaluations at compute 0 differ by sampling only. Equal
         ones are one evaluation: runs of one seed may share it.
         """
-        group = own.run.cell.group
-        inside = self._at(own) is not None and own.run.compute[0] == 0
-        count = len(self._starts.get(group, ())) - inside
-        if not count:
+        which = self._others(own) & self._started & (self._groups == own.run.cell.group)
+        if not which.any():
             return own.first, 0
-        rewards, errors, often = self._start(group)
-        first = own.first
-        different = len(often) - (inside and often[first.reward] == 1)
-        error = errors.median(first.error if inside else None) / float(np.sqrt(different))
-        return Level(reward=rewards.median(first.reward if inside else None), error=error), count
+        rewards = self._first[which]
+        error = np.median(self._error[which]) / np.sqrt(len(np.unique(rewards)))
+        return Level(reward=float(np.median(rewards)), error=float(error)), len(rewards)
 
     def usual_at(self, own: View, compute: float) -> float:
         """The median reward of the others at some compute: of its cell if there are any, else of its n and B_p."""
@@ -210,11 +168,10 @@ class Siblings:
         same = [o for o in others if o.setting == own.setting]
         return float(np.median([np.interp(compute, o.compute, o.reward) for o in cell or same or others]))
 
-    def bad_start(self, own: View, times: float) -> bool:
-        """Return whether its first evaluation alone is far off: the second is nearer the others' start or progress.
+    def bad_start(self, own: View, times: float = SIGNIFICANT) -> bool:
+        """Return whether its first evaluation alone is off by so many standard errors.
 
-        Args:
-            times: Standard errors that count as far.
+        The second is then nearer to the others' start or progress.
         """
         shared, count = self.common_start(own)
         if count < 2 or own.run.compute[0] > 0 or len(own.compute) < 2:
@@ -227,71 +184,53 @@ class Siblings:
         usual = np.array([shared.reward, self.usual_at(own, float(own.compute[1]))])
         return bool(np.abs(own.reward[1] - usual).min() < off)
 
-    def start_of(self, own: View, times: float) -> Level:
-        """The reward before training: what all runs say together, unless this one begins elsewhere.
-
-        Args:
-            times: Standard errors beyond which it does.
-        """
+    def start_of(self, own: View) -> Level:
+        """The reward before training: what all runs say together, unless this one surely begins elsewhere."""
         shared, count = self.common_start(own)
         if not count or own.run.compute[0] > 0:
             return own.first
-        elsewhere = shared.above(own.first, times) or own.first.above(shared, times)
-        return own.first if elsewhere and not self.bad_start(own, times) else shared
+        elsewhere = shared.above(own.first) or own.first.above(shared)
+        return own.first if elsewhere and not self.bad_start(own) else shared
 
-    def usual_gain(self, own: View, starts: Sequence[Level], *, times: float) -> float | None:
+    def usual_gain(self, own: View) -> float | None:
         """Median gain of others by the compute of this one's end; None where it would not show, or was nothing.
 
         Those of the same n and B_p say it if one of them gained; else all others, if half of them did.
-
-        Args:
-            starts: Of each run, in their order; the same at every call, as ``times`` is.
-            times: Standard errors beyond which a gain is sure.
         """
-        last, at = float(own.compute[-1]), self._at(own)
-        if last not in self._by:
-            self._by[last] = self._gains(last, starts, times)
-        by = self._by[last]
-        gain = float(by.gain[at]) if at is not None and by.reached[at] else None
-        without, usual = gain or None, 0.0
-        same = by.same.get(own.setting, Sorted([]))
-        if len(same.values) > (without is not None):
-            usual = same.median(without)
-        else:
-            gained = len(by.every.values) - (without is not None)
-            if gained and 2 * gained >= int(by.reached.sum()) - (gain is not None):
-                usual = by.every.median(without)
-        return usual if usual > 2 * times * own.best(last).error else None
+        last, others = float(own.compute[-1]), self._others(own)
+        reached, gain = self._gains(last)
+        gained = others & (gain > 0)
+        same = gained & self._of(own.setting)
+        if same.any():
+            gained = same
+        elif 2 * gained.sum() < (others & reached).sum():
+            return None
+        usual = float(np.median(gain[gained])) if gained.any() else 0.0
+        return usual if usual > 2 * SIGNIFICANT * own.best(last).error else None
 
-    def _gains(self, last: float, starts: Sequence[Level], times: float) -> Gains:
-        reached = self._last >= (1 - SHARED_END) * last
-        gain = np.zeros(len(self.views))
+    def _gains_of(self, last: float) -> tuple[Mask, Array]:
+        """Which runs went as far as some compute, and their gains by then, 0 where not sure, shape ``(runs,)`` each."""
         compute, reward, error = self._tops
         which = np.arange(len(self.views)), (compute <= last * (1 + SAME_POINT)).sum(axis=1)
-        begin = np.array([s.reward for s in starts])
-        off, unsure = reward[which] - begin, np.hypot(error[which], [s.error for s in starts])
-        gain = np.where(reached & (off > times * unsure), off, 0.0)
-        positive = {key: gain[own][gain[own] > 0] for key, own in self._same.items()}
-        same = {key: Sorted(own) for key, own in positive.items()}
-        return Gains(reached=reached, gain=gain, every=Sorted(gain[gain > 0]), same=same)
+        begin, unsure = self._starts
+        off = reward[which] - begin
+        reached = self._last >= (1 - SHARED_END) * last
+        return reached, np.where(reached & (off > SIGNIFICANT * np.hypot(error[which], unsure)), off, 0.0)
+
+    @cached_property
+    def _starts(self) -> Array:
+        """Reward before training of each run, and its error, shape ``(2, runs)``."""
+        return np.array([(start.reward, start.error) for start in map(self.start_of, self.views)]).T
 
     @cached_property
     def _tops(self) -> tuple[Array, Array, Array]:
         """Compute of all moving means, and the highest until then with its error, one row for each run."""
         tops = [v.tops for v in self.views]
-        compute = padded([compute for compute, _ in tops], np.inf)
-        levels = [best for _, best in tops]
         return (
-            compute,
-            padded([np.array([b.reward for b in best]) for best in levels], 0.0),
-            padded([np.array([b.error for b in best]) for best in levels], 0.0),
+            padded([compute for compute, _ in tops], np.inf),
+            padded([np.array([b.reward for b in best]) for _, best in tops], 0.0),
+            padded([np.array([b.error for b in best]) for _, best in tops], 0.0),
         )
-
-    def _siblings(self, own: View, least: int) -> tuple[Key | None, int]:
-        """Its setting, or None for all where there are too few others of it; and how many others that are."""
-        inside = self._at(own) is not None
-        count = len(self._same.get(own.setting, ())) - inside
-        return (own.setting, count) if count >= least else (None, len(self.views) - inside)
 
     def planned_end(self, own: View) -> tuple[float, int] | None:
         """The compute that the run was meant to reach, and how many others ended there; None where that is unclear.
@@ -300,30 +239,23 @@ class Siblings:
         of all others, if two or more and at least half of them share it. Of several as common the largest counts: runs
         end early, not late.
         """
-        without = own.run.last if self._at(own) is not None else None
-        every = len(self.views) - (without is not None)
-        for key, least in ((own.setting, 2), (None, max(2, (every + 1) // 2))):
-            if key is not None and key not in self._same:
-                continue
-            values, often, within = self._ends(key)
-            sharing, left = within @ often, often
-            if without is not None:
-                at = int(np.searchsorted(values, without))
-                sharing, left = sharing - within[:, at], often - (np.arange(len(often)) == at)
-            most = int(sharing[left > 0].max(initial=0))
+        others = self._others(own)
+        for which, least in ((others & self._of(own.setting), 2), (others, max(2, (others.sum() + 1) // 2))):
+            sharing = self._one_end[np.ix_(which, which)].sum(axis=1)
+            most = int(sharing.max(initial=0))
             if most >= least:
-                return float(values[(left > 0) & (sharing == most)].max()), most
+                return float(self._last[which][sharing == most].max()), most
         return None
 
-    def _ends_of(self, key: Key | None) -> tuple[Array, Counts, Counts]:
-        """Where runs end, how often each is, and which lie within a tenth of each, shape ``(ends, ends)``."""
-        values, often = np.unique(self._last if key is None else self._last[self._same[key]], return_counts=True)
-        return values, often, (np.abs(values - values[:, None]) <= SHARED_END * values[:, None]).astype(np.int64)
+    @cached_property
+    def _one_end(self) -> Mask:
+        """Which runs end within a tenth of where each one does, shape ``(runs, runs)``."""
+        return np.asarray(np.abs(self._last - self._last[:, None]) <= SHARED_END * self._last[:, None])
 
     def longest(self, own: View) -> float:
         """The largest compute that another run reached; its own where there is none."""
-        others = np.delete(self._last, [] if (at := self._at(own)) is None else [at])
-        return float(others.max(initial=-np.inf)) if len(others) else own.run.last
+        others = self._last[self._others(own)]
+        return float(others.max()) if len(others) else own.run.last
 
     def missing_points(self, own: View) -> Array:
         """Points of the siblings' grid, within the run's own compute, at which the run has no evaluation.
@@ -331,45 +263,35 @@ class Siblings:
         A point is of the grid if at least two of the runs of the same n and B_p have it, and most of those that reach
         it; where there are no two such runs, all others count.
         """
-        key, count = self._siblings(own, 2)
-        if count < 2:
+        run, others, same = own.run, self._others(own), self._of(own.setting)
+        key = own.setting if (others & same).sum() >= 2 else None
+        which = others[same] if key else others
+        if which.sum() < 2:
             return np.zeros(0)
-        points, often, reaching, having = self._grid(key)
-        run, inside = own.run, self._at(own) is not None
-        if inside:
-            often = often - np.isin(points, run.compute)
-            reaching, having = reaching - _reaches(run, points), having - _has(run, points)
+        points, *each = self._grid(key)
+        often, reaching, having = (counted[which].sum(axis=0) for counted in each)
         kept = (often > 0) & (points <= run.last * (1 + SAME_POINT))
-        points, reaching, having = points[kept], reaching[kept], having[kept]
-        if not len(points) or len(points) > MOST_POINTS:
+        if kept.sum() > MOST_POINTS:
             return np.zeros(0)
-        grid = points[(having >= 2) & (having > reaching / 2)]
+        grid = points[kept & (having >= 2) & (having > reaching / 2)]
         # Points that are alike are one: batches of different sizes do not divide a budget alike.
         grid = grid[np.diff(grid, prepend=-1.0) > SAME_POINT * grid]
         absent = grid[_distance(grid, run.compute) > SAME_POINT * grid]
         # A run that lacks most of it has a grid of its own.
         return np.asarray(absent if 2 * len(absent) <= len(grid) else absent[:0])
 
-    def _grid_of(self, key: Key | None) -> tuple[Array, Counts, Counts, Counts]:
-        """Points of all grids; how many runs evaluated each exactly, how many reach it, and how many have it."""
-        runs = [v.run for v in (self.views if key is None else [self.views[k] for k in self._same[key]])]
-        points, often = np.unique(np.concatenate([np.unique(run.compute) for run in runs]), return_counts=True)
+    def _grid_of(self, key: Key | None) -> tuple[Array, Mask, Mask, Mask]:
+        """Points of all grids; which runs evaluated each exactly, reach it, and have it, shape ``(runs, points)``."""
+        runs = [v.run for v, own in zip(self.views, self._keys, strict=True) if key in (None, own)]
+        points = np.unique(np.concatenate([run.compute for run in runs]))
         # With more than these no run is asked for any: its own may be taken out.
-        most = MOST_POINTS + 1 + max(len(run.compute) for run in runs)
-        points, often = points[:most], often[:most]
-        reaching, having = (np.zeros(len(points), dtype=np.int64) for _ in range(2))
-        for run in runs:
-            reaching += _reaches(run, points)
-            having += _has(run, points)
-        return points, often, reaching, having
-
-
-def _reaches(run: Run, points: Array) -> Mask:
-    return np.asarray(run.last >= points * (1 - SAME_POINT))
-
-
-def _has(run: Run, points: Array) -> Mask:
-    return np.asarray(_distance(points, run.compute) <= SAME_POINT * points)
+        points = points[: MOST_POINTS + 1 + max(len(run.compute) for run in runs)]
+        return (
+            points,
+            np.array([np.isin(points, run.compute) for run in runs]),
+            np.array([run.last >= points * (1 - SAME_POINT) for run in runs]),
+            np.array([_distance(points, run.compute) <= SAME_POINT * points for run in runs]),
+        )
 
 
 def _distance(points: Array, compute: Array) -> Array:

@@ -8,7 +8,6 @@ either side, and any of them may grow on or fall from some compute on.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -81,7 +80,7 @@ class Expected:
 
 def published() -> dict[str, tuple[float, float]]:
     """A and B of each published fit."""
-    rows = (row.split() for row in re.split(r",\s*", PUBLISHED.strip()))
+    rows = (row.split() for row in PUBLISHED.split(","))
     return {name: (float(asymptote), float(steepness)) for name, asymptote, steepness in rows}
 
 
@@ -134,24 +133,19 @@ class OneRun:
         parts["bend"] = [parts["bend"][k] for k in (0, 2, 4, 5)]
         return np.array([k for name in PARTS for k in parts[name]])
 
-    @cached_property
-    def _middle(self) -> float:
-        """Logarithm of the compute that the model's timing is taken from."""
-        runs = self.model.runs
-        return float(np.log(runs.compute[runs.seen & (runs.compute > 0)]).mean())
-
     def numbers(self, own: Array) -> Array:
         """Vectors of the model, shape ``(chains, size)``."""
-        theta = np.zeros((len(own), self.model.size))
-        theta[:, self.places] = self._mapped(own)[0]
+        return self._vectors(self._mapped(own)[0])
+
+    def _vectors(self, mapped: Array) -> Array:
+        theta = np.zeros((len(mapped), self.model.size))
+        theta[:, self.places] = mapped
         return theta
 
     def __call__(self, own: Array) -> tuple[Array, Array]:
         """Logarithm of the density, shape ``(chains,)``, and its gradient, shape ``(chains, numbers)``."""
         mapped, slope, of_steepness = self._mapped(own)
-        theta = np.zeros((len(own), self.model.size))
-        theta[:, self.places] = mapped
-        value, gradient = self.model(theta)
+        value, gradient = self.model(self._vectors(mapped))
         # The model's own prior of these numbers is taken back.
         by_mapped = gradient[:, self.places] + mapped
         by_own = by_mapped * slope - own
@@ -183,7 +177,7 @@ class OneRun:
         # Both in units of the model's 1.5.
         mapped[:, GAIN] = (expected.gain[0] + expected.gain[1] * gain) / 1.5
         slope[:, GAIN] = expected.gain[1] * by_gain / 1.5
-        when = np.log(runs.last[0]) - self._middle + TIMING * own[:, WHEN]
+        when = np.log(runs.last[0]) - self.model.middle + TIMING * own[:, WHEN]
         mapped[:, WHEN], slope[:, WHEN] = when / 1.5, TIMING / 1.5
         mapped[:, KAPPA], slope[:, KAPPA] = NOISE[0] + NOISE[1] * own[:, KAPPA], NOISE[1]
         mapped[:, PHI] += LASTING
@@ -195,57 +189,42 @@ def _stretched(own: Array) -> tuple[Array, Array]:
     return np.sinh(DEGREE * own) / DEGREE, np.cosh(DEGREE * own)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Single:
-    """Draws of one run."""
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Draws of one run.
 
-    posterior: Posterior
+    Attributes:
+        reward: Shape ``(draws, points)``.
+        noise: Standard deviation of an evaluation, shape ``(draws,)``.
+        autocorrelation: Of evaluations that follow each other, shape ``(draws,)``.
+        named: A, R0, C_mid and B by the names of ScaleRL, without what bends the curve later; empty without a curve.
+    """
 
-    def reward(self, compute: Array) -> Array:
-        """Reward at some compute, shape ``(draws, points)``."""
-        return self.posterior.of_run(0, compute)
-
-    @property
-    def noise(self) -> Array:
-        """Standard deviation of an evaluation in each draw, shape ``(draws,)``."""
-        model = self.posterior.model
-        return np.asarray(model.excess(self.posterior.theta)[:, 0] * np.median(model.runs.error[0]))
-
-    @property
-    def autocorrelation(self) -> Array:
-        """Of evaluations that follow each other, shape ``(draws,)``."""
-        return np.asarray(self.posterior.model.autocorrelation(self.posterior.theta)[:, 0])
-
-    def named(self) -> dict[str, Array]:
-        """A, R0, C_mid and B of each draw by the names of ScaleRL, without what bends the curve later."""
-        model, theta = self.posterior.model, self.posterior.theta
-        both, shapes = model.cells(theta)
-        q = model.tail(theta)[:, 0]
-        start = model.start(theta)[:, 0]
-        gain = (1 - start) / (1 + np.exp(-both[:, 0, 0]))
-        steepness = np.exp(shapes[:, 0]) * 2 * (1 - np.exp2(-q)) / q
-        asymptote = np.clip(start + model.step(theta)[0][:, 0] + gain, 0.0, 1.0)
-        return {"A": asymptote, "R0": start, "C_mid": np.exp(both[:, 1, 0]), "B": steepness}
+    reward: Array
+    noise: Array
+    autocorrelation: Array
+    named: dict[str, Array]
 
 
-def single(runs: Runs, *, before: Expected | None = None, seed: int = 0) -> Single:
+def single(runs: Runs, at: Array, *, before: Expected, seed: int) -> Drawn:
     """Fit one run.
 
     Args:
         runs: That run alone, of errors of which only ratios mean something.
-        before: What is expected of it; by default what all published fits say.
+        at: Compute of its rewards.
+        before: What is expected of it.
     """
     model = Model(runs=runs, priors=PRIORS)
-    density = OneRun(model=model, expected=before or expected())
+    density = OneRun(model=model, expected=before)
     last = float(runs.last[0])
     size = len(density.places)
 
     def posterior_of(chains: Array) -> Posterior:
         return Posterior(model=model, theta=density.numbers(chains.reshape(-1, size)), split_r_hat=np.inf)
 
-    def spread(chains: Array) -> float:
+    def agreed(chains: Array) -> bool:
         ends = posterior_of(chains).of_run(0, np.array([last, 4 * last]))
-        return float(split_r_hat(ends.reshape(*chains.shape[:2], -1)).max())
+        return bool(split_r_hat(ends.reshape(*chains.shape[:2], -1)).max() < AGREED)
 
     with threadpool_limits(1):
         found = sample(
@@ -256,8 +235,22 @@ def single(runs: Runs, *, before: Expected | None = None, seed: int = 0) -> Sing
             warm_up=SIZE[1],
             kept=SIZE[2],
             rng=np.random.default_rng(seed),
-            agreed=lambda chains: spread(chains) < AGREED,
+            agreed=agreed,
             rounds=ROUNDS,
         )
-    thinned = found[np.linspace(0, len(found) - 1, SIZE[2]).round().astype(int)]
-    return Single(posterior=posterior_of(thinned))
+    thinned = posterior_of(found[np.linspace(0, len(found) - 1, SIZE[2]).round().astype(int)])
+    return Drawn(
+        reward=thinned.of_run(0, at),
+        noise=np.asarray(model.excess(thinned.theta)[:, 0] * np.median(runs.error[0])),
+        autocorrelation=np.asarray(model.autocorrelation(thinned.theta)[:, 0]),
+        named=_named(model, thinned.theta),
+    )
+
+
+def _named(model: Model, theta: Array) -> dict[str, Array]:
+    both, shapes = model.cells(theta)
+    q, start = model.tail(theta)[:, 0], model.start(theta)[:, 0]
+    gain = (1 - start) / (1 + np.exp(-both[:, 0, 0]))
+    steepness = np.exp(shapes[:, 0]) * 2 * (1 - np.exp2(-q)) / q
+    asymptote = np.clip(start + model.step(theta)[0][:, 0] + gain, 0.0, 1.0)
+    return {"A": asymptote, "R0": start, "C_mid": np.exp(both[:, 1, 0]), "B": steepness}

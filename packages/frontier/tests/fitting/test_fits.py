@@ -1,4 +1,4 @@
-"""n*(C) as a log2-sigmoid: as the paper prints it, of points, and of fits of the paper's method."""
+"""Forms of a curve, and n*(C) as a log2-sigmoid: as the paper prints it, and of points."""
 
 from dataclasses import replace
 
@@ -7,6 +7,7 @@ import pytest
 from isocompute.frontier import FrontierError, fit_points
 from isocompute.frontier.errors import Flag
 from isocompute.frontier.fitting.nstar import PRINTED, Sigmoid
+from isocompute.frontier.fitting.point import FORMS, Parameters, fit_form
 
 
 def test_the_sigmoid_that_the_paper_prints_is_evaluated() -> None:
@@ -30,3 +31,14 @@ def test_the_sigmoid_of_points_goes_through_them() -> None:
     assert set(found.intervals) == {"L", "k", "x0", "b"}
     with pytest.raises(FrontierError, match="2 points"):
         fit_points(np.array([1e5, 2e5]), np.array([8, 8]))
+
+
+@pytest.mark.parametrize("start", [None, 0.2])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_curve_without_noise_is_found(name: str, start: float | None) -> None:
+    low, high = FORMS[name].shapes
+    curve = Parameters(form=name, start=0.2, gain=0.4, scale=3e4, shape=float(np.sqrt(low * high)))
+    compute = np.geomspace(1e3, 1e6, 5000)
+    found = fit_form(name, compute, curve(compute), np.full(len(compute), 0.01), start)
+    assert found(compute) == pytest.approx(curve(compute), abs=2e-4)
+    assert found.named() == pytest.approx(curve.named(), rel=0.03)
