@@ -86,9 +86,9 @@ class Decision:
         """The option of least regret of each other n, by regret."""
         return [o for o in at_best_rates(self.options) if o.cell.key != self.chosen.cell.key]
 
-    def near(self, loss: float = NEAR) -> list[Option]:
-        """Settings that lose on average no more than this to the chosen one, that one first."""
-        return [o for o in self.options if o.loss <= loss]
+    def near(self) -> list[Option]:
+        """Settings that lose on average no more than ``NEAR`` to the chosen one, that one first."""
+        return [o for o in self.options if o.loss <= NEAR]
 
     @property
     def known(self) -> bool:

@@ -460,18 +460,17 @@ REACH = 3
 """Bins on either side that a bin is compared with."""
 
 
-def binned(run: Run, points: int = POINTS) -> Run:
+def binned(run: Run) -> Run:
     """The run in bins that are even in the logarithm of compute; evaluations at compute 0 are one point of their own.
 
     Thousands of evaluations within one doubling of compute share the slow wander of the run, so the mean of a bin is
-    not as sure as that of as many independent ones: how sure it is shows in how bins differ from their neighbours. A
-    run of no more ``points`` is returned as it is.
+    not as sure as that of as many independent ones: how sure it is shows in how bins differ from their neighbours.
     """
-    if len(run.compute) <= points:
+    if len(run.compute) <= POINTS:
         return run
     started = run.compute > 0
     positive = run.compute[started]
-    edges = np.geomspace(positive[0], positive[-1], points)[1:-1]
+    edges = np.geomspace(positive[0], positive[-1], POINTS)[1:-1]
     own = np.where(started, 1 + np.searchsorted(edges, run.compute, side="right"), 0)
     _, own, members = np.unique(own, return_inverse=True, return_counts=True)
     compute, reward = (np.bincount(own, values) / members for values in (run.compute, run.reward))
