@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from ..batch.responses import Lists, check_rewards
+from ..batch.responses import Lists, check_rewards, marks
 from ..config import LearnerConfig
 from .advantages import alone, gae, group_index, listed, ragged, response_advantages, whitened
 from .loss import KL_ESTIMATORS, loss_weights
@@ -46,10 +46,7 @@ def with_loss_weights(batch: pl.DataFrame, config: LearnerConfig) -> pl.DataFram
 
 def sampled_counts(rollouts: pl.DataFrame) -> np.ndarray:
     """Response tokens that the policy sampled, of each row, shape ``(rows,)``; all, where no ``sampled`` says it."""
-    counts = pl.col("response_ids").list.len()
-    if "sampled" in rollouts.columns:
-        counts = pl.coalesce(pl.col("sampled").list.sum(), counts)
-    return rollouts.select(counts.fill_null(0).cast(pl.Int64)).to_series().to_numpy()
+    return rollouts.select(marks(rollouts).list.sum().fill_null(0).cast(pl.Int64)).to_series().to_numpy()
 
 
 def estimated(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:

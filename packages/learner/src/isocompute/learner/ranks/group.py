@@ -146,10 +146,7 @@ class LearnerGroup:
         return RankWeights(self)
 
     def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
-        """The state of the ranks; see ``Learner.state``. A few tensors of it are here at a time, as they are read.
-
-        A checkpoint of it is written by the ranks, each its own rows, where they see the folder.
-        """
+        """See ``Learner.state``; where ranks cannot write a checkpoint, a few tensors are here at a time."""
         return self._tensors(STATE), state_values(self.model, self.base, self.version)
 
     def _tensors(self, of: str) -> RemoteTensors:
@@ -161,11 +158,9 @@ class LearnerGroup:
         return RemoteTensors(sizes, fetch, self._write)
 
     def _write(self, folder: Path) -> Callable[[], dict[str, str]] | None:
-        """Let each rank copy its part of the state, and write it into a folder while the next steps are taken.
+        """Let each rank copy its part of the state and write it while the next steps are taken; see ``Checkpoint``.
 
-        Returns:
-            A function that waits until all have, and returns the checksum of each file by its name; None where a rank
-            is on a machine that does not see the folder.
+        None where a rank is on a machine that does not see the folder.
         """
         if not self._see(folder):
             return None
@@ -180,14 +175,13 @@ class LearnerGroup:
         import ray
 
         check_base(values, model=self.model, base=self.base)
-        task, version, names = "load the state", int(values["version"]), list(tensors)
-        self._on_each(task, "call", "expect", names)
+        task, version = "load the state", int(values["version"])
+        self._on_each(task, "call", "expect", list(tensors), version)
         if isinstance(tensors, TensorFiles) and all(map(self._see, tensors.paths)):
             self._on_each(task, "read", tensors.paths)
         else:
             for part in parts(tensors.items(), most=PART):
                 self._on_each(task, "call", "take", ray.put(part))
-        self._on_each(task, "continue_at", version)
         self.version = version
 
     def close(self) -> None:
@@ -276,11 +270,9 @@ class LearnerGroup:
         return self._wait([getattr(rank, method).remote(*arguments) for rank in self._in_use()], task)
 
     def _wait(self, calls: Sequence[Any], task: str, patience: float | None = None) -> list[Any]:
-        """Results of the calls, one of each rank.
+        """Results of the calls, one of each rank, which stay in use if every one refused with an error of the learner.
 
-        Once one has failed the others have their grace, as they may be waiting for it in a collective. The ranks stay
-        in use when every rank refused with an error of the learner, before which it made no change. After any other
-        error, or where some time out, what they hold is unknown.
+        After any other error, or where some time out, what they hold is unknown.
         """
         import ray
 
@@ -299,6 +291,7 @@ class LearnerGroup:
                     values[rank] = ray.get(done[0])
                 except ray.exceptions.RayError as error:
                     if not failures:
+                        # The others may be waiting for it in a collective.
                         end = min(end, monotonic() + self._grace)
                     failures[rank] = error
         except BaseException:
@@ -342,10 +335,7 @@ class RankWeights(Iterable[tuple[str, torch.Tensor]]):
 
 
 class RemoteTensors(Mapping[str, torch.Tensor]):
-    """Tensors by name, fetched from the ranks as they are read, some at a time; to be read before the next update.
-
-    ``sizes`` has the bytes of each, in the order in which they are best read; of ``write``, see ``Checkpoint.tensors``.
-    """
+    """Tensors of some ``sizes`` (bytes), fetched from the ranks some at a time; to be read before the next update."""
 
     def __init__(
         self,
@@ -353,7 +343,7 @@ class RemoteTensors(Mapping[str, torch.Tensor]):
         fetch: Callable[[Sequence[str]], Mapping[str, torch.Tensor]],
         write: Callable[[Path], Callable[[], dict[str, str]] | None],
     ) -> None:
-        self._parts = {name: part for part in _parts(sizes) for name in part}
+        self._parts = {name: list(part) for part in parts(sizes.items(), size=int, most=PART) for name in part}
         self._fetch, self.write = fetch, write
         self._last: Mapping[str, torch.Tensor] = {}
 
@@ -386,18 +376,6 @@ def _written(ranks: Sequence[Any]) -> dict[str, str]:
                 raise RankError(f"rank {number} of {len(ranks)} died before its checkpoint was whole ({why})") from None
             raise _cause(error) from None
         found |= files
-    return found
-
-
-def _parts(sizes: Mapping[str, int]) -> list[list[str]]:
-    found: list[list[str]] = []
-    size = 0
-    for name, more in sizes.items():
-        if not found or size + more > PART:
-            found.append([])
-            size = 0
-        found[-1].append(name)
-        size += more
     return found
 
 
@@ -458,9 +436,9 @@ class RankActor:
         self._learner.reset(config)
         return self._learner.base
 
-    def call(self, method: str, argument: Any) -> Any:
+    def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of its learner."""
-        return getattr(self._learner, method)(argument)
+        return getattr(self._learner, method)(*arguments)
 
     def update(self, batch: pl.DataFrame, *, advance: bool) -> UpdateReport:
         """Update from this rank's share; see ``Learner.update``."""
@@ -530,10 +508,6 @@ class RankActor:
     def read(self, paths: Sequence[Path]) -> None:
         """Take over a part of a state from files; see ``Learner.take``."""
         self._learner.take(TensorFiles(paths))
-
-    def continue_at(self, version: int) -> None:
-        """Go on from a state that was taken."""
-        self._learner.version = version
 
 
 def _cause(error: Exception) -> Exception:

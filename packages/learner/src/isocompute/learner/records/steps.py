@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
+from pydantic import TypeAdapter
 
+from ..batch.responses import marks
 from ..contract import tables
 
 if TYPE_CHECKING:
@@ -183,6 +185,9 @@ class UpdateReport:
         return found | ({"skipped_share": self.skipped.value} if self.skipped.count else {})
 
 
+SUMMED = ("optimizer_steps", "trained_tokens", "passed_tokens", "operations")
+
+
 def of_batch(reports: Sequence[UpdateReport]) -> UpdateReport:
     """Sum up the reports of the optimizer steps that one batch was learnt from in, in their order; at least one.
 
@@ -197,46 +202,20 @@ def of_batch(reports: Sequence[UpdateReport]) -> UpdateReport:
         objective={name: reduce(add, (report.objective[name] for report in reports)) for name in first.objective},
         gradient_norm=sum(report.gradient_norm for report in reports) / len(reports),
         learning_rate=last.learning_rate,
-        optimizer_steps=sum(report.optimizer_steps for report in reports),
-        trained_tokens=sum(report.trained_tokens for report in reports),
-        passed_tokens=sum(report.passed_tokens for report in reports),
         skipped=reduce(add, (report.skipped for report in reports)),
-        operations=sum(report.operations for report in reports),
         machine_rate=last.machine_rate,
+        **{name: sum(getattr(report, name) for report in reports) for name in SUMMED},
     )
 
 
-HEALTH = frozenset(
-    {
-        "truncated_share",
-        "interrupted_share",
-        "score_error_share",
-        "lone_responses",
-        "sampled_entropy",
-        "importance_weight",
-        "mismatch_kl",
-        "mismatch_k3",
-        "effective_sample_size",
-        "effective_sample_size_responses",
-        "gradient_norm",
-        "gradient_retries",
-        "rounding_changes",
-        "sync_error",
-        "sync_mean",
-        "sync_k3",
-        "sync_quantile",
-        "lag_mean",
-        "lag_max",
-        "mixed_share",
-        "stale_groups",
-        "stale_length",
-        "engines_idle_share",
-        "trainer_idle_share",
-    }
-)
-"""Numbers of a step that say whether the run is sound."""
 PERFORMANCE = ("_seconds", "virtual_time", "_per_second", "model_flops_utilisation")
-"""Endings of the names of numbers that say what it costs."""
+"""Endings of the names of numbers of a step that say what it costs."""
+HEALTH = (
+    *("truncated_", "interrupted_", "score_error_", "lone_", "sampled_"),
+    *("importance_", "mismatch_", "effective_", "gradient_", "sync_", "rounding_"),
+    *("lag_", "mixed_", "stale_", "engines_", "trainer_"),
+)
+"""Beginnings of the names of others that say whether the run is sound; what is left is of the ``train`` group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -423,23 +402,16 @@ def to_plain(record: Record) -> dict[str, Any]:
 
 def from_plain(plain: Mapping[str, Any]) -> Record:
     """Return the record that ``to_plain`` made this of, through JSON or not."""
-    found = {name: value for name, value in plain.items() if name != "kind"}
-    if plain["kind"] == "evaluation":
-        return EvaluationRecord(**found)
-    parts = {"responses": ResponseStatistics, "advantages": AdvantageStatistics, "lag": LagStatistics}
-    for name, kind in parts.items():
-        found[name] = None if found.get(name) is None else kind(**found[name])
-    if found.get("update") is not None:
-        update = dict(found["update"])
-        update["objective"] = {name: Mean(**mean) for name, mean in update["objective"].items()}
-        found["update"] = UpdateReport(**update | {"skipped": Mean(**update["skipped"])})
-    return StepRecord(**found)
+    found: Record = TypeAdapter(EvaluationRecord if plain["kind"] == "evaluation" else StepRecord).validate_python(
+        plain
+    )
+    return found
 
 
 def _group(name: str) -> str:
-    if name in HEALTH:
-        return "health"
-    return "perf" if name.endswith(PERFORMANCE) else "train"
+    if name.endswith(PERFORMANCE):
+        return "perf"
+    return "health" if name.startswith(HEALTH) else "train"
 
 
 def _named(seconds: Mapping[str, float]) -> dict[str, float]:
@@ -521,14 +493,12 @@ def _sampled_entropy(responses: pl.DataFrame) -> float | None:
     """−mean log-probability of the tokens that were sampled; None where there is none."""
     if "logprobs" not in responses.columns:
         return None
-    given = responses.select("logprobs", *(["sampled"] if "sampled" in responses.columns else []))
-    given = given.filter(pl.col("logprobs").list.len() > 0)
-    scores = given["logprobs"].explode()
-    if "sampled" in given.columns and len(given):
-        throughout = pl.lit(True).repeat_by(pl.col("logprobs").list.len())
-        marks = given.select(sampled=pl.coalesce("sampled", throughout))["sampled"].explode()
-        if len(marks) == len(scores):
-            scores = scores.filter(marks.fill_null(value=False))
+    given = responses.filter(pl.col("logprobs").list.len() > 0).select(
+        "logprobs", sampled=marks(responses, of="logprobs")
+    )
+    scores, sampled = given["logprobs"].explode(), given["sampled"].explode()
+    if len(sampled) == len(scores):
+        scores = scores.filter(sampled.fill_null(value=False))
     return -float(scores.to_numpy().mean(dtype=np.float64)) if len(scores) else None
 
 

@@ -145,7 +145,7 @@ def _write(given: Iterable[tuple[str, torch.Tensor]], policy: Any, folder: Path)
     for part in parts(given):
         save_file(part, folder / f"part-{len(files)}", metadata={"format": "pt"})
         files.append(list(part))
-        size += sum(tensor.numel() * tensor.element_size() for tensor in part.values())
+        size += sum(tensor.nbytes for tensor in part.values())
     names = [f"model-{number + 1:05d}-of-{len(files):05d}.safetensors" for number in range(len(files))]
     for number, name in enumerate(names if len(files) > 1 else [WHOLE]):
         (folder / f"part-{number}").rename(folder / name)

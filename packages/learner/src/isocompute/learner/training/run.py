@@ -157,10 +157,10 @@ class Progress:
             rollouts are counted, its update was not made. Never saved: the run would find it again.
     """
 
-    step: int
-    rollouts: int
-    tokens: int
-    evals: list[dict[str, Any]]
+    step: int = 0
+    rollouts: int = 0
+    tokens: int = 0
+    evals: list[dict[str, Any]] = field(default_factory=list)
     cursor: Cursor = field(default_factory=Cursor)
     begun: list[list[str]] = field(default_factory=list)
     drained: int | None = None
@@ -212,7 +212,7 @@ def restore(
     """
     saved = checkpoints.newest()
     if saved is None:
-        return Progress(step=0, rollouts=0, tokens=0, evals=[])
+        return Progress()
     drained = saved.progress.get("drained")
     if drained is not None and not ended:
         saved = checkpoints.read(drained)
