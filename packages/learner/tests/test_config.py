@@ -46,7 +46,7 @@ PPO, OF_A_BATCH = ObjectiveConfig(algorithm="ppo"), ObjectiveConfig(baseline="ba
         (KLConfig, {"place": "reward", "mask_zero_variance": True}, "mask_zero_variance needs place: loss"),
         (OptimizerConfig, {"beta2": 1.0}, r"beta2 is 1\.0"),
         (AdapterConfig, {"target_modules": ()}, r"target_modules is \(\)"),
-        (OptimizerConfig, {"decay_steps": 100}, "decay_steps is 100, and a constant learning rate has no horizon"),
+        (OptimizerConfig, {"decay_steps": 100}, "decay_steps is 100, and a constant learning rate never falls"),
         (OptimizerConfig, {"decay": "linear"}, "decay_steps is 0; a linear decay must end after the warm-up of 10 s"),
         (OptimizerConfig, {"decay": "cosine", "decay_steps": 10}, "a cosine decay must end after the warm-up of 10 s"),
         (OptimizerConfig, {"decay_after": 5}, "decay_after is 5, and a constant learning rate never falls: it must"),

@@ -47,7 +47,7 @@ class Light:
             raise LearnerError(f"{model} cannot be loaded")
         return "base"
 
-    def update(self, *_: object, advance: bool) -> None:
+    def call(self, *_: object, advance: bool) -> None:
         if self.rank:
             sleep(3600)
         raise LearnerError("a prompt has token 99, and the vocabulary of 12 ends before it")

@@ -285,14 +285,9 @@ class OptimizerConfig:
     setting of its own, so that a rate never depends on how long a run happens to be."""
 
     def __post_init__(self) -> None:
-        if self.decay == "constant" and self.decay_steps:
-            raise LearnerError(
-                f"decay_steps is {self.decay_steps}, and a constant learning rate has no horizon: it must be 0"
-            )
-        if self.decay == "constant" and self.decay_after:
-            raise LearnerError(
-                f"decay_after is {self.decay_after}, and a constant learning rate never falls: it must be 0"
-            )
+        for name in ("decay_steps", "decay_after"):
+            if self.decay == "constant" and (value := getattr(self, name)):
+                raise LearnerError(f"{name} is {value}, and a constant learning rate never falls: it must be 0")
         if self.decay != "constant" and self.decay_steps <= self.warmup_steps:
             raise LearnerError(
                 f"decay_steps is {self.decay_steps}; a {self.decay} decay must end after the warm-up of "
@@ -531,18 +526,12 @@ class LearnerConfig:
 
     @property
     def behaviour_is_old(self) -> bool:
-        """Return whether the π_old of a ratio is the policy under which the sampler drew each token.
-
-        So it is where responses are older than the weights that they update: no forward pass gives that policy again.
-        """
+        """Return whether the π_old of a ratio is the policy that drew each token, which is gone, as with a lag."""
         return self.pipeline.lag > 0 and self.objective.resolved.surrogate != "policy_gradient"
 
     @property
     def measures_first(self) -> bool:
-        """Return whether a batch passes through the model once before it is learnt from.
-
-        So it is where advantages depend on it, and where updates are off-policy.
-        """
+        """Return whether a batch passes through the model once before it is learnt from."""
         return self.measures_for_advantages or (self.objective.off_policy and not self.behaviour_is_old)
 
     @property
@@ -582,11 +571,9 @@ They hold neither the learning rate, which belongs to a model and a batch size, 
 
 
 def with_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Put a recipe's values under the settings that name it.
+    """Put a recipe's values under the settings that name it, which win over them, within a group as well.
 
-    ``{"recipe": "isocompute-easy", "kl": {"coefficient": 0.01}}`` is the recipe with another weight of the KL: a
-    setting that is given wins over the recipe's, within a group as well, and whatever neither gives is
-    ``LearnerConfig``'s own. The argument and ``RECIPES`` are left as they are.
+    ``{"recipe": "isocompute-easy", "kl": {"coefficient": 0.01}}`` is the recipe with another weight of the KL.
     """
     given = {name: value for name, value in settings.items() if name != "recipe"}
     if "recipe" not in settings:

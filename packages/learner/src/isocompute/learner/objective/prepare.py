@@ -52,8 +52,8 @@ def sampled_counts(rollouts: pl.DataFrame) -> np.ndarray:
 def estimated(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
     """The responses that advantages are computed from, among them all that are trained.
 
-    A critic judges each response alone; other baselines are means over all that were completed, but those of groups
-    that are filtered for their equal rewards, and one that is alone in its group where the baseline is the group's.
+    A critic judges each alone; other baselines are means over all completed ones but those of groups that are filtered
+    for their equal rewards, and one that is alone in its group where the baseline is the group's.
     """
     if config.objective.resolved.baseline == "gae":
         return rollouts.filter(pl.col("cohort") == "trained")
@@ -81,8 +81,7 @@ def from_rewards(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
 def from_values(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
     """Add ``advantages`` and ``returns``: one number per sampled token, relative to a critic's values.
 
-    A response's reward is that of its last sampled token. With ``scale: batch`` the advantages of all tokens are
-    whitened, as in PPO.
+    A response's reward is its last sampled token's. With ``scale: batch`` all advantages are whitened, as in PPO.
     """
     trained = estimated(rollouts, config)
     counts = sampled_counts(trained)
@@ -93,9 +92,8 @@ def from_values(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
         trained = trained.with_columns(pl.Series("kl", penalty.sums(), dtype=pl.Float64))
     rewards.values[rewards.last] += _rewards(trained)[counts > 0]
     critic = config.critic
-    advantages, returns = gae(
-        rewards, ragged(trained, "values", counts), discount=critic.discount, gae_lambda=critic.gae_lambda
-    )
+    values = ragged(trained, "values", counts)
+    advantages, returns = gae(rewards, values, discount=critic.discount, gae_lambda=critic.gae_lambda)
     if config.objective.resolved.scale == "batch":
         advantages = Lists.of(whitened(advantages.values, std=config.objective.std), counts)
     return trained.with_columns(listed("advantages", advantages), listed("returns", returns))

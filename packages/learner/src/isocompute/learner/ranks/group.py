@@ -15,7 +15,6 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-import numpy as np
 import polars as pl
 import torch
 import torch.distributed as dist
@@ -107,7 +106,7 @@ class LearnerGroup:
             self._start(config)
         else:
             try:
-                self._same_base([rank.reset.remote(config) for rank in self._ranks], "reset")
+                self._same_base("reset", "reset", config)
             except LearnerError:
                 # Ranks that could not load the model again hold none.
                 self.close()
@@ -116,23 +115,27 @@ class LearnerGroup:
 
     def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
         """Pass responses through the model, each rank its share; see ``Learner.measure``."""
-        ranks = self._in_use()
-        parts = shares(rollouts, len(ranks), free=_free(rollouts, self.config))
-        calls = [rank.call.remote("measure", part) for rank, part in zip(ranks, parts, strict=True)]
-        measured: pl.DataFrame = pl.concat(self._wait(calls, "measure"))
+        measured: pl.DataFrame = pl.concat(self._on_shares("measure", rollouts))
         return measured
 
     def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> UpdateReport:
         """Split the responses over ranks, by the tokens that they cost, and take one step together."""
-        ranks = self._in_use()
         # Here, as a rank that refuses alone leaves the others waiting.
         check_columns(batch, ("prompt_ids", "response_ids", "logprobs"))
         check_rows(batch.filter(pl.col("response_ids").list.len() > 0))
-        parts = shares(batch, len(ranks), free=_free(batch, self.config))
-        calls = [rank.update.remote(part, advance=advance) for rank, part in zip(ranks, parts, strict=True)]
-        first: UpdateReport = self._wait(calls, "update")[0]
+        first: UpdateReport = self._on_shares("update", batch, advance=advance)[0]
         self.version += advance and first.optimizer_steps
         return first
+
+    def _on_shares(self, method: str, rollouts: pl.DataFrame, **settings: Any) -> list[Any]:
+        """Results of every rank's learner, each with its share of the responses."""
+        ranks, free = self._in_use(), None
+        if "advantage" in rollouts.columns:
+            # Those that do not pass through the model.
+            free = skipped(rollouts["advantage"].to_numpy(), rollouts["zero_variance"].to_numpy(), self.config)
+        parts = shares(rollouts, len(ranks), free=free)
+        calls = [rank.call.remote(method, part, **settings) for rank, part in zip(ranks, parts, strict=True)]
+        return self._wait(calls, method)
 
     def agreement(self, rollouts: pl.DataFrame) -> Agreement:
         """See ``Learner.agreement``; on every rank, as none can run a policy alone that they share."""
@@ -218,18 +221,15 @@ class LearnerGroup:
                 for rank, place in enumerate(places)
             ]
             (rendezvous,) = self._wait([self._ranks[0].host.remote()], "start", self._patience)
-            self._wait(
-                [rank.join.remote(*rendezvous) for rank in self._ranks], "join the process group", self._patience
-            )
-            loads = [rank.load.remote(self.model, config) for rank in self._ranks]
-            self._same_base(loads, "load the model")
+            self._on_each("join the process group", "join", *rendezvous, patience=self._patience)
+            self._same_base("load the model", "load", self.model, config)
         except BaseException:
             self.close()
             raise
 
-    def _same_base(self, loads: Sequence[Any], task: str) -> None:
+    def _same_base(self, task: str, method: str, *arguments: Any) -> None:
         """Wait until every rank has loaded the base model; it may be another one on another machine."""
-        found = self._wait(loads, task, self._load_patience)
+        found = self._on_each(task, method, *arguments, patience=self._load_patience)
         self.base = str(found[0])
         for rank, base in enumerate(found):
             if base != self.base:
@@ -265,9 +265,9 @@ class LearnerGroup:
             )
         return self._ranks
 
-    def _on_each(self, task: str, method: str, *arguments: Any) -> list[Any]:
+    def _on_each(self, task: str, method: str, *arguments: Any, patience: float | None = None) -> list[Any]:
         """Results of the same call of every rank."""
-        return self._wait([getattr(rank, method).remote(*arguments) for rank in self._in_use()], task)
+        return self._wait([getattr(rank, method).remote(*arguments) for rank in self._in_use()], task, patience)
 
     def _wait(self, calls: Sequence[Any], task: str, patience: float | None = None) -> list[Any]:
         """Results of the calls, one of each rank, which stay in use if every one refused with an error of the learner.
@@ -311,13 +311,6 @@ class LearnerGroup:
             f"{len(pending)} of {len(calls)} ranks did not {task} in {patience:g} s: "
             "see raylet.err in the logs of the Ray session"
         )
-
-
-def _free(batch: pl.DataFrame, config: LearnerConfig) -> np.ndarray | None:
-    """Which responses do not pass through the model; None before that is known."""
-    if "advantage" not in batch.columns:
-        return None
-    return skipped(batch["advantage"].to_numpy(), batch["zero_variance"].to_numpy(), config)
 
 
 class RankWeights(Iterable[tuple[str, torch.Tensor]]):
@@ -436,15 +429,11 @@ class RankActor:
         self._learner.reset(config)
         return self._learner.base
 
-    def call(self, method: str, *arguments: Any) -> Any:
+    def call(self, method: str, *arguments: Any, **settings: Any) -> Any:
         """Call a method of its learner."""
-        return getattr(self._learner, method)(*arguments)
-
-    def update(self, batch: pl.DataFrame, *, advance: bool) -> UpdateReport:
-        """Update from this rank's share; see ``Learner.update``."""
-        report = self._learner.update(batch, advance=advance)
+        found = getattr(self._learner, method)(*arguments, **settings)
         self._free_memory()
-        return report
+        return found
 
     def use_weights(self, function: OnRank) -> Any:
         """Call a function with this rank's number and the policy's tensors; see ``RankWeights.on_ranks``."""
