@@ -25,7 +25,6 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def save(name: str, folder: Path, **changed: Any) -> Path:
-    """Save a random model of a kind."""
     tiny_model(tiny_config(name, **{**SMALL, **MODELS[name], **changed})).save_pretrained(folder)
     return folder
 
@@ -35,7 +34,6 @@ PACKED = ("llama", "qwen2", "qwen3", "gpt2")
 
 @pytest.fixture(scope="module", params=MODELS)
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A random model of each kind."""
     return request.param, save(request.param, tmp_path_factory.mktemp(request.param))
 
 

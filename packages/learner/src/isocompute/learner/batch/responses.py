@@ -303,10 +303,7 @@ def check_rewards(rollouts: pl.DataFrame) -> None:
 
 
 def check_rows(rollouts: pl.DataFrame, *, vocabulary: int | None = None) -> None:
-    """Refuse responses that cannot be learnt from: the first at fault, with the column and the value.
-
-    A log-probability that is not finite is left to ``check_finite``, since a policy that has diverged gives such, too.
-    """
+    """Refuse responses that cannot be learnt from; ``check_finite`` does those that a diverged policy gives, too."""
     tokens, given, prompt = (pl.col(name).list.len() for name in ("response_ids", "logprobs", "prompt_ids"))
     none = "no log-probabilities, as where a server reports none: learning needs a sampler that does"
     _refuse(rollouts, "prompt_ids", "no prompt token, from which its first token would be predicted", prompt == 0)

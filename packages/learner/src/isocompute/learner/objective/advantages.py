@@ -154,14 +154,8 @@ def with_cohorts(rollouts: pl.DataFrame, config: BatchConfig, *, baseline: str |
 
     Cohorts are a partition: ``failed`` responses were aborted; ``filtered`` are those of groups with equal rewards,
     when they are to be left out, those beyond the first ``trained_rollouts`` completed ones of a group by ``sample``,
-    and one that alone was completed of its group, where the baseline is the group's; all else is ``trained``. Any
-    rewards and any groups have one, also those of which no advantage can be computed, so that what was generated can be
-    charged first.
-
-    Args:
-        rollouts: A ``rollouts`` table; ``problem_id``, ``reward``, ``finish_reason`` and, with ``trained_rollouts``,
-            ``sample`` are read.
-        baseline: That of the objective; None where no response is alone in its group.
+    and one that alone was completed of its group, where the ``baseline`` is the group's; all else is ``trained``. Any
+    rewards have one, also those of which no advantage can be computed, so that what was generated is charged first.
     """
     completed = pl.col("finish_reason").ne_missing("aborted")
     reward = pl.when(completed).then(pl.col("reward").cast(pl.Float64).fill_null(np.nan))

@@ -143,7 +143,6 @@ class UpdateReport:
     Attributes:
         objective: What the objective measured, by the names of ``loss_metrics``: which ones depends on the settings.
         gradient_norm: Norm of the gradient before clipping (``grad_norm`` in TRL and veRL).
-        learning_rate: Learning rate used.
         sync_error: The maximum of the ``Agreement`` with the sampler in the first micro-batch, or with a lag in the
             probe of the weights that the step made; ``sync_mean``, ``sync_k3`` and ``sync_quantile`` are its others.
         optimizer_steps: Optimizer steps taken; 0 where no weight could change.
@@ -189,10 +188,9 @@ SUMMED = ("optimizer_steps", "trained_tokens", "passed_tokens", "operations")
 
 
 def of_batch(reports: Sequence[UpdateReport]) -> UpdateReport:
-    """Sum up the reports of the optimizer steps that one batch was learnt from in, in their order; at least one.
+    """Sum up the reports of a batch's optimizer steps: sums and counts, the mean norm, and the last learning rate.
 
-    Sums and counts add up. The norm of the gradient is the mean over the steps. The learning rate is that of the
-    last one; the agreement with the sampler that of the first, the only one whose policy is the one that sampled.
+    The agreement with the sampler is that of the first, the only one whose policy is the one that sampled.
     """
     first, last = reports[0], reports[-1]
     if len(reports) == 1:
@@ -223,7 +221,6 @@ class ResponseStatistics:
     """The completed responses of a step: those that did not fail, whether trained on or filtered.
 
     Attributes:
-        reward: Mean reward.
         reward_std: Mean over groups of the sample standard deviation of a group's rewards, as in TRL; 0 for n = 1.
         zero_variance_share: Share of the responses in groups of equal rewards (TRL: ``frac_reward_zero_std``, which
             counts groups).
@@ -232,7 +229,6 @@ class ResponseStatistics:
             ``completions/clipped_ratio``).
         interrupted_share: Share of the responses with tokens that were not sampled (column ``sampled``).
         score_error_share: Share of the responses that broke their verifier (column ``score_error``) and earned 0.
-        response_length_max: Tokens of the longest response.
         lone_responses: Responses that are alone in their group since the others failed, and so taught nothing; see
             ``with_cohorts``.
         sampled_entropy: −mean log-probability of the sampled tokens under the sampler (nats per token): an unbiased
@@ -258,12 +254,7 @@ class ResponseStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageStatistics:
-    """The advantages that a step was learnt from, one per response, or with a critic one per token.
-
-    Attributes:
-        advantage: Their mean: 0 up to rounding where they are relative to their group or batch and all are used.
-        advantage_std: Their standard deviation about that mean (n).
-    """
+    """Mean and standard deviation (n) of a step's advantages, one per response, or with a critic one per token."""
 
     advantage: float
     advantage_std: float
@@ -339,11 +330,7 @@ class StepRecord:
         return phases if self.sync_seconds is None else phases | {"sync": self.sync_seconds}
 
     def metrics(self) -> dict[str, float]:
-        """The numbers of the step as they are logged, ``train/reward``; those that do not exist are left out.
-
-        Charts are grouped by the part before the slash: ``train``, ``perf`` (what it costs) or ``health`` (whether the
-        run is sound).
-        """
+        """The numbers of the step as they are logged (``train/reward``); those that do not exist are left out."""
         found = _named(self.seconds()) | self._rates()
         found |= {} if self.responses is None else self.responses.metrics()
         found |= {} if self.update is None else self.update.metrics()
@@ -370,11 +357,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRecord:
-    """One evaluation.
-
-    Attributes:
-        scores: What was measured, by the metric columns of the ``evals`` table, such as ``avg_at_4``.
-    """
+    """One evaluation; ``scores`` are by the metric columns of the ``evals`` table, such as ``avg_at_4``."""
 
     step: int
     rollouts: int
@@ -508,11 +491,7 @@ def _share(responses: pl.DataFrame, condition: pl.Expr) -> float:
 
 
 def timings_table(records: Iterable[Record], run_id: str, devices: int = 1) -> pl.DataFrame:
-    """Make the ``timings`` table: a row per step and phase (``sample``, ``update``, ``sync``, ``evaluate``).
-
-    Where a step was taken again after a crash, the last of its records counts, as in the ``ledger``. So many devices
-    were held throughout.
-    """
+    """Make the ``timings`` table: a row per step and phase; of a step that was taken again the last counts."""
     seconds = {(record.step, phase): value for record in records for phase, value in record.seconds().items()}
     rows = [(run_id, step, phase, value, value * devices) for (step, phase), value in seconds.items()]
     columns = [column.name for column in tables.schema("timings").columns]

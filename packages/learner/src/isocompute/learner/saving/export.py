@@ -84,10 +84,7 @@ def save_adapter(
 ) -> Path:
     """Save a policy's adapter as a peft folder, whole or not at all: what was there is replaced.
 
-    ``peft.PeftModel.from_pretrained`` puts it on the base model.
-
-    Args:
-        state: The tensors of ``Learner.state`` or of a ``Checkpoint``; what is not the adapter is left out.
+    ``state`` are the tensors of ``Learner.state`` or of a ``Checkpoint``; what is not the adapter is left out.
     """
     final = Path(folder).absolute()
     _check_place(final, base, holds=ADAPTER)
