@@ -23,9 +23,8 @@ from .responses import Responses, positions
 class Gather:
     """Rows of a tensor that are copied, some of them often, and the order in which gradients of copies are added up.
 
-    torch's ``index_select`` adds them up in their own type, and on CUDA in any order: in bfloat16 small terms of a
-    prompt that many responses share are lost, and no two runs are equal. Here each row's are added one after another,
-    in float32 or better.
+    torch's ``index_select`` adds them up in their own type, and on CUDA in any order. Here each row's are added one
+    after another, in float32 or better.
 
     Attributes:
         index: The row that each copy is of, shape ``(copies,)``.
@@ -127,13 +126,11 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Responses that pass through the model together.
+    """Responses that pass through the model together, packed or padded.
 
     Attributes:
         rows: Their rows among the ``Responses``, shape ``(responses,)``.
-        prompt: The index of each response's prompt among those of the piece, shape ``(responses,)``; those that
-            share one have the same.
-        packed: Whether it is meant to be packed; else it is padded.
+        prompt: The index of each one's prompt among those of the piece, shape ``(responses,)``.
     """
 
     rows: np.ndarray

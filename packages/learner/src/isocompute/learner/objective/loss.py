@@ -178,13 +178,9 @@ def _metrics(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policies:
-    """Tokens under the policy and under the one that they were sampled from.
+    """Tokens under the policy and under π_old; as in ``ObjectiveInputs``.
 
-    Attributes:
-        logprobs: Log-probabilities under the policy (nats), with their gradient, shape ``(tokens,)``.
-        old_logprobs: The same under the policy before the batch's first update, π_old; None for on-policy, where π_old
-            is the policy itself: every ratio is 1 and has the gradient.
-        response: Index of each token's response.
+    Without ``old_logprobs`` π_old is the policy itself: every ratio is 1 and has the gradient.
     """
 
     logprobs: torch.Tensor
@@ -200,13 +196,9 @@ class Policies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surrogate:
-    """One term per token, and what clipping did to it; tensors have the shape ``(tokens,)``.
+    """A term of the loss per token, π/π_old as it is taken, and whether a bound holds it; shape ``(tokens,)``.
 
-    Attributes:
-        loss: The term, with its gradient, to be made small.
-        ratio: π/π_old as the surrogate takes it, without gradient.
-        clipped_low: Whether the ratio is held at its lower bound.
-        clipped_high: Whether it is held at its upper bound.
+    The term alone has a gradient.
     """
 
     loss: torch.Tensor
@@ -341,7 +333,6 @@ def importance_weights(
         response: Index of each token's response.
         level: ``token``, ``sequence``, or ``none`` for a weight of 1.
         cap: Largest weight (the TIS cap).
-
     """
     if level == "none":
         return torch.ones_like(learner)
