@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import polars as pl
@@ -216,8 +216,18 @@ HEALTH = (
 """Beginnings of the names of others that say whether the run is sound; what is left is of the ``train`` group."""
 
 
+class Numbers:
+    """A dataclass whose fields are numbers, or None."""
+
+    __slots__ = ()
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers by name; those that do not exist are left out."""
+        return {name: float(value) for name, value in asdict(cast(Any, self)).items() if value is not None}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseStatistics:
+class ResponseStatistics(Numbers):
     """The completed responses of a step: those that did not fail, whether trained on or filtered.
 
     Attributes:
@@ -247,13 +257,9 @@ class ResponseStatistics:
     lone_responses: int = 0
     sampled_entropy: float | None = None
 
-    def metrics(self) -> dict[str, float]:
-        """The numbers by name; those that do not exist are left out."""
-        return {name: float(value) for name, value in asdict(self).items() if value is not None}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdvantageStatistics:
+class AdvantageStatistics(Numbers):
     """Mean and standard deviation (n) of a step's advantages, one per response, or with a critic one per token."""
 
     advantage: float
@@ -261,7 +267,7 @@ class AdvantageStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LagStatistics:
+class LagStatistics(Numbers):
     """How old the tokens of a step's batch were when they were learnt from, and who waited for whom.
 
     Attributes:
@@ -285,10 +291,6 @@ class LagStatistics:
     engines_idle_share: float | None = None
     trainer_idle_share: float | None = None
     virtual_time: float | None = None
-
-    def metrics(self) -> dict[str, float]:
-        """The numbers by name; those that do not exist are left out."""
-        return {name: float(value) for name in self.__slots__ if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,11 +334,9 @@ class StepRecord:
     def metrics(self) -> dict[str, float]:
         """The numbers of the step as they are logged (``train/reward``); those that do not exist are left out."""
         found = _named(self.seconds()) | self._rates()
-        found |= {} if self.responses is None else self.responses.metrics()
-        found |= {} if self.update is None else self.update.metrics()
-        found |= {} if self.lag is None else self.lag.metrics()
-        # In place of the objective's, which are of the tokens that passed through the model: what is skipped counts.
-        found |= {} if self.advantages is None else asdict(self.advantages)
+        # Advantages replace the objective's, which are of the tokens that passed through the model: skipped ones count.
+        for part in (self.responses, self.update, self.lag, self.advantages):
+            found |= {} if part is None else part.metrics()
         for name in ("gradient_retries", "dropped_problems", "rounding_changes"):
             found |= {name: float(getattr(self, name))} if getattr(self, name) else {}
         return {f"{_group(name)}/{name}": value for name, value in found.items()}

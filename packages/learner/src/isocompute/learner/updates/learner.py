@@ -465,11 +465,9 @@ ADVANTAGES = ("advantage", "advantages")
 
 def check_prepared(batch: pl.DataFrame, *, step: int) -> None:
     """Refuse responses without advantages or weights, from which nothing would be learnt without a word."""
-    columns = set(batch.columns)
-    if "loss_weight" in columns and columns & set(ADVANTAGES):
-        return
-    missing = "loss_weight" if columns & set(ADVANTAGES) else "advantage"
-    raise LearnerError(f"the batch of step {step} has no column {missing}: prepare(rollouts, config) adds it")
+    for name, *others in (ADVANTAGES, ("loss_weight",)):
+        if not {name, *others} & set(batch.columns):
+            raise LearnerError(f"the batch of step {step} has no column {name}: prepare(rollouts, config) adds it")
 
 
 def check_versions(rollouts: pl.DataFrame, version: int, total: Callable[[float], float], *, lag: int = 0) -> None:
