@@ -92,16 +92,6 @@ def test_tolerances_of_float32_are_refused_where_rounding_alone_is_more(given: A
         replace(PLAIN, sync=SyncConfig(**given), **changed)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_an_algorithm_is_its_parts_and_each_can_be_replaced(name: str) -> None:
-    own = ObjectiveConfig(algorithm=name, constant_length=9).resolved
-    assert own.surrogate == ALGORITHMS[name].surrogate
-    assert None not in (own.baseline, own.scale, own.aggregation)
-    other = ObjectiveConfig(algorithm=name, aggregation="sequence", clip_high=0.5).resolved
-    assert (other.aggregation, other.clip_high) == ("sequence", 0.5)
-    assert (other.surrogate, other.baseline, other.scale) == (own.surrogate, own.baseline, own.scale)
-
-
 @pytest.mark.parametrize(
     ("decay", "decay_after", "expected"),
     [

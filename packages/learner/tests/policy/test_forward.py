@@ -73,13 +73,9 @@ def test_rounding_to_bfloat16_does_not_look_like_another_meaning(tmp_path: Path)
             assert torch.equal(tensor, before[name])
 
 
-@pytest.fixture
-def windowed(tmp_path: Path) -> Path:
-    """A model whose window holds the probe of the layout, and not every response."""
-    return save("mistral", tmp_path, sliding_window=32)
-
-
-def test_responses_beyond_a_sliding_window_are_padded_and_the_others_packed(windowed: Path) -> None:
+def test_responses_beyond_a_sliding_window_are_padded_and_the_others_packed(tmp_path: Path) -> None:
+    """The window holds the probe of the layout, and not every response."""
+    windowed = save("mistral", tmp_path, sliding_window=32)
     table = rollouts(groups=4, samples=12, longest=53)
     compute = ComputeConfig(micro_batch_tokens=64)
     forward = Forward(load_policy(windowed, device="cpu"), compute, temperature=0.7, device="cpu")

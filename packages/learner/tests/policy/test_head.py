@@ -6,16 +6,13 @@ from hypothesis import strategies as st
 from isocompute.learner.policy.head import token_terms
 
 
-def head(size: int, vocabulary: int, *, bias: bool) -> torch.nn.Linear:
-    return torch.nn.Linear(size, vocabulary, bias=bias, dtype=torch.float64)
-
-
 @given(st.integers(1, 9), st.integers(1, 12), st.floats(0.3, 2.0), st.booleans(), st.booleans(), st.integers(0, 99))
 def test_values_and_gradients_are_those_of_autograd(
     count: int, chunk: int, temperature: float, bias: bool, entropy_gradient: bool, seed: int
 ) -> None:
     torch.manual_seed(seed)
-    linear, hidden = head(6, 11, bias=bias), torch.randn(count, 6, dtype=torch.float64, requires_grad=True)
+    linear = torch.nn.Linear(6, 11, bias=bias, dtype=torch.float64)
+    hidden = torch.randn(count, 6, dtype=torch.float64, requires_grad=True)
     tokens = torch.randint(0, 11, (count,))
     by_logprob, by_entropy = torch.randn(2, count, dtype=torch.float64)
     leaves = [hidden, *linear.parameters()]
