@@ -1,8 +1,8 @@
-"""A tiny random model, rollouts recorded from it, and a sampler that replays recorded rollouts."""
+"""A tiny random model, and rollouts recorded from it."""
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -26,7 +26,7 @@ settings.load_profile("unhurried")
 # Helpers of several files of tests.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from small_run import exact_norm, recorded, scored  # noqa: E402
+from small_run import Replay, Trial, exact_norm, recorded, scored  # noqa: E402
 from tiny_models import TWO_LAYERS  # noqa: E402
 
 
@@ -50,40 +50,8 @@ def tied_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Replay:
-    """A sampler whose answers were recorded: it scores them with the weights that it was last synced with."""
-
-    def __init__(self, model: Path) -> None:
-        self._policy = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-        self.weights_version = 0
-
-    def sync(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Take over the weights."""
-        tied = self._policy.config.tie_word_embeddings
-        self._policy.load_state_dict(dict(weights), strict=not tied)
-        self.weights_version = version
-
-    def sample(
-        self,
-        problems: pl.DataFrame,
-        *,
-        samples: int,
-        seed: int,
-        step: int,
-        phase: str,
-        run_id: str,
-        max_new_tokens: int | None = None,
-    ) -> pl.DataFrame:
-        """The same tokens for the same seed and step, whatever the weights."""
-        rows = recorded(groups=len(problems), n=samples, version=self.weights_version, step=step, seed=seed)
-        names = {f"p{place}": name for place, name in enumerate(problems["problem_id"])}
-        named = rows.with_columns(pl.col("problem_id").replace(names), phase=pl.lit(phase))
-        return scored(self._policy, named)
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """A Ray cluster of two processors."""
     import ray
 
     with pytest.MonkeyPatch.context() as patch:
@@ -106,7 +74,6 @@ def double() -> Iterator[None]:
 
 @pytest.fixture
 def rollouts(model: Path) -> pl.DataFrame:
-    """Four groups of four."""
     policy = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     return prepare(with_cohorts(scored(policy, recorded()), BatchConfig()), LearnerConfig(learning_rate=1.0))
 
@@ -119,11 +86,14 @@ def config() -> LearnerConfig:
 
 @pytest.fixture
 def learner(model: Path, config: LearnerConfig) -> Learner:
-    """A learner at version 0."""
     return Learner(model, config)
 
 
 @pytest.fixture
 def replay(model: Path) -> Replay:
-    """A sampler at version 0."""
     return Replay(model)
+
+
+@pytest.fixture
+def trial(model: Path, config: LearnerConfig, tmp_path: Path) -> Trial:
+    return Trial(model, config, tmp_path)

@@ -33,6 +33,7 @@ class Updates:
     """Updates to take.
 
     Attributes:
+        tied: Whether the model's head is its embedding.
         empty: A rank whose share is empty; None: they are as the group cuts them.
         resume: A folder with a checkpoint to begin from.
         save: A folder for a checkpoint at the end.
@@ -40,9 +41,10 @@ class Updates:
         alone: Whether every rank takes all of them by itself, beside a process group that is not its own.
     """
 
-    model: Path
     config: LearnerConfig
-    batches: list[pl.DataFrame]
+    model: Path = Path()
+    batches: list[pl.DataFrame] = field(default_factory=list)
+    tied: bool = True
     dtype: torch.dtype = torch.float64
     empty: int | None = None
     resume: Path | None = None

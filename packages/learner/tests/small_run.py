@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from isocompute.learner.saving import checkpoint
 from isocompute.learner.saving.checkpoint import Checkpoints
 from isocompute.learner.training import loop
 from isocompute.learner.training.run import branch, restore
+from isocompute.learner.updates.learner import Learner
+from transformers import LlamaForCausalLM
 
 
 def recorded(*, groups: int = 4, n: int = 4, version: int = 0, step: int = 1, seed: int = 0) -> pl.DataFrame:
@@ -60,6 +62,27 @@ def moved(model: torch.nn.Module, size: float) -> torch.nn.Module:
         for parameter in model.parameters():
             parameter += size * torch.sin(torch.arange(parameter.numel())).view_as(parameter)
     return model
+
+
+class Replay:
+    """A sampler whose answers were recorded: it scores them with the weights that it was last synced with."""
+
+    def __init__(self, model: Path) -> None:
+        self._policy = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self.weights_version = 0
+
+    def sync(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        tied = self._policy.config.tie_word_embeddings
+        self._policy.load_state_dict(dict(weights), strict=not tied)
+        self.weights_version = version
+
+    def sample(
+        self, problems: pl.DataFrame, *, samples: int, seed: int, step: int, phase: str, **_: Any
+    ) -> pl.DataFrame:
+        """The same tokens for the same seed and step, whatever the weights."""
+        rows = recorded(groups=len(problems), n=samples, version=self.weights_version, step=step, seed=seed)
+        names = {f"p{place}": name for place, name in enumerate(problems["problem_id"])}
+        return scored(self._policy, rows.with_columns(pl.col("problem_id").replace(names), phase=pl.lit(phase)))
 
 
 PROBLEMS = pl.DataFrame({"problem_id": [f"p{i}" for i in range(8)]})
@@ -185,14 +208,32 @@ def run(
     )
 
 
-def kill(learner: Any, sampler: Any, folder: Path, *, after: int, **settings: Any) -> None:
-    """Train, and be killed after so many steps."""
-    with pytest.raises(Killed):
-        run(learner, sampler, folder, steps=0, meter=Mortal(after), **settings)
+@dataclass
+class Trial:
+    """Runs of one model, each in a folder of its own; ``learner`` is the last one's."""
+
+    model: Path
+    config: LearnerConfig
+    home: Path
+    learner: Any = None
+
+    def __post_init__(self) -> None:
+        self.sampler = Replay(self.model)
+
+    def run(self, name: str, *, of: type[Learner] = Learner, **settings: Any) -> loop.Progress:
+        """Train with a new learner, or go on where there are checkpoints."""
+        self.learner = of(self.model, self.config)
+        return run(self.learner, self.sampler, self.home / name, **settings)
+
+    def kill(self, name: str, *, after: int, **settings: Any) -> None:
+        with pytest.raises(Killed):
+            self.run(name, steps=0, meter=Mortal(after), **settings)
+
+    def weights(self) -> torch.Tensor:
+        return weights(self.learner)
 
 
 def paid(meter: Steps) -> list[tuple[int, dict[str, Any]]]:
-    """What was charged for training, step by step."""
     return [(step, counts) for step, counts in meter.charged if "eval" not in counts]
 
 

@@ -106,18 +106,9 @@ def with_tokenizer(folder: Path) -> Path:
 
 
 def rollouts(*, groups: int = 3, samples: int = 4, longest: int = 7) -> pl.DataFrame:
-    generator = np.random.default_rng(3)
-    prompts = [generator.integers(0, 12, 2 + g).tolist() for g in range(groups)]
-    responses = [generator.integers(0, 12, 1 + (5 * i) % longest).tolist() for i in range(groups * samples)]
-    return pl.DataFrame(
-        {
-            "problem_id": [f"p{i // samples}" for i in range(len(responses))],
-            "sample": list(range(len(responses))),
-            "prompt_ids": [prompts[i // samples] for i in range(len(responses))],
-            "response_ids": responses,
-            "logprobs": [[0.0] * len(r) for r in responses],
-        }
-    )
+    sizes = {"problems": 1, "samples": samples, "lengths": (1, longest), "vocabulary": 12}
+    parts = [unsampled([3, g], prompt=2 + g, **sizes).with_columns(problem_id=pl.lit(f"p{g}")) for g in range(groups)]
+    return pl.concat(parts)
 
 
 def unsampled(

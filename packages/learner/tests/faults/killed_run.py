@@ -1,10 +1,8 @@
 """A small run with a ledger that can be killed anywhere and continued; imported, a process forked from it is quick."""
 
-import importlib.util
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +10,12 @@ import polars as pl
 import pytest
 from isocompute.budget import Ledger, Limits, Meter
 from isocompute.learner.config import BatchConfig, LearnerConfig, ObjectiveConfig
-from isocompute.learner.ranks.group import LearnerGroup
 from isocompute.learner.saving.checkpoint import Checkpoints
 from isocompute.learner.saving.export import save_policy
 from isocompute.learner.training import loop
 from isocompute.learner.training.run import restore
 from isocompute.learner.updates.learner import Learner
-from small_run import PROBLEMS, LogLikelihood, counted_writes
+from small_run import PROBLEMS, LogLikelihood, Replay, counted_writes
 
 STEPS, EVERY = 8, 2
 RUN = loop.RunConfig(run_id="r", rollouts_per_problem=4, problems_per_batch=4, seed=3, evaluate_every=64)
@@ -29,33 +26,28 @@ CONFIG = LearnerConfig(
 )
 
 
-def sampler_of(model: Path) -> Any:
-    """The sampler of recorded tokens from the tests' own conftest, whose name other folders use, too."""
-    spec = importlib.util.spec_from_file_location("learner_tests", Path(__file__).parents[1] / "conftest.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["learner_tests"] = module
-    spec.loader.exec_module(module)
-    return module.Replay(model)
+class Counted(Replay):
+    """A sampler that writes down how many rollouts it answers with, a line for each call, whatever is charged."""
 
+    def __init__(self, model: Path, answers: Path) -> None:
+        super().__init__(model)
+        self._answers = answers
 
-def count(sampler: Any, answers: Path) -> None:
-    """Write down how many rollouts a sampler has answered with, a line for each call, whatever is charged."""
-    answered = sampler.sample
-
-    def sample(problems: pl.DataFrame, **asked: Any) -> pl.DataFrame:
-        found: pl.DataFrame = answered(problems, **asked)
-        with answers.open("a") as file:
+    def sample(self, problems: pl.DataFrame, **asked: Any) -> pl.DataFrame:
+        found = super().sample(problems, **asked)
+        with self._answers.open("a") as file:
             file.write(f"{len(found)}\n")
         return found
 
-    sampler.sample = sample
 
+def run(home: Path, model: Path, dies_at: int = 0) -> None:
+    """Run to the end, or what is left of it, and write down what is compared.
 
-def run(home: Path, model: Path, learner: Any, sampler: Any) -> None:
-    """Run to the end, or what is left of it, and write down what is compared."""
-    count(sampler, home / "answers")
+    Args:
+        dies_at: The call among those that write, at which the process is killed; 0 for none.
+    """
+    calls = counted_writes(pytest.MonkeyPatch(), dies_at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    learner, sampler = Learner(model, CONFIG), Counted(model, home / "answers")
     store = Checkpoints(home / "checkpoints", every_steps=EVERY, keep=2)
     progress = restore(learner=learner, checkpoints=store, run=RUN, problems=PROBLEMS)
     opened: dict[str, Any] = {"run_id": "r", "resumed_from": progress.step}
@@ -82,25 +74,4 @@ def run(home: Path, model: Path, learner: Any, sampler: Any) -> None:
     save_policy(learner.weights(), model, home / "policy")
     (home / "evals.json").write_text(json.dumps(ended.evals))
     (home / "totals.json").write_text(json.dumps(totals))
-
-
-def alone(home: Path, model: Path, dies_at: int = 0) -> None:
-    """Run in this process with one rank.
-
-    Args:
-        home: The run's folder.
-        model: The base model.
-        dies_at: The call among those that write, at which the process is killed; 0 for none.
-    """
-    calls = counted_writes(pytest.MonkeyPatch(), dies_at, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    run(home, model, Learner(model, CONFIG), sampler_of(model))
     (home / "writes").write_text(str(calls()))
-
-
-def drive(home: Path, model: Path, address: str, environment: dict[str, str]) -> None:
-    """Drive two ranks in a cluster that is there; its variables are those of the process that started it."""
-    os.environ.update(environment)
-    import ray
-
-    ray.init(address=address, log_to_driver=False)
-    run(home, model, LearnerGroup(model, CONFIG, world_size=2, grace=1), sampler_of(model))

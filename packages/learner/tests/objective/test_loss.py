@@ -20,6 +20,7 @@ from isocompute.learner.config import (
     LearnerConfig,
     Level,
     ObjectiveConfig,
+    PipelineConfig,
 )
 from isocompute.learner.objective.loss import (
     KL_ESTIMATORS,
@@ -147,6 +148,21 @@ def test_the_correction_is_for_the_policy_of_before_the_batchs_first_update() ->
     assert metrics["importance_weight"].value == 1.0
     assert metrics["mismatch_k3"].value == 0.0
     assert metrics["ratio"].value == pytest.approx(float((tokens.logprobs.detach() - tokens.old_logprobs).exp().mean()))
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_with_a_lag_a_token_is_weighted_once_by_the_policy_that_drew_it(name: str) -> None:
+    """Whichever version that was: MiniMax-M1, equations 4 and 5; PPO, equation 7; PipelineRL, section 4."""
+    config = replace(PLAIN, objective=ObjectiveConfig(surrogate=name), importance=ImportanceConfig(cap=1.2))
+    tokens = replace(inputs([2, 3]), old_logprobs=None)
+    alone, expected = replace(config, importance=ImportanceConfig(level="none")), tokens
+    if name == "policy_gradient":
+        alone = config
+    else:
+        expected = replace(tokens, old_logprobs=tokens.sampler_logprobs)
+    found, wanted = objective(tokens, replace(config, pipeline=PipelineConfig(lag=2)))[0], objective(expected, alone)[0]
+    assert torch.equal(found, wanted)
+    assert torch.equal(*(torch.autograd.grad(loss, tokens.logprobs)[0] for loss in (found, wanted)))
 
 
 def test_the_value_loss_is_a_part_of_its_own() -> None:

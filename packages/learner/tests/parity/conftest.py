@@ -28,7 +28,6 @@ def needed() -> Callable[[str], Any]:
 
 @pytest.fixture(scope="session")
 def verl(needed: Callable[[str], Any]) -> Any:
-    """VeRL's functions of advantages and losses."""
     return needed("verl.trainer.ppo.core_algos")
 
 
@@ -51,7 +50,6 @@ class Batch:
 
     @property
     def counts(self) -> np.ndarray:
-        """Sampled tokens of each response."""
         return self.mask.sum(1).numpy()
 
     def learn(

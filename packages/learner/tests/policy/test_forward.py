@@ -25,7 +25,6 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def save(name: str, folder: Path, **changed: Any) -> Path:
-    """Save a random model of a kind."""
     tiny_model(tiny_config(name, **{**SMALL, **MODELS[name], **changed})).save_pretrained(folder)
     return folder
 
@@ -35,7 +34,6 @@ PACKED = ("llama", "qwen2", "qwen3", "gpt2")
 
 @pytest.fixture(scope="module", params=MODELS)
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A random model of each kind."""
     return request.param, save(request.param, tmp_path_factory.mktemp(request.param))
 
 
@@ -75,13 +73,9 @@ def test_rounding_to_bfloat16_does_not_look_like_another_meaning(tmp_path: Path)
             assert torch.equal(tensor, before[name])
 
 
-@pytest.fixture
-def windowed(tmp_path: Path) -> Path:
-    """A model whose window holds the probe of the layout, and not every response."""
-    return save("mistral", tmp_path, sliding_window=32)
-
-
-def test_responses_beyond_a_sliding_window_are_padded_and_the_others_packed(windowed: Path) -> None:
+def test_responses_beyond_a_sliding_window_are_padded_and_the_others_packed(tmp_path: Path) -> None:
+    """The window holds the probe of the layout, and not every response."""
+    windowed = save("mistral", tmp_path, sliding_window=32)
     table = rollouts(groups=4, samples=12, longest=53)
     compute = ComputeConfig(micro_batch_tokens=64)
     forward = Forward(load_policy(windowed, device="cpu"), compute, temperature=0.7, device="cpu")

@@ -6,22 +6,19 @@ from hypothesis import strategies as st
 from isocompute.learner.policy.head import token_terms
 
 
-def head(size: int, vocabulary: int, *, bias: bool) -> torch.nn.Linear:
-    return torch.nn.Linear(size, vocabulary, bias=bias, dtype=torch.float64)
-
-
 @given(st.integers(1, 9), st.integers(1, 12), st.floats(0.3, 2.0), st.booleans(), st.booleans(), st.integers(0, 99))
 def test_values_and_gradients_are_those_of_autograd(
     count: int, chunk: int, temperature: float, bias: bool, entropy_gradient: bool, seed: int
 ) -> None:
     torch.manual_seed(seed)
-    linear, hidden = head(6, 11, bias=bias), torch.randn(count, 6, dtype=torch.float64, requires_grad=True)
+    linear = torch.nn.Linear(6, 11, bias=bias, dtype=torch.float64)
+    hidden = torch.randn(count, 6, dtype=torch.float64, requires_grad=True)
     tokens = torch.randint(0, 11, (count,))
     by_logprob, by_entropy = torch.randn(2, count, dtype=torch.float64)
     leaves = [hidden, *linear.parameters()]
     found = token_terms(
-        hidden,
         linear,
+        hidden,
         tokens,
         temperature=temperature,
         chunk=chunk,
@@ -49,7 +46,7 @@ def test_logits_of_all_tokens_are_never_held() -> None:
     hidden = torch.randn(64, 4, requires_grad=True)
     kept: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.numel()), t)[1], lambda t: t):
-        token_terms(hidden, linear, torch.zeros(64, dtype=torch.long), temperature=1.0, chunk=8, dtype=torch.float32)
+        token_terms(linear, hidden, torch.zeros(64, dtype=torch.long), temperature=1.0, chunk=8, dtype=torch.float32)
     assert sum(kept) <= linear.weight.numel() + 64 * 8
 
 
@@ -59,7 +56,7 @@ def test_a_head_in_bfloat16_rounds_products_and_nothing_else() -> None:
     count, size, vocabulary = 256, 32, 50
     linear = torch.nn.Linear(size, vocabulary)
     hidden, tokens = torch.randn(count, size, requires_grad=True), torch.randint(0, vocabulary, (count,))
-    found = token_terms(hidden, linear, tokens, temperature=0.7, chunk=4, dtype=torch.bfloat16, entropy=True)
+    found = token_terms(linear, hidden, tokens, temperature=0.7, chunk=4, dtype=torch.bfloat16, entropy=True)
     logits = (hidden.detach().bfloat16() @ linear.weight.detach().bfloat16().T).double() + linear.bias.detach()
     expected = (logits / 0.7).log_softmax(-1)
     assert found.logprobs.dtype == torch.float32

@@ -47,7 +47,7 @@ class Light:
             raise LearnerError(f"{model} cannot be loaded")
         return "base"
 
-    def update(self, *_: object, advance: bool) -> None:
+    def call(self, *_: object, advance: bool) -> None:
         if self.rank:
             sleep(3600)
         raise LearnerError("a prompt has token 99, and the vocabulary of 12 ends before it")
@@ -91,7 +91,6 @@ def test_a_rank_that_fails_alone_ends_the_group_after_its_grace_and_a_reset_star
 
 @pytest.fixture(scope="module")
 def group(cluster: None, model: Path) -> Iterator[LearnerGroup]:
-    """Two ranks, which take seconds to start."""
     ranks = LearnerGroup(model, LearnerConfig(learning_rate=1.0), world_size=2, update_patience=60, grace=1)
     yield ranks
     ranks.close()
@@ -99,7 +98,6 @@ def group(cluster: None, model: Path) -> Iterator[LearnerGroup]:
 
 @pytest.fixture
 def two(group: LearnerGroup, config: LearnerConfig) -> LearnerGroup:
-    """Two ranks at version 0."""
     group.reset(config)
     return group
 

@@ -1,6 +1,6 @@
 """Two ranks that share a policy take the updates that one learner takes, with half of the memory."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -40,27 +40,19 @@ PPO = replace(
 GSPO = replace(COMMON, objective=ObjectiveConfig(algorithm="gspo"), batch=BatchConfig(trained_rollouts=2))
 
 
-@dataclass(frozen=True)
-class Case:
-    """A config, and the model that it is for."""
-
-    config: LearnerConfig
-    dtype: torch.dtype = torch.float64
-    empty: int | None = None
-    tied: bool = True
-    routed: bool = False
-
-
 PPO_CASE = "ppo, whose critic teaches the policy"
 SAME = {
-    "grpo with its terms, a rank with nothing to do": Case(TERMS, empty=1),
-    PPO_CASE: Case(PPO),
-    "gspo, decoupled, its head untied": Case(GSPO, tied=False),
+    "grpo with its terms, a rank with nothing to do": Updates(config=TERMS, empty=1),
+    PPO_CASE: Updates(config=PPO),
+    "gspo, decoupled, its head untied": Updates(config=GSPO, tied=False),
 }
-ROUTED = {"grpo on experts": Case(TERMS, routed=True), "an adapter on experts": Case(ADAPTED, routed=True)}
+ROUTED = {
+    "grpo on experts": Updates(config=TERMS, routed=True),
+    "an adapter on experts": Updates(config=ADAPTED, routed=True),
+}
 if not hasattr(FSDPModule, EVERY_GRADIENT):
     ROUTED.clear()
-ROUNDED = Case(replace(ADAPTED, compute=LOWER), dtype=torch.float32)
+ROUNDED = Updates(config=replace(ADAPTED, compute=LOWER), dtype=torch.float32)
 CASES = {**SAME, **ROUTED, "an adapter on a model in bfloat16": ROUNDED}
 
 
@@ -80,14 +72,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Done, list
             policy = tiny_model(tiny_config("qwen3", tie_word_embeddings=case.tied, num_hidden_layers=2))
             policy.save_pretrained(folder / name)
             batches = [with_cohorts(scored(policy, recorded(step=step)), case.config.batch) for step in range(UPDATES)]
-        works[name] = Updates(
-            model=folder / name,
-            config=case.config,
-            batches=batches,
-            dtype=case.dtype,
-            empty=case.empty,
-            routed=case.routed,
-        )
+        works[name] = replace(case, model=folder / name, batches=batches)
     whole = works[PPO_CASE]
     begun, ended = (replace(whole, batches=batches) for batches in (whole.batches[:1], whole.batches[1:]))
     alone = {name: take(work) for name, work in works.items()}
@@ -107,7 +92,6 @@ def flat(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def apart(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
-    """Relative to the first."""
     assert mine.keys() == theirs.keys()
     return float((flat(mine) - flat(theirs)).norm() / flat(mine).norm())
 

@@ -44,7 +44,6 @@ def base_model(folder: Path, kind: str, *, seed: int = 0) -> PreTrainedModel:
 
 
 def weights(policy: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Each tensor once, as the learner hands them over."""
     return {name: tensor.detach().clone() for name, tensor in policy.named_parameters()}
 
 

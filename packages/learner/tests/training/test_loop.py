@@ -16,17 +16,17 @@ from isocompute.learner.saving.checkpoint import Checkpoints
 from isocompute.learner.training import loop
 from isocompute.learner.training.loop import Learnt, learn
 from isocompute.learner.updates.learner import Learner
-from small_run import PROBLEMS, RUN, LogLikelihood, Steps, moved, paid, run, weights
+from small_run import PROBLEMS, RUN, LogLikelihood, Steps, Trial, moved, paid, weights
 
 pytestmark = pytest.mark.slow("runs that train")
 
 
-def test_a_run_evaluates_on_the_grid_and_stops_with_its_budget(learner: Learner, replay: Any, tmp_path: Path) -> None:
+def test_a_run_evaluates_on_the_grid_and_stops_with_its_budget(trial: Trial) -> None:
     records: list[Any] = []
-    progress = run(learner, replay, tmp_path, steps=5, records=records)
+    progress = trial.run("run", steps=5, records=records)
     assert (progress.step, progress.rollouts) == (5, 80)
     assert [(row["step"], row["rollouts"]) for row in progress.evals] == [(0, 0), (2, 32), (4, 64)]
-    assert replay.weights_version == learner.version == 5
+    assert trial.sampler.weights_version == trial.learner.version == 5
     assert [record.step for record in records] == [0, 1, 2, 2, 3, 4, 4, 5]
     phases = timings_table(records, "r").group_by("phase").len().sort("phase").rows()
     assert phases == [("evaluate", 3), ("sample", 5), ("sync", 5), ("update", 5)]
@@ -44,95 +44,84 @@ def changed_in(sampler: Any, step: int, changed: pl.Expr) -> None:
     sampler.sample = sample
 
 
-def test_a_batch_of_equal_rewards_is_paid_for_and_teaches_and_syncs_nothing(
-    model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
-) -> None:
-    learner = Learner(model, replace(config, batch=BatchConfig(filter_zero_variance=True)))
-    before = weights(learner).clone()
-    synced, taken = [], replay.sync
+def test_a_batch_of_equal_rewards_is_paid_for_and_teaches_and_syncs_nothing(trial: Trial) -> None:
+    trial.config = replace(trial.config, batch=BatchConfig(filter_zero_variance=True))
+    before = weights(Learner(trial.model, trial.config))
+    synced, taken = [], trial.sampler.sync
 
     def sync(weights: Any, version: int) -> None:
         synced.append(version)
         taken(weights, version)
 
-    replay.sync = sync
+    trial.sampler.sync = sync
     for step in (1, 2):
-        changed_in(replay, step, pl.lit(0.0).alias("reward"))
+        changed_in(trial.sampler, step, pl.lit(0.0).alias("reward"))
     meter, records = Steps(2), []
-    progress = run(learner, replay, tmp_path, steps=2, records=records, meter=meter)
+    progress = trial.run("run", steps=2, records=records, meter=meter)
     assert paid(meter) == [(1, {"filtered": 16}), (2, {"filtered": 16})]
-    assert torch.equal(before, weights(learner))
-    assert (progress.step, learner.version, replay.weights_version) == (2, 0, 0)
+    assert torch.equal(before, trial.weights())
+    assert (progress.step, trial.learner.version) == (2, 0)
     assert records[1].responses.zero_variance_share == 1.0
     assert (records[1].update, records[1].sync_seconds) == (None, None)
     # The step after it is learnt from as ever, and one sync is for the check of each start.
-    progress = run(learner, replay, tmp_path, steps=3)
-    assert (progress.step, learner.version, replay.weights_version, synced) == (3, 1, 1, [0, 0, 1])
-    assert not torch.equal(before, weights(learner))
+    progress = trial.run("run", steps=3)
+    assert (progress.step, trial.learner.version, synced) == (3, 1, [0, 0, 1])
+    assert not torch.equal(before, trial.weights())
 
 
-def test_a_failed_rollout_is_counted_and_shifts_no_evaluation(
-    model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
-) -> None:
-    clean = Learner(model, config)
-    expected = run(clean, replay, tmp_path / "clean", steps=4)
-    answered = replay.sample
+def test_a_failed_rollout_is_counted_and_shifts_no_evaluation(trial: Trial) -> None:
+    expected, clean = trial.run("clean", steps=4), trial.weights()
+    answered = trial.sampler.sample
 
     def with_a_failed_try(problems: pl.DataFrame, **settings: Any) -> pl.DataFrame:
         rollouts = answered(problems, **settings)
         failed = rollouts.head(1).with_columns(sample=pl.lit(99, pl.Int64), finish_reason=pl.lit("aborted"))
         return pl.concat([rollouts, failed]) if (settings["phase"], settings["step"]) == ("train", 1) else rollouts
 
-    replay.sample = with_a_failed_try
-    learner, meter = Learner(model, config), Steps(4)
-    found = run(learner, replay, tmp_path / "failed", steps=4, meter=meter)
+    trial.sampler.sample, meter = with_a_failed_try, Steps(4)
+    found = trial.run("failed", steps=4, meter=meter)
     assert paid(meter)[:2] == [(1, {"trained": 16, "failed": 1}), (2, {"trained": 16})]
     assert [(row["at"], row["rollouts"]) for row in found.evals] == [(0, 0), (32, 33), (64, 65)]
     assert found.rollouts == expected.rollouts + 1
     assert [row["avg_at_2"] for row in found.evals] == [row["avg_at_2"] for row in expected.evals]
-    assert torch.equal(weights(clean), weights(learner))
+    assert torch.equal(clean, trial.weights())
 
 
-def test_what_cannot_be_learnt_from_is_charged_first_and_named(learner: Learner, replay: Any, tmp_path: Path) -> None:
+def test_what_cannot_be_learnt_from_is_charged_first_and_named(trial: Trial) -> None:
     """A reward, which is checked; and a log-probability, which is compared first."""
     last, broken = pl.int_range(pl.len()) == 15, pl.col("logprobs").list.eval(pl.element() * float("nan"))
-    changed_in(replay, 1, pl.when(last).then(broken).otherwise("logprobs").alias("logprobs"))
+    changed_in(trial.sampler, 1, pl.when(last).then(broken).otherwise("logprobs").alias("logprobs"))
     meter = Steps(2)
     with pytest.raises(LearnerError, match=r"response 3 to problem p\d .*\(logprobs\[0\] is nan\)"):
-        run(learner, replay, tmp_path, steps=2, meter=meter)
-    changed_in(replay, 1, pl.lit(float("nan")).alias("reward"))
+        trial.run("run", steps=2, meter=meter)
+    changed_in(trial.sampler, 1, pl.lit(float("nan")).alias("reward"))
     with pytest.raises(LearnerError, match=r"response \d to problem p\d .*\(reward is nan\)"):
-        run(learner, replay, tmp_path, steps=2, meter=meter)
+        trial.run("run", steps=2, meter=meter)
     assert paid(meter) == [(1, {"trained": 16})] * 2
-    assert learner.version == 0
+    assert trial.learner.version == 0
 
 
-def test_where_one_response_of_each_group_survives_the_step_teaches_nothing_and_the_run_goes_on(
-    learner: Learner, replay: Any, tmp_path: Path
-) -> None:
+def test_where_one_response_of_each_group_survives_the_step_teaches_nothing_and_the_run_goes_on(trial: Trial) -> None:
     survives = pl.when(pl.col("sample") == 0).then(pl.lit("stop")).otherwise(pl.lit("aborted"))
-    changed_in(replay, 2, survives.alias("finish_reason"))
+    changed_in(trial.sampler, 2, survives.alias("finish_reason"))
     meter, records = Steps(3), []
-    progress = run(learner, replay, tmp_path, steps=3, meter=meter, records=records)
+    progress = trial.run("run", steps=3, meter=meter, records=records)
     assert paid(meter) == [(1, {"trained": 16}), (2, {"failed": 12, "filtered": 4}), (3, {"trained": 16})]
-    assert (progress.step, progress.rollouts, learner.version) == (3, 48, 2)
+    assert (progress.step, progress.rollouts, trial.learner.version) == (3, 48, 2)
     steps = {record.step: record for record in records if hasattr(record, "update")}
     assert {step: record.responses.lone_responses for step, record in steps.items()} == {1: 0, 2: 4, 3: 0}
     assert (steps[2].update, steps[2].metrics()["health/lone_responses"]) == (None, 4.0)
 
 
-def test_charges_are_on_the_disk_before_a_checkpoint_is(
-    learner: Learner, replay: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    meter = Steps(2)
-    save = Checkpoints.save
+def test_charges_are_on_the_disk_before_a_checkpoint_is(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    meter, save = Steps(2), Checkpoints.save
 
     def saved(store: Checkpoints, checkpoint: Any) -> Path:
         meter.charged.append((checkpoint.step, {"saved": True}))
         return save(store, checkpoint)
 
     monkeypatch.setattr(Checkpoints, "save", saved)
-    run(learner, replay, tmp_path, steps=2, meter=meter)
+    trial.run("run", steps=2, meter=meter)
     evaluated = ["eval", "saved"]
     assert [next(iter(counts)) for _, counts in meter.charged] == [*evaluated, "trained", "trained", *evaluated]
 
@@ -153,21 +142,6 @@ def test_the_sync_check_catches_a_sampler_that_takes_no_weights_and_lets_a_polic
         check()
     learner.version = 3
     assert len(check()) == 8
-
-
-def test_a_sampler_that_misses_one_sync_stops_the_run(learner: Learner, replay: Any, tmp_path: Path) -> None:
-    taken = replay.sync
-
-    def stamps_only(weights: Any, version: int) -> None:
-        if version == 2:
-            replay.weights_version = version
-        else:
-            taken(weights, version)
-
-    replay.sync = stamps_only
-    with pytest.raises(SyncError, match="before step 3"):
-        run(learner, replay, tmp_path, steps=5)
-    assert learner.version == 2
 
 
 PASS = RunConfig(problems_per_batch=4, rollouts_per_problem=4)
@@ -231,7 +205,6 @@ PPO, KL = (
 
 
 def sampled(sampler: Any, config: LearnerConfig, samples: int = 4) -> pl.DataFrame:
-    """A step's responses with their cohorts."""
     asked = {"samples": samples, "seed": 3, "step": 1, "phase": "train", "run_id": "r"}
     return with_cohorts(sampler.sample(PROBLEMS.head(4), **asked), config.batch)
 
@@ -252,23 +225,6 @@ class Erring(Learner):
             # More than float32 holds.
             batch = batch.with_columns(pl.lit(1e300).alias("loss_weight"))
         return super().update(batch, advance=advance)
-
-
-@pytest.mark.parametrize(("updates", "epochs", "steps"), [(2, 2, 4), (9, 1, 4)])
-def test_a_batch_is_learnt_from_in_several_steps_of_one_version(
-    updates: int, epochs: int, steps: int, model: Path, replay: Any
-) -> None:
-    """Four groups make at most four updates."""
-    objective = ObjectiveConfig(updates_per_batch=updates, epochs=epochs)
-    config = LearnerConfig(learning_rate=1e-2, objective=objective)
-    learner = Learner(model, config)
-    rollouts = sampled(replay, config)
-    found = learn_from(learner, rollouts)
-    assert found.update is not None
-    assert (found.update.optimizer_steps, learner.version, found.retries) == (steps, 1, 0)
-    assert found.update.trained_tokens == epochs * rollouts["response_ids"].list.len().sum()
-    assert found.advantages is not None
-    assert found.advantages.advantage == pytest.approx(0.0, abs=1e-6)
 
 
 class Passing(Learner):

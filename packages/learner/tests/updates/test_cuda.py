@@ -43,7 +43,6 @@ WORKSPACES = 96 * 2**20
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved Qwen2 of two layers whose heads share keys and values."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
     given = {"vocab_size": VOCABULARY, "max_position_embeddings": 2048, "tie_word_embeddings": True}

@@ -39,7 +39,6 @@ def gradient(learner: Learner) -> torch.Tensor:
 
 
 def tolerant(config: LearnerConfig) -> LearnerConfig:
-    """The same for a sampler that is far off."""
     return replace(config, sync=SyncConfig(tolerance=1e9))
 
 
@@ -187,28 +186,13 @@ def test_responses_without_a_token_change_nothing(model: Path, config: LearnerCo
         one.agreement(none)
 
 
-LAST = pl.int_range(pl.len()) == pl.len() - 1
+LAST, NAN = pl.int_range(pl.len()) == pl.len() - 1, pl.col("logprobs").list.eval(pl.element() * float("nan"))
 NOT_FINITE: dict[str, tuple[type[LearnerError], str, float, pl.Expr]] = {
     # More than float32 holds.
     "a gradient": (DivergenceError, "step 1 has a gradient", 1.0, pl.lit(1e300).alias("advantage")),
-    "the sampler's last": (
-        SyncError,
-        "no update was made",
-        1.0,
-        pl.when(LAST).then(pl.col("logprobs").list.eval(pl.element() * float("nan"))).otherwise("logprobs"),
-    ),
-    "the learner's": (
-        DivergenceError,
-        "step 1 .* has diverged",
-        float("inf"),
-        pl.col("logprobs").list.eval(pl.element() * 0 - 1),
-    ),
-    "both": (
-        DivergenceError,
-        "step 1 .* has diverged",
-        float("inf"),
-        pl.col("logprobs").list.eval(pl.element() * float("nan")),
-    ),
+    "the sampler's last": (SyncError, "no update was made", 1.0, pl.when(LAST).then(NAN).otherwise("logprobs")),
+    "the learner's": (DivergenceError, "step 1 .* has diverged", float("inf"), pl.col("logprobs")),
+    "both": (DivergenceError, "step 1 .* has diverged", float("inf"), NAN),
     "a kl": (DivergenceError, "policy has diverged", 1e4, pl.col("logprobs")),
 }
 

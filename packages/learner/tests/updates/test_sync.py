@@ -34,7 +34,6 @@ def alone(tensor: torch.Tensor) -> None:
 
 
 def compared(pairs: list[tuple[float, float]]) -> torch.Tensor:
-    """Pairs of the learner's and the sampler's log-probability, compared."""
     return compare(*torch.tensor(pairs).T)
 
 

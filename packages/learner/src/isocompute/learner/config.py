@@ -25,9 +25,8 @@ class AdapterConfig:
     """LoRA (arXiv 2106.09685): W + (α/r)·B·A in place of each adapted weight W, of which only A and B are learnt.
 
     At first A, of the shape ``(r, in)``, is uniform on ±1/√in and the same in every run, and B, of the shape
-    ``(out, r)``, is 0: the policy is the base model. There is no dropout, with which it would not be the sampler's.
-    With ``compute.precision: bfloat16`` the base model is held in bfloat16; A, B, their gradients and their moments
-    are in float32. Embeddings, norms, biases and the output head stay as they are.
+    ``(out, r)``, is 0. There is no dropout. With ``compute.precision: bfloat16`` the base model is held in bfloat16;
+    A, B, their gradients and their moments are in float32.
 
     α = 32 is that of "LoRA Without Regret" (Thinking Machines, 2025), by which the best learning rate is about ten
     times that of full training, whatever the rank.
@@ -73,14 +72,11 @@ class ComputeConfig:
     sliding window of the model."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Type of activations: ``float32``, or ``bfloat16`` with weights, gradients and moments in float32. The reference
-    of a KL then has its weights in bfloat16 too, which takes half the memory: it is the base model rounded, and the
-    KL of a policy that is the base model still is not 0 (5e-5 nats for a small one)."""
+    of a KL then has its weights in bfloat16 too, so that the KL of a policy that is the base model is not quite 0."""
     float32_head: bool = False
     """Multiply hidden states and the head in float32 where ``precision`` is lower (MiniMax-M1, arXiv 2506.13585,
-    section 3.2; the recipe ``scalerl``): four products with the vocabulary, one forward and three backward, which a
-    GPU makes several times more slowly than in bfloat16. The sampler's head should be in float32, too. Otherwise the
-    products are in bfloat16, and the softmax, log-probabilities and the sum of the head's gradient in float32 all
-    the same."""
+    section 3.2; the recipe ``scalerl``), several times more slowly on a GPU; the sampler's head should be in float32,
+    too. Softmax, log-probabilities and the sum of the head's gradient are in float32 either way."""
     head_chunk_tokens: Count = 2048
     """Tokens whose logits are held at a time; they are computed again in the backward pass."""
     sharding: Literal["auto", "none"] = "auto"
@@ -285,14 +281,9 @@ class OptimizerConfig:
     setting of its own, so that a rate never depends on how long a run happens to be."""
 
     def __post_init__(self) -> None:
-        if self.decay == "constant" and self.decay_steps:
-            raise LearnerError(
-                f"decay_steps is {self.decay_steps}, and a constant learning rate has no horizon: it must be 0"
-            )
-        if self.decay == "constant" and self.decay_after:
-            raise LearnerError(
-                f"decay_after is {self.decay_after}, and a constant learning rate never falls: it must be 0"
-            )
+        for name in ("decay_steps", "decay_after"):
+            if self.decay == "constant" and (value := getattr(self, name)):
+                raise LearnerError(f"{name} is {value}, and a constant learning rate never falls: it must be 0")
         if self.decay != "constant" and self.decay_steps <= self.warmup_steps:
             raise LearnerError(
                 f"decay_steps is {self.decay_steps}; a {self.decay} decay must end after the warm-up of "
@@ -326,9 +317,9 @@ class OptimizerConfig:
 class PipelineConfig:
     """Sampling beside updates, with a bound on how old what is learnt from may be (PipelineRL, arXiv 2509.19128).
 
-    ScaleRL's PipelineRL-k (arXiv 2510.13786, section 3.1). Groups are learnt from in the order in which they were
-    admitted: the next ones to finish would favour short responses. A group is admitted once no token of it can be more
-    than ``lag`` versions older than the weights that it will update.
+    Groups are learnt from in the order in which they were admitted, as the next ones to finish would favour short
+    responses: once no token can be more than ``lag`` versions older than the weights that it will update (ScaleRL's
+    PipelineRL-k, arXiv 2510.13786, section 3.1).
     """
 
     lag: Whole = 0
@@ -384,9 +375,8 @@ TOLERANCES: Mapping[Dtype, SyncConfig] = {
 }
 """The tolerances of each type; of two types the coarser one's apply.
 
-docs/learner.md has the measurements. Those of bfloat16 are a few times what healthy samplers of 0.5 to 7 billion
-parameters were seen with (means of 0.01 to 0.04 nats, k3 of 0.001); float16 has three bits more, so that differences
-are an eighth of these and k3, which is quadratic, a 64th.
+docs/learner.md has the measurements. Those of bfloat16 are a few times what healthy samplers were seen with; float16
+has three bits more, so that differences are an eighth of these and k3, which is quadratic, a 64th.
 """
 LEAST = {"float32": 0.0, "float16": 7.5e-5, "bfloat16": 6e-4}
 """A mean difference (nats) that rounding alone exceeds, by the same types: tolerances below it stop every run."""
@@ -531,18 +521,12 @@ class LearnerConfig:
 
     @property
     def behaviour_is_old(self) -> bool:
-        """Return whether the π_old of a ratio is the policy under which the sampler drew each token.
-
-        So it is where responses are older than the weights that they update: no forward pass gives that policy again.
-        """
+        """Return whether the π_old of a ratio is the policy that drew each token, which is gone, as with a lag."""
         return self.pipeline.lag > 0 and self.objective.resolved.surrogate != "policy_gradient"
 
     @property
     def measures_first(self) -> bool:
-        """Return whether a batch passes through the model once before it is learnt from.
-
-        So it is where advantages depend on it, and where updates are off-policy.
-        """
+        """Return whether a batch passes through the model once before it is learnt from."""
         return self.measures_for_advantages or (self.objective.off_policy and not self.behaviour_is_old)
 
     @property
@@ -582,11 +566,9 @@ They hold neither the learning rate, which belongs to a model and a batch size, 
 
 
 def with_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Put a recipe's values under the settings that name it.
+    """Put a recipe's values under the settings that name it, which win over them, within a group as well.
 
-    ``{"recipe": "isocompute-easy", "kl": {"coefficient": 0.01}}`` is the recipe with another weight of the KL: a
-    setting that is given wins over the recipe's, within a group as well, and whatever neither gives is
-    ``LearnerConfig``'s own. The argument and ``RECIPES`` are left as they are.
+    ``{"recipe": "isocompute-easy", "kl": {"coefficient": 0.01}}`` is the recipe with another weight of the KL.
     """
     given = {name: value for name, value in settings.items() if name != "recipe"}
     if "recipe" not in settings:

@@ -25,6 +25,11 @@ class Updater(Protocol):
     Attributes:
         config: The settings it was last reset to.
         version: Batches learnt from since, which is the version of its weights (the policy version).
+
+    Raises:
+        SyncError: Other weights than the learner's sampled the responses.
+        DivergenceError: The gradient, the loss or a log-probability of the learner's own is not finite.
+        LearnerError: There is nothing to learn from or to compare, or the rollouts do not fit the model.
     """
 
     config: LearnerConfig
@@ -44,11 +49,6 @@ class Updater(Protocol):
         Returns:
             The table with list columns of a number for each response token that was sampled: ``old_logprobs``, with a
             KL term ``reference_logprobs``, with a critic ``values``.
-
-        Raises:
-            SyncError: Other weights than the learner's sampled the responses.
-            DivergenceError: A log-probability of the learner's own is not finite.
-            LearnerError: The rollouts do not fit the model.
         """
         ...
 
@@ -60,36 +60,19 @@ class Updater(Protocol):
                 ``objective.minibatches``.
             advance: Whether the version of the weights is counted up, if they change: with the last optimizer step of
                 a batch.
-
-        Raises:
-            SyncError: Other weights than the learner's sampled the responses.
-            DivergenceError: The gradient, the loss or a log-probability of the learner's own is not finite.
-            LearnerError: There is nothing to learn from, or the rollouts do not fit the model.
         """
         ...
 
     def agreement(self, rollouts: pl.DataFrame) -> Agreement:
-        """Return how far the sampler's log-probabilities are from the learner's, over all responses.
-
-        Raises:
-            DivergenceError: A log-probability of the learner's own is not finite.
-            LearnerError: There is no response token to compare.
-        """
+        """Return how far the sampler's log-probabilities are from the learner's, over all responses."""
         ...
 
     def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
-        """Return what a checkpoint must hold: tensors, and plain values that JSON can express.
-
-        Tensors are read one after the other, before the next update.
-        """
+        """Return what a checkpoint must hold: tensors, to be read before the next update, and what JSON can express."""
         ...
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
-        """Continue from what ``state`` returned.
-
-        Raises:
-            LearnerError: It is the state of another model, or of a learner that began from another base model.
-        """
+        """Continue from what ``state`` returned, unless it is that of another model or another base model."""
         ...
 
 
@@ -198,10 +181,7 @@ class Evaluated(Protocol):
 
     @property
     def rollouts_table(self) -> pl.DataFrame | None:
-        """The responses behind it, as a ``rollouts`` table; None when they were charged elsewhere.
-
-        An evaluation at step 0 that several runs share is charged to none of them.
-        """
+        """The responses behind it, as a ``rollouts`` table; None when they were charged elsewhere."""
         ...
 
 
@@ -213,10 +193,7 @@ class Meter(Protocol):
         ...
 
     def reserve(self, rollouts: int, /) -> None:
-        """Note how many rollouts for training are under way, before those of them that are new are generated.
-
-        Called where batches are sampled ahead only.
-        """
+        """Note how many rollouts for training are under way, before new ones are generated; only with a lag."""
         ...
 
     def charge(self, step: int, rollouts: pl.DataFrame, /) -> None:

@@ -23,9 +23,8 @@ from .responses import Responses, positions
 class Gather:
     """Rows of a tensor that are copied, some of them often, and the order in which gradients of copies are added up.
 
-    torch's ``index_select`` adds them up in their own type, and on CUDA in any order: in bfloat16 small terms of a
-    prompt that many responses share are lost, and no two runs are equal. Here each row's are added one after another,
-    in float32 or better.
+    torch's ``index_select`` adds them up in their own type, and on CUDA in any order. Here each row's are added one
+    after another, in float32 or better.
 
     Attributes:
         index: The row that each copy is of, shape ``(copies,)``.
@@ -81,10 +80,7 @@ class PackedRows:
 
     @property
     def take(self) -> torch.Tensor:
-        """Where each packed position's result is in the blocks' rows, joined; shape ``(positions,)``.
-
-        A prompt's is in the row of its first response.
-        """
+        """Where each position's result is in the joined rows, a prompt's in its first; shape ``(positions,)``."""
         return self.queries.order
 
 
@@ -130,24 +126,16 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Responses that pass through the model together.
+    """Responses that pass through the model together, packed or padded.
 
     Attributes:
         rows: Their rows among the ``Responses``, shape ``(responses,)``.
-        prompt: The index of each response's prompt among those of the piece, shape ``(responses,)``; those that
-            share one have the same.
-        packed: Whether it is meant to be packed; else it is padded.
+        prompt: The index of each one's prompt among those of the piece, shape ``(responses,)``.
     """
 
     rows: np.ndarray
     prompt: np.ndarray
     packed: bool
-
-    @property
-    def first_rows(self) -> np.ndarray:
-        """For each prompt the first row that has it."""
-        rows: np.ndarray = self.rows[np.unique(self.prompt, return_index=True)[1]]
-        return rows
 
 
 def micro_batches(
@@ -156,8 +144,7 @@ def micro_batches(
     """Cut rows into pieces of at most so many tokens, each with one response or more, in the order of the rows.
 
     A padded piece costs its rows times the longest of them. A packed one costs each of its prompts once, and may have
-    no more than ``config.ATTENDED`` times as many tokens in its rows of attention, where a prompt stands
-    before each of its responses.
+    ``config.ATTENDED`` times as many tokens in its rows of attention, where a prompt is before each of its responses.
 
     Args:
         tokens: Most tokens of a piece, prompts and padding included; a single response may have more.
@@ -192,16 +179,14 @@ def _shared(responses: Responses, rows: np.ndarray) -> np.ndarray:
     """Return whether each of some rows has the prompt of the one before it among them."""
     # A run of equal prompts has one number; where rows between two are left out, it is the same still.
     run = np.cumsum(~responses.shares_prompt)[rows]
-    same = np.zeros(len(rows), dtype=bool)
-    same[1:] = run[1:] == run[:-1]
+    same: np.ndarray = np.diff(run, prepend=-1) == 0
     return same
 
 
 def shares(batch: pl.DataFrame, ranks: int, *, free: np.ndarray | None = None) -> list[pl.DataFrame]:
     """Cut a batch into a share for each rank, in order, of nearly the same number of tokens; some may be empty.
 
-    A cut falls between any two responses: where it is within a group, the prompt passes through the model on both
-    ranks.
+    A prompt whose group is cut passes through the model on both ranks.
 
     Args:
         batch: A ``rollouts`` table in which the responses of a group follow one another.
@@ -210,9 +195,7 @@ def shares(batch: pl.DataFrame, ranks: int, *, free: np.ndarray | None = None) -
     prompts, responses = (batch[name].list.len().to_numpy().astype(np.int64) for name in ("prompt_ids", "response_ids"))
     cost = np.maximum(responses - 1, 0)
     # Where a group begins, its prompt is paid for.
-    groups = batch["problem_id"].rle_id().to_numpy()
-    begins = np.ones(len(batch), dtype=bool)
-    begins[1:] = groups[1:] != groups[:-1]
+    begins = batch["problem_id"].ne_missing(batch["problem_id"].shift(1)).to_numpy()
     cost = cost + np.where(begins, prompts, 0)
     if free is not None:
         cost = np.where(free, 0, cost)
@@ -228,7 +211,8 @@ PADDING = 1.25
 
 def packed(responses: Responses, piece: Piece, device: str, dtype: torch.dtype) -> MicroBatch:
     """Pack a piece into one sequence: all prompts, then all responses without their last tokens."""
-    prompt_rows, rows = piece.first_rows, piece.rows
+    rows = piece.rows
+    prompt_rows = rows[np.unique(piece.prompt, return_index=True)[1]]
     prompt_lengths, run = responses.prompts.lengths[prompt_rows], responses.run_lengths[rows]
     prompt_starts = np.cumsum(prompt_lengths) - prompt_lengths
     starts = prompt_lengths.sum() + np.cumsum(run) - run

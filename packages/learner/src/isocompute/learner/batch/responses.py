@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,11 +42,7 @@ COLUMNS = {
     "sample": Column("a whole number", _whole, "the number of the response to its problem"),
     "finish_reason": Column("text", _text, "stop, length where the response was cut off, or aborted where it failed"),
     "reward": Column("a number", _number, "what the response is worth"),
-    "prompt_ids": Column(
-        "a list of whole numbers",
-        _lists_of(_whole),
-        "the tokens of the prompt, from which the first token is predicted",
-    ),
+    "prompt_ids": Column("a list of whole numbers", _lists_of(_whole), "the tokens that the first one follows"),
     "response_ids": Column("a list of whole numbers", _lists_of(_whole), "the tokens that are learnt from"),
     "logprobs": Column(
         "a list of numbers",
@@ -101,6 +96,12 @@ def last_version(rollouts: pl.DataFrame) -> pl.Expr:
     if "versions" not in rollouts.columns:
         return oldest
     return pl.coalesce(pl.col("versions").list.last(), oldest)
+
+
+def marks(rollouts: pl.DataFrame, *, of: str = "response_ids") -> pl.Expr:
+    """Whether the policy sampled each token; a row without a value, and a table without the column, all of them."""
+    throughout = pl.lit(True).repeat_by(pl.col(of).list.len())
+    return pl.coalesce("sampled", throughout) if "sampled" in rollouts.columns else throughout
 
 
 OF_TOKENS = ("old_logprobs", "reference_logprobs", "old_values", "advantages", "returns")
@@ -158,11 +159,6 @@ class Lists:
         """Sum of each list, shape ``(rows,)``."""
         lengths = self.lengths
         return np.bincount(np.repeat(np.arange(len(lengths)), lengths), weights=self.values, minlength=len(lengths))
-
-    def row(self, i: int) -> np.ndarray:
-        """The list of a row."""
-        values: np.ndarray = self.values[self.offsets[i] : self.offsets[i + 1]]
-        return values
 
     def joined(self, rows: np.ndarray) -> np.ndarray:
         """The lists of some rows, joined."""
@@ -231,40 +227,24 @@ def read(rollouts: pl.DataFrame, *, vocabulary: int) -> Responses:
     check_columns(rollouts, ("prompt_ids", "response_ids", "logprobs"))
     rollouts = rollouts.filter(pl.col("response_ids").list.len() > 0)
     check_rows(rollouts, vocabulary=vocabulary)
-    if "sampled" in rollouts.columns:
-        # Every row has a value.
-        throughout = pl.lit(True).repeat_by(pl.col("response_ids").list.len())
-        rollouts = rollouts.with_columns(sampled=pl.coalesce("sampled", throughout))
-        rollouts = rollouts.filter(pl.col("sampled").list.any())
-    responses = _lists(rollouts["response_ids"])
-    sampled, counts = np.ones(len(responses.values), dtype=bool), responses.lengths
-    if "sampled" in rollouts.columns:
-        marks = _lists(rollouts["sampled"])
-        sampled = marks.values.astype(bool)
-        counts = np.add.reduceat(sampled.astype(np.int64), marks.offsets[:-1]) if len(rollouts) else marks.lengths
-    prompts = _lists(rollouts["prompt_ids"])
+    rollouts = rollouts.with_columns(sampled=marks(rollouts)).filter(pl.col("sampled").list.any())
+    responses, sampled = _lists(rollouts["response_ids"]), _lists(rollouts["sampled"])
+    counts = sampled.sums().astype(np.int64)
     named = {MEASURED.get(name, name): name for name in rollouts.columns}
     of_tokens = {name: _lists(rollouts[named[name]]) for name in OF_TOKENS if name in named}
     for name, lists in of_tokens.items():
         if (lists.lengths != counts).any():
             raise LearnerError(f"the column {named[name]} has other than one number per sampled token")
     return Responses(
-        prompts=prompts,
+        prompts=_lists(rollouts["prompt_ids"]),
         responses=responses,
-        sampled=sampled,
+        sampled=sampled.values.astype(bool),
         counts=counts,
         logprobs=_lists(rollouts["logprobs"]),
-        shares_prompt=_same_as_before(prompts),
+        shares_prompt=rollouts["prompt_ids"].eq_missing(rollouts["prompt_ids"].shift(1)).to_numpy(),
         of_rows={name: _numbers(rollouts, name) for name in OF_ROWS},
         of_tokens=of_tokens,
     )
-
-
-def _same_as_before(prompts: Lists) -> np.ndarray:
-    same = np.zeros(len(prompts.lengths), dtype=bool)
-    rows = [prompts.row(i).tobytes() for i in range(len(same))]
-    same[1:] = [before == after for before, after in pairwise(rows)]
-    return same
 
 
 def _numbers(rollouts: pl.DataFrame, name: str) -> np.ndarray:
@@ -323,10 +303,7 @@ def check_rewards(rollouts: pl.DataFrame) -> None:
 
 
 def check_rows(rollouts: pl.DataFrame, *, vocabulary: int | None = None) -> None:
-    """Refuse responses that cannot be learnt from: the first at fault, with the column and the value.
-
-    A log-probability that is not finite is left to ``check_finite``, since a policy that has diverged gives such, too.
-    """
+    """Refuse responses that cannot be learnt from; ``check_finite`` does those that a diverged policy gives, too."""
     tokens, given, prompt = (pl.col(name).list.len() for name in ("response_ids", "logprobs", "prompt_ids"))
     none = "no log-probabilities, as where a server reports none: learning needs a sampler that does"
     _refuse(rollouts, "prompt_ids", "no prompt token, from which its first token would be predicted", prompt == 0)

@@ -32,7 +32,7 @@ def matmul_rate(device: str = "cpu", dtype: torch.dtype = torch.float32) -> floa
     left = torch.randn(size, size, device=device, generator=generator).to(dtype)
     right = left.T.contiguous()
     with torch.no_grad():
-        seconds = min(_timed(left, right, on_cpu=on_cpu) for _ in range(1 + REPEATS))
+        seconds = min(_timed(left, right) for _ in range(1 + REPEATS))
     if not on_cpu:
         # What torch keeps for later would be missing in an update.
         del left, right
@@ -108,11 +108,10 @@ def forward_operations(shape: Shape, *, tokens: int, predictions: int, keys: int
     return 2.0 * (shape.body * tokens + shape.head * predictions) + 4.0 * shape.layers * shape.width * keys
 
 
-def _timed(left: torch.Tensor, right: torch.Tensor, *, on_cpu: bool) -> float:
-    if not on_cpu:
-        torch.cuda.synchronize(left.device)
+def _timed(left: torch.Tensor, right: torch.Tensor) -> float:
+    wait = torch.cuda.synchronize if left.is_cuda else torch.cpu.synchronize
+    wait(left.device)
     began = perf_counter()
     torch.mm(left, right)
-    if not on_cpu:
-        torch.cuda.synchronize(left.device)
+    wait(left.device)
     return perf_counter() - began

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any
@@ -28,10 +29,9 @@ from ..objective.loss import objective
 from ..policy.adapter import adapt
 from ..policy.attention import packed_attention, packed_mask
 from ..policy.forward import Forward
-from ..policy.head import ValueHead
 from ..policy.loading import Sharding, own, shard
 from ..updates.adam import Optimizer
-from ..updates.learner import Models, inputs_of
+from ..updates.learner import Models, inputs_of, models_of, refers
 
 PACKED = "isocompute_traced"
 """Packed attention whose mask looks at numbers, which fake tensors do not have, apart from them."""
@@ -123,11 +123,8 @@ def update_memory(model: Mapping[str, Any], config: LearnerConfig, load: Load, *
     What torch allocates is counted, for the policy, the reference, the critic and the optimizer, with other ranks that
     are pretended where several share them. It is traced on a CPU. Not counted: what allocators keep and fragment,
     workspaces of libraries, the process and its code, the rollouts in main memory, and the copies of shared keys and
-    values for each head that a GPU makes in float32. It takes seconds for a model of billions of parameters.
-
-    Args:
-        config: The learner's settings. A model with layout ``auto`` counts as one that gives the same when packed,
-            unless it says otherwise as it runs.
+    values for each head that a GPU makes in float32. It takes seconds for a model of billions of parameters. One with
+    layout ``auto`` counts as one that gives the same when packed, unless it says otherwise as it runs.
     """
     parameters, known = parameters_of(model), AutoConfig.for_model(**model)
     shared = ranks if config.compute.sharding == "auto" else 1
@@ -208,26 +205,16 @@ def _models(model: Any, config: LearnerConfig, sharding: Any, *, packs: bool) ->
         return forward
 
     forward = run(torch.float32 if config.adapter is None else lower, learns=True, adapter=config.adapter)
-    reference, critic = None, None
-    if config.kl.coefficient:
-        reference = run(lower, learns=False) if config.adapter is None else forward.without_adapter()
-    if config.objective.resolved.baseline == "gae":
-        share = config.critic.coefficient if config.critic.through_policy else 0.0
-        size = forward.policy.get_output_embeddings().weight.shape[1]
-        critic = ValueHead(size, share=share, device=DEVICE, dtype=torch.float32)
-    return Models(forward=forward, reference=reference, critic=critic)
+    return models_of(forward, config, lambda: run(lower, learns=False), device=DEVICE, dtype=torch.float32)
 
 
 def _passes(models: Models, config: LearnerConfig, responses: Responses) -> None:
     """Forward and backward passes of the first micro-batches, as ``Learner`` makes them."""
     forward = models.forward
-    refers = bool(config.kl.coefficient) and config.kl.place == "loss"
-    refers = refers and "reference_logprobs" not in responses.of_tokens
-    pieces = list(forward.pieces(responses, np.arange(len(responses))))[:PASSES]
-    for piece in pieces:
+    for piece in islice(forward.pieces(responses, np.arange(len(responses))), PASSES):
         batch = forward.micro_batch(responses, piece)
         with forward.attending(batch):
-            inputs = inputs_of(models, batch, config.entropy, with_reference=refers)
+            inputs = inputs_of(models, batch, config.entropy, with_reference=refers(models, config, responses))
             loss, _ = objective(inputs, config)
             loss.backward()
 
@@ -297,7 +284,7 @@ class Peak(TorchDispatchMode):  # type: ignore[misc]
 
 def size_of(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of this rank's shares of tensors."""
-    return sum(own(tensor).numel() * tensor.element_size() for tensor in tensors)
+    return sum(own(tensor).nbytes for tensor in tensors)
 
 
 def _mask(**requested: Any) -> torch.Tensor | None:

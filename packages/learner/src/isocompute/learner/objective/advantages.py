@@ -154,47 +154,27 @@ def with_cohorts(rollouts: pl.DataFrame, config: BatchConfig, *, baseline: str |
 
     Cohorts are a partition: ``failed`` responses were aborted; ``filtered`` are those of groups with equal rewards,
     when they are to be left out, those beyond the first ``trained_rollouts`` completed ones of a group by ``sample``,
-    and one that alone was completed of its group, where the baseline is the group's; all else is ``trained``. Any
-    rewards and any groups have one, also those of which no advantage can be computed, so that what was generated can be
-    charged first.
-
-    Args:
-        rollouts: A ``rollouts`` table; ``problem_id``, ``reward``, ``finish_reason`` and, with ``trained_rollouts``,
-            ``sample`` are read.
-        baseline: That of the objective; None where no response is alone in its group.
+    and one that alone was completed of its group, where the ``baseline`` is the group's; all else is ``trained``. Any
+    rewards have one, also those of which no advantage can be computed, so that what was generated is charged first.
     """
-    completed = rollouts["finish_reason"].ne_missing("aborted").to_numpy()
-    groups = group_index(rollouts)[completed]
+    completed = pl.col("finish_reason").ne_missing("aborted")
+    reward = pl.when(completed).then(pl.col("reward").cast(pl.Float64).fill_null(np.nan))
     # Not the same as an advantage of 0, which the middle one of the rewards 0, 0.5 and 1 has.
-    equal = np.zeros(len(rollouts), dtype=bool)
-    equal[completed] = zero_variance(rollouts["reward"].to_numpy().astype(np.float64)[completed], groups)
-    left_out = np.zeros(len(rollouts), dtype=bool)
+    equal = completed & (reward.nan_max() - reward.nan_min() == 0).over("problem_id")
+    left_out = equal if config.filter_zero_variance else pl.lit(value=False)
     if config.trained_rollouts is not None:
-        left_out[completed] = _place(groups, rollouts["sample"].to_numpy()[completed]) >= config.trained_rollouts
+        place = pl.when(completed).then(pl.col("sample")).rank("ordinal").over("problem_id")
+        left_out = left_out | (place > config.trained_rollouts)
     if baseline == "group":
-        left_out[completed] |= alone(groups)
-    if config.filter_zero_variance:
-        left_out |= equal
-    cohort = np.where(completed, np.where(left_out, "filtered", "trained"), "failed")
-    return rollouts.with_columns(
-        pl.Series("zero_variance", equal, dtype=pl.Boolean), pl.Series("cohort", cohort.astype("<U8"), dtype=pl.String)
-    )
+        left_out = left_out | (completed.sum().over("problem_id") == 1)
+    cohort = pl.when(~completed).then(pl.lit("failed")).when(left_out).then(pl.lit("filtered"))
+    return rollouts.with_columns(zero_variance=equal, cohort=cohort.otherwise(pl.lit("trained")))
 
 
 def group_index(rollouts: pl.DataFrame) -> np.ndarray:
     """Group of each response, by problem: whole numbers from 0, shape ``(responses,)``."""
     index: np.ndarray = rollouts["problem_id"].rank("dense").to_numpy().astype(np.int64) - 1
     return index
-
-
-def _place(groups: np.ndarray, samples: np.ndarray) -> np.ndarray:
-    """Place of each response in its group, from 0, in the order of ``sample``."""
-    order = np.lexsort((samples, groups))
-    ordered = groups[order]
-    begins = np.searchsorted(ordered, ordered)
-    place = np.empty(len(groups), dtype=np.int64)
-    place[order] = np.arange(len(groups)) - begins
-    return place
 
 
 def ragged(table: pl.DataFrame, name: str, lengths: np.ndarray) -> Lists:

@@ -7,7 +7,7 @@ batch of an update, so that the shares of micro-batches and ranks add up to it, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -103,24 +103,15 @@ def objective(inputs: ObjectiveInputs, config: LearnerConfig) -> tuple[torch.Ten
         means |= {"value_error": error, "value_error_square": error.square()}
     terms = torch.stack(list(parts.values())).sum(0)
     share = (inputs.weights * terms).sum()
-    shares = {name: inputs.weights * parts[name].detach() for name in SHARES if name in parts}
-    shares["loss"] = inputs.weights * terms.detach()
-    return share, _metrics(inputs, config, learner, shares, means)
+    shares = {name: inputs.weights * term.detach() for name, term in {"loss": terms, **parts}.items() if name in SHARES}
+    return share, _metrics(inputs, learner, shares, means)
 
 
 def loss_metrics(config: LearnerConfig, device: str = "cpu") -> dict[str, Mean]:
     """The metrics of no responses at all: the names that ``objective`` returns, in their order, each with zeros."""
-    names = ["loss", "policy_loss"]
-    gae = config.objective.resolved.baseline == "gae"
-    names += ["value_loss"] if gae else []
-    names += ["advantage", "advantage_square", "ratio", *CLIPPED, "importance_weight"]
-    names += ["kl"] if config.kl.coefficient else []
-    names += ["entropy"] if config.entropy.coefficient or config.entropy.measured else []
-    names += ["value", "return", "return_square", "value_error", "value_error_square"] if gae else []
-    names += ["mismatch_kl", "mismatch_k3", "token_ratio", "token_ratio_square"]
-    names += ["response_ratio", "response_ratio_square"]
-    zero = torch.zeros((), dtype=torch.float64, device=device)
-    return {name: (Share if name in SHARES else Mean)(total=zero, count=zero) for name in names}
+    nothing = torch.zeros(0, device=device)
+    others = {"response": nothing.long(), "responses": 0, "zero_variance": nothing.bool()}
+    return objective(ObjectiveInputs(**{field.name: nothing for field in fields(ObjectiveInputs)} | others), config)[1]
 
 
 def _regularisers(
@@ -154,13 +145,9 @@ def _needed(tensor: torch.Tensor | None, name: str, reason: str) -> torch.Tensor
 
 
 def _metrics(
-    inputs: ObjectiveInputs,
-    config: LearnerConfig,
-    learner: torch.Tensor,
-    shares: dict[str, torch.Tensor],
-    means: dict[str, torch.Tensor],
+    inputs: ObjectiveInputs, learner: torch.Tensor, shares: dict[str, torch.Tensor], means: dict[str, torch.Tensor]
 ) -> dict[str, Mean]:
-    """Sums of everything per token and per response, as the names of ``loss_metrics`` say.
+    """Sums of everything per token and per response.
 
     How far the sampler is from the learner is told by k1 and k3 estimates of KL(sampler ‖ learner) (nats), and by
     ρ = π_learner / π_sampler of each token and, as their product, of each response: not truncated, but within
@@ -186,19 +173,14 @@ def _metrics(
     responses = torch.where(present, response_ratio, 0.0)
     sums["response_ratio"], sums["response_ratio_square"] = responses.sum(), responses.square().sum()
     counts["response_ratio"] = counts["response_ratio_square"] = present.sum().double()
-    named = loss_metrics(config, str(learner.device))
-    return {name: type(zero)(total=sums[name].detach(), count=counts[name]) for name, zero in named.items()}
+    return {name: (Share if name in SHARES else Mean)(total=sums[name].detach(), count=counts[name]) for name in sums}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policies:
-    """Tokens under the policy and under the one that they were sampled from.
+    """Tokens under the policy and under π_old; as in ``ObjectiveInputs``.
 
-    Attributes:
-        logprobs: Log-probabilities under the policy (nats), with their gradient, shape ``(tokens,)``.
-        old_logprobs: The same under the policy before the batch's first update, π_old; None for on-policy, where π_old
-            is the policy itself: every ratio is 1 and has the gradient.
-        response: Index of each token's response.
+    Without ``old_logprobs`` π_old is the policy itself: every ratio is 1 and has the gradient.
     """
 
     logprobs: torch.Tensor
@@ -214,13 +196,9 @@ class Policies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surrogate:
-    """One term per token, and what clipping did to it; tensors have the shape ``(tokens,)``.
+    """A term of the loss per token, π/π_old as it is taken, and whether a bound holds it; shape ``(tokens,)``.
 
-    Attributes:
-        loss: The term, with its gradient, to be made small.
-        ratio: π/π_old as the surrogate takes it, without gradient.
-        clipped_low: Whether the ratio is held at its lower bound.
-        clipped_high: Whether it is held at its upper bound.
+    The term alone has a gradient.
     """
 
     loss: torch.Tensor
@@ -355,7 +333,6 @@ def importance_weights(
         response: Index of each token's response.
         level: ``token``, ``sequence``, or ``none`` for a weight of 1.
         cap: Largest weight (the TIS cap).
-
     """
     if level == "none":
         return torch.ones_like(learner)

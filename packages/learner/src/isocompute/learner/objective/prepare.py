@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from ..batch.responses import Lists, check_rewards
+from ..batch.responses import Lists, check_rewards, marks
 from ..config import LearnerConfig
 from .advantages import alone, gae, group_index, listed, ragged, response_advantages, whitened
 from .loss import KL_ESTIMATORS, loss_weights
@@ -46,17 +46,14 @@ def with_loss_weights(batch: pl.DataFrame, config: LearnerConfig) -> pl.DataFram
 
 def sampled_counts(rollouts: pl.DataFrame) -> np.ndarray:
     """Response tokens that the policy sampled, of each row, shape ``(rows,)``; all, where no ``sampled`` says it."""
-    counts = pl.col("response_ids").list.len()
-    if "sampled" in rollouts.columns:
-        counts = pl.coalesce(pl.col("sampled").list.sum(), counts)
-    return rollouts.select(counts.fill_null(0).cast(pl.Int64)).to_series().to_numpy()
+    return rollouts.select(marks(rollouts).list.sum().fill_null(0).cast(pl.Int64)).to_series().to_numpy()
 
 
 def estimated(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
     """The responses that advantages are computed from, among them all that are trained.
 
-    A critic judges each response alone; other baselines are means over all that were completed, but those of groups
-    that are filtered for their equal rewards, and one that is alone in its group where the baseline is the group's.
+    A critic judges each alone; other baselines are means over all completed ones but those of groups that are filtered
+    for their equal rewards, and one that is alone in its group where the baseline is the group's.
     """
     if config.objective.resolved.baseline == "gae":
         return rollouts.filter(pl.col("cohort") == "trained")
@@ -84,8 +81,7 @@ def from_rewards(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
 def from_values(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
     """Add ``advantages`` and ``returns``: one number per sampled token, relative to a critic's values.
 
-    A response's reward is that of its last sampled token. With ``scale: batch`` the advantages of all tokens are
-    whitened, as in PPO.
+    A response's reward is its last sampled token's. With ``scale: batch`` all advantages are whitened, as in PPO.
     """
     trained = estimated(rollouts, config)
     counts = sampled_counts(trained)
@@ -96,9 +92,8 @@ def from_values(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
         trained = trained.with_columns(pl.Series("kl", penalty.sums(), dtype=pl.Float64))
     rewards.values[rewards.last] += _rewards(trained)[counts > 0]
     critic = config.critic
-    advantages, returns = gae(
-        rewards, ragged(trained, "values", counts), discount=critic.discount, gae_lambda=critic.gae_lambda
-    )
+    values = ragged(trained, "values", counts)
+    advantages, returns = gae(rewards, values, discount=critic.discount, gae_lambda=critic.gae_lambda)
     if config.objective.resolved.scale == "batch":
         advantages = Lists.of(whitened(advantages.values, std=config.objective.std), counts)
     return trained.with_columns(listed("advantages", advantages), listed("returns", returns))

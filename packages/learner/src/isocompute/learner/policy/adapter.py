@@ -23,10 +23,7 @@ SEED = 0
 
 
 def adapt(policy: Any, config: AdapterConfig) -> Any:
-    """Freeze a policy and put adapters on its linear layers, in place; their first values are those of ``begun``.
-
-    The policy is whole, and may still be on the device ``meta``.
-    """
+    """Freeze a whole policy and put adapters on its linear layers, in place; their first values are ``begun``'s."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ModuleNotFoundError:

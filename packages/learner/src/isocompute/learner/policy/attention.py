@@ -60,11 +60,7 @@ _current: list[Passing] = []
 
 @contextmanager
 def attending(rows: PackedRows | None, *, reach: int | None = None) -> Iterator[Passing | None]:
-    """Say which rows the next packed sequence consists of, during its forward and backward pass.
-
-    It is one for the whole process, and not for a thread: torch runs backward passes on threads of its own. None is an
-    input that is not packed.
-    """
+    """Say which rows the next packed sequence has, in its forward and backward pass, for all threads; None: none."""
     if rows is None:
         yield None
         return
@@ -130,8 +126,7 @@ def copies_keys(device: str, dtype: torch.dtype) -> bool:
     """Return whether each head is given keys and values of its own where heads share them.
 
     Of CUDA's kernels for shared ones the fast one takes half precision only, and the other holds the scores of all
-    pairs of tokens; with a copy for each head there is one that takes float32 and holds none. On an H100 the choice
-    takes less memory in both types (``tests/updates/test_cuda.py``).
+    pairs of tokens. The choice takes less memory in both types (H100, ``tests/updates/test_cuda.py``).
     """
     return device == "cuda" and dtype not in (torch.float16, torch.bfloat16)
 

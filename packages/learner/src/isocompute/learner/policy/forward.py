@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -97,23 +97,27 @@ class Forward:
     def run(
         self, batch: MicroBatch, *, entropy: bool = False, entropy_gradient: bool = False
     ) -> tuple[torch.Tensor, Terms]:
-        """One forward pass.
-
-        Returns:
-            The hidden state that predicts each sampled token, shape ``(tokens, hidden size)``, and what follows from
-            it for the token; see ``head.token_terms``.
-        """
+        """The hidden state that predicts each sampled token, shape ``(tokens, hidden size)``, and its terms."""
         if batch.rows is not None and not self.packs:
             raise LearnerError("a packed micro-batch was given to a model that is run padded; it must be padded")
 
+        terms = partial(
+            token_terms,
+            tokens=batch.tokens,
+            temperature=self._temperature,
+            chunk=self._config.head_chunk_tokens,
+            dtype=torch.promote_types(self.dtype, torch.float32) if self._config.float32_head else self.dtype,
+            entropy=entropy,
+            entropy_gradient=entropy_gradient,
+        )
+
         def use(policy: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
             hidden = self._hidden(policy, batch)
-            terms = self._terms(batch, entropy=entropy, entropy_gradient=entropy_gradient)
             return hidden, *inside(policy.get_output_embeddings(), terms, hidden)
 
         with nullcontext() if self._adapted else adapter.without_adapter(self.policy):
             hidden, logprobs, entropies = inside(self.policy, use)
-        return hidden, Terms(logprobs=logprobs, entropy=entropies)
+        return hidden, Terms(logprobs, entropies)
 
     def logprobs(self, batch: MicroBatch) -> torch.Tensor:
         """Log-probabilities of the sampled tokens without gradient, shape ``(tokens,)``."""
@@ -131,18 +135,6 @@ class Forward:
                 use_cache=False,
             ).last_hidden_state
         return batch.predicts(states.flatten(0, 1))
-
-    def _terms(self, batch: MicroBatch, **entropies: bool) -> Callable[..., Any]:
-        dtype = torch.promote_types(self.dtype, torch.float32) if self._config.float32_head else self.dtype
-        chunk = self._config.head_chunk_tokens
-
-        def use(head: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-            terms = token_terms(
-                hidden, head, batch.tokens, temperature=self._temperature, chunk=chunk, dtype=dtype, **entropies
-            )
-            return terms.logprobs, terms.entropy
-
-        return use
 
     def _settle(self) -> None:
         """Find out by a few responses whether the model is causal, can be packed, and can be checkpointed."""
@@ -225,11 +217,9 @@ PROMPTS, RESPONSES = (3, 3, 2, 2), np.array([4, 2, 3, 5])
 
 
 def probe(vocabulary: int) -> tuple[Responses, Responses, np.ndarray]:
-    """Two prompts with two responses each, of different lengths.
+    """Two prompts with two responses each; the same with another last token but one; and which tokens are before it.
 
-    Returns:
-        The responses; the same with another last token but one, which is the last that passes through the model; and
-        which response tokens are before it, shape ``(tokens,)``.
+    That one is the last that passes through the model.
     """
     generator = np.random.default_rng(0)
     values = generator.integers(0, vocabulary, RESPONSES.sum())
@@ -282,10 +272,7 @@ def rotated_otherwise_beyond(config: Any) -> int | None:
 
 
 def check_rotation(config: Any, *, longest: int) -> None:
-    """Refuse responses whose rotation depends on those that passed before them, as transformers computes it.
-
-    It does with dynamic NTK scaling, where a response is long enough for it.
-    """
+    """Refuse responses so long that, with dynamic NTK scaling, their rotation depends on those that passed before."""
     dynamic = any(each.get("rope_type") == "dynamic" for each in _rotations(config))
     limit = config.get_text_config().max_position_embeddings if dynamic else longest
     if longest > limit:
@@ -303,23 +290,22 @@ def _rotations(config: Any) -> list[dict[str, Any]]:
 
 @contextmanager
 def at_least_float32(policy: Any) -> Iterator[None]:
-    """Run a policy whose weights are of a lower type in float32 meanwhile; they are the same afterwards, bit for bit.
+    """Run a policy in float32 meanwhile, a layer at a time; its weights are the same afterwards, bit for bit.
 
-    In bfloat16 two kernels of attention give log-probabilities that differ by 0.03 nats, and no tolerance would tell
-    that from another meaning. A layer is in float32 while it runs, so that the whole of them never is.
+    In bfloat16 two kernels of attention give log-probabilities that differ by 0.03 nats, like another meaning.
     """
     layers = {layer: _lower(layer) for layer in blocks(policy)}
     inside = {id(tensor) for held in layers.values() for tensor, _ in held}
     outside = [(tensor, dtype) for tensor, dtype in _lower(policy) if id(tensor) not in inside]
     hooks = []
     for layer in layers:
-        hooks.append(layer.register_forward_pre_hook(lambda module, _: _to_float32(layers[module])))
-        hooks.append(layer.register_forward_hook(lambda module, *_: _back(layers[module]), always_call=True))
-    _to_float32(outside)
+        hooks.append(layer.register_forward_pre_hook(lambda module, _: _cast(layers[module], torch.float32)))
+        hooks.append(layer.register_forward_hook(lambda module, *_: _cast(layers[module]), always_call=True))
+    _cast(outside, torch.float32)
     try:
         yield
     finally:
-        _back(outside)
+        _cast(outside)
         for hook in hooks:
             hook.remove()
 
@@ -336,14 +322,9 @@ def _lower(module: torch.nn.Module) -> Lower:
     ]
 
 
-def _to_float32(held: Lower) -> None:
-    for tensor, _ in held:
-        tensor.data = tensor.data.float()
-
-
-def _back(held: Lower) -> None:
-    for tensor, dtype in held:
-        tensor.data = tensor.data.to(dtype)
+def _cast(held: Lower, dtype: torch.dtype | None = None) -> None:
+    for tensor, own in held:
+        tensor.data = tensor.data.to(dtype or own)
 
 
 def without_dropout(policy: Any) -> None:

@@ -6,14 +6,12 @@ Logits of all tokens at once would take tokens × vocabulary numbers, several ti
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class Terms(NamedTuple):
     """Log-probabilities and entropies; each tensor has the shape ``(tokens,)``.
 
     Attributes:
@@ -27,8 +25,8 @@ class Terms:
 
 
 def token_terms(
-    hidden: torch.Tensor,
     head: Any,
+    hidden: torch.Tensor,
     tokens: torch.Tensor,
     *,
     temperature: float,
@@ -51,7 +49,7 @@ def token_terms(
         hidden, head.weight, head.bias, tokens, temperature, chunk, dtype, entropy, entropy_gradient
     )
     logprobs, entropies = found
-    return Terms(logprobs=logprobs, entropy=entropies if entropy else None)
+    return Terms(logprobs, entropies if entropy else None)
 
 
 class _Head(torch.autograd.Function):  # type: ignore[misc]

@@ -98,10 +98,11 @@ def _shared(
         with _parameters_on_meta():
             policy = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(model)), dtype=dtype)
         stored = None if get_model_conversion_mapping(policy, add_legacy=False) else files_of(str(model))
+    given: dict[str, torch.Tensor] = {}
     if stored is not None:
         _refuse_missing(model, tensors(policy).keys() - stored.keys())
-    given: Mapping[str, torch.Tensor] = tensors(_whole(model, "cpu", dtype)) if stored is None else {}
-    if stored is None:
+    else:
+        given = tensors(_whole(model, "cpu", dtype))
         logger.warning("every rank loads %s whole before it keeps its share: its files must be converted", model)
     policy = policy if adapter is None else adapt(policy, adapter)
     computed = {name: buffer.clone() for name, buffer in policy.named_buffers()}
@@ -128,11 +129,9 @@ def _refused(model: str | Path) -> Iterator[None]:
 
 
 def _refuse_missing(model: str | Path, names: Collection[str]) -> None:
-    missing = sorted(names)
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    if names:
         raise LearnerError(
-            f"the base model {model} has no weights for {', '.join(missing[:3])}{more}: they would be random; "
+            f"the base model {model} has no weights for {min(names)} ({len(names)} in all): they would be random; "
             "save the model whole"
         )
 
@@ -210,21 +209,14 @@ class WholeTensors(Mapping[str, torch.Tensor]):
 
 
 def weights(policy: Any) -> WholeTensors:
-    """The ``tensors`` of the model that a policy is, one at a time: with an adapter, W + s·B·A, in the adapter's type.
-
-    Ranks that share it must all take all of them.
-    """
+    """The ``tensors`` of a policy, its adapter merged, of which ranks that share it must all take all."""
     layers = {f"{name}.weight": layer for name, layer in adapter.layers(policy).items()}
     dtype = next((tensor.dtype for tensor in learnt(policy).values()), None) if layers else None
     return WholeTensors(tensors(policy), adapted=layers, dtype=dtype)
 
 
 def tensors(policy: Any) -> dict[str, torch.Tensor]:
-    """The model's tensors by their Hugging Face names, as a saved model has them: one that is tied to another once.
-
-    A model that ties its embeddings has ``model.embed_tokens.weight`` and no ``lm_head.weight``. An adapter is no part
-    of them.
-    """
+    """The model's tensors by their names in a saved model: one that is tied to another once, and no adapter's."""
     adapted = adapter.layers(policy)
     named = ((adapter.model_name(name, adapted), tensor) for name, tensor in _held(policy).items())
     return {name: tensor for name, tensor in named if name is not None}
@@ -248,10 +240,7 @@ def _held(policy: Any) -> dict[str, torch.Tensor]:
 
 
 def base_hash(model: str, policy: Any) -> str:
-    """Hash of a base model's weights as they are stored, or, where no safetensors file is, as they were loaded.
-
-    One that was moved, or saved in other parts, has the same. Ranks that share the policy must all call this.
-    """
+    """Hash of a base model's weights as they are stored, or else as they were loaded, by all ranks that share it."""
     stored = files_of(model)
     if stored is None:
         return tensors_hash(WholeTensors(tensors(policy)))
@@ -331,12 +320,10 @@ def blocks(policy: Any) -> list[torch.nn.Module]:
 
 
 def inside(module: Any, use: Callable[..., Result], *given: torch.Tensor) -> Result:
-    """Run a function of a policy, or of its output head, that needs weights beside those of blocks whole.
+    """Run a function of a policy, or within it of its output head, that needs weights beside those of blocks whole.
 
-    Args:
-        module: A policy, within whose function blocks become whole by turns; or its head, within that function.
-        use: The function. Tensors that have a gradient must be what it returns, or members of a tuple.
-        given: Tensors for it: all those that the module's gradient goes on to.
+    Tensors that have a gradient must be what it returns, or members of a tuple; those that the module's gradient goes
+    on to must be ``given``.
     """
     if not hasattr(module, "run_inside"):
         return use(module, *given)
@@ -370,10 +357,7 @@ def own(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def rows_of(tensor: torch.Tensor) -> slice | None:
-    """The rows of a tensor that are this rank's, of its first dimension; None where it is whole.
-
-    Of 5 rows 2 ranks have the first 3 and the last 2, and 4 ranks 2, 2, 1 and 0, as ``torch.chunk`` cuts them.
-    """
+    """The rows of a tensor that are this rank's, as ``torch.chunk`` cuts them; None where it is whole."""
     if not isinstance(tensor, DTensor):
         return None
     assert tensor.placements == (Shard(0),)

@@ -15,7 +15,6 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-import numpy as np
 import polars as pl
 import torch
 import torch.distributed as dist
@@ -107,7 +106,7 @@ class LearnerGroup:
             self._start(config)
         else:
             try:
-                self._same_base([rank.reset.remote(config) for rank in self._ranks], "reset")
+                self._same_base("reset", "reset", config)
             except LearnerError:
                 # Ranks that could not load the model again hold none.
                 self.close()
@@ -116,23 +115,27 @@ class LearnerGroup:
 
     def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
         """Pass responses through the model, each rank its share; see ``Learner.measure``."""
-        ranks = self._in_use()
-        parts = shares(rollouts, len(ranks), free=_free(rollouts, self.config))
-        calls = [rank.call.remote("measure", part) for rank, part in zip(ranks, parts, strict=True)]
-        measured: pl.DataFrame = pl.concat(self._wait(calls, "measure"))
+        measured: pl.DataFrame = pl.concat(self._on_shares("measure", rollouts))
         return measured
 
     def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> UpdateReport:
         """Split the responses over ranks, by the tokens that they cost, and take one step together."""
-        ranks = self._in_use()
         # Here, as a rank that refuses alone leaves the others waiting.
         check_columns(batch, ("prompt_ids", "response_ids", "logprobs"))
         check_rows(batch.filter(pl.col("response_ids").list.len() > 0))
-        parts = shares(batch, len(ranks), free=_free(batch, self.config))
-        calls = [rank.update.remote(part, advance=advance) for rank, part in zip(ranks, parts, strict=True)]
-        first: UpdateReport = self._wait(calls, "update")[0]
+        first: UpdateReport = self._on_shares("update", batch, advance=advance)[0]
         self.version += advance and first.optimizer_steps
         return first
+
+    def _on_shares(self, method: str, rollouts: pl.DataFrame, **settings: Any) -> list[Any]:
+        """Results of every rank's learner, each with its share of the responses."""
+        ranks, free = self._in_use(), None
+        if "advantage" in rollouts.columns:
+            # Those that do not pass through the model.
+            free = skipped(rollouts["advantage"].to_numpy(), rollouts["zero_variance"].to_numpy(), self.config)
+        parts = shares(rollouts, len(ranks), free=free)
+        calls = [rank.call.remote(method, part, **settings) for rank, part in zip(ranks, parts, strict=True)]
+        return self._wait(calls, method)
 
     def agreement(self, rollouts: pl.DataFrame) -> Agreement:
         """See ``Learner.agreement``; on every rank, as none can run a policy alone that they share."""
@@ -146,10 +149,7 @@ class LearnerGroup:
         return RankWeights(self)
 
     def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
-        """The state of the ranks; see ``Learner.state``. A few tensors of it are here at a time, as they are read.
-
-        A checkpoint of it is written by the ranks, each its own rows, where they see the folder.
-        """
+        """See ``Learner.state``; where ranks cannot write a checkpoint, a few tensors are here at a time."""
         return self._tensors(STATE), state_values(self.model, self.base, self.version)
 
     def _tensors(self, of: str) -> RemoteTensors:
@@ -161,11 +161,9 @@ class LearnerGroup:
         return RemoteTensors(sizes, fetch, self._write)
 
     def _write(self, folder: Path) -> Callable[[], dict[str, str]] | None:
-        """Let each rank copy its part of the state, and write it into a folder while the next steps are taken.
+        """Let each rank copy its part of the state and write it while the next steps are taken; see ``Checkpoint``.
 
-        Returns:
-            A function that waits until all have, and returns the checksum of each file by its name; None where a rank
-            is on a machine that does not see the folder.
+        None where a rank is on a machine that does not see the folder.
         """
         if not self._see(folder):
             return None
@@ -180,14 +178,13 @@ class LearnerGroup:
         import ray
 
         check_base(values, model=self.model, base=self.base)
-        task, version, names = "load the state", int(values["version"]), list(tensors)
-        self._on_each(task, "call", "expect", names)
+        task, version = "load the state", int(values["version"])
+        self._on_each(task, "call", "expect", list(tensors), version)
         if isinstance(tensors, TensorFiles) and all(map(self._see, tensors.paths)):
             self._on_each(task, "read", tensors.paths)
         else:
             for part in parts(tensors.items(), most=PART):
                 self._on_each(task, "call", "take", ray.put(part))
-        self._on_each(task, "continue_at", version)
         self.version = version
 
     def close(self) -> None:
@@ -224,18 +221,15 @@ class LearnerGroup:
                 for rank, place in enumerate(places)
             ]
             (rendezvous,) = self._wait([self._ranks[0].host.remote()], "start", self._patience)
-            self._wait(
-                [rank.join.remote(*rendezvous) for rank in self._ranks], "join the process group", self._patience
-            )
-            loads = [rank.load.remote(self.model, config) for rank in self._ranks]
-            self._same_base(loads, "load the model")
+            self._on_each("join the process group", "join", *rendezvous, patience=self._patience)
+            self._same_base("load the model", "load", self.model, config)
         except BaseException:
             self.close()
             raise
 
-    def _same_base(self, loads: Sequence[Any], task: str) -> None:
+    def _same_base(self, task: str, method: str, *arguments: Any) -> None:
         """Wait until every rank has loaded the base model; it may be another one on another machine."""
-        found = self._wait(loads, task, self._load_patience)
+        found = self._on_each(task, method, *arguments, patience=self._load_patience)
         self.base = str(found[0])
         for rank, base in enumerate(found):
             if base != self.base:
@@ -271,16 +265,14 @@ class LearnerGroup:
             )
         return self._ranks
 
-    def _on_each(self, task: str, method: str, *arguments: Any) -> list[Any]:
+    def _on_each(self, task: str, method: str, *arguments: Any, patience: float | None = None) -> list[Any]:
         """Results of the same call of every rank."""
-        return self._wait([getattr(rank, method).remote(*arguments) for rank in self._in_use()], task)
+        return self._wait([getattr(rank, method).remote(*arguments) for rank in self._in_use()], task, patience)
 
     def _wait(self, calls: Sequence[Any], task: str, patience: float | None = None) -> list[Any]:
-        """Results of the calls, one of each rank.
+        """Results of the calls, one of each rank, which stay in use if every one refused with an error of the learner.
 
-        Once one has failed the others have their grace, as they may be waiting for it in a collective. The ranks stay
-        in use when every rank refused with an error of the learner, before which it made no change. After any other
-        error, or where some time out, what they hold is unknown.
+        After any other error, or where some time out, what they hold is unknown.
         """
         import ray
 
@@ -299,6 +291,7 @@ class LearnerGroup:
                     values[rank] = ray.get(done[0])
                 except ray.exceptions.RayError as error:
                     if not failures:
+                        # The others may be waiting for it in a collective.
                         end = min(end, monotonic() + self._grace)
                     failures[rank] = error
         except BaseException:
@@ -320,13 +313,6 @@ class LearnerGroup:
         )
 
 
-def _free(batch: pl.DataFrame, config: LearnerConfig) -> np.ndarray | None:
-    """Which responses do not pass through the model; None before that is known."""
-    if "advantage" not in batch.columns:
-        return None
-    return skipped(batch["advantage"].to_numpy(), batch["zero_variance"].to_numpy(), config)
-
-
 class RankWeights(Iterable[tuple[str, torch.Tensor]]):
     """The policy's whole tensors by their Hugging Face names: handed over one by one, or used on the ranks."""
 
@@ -342,10 +328,7 @@ class RankWeights(Iterable[tuple[str, torch.Tensor]]):
 
 
 class RemoteTensors(Mapping[str, torch.Tensor]):
-    """Tensors by name, fetched from the ranks as they are read, some at a time; to be read before the next update.
-
-    ``sizes`` has the bytes of each, in the order in which they are best read; of ``write``, see ``Checkpoint.tensors``.
-    """
+    """Tensors of some ``sizes`` (bytes), fetched from the ranks some at a time; to be read before the next update."""
 
     def __init__(
         self,
@@ -353,7 +336,7 @@ class RemoteTensors(Mapping[str, torch.Tensor]):
         fetch: Callable[[Sequence[str]], Mapping[str, torch.Tensor]],
         write: Callable[[Path], Callable[[], dict[str, str]] | None],
     ) -> None:
-        self._parts = {name: part for part in _parts(sizes) for name in part}
+        self._parts = {name: list(part) for part in parts(sizes.items(), size=int, most=PART) for name in part}
         self._fetch, self.write = fetch, write
         self._last: Mapping[str, torch.Tensor] = {}
 
@@ -386,18 +369,6 @@ def _written(ranks: Sequence[Any]) -> dict[str, str]:
                 raise RankError(f"rank {number} of {len(ranks)} died before its checkpoint was whole ({why})") from None
             raise _cause(error) from None
         found |= files
-    return found
-
-
-def _parts(sizes: Mapping[str, int]) -> list[list[str]]:
-    found: list[list[str]] = []
-    size = 0
-    for name, more in sizes.items():
-        if not found or size + more > PART:
-            found.append([])
-            size = 0
-        found[-1].append(name)
-        size += more
     return found
 
 
@@ -458,15 +429,11 @@ class RankActor:
         self._learner.reset(config)
         return self._learner.base
 
-    def call(self, method: str, argument: Any) -> Any:
+    def call(self, method: str, *arguments: Any, **settings: Any) -> Any:
         """Call a method of its learner."""
-        return getattr(self._learner, method)(argument)
-
-    def update(self, batch: pl.DataFrame, *, advance: bool) -> UpdateReport:
-        """Update from this rank's share; see ``Learner.update``."""
-        report = self._learner.update(batch, advance=advance)
+        found = getattr(self._learner, method)(*arguments, **settings)
         self._free_memory()
-        return report
+        return found
 
     def use_weights(self, function: OnRank) -> Any:
         """Call a function with this rank's number and the policy's tensors; see ``RankWeights.on_ranks``."""
@@ -530,10 +497,6 @@ class RankActor:
     def read(self, paths: Sequence[Path]) -> None:
         """Take over a part of a state from files; see ``Learner.take``."""
         self._learner.take(TensorFiles(paths))
-
-    def continue_at(self, version: int) -> None:
-        """Go on from a state that was taken."""
-        self._learner.version = version
 
 
 def _cause(error: Exception) -> Exception:

@@ -2,9 +2,7 @@
 
 The IsoCompute Playbook (arXiv 2603.12151, section 3) names what an unhealthy run looks like: without an entropy bonus
 the entropy collapses on easy problems, and with one it explodes on hard ones, and response lengths with it (Factor 2).
-The section gives no numbers for a flag: those in ``Thresholds`` are this library's. Whether a run failed, its reward
-having collapsed or never risen, shows in its evaluations beside those of other runs, and is judged where the runs are
-fitted.
+The numbers in ``Thresholds`` are this library's. Whether a run failed is judged where runs are fitted.
 """
 
 from __future__ import annotations
@@ -57,12 +55,9 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """One thing that is wrong with a run, at the first step at which it was.
+    """One thing that is wrong with a run, at the first step at which it was; ``values`` are the numbers that say why.
 
-    Attributes:
-        name: ``entropy_collapse``, ``entropy_explosion``, ``length_explosion``, ``truncation`` or ``mismatch``.
-        reason: One sentence with the numbers that say why.
-        values: These numbers by name.
+    Its name is ``entropy_collapse``, ``entropy_explosion``, ``length_explosion``, ``truncation`` or ``mismatch``.
     """
 
     name: str
@@ -72,10 +67,7 @@ class Flag:
 
 
 def flags(records: Iterable[Record], thresholds: Thresholds | None = None) -> list[Flag]:
-    """Return what is wrong with a run, each thing once, by the step at which it began.
-
-    Entropy and length are compared with the run's own start, so twice ``window`` steps are needed; a step whose
-    responses all failed is left out.
+    """Return what is wrong with a run, each thing once, by the step at which it began; see ``judged``.
 
     Records are what ``watch`` was called with. Where a step was taken again, its last one counts.
     """
@@ -85,10 +77,7 @@ def flags(records: Iterable[Record], thresholds: Thresholds | None = None) -> li
 
 
 def judged(records: Iterable[Record], thresholds: Thresholds | None = None) -> bool:
-    """Return whether a run is long enough to be judged: two windows of steps with completed responses.
-
-    In a shorter one there is no start to compare with: only ``mismatch`` is looked for, and having no flag says little.
-    """
+    """Return whether a run has two windows of steps with completed responses; before, only ``mismatch`` shows."""
     limits = thresholds or Thresholds()
     return len(_series(_steps(records), "reward")) >= 2 * limits.window
 
@@ -142,8 +131,7 @@ Check = Callable[[Sequence[StepRecord], Thresholds], Flag | None]
 def _rise(flag: str, number: str, most: Callable[[Thresholds, float], float], said: str) -> Check:
     """The check of a number that rises beyond what it may be, given its start.
 
-    Args:
-        said: The reason, with ``start``, ``now`` and ``limits``; if it names the ``gain`` of the reward, that excuses.
+    The reason is ``said`` with ``start``, ``now`` and ``limits``; if it names the ``gain`` of the reward, that excuses.
     """
 
     def check(records: Sequence[StepRecord], limits: Thresholds) -> Flag | None:

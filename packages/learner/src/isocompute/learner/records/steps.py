@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import polars as pl
+from pydantic import TypeAdapter
 
+from ..batch.responses import marks
 from ..contract import tables
 
 if TYPE_CHECKING:
@@ -141,7 +143,6 @@ class UpdateReport:
     Attributes:
         objective: What the objective measured, by the names of ``loss_metrics``: which ones depends on the settings.
         gradient_norm: Norm of the gradient before clipping (``grad_norm`` in TRL and veRL).
-        learning_rate: Learning rate used.
         sync_error: The maximum of the ``Agreement`` with the sampler in the first micro-batch, or with a lag in the
             probe of the weights that the step made; ``sync_mean``, ``sync_k3`` and ``sync_quantile`` are its others.
         optimizer_steps: Optimizer steps taken; 0 where no weight could change.
@@ -183,11 +184,13 @@ class UpdateReport:
         return found | ({"skipped_share": self.skipped.value} if self.skipped.count else {})
 
 
-def of_batch(reports: Sequence[UpdateReport]) -> UpdateReport:
-    """Sum up the reports of the optimizer steps that one batch was learnt from in, in their order; at least one.
+SUMMED = ("optimizer_steps", "trained_tokens", "passed_tokens", "operations")
 
-    Sums and counts add up. The norm of the gradient is the mean over the steps. The learning rate is that of the
-    last one; the agreement with the sampler that of the first, the only one whose policy is the one that sampled.
+
+def of_batch(reports: Sequence[UpdateReport]) -> UpdateReport:
+    """Sum up the reports of a batch's optimizer steps: sums and counts, the mean norm, and the last learning rate.
+
+    The agreement with the sampler is that of the first, the only one whose policy is the one that sampled.
     """
     first, last = reports[0], reports[-1]
     if len(reports) == 1:
@@ -197,54 +200,37 @@ def of_batch(reports: Sequence[UpdateReport]) -> UpdateReport:
         objective={name: reduce(add, (report.objective[name] for report in reports)) for name in first.objective},
         gradient_norm=sum(report.gradient_norm for report in reports) / len(reports),
         learning_rate=last.learning_rate,
-        optimizer_steps=sum(report.optimizer_steps for report in reports),
-        trained_tokens=sum(report.trained_tokens for report in reports),
-        passed_tokens=sum(report.passed_tokens for report in reports),
         skipped=reduce(add, (report.skipped for report in reports)),
-        operations=sum(report.operations for report in reports),
         machine_rate=last.machine_rate,
+        **{name: sum(getattr(report, name) for report in reports) for name in SUMMED},
     )
 
 
-HEALTH = frozenset(
-    {
-        "truncated_share",
-        "interrupted_share",
-        "score_error_share",
-        "lone_responses",
-        "sampled_entropy",
-        "importance_weight",
-        "mismatch_kl",
-        "mismatch_k3",
-        "effective_sample_size",
-        "effective_sample_size_responses",
-        "gradient_norm",
-        "gradient_retries",
-        "rounding_changes",
-        "sync_error",
-        "sync_mean",
-        "sync_k3",
-        "sync_quantile",
-        "lag_mean",
-        "lag_max",
-        "mixed_share",
-        "stale_groups",
-        "stale_length",
-        "engines_idle_share",
-        "trainer_idle_share",
-    }
-)
-"""Numbers of a step that say whether the run is sound."""
 PERFORMANCE = ("_seconds", "virtual_time", "_per_second", "model_flops_utilisation")
-"""Endings of the names of numbers that say what it costs."""
+"""Endings of the names of numbers of a step that say what it costs."""
+HEALTH = (
+    *("truncated_", "interrupted_", "score_error_", "lone_", "sampled_"),
+    *("importance_", "mismatch_", "effective_", "gradient_", "sync_", "rounding_"),
+    *("lag_", "mixed_", "stale_", "engines_", "trainer_"),
+)
+"""Beginnings of the names of others that say whether the run is sound; what is left is of the ``train`` group."""
+
+
+class Numbers:
+    """A dataclass whose fields are numbers, or None."""
+
+    __slots__ = ()
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers by name; those that do not exist are left out."""
+        return {name: float(value) for name, value in asdict(cast(Any, self)).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseStatistics:
+class ResponseStatistics(Numbers):
     """The completed responses of a step: those that did not fail, whether trained on or filtered.
 
     Attributes:
-        reward: Mean reward.
         reward_std: Mean over groups of the sample standard deviation of a group's rewards, as in TRL; 0 for n = 1.
         zero_variance_share: Share of the responses in groups of equal rewards (TRL: ``frac_reward_zero_std``, which
             counts groups).
@@ -253,7 +239,6 @@ class ResponseStatistics:
             ``completions/clipped_ratio``).
         interrupted_share: Share of the responses with tokens that were not sampled (column ``sampled``).
         score_error_share: Share of the responses that broke their verifier (column ``score_error``) and earned 0.
-        response_length_max: Tokens of the longest response.
         lone_responses: Responses that are alone in their group since the others failed, and so taught nothing; see
             ``with_cohorts``.
         sampled_entropy: −mean log-probability of the sampled tokens under the sampler (nats per token): an unbiased
@@ -272,26 +257,17 @@ class ResponseStatistics:
     lone_responses: int = 0
     sampled_entropy: float | None = None
 
-    def metrics(self) -> dict[str, float]:
-        """The numbers by name; those that do not exist are left out."""
-        return {name: float(value) for name, value in asdict(self).items() if value is not None}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdvantageStatistics:
-    """The advantages that a step was learnt from, one per response, or with a critic one per token.
-
-    Attributes:
-        advantage: Their mean: 0 up to rounding where they are relative to their group or batch and all are used.
-        advantage_std: Their standard deviation about that mean (n).
-    """
+class AdvantageStatistics(Numbers):
+    """Mean and standard deviation (n) of a step's advantages, one per response, or with a critic one per token."""
 
     advantage: float
     advantage_std: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LagStatistics:
+class LagStatistics(Numbers):
     """How old the tokens of a step's batch were when they were learnt from, and who waited for whom.
 
     Attributes:
@@ -315,10 +291,6 @@ class LagStatistics:
     engines_idle_share: float | None = None
     trainer_idle_share: float | None = None
     virtual_time: float | None = None
-
-    def metrics(self) -> dict[str, float]:
-        """The numbers by name; those that do not exist are left out."""
-        return {name: float(value) for name in self.__slots__ if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,17 +332,11 @@ class StepRecord:
         return phases if self.sync_seconds is None else phases | {"sync": self.sync_seconds}
 
     def metrics(self) -> dict[str, float]:
-        """The numbers of the step as they are logged, ``train/reward``; those that do not exist are left out.
-
-        Charts are grouped by the part before the slash: ``train``, ``perf`` (what it costs) or ``health`` (whether the
-        run is sound).
-        """
+        """The numbers of the step as they are logged (``train/reward``); those that do not exist are left out."""
         found = _named(self.seconds()) | self._rates()
-        found |= {} if self.responses is None else self.responses.metrics()
-        found |= {} if self.update is None else self.update.metrics()
-        found |= {} if self.lag is None else self.lag.metrics()
-        # In place of the objective's, which are of the tokens that passed through the model: what is skipped counts.
-        found |= {} if self.advantages is None else asdict(self.advantages)
+        # Advantages replace the objective's, which are of the tokens that passed through the model: skipped ones count.
+        for part in (self.responses, self.update, self.lag, self.advantages):
+            found |= {} if part is None else part.metrics()
         for name in ("gradient_retries", "dropped_problems", "rounding_changes"):
             found |= {name: float(getattr(self, name))} if getattr(self, name) else {}
         return {f"{_group(name)}/{name}": value for name, value in found.items()}
@@ -391,11 +357,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRecord:
-    """One evaluation.
-
-    Attributes:
-        scores: What was measured, by the metric columns of the ``evals`` table, such as ``avg_at_4``.
-    """
+    """One evaluation; ``scores`` are by the metric columns of the ``evals`` table, such as ``avg_at_4``."""
 
     step: int
     rollouts: int
@@ -423,23 +385,16 @@ def to_plain(record: Record) -> dict[str, Any]:
 
 def from_plain(plain: Mapping[str, Any]) -> Record:
     """Return the record that ``to_plain`` made this of, through JSON or not."""
-    found = {name: value for name, value in plain.items() if name != "kind"}
-    if plain["kind"] == "evaluation":
-        return EvaluationRecord(**found)
-    parts = {"responses": ResponseStatistics, "advantages": AdvantageStatistics, "lag": LagStatistics}
-    for name, kind in parts.items():
-        found[name] = None if found.get(name) is None else kind(**found[name])
-    if found.get("update") is not None:
-        update = dict(found["update"])
-        update["objective"] = {name: Mean(**mean) for name, mean in update["objective"].items()}
-        found["update"] = UpdateReport(**update | {"skipped": Mean(**update["skipped"])})
-    return StepRecord(**found)
+    found: Record = TypeAdapter(EvaluationRecord if plain["kind"] == "evaluation" else StepRecord).validate_python(
+        plain
+    )
+    return found
 
 
 def _group(name: str) -> str:
-    if name in HEALTH:
-        return "health"
-    return "perf" if name.endswith(PERFORMANCE) else "train"
+    if name.endswith(PERFORMANCE):
+        return "perf"
+    return "health" if name.startswith(HEALTH) else "train"
 
 
 def _named(seconds: Mapping[str, float]) -> dict[str, float]:
@@ -521,14 +476,12 @@ def _sampled_entropy(responses: pl.DataFrame) -> float | None:
     """−mean log-probability of the tokens that were sampled; None where there is none."""
     if "logprobs" not in responses.columns:
         return None
-    given = responses.select("logprobs", *(["sampled"] if "sampled" in responses.columns else []))
-    given = given.filter(pl.col("logprobs").list.len() > 0)
-    scores = given["logprobs"].explode()
-    if "sampled" in given.columns and len(given):
-        throughout = pl.lit(True).repeat_by(pl.col("logprobs").list.len())
-        marks = given.select(sampled=pl.coalesce("sampled", throughout))["sampled"].explode()
-        if len(marks) == len(scores):
-            scores = scores.filter(marks.fill_null(value=False))
+    given = responses.filter(pl.col("logprobs").list.len() > 0).select(
+        "logprobs", sampled=marks(responses, of="logprobs")
+    )
+    scores, sampled = given["logprobs"].explode(), given["sampled"].explode()
+    if len(sampled) == len(scores):
+        scores = scores.filter(sampled.fill_null(value=False))
     return -float(scores.to_numpy().mean(dtype=np.float64)) if len(scores) else None
 
 
@@ -538,11 +491,7 @@ def _share(responses: pl.DataFrame, condition: pl.Expr) -> float:
 
 
 def timings_table(records: Iterable[Record], run_id: str, devices: int = 1) -> pl.DataFrame:
-    """Make the ``timings`` table: a row per step and phase (``sample``, ``update``, ``sync``, ``evaluate``).
-
-    Where a step was taken again after a crash, the last of its records counts, as in the ``ledger``. So many devices
-    were held throughout.
-    """
+    """Make the ``timings`` table: a row per step and phase; of a step that was taken again the last counts."""
     seconds = {(record.step, phase): value for record in records for phase, value in record.seconds().items()}
     rows = [(run_id, step, phase, value, value * devices) for (step, phase), value in seconds.items()]
     columns = [column.name for column in tables.schema("timings").columns]

@@ -14,10 +14,11 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -29,6 +30,7 @@ from ..contract.files import reason_of
 from ..errors import CheckpointError, LearnerError
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 CHECKSUMS = "checksums.json"
 STATE, TENSORS, PIPE = "state.json", "tensors-{:05d}.safetensors", "pipe.safetensors"
 ROWS = "rows"
@@ -124,8 +126,6 @@ class Checkpoints:
                 ) from None
             except OSError as error:
                 logger.warning("%s: cannot be locked (%s): only one run may save there", self.folder, error.strerror)
-                yield
-                return
             try:
                 yield
                 self.settle()
@@ -135,7 +135,8 @@ class Checkpoints:
                 if saving is not None and (failure := saving.exception()) is not None:
                     logger.warning("%s: the last checkpoint was not saved (%s)", self.folder, failure)
                 # Also for forks, which have the handle.
-                fcntl.flock(handle, fcntl.LOCK_UN)
+                with suppress(OSError):
+                    fcntl.flock(handle, fcntl.LOCK_UN)
         finally:
             os.close(handle)
 
@@ -289,12 +290,11 @@ def write_tensors(
 ) -> dict[str, str]:
     """Write tensors into files of a checkpoint, as they come; returns the checksum of each file, by its name.
 
-    Args:
-        begins: For each tensor that is a part of a whole the first of its rows there.
+    ``begins`` has for each tensor that is a part of a whole the first of its rows there.
     """
     found = {}
     for number, part in enumerate(parts(tensors)):
-        own = {name: begins[name] for name in part if name in begins} if begins else {}
+        own = {name: row for name, row in (begins or {}).items() if name in part}
         path = folder / TENSORS.format(rank + number * ranks)
         save_file(part, path, metadata={ROWS: json.dumps(own)} if own else None)
         found[path.name] = _checksum(path)
@@ -329,11 +329,9 @@ def _checksum(path: Path) -> str:
 
 def _is_drained(folder: Path) -> bool:
     """Whether a checkpoint is of the end of a run that has sampled ahead; an unreadable one is not."""
-    try:
-        state = json.loads((folder / STATE).read_text())
-    except (OSError, ValueError):
-        return False
-    return state.get("progress", {}).get("drained") is not None
+    with suppress(OSError, ValueError):
+        return json.loads((folder / STATE).read_text()).get("progress", {}).get("drained") is not None
+    return False
 
 
 def _before(folder: Path) -> Path:
@@ -347,10 +345,9 @@ def _age(folder: Path) -> tuple[str, bool]:
 
 @contextmanager
 def whole_folder(final: Path, *, what: str, error: type[LearnerError]) -> Iterator[Path]:
-    """Fill a folder aside, and put it in its place when the block succeeds.
+    """Fill a folder aside, and put it in its place when the block succeeds; ``what`` it is stands in the ``error``.
 
-    Killed at any instant, what was there stays, under its name or, for the moment between two renames, under that
-    name with ``.before`` behind it. ``what`` it is stands in the ``error`` that is raised where it cannot be written.
+    Killed at any instant, what was there stays, for the moment between two renames with ``.before`` behind its name.
     """
     aside = final.with_name(f".{final.name}.writing")
     try:
@@ -395,16 +392,17 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def parts(tensors: Iterable[tuple[str, torch.Tensor]], *, most: int = PART) -> Iterator[dict[str, torch.Tensor]]:
-    """Take tensors as they come, several at a time: of ``most`` bytes together, though a single one may have more."""
-    part: dict[str, torch.Tensor] = {}
-    size = 0
-    for name, tensor in tensors:
-        bytes_of = tensor.numel() * tensor.element_size()
-        if part and size + bytes_of > most:
+def parts(
+    things: Iterable[tuple[str, T]], *, size: Callable[[Any], int] = attrgetter("nbytes"), most: int = PART
+) -> Iterator[dict[str, T]]:
+    """Take things as they come, several at a time: of ``most`` bytes together, though a single one may have more."""
+    part: dict[str, T] = {}
+    held = 0
+    for name, thing in things:
+        if part and held + size(thing) > most:
             yield part
-            part, size = {}, 0
-        part[name], size = tensor, size + bytes_of
+            part, held = {}, 0
+        part[name], held = thing, held + size(thing)
     if part:
         yield part
 
@@ -450,10 +448,9 @@ def files_of(model: str) -> TensorFiles | None:
 
 
 def tensors_hash(tensors: Mapping[str, torch.Tensor], *, threads: int = 1) -> str:
-    """Hash of tensors: their names, types, shapes and bytes, in the order of the names; not of the files they are in.
+    """Hash of tensors' names, types, shapes and bytes: 16 digits of the SHA-256 over the SHA-256 of each, by name.
 
-    Sixteen digits of the SHA-256 over the SHA-256 of each tensor. All is read, as training may change any part of it,
-    by several threads, but by one where tensors are gathered from ranks.
+    All is read, as training may change any part of it, by several threads unless tensors are gathered from ranks.
     """
 
     def hashed(name: str) -> bytes:

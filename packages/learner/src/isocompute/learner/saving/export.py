@@ -84,10 +84,7 @@ def save_adapter(
 ) -> Path:
     """Save a policy's adapter as a peft folder, whole or not at all: what was there is replaced.
 
-    ``peft.PeftModel.from_pretrained`` puts it on the base model.
-
-    Args:
-        state: The tensors of ``Learner.state`` or of a ``Checkpoint``; what is not the adapter is left out.
+    ``state`` are the tensors of ``Learner.state`` or of a ``Checkpoint``; what is not the adapter is left out.
     """
     final = Path(folder).absolute()
     _check_place(final, base, holds=ADAPTER)
@@ -145,7 +142,7 @@ def _write(given: Iterable[tuple[str, torch.Tensor]], policy: Any, folder: Path)
     for part in parts(given):
         save_file(part, folder / f"part-{len(files)}", metadata={"format": "pt"})
         files.append(list(part))
-        size += sum(tensor.numel() * tensor.element_size() for tensor in part.values())
+        size += sum(tensor.nbytes for tensor in part.values())
     names = [f"model-{number + 1:05d}-of-{len(files):05d}.safetensors" for number in range(len(files))]
     for number, name in enumerate(names if len(files) > 1 else [WHOLE]):
         (folder / f"part-{number}").rename(folder / name)

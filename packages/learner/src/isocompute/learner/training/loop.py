@@ -51,13 +51,11 @@ def print_record(record: Record) -> None:
     """Print a line for a step or an evaluation to the standard error output."""
     metrics = record.metrics()
     if isinstance(record, EvaluationRecord):
-        words = [f"{name} {score:.3f}" for name, score in record.scores.items()]
+        what, words = "evaluation after step", [f"{name} {score:.3f}" for name, score in record.scores.items()]
     else:
         named = {"reward": "train/reward", "gradient norm": "health/gradient_norm"}
-        words = [f"{word} {metrics[name]:.3g}" for word, name in named.items() if name in metrics]
-    took = sum(record.seconds().values())
-    what = "evaluation after step" if isinstance(record, EvaluationRecord) else "step"
-    line = ", ".join([f"{record.rollouts:,} rollouts", *words, f"{took:.1f} s"])
+        what, words = "step", [f"{word} {metrics[name]:.3g}" for word, name in named.items() if name in metrics]
+    line = ", ".join([f"{record.rollouts:,} rollouts", *words, f"{sum(record.seconds().values()):.1f} s"])
     print(f"{what} {record.step}: {line}", file=sys.stderr, flush=True)
 
 
@@ -124,7 +122,7 @@ def train(
     pipe = pipe or Ahead(sampler)
     with nullcontext() if checkpoints is None else checkpoints.held():
         if progress is None:
-            progress = Progress(step=0, rollouts=0, tokens=0, evals=[])
+            progress = Progress()
             if checkpoints is not None:
                 progress = restore(learner=learner, checkpoints=checkpoints, run=run, problems=problems)
             answered = sync_and_check(learner=learner, sampler=sampler, problems=problems, run_id=run.run_id)
@@ -169,7 +167,7 @@ def _answer_of(sampler: Sampler) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loop:
-    """The arguments of ``train``, described there; ``settings`` are those of ``settings_of``."""
+    """The arguments of ``train``; ``settings`` are those of ``settings_of``."""
 
     run: RunConfig
     order: ProblemOrder
@@ -354,13 +352,11 @@ class _Loop:
 
     def save_if_due(self, saved_at: int, *, evaluated: bool) -> int:
         """Save a checkpoint where one is due; returns the step of the newest one."""
-        progress = self.progress
-        if self.checkpoints is None or not self.checkpoints.due(
-            step=progress.step, evaluations=len(progress.evals) if evaluated else None
-        ):
+        step, evaluations = self.progress.step, len(self.progress.evals) if evaluated else None
+        if self.checkpoints is None or not self.checkpoints.due(step=step, evaluations=evaluations):
             return saved_at
         self.save()
-        return progress.step
+        return step
 
     def save(self) -> None:
         """Save a checkpoint of the run as it is, where it has any."""
@@ -383,8 +379,7 @@ class _Loop:
 def sync_and_check(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame, run_id: str) -> pl.DataFrame:
     """Sync, answer four problems twice and compare log-probabilities; returns the responses, which were paid for.
 
-    Where the learner continues with a policy that has diverged there is nothing to compare with; ``train`` finds
-    the same, and ends the run as it did the first time.
+    A policy that has diverged cannot be compared with; ``train`` finds the same, and ends the run as it did before.
 
     Raises:
         LearnerError: The sampler says that its weights are of another type (``dtype``) than the tolerances are for.
@@ -403,16 +398,8 @@ def check_weights(
 ) -> tuple[pl.DataFrame, Agreement]:
     """Answer problems with the sampler's weights, and compare its log-probabilities with the learner's.
 
-    Args:
-        limit: ``max_new_tokens``, where responses are to be shorter than the sampler's.
-
-    Returns:
-        The responses, which were paid for, as a ``rollouts`` table, and how they agree; infinitely where the learner
-        has diverged.
-
-    Raises:
-        SyncError: The sampler does not hold the learner's weights.
-        DivergenceError: The log-probabilities of the base model itself are not finite.
+    Returns the responses, which were paid for, and how they agree: infinitely far where the learner has diverged,
+    which is an error of the base model alone (``DivergenceError``). ``limit`` is ``max_new_tokens`` or nothing.
     """
     rollouts = sampler.sample(
         problems, samples=samples, seed=0, step=learner.version, phase="canary", run_id=run_id, **limit
@@ -451,8 +438,7 @@ class Learnt:
 
     Attributes:
         update: What the optimizer steps did; None where nothing was to be learnt from, or the policy diverged.
-        measure_seconds: Wall time of measuring the batch; 0 where that was not needed. Two that differ in it alone are
-            equal.
+        measure_seconds: Wall time of measuring the batch, which is left out of comparisons.
         diverged: Whether the policy has diverged. The optimizer steps of this batch before the one that failed were
             made; the version of the weights was not counted up.
     """
@@ -480,11 +466,6 @@ def learn(*, learner: Updater, run: RunConfig, step: int, rollouts: pl.DataFrame
     """
     if rollouts.filter(pl.col("cohort") == "trained").is_empty():
         return Learnt()
-    with _broken_logprobs_named(rollouts):
-        return _learn(learner=learner, run=run, step=step, rollouts=rollouts)
-
-
-def _learn(*, learner: Updater, run: RunConfig, step: int, rollouts: pl.DataFrame) -> Learnt:
     config, retries = learner.config, 0
 
     def tried(call: Callable[[], Result]) -> Result | None:
@@ -492,7 +473,8 @@ def _learn(*, learner: Updater, run: RunConfig, step: int, rollouts: pl.DataFram
         nonlocal retries
         for again in (True, False):
             try:
-                return call()
+                with _broken_logprobs_named(rollouts):
+                    return call()
             except DivergenceError as error:
                 logger.warning("run %s: %s", run.run_id, error)
                 retries += again

@@ -45,17 +45,13 @@ class Cursor:
 class ProblemOrder:
     """Shuffled passes over the problems, cut into batches of ``problems_per_batch``.
 
-    The shuffle of a pass depends on the seed only, so runs whose batch sizes divide the number of problems meet the
-    same problems in the same order. Where the batch size does not divide it, each pass leaves out the problems
-    (others each time) that do not fill a batch.
+    The shuffle of a pass depends on the seed and the ``problem_id`` only, so runs whose batch sizes divide the number
+    of problems meet the same ones in the same order; else each pass leaves out those that do not fill a batch.
 
     With ``drop_above`` a problem whose pass rate over all its answers is this or more is left out of all later passes
     (no-positive resampling, ScaleRL, arXiv 2510.13786); those that are left keep their order within the shuffle.
-    There are always enough problems for a batch: where fewer than B_p would be left, the B_p with the lowest pass
-    rates stay (of equal ones those whose ``problem_id`` comes first; one that was not met counts as 0), and no more
-    are dropped.
-
-    The order of the rows of ``problems`` does not matter.
+    Where fewer than B_p would be left, the B_p with the lowest pass rates stay (of equal ones those whose
+    ``problem_id`` comes first; one that was not met counts as 0), and no more are dropped.
     """
 
     def __init__(
@@ -83,12 +79,7 @@ class ProblemOrder:
         return self.problems[np.sort(shuffled[first : first + self._problems_per_batch])]
 
     def learnt(self, cursor: Cursor, rollouts: pl.DataFrame) -> Cursor:
-        """Return a cursor that knows how a batch was answered.
-
-        Args:
-            rollouts: The answers: ``problem_id``, ``reward`` and ``finish_reason`` are read. A response is right when
-                its reward is 1 or more; failed ones do not count.
-        """
+        """Return a cursor that knows how a batch was answered: right where the reward is 1 or more, unless aborted."""
         if self._drop_above is None:
             return cursor
         answers = dict(cursor.answers)
@@ -127,10 +118,7 @@ NOT_TRAINED_ON = ("pass_rate", "pass_rate_samples")
 
 
 def settings_of(run: RunConfig, config: LearnerConfig, problems: pl.DataFrame) -> dict[str, Any]:
-    """Return the settings that a run depends on, by names such as ``optimizer.beta1``, as plain values; not its budget.
-
-    Of the problems the hash counts, and the order of rows and columns does not.
-    """
+    """Return the settings that a run depends on, by names such as ``optimizer.beta1``, as plain values; no budget."""
     found = asdict(run)
     for name, value in asdict(config).items():
         found |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
@@ -157,10 +145,10 @@ class Progress:
             rollouts are counted, its update was not made. Never saved: the run would find it again.
     """
 
-    step: int
-    rollouts: int
-    tokens: int
-    evals: list[dict[str, Any]]
+    step: int = 0
+    rollouts: int = 0
+    tokens: int = 0
+    evals: list[dict[str, Any]] = field(default_factory=list)
     cursor: Cursor = field(default_factory=Cursor)
     begun: list[list[str]] = field(default_factory=list)
     drained: int | None = None
@@ -175,10 +163,7 @@ class Progress:
         return deepcopy({name: getattr(self, name) for name in names} | {"cursor": asdict(self.cursor)})
 
     def restored(self, run: RunConfig) -> int:
-        """Return how many rollouts of batches that were begun a checkpoint has brought back; others are generated anew.
-
-        A pipe that begins unfinished groups again says how many were ``complete``.
-        """
+        """Return how many rollouts of begun batches a checkpoint has brought back, those of ``complete`` groups."""
         return int(self.pipe[1].get("complete", len(self.begun) * run.batch_rollouts))
 
     @classmethod
@@ -212,9 +197,8 @@ def restore(
     """
     saved = checkpoints.newest()
     if saved is None:
-        return Progress(step=0, rollouts=0, tokens=0, evals=[])
-    drained = saved.progress.get("drained")
-    if drained is not None and not ended:
+        return Progress()
+    if (drained := saved.progress.get("drained")) is not None and not ended:
         saved = checkpoints.read(drained)
     changed = _changed(saved, run, learner.config, problems)
     if refused := changed.keys() - checkpoints.may_change:
@@ -241,15 +225,12 @@ def branch(*, learner: Updater, trunk: Checkpoints, run: RunConfig, problems: pl
     """Start a run whose rate decays from a checkpoint of one whose rate is constant, its trunk.
 
     It is, bit for bit, what a run with these settings would be from its beginning, without the steps up to
-    ``optimizer.decay_after``, which the trunk has taken and paid for. A branch that was started continues with
-    ``restore`` from a folder of its own.
+    ``optimizer.decay_after``, which the trunk has taken and paid for; later it continues with ``restore``. As a
+    schedule counts only batches that were learnt from, a decay begins later where the trunk has met others.
 
     Args:
-        learner: Takes over the state of the trunk after step ``optimizer.decay_after`` of its settings. As a schedule
-            counts only batches that were learnt from, a decay begins later than the branch where the trunk has met
-            others.
         trunk: Checkpoints of the trunk, with this step in ``keep_steps``; nothing is changed there.
-        run: The branch, as ``train`` is given it: as the trunk but for its ``run_id``.
+        run: The branch: as the trunk but for its ``run_id``.
 
     Raises:
         CheckpointError: The settings name no such step; the checkpoint is missing, damaged or one of another version;
@@ -262,20 +243,17 @@ def branch(*, learner: Updater, trunk: Checkpoints, run: RunConfig, problems: pl
             f"{schedule.decay}): it must be the step of a checkpoint of {trunk.folder}"
         )
     saved = trunk.read(schedule.decay_after)
-    drained = saved.progress.get("drained")
-    if drained is not None:
+    if (drained := saved.progress.get("drained")) is not None:
         raise CheckpointError(
             f"{trunk.folder}: the trunk began no batch after step {drained}, so that no branch leaves it at step "
             f"{saved.step}: the trunk must be longer by more than pipeline.lag batches"
         )
-    decay = saved.settings.get("optimizer.decay")
-    if decay != "constant":
+    if (decay := saved.settings.get("optimizer.decay")) != "constant":
         raise CheckpointError(
             f"{trunk.folder}: the checkpoint of step {saved.step} is of a run whose decay is {decay}: a branch begins "
             "from one whose decay is constant"
         )
-    changed = _changed(saved, run, learner.config, problems, but=OF_A_BRANCH)
-    if changed:
+    if changed := _changed(saved, run, learner.config, problems, but=OF_A_BRANCH):
         raise CheckpointError(
             f"{trunk.folder}: the checkpoint of step {saved.step} is of a run with other settings ({_said(changed)}): "
             f"a branch may differ from its trunk in {', '.join(OF_A_BRANCH)} only"
@@ -288,10 +266,9 @@ def _changed(
 ) -> dict[str, list[Any]]:
     """Settings of a checkpoint, but for some, that are not those of a run: what each was and is."""
     # Through JSON, as the others were.
-    now = json.loads(json.dumps(settings_of(run, config, problems)))
-    names = sorted((now.keys() | saved.settings.keys()) - set(but))
-    pairs = {name: [saved.settings.get(name), now.get(name)] for name in names}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    was, now = saved.settings, json.loads(json.dumps(settings_of(run, config, problems)))
+    names = sorted((now.keys() | was.keys()) - set(but))
+    return {name: [was.get(name), now.get(name)] for name in names if was.get(name) != now.get(name)}
 
 
 def _said(changed: Mapping[str, list[Any]]) -> str:
@@ -321,8 +298,7 @@ def through_deaths(attempt: Callable[[], Result], *, checkpoints: Checkpoints, t
     """Run, and run again from the newest checkpoint where a rank has died, as long as the run gets on.
 
     Args:
-        attempt: Everything from ``learner.reset``, which starts new ranks, over ``restore`` and ``sync_and_check`` to
-            ``train``; a meter that continues is part of it, too.
+        attempt: Everything from ``learner.reset``, which starts new ranks, to ``train``, with a meter that continues.
         tries: How often it may end from one and the same checkpoint.
     """
     failed, step = 0, checkpoints.newest_step()
@@ -331,8 +307,7 @@ def through_deaths(attempt: Callable[[], Result], *, checkpoints: Checkpoints, t
             return attempt()
         except RankError as error:
             reached = checkpoints.newest_step()
-            failed = 1 if reached != step else failed + 1
-            step = reached
+            failed, step = 1 if reached != step else failed + 1, reached
             if failed >= tries:
                 raise
             logger.warning("%s; the run goes on from step %d with new ranks", error, reached or 0)

@@ -101,10 +101,7 @@ class Learner:
         self._shape = shape_of(self.policy)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The policy's tensors by their Hugging Face names, one at a time, an adapter merged; see ``policy.weights``.
-
-        Ranks that share the policy must all take all of them, before the next update.
-        """
+        """The policy's tensors, one at a time, till the next update; see ``loading.weights``."""
         yield from weights(self.policy).items()
 
     def agreement(self, rollouts: pl.DataFrame) -> Agreement:
@@ -188,10 +185,7 @@ class Learner:
     def _passes(
         self, responses: Responses, rows: np.ndarray, *, least: int = 0
     ) -> Iterator[tuple[Piece | None, MicroBatch]]:
-        """Cut rows into micro-batches; then, for each pass that teaches nothing, yield None and some response to run.
-
-        Ranks that share a policy make the same number of passes.
-        """
+        """Cut rows into micro-batches; None comes with a pass that teaches nothing, so that ranks make equally many."""
         pieces = list(self._forward.pieces(responses, rows))
         count = self._together.most(len(pieces)) if is_sharded(self.policy) else len(pieces)
         for piece in pieces:
@@ -206,20 +200,17 @@ class Learner:
     ) -> tuple[Agreement, dict[str, Mean], tuple[float, float], float]:
         """Gradients of this rank's share, after its first micro-batch was compared with the sampler.
 
-        Returns:
-            How the sampler agrees, over all ranks; this rank's metrics; how many log-probabilities of the learner and
-            of the sampler are not finite, over all ranks; and this rank's arithmetic.
+        Returns how the sampler agrees, over all ranks; this rank's metrics; how many log-probabilities of the learner
+        and of the sampler are not finite, over all ranks; and this rank's arithmetic.
         """
         self._optimizer.forget_gradients()
         operations, found = 0.0, None
         means = loss_metrics(self.config, self.device)
         broken = self._nothing(2)
-        # Of the columns, which all shares have: ranks that share the reference run it together.
-        refers = self._models.reference is not None and self.config.kl.place == "loss"
-        refers = refers and "reference_logprobs" not in responses.of_tokens
+        with_reference = refers(self._models, self.config, responses)
         for piece, batch in self._passes(responses, rows, least=1):
             with self._forward.attending(batch):
-                inputs = inputs_of(self._models, batch, self.config.entropy, with_reference=refers)
+                inputs = inputs_of(self._models, batch, self.config.entropy, with_reference=with_reference)
                 if found is None:
                     found = self._verify(self._compared(responses, rows, inputs))
                 if piece is None:
@@ -230,7 +221,7 @@ class Learner:
                 loss, parts = objective(inputs, self.config)
                 loss.backward()
             means = added(means, parts)
-            operations += operations_of(self._shape, batch, with_reference=refers)
+            operations += operations_of(self._shape, batch, with_reference=with_reference)
             broken += torch.stack([(~each.isfinite()).sum() for each in (inputs.logprobs, inputs.sampler_logprobs)])
         assert found is not None
         self._together.sum(broken)
@@ -240,9 +231,7 @@ class Learner:
     def _compared(self, responses: Responses, rows: np.ndarray, first: ObjectiveInputs) -> torch.Tensor:
         """Compare the sampler with the policy that it sampled from.
 
-        Args:
-            first: The first pass: of some of these, or, so that stale weights show all the same, of a response that
-                cannot change the update.
+        The first pass is of some of these, or, so that stale weights show, of one that cannot change the update.
         """
         if "old_logprobs" in responses.of_tokens:
             # Updates of the same batch may have come before this one, in which nothing may be left to learn.
@@ -254,14 +243,10 @@ class Learner:
         return compare(first.logprobs, first.sampler_logprobs) if len(responses) else self._nothing(3, 0)
 
     def _left_out(self, responses: Responses) -> np.ndarray:
-        """Which responses cannot change the update, so that they do not pass through the model."""
         return skipped(responses.of_rows["advantage"], responses.of_rows["zero_variance"], self.config)
 
     def _verify(self, compared: torch.Tensor) -> Agreement:
-        """Compare with the sampler before any backward; all ranks fail together or none does.
-
-        With a lag older weights have sampled by right: then each push of weights is verified by a probe.
-        """
+        """Compare with the sampler before any backward; with a lag, each push of weights is verified by a probe."""
         step = self.version + 1
         found = agreement(compared, step=step, largest=self._together.largest, total=self._together.sum)
         if not self.config.pipeline.lag:
@@ -272,28 +257,23 @@ class Learner:
         return torch.zeros(*shape, dtype=torch.float64, device=self.device)
 
     def state(self) -> tuple[WholeTensors, dict[str, Any]]:
-        """Return what a checkpoint must hold: tensors, to be read before the next update, and plain values.
+        """Return what a checkpoint must hold: live tensors, to be read before the next update, and plain values.
 
-        Tensors are the live ones and not copies; those that ranks share are gathered one at a time, as they are read.
-        With an adapter it is the policy's only part here, since the model beneath it is the base model, which is named
-        by the hash of its weights.
+        Tensors that ranks share are gathered one at a time, as they are read.
         """
         tensors = WholeTensors(self._weights() | self._optimizer.state())
         return tensors, state_values(self.model, self.base, self.version)
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
-        """Continue from what ``state`` returned, which is copied.
+        """Continue from what ``state`` returned, which is copied; see ``protocols.Updater``.
 
-        Raises:
-            LearnerError: It is the state of another model, or of another base model. Nothing is taken over where the
-                names or the base model show it; where a shape does, the learner must be reset.
+        Nothing is taken over where the names or the base model are others; where a shape is, it must be reset.
         """
         check_base(values, model=self.model, base=self.base)
-        self.expect(list(tensors))
+        self.expect(list(tensors), int(values["version"]))
         self.take(tensors)
-        self.version = int(values["version"])
 
-    def expect(self, names: Collection[str]) -> None:
+    def expect(self, names: Collection[str], version: int) -> None:
         """Make ready to ``take`` a state in parts, of which these are all names, and drop the moments there are."""
         if {name for name in names if not name.startswith("optimizer.")} != self._weights().keys():
             raise LearnerError(
@@ -301,6 +281,7 @@ class Learner:
             )
         self._optimizer.check(names)
         self._optimizer.forget()
+        self.version = version
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take over a part of a state, which is copied one tensor at a time."""
@@ -345,23 +326,16 @@ class Collective:
         """Sum a number over the ranks."""
         if self._ranks is None:
             return number
-        tensor = torch.tensor(number, dtype=torch.float64, device=self._device)
-        self.sum(tensor)
+        self.sum(tensor := torch.tensor(number, dtype=torch.float64, device=self._device))
         return float(tensor)
 
     def most(self, count: int) -> int:
         """The largest of a count over the ranks."""
-        if self._ranks is None:
-            return count
-        tensor = torch.tensor(count, device=self._device)
-        self.largest(tensor)
+        self.largest(tensor := torch.tensor(count, device=self._device))
         return int(tensor)
 
     def gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Sum the gradients of parameters over the ranks; one that has none counts as 0.
-
-        Those of a policy that the ranks share were summed in the backward pass. The order is the same on every rank.
-        """
+        """Sum the gradients of parameters over the ranks, where the backward pass has not; one that has none is 0."""
         waiting = []
         for parameter in parameters:
             if parameter.grad is None:
@@ -382,13 +356,9 @@ ALONE = Collective(None, "cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
-    """The models that a learner runs.
+    """How a learner runs its policy, the base model of a KL, and the critic, which is whole on every rank.
 
-    Attributes:
-        forward: How the policy is run.
-        reference: How the base model of a KL is run, without gradient: a model of its own, or that beneath the
-            policy's adapter. None without a KL.
-        critic: Whole on every rank.
+    The base model is a second one, or that beneath the policy's adapter.
     """
 
     forward: Forward
@@ -432,11 +402,16 @@ def load_models(
     # Weights that are not learnt may be rounded to what is computed with.
     frozen = lower or dtype
     forward = run(dtype if config.adapter is None else frozen, sharding, tried, config.adapter)
+    return models_of(forward, config, lambda: run(frozen, sharding, forward, learns=False), device=device, dtype=dtype)
+
+
+def models_of(
+    forward: Forward, config: LearnerConfig, base: Callable[[], Forward], *, device: str, dtype: torch.dtype
+) -> Models:
+    """A policy with the reference, for which ``base`` loads the base model, and the critic that the settings need."""
     reference, critic = None, None
-    if config.kl.coefficient and config.adapter is not None:
-        reference = forward.without_adapter()
-    elif config.kl.coefficient:
-        reference = run(frozen, sharding, forward, learns=False)
+    if config.kl.coefficient:
+        reference = base() if config.adapter is None else forward.without_adapter()
     if config.objective.resolved.baseline == "gae":
         share = config.critic.coefficient if config.critic.through_policy else 0.0
         size = forward.policy.get_output_embeddings().weight.shape[1]
@@ -444,12 +419,14 @@ def load_models(
     return Models(forward=forward, reference=reference, critic=critic)
 
 
-def inputs_of(models: Models, batch: MicroBatch, entropy: EntropyConfig, *, with_reference: bool) -> ObjectiveInputs:
-    """Pass a micro-batch through the policy and the critic, with gradient, and through the reference.
+def refers(models: Models, config: LearnerConfig, responses: Responses) -> bool:
+    """Whether an update runs the reference: by columns, which all ranks have, as they may run it together."""
+    measured = "reference_logprobs" in responses.of_tokens
+    return models.reference is not None and config.kl.place == "loss" and not measured
 
-    Args:
-        with_reference: Whether the reference runs; else its log-probabilities are what was measured, if anything.
-    """
+
+def inputs_of(models: Models, batch: MicroBatch, entropy: EntropyConfig, *, with_reference: bool) -> ObjectiveInputs:
+    """Pass a micro-batch through policy and critic, with gradient, and the reference where it was not measured."""
     reference = batch.measured.get("reference_logprobs")
     if with_reference and models.reference is not None:
         # First, as it may be the policy without its adapter, whose passes must not come between the other two.
@@ -488,11 +465,9 @@ ADVANTAGES = ("advantage", "advantages")
 
 def check_prepared(batch: pl.DataFrame, *, step: int) -> None:
     """Refuse responses without advantages or weights, from which nothing would be learnt without a word."""
-    columns = set(batch.columns)
-    if "loss_weight" in columns and columns & set(ADVANTAGES):
-        return
-    missing = "loss_weight" if columns & set(ADVANTAGES) else "advantage"
-    raise LearnerError(f"the batch of step {step} has no column {missing}: prepare(rollouts, config) adds it")
+    for name, *others in (ADVANTAGES, ("loss_weight",)):
+        if not {name, *others} & set(batch.columns):
+            raise LearnerError(f"the batch of step {step} has no column {name}: prepare(rollouts, config) adds it")
 
 
 def check_versions(rollouts: pl.DataFrame, version: int, total: Callable[[float], float], *, lag: int = 0) -> None:
@@ -520,11 +495,7 @@ def state_values(model: str, base: str, version: int) -> dict[str, Any]:
 
 
 def check_base(values: Mapping[str, Any], *, model: str, base: str) -> None:
-    """Refuse the state of a learner that began from another base model.
-
-    Also where all weights are learnt and nothing refers to the base model: a run is that of one base model, though its
-    folder may have moved.
-    """
+    """Refuse the state of a learner that began from another base model, though nothing may refer to it any more."""
     began = values.get("base")
     if began is None:
         raise LearnerError(
@@ -538,10 +509,7 @@ def check_base(values: Mapping[str, Any], *, model: str, base: str) -> None:
 
 
 def check_outcome(norm: float, loss: float, broken: tuple[float, float], config: LearnerConfig, *, step: int) -> None:
-    """Refuse a step whose numbers are not finite; these are sums over the ranks, so all refuse or none does.
-
-    Of the learner's and the sampler's log-probabilities so many are ``broken``: not finite.
-    """
+    """Refuse a step whose numbers are not finite; ``broken`` counts log-probabilities of learner and sampler."""
     check_finite(broken[0], step=step)
     if broken[1]:
         check_sync(BROKEN, config, step=step)
@@ -557,10 +525,7 @@ def check_outcome(norm: float, loss: float, broken: tuple[float, float], config:
 
 
 def skipped(advantage: np.ndarray, zero_variance: np.ndarray, config: LearnerConfig) -> np.ndarray:
-    """Return which responses have neither an advantage nor a regulariser, booleans of the shape ``(responses,)``.
-
-    Their terms of the loss are 0 whatever the policy; the normaliser, which is part of ``loss_weight``, counts them.
-    """
+    """Return which responses have neither an advantage nor a regulariser: only the normaliser counts them."""
     if config.objective.resolved.baseline == "gae" or config.entropy.measured:
         # A critic learns from every response; an entropy that is measured is that of all of them.
         return np.zeros(len(advantage), dtype=bool)

@@ -4,19 +4,14 @@ The parity chain, engine = learner = reference, each link with the tests that ho
 
 * Engine = model: vLLM's log-probabilities are those of transformers after every sync, in float32 to 1e-4 nats
   (rollout, ``tests/samplers/every_sampler.py``, for every sampler).
-* A sampler in bfloat16 agrees with the learner on average, not token by token: it is judged by the mean, by k3 and by a
-  quantile of the differences instead of the maximum (``tests/updates/test_sync.py``). So it shows a wrong or mangled
-  tensor, and weights that are many updates old, but not those of one update before at the learning rate of a large
-  model: these differ by less than rounding, and the version that responses are stamped with shows them.
 * Engine = learner: the first micro-batch of every update is compared with the sampler before any backward pass, here,
-  and explicitly by ``loop.sync_and_check`` after the first sync and after a resume (``tests/updates/test_learner.py``,
-  ``tests/training/test_loop.py``).
+  and by ``loop.sync_and_check`` after the first sync and after a resume (``tests/training/test_loop.py``). One in
+  bfloat16 agrees on average only: its mean, k3 and quantile show a wrong tensor and weights that are many updates old;
+  those of one update before are shown by the version of each response (``tests/updates/test_sync.py``).
 * Learner = learner: micro-batches of one and of all, one rank and two, and a run resumed and a run left alone take the
-  same updates, the last bit for bit (``tests/updates/test_learner.py``, ``tests/ranks/test_group.py``,
-  ``tests/training/test_resume.py``).
-* Learner = reference: its gradient is that of a policy gradient written out token by token, without padding, and its
-  updates are AdamW's steps with it (``tests/updates/test_learner.py``), its objective the formula
-  (``tests/objective/test_loss.py``).
+  same updates, the last bit for bit (``tests/updates/test_learner.py``, ``tests/ranks``, ``tests/training``).
+* Learner = reference: its updates are AdamW's steps with the gradient written out token by token, without padding
+  (``tests/updates/test_learner.py``), its objective the formula (``tests/objective/test_loss.py``).
 """
 
 from __future__ import annotations
@@ -44,8 +39,7 @@ def compare(learner: torch.Tensor, sampler: torch.Tensor) -> torch.Tensor:
 
     Returns:
         Shape ``(3, tokens)``, float64: |learner − sampler| (nats), k3 of KL(sampler ‖ learner) (nats), both infinite
-        where they are not numbers, and 1 where the learner's own log-probability is not finite, so that the sampler
-        cannot be judged.
+        where they are not numbers, and 1 where the learner's own log-probability is not finite.
     """
     # In float32 the rounding error of k3 would exceed k3 itself.
     difference = learner.detach().double() - sampler.double()
@@ -56,15 +50,11 @@ def compare(learner: torch.Tensor, sampler: torch.Tensor) -> torch.Tensor:
 
 
 def agreement(compared: torch.Tensor, *, step: int, largest: Reduce, total: Reduce) -> Agreement:
-    """Sum up comparisons over tokens and ranks. All ranks must call it; one without tokens brings none.
+    """Sum up what ``compare`` found over tokens and ranks, which must all call it; all 0 where none has a token.
 
     Args:
-        compared: From ``compare``, shape ``(3, tokens)``; several are joined along the tokens.
         step: The step that the responses would be used in.
         largest: Takes the largest of each number over the ranks; ``total`` adds them up.
-
-    Returns:
-        The four figures; all 0 where no rank has a token.
     """
     difference, k3, broken = compared
     tokens = difference.numel()
@@ -83,10 +73,7 @@ def agreement(compared: torch.Tensor, *, step: int, largest: Reduce, total: Redu
 
 
 def check_finite(broken: float, *, step: int) -> None:
-    """Refuse to go on with a policy whose own log-probabilities are not finite.
-
-    The sampler is not to blame: the learner computed these numbers from its own weights.
-    """
+    """Refuse to go on with a policy whose own log-probabilities are not finite, for which no sampler is to blame."""
     if broken:
         raise DivergenceError(
             f"before step {step} a log-probability of the learner's own is not finite: the policy has diverged; "
