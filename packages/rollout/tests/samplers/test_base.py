@@ -1,5 +1,6 @@
 """Groups of responses as record batches, and problems that turn out not to be scorable."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,14 +44,16 @@ def test_a_group_with_a_response_that_hangs_holds_up_no_other() -> None:
     # The pattern takes for ever; a comparison of texts is done at once.
     names = [r"exact|regex:^(a+)+$", "exact", "exact"]
     scorer = Scorer(ScoringConfig(seconds=0.5, wall_factor=1000))
-    scoring = Scoring(scorer, Faults())
+    scoring = Scoring(scorer, Faults(), Columns())
     empty = Response(ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), finish_reason="stop")
     for row, text in enumerate(("a" * 60 + "!", "a", "b")):
         group = Group(row=row, problem_id=str(row), prompt_ids=[], responses=[empty], texts=[text])
-        scoring.submit(group, [Item(verifier=names[row], response=text, answer="a")])
-    assert [(group.row, verdicts[0].reward) for group, verdicts in scoring.ready()] == [(1, 1), (2, 0)]
-    ((late, verdicts),) = scoring.rest()
-    assert (late.row, verdicts[0].error) == (0, "deadline: more than 0.5 s of processor time")
+        item = Item(verifier=names[row], response=text, answer="a")
+        part: Any = SimpleNamespace(items=lambda _, item=item: [item], rows=lambda _, group, verdicts: verdicts[0])
+        scoring.submit(part, group)
+    assert [batch.reward for _, batch in scoring.ready()] == [1, 0]
+    ((_, late),) = scoring.rest()
+    assert late.error == "deadline: more than 0.5 s of processor time"
     assert list(scoring.rest()) == []
     scorer.close()
 

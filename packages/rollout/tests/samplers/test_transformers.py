@@ -92,9 +92,9 @@ def test_prompts_of_several_lengths_are_answered_together_as_they_are_alone(
 
 
 def test_a_model_that_padding_changes_is_given_none(tiny: Any, sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, forward = tiny.sample(sampler)["response_ids"].to_list(), TransformersSampler._forward
+    expected, forward = tiny.sample(sampler)["response_ids"].to_list(), TransformersSampler.forward
     monkeypatch.setattr(
-        TransformersSampler, "_forward", lambda self, given, mask, cache: forward(self, given, None, cache)
+        TransformersSampler, "forward", lambda self, given, mask, cache: forward(self, given, None, cache)
     )
     deaf = open_sampler("transformers", str(tiny.folder), tiny.sampling)
     assert tiny.sample(deaf)["response_ids"].to_list() == expected

@@ -18,8 +18,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing
 from dataclasses import field, replace
 from datetime import datetime
-from functools import cache
-from hashlib import blake2b
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -44,6 +43,7 @@ from .sampling import (
     Response,
     Sampling,
     as_it_is,
+    hashed,
     joined_versions,
     response_seed,
 )
@@ -84,19 +84,16 @@ class LocalSampler(Sampler):
         self.prompts = PromptMaker(self.tokenizer, self._prompting, max_prompt_tokens=sampling.max_prompt_tokens)
         self.scorer = scorer or default_scorer()
         self._ends = stop_tokens(self.model, self.tokenizer)
-        self._manifest: Manifest | None = None
 
     @property
     def stop_token_ids(self) -> list[int]:
         """Tokens at which a response ends: the model's own and those asked for."""
         return sorted({*self._ends, *self.sampling.stop_token_ids})
 
-    @property
+    @cached_property
     def manifest(self) -> Manifest:
         """The tensors that the model has; see ``Sampler.manifest``."""
-        if self._manifest is None:
-            self._manifest = manifest(self.model)
-        return self._manifest
+        return manifest(self.model)
 
     def use(self, sampling: Sampling) -> None:
         """Sample differently from now on; see ``Sampler.use``."""
@@ -129,9 +126,7 @@ class LocalSampler(Sampler):
     def _answers(self, feed: Feed) -> Iterator[pa.RecordBatch | None]:
         requests: list[Any] = []
         parts: list[Any] = []
-        """That of each request, of earlier ones, too, whose verdicts were still to come when these began."""
-        first = 0
-        """Index of the first of ``requests``."""
+        """That of each request."""
 
         def take() -> None:
             for problems, draw in feed.take():
@@ -139,37 +134,31 @@ class LocalSampler(Sampler):
                 requests.extend(part.requests)
                 parts.extend([part] * len(part.requests))
 
-        def rows(done: Group, verdicts: Sequence[Verdict]) -> pa.RecordBatch:
-            batch: pa.RecordBatch = parts[done.first].rows(columns, done, verdicts)
-            # A stream may last as long as a run.
-            for index in range(done.first, done.first + len(done.responses)):
-                parts[index] = None
-                if index >= first:
-                    requests[index - first] = None
-            return batch
-
         def control(index: int, response: Response) -> Request | Response:
-            decided: Request | Response = parts[first + index].control(first + index, response)
+            decided: Request | Response = parts[index].control(index, response)
             return decided
 
-        columns = self.columns()
-        scoring = Scoring(self.scorer, self.faults)
+        scoring = Scoring(self.scorer, self.faults, self.columns())
         failure: RolloutError | None = None
         while feed and failure is None:
-            requests, first = [], len(parts)
+            requests, parts = [], []
             try:
                 take()
                 # Closed here and not when it is collected: till then its requests would go on.
                 with closing(self._generate(requests, control)) as finished:
                     for one in finished:
                         if one is not None:
-                            index, response = first + one[0], one[1]
                             feed.unfinished -= 1
-                            group = parts[index].finished(index, response)
+                            part = parts[one[0]]
+                            group = part.finished(*one)
                             if group is not None:
-                                scoring.submit(group, parts[index].items(group))
-                        for done, verdicts in scoring.ready():
-                            yield rows(done, verdicts)
+                                scoring.submit(part, group)
+                                # A stream may last as long as a run.
+                                begin = part.first + group.row * part.draw.samples
+                                for index in range(begin, begin + part.draw.samples):
+                                    requests[index] = parts[index] = None
+                        for _, batch in scoring.ready():
+                            yield batch
                         yield None
                         take()
             except RolloutError as error:
@@ -177,8 +166,8 @@ class LocalSampler(Sampler):
                 failure = error
             # New groups wait for no verdict, and neither does whoever brings weights.
             while scoring and (failure is not None or not feed):
-                for done, verdicts in scoring.within(TICK_SECONDS):
-                    yield rows(done, verdicts)
+                for _, batch in scoring.within(TICK_SECONDS):
+                    yield batch
                 yield None
         if failure is not None:
             raise failure
@@ -238,7 +227,6 @@ class Part:
         decoded = iter(self._sampler.tokenizer.batch_decode(unread, skip_special_tokens=True))
         return Group(
             row=row,
-            first=self.first + row * samples,
             problem_id=self.problems["problem_id"][row],
             prompt_ids=self._prompts[row],
             responses=responses,
@@ -266,43 +254,40 @@ class Part:
 
 
 class Scoring:
-    """Groups that are being scored."""
+    """Groups that are being scored, each with its part; those that are scored come out as rows."""
 
-    def __init__(self, scorer: Scorer, faults: Faults) -> None:
-        self._scorer, self._faults = scorer, faults
-        self._waiting: dict[Future[list[Verdict]], Group] = {}
+    def __init__(self, scorer: Scorer, faults: Faults, columns: Columns) -> None:
+        self._scorer, self._faults, self._columns = scorer, faults, columns
+        self._waiting: dict[Future[list[Verdict]], tuple[Part, Group]] = {}
 
-    def submit(self, group: Group, items: Sequence[Item]) -> None:
+    def submit(self, part: Part, group: Group) -> None:
         """Begin with a group."""
-        self._waiting[self._scorer.submit(items, hold=True)] = group
+        self._waiting[self._scorer.submit(part.items(group), hold=True)] = part, group
 
-    def ready(self) -> Iterator[tuple[Group, list[Verdict]]]:
+    def ready(self) -> Iterator[tuple[Part, pa.RecordBatch]]:
         """Yield the groups that are scored by now: one with responses that hang holds up no other."""
         if self._waiting:
             self._scorer.flush(held=BUFFER_SECONDS)
         for future in [waiting for waiting in self._waiting if waiting.done()]:
-            group = self._waiting.pop(future)
+            part, group = self._waiting.pop(future)
             try:
                 verdicts = future.result()
             except ProblemError as error:
                 group, verdicts = self._faults.lost(group, error), []
             else:
-                if verdicts:
-                    self._faults.scored()
+                self._faults.add({}, scored=bool(verdicts))
             scored = iter(verdicts)
             # Aborted ones were not scored.
-            yield (
-                group,
-                [Verdict(reward=0.0) if r.finish_reason == "aborted" else next(scored) for r in group.responses],
-            )
+            whole = [Verdict(reward=0.0) if r.finish_reason == "aborted" else next(scored) for r in group.responses]
+            yield part, part.rows(self._columns, group, whole)
 
-    def within(self, seconds: float | None) -> Iterator[tuple[Group, list[Verdict]]]:
+    def within(self, seconds: float | None) -> Iterator[tuple[Part, pa.RecordBatch]]:
         """Wait for a verdict, no longer than some seconds, and yield the groups that are scored by then."""
         self._scorer.flush()
         wait(self._waiting, timeout=seconds, return_when=FIRST_COMPLETED)
         yield from self.ready()
 
-    def rest(self) -> Iterator[tuple[Group, list[Verdict]]]:
+    def rest(self) -> Iterator[tuple[Part, pa.RecordBatch]]:
         """Wait for all other groups and yield each as it is scored."""
         while self._waiting:
             yield from self.within(None)
@@ -355,7 +340,7 @@ def controlled(requests: Sequence[Request], sampling: Sampling, tokenizer: Any) 
         begun[index] = response, inserted
         return Request(
             prompt_ids=[*request.prompt_ids, *response.ids.tolist(), *inserted],
-            seed=_hash(request.seed, "continued") >> 1,
+            seed=hashed(f"{request.seed}/continued") >> 1,
             max_new_tokens=left,
         )
 
@@ -386,12 +371,7 @@ def _joined(first: Response, inserted: Sequence[int], last: Response, tokenizer:
 
 def drawn_length(seed: int, cut: Interruption) -> int:
     """Return the length (tokens) at which a response is interrupted: uniform, and a function of its seed alone."""
-    return cut.lowest + _hash(seed, "interrupted") % (cut.highest - cut.lowest + 1)
-
-
-def _hash(seed: int, purpose: str) -> int:
-    """Return 64 bits that a response's seed and a purpose determine."""
-    return int.from_bytes(blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest(), "big")
+    return cut.lowest + hashed(f"{seed}/interrupted") % (cut.highest - cut.lowest + 1)
 
 
 @settings(RolloutError)

@@ -22,7 +22,7 @@ from ..errors import RolloutError
 from .base import packed, unpacked
 from .local import Part, Scoring
 from .sampling import ABANDONED, Draw, Request, Response
-from .transformers import TransformersSampler
+from .transformers import Decoding, TransformersSampler
 
 if TYPE_CHECKING:
     import torch
@@ -67,8 +67,8 @@ class VirtualPipe:
         self._clear()
 
     def _clear(self) -> None:
-        self._decoding = self.sampler.decoding()
-        self._scoring = Scoring(self.sampler.scorer, self.sampler.faults)
+        self._decoding = Decoding(self.sampler)
+        self._scoring = Scoring(self.sampler.scorer, self.sampler.faults, self._columns)
         self._groups: dict[int, Part] = {}
         """Groups that are not scored, in the order of their admission, by the index of their first request."""
         self._heard: dict[int, list[tuple[int, Response]]] = {}
@@ -168,7 +168,7 @@ class VirtualPipe:
         part = self._alive.pop(index)
         whole = part.finished(index, response)
         if whole is not None:
-            self._scoring.submit(whole, part.items(whole))
+            self._scoring.submit(part, whole)
 
     def _pass(self, time: float) -> None:
         """Let time pass, and count the free slots of it for which no group waited."""
@@ -179,10 +179,9 @@ class VirtualPipe:
 
     def _collect(self) -> None:
         """Wait for the verdicts on all groups that are complete."""
-        for group, verdicts in self._scoring.rest():
-            part = self._groups.pop(group.first)
-            del self._heard[group.first]
-            self._scored[part.draw.step].append(_frame([part.rows(self._columns, group, verdicts)]))
+        for part, rows in self._scoring.rest():
+            del self._groups[part.first], self._heard[part.first]
+            self._scored[part.draw.step].append(_frame([rows]))
 
     def _table(self, groups: Sequence[pl.DataFrame]) -> pl.DataFrame:
         none = _frame([pa.RecordBatch.from_pylist([], self._columns.schema)])

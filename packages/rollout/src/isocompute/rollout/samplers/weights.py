@@ -24,7 +24,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,19 +78,16 @@ def manifest(model: str) -> Manifest:
     try:
         config = AutoConfig.from_pretrained(model)
         with torch.device("meta"):
-            built = AutoModelForCausalLM.from_config(config)
+            return manifest_of(AutoModelForCausalLM.from_config(config))
     except Exception as error:
         raise not_loaded(model, error) from None
-    return manifest_of(built)
 
 
 def stored_parameters(folder: str | Path) -> int | None:
     """Return the number of parameters in a model's safetensors files, of which only headers are read.
 
-    Tied tensors are stored and counted once; of quantised weights the packed values are counted.
-
-    Returns:
-        None where there are no such files, as for the name of a model on the hub, or they cannot be read.
+    Tied tensors are stored and counted once; of quantised weights the packed values are counted. None where there are
+    no such files, as for the name of a model on the hub, or they cannot be read: whoever loads the model says why.
     """
     # Some folders hold the weights twice, as consolidated.safetensors, too.
     files = sorted(Path(folder).glob("model*.safetensors"))
@@ -99,14 +96,13 @@ def stored_parameters(folder: str | Path) -> int | None:
 
     from safetensors import SafetensorError, safe_open
 
-    try:
-        total = 0
-        for file in files:
+    total = 0
+    for file in files:
+        try:
             with safe_open(file, framework="np") as stored:
                 total += sum(prod(stored.get_slice(name).get_shape()) for name in stored.keys())  # noqa: SIM118
-    except (OSError, SafetensorError):
-        # Whoever loads the model says what is wrong with it.
-        return None
+        except (OSError, SafetensorError):
+            return None
     return total
 
 
@@ -147,13 +143,11 @@ def checked(weights: Iterable[tuple[str, Any]], wanted: Manifest) -> Iterator[tu
         if name in tied:
             first[name] = tensor
             for two in wanted.tied.items():
-                if name not in two or not first.keys() >= {*two}:
-                    continue
-                one, other = first[two[0]], first[two[1]]
-                if one is not other and one.data_ptr() != other.data_ptr() and not bool((one == other).all()):
-                    raise RolloutError(
-                        f"a sync brings {two[0]} and {two[1]} with different values, and the model ties them"
-                    )
+                if name in two and first.keys() >= {*two}:
+                    one, other = first[two[0]], first[two[1]]
+                    if one.data_ptr() != other.data_ptr() and not bool((one == other).all()):
+                        both = " and ".join(two)
+                        raise RolloutError(f"a sync brings {both} with different values, and the model ties them")
         yield name, tensor
     missing = [name for name in wanted.shapes if name not in seen and name not in wanted.tied]
     if missing:
@@ -211,11 +205,9 @@ class Contents:
 
 
 def buckets(weights: Iterable[tuple[str, Any]], *, size: int) -> Iterator[list[tuple[str, Any]]]:
-    """Yield tensors in buckets, in their order; of a stream only one bucket and the next tensor are buffered.
+    """Yield tensors in buckets of at most ``size`` bytes, in their order; a larger tensor has a bucket of its own.
 
-    Args:
-        weights: Pairs of a Hugging Face name and a tensor, on any device.
-        size: Most bytes in a bucket; a larger tensor has a bucket of its own.
+    Of a stream only one bucket and the next tensor are buffered.
     """
     buffered: list[tuple[str, Any]] = []
     used = 0
@@ -250,14 +242,6 @@ def _aligned(length: int) -> int:
     return -(-length // ALIGNMENT) * ALIGNMENT
 
 
-class Payload(Protocol):
-    """A bucket of weights."""
-
-    def tensors(self, device: Any) -> list[tuple[str, torch.Tensor]]:
-        """Return Hugging Face names and tensors, in the process that takes them."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class InProcess:
     """Names and tensors of this process, as they are, on any device."""
@@ -266,7 +250,6 @@ class InProcess:
 
     def tensors(self, device: Any) -> list[tuple[str, Any]]:
         """Return them."""
-        del device
         return self.pairs
 
 
@@ -332,6 +315,10 @@ class Broadcast:
         packed = torch.empty(self.contents.nbytes, dtype=torch.uint8, device=device if group.on_gpus else "cpu")
         group.broadcast(packed).wait()
         return self.contents.unpacked(packed.to(device))
+
+
+Payload = InProcess | InObjectStore | InSharedMemory | Broadcast
+"""A bucket of weights, whose method ``tensors`` returns names and tensors in the process that takes them."""
 
 
 def share(contents: Contents, packed: torch.Tensor) -> InSharedMemory:

@@ -220,7 +220,7 @@ class Replicas(Sampler):
     def _sent(self, transfer: Transfer, weights: Any) -> tuple[list[ReplicaMember], int]:
         """Send weights, and end the replicas that were lost; returns the others and the number of buckets."""
         on_ranks = getattr(weights, "on_ranks", None)
-        sent = [transfer.send(0, pairs(weights))] if on_ranks is None else on_ranks(transfer)
+        sent = [transfer(0, pairs(weights))] if on_ranks is None else on_ranks(transfer)
         lost = {index: why for one in sent for index, why in one.lost.items()}
         for index, why in lost.items():
             self.crew.lose(self.crew.members[index], why)
