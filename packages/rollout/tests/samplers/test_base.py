@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 import pytest
 from isocompute.rollout import RolloutError, open_sampler
 from isocompute.rollout.contract import tables
@@ -15,24 +14,14 @@ from isocompute.rollout.samplers.sampling import Draw, Response, aborted
 from isocompute.rollout.scoring.sandbox.process import ScoringConfig
 from isocompute.rollout.scoring.scorer import Item, Scorer, Verdict
 
-DRAW = Draw(samples=3, seed=1, step=2, phase="train", run_id="r", first_sample=5)
-
-
-def table(responses: list[Response], verdicts: list[Verdict], columns: Columns) -> pl.DataFrame:
-    group = Group(
-        row=0, problem_id="p", prompt_ids=[7, 8], responses=responses, texts=[str(len(r.ids)) for r in responses]
-    )
-    batch = columns.batch(group, verdicts, draw=DRAW, version=4)
-    return tables.check(pl.DataFrame(pl.from_arrow(pa.Table.from_batches([batch]))), "rollouts", where="made")
-
 
 def test_what_went_wrong_with_a_response_has_a_column_of_its_own() -> None:
     whole = Response(ids=np.array([1, 2], np.int32), logprobs=np.zeros(2, np.float32), finish_reason="length")
-    made = table(
-        [whole, aborted("the server hung"), whole],
-        [Verdict(reward=1.0), Verdict(reward=0.0), Verdict(reward=0.0, error="out of time")],
-        Columns(),
-    )
+    responses = [whole, aborted("the server hung"), whole]
+    group = Group(row=0, problem_id="p", prompt_ids=[7, 8], responses=responses, texts=[""] * 3)
+    verdicts = [Verdict(reward=1.0), Verdict(reward=0.0), Verdict(reward=0.0, error="out of time")]
+    batch = Columns().batch(group, verdicts, draw=Draw(samples=3, seed=1, step=2), version=4)
+    made = tables.check(pl.DataFrame(batch), "rollouts", where="made")
     assert made["failure"].to_list() == [None, "the server hung", None]
     assert made["score_error"].to_list() == [None, None, "out of time"]
     assert made["finish_reason"].to_list() == ["length", "aborted", "length"]

@@ -238,7 +238,7 @@ class Sampler:
         draw |= {"first_sample": first_sample, "max_new_tokens": max_new_tokens}
         batches = list(self.stream(problems, samples=samples, **draw))
         table = pa.Table.from_batches(batches, None if batches else self.columns().schema)
-        return pl.DataFrame(pl.from_arrow(table)).sort("problem_id", "sample")
+        return pl.DataFrame(table).sort("problem_id", "sample")
 
     def stream(self, problems: pl.DataFrame, **request: Any) -> Iterator[pa.RecordBatch]:
         """Answer problems as ``sample`` does, and yield each group as soon as it is complete and scored.

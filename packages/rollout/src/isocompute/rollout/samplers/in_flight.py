@@ -305,7 +305,7 @@ class InFlightPipe:
             if batch in self._beside:
                 self._beside[batch].put(group)
             elif (entry := self._entries.get(batch)) is not None:
-                rows = pl.DataFrame(pl.from_arrow(group))
+                rows = pl.DataFrame(group)
                 entry.groups[rows["problem_id"][0]] = rows
         for work, why in self._dispatch.lost:
             if (entry := self._entries.get(work.batch)) is not None:
@@ -332,7 +332,7 @@ class InFlightPipe:
         verdicts = [Verdict(reward=0.0)] * draw.samples
         columns, version = self._pool.columns(versions=True), self._pool.weights_version
         batch = columns.batch(group, verdicts, draw=draw, version=version)
-        return pl.DataFrame(pl.from_arrow(batch))
+        return pl.DataFrame(batch)
 
     def _admit(self, entry: _Step) -> None:
         self._steps[entry.draw.step] = entry
@@ -382,14 +382,14 @@ class InFlightPipe:
         rows = [row for step in sorted(self._steps) for row in self._steps[step].rows()]
         generated = (pl.col("response_ids").list.len() > 0) | (pl.col("finish_reason") != "aborted")
         trains = pl.col("phase") == "train"
-        rows += [pl.DataFrame(pl.from_arrow(group)).filter(generated & trains) for group in groups]
+        rows += [pl.DataFrame(group).filter(generated & trains) for group in groups]
         rows += [self._rows_of(work, ABANDONED) for work in unknown if work.batch in self._entries]
         for entry in self._steps.values():
             if entry.taken is not None and entry.taken.set_running_or_notify_cancel():
                 entry.taken.set_exception(RolloutError("the pipe was emptied before the batch was complete"))
         self._steps, self._entries = {}, {}
         self._begun.clear()
-        rows.append(pl.DataFrame(pl.from_arrow(pa.Table.from_batches([], Columns(versions=True).schema))))
+        rows.append(pl.DataFrame(Columns(versions=True).schema.empty_table()))
         return _joined(rows).sort("step", "problem_id", "sample")
 
     def _state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 
 from ..errors import RolloutError
 from .base import packed, unpacked
@@ -181,10 +180,10 @@ class VirtualPipe:
         """Wait for the verdicts on all groups that are complete."""
         for part, rows in self._scoring.rest():
             del self._groups[part.first], self._heard[part.first]
-            self._scored[part.draw.step].append(_frame([rows]))
+            self._scored[part.draw.step].append(pl.DataFrame(rows))
 
     def _table(self, groups: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        none = _frame([pa.RecordBatch.from_pylist([], self._columns.schema)])
+        none = pl.DataFrame(self._columns.schema.empty_table())
         return pl.concat([none, *groups]).sort("step", "problem_id", "sample")
 
     def abandon(self) -> pl.DataFrame:
@@ -266,10 +265,6 @@ class VirtualPipe:
     def close(self) -> None:
         """Forget everything; the sampler stays open."""
         self._clear()
-
-
-def _frame(batches: Sequence[pa.RecordBatch]) -> pl.DataFrame:
-    return pl.DataFrame(pl.from_arrow(pa.Table.from_batches(batches)))
 
 
 RESPONSES: Mapping[str, Any] = {

@@ -12,7 +12,6 @@ from ..weights import (
     AbsentError,
     Broadcast,
     BroadcastGroup,
-    Contents,
     InObjectStore,
     Manifest,
     Rendezvous,
