@@ -66,6 +66,12 @@ def replicas(folder: Path, count: int, **options: Any) -> Any:
     return opened
 
 
+def synced(pool: Any, seed: int, version: int) -> None:
+    """Sync the same weights with replicas and with the sampler in this process."""
+    for each in (pool, pool.alone):
+        each.sync(weights(seed), version)
+
+
 class HashedSampler(Sampler):
     """Answers with up to ``max_new_tokens`` tokens that a hash of weights and seed determines.
 

@@ -218,7 +218,6 @@ class Sampler:
 
         Args:
             problems: A ``problems`` table.
-            samples: Responses per problem.
             seed: The run's seed; every response's own is derived from it (``sampling.response_seed``).
             step: Update step the responses are for (cumulative rollouts for phase ``eval``).
             phase: What they are for: ``train``, ``eval``, ``difficulty``, ``baseline`` or ``canary``.
@@ -227,8 +226,8 @@ class Sampler:
                 none is interrupted.
 
         Returns:
-            The ``rollouts`` table sorted by problem and sample. ``response_ids`` holds the end-of-sequence
-            token where it was sampled, since stopping is learnt too.
+            The ``rollouts`` table by problem and sample. ``response_ids`` holds the end-of-sequence token where it was
+            sampled, since stopping is learnt too.
 
         Raises:
             RolloutError: A prompt is longer than ``max_prompt_tokens``, a verifier is unknown or refused, the
@@ -241,11 +240,9 @@ class Sampler:
         return pl.DataFrame(table).sort("problem_id", "sample")
 
     def stream(self, problems: pl.DataFrame, **request: Any) -> Iterator[pa.RecordBatch]:
-        """Answer problems as ``sample`` does, and yield each group as soon as it is complete and scored.
+        """Answer problems as ``sample`` does, and yield the rows of each as soon as they are complete and scored.
 
-        Yields:
-            The rows of the ``rollouts`` table of one problem, by sample; problems in the order in which they finish.
-            Closing the iterator ends what is unfinished.
+        Closing the iterator ends what is unfinished.
         """
         feed = Feed()
         feed.add(problems.sort("problem_id"), Draw(**request))

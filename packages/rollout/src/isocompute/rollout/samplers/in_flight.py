@@ -11,6 +11,7 @@ No two runs are the same: which version draws a token depends on time.
 from __future__ import annotations
 
 import atexit
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -57,12 +58,11 @@ class _Step:
 
     def rows(self) -> list[pl.DataFrame]:
         """The rows that there are; those of tries that were lost are numbered on."""
-        tries: dict[str, int] = {}
+        tries = Counter[str]()
         rows = list(self.groups.values())
         for group in self.lost:
-            problem_id = group["problem_id"][0]
-            tries[problem_id] = tries.get(problem_id, 0) + self.draw.samples
-            rows.append(group.with_columns(sample=pl.col("sample") + tries[problem_id]))
+            tries[group["problem_id"][0]] += self.draw.samples
+            rows.append(group.with_columns(sample=pl.col("sample") + tries[group["problem_id"][0]]))
         return rows
 
 

@@ -4,9 +4,8 @@ An engine does not compare what it is given with its model: vLLM loads a checkpo
 the old one. So each tensor is compared here first. A bucket travels as it is in one process (``InProcess``), through
 Ray's object store (``InObjectStore``), in memory that two processes map, on a GPU by CUDA IPC and on CPU by a file
 (``InSharedMemory``), or over a process group apart from torch's default one (``Broadcast``), whose rank 0 is the sender
-and which is kept from one sync to the next while the same processes take the weights. gloo was run on CPU, CUDA IPC
-and NCCL between two processes and to vLLM on an H200. vLLM's own sender over NCCL would need the whole model's names,
-types and shapes before it begins, sends to one engine, and runs on GPUs only.
+and which is kept from one sync to the next while the same processes take the weights. vLLM's own sender over NCCL would
+need the whole model's names, types and shapes before it begins, sends to one engine, and runs on GPUs only.
 """
 
 from __future__ import annotations
@@ -120,9 +119,6 @@ def checked(weights: Iterable[tuple[str, Any]], wanted: Manifest) -> Iterator[tu
     """Pass on the tensors of a sync, and compare each with those that the model has, as they arrive.
 
     Of tied tensors the first to come is buffered until the other does, or to the end.
-
-    Args:
-        weights: Pairs of a Hugging Face name and a tensor, read once.
 
     Raises:
         RolloutError: A tensor is missing, unknown, repeated, of another shape, or differs from the one that it is tied
@@ -414,7 +410,7 @@ def _aside(work: Callable[[], Any]) -> Future[Any]:
 
 
 class BroadcastGroup:
-    """This process's membership of the group; ``connect`` says what its arguments are."""
+    """This process's membership of the group; see ``connect``."""
 
     def __init__(self, key: str, rendezvous: Rendezvous, store: Any, rank: int, check: Callable[[], object]) -> None:
         self.key, self.on_gpus, self._seconds = key, rendezvous.backend == "nccl", rendezvous.seconds

@@ -42,8 +42,6 @@ class Replicas(Sampler):
     that dies or hangs, the groups that it was given are answered by another, once; a new process takes its place, and
     answers only once it has the current weights: at once where these are the model's own, else from the next sync on.
 
-    Seeds belong to responses, so tokens do not depend on the number of replicas.
-
     Args:
         placement: A Ray placement group to be in, such as one shared with learner ranks; by default one of its own,
             with a bundle for each.

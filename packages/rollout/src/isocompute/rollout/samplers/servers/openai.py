@@ -29,11 +29,9 @@ class OpenAISampler(LocalSampler):
 
     Each response is a request with its own ``seed``. Which tokens a seed gives depends on the server; vLLM gives
     those of ``VllmSampler``. Token ids come back from vLLM (``return_token_ids``); another server's text is tokenized
-    here, which may split it differently than the policy did (column ``retokenized``), and the end-of-sequence token is
-    added where it stopped, unless stop texts were asked for and the server does not say what ended it.
-    Log-probabilities are the server's, and left empty where it reports none or, for text, where its tokens are not
-    those made here. A request that fails each time is a response that was ``aborted`` with the reason in ``failure``,
-    as long as others succeed.
+    here, which may split it differently than the policy did (column ``retokenized``). Log-probabilities are the
+    server's, and left empty where it reports none or, for text, where its tokens are not those made here. A request
+    that fails each time is a response that was ``aborted`` with the reason in ``failure``, as long as others succeed.
 
     Args:
         model: Directory or name of the model whose tokenizer encodes prompts and decodes responses.

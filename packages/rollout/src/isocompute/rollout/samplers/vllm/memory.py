@@ -248,8 +248,6 @@ def available_to(engine: Engine) -> float:
 
 def free_bytes(root: Path = Path("/")) -> float:
     """Return the memory that this machine, or the container this process runs in, has left (bytes)."""
-    lines = (root / "proc/meminfo").read_text().splitlines()
-    sizes = {name: float(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
     group = root / "sys/fs/cgroup"
     versions = (
         ("memory.max", "memory.current", "memory.stat", "inactive_file"),
@@ -261,12 +259,11 @@ def free_bytes(root: Path = Path("/")) -> float:
         for limit, used, counts, cached in versions
         if (group / limit).is_file()
     ]
-    return max(0.0, min([sizes["MemAvailable"], *left]))
+    return max(0.0, min([1024 * _counted(root / "proc/meminfo", "MemAvailable:"), *left]))
 
 
 def _read(file: Path) -> float:
-    text = file.read_text().strip()
-    return float("inf") if text == "max" else float(text)
+    return float(file.read_text().replace("max", "inf"))
 
 
 def _counted(file: Path, name: str) -> float:
