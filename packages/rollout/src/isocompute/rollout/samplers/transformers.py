@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..contract.files import reason_of
 from ..errors import RolloutError, check_folder, library, not_loaded
@@ -164,7 +165,6 @@ class Decoding:
         self._sampler, self._sampling, self._device = sampler, sampler.sampling, sampler.device
         self._ends = frozenset(sampler.stop_token_ids)
         self._rows: list[Row] = []
-        self._uniforms = Uniforms()
         self._cache: Any = None
         self._mask: torch.Tensor | None = None
 
@@ -192,8 +192,10 @@ class Decoding:
             logits.append(self._begin(begun))
         with torch.inference_mode():
             scores = distribution(torch.cat(logits), self._sampling)
-            greedy = self._sampling.temperature == 0
-            tokens = scores.argmax(-1) if greedy else draw(scores, self._uniforms.next())
+            if self._sampling.temperature == 0:
+                tokens = scores.argmax(-1)
+            else:
+                tokens = draw(scores, torch.tensor([row.uniforms[len(row.ids)] for row in self._rows]))
             logprobs = scores.gather(-1, tokens[:, None]).squeeze(-1)
         finished, left, version = [], [], self._sampler.weights_version
         for place, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True)):
@@ -222,7 +224,6 @@ class Decoding:
         if self._rows:
             cache, mask = joined((self._cache, self._mask), (cache, mask))
         self._cache, self._mask = cache, mask
-        self._uniforms.add([request.seed for _, request in begun])
         self._rows += [self._row(index, request) for index, request in begun]
         return logits
 
@@ -235,7 +236,6 @@ class Decoding:
         import torch
 
         self._rows = [self._rows[place] for place in places]
-        self._uniforms.keep(places)
         if not places:
             self._cache = self._mask = None
             return
@@ -271,7 +271,6 @@ class Decoding:
                 version = versions.get(at, version)
                 row.add(token, logprob, version)
             self._rows.append(row)
-            self._uniforms.add([request.seed], taken=len(response.ids))
         if self._rows:
             count = sum(name.startswith("keys.") for name in tensors)
             self._cache = cache_of([[tensors[f"{name}.{i}"].to(self._device) for name in KV] for i in range(count)])
@@ -345,50 +344,14 @@ def with_one_more(mask: torch.Tensor | None) -> torch.Tensor | None:
     return mask if mask is None else torch.nn.functional.pad(mask, (0, 1), value=1)
 
 
-class Uniforms:
-    """Uniform draws from a generator of each response's own, on the CPU: they depend on no batch and no device."""
+def uniforms(seed: int, count: int) -> NDArray[np.float64]:
+    """Return the numbers at which a response's tokens are drawn, on the CPU: they depend on no batch and no device."""
+    import torch
 
-    AHEAD = 64
-    """Numbers that are drawn at a time, since a call takes longer than its numbers; they are those of single calls."""
-
-    def __init__(self, seeds: Sequence[int] = ()) -> None:
-        import torch
-
-        self._generators: list[torch.Generator] = []
-        self._drawn = torch.empty(0, self.AHEAD, dtype=torch.float64)
-        self._taken = torch.empty(0, dtype=torch.long)
-        self.add(seeds)
-
-    def add(self, seeds: Sequence[int], *, taken: int = 0) -> None:
-        """Draw for other responses, too, of each of which so many numbers were taken before."""
-        import torch
-
-        rows = [self._drawn]
-        for seed in seeds:
-            generator, drawn = torch.Generator().manual_seed(seed), torch.empty(self.AHEAD, dtype=torch.float64)
-            for _ in range(-(-taken // self.AHEAD)):
-                drawn = torch.rand(self.AHEAD, generator=generator, dtype=torch.float64)
-            self._generators.append(generator)
-            rows.append(drawn[None])
-        self._drawn = torch.cat(rows)
-        new = torch.full((len(seeds),), (taken - 1) % self.AHEAD + 1)
-        self._taken = torch.cat([self._taken, new])
-
-    def next(self) -> torch.Tensor:
-        """Return the next number of each response, float64."""
-        import torch
-
-        for place in (self._taken == self.AHEAD).nonzero().flatten().tolist():
-            self._drawn[place] = torch.rand(self.AHEAD, generator=self._generators[place], dtype=torch.float64)
-            self._taken[place] = 0
-        numbers = self._drawn.gather(1, self._taken[:, None]).squeeze(1)
-        self._taken += 1
-        return numbers
-
-    def keep(self, places: Sequence[int]) -> None:
-        """Go on with the responses at some places."""
-        self._generators = [self._generators[place] for place in places]
-        self._drawn, self._taken = self._drawn[list(places)], self._taken[list(places)]
+    numbers: NDArray[np.float64] = torch.rand(
+        count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).numpy()
+    return numbers
 
 
 class Row:
@@ -397,6 +360,7 @@ class Row:
     def __init__(self, index: int, request: Request, ends: frozenset[int], stop: StopTexts | None) -> None:
         self.index, self.request = index, request
         self._ends, self._stop = ends, stop
+        self.uniforms = uniforms(request.seed, request.max_new_tokens)
         self.ids: list[int] = []
         self._logprobs: list[float] = []
         self._versions: list[tuple[int, int]] = []
