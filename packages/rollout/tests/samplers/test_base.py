@@ -18,7 +18,7 @@ from isocompute.rollout.scoring.scorer import Item, Scorer, Verdict
 def test_what_went_wrong_with_a_response_has_a_column_of_its_own() -> None:
     whole = Response(ids=np.array([1, 2], np.int32), logprobs=np.zeros(2, np.float32), finish_reason="length")
     responses = [whole, aborted("the server hung"), whole]
-    group = Group(row=0, problem_id="p", prompt_ids=[7, 8], responses=responses, texts=[""] * 3)
+    group = Group(problem_id="p", prompt_ids=[7, 8], responses=responses, texts=[""] * 3)
     verdicts = [Verdict(reward=1.0), Verdict(reward=0.0), Verdict(reward=0.0, error="out of time")]
     batch = Columns().batch(group, verdicts, draw=Draw(samples=3, seed=1, step=2), version=4)
     made = tables.check(pl.DataFrame(batch), "rollouts", where="made")
@@ -36,7 +36,7 @@ def test_a_group_with_a_response_that_hangs_holds_up_no_other() -> None:
     scoring = Scoring(scorer, Faults(), Columns())
     empty = Response(ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), finish_reason="stop")
     for row, text in enumerate(("a" * 60 + "!", "a", "b")):
-        group = Group(row=row, problem_id=str(row), prompt_ids=[], responses=[empty], texts=[text])
+        group = Group(problem_id=str(row), prompt_ids=[], responses=[empty], texts=[text])
         item = Item(verifier=names[row], response=text, answer="a")
         part: Any = SimpleNamespace(items=lambda _, item=item: [item], rows=lambda _, group, verdicts: verdicts[0])
         scoring.submit(part, group)

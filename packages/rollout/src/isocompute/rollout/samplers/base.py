@@ -32,9 +32,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """All responses to one problem, and its row among those that were taken together."""
+    """All responses to one problem."""
 
-    row: int
     problem_id: str
     prompt_ids: list[int]
     responses: Sequence[Response]

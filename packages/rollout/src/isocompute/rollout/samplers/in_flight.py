@@ -328,7 +328,7 @@ class InFlightPipe:
         """Rows of a try of which there is nothing."""
         draw = work.batch.draw
         responses, texts = [aborted(why)] * draw.samples, [""] * draw.samples
-        group = Group(row=0, problem_id=work.problem_id, prompt_ids=[], responses=responses, texts=texts)
+        group = Group(problem_id=work.problem_id, prompt_ids=[], responses=responses, texts=texts)
         verdicts = [Verdict(reward=0.0)] * draw.samples
         columns, version = self._pool.columns(versions=True), self._pool.weights_version
         batch = columns.batch(group, verdicts, draw=draw, version=version)

@@ -29,7 +29,6 @@ import pyarrow as pa
 from ..contract.files import reason_of
 from ..contract.settings import made_of, settings
 from ..errors import ProblemError, RolloutError, library, not_loaded
-from ..scoring.rules import metadata_of
 from ..scoring.scorer import BUFFER_SECONDS, Item, Scorer, Verdict, default_scorer
 from . import template_trial
 from .base import Columns, Faults, Feed, Group, Sampler
@@ -125,23 +124,24 @@ class LocalSampler(Sampler):
 
     def _answers(self, feed: Feed) -> Iterator[pa.RecordBatch | None]:
         requests: list[Any] = []
-        parts: list[Any] = []
+        groups: list[Any] = []
         """That of each request."""
 
         def take() -> None:
             for problems, draw in feed.take():
-                part = Part(self, problems, self.checked(problems), draw, first=len(parts))
-                requests.extend(part.requests)
-                parts.extend([part] * len(part.requests))
+                for row, prompt in enumerate(self.checked(problems)):
+                    group = OpenGroup(self, problems[row : row + 1], prompt, draw, first=len(requests))
+                    requests.extend(group.requests)
+                    groups.extend([group] * len(group.requests))
 
         def control(index: int, response: Response) -> Request | Response:
-            decided: Request | Response = parts[index].control(index, response)
+            decided: Request | Response = groups[index].control(index, response)
             return decided
 
         scoring = Scoring(self.scorer, self.faults, self.columns())
         failure: RolloutError | None = None
         while feed and failure is None:
-            requests, parts = [], []
+            requests, groups = [], []
             try:
                 take()
                 # Closed here and not when it is collected: till then its requests would go on.
@@ -149,14 +149,13 @@ class LocalSampler(Sampler):
                     for one in finished:
                         if one is not None:
                             feed.unfinished -= 1
-                            part = parts[one[0]]
-                            group = part.finished(*one)
-                            if group is not None:
-                                scoring.submit(part, group)
+                            group = groups[one[0]]
+                            whole = group.finished(*one)
+                            if whole is not None:
+                                scoring.submit(group, whole)
                                 # A stream may last as long as a run.
-                                begin = part.first + group.row * part.draw.samples
-                                for index in range(begin, begin + part.draw.samples):
-                                    requests[index] = parts[index] = None
+                                for index in range(group.first, group.first + group.draw.samples):
+                                    requests[index] = groups[index] = None
                         for _, batch in scoring.ready():
                             yield batch
                         yield None
@@ -182,68 +181,65 @@ class LocalSampler(Sampler):
         raise NotImplementedError
 
 
-class Part:
-    """Problems that were taken from a feed together: the requests for them, and the groups that responses make."""
+class OpenGroup:
+    """A problem of a feed that is being answered: the requests for it, and the group that their responses make."""
 
     def __init__(
-        self, sampler: LocalSampler, problems: pl.DataFrame, prompts: Sequence[list[int]], draw: Draw, *, first: int
+        self, sampler: LocalSampler, problem: pl.DataFrame, prompt: list[int], draw: Draw, *, first: int
     ) -> None:
-        self._sampler, self.problems, self._prompts = sampler, problems, prompts
-        self._metadata = metadata_of(problems)
-        self.first, self.draw, self._sampling = first, draw, sampler.sampling
+        self.problem, self.first, self.draw = problem, first, draw
+        self._sampler, self._sampling, self._prompt = sampler, sampler.sampling, prompt
+        self._row = problem.row(0, named=True)
         most = sampler.sampling.max_new_tokens
         requests = [
             Request(
                 prompt_ids=prompt,
-                seed=response_seed(draw.seed, draw.phase, draw.step, problem_id, sample),
+                seed=response_seed(draw.seed, draw.phase, draw.step, self._row["problem_id"], sample),
                 max_new_tokens=min(draw.max_new_tokens or most, most),
-                messages=sampler.prompts.messages(text) if sampler.prompts.chat else (),
+                messages=sampler.prompts.messages(self._row["prompt"]) if sampler.prompts.chat else (),
             )
-            for problem_id, prompt, text in zip(problems["problem_id"], prompts, problems["prompt"], strict=True)
             for sample in range(draw.first_sample, draw.first_sample + draw.samples)
         ]
         if draw.max_new_tokens is None:
             self.requests, self._control = controlled(requests, sampler.sampling, sampler.tokenizer)
         else:
             self.requests, self._control = requests, as_it_is
-        self._buffered: dict[int, dict[int, Response]] = {}
+        self.heard: list[tuple[int, Response]] = []
+        """What the engine has answered, with the index of the request, from which follows how far it is."""
+        self._finished: dict[int, Response] = {}
 
     def control(self, index: int, response: Response) -> Request | Response:
         """The ``Continue`` of these requests."""
+        self.heard.append((index, response))
         return self._control(index - self.first, response)
 
     def finished(self, index: int, response: Response) -> Group | None:
-        """Take a response; returns its group where that is complete."""
-        samples = self.draw.samples
-        row, sample = divmod(index - self.first, samples)
-        group = self._buffered.setdefault(row, {})
-        group[sample] = response
-        if len(group) < samples:
+        """Take a finished response; returns the group where it is complete."""
+        self._finished[index] = response
+        if len(self._finished) < self.draw.samples:
             return None
-        del self._buffered[row]
-        responses = [group[sample] for sample in range(samples)]
+        responses = [response for _, response in sorted(self._finished.items())]
         # Batch decoding is several times cheaper than one call per response.
         unread = [r.ids for r in responses if r.text is None]
         decoded = iter(self._sampler.tokenizer.batch_decode(unread, skip_special_tokens=True))
         return Group(
-            row=row,
-            problem_id=self.problems["problem_id"][row],
-            prompt_ids=self._prompts[row],
+            problem_id=self._row["problem_id"],
+            prompt_ids=self._prompt,
             responses=responses,
             texts=[next(decoded) if r.text is None else r.text for r in responses],
         )
 
     def items(self, group: Group) -> list[Item]:
-        """Return what is to be scored of a group: aborted responses earn 0 and are not scored."""
-        verifier, answer = self.problems["verifier"][group.row], self.problems["answer"][group.row]
+        """Return what is to be scored of the group: aborted responses earn 0 and are not scored."""
+        verifier, answer, metadata = self._row["verifier"], self._row["answer"], self._row.get("metadata") or ""
         return [
-            Item(verifier=verifier, response=text, answer=answer, metadata=self._metadata[group.row])
+            Item(verifier=verifier, response=text, answer=answer, metadata=metadata)
             for response, text in zip(group.responses, group.texts, strict=True)
             if response.finish_reason != "aborted"
         ]
 
     def rows(self, columns: Columns, group: Group, verdicts: Sequence[Verdict]) -> pa.RecordBatch:
-        """Return the rows of a group; a penalty on length is taken off the rewards of right responses."""
+        """Return the rows of the group; a penalty on length is taken off the rewards of right responses."""
         penalty, phase = self._sampling.length_penalty, self.draw.phase
         if penalty is not None:
             verdicts = [
@@ -254,40 +250,40 @@ class Part:
 
 
 class Scoring:
-    """Groups that are being scored, each with its part; those that are scored come out as rows."""
+    """Groups that are being scored; those that are come out as rows."""
 
     def __init__(self, scorer: Scorer, faults: Faults, columns: Columns) -> None:
         self._scorer, self._faults, self._columns = scorer, faults, columns
-        self._waiting: dict[Future[list[Verdict]], tuple[Part, Group]] = {}
+        self._waiting: dict[Future[list[Verdict]], tuple[OpenGroup, Group]] = {}
 
-    def submit(self, part: Part, group: Group) -> None:
-        """Begin with a group."""
-        self._waiting[self._scorer.submit(part.items(group), hold=True)] = part, group
+    def submit(self, group: OpenGroup, whole: Group) -> None:
+        """Begin with a group that is complete."""
+        self._waiting[self._scorer.submit(group.items(whole), hold=True)] = group, whole
 
-    def ready(self) -> Iterator[tuple[Part, pa.RecordBatch]]:
+    def ready(self) -> Iterator[tuple[OpenGroup, pa.RecordBatch]]:
         """Yield the groups that are scored by now: one with responses that hang holds up no other."""
         if self._waiting:
             self._scorer.flush(held=BUFFER_SECONDS)
         for future in [waiting for waiting in self._waiting if waiting.done()]:
-            part, group = self._waiting.pop(future)
+            group, whole = self._waiting.pop(future)
             try:
                 verdicts = future.result()
             except ProblemError as error:
-                group, verdicts = self._faults.lost(group, error), []
+                whole, verdicts = self._faults.lost(whole, error), []
             else:
                 self._faults.add({}, scored=bool(verdicts))
             scored = iter(verdicts)
             # Aborted ones were not scored.
-            whole = [Verdict(reward=0.0) if r.finish_reason == "aborted" else next(scored) for r in group.responses]
-            yield part, part.rows(self._columns, group, whole)
+            every = [Verdict(reward=0.0) if r.finish_reason == "aborted" else next(scored) for r in whole.responses]
+            yield group, group.rows(self._columns, whole, every)
 
-    def within(self, seconds: float | None) -> Iterator[tuple[Part, pa.RecordBatch]]:
+    def within(self, seconds: float | None) -> Iterator[tuple[OpenGroup, pa.RecordBatch]]:
         """Wait for a verdict, no longer than some seconds, and yield the groups that are scored by then."""
         self._scorer.flush()
         wait(self._waiting, timeout=seconds, return_when=FIRST_COMPLETED)
         yield from self.ready()
 
-    def rest(self) -> Iterator[tuple[Part, pa.RecordBatch]]:
+    def rest(self) -> Iterator[tuple[OpenGroup, pa.RecordBatch]]:
         """Wait for all other groups and yield each as it is scored."""
         while self._waiting:
             yield from self.within(None)
