@@ -14,7 +14,7 @@ from hypothesis import settings
 from isocompute.rollout import Sampling, open_sampler
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.base import Feed
-from isocompute.rollout.samplers.sampling import Draw
+from isocompute.rollout.samplers.sampling import Draw, Request
 
 # A busy machine is no failure.
 settings.register_profile("unhurried", deadline=None)
@@ -78,7 +78,7 @@ class Tiny:
             intermediate_size=64,
             num_hidden_layers=2,
             num_attention_heads=1,
-            max_position_embeddings=64,
+            max_position_embeddings=512,
             tie_word_embeddings=self.tied,
             initializer_range=0.3,
             eos_token_id=1,
@@ -88,6 +88,11 @@ class Tiny:
         policy = transformers.LlamaForCausalLM(config).eval()
         policy.save_pretrained(folder)
         return policy
+
+    def requests(self, count: int, *, length: int = 8, prompt: str = "1+1=") -> list[Request]:
+        """Requests for one prompt, with a seed each."""
+        ids = self.ids(prompt)
+        return [Request(prompt_ids=ids, seed=seed, max_new_tokens=length) for seed in range(count)]
 
     def sample(
         self, sampler: Any, problems: pl.DataFrame | None = None, samples: int = 4, **other: Any
@@ -104,7 +109,7 @@ class Tiny:
         feed.add(parts.pop(), draw)
         groups = []
         for group in sampler.answer(feed):
-            groups += [] if group is None else [pl.DataFrame(pl.from_arrow(group))]
+            groups += [] if group is None else [pl.DataFrame(group)]
             if parts:
                 feed.add(parts.pop(), draw)
         assert not feed.unfinished
@@ -183,7 +188,6 @@ def server_url(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
     if "ISOCOMPUTE_ROLLOUT_FAULTS" in os.environ:
         server = Served(tiny.folder, tmp_path_factory.mktemp("server"))
-        server.wait()
     else:
         server = Stub(open_sampler("transformers", str(tiny.folder), Sampling()))
     yield server.url

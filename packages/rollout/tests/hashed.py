@@ -66,6 +66,12 @@ def replicas(folder: Path, count: int, **options: Any) -> Any:
     return opened
 
 
+def synced(pool: Any, seed: int, version: int) -> None:
+    """Sync the same weights with replicas and with the sampler in this process."""
+    for each in (pool, pool.alone):
+        each.sync(weights(seed), version)
+
+
 class HashedSampler(Sampler):
     """Answers with up to ``max_new_tokens`` tokens that a hash of weights and seed determines.
 
@@ -127,7 +133,7 @@ class HashedSampler(Sampler):
 
     def _batches(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
         self.lengths(problems)
-        for row, (problem_id, prompt) in enumerate(problems.select("problem_id", "prompt").iter_rows()):
+        for problem_id, prompt in problems.select("problem_id", "prompt").iter_rows():
             while self._told("wait"):
                 sleep(0.01)
             if (self._folder / f"deadly-{problem_id}").exists():
@@ -137,7 +143,7 @@ class HashedSampler(Sampler):
             numbers = range(draw.first_sample, draw.first_sample + draw.samples)
             responses = [self._response(draw, problem_id, sample) for sample in numbers]
             tokens, texts = [ord(c) for c in prompt], [""] * len(responses)
-            group = Group(row=row, problem_id=problem_id, prompt_ids=tokens, responses=responses, texts=texts)
+            group = Group(problem_id=problem_id, prompt_ids=tokens, responses=responses, texts=texts)
             verdicts = [Verdict(reward=float(r.ids[0] % 2)) for r in responses]
             yield self.columns().batch(group, verdicts, draw=draw, version=self.weights_version)
 

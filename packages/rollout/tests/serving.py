@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -86,6 +86,9 @@ class Loopback(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
 
+    def __exit__(self, *_: Any) -> None:
+        self.end()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of clients that went away."""
 
@@ -108,9 +111,6 @@ class Served:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-
-    def wait(self) -> None:
-        """Wait until it answers."""
         for _ in range(600):
             with contextlib.suppress(OSError), urllib.request.urlopen(self.url[:-3] + "/health", timeout=1):
                 return
@@ -217,16 +217,6 @@ class Proxy(Loopback):
     def end(self) -> None:
         self.ends.set()
         super().end()
-
-
-@contextlib.contextmanager
-def between(url: str, plan: Plan = lambda asked: None) -> Iterator[Proxy]:
-    """Run a proxy meanwhile."""
-    proxy = Proxy(url, plan)
-    try:
-        yield proxy
-    finally:
-        proxy.end()
 
 
 class _Passes(Handler):

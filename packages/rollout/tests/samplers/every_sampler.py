@@ -225,7 +225,7 @@ def test_a_stream_yields_every_group_whole_and_once(sampler: Any, tiny: Any) -> 
     for group in groups:
         assert len(set(group["problem_id"].to_pylist())) == 1
         assert group["sample"].to_pylist() == list(range(5))
-    joined = pl.concat([pl.DataFrame(pl.from_arrow(group)) for group in groups]).sort("problem_id", "sample")
+    joined = pl.concat([pl.DataFrame(group) for group in groups]).sort("problem_id", "sample")
     assert joined.drop("logprobs").equals(whole.drop("logprobs"))
 
 

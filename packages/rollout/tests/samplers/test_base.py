@@ -1,10 +1,10 @@
 """Groups of responses as record batches, and problems that turn out not to be scorable."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 import pytest
 from isocompute.rollout import RolloutError, open_sampler
 from isocompute.rollout.contract import tables
@@ -14,24 +14,14 @@ from isocompute.rollout.samplers.sampling import Draw, Response, aborted
 from isocompute.rollout.scoring.sandbox.process import ScoringConfig
 from isocompute.rollout.scoring.scorer import Item, Scorer, Verdict
 
-DRAW = Draw(samples=3, seed=1, step=2, phase="train", run_id="r", first_sample=5)
-
-
-def table(responses: list[Response], verdicts: list[Verdict], columns: Columns) -> pl.DataFrame:
-    group = Group(
-        row=0, problem_id="p", prompt_ids=[7, 8], responses=responses, texts=[str(len(r.ids)) for r in responses]
-    )
-    batch = columns.batch(group, verdicts, draw=DRAW, version=4)
-    return tables.check(pl.DataFrame(pl.from_arrow(pa.Table.from_batches([batch]))), "rollouts", where="made")
-
 
 def test_what_went_wrong_with_a_response_has_a_column_of_its_own() -> None:
     whole = Response(ids=np.array([1, 2], np.int32), logprobs=np.zeros(2, np.float32), finish_reason="length")
-    made = table(
-        [whole, aborted("the server hung"), whole],
-        [Verdict(reward=1.0), Verdict(reward=0.0), Verdict(reward=0.0, error="out of time")],
-        Columns(),
-    )
+    responses = [whole, aborted("the server hung"), whole]
+    group = Group(problem_id="p", prompt_ids=[7, 8], responses=responses, texts=[""] * 3)
+    verdicts = [Verdict(reward=1.0), Verdict(reward=0.0), Verdict(reward=0.0, error="out of time")]
+    batch = Columns().batch(group, verdicts, draw=Draw(samples=3, seed=1, step=2), version=4)
+    made = tables.check(pl.DataFrame(batch), "rollouts", where="made")
     assert made["failure"].to_list() == [None, "the server hung", None]
     assert made["score_error"].to_list() == [None, None, "out of time"]
     assert made["finish_reason"].to_list() == ["length", "aborted", "length"]
@@ -43,14 +33,16 @@ def test_a_group_with_a_response_that_hangs_holds_up_no_other() -> None:
     # The pattern takes for ever; a comparison of texts is done at once.
     names = [r"exact|regex:^(a+)+$", "exact", "exact"]
     scorer = Scorer(ScoringConfig(seconds=0.5, wall_factor=1000))
-    scoring = Scoring(scorer, Faults())
+    scoring = Scoring(scorer, Faults(), Columns())
     empty = Response(ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), finish_reason="stop")
     for row, text in enumerate(("a" * 60 + "!", "a", "b")):
-        group = Group(row=row, problem_id=str(row), prompt_ids=[], responses=[empty], texts=[text])
-        scoring.submit(group, [Item(verifier=names[row], response=text, answer="a")])
-    assert [(group.row, verdicts[0].reward) for group, verdicts in scoring.ready()] == [(1, 1), (2, 0)]
-    ((late, verdicts),) = scoring.rest()
-    assert (late.row, verdicts[0].error) == (0, "deadline: more than 0.5 s of processor time")
+        group = Group(problem_id=str(row), prompt_ids=[], responses=[empty], texts=[text])
+        item = Item(verifier=names[row], response=text, answer="a")
+        part: Any = SimpleNamespace(items=lambda _, item=item: [item], rows=lambda _, group, verdicts: verdicts[0])
+        scoring.submit(part, group)
+    assert [batch.reward for _, batch in scoring.ready()] == [1, 0]
+    ((_, late),) = scoring.rest()
+    assert late.error == "deadline: more than 0.5 s of processor time"
     assert list(scoring.rest()) == []
     scorer.close()
 

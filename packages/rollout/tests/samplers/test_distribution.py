@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from isocompute.rollout import Sampling
-from isocompute.rollout.samplers.transformers import StopTexts, Uniforms, distribution, draw
+from isocompute.rollout.samplers.transformers import StopTexts, distribution, draw, uniforms
 
 torch = pytest.importorskip("torch")
 
@@ -59,7 +59,8 @@ def test_tokens_are_drawn_as_often_as_they_are_probable_and_none_that_is_left_ou
     sampling = Sampling(top_k=3)
     count = 5_000
     scores = distribution(torch.tensor([[2.0, 1.0, 0.0, -1.0]]), sampling).repeat(count, 1)
-    drawn = draw(scores, Uniforms(range(count)).next()).bincount(minlength=4)
+    numbers = torch.tensor([uniforms(seed, 1)[0] for seed in range(count)])
+    drawn = draw(scores, numbers).bincount(minlength=4)
     assert drawn[3] == 0
     for seen, chance in zip(drawn.tolist(), scores[0].exp().tolist(), strict=True):
         assert abs(seen - count * chance) <= 6 * math.sqrt(count * chance * (1 - chance) + 1e-9)

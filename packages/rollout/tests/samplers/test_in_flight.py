@@ -3,7 +3,6 @@
 One engine on CPU answers all questions. What replicas do with it is in ``replicas/test_pipe.py``.
 """
 
-import json
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,19 +27,11 @@ LONG = 40
 
 
 @pytest.fixture(scope="module")
-def engine(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def engine(tiny: Any) -> Iterator[Any]:
     """An engine for eight responses at a time, which caches prompts."""
-    folder = tmp_path_factory.mktemp("long")
-    tiny.save(folder, seed=0)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
-    opened = open_sampler(
-        "vllm",
-        str(folder),
-        Sampling(max_new_tokens=LONG, max_prompt_tokens=300),
-        engine=EngineConfig(prefix_caching=True, max_batched_tokens=340),
-        responses=8,
-    )
+    sampling = Sampling(max_new_tokens=LONG, max_prompt_tokens=300)
+    caching = EngineConfig(prefix_caching=True, max_batched_tokens=340)
+    opened = open_sampler("vllm", str(tiny.folder), sampling, engine=caching, responses=8)
     yield opened
     opened.close()
 
@@ -60,10 +51,6 @@ def policies(engine: Any, tiny: Any, tmp_path: Path) -> Iterator[list[Any]]:
     engine.sync(made[0].state_dict(), 0, in_flight=True)
 
 
-def requests(tiny: Any, count: int, *, length: int = LONG, prompt: str = "1+1=") -> list[Request]:
-    return [Request(prompt_ids=tiny.ids(prompt), seed=seed, max_new_tokens=length) for seed in range(count)]
-
-
 def scores(policies: list[Any], request: Request, response: Any) -> list[float]:
     """Log-probabilities of a response's tokens, each under the weights of its version."""
     starts, versions = zip(*response.versions, strict=True)
@@ -74,7 +61,7 @@ def scores(policies: list[Any], request: Request, response: Any) -> list[float]:
 def test_responses_go_on_with_the_cache_of_old_weights_and_say_which_have_drawn_each_token(
     engine: Any, tiny: Any, policies: list[Any]
 ) -> None:
-    asked = requests(tiny, 6)
+    asked = tiny.requests(6, length=LONG)
     generation, finished = engine._generate(asked, as_it_is), {}
     for version in range(3):
         if version:
@@ -111,7 +98,7 @@ def test_another_stream_is_answered_with_the_current_weights_alone_while_the_fir
         assert alone[-1]["versions"].to_list() == [[version]] * 18
         assert tiny.largest_difference(policies[version], alone[-1]) < 1e-4
     rows += stream
-    table = pl.concat([pl.DataFrame(pl.from_arrow(group)) for group in rows]).sort("problem_id", "sample")
+    table = pl.concat([pl.DataFrame(group) for group in rows]).sort("problem_id", "sample")
     tables.check(table, "rollouts", where="sampled")
     assert len(table) == 24
     assert (table["weights_version"] == table["versions"].list.first()).all()
@@ -159,7 +146,7 @@ def test_what_is_abandoned_is_handed_out_with_its_tokens_so_far_and_nothing_is_l
     assert engine.abandon()
     assert not engine._loop._engine.has_unfinished_requests()
     groups += stream
-    table = pl.concat([pl.DataFrame(pl.from_arrow(group)) for group in groups]).sort("problem_id", "sample")
+    table = pl.concat([pl.DataFrame(group) for group in groups]).sort("problem_id", "sample")
     assert len(table) == 18
     tokens = table["response_ids"].list.len()
     cut = table["finish_reason"] == "aborted"

@@ -91,7 +91,7 @@ def test_new_groups_begin_while_verdicts_are_slow_and_all_come_out_in_their_rows
         assert next(stream) is None
     for number, (verdicts, count) in enumerate(scorer.asked):
         verdicts.set_result([Verdict(reward=number / 2)] * count)
-    groups = [pl.DataFrame(pl.from_arrow(group)) for group in stream if group is not None]
+    groups = [pl.DataFrame(group) for group in stream if group is not None]
     table = pl.concat(groups).sort("problem_id", "sample")
     alone = tiny.problems[:3].sort("problem_id")
     assert table["problem_id"].to_list() == [name for name in alone["problem_id"] for _ in range(2)]

@@ -57,15 +57,15 @@ def test_an_engine_on_cpu_has_room_for_what_can_be_alive_and_no_more(
 )
 def test_the_kv_cache_of_a_token_and_the_weights_are_known(name: str, kv_bytes: int) -> None:
     found = plan(name, EngineConfig(), cuda=True, available=0.9 * GPU)
-    assert (found.kv_token, found.weights) == (kv_bytes, 2 * PARAMETERS[name])
+    assert (found.kv_token, found.needed["weights"]) == (kv_bytes, 2 * PARAMETERS[name])
     # GPUs that share a model take a part each.
     shared = plan(name, EngineConfig(tensor_parallel=4), cuda=True, available=0.9 * GPU)
-    assert (shared.weights, shared.kv_token) == (found.weights / 4, kv_bytes / 4)
+    assert (shared.needed["weights"], shared.kv_token) == (found.needed["weights"] / 4, kv_bytes / 4)
     # A checkpoint in float32 is held in 16 bits unless it is asked for.
     size = size_of(CONFIGS[name] | {"dtype": "float32"}, parameters=PARAMETERS[name])
     for dtype, width in (("auto", 2), ("float32", 4)):
         engine = EngineConfig(dtype=dtype).resolved(longest=2048, cuda=True)
-        assert estimate(size, engine, Sampling(), model="m", available=GPU).weights == width * size.parameters
+        assert estimate(size, engine, Sampling(), model="m", available=GPU).needed["weights"] == width * size.parameters
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_quantised_weights_take_what_their_checkpoint_takes(quantization: dict[s
         size = size_of(config, parameters=72_000_000_000, stored=stored)
         # The unquantised weights alone would be 144 GB.
         planned = estimate(size, engine, Sampling(max_new_tokens=64), model="m", available=1.1 * GPU)
-        assert planned.weights == weights
+        assert planned.needed["weights"] == weights
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 from every_sampler import *  # noqa: F403
 from isocompute.rollout import RolloutError, Sampling, open_sampler
 from isocompute.rollout.samplers.sampling import Interruption, response_seed
-from serving import KEY, Proxy, between, free_port
+from serving import KEY, Proxy, free_port
 
 pytest.importorskip("httpx2")
 
@@ -89,7 +89,7 @@ def test_a_strict_server_is_asked_without_the_fields_it_refuses(
     # Newer chat servers want max_completion_tokens instead.
     strict += ["max_tokens"] if protocol == "chat" else []
     whole = tiny.sample(sampler)
-    with between(server_url, lambda asked: next((f"refuse {n}" for n in strict if n in asked), None)) as proxy:
+    with Proxy(server_url, lambda asked: next((f"refuse {n}" for n in strict if n in asked), None)) as proxy:
         tokenized = tiny.sample(opened(base_url=proxy.url, concurrency=1))
         assert len(proxy.injected) == len(strict)
     assert set(tokenized["retokenized"]) == {True}
@@ -110,7 +110,7 @@ def test_a_server_that_refuses_what_would_change_the_responses_is_not_asked_with
     opened: Any, tiny: Any, server_url: str, options: Any
 ) -> None:
     name = next(iter(options))
-    with between(server_url, lambda asked: f"refuse {name}") as proxy:
+    with Proxy(server_url, lambda asked: f"refuse {name}") as proxy:
         strict = opened(dataclasses.replace(tiny.sampling, **options), base_url=proxy.url)
         with pytest.raises(RolloutError, match=f"the server refuses {name} .* the responses would be others"):
             tiny.sample(strict)
@@ -181,13 +181,13 @@ def test_a_fault_of_a_server_costs_no_other_response_and_is_visible(
         return fault
 
     with ExitStack() as stack:
-        faulty = stack.enter_context(between(server_url, plan))
-        urls = [faulty.url, *([stack.enter_context(between(server_url)).url] if two_servers else [])]
+        faulty = stack.enter_context(Proxy(server_url, plan))
+        urls = [faulty.url, *([stack.enter_context(Proxy(server_url)).url] if two_servers else [])]
         disturbed = opened(base_urls=urls, timeout_seconds=2 if fault == "hang" else 60)
         groups = list(disturbed.stream(tiny.problems, samples=4, seed=3, step=1, run_id="r"))
         disturbed.close()
     assert met or two_servers
-    found = pl.concat([pl.DataFrame(pl.from_arrow(group)) for group in groups]).sort("problem_id", "sample")
+    found = pl.concat([pl.DataFrame(group) for group in groups]).sort("problem_id", "sample")
     # Each response is there once, finished or aborted with the reason, and those that met no fault are as ever.
     assert found.select("problem_id", "sample").equals(expected.select("problem_id", "sample"))
     aborted = found.filter(pl.col("finish_reason") == "aborted")

@@ -72,16 +72,14 @@ def test_a_prompt_begins_once_as_it_is_told_or_as_the_template_or_else_the_token
     assert prompt(tokenizer(adds=adds), "<s>1+1=", bos=bos) == (plain if bos is not None else "<s>1+1=")
 
 
-def test_system_prompt_and_examples_are_turns_of_a_chat() -> None:
+def test_system_prompt_and_examples_are_turns_of_a_chat_or_text_of_a_plain_prompt() -> None:
     made = tokenizer(template=WITH_BOS)
     asked = {"system": "be brief", "examples": [["1+2=", "3"], ["2+2=", "4"]]}
     assert prompt(made, **asked) == (
         "<s>[system]be brief;[user]1+2=;[assistant]3;[user]2+2=;[assistant]4;[user]1+1=;[assistant]"
     )
     assert prompt(made, chat_options={"enable_thinking": False}) == "<s>[user]1+1=;[assistant]!"
-
-
-def test_system_prompt_and_examples_are_text_of_a_plain_prompt() -> None:
+    # And text of a plain prompt.
     asked = {"system": "be brief", "examples": [["1+2=", "3"]]}
     assert prompt(tokenizer(adds="bos"), **asked) == "<s>be brief\n\n1+2=3\n\n1+1="
     assert prompt(tokenizer(), separator=" ", **asked) == "be brief 1+2=3 1+1="
@@ -143,22 +141,18 @@ def test_a_setting_that_cannot_be_is_named(settings: Any, message: str) -> None:
         prompting_from(settings)
 
 
-@pytest.fixture
-def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torchvision as its CUDA build is beside the CPU build of torch: it is there, and cannot be imported."""
+def test_a_library_that_does_not_fit_torch_is_named_with_the_command_that_mends_it_and_no_model_is_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from isocompute.rollout.samplers.vllm.sampler import engine_class
+
+    # As its CUDA build is beside the CPU build of torch: it is there, and cannot be imported.
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision" / "__init__.py").write_text(
         'raise RuntimeError("operator torchvision::nms does not exist")\n'
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
-
-
-def test_a_library_that_does_not_fit_torch_is_named_with_the_command_that_mends_it_and_no_model_is_blamed(
-    broken: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from isocompute.rollout.samplers.vllm.sampler import engine_class
-
     said = str(not_loaded("some/model", ImportError("cannot import name 'LLM'")))
     assert "the installed torchvision does not fit this torch (operator torchvision::nms does not exist)" in said
     assert said.endswith("pip uninstall --yes torchvision torchaudio torchcodec")

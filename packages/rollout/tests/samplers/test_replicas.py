@@ -26,7 +26,6 @@ pytestmark = [pytest.mark.slow("Ray"), pytest.mark.xdist_group("ray")]
 
 # Sampled in this process alone.
 del test_log_probabilities_are_a_tied_models_after_every_sync  # noqa: F821
-del test_a_tied_head_that_differs_from_the_embedding_is_refused  # noqa: F821
 
 
 @pytest.fixture(scope="module")

@@ -92,17 +92,6 @@ def test_what_a_device_does_not_have_is_refused_there_and_taken_on_the_other(
         assert config.resolved(longest=101, cuda=not cuda).device == ("cpu" if cuda else "cuda")
 
 
-def test_workarounds_for_cpu_do_not_apply_on_cuda() -> None:
-    cpu, cuda = (EngineConfig().resolved(longest=40_000, cuda=cuda) for cuda in (False, True))
-    for name in ("chunked_prefill", "prefix_caching", "cuda_graphs"):
-        assert (getattr(cpu, name), getattr(cuda, name)) == (False, True)
-    assert (cpu.device, cpu.dtype, cuda.device, cuda.dtype) == ("cpu", "float32", "cuda", "auto")
-    assert (cpu.async_scheduling, cuda.async_scheduling) == (False, None)
-    # Without chunked prefill the longest request fits into one pass.
-    assert (cpu.max_batched_tokens, cuda.max_batched_tokens) == (40_000, 8_192)
-    assert EngineConfig(max_concurrent=20_000).resolved(longest=16, cuda=False).max_batched_tokens == 20_000
-
-
 @pytest.mark.parametrize(
     ("settings", "name", "value"),
     [
@@ -135,3 +124,11 @@ def test_a_right_response_loses_in_training_what_the_formula_says(
     else:
         over = (tokens - penalty.longest + penalty.margin) / penalty.margin
         assert found == pytest.approx(1 - min(max(over, 0.0), 1.0), abs=1e-12)
+
+
+def test_a_pass_has_room_for_the_longest_request_on_cpu_and_for_what_is_generated_together() -> None:
+    for config, longest, expected in (
+        (EngineConfig(), 40_000, 40_000),
+        (EngineConfig(max_concurrent=20_000), 16, 20_000),
+    ):
+        assert config.resolved(longest=longest, cuda=False).max_batched_tokens == expected

@@ -37,13 +37,8 @@ def calls(sampler: Any) -> Iterator[list[tuple[int, ...]]]:
     hook.remove()
 
 
-def requests(tiny: Any, *, count: int = 12, length: int = 8, prompt: str = "1+1=") -> list[Request]:
-    ids = tiny.ids(prompt)
-    return [Request(prompt_ids=ids, seed=seed, max_new_tokens=length) for seed in range(count)]
-
-
 def test_a_response_leaves_the_batch_when_it_is_finished(sampler: Any, tiny: Any, calls: list[Any]) -> None:
-    finished = filter(None, sampler._generate(requests(tiny, count=64), as_it_is))
+    finished = filter(None, sampler._generate(tiny.requests(64), as_it_is))
     whole = [(len(calls), len(response.ids)) for _, response in finished]
     lengths = np.array([length for _, length in whole])
     assert [made for made, _ in whole] == lengths.tolist() == sorted(lengths)
@@ -57,7 +52,7 @@ def test_a_response_leaves_the_batch_when_it_is_finished(sampler: Any, tiny: Any
 def test_a_request_that_follows_goes_on_from_the_response_and_waits_for_others_of_its_length(
     sampler: Any, tiny: Any, calls: list[Any]
 ) -> None:
-    asked = requests(tiny, count=20, length=3)
+    asked = tiny.requests(20, length=3)
     begun: dict[int, Response] = {}
 
     def twice(index: int, response: Response) -> Request | Response:
@@ -78,7 +73,7 @@ def test_prompts_of_several_lengths_are_answered_together_as_they_are_alone(
     sampler: Any, tiny: Any, calls: list[Any]
 ) -> None:
     prompts = ("1+1=", "2+1+1=", "-3+12-1=", "4=", "4+1=")
-    asked = [each for count, text in enumerate(prompts, 1) for each in requests(tiny, count=count, prompt=text)]
+    asked = [each for count, text in enumerate(prompts, 1) for each in tiny.requests(count, prompt=text)]
     together = dict(filter(None, sampler._generate(asked, as_it_is)))
     # Of 2 to 4 tokens, and then those of 6 and 8, since little is to be computed for padding; each is read once for all
     # responses to it.
@@ -92,9 +87,9 @@ def test_prompts_of_several_lengths_are_answered_together_as_they_are_alone(
 
 
 def test_a_model_that_padding_changes_is_given_none(tiny: Any, sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, forward = tiny.sample(sampler)["response_ids"].to_list(), TransformersSampler._forward
+    expected, forward = tiny.sample(sampler)["response_ids"].to_list(), TransformersSampler.forward
     monkeypatch.setattr(
-        TransformersSampler, "_forward", lambda self, given, mask, cache: forward(self, given, None, cache)
+        TransformersSampler, "forward", lambda self, given, mask, cache: forward(self, given, None, cache)
     )
     deaf = open_sampler("transformers", str(tiny.folder), tiny.sampling)
     assert tiny.sample(deaf)["response_ids"].to_list() == expected

@@ -75,7 +75,7 @@ class Watched(VirtualPipe):
         super().__init__(*arguments, **options)
 
     def _start(self, group: Any) -> Any:
-        self.started.append((group.draw.step, group.problems["problem_id"].item()))
+        self.started.append((group.draw.step, group.problem["problem_id"].item()))
         return super()._start(group)
 
     def _pass(self, time: float) -> None:
@@ -253,7 +253,7 @@ def test_what_is_abandoned_is_all_that_was_generated_and_not_taken(opened: Any, 
         assert len(first.take(9)) == 2 * SAMPLES
         second = VirtualPipe(opened, slots=7, update_time=2)
         second.load_state(tensors, values)
-        waiting = {(group.draw.step, group.problems["problem_id"].item()) for group in second._waiting}
+        waiting = {(group.draw.step, group.problem["problem_id"].item()) for group in second._waiting}
         parts = [second.take(step) for step in values["begun"]]
         whole = {(row["step"], row["problem_id"], row["sample"]): row for part in parts for row in part.to_dicts()}
         assert len(left) == sum(key[:2] not in waiting for key in whole)

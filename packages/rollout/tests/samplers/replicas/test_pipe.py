@@ -296,23 +296,6 @@ def test_an_evaluation_that_is_not_read_to_its_end_breaks_nothing_else() -> None
 PROBLEMS = 12
 
 
-@pytest.fixture(scope="module")
-def pair(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Two replicas of ``hashed.HashedSampler``."""
-    opened = hashed.replicas(tmp_path_factory.mktemp("replicas"), 2)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def pool(pair: Any) -> Any:
-    """Two replicas, and the sampler in this process with the same weights."""
-    pair.settle()
-    for each in (pair, pair.alone):
-        each.sync(hashed.weights(0), 0)
-    return pair
-
-
 def expected(pool: Any, version: int, step: int, phase: str = "train") -> dict[tuple[str, int], list[int]]:
     """The tokens that the sampler in this process answers with the weights of a version."""
     pool.alone.sync(hashed.weights(version), version)

@@ -15,7 +15,7 @@ from typing import Any
 import hashed
 import polars as pl
 import pytest
-from hashed import SAMPLING
+from hashed import SAMPLING, synced
 from isocompute.rollout import RolloutError, open_sampler
 from isocompute.rollout.errors import EngineError
 from isocompute.rollout.samplers.replicas.pool import Replicas
@@ -39,45 +39,12 @@ PROBLEMS = 24
 ASKED: dict[str, Any] = {"samples": 3, "seed": 7, "step": 1}
 
 
-@pytest.fixture(scope="module")
-def shared(cluster: Any) -> Iterator[Any]:
-    """A placement group with room for two replicas and somebody else, which outlives them."""
-    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
-
-    group = placement_group([{"CPU": 1.0}] * 3, strategy="PACK")
-    yield group
-    assert placement_group_table(group)["state"] == "CREATED"
-    remove_placement_group(group)
-
-
-@pytest.fixture(scope="module")
-def pair(shared: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Two replicas of ``hashed.HashedSampler``, whatever transport a test gives them."""
-    opened = hashed.replicas(tmp_path_factory.mktemp("replicas"), 2, placement=shared, bundles=[1, 2])
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def pool(pair: Any) -> Any:
-    """Two replicas with the weights of the sampler in this process, whatever another test did to them."""
-    pair.settle()
-    synced(pair, 0, 1)
-    return pair
-
-
 @pytest.fixture
 def over(pool: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The replicas, which get weights over another transport, and have time to join a group."""
     for name, value in (("transport", request.param), ("_bucket_seconds", 60.0)):
         monkeypatch.setattr(pool, name, value)
     return pool
-
-
-def synced(pool: Any, seed: int, version: int) -> None:
-    """Sync the same weights with replicas and with the sampler in this process."""
-    for each in (pool, pool.alone):
-        each.sync(hashed.weights(seed), version)
 
 
 def arriving(seed: int, moment: int, strike: Callable[[], None]) -> Iterator[tuple[str, Any]]:
@@ -96,7 +63,7 @@ def compare(pool: Any, count: int = 5, during: Callable[[int], object] = lambda 
     """
     problems, groups = hashed.problems(count), []
     for group in pool.stream(problems, **ASKED):
-        groups.append(pl.DataFrame(pl.from_arrow(group)))
+        groups.append(pl.DataFrame(group))
         during(len(groups))
     assert pl.concat(groups).sort("problem_id", "sample").equals(pool.alone.sample(problems, **ASKED))
 
@@ -138,18 +105,6 @@ def test_a_group_that_ends_two_replicas_is_named_and_without_the_current_weights
             pool.sample(problems, **ASKED)
     synced(pool, 2, 2)
     compare(pool, 6)
-
-
-def test_a_replica_that_mangles_the_weights_is_found_by_its_probe_and_answers_nothing(pool: Any) -> None:
-    wrong = pool.folder / f"mangle-{process(pool, 1)}"
-    wrong.touch()
-    with pytest.raises(RolloutError, match="replicas 0 and 1 do not"):
-        pool.sync(hashed.weights(1), 1)
-    with pytest.raises(RolloutError, match="the last sync failed"):
-        pool.sample(hashed.problems(4), **ASKED)
-    wrong.unlink()
-    synced(pool, 1, 1)
-    compare(pool)
 
 
 @pytest.mark.parametrize("over", ["gloo", "ipc"], indirect=True)

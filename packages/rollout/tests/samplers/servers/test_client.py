@@ -17,7 +17,7 @@ from serving import Handler, Loopback
 pytest.importorskip("httpx2")
 
 from isocompute.rollout.samplers.servers import client as client_module
-from isocompute.rollout.samplers.servers.client import Client, Failed, Refused, Server, Servers, run
+from isocompute.rollout.samplers.servers.client import Failed, Refused, Server, Servers, run
 
 
 class Replies(Handler):
@@ -41,7 +41,7 @@ def server(reply: Callable[[Any], None]) -> Iterator[tuple[str, list[Any]]]:
 
 def test_one_connection_serves_many_requests_and_the_key_goes_along() -> None:
     with server(lambda handler: handler.give(200, b'{"right": "\\u00e9"}')) as (url, seen):
-        client = Client(url, api_key="secret")
+        client = Server(url, api_key="secret")
         assert [run(client.ask("models", {"n": n})) for n in range(5)] == [{"right": "é"}] * 5
         assert run(client.ask("models", None)) == {"right": "é"}
         assert {(path, key) for path, key, _, _ in seen} == {("/v1/models", "Bearer secret")}
@@ -53,23 +53,23 @@ def test_one_connection_serves_many_requests_and_the_key_goes_along() -> None:
 @pytest.mark.parametrize("key", ["clé", "se\ncret", "se\x7fcret"])
 def test_a_key_that_is_none_is_refused_unseen(key: str) -> None:
     with pytest.raises(RolloutError, match="api_key") as refused:
-        Client("http://a", api_key=key)
+        Server("http://a", api_key=key)
     assert key not in str(refused.value)
 
 
 def test_a_key_is_sent_without_blanks_around_it_and_goes_before_credentials_in_the_address() -> None:
     with server(lambda handler: handler.give(200, b"1")) as (url, seen):
         address = url.replace("//", "//user:password@")
-        keyed = Client(address, api_key=" secret\r\n")
+        keyed = Server(address, api_key=" secret\r\n")
         run(keyed.ask("models", None))
-        run(Client(address).ask("models", None))
+        run(Server(address).ask("models", None))
         assert (seen[0][1], seen[1][1].split()[0]) == ("Bearer secret", "Basic")
         assert keyed.base_url == f"{url}/v1"
 
 
 def test_a_fork_has_connections_of_its_own() -> None:
     with server(lambda handler: handler.give(200, b"1")) as (url, seen):
-        client = Client(url)
+        client = Server(url)
         run(client.ask("models", None))
         forked = os.fork()
         if forked == 0:
@@ -104,7 +104,7 @@ def test_what_a_server_does_wrong_or_refuses_is_said_and_redirects_are_not_follo
 ) -> None:
     monkeypatch.setattr(client_module, "MAX_BYTES", 2**20)
     with server(reply) as (url, seen), pytest.raises(kind, match=reason) as failed:
-        run(Client(url, api_key="secret", timeout_seconds=20).ask("completions", {}))
+        run(Server(url, api_key="secret", timeout_seconds=20).ask("completions", {}))
     assert not getattr(failed.value, "unreachable", False)
     assert len(seen) == 1
 
@@ -132,7 +132,7 @@ def drip(handler: Any) -> None:
 @pytest.mark.parametrize("reply", [drip_body, drip_headers])
 def test_the_deadline_covers_the_whole_answer(reply: Any) -> None:
     with server(reply) as (url, _), pytest.raises(Failed, match=r"answer came within 0.3 s"):
-        run(Client(url, timeout_seconds=0.3).ask("completions", {}))
+        run(Server(url, timeout_seconds=0.3).ask("completions", {}))
 
 
 def test_a_server_says_how_long_it_wants_to_be_left_alone() -> None:
@@ -142,14 +142,14 @@ def test_a_server_says_how_long_it_wants_to_be_left_alone() -> None:
             server(lambda h, said=said: h.give(429, b"", Retry_After=said)) as (url, _),
             pytest.raises(Failed) as failed,
         ):
-            run(Client(url).ask("models", None))
+            run(Server(url).ask("models", None))
         assert least <= failed.value.wait_seconds <= most
 
 
 @pytest.mark.parametrize("address", ["localhost:8000", "ftp://a/v1", "http://", "http://a:0/v1", "http://[::1/v1", ""])
 def test_an_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(RolloutError, match="http://localhost:8000/v1"):
-        Client(address)
+        Server(address)
 
 
 @pytest.fixture(autouse=True)
@@ -174,7 +174,7 @@ class Asked:
 
 @pytest.fixture
 def three() -> Servers:
-    return Servers([Client(f"http://host{i}/v1") for i in range(3)])
+    return Servers([Server(f"http://host{i}/v1") for i in range(3)])
 
 
 def test_a_request_goes_to_the_server_with_the_fewest_in_flight(three: Servers) -> None:
@@ -204,7 +204,7 @@ def test_a_failed_request_goes_to_another_server_at_once_and_the_last_failure_sa
     assert not failed.value.unreachable
     # No connection anywhere is told apart.
     with pytest.raises(Failed, match="does not answer") as failed:
-        run(Servers([Client("http://host/v1")]).answered(asked))
+        run(Servers([Server("http://host/v1")]).answered(asked))
     assert failed.value.unreachable
 
 
@@ -243,15 +243,13 @@ def test_a_server_that_asks_for_it_is_left_alone_up_to_a_bound(three: Servers) -
 
 
 def test_a_request_does_not_wait_for_the_only_server_once_it_is_left_out() -> None:
-    only = Servers([Client("http://host/v1")])
+    only = Servers([Server("http://host/v1")])
     only.all[0].left_out_until = time.monotonic() + 1000
     assert run(only.answered(Asked())) == "answer"
 
 
 def test_addresses_are_completed_and_each_server_is_named_once() -> None:
     for given, used in (("http://a", "http://a/v1"), ("http://a:1/", "http://a:1/v1"), ("https://a/b/", "https://a/b")):
-        assert Client(given).base_url == used
-    with pytest.raises(RolloutError, match="must name at least one"):
-        Servers([])
+        assert Server(given).base_url == used
     with pytest.raises(RolloutError, match="server http://a/v1 twice"):
-        Servers([Client("http://a"), Client("http://a/v1/")])
+        Servers([Server("http://a"), Server("http://a/v1/")])

@@ -7,7 +7,7 @@ one Arrow batch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -32,10 +32,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """All responses to one problem, by its row and the index of their first request."""
+    """All responses to one problem."""
 
-    row: int
-    first: int = 0
     problem_id: str
     prompt_ids: list[int]
     responses: Sequence[Response]
@@ -48,8 +46,8 @@ class Columns:
     def __init__(
         self, *, keep_text: bool = False, sampled: bool = False, retokenized: bool = False, versions: bool = False
     ) -> None:
-        self._optional = {"text": keep_text, "sampled": sampled, "retokenized": retokenized}
-        self._optional |= dict.fromkeys(("versions", "version_starts"), versions)
+        optional = {"text": keep_text, "sampled": sampled, "retokenized": retokenized}
+        optional |= dict.fromkeys(("versions", "version_starts"), versions)
         types: dict[str, Any] = {
             "run_id": pa.large_string(),
             "step": pa.int64(),
@@ -70,7 +68,7 @@ class Columns:
             "versions": pa.large_list(pa.int64()),
             "version_starts": pa.large_list(pa.int32()),
         }
-        self.schema = pa.schema([(name, kind) for name, kind in types.items() if self._optional.get(name, True)])
+        self.schema = pa.schema([(name, kind) for name, kind in types.items() if optional.get(name, True)])
 
     def batch(self, group: Group, verdicts: Sequence[Verdict], *, draw: Draw, version: int) -> pa.RecordBatch:
         """Return the rows of one group; ``version`` is that of responses that do not say it themselves."""
@@ -107,10 +105,6 @@ class Faults:
         self._reasons: dict[str, str] = {}
         self._scored = False
 
-    def scored(self) -> None:
-        """Note that responses to some problem could be scored."""
-        self._scored = True
-
     def lost(self, group: Group, error: ProblemError) -> Group:
         """Note a problem; return its group with responses that count as aborted, tokens included."""
         if group.problem_id not in self._reasons:
@@ -130,7 +124,7 @@ class Faults:
         return noted
 
     def add(self, reasons: Mapping[str, str], *, scored: bool) -> None:
-        """Take what another process noted (``hand_over``)."""
+        """Take what was noted, as in another process (``hand_over``)."""
         self._reasons |= reasons
         self._scored |= scored
 
@@ -223,7 +217,6 @@ class Sampler:
 
         Args:
             problems: A ``problems`` table.
-            samples: Responses per problem.
             seed: The run's seed; every response's own is derived from it (``sampling.response_seed``).
             step: Update step the responses are for (cumulative rollouts for phase ``eval``).
             phase: What they are for: ``train``, ``eval``, ``difficulty``, ``baseline`` or ``canary``.
@@ -232,8 +225,8 @@ class Sampler:
                 none is interrupted.
 
         Returns:
-            The ``rollouts`` table sorted by problem and sample. ``response_ids`` holds the end-of-sequence
-            token where it was sampled, since stopping is learnt too.
+            The ``rollouts`` table by problem and sample. ``response_ids`` holds the end-of-sequence token where it was
+            sampled, since stopping is learnt too.
 
         Raises:
             RolloutError: A prompt is longer than ``max_prompt_tokens``, a verifier is unknown or refused, the
@@ -243,14 +236,12 @@ class Sampler:
         draw |= {"first_sample": first_sample, "max_new_tokens": max_new_tokens}
         batches = list(self.stream(problems, samples=samples, **draw))
         table = pa.Table.from_batches(batches, None if batches else self.columns().schema)
-        return pl.DataFrame(pl.from_arrow(table)).sort("problem_id", "sample")
+        return pl.DataFrame(table).sort("problem_id", "sample")
 
     def stream(self, problems: pl.DataFrame, **request: Any) -> Iterator[pa.RecordBatch]:
-        """Answer problems as ``sample`` does, and yield each group as soon as it is complete and scored.
+        """Answer problems as ``sample`` does, and yield the rows of each as soon as they are complete and scored.
 
-        Yields:
-            The rows of the ``rollouts`` table of one problem, by sample; problems in the order in which they finish.
-            Closing the iterator ends what is unfinished.
+        Closing the iterator ends what is unfinished.
         """
         feed = Feed()
         feed.add(problems.sort("problem_id"), Draw(**request))
@@ -304,10 +295,9 @@ class Sampler:
         self.sampling = sampling
 
     def sync(self, weights: Any, version: int, *, in_flight: bool = False) -> None:
-        """Take over weights by their Hugging Face names, and stamp what is sampled with ``version``.
+        """Take over weights, a mapping or pairs of Hugging Face names and tensors; they are stamped with ``version``.
 
         Args:
-            weights: A mapping or an iterable of (name, tensor).
             in_flight: Whether streams may be open; their responses go on with these weights and the KV cache that
                 those before have made.
 
@@ -399,10 +389,9 @@ class Sampler:
         self.weights_version = version
 
 
-def pairs(weights: Any) -> Iterable[tuple[str, Any]]:
+def pairs(weights: Any) -> Iterator[tuple[str, Any]]:
     """Return names and tensors of a mapping or an iterable of them."""
-    named: Iterable[tuple[str, Any]] = weights.items() if hasattr(weights, "items") else weights
-    return named
+    return iter(weights.items() if hasattr(weights, "items") else weights)
 
 
 def packed(table: pl.DataFrame) -> torch.Tensor:

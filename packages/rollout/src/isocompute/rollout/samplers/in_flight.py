@@ -11,6 +11,7 @@ No two runs are the same: which version draws a token depends on time.
 from __future__ import annotations
 
 import atexit
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -57,12 +58,11 @@ class _Step:
 
     def rows(self) -> list[pl.DataFrame]:
         """The rows that there are; those of tries that were lost are numbered on."""
-        tries: dict[str, int] = {}
+        tries = Counter[str]()
         rows = list(self.groups.values())
         for group in self.lost:
-            problem_id = group["problem_id"][0]
-            tries[problem_id] = tries.get(problem_id, 0) + self.draw.samples
-            rows.append(group.with_columns(sample=pl.col("sample") + tries[problem_id]))
+            tries[group["problem_id"][0]] += self.draw.samples
+            rows.append(group.with_columns(sample=pl.col("sample") + tries[group["problem_id"][0]]))
         return rows
 
 
@@ -305,7 +305,7 @@ class InFlightPipe:
             if batch in self._beside:
                 self._beside[batch].put(group)
             elif (entry := self._entries.get(batch)) is not None:
-                rows = pl.DataFrame(pl.from_arrow(group))
+                rows = pl.DataFrame(group)
                 entry.groups[rows["problem_id"][0]] = rows
         for work, why in self._dispatch.lost:
             if (entry := self._entries.get(work.batch)) is not None:
@@ -328,11 +328,11 @@ class InFlightPipe:
         """Rows of a try of which there is nothing."""
         draw = work.batch.draw
         responses, texts = [aborted(why)] * draw.samples, [""] * draw.samples
-        group = Group(row=0, problem_id=work.problem_id, prompt_ids=[], responses=responses, texts=texts)
+        group = Group(problem_id=work.problem_id, prompt_ids=[], responses=responses, texts=texts)
         verdicts = [Verdict(reward=0.0)] * draw.samples
         columns, version = self._pool.columns(versions=True), self._pool.weights_version
         batch = columns.batch(group, verdicts, draw=draw, version=version)
-        return pl.DataFrame(pl.from_arrow(batch))
+        return pl.DataFrame(batch)
 
     def _admit(self, entry: _Step) -> None:
         self._steps[entry.draw.step] = entry
@@ -382,14 +382,14 @@ class InFlightPipe:
         rows = [row for step in sorted(self._steps) for row in self._steps[step].rows()]
         generated = (pl.col("response_ids").list.len() > 0) | (pl.col("finish_reason") != "aborted")
         trains = pl.col("phase") == "train"
-        rows += [pl.DataFrame(pl.from_arrow(group)).filter(generated & trains) for group in groups]
+        rows += [pl.DataFrame(group).filter(generated & trains) for group in groups]
         rows += [self._rows_of(work, ABANDONED) for work in unknown if work.batch in self._entries]
         for entry in self._steps.values():
             if entry.taken is not None and entry.taken.set_running_or_notify_cancel():
                 entry.taken.set_exception(RolloutError("the pipe was emptied before the batch was complete"))
         self._steps, self._entries = {}, {}
         self._begun.clear()
-        rows.append(pl.DataFrame(pl.from_arrow(pa.Table.from_batches([], Columns(versions=True).schema))))
+        rows.append(pl.DataFrame(Columns(versions=True).schema.empty_table()))
         return _joined(rows).sort("step", "problem_id", "sample")
 
     def _state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

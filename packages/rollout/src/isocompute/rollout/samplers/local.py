@@ -18,8 +18,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing
 from dataclasses import field, replace
 from datetime import datetime
-from functools import cache
-from hashlib import blake2b
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -30,7 +29,6 @@ import pyarrow as pa
 from ..contract.files import reason_of
 from ..contract.settings import made_of, settings
 from ..errors import ProblemError, RolloutError, library, not_loaded
-from ..scoring.rules import metadata_of
 from ..scoring.scorer import BUFFER_SECONDS, Item, Scorer, Verdict, default_scorer
 from . import template_trial
 from .base import Columns, Faults, Feed, Group, Sampler
@@ -44,6 +42,7 @@ from .sampling import (
     Response,
     Sampling,
     as_it_is,
+    hashed,
     joined_versions,
     response_seed,
 )
@@ -84,19 +83,16 @@ class LocalSampler(Sampler):
         self.prompts = PromptMaker(self.tokenizer, self._prompting, max_prompt_tokens=sampling.max_prompt_tokens)
         self.scorer = scorer or default_scorer()
         self._ends = stop_tokens(self.model, self.tokenizer)
-        self._manifest: Manifest | None = None
 
     @property
     def stop_token_ids(self) -> list[int]:
         """Tokens at which a response ends: the model's own and those asked for."""
         return sorted({*self._ends, *self.sampling.stop_token_ids})
 
-    @property
+    @cached_property
     def manifest(self) -> Manifest:
         """The tensors that the model has; see ``Sampler.manifest``."""
-        if self._manifest is None:
-            self._manifest = manifest(self.model)
-        return self._manifest
+        return manifest(self.model)
 
     def use(self, sampling: Sampling) -> None:
         """Sample differently from now on; see ``Sampler.use``."""
@@ -128,48 +124,40 @@ class LocalSampler(Sampler):
 
     def _answers(self, feed: Feed) -> Iterator[pa.RecordBatch | None]:
         requests: list[Any] = []
-        parts: list[Any] = []
-        """That of each request, of earlier ones, too, whose verdicts were still to come when these began."""
-        first = 0
-        """Index of the first of ``requests``."""
+        groups: list[Any] = []
+        """That of each request."""
 
         def take() -> None:
             for problems, draw in feed.take():
-                part = Part(self, problems, self.checked(problems), draw, first=len(parts))
-                requests.extend(part.requests)
-                parts.extend([part] * len(part.requests))
-
-        def rows(done: Group, verdicts: Sequence[Verdict]) -> pa.RecordBatch:
-            batch: pa.RecordBatch = parts[done.first].rows(columns, done, verdicts)
-            # A stream may last as long as a run.
-            for index in range(done.first, done.first + len(done.responses)):
-                parts[index] = None
-                if index >= first:
-                    requests[index - first] = None
-            return batch
+                for row, prompt in enumerate(self.checked(problems)):
+                    group = OpenGroup(self, problems[row : row + 1], prompt, draw, first=len(requests))
+                    requests.extend(group.requests)
+                    groups.extend([group] * len(group.requests))
 
         def control(index: int, response: Response) -> Request | Response:
-            decided: Request | Response = parts[first + index].control(first + index, response)
+            decided: Request | Response = groups[index].control(index, response)
             return decided
 
-        columns = self.columns()
-        scoring = Scoring(self.scorer, self.faults)
+        scoring = Scoring(self.scorer, self.faults, self.columns())
         failure: RolloutError | None = None
         while feed and failure is None:
-            requests, first = [], len(parts)
+            requests, groups = [], []
             try:
                 take()
                 # Closed here and not when it is collected: till then its requests would go on.
                 with closing(self._generate(requests, control)) as finished:
                     for one in finished:
                         if one is not None:
-                            index, response = first + one[0], one[1]
                             feed.unfinished -= 1
-                            group = parts[index].finished(index, response)
-                            if group is not None:
-                                scoring.submit(group, parts[index].items(group))
-                        for done, verdicts in scoring.ready():
-                            yield rows(done, verdicts)
+                            group = groups[one[0]]
+                            whole = group.finished(*one)
+                            if whole is not None:
+                                scoring.submit(group, whole)
+                                # A stream may last as long as a run.
+                                for index in range(group.first, group.first + group.draw.samples):
+                                    requests[index] = groups[index] = None
+                        for _, batch in scoring.ready():
+                            yield batch
                         yield None
                         take()
             except RolloutError as error:
@@ -177,8 +165,8 @@ class LocalSampler(Sampler):
                 failure = error
             # New groups wait for no verdict, and neither does whoever brings weights.
             while scoring and (failure is not None or not feed):
-                for done, verdicts in scoring.within(TICK_SECONDS):
-                    yield rows(done, verdicts)
+                for _, batch in scoring.within(TICK_SECONDS):
+                    yield batch
                 yield None
         if failure is not None:
             raise failure
@@ -193,69 +181,65 @@ class LocalSampler(Sampler):
         raise NotImplementedError
 
 
-class Part:
-    """Problems that were taken from a feed together: the requests for them, and the groups that responses make."""
+class OpenGroup:
+    """A problem of a feed that is being answered: the requests for it, and the group that their responses make."""
 
     def __init__(
-        self, sampler: LocalSampler, problems: pl.DataFrame, prompts: Sequence[list[int]], draw: Draw, *, first: int
+        self, sampler: LocalSampler, problem: pl.DataFrame, prompt: list[int], draw: Draw, *, first: int
     ) -> None:
-        self._sampler, self.problems, self._prompts = sampler, problems, prompts
-        self._metadata = metadata_of(problems)
-        self.first, self.draw, self._sampling = first, draw, sampler.sampling
+        self.problem, self.first, self.draw = problem, first, draw
+        self._sampler, self._sampling, self._prompt = sampler, sampler.sampling, prompt
+        self._row = problem.row(0, named=True)
         most = sampler.sampling.max_new_tokens
         requests = [
             Request(
                 prompt_ids=prompt,
-                seed=response_seed(draw.seed, draw.phase, draw.step, problem_id, sample),
+                seed=response_seed(draw.seed, draw.phase, draw.step, self._row["problem_id"], sample),
                 max_new_tokens=min(draw.max_new_tokens or most, most),
-                messages=sampler.prompts.messages(text) if sampler.prompts.chat else (),
+                messages=sampler.prompts.messages(self._row["prompt"]) if sampler.prompts.chat else (),
             )
-            for problem_id, prompt, text in zip(problems["problem_id"], prompts, problems["prompt"], strict=True)
             for sample in range(draw.first_sample, draw.first_sample + draw.samples)
         ]
         if draw.max_new_tokens is None:
             self.requests, self._control = controlled(requests, sampler.sampling, sampler.tokenizer)
         else:
             self.requests, self._control = requests, as_it_is
-        self._buffered: dict[int, dict[int, Response]] = {}
+        self.heard: list[tuple[int, Response]] = []
+        """What the engine has answered, with the index of the request, from which follows how far it is."""
+        self._finished: dict[int, Response] = {}
 
     def control(self, index: int, response: Response) -> Request | Response:
         """The ``Continue`` of these requests."""
+        self.heard.append((index, response))
         return self._control(index - self.first, response)
 
     def finished(self, index: int, response: Response) -> Group | None:
-        """Take a response; returns its group where that is complete."""
-        samples = self.draw.samples
-        row, sample = divmod(index - self.first, samples)
-        group = self._buffered.setdefault(row, {})
-        group[sample] = response
-        if len(group) < samples:
+        """Take a finished response; returns the group where it is complete."""
+        self._finished[index] = response
+        if len(self._finished) < self.draw.samples:
             return None
-        del self._buffered[row]
-        responses = [group[sample] for sample in range(samples)]
+        responses = [response for _, response in sorted(self._finished.items())]
         # Batch decoding is several times cheaper than one call per response.
         unread = [r.ids for r in responses if r.text is None]
         decoded = iter(self._sampler.tokenizer.batch_decode(unread, skip_special_tokens=True))
         return Group(
-            row=row,
-            first=self.first + row * samples,
-            problem_id=self.problems["problem_id"][row],
-            prompt_ids=self._prompts[row],
+            problem_id=self._row["problem_id"],
+            prompt_ids=self._prompt,
             responses=responses,
             texts=[next(decoded) if r.text is None else r.text for r in responses],
         )
 
     def items(self, group: Group) -> list[Item]:
-        """Return what is to be scored of a group: aborted responses earn 0 and are not scored."""
-        verifier, answer = self.problems["verifier"][group.row], self.problems["answer"][group.row]
+        """Return what is to be scored of the group: aborted responses earn 0 and are not scored."""
+        verifier, answer, metadata = self._row["verifier"], self._row["answer"], self._row.get("metadata") or ""
         return [
-            Item(verifier=verifier, response=text, answer=answer, metadata=self._metadata[group.row])
+            Item(verifier=verifier, response=text, answer=answer, metadata=metadata)
             for response, text in zip(group.responses, group.texts, strict=True)
             if response.finish_reason != "aborted"
         ]
 
     def rows(self, columns: Columns, group: Group, verdicts: Sequence[Verdict]) -> pa.RecordBatch:
-        """Return the rows of a group; a penalty on length is taken off the rewards of right responses."""
+        """Return the rows of the group; a penalty on length is taken off the rewards of right responses."""
         penalty, phase = self._sampling.length_penalty, self.draw.phase
         if penalty is not None:
             verdicts = [
@@ -266,43 +250,40 @@ class Part:
 
 
 class Scoring:
-    """Groups that are being scored."""
+    """Groups that are being scored; those that are come out as rows."""
 
-    def __init__(self, scorer: Scorer, faults: Faults) -> None:
-        self._scorer, self._faults = scorer, faults
-        self._waiting: dict[Future[list[Verdict]], Group] = {}
+    def __init__(self, scorer: Scorer, faults: Faults, columns: Columns) -> None:
+        self._scorer, self._faults, self._columns = scorer, faults, columns
+        self._waiting: dict[Future[list[Verdict]], tuple[OpenGroup, Group]] = {}
 
-    def submit(self, group: Group, items: Sequence[Item]) -> None:
-        """Begin with a group."""
-        self._waiting[self._scorer.submit(items, hold=True)] = group
+    def submit(self, group: OpenGroup, whole: Group) -> None:
+        """Begin with a group that is complete."""
+        self._waiting[self._scorer.submit(group.items(whole), hold=True)] = group, whole
 
-    def ready(self) -> Iterator[tuple[Group, list[Verdict]]]:
+    def ready(self) -> Iterator[tuple[OpenGroup, pa.RecordBatch]]:
         """Yield the groups that are scored by now: one with responses that hang holds up no other."""
         if self._waiting:
             self._scorer.flush(held=BUFFER_SECONDS)
         for future in [waiting for waiting in self._waiting if waiting.done()]:
-            group = self._waiting.pop(future)
+            group, whole = self._waiting.pop(future)
             try:
                 verdicts = future.result()
             except ProblemError as error:
-                group, verdicts = self._faults.lost(group, error), []
+                whole, verdicts = self._faults.lost(whole, error), []
             else:
-                if verdicts:
-                    self._faults.scored()
+                self._faults.add({}, scored=bool(verdicts))
             scored = iter(verdicts)
             # Aborted ones were not scored.
-            yield (
-                group,
-                [Verdict(reward=0.0) if r.finish_reason == "aborted" else next(scored) for r in group.responses],
-            )
+            every = [Verdict(reward=0.0) if r.finish_reason == "aborted" else next(scored) for r in whole.responses]
+            yield group, group.rows(self._columns, whole, every)
 
-    def within(self, seconds: float | None) -> Iterator[tuple[Group, list[Verdict]]]:
+    def within(self, seconds: float | None) -> Iterator[tuple[OpenGroup, pa.RecordBatch]]:
         """Wait for a verdict, no longer than some seconds, and yield the groups that are scored by then."""
         self._scorer.flush()
         wait(self._waiting, timeout=seconds, return_when=FIRST_COMPLETED)
         yield from self.ready()
 
-    def rest(self) -> Iterator[tuple[Group, list[Verdict]]]:
+    def rest(self) -> Iterator[tuple[OpenGroup, pa.RecordBatch]]:
         """Wait for all other groups and yield each as it is scored."""
         while self._waiting:
             yield from self.within(None)
@@ -355,7 +336,7 @@ def controlled(requests: Sequence[Request], sampling: Sampling, tokenizer: Any) 
         begun[index] = response, inserted
         return Request(
             prompt_ids=[*request.prompt_ids, *response.ids.tolist(), *inserted],
-            seed=_hash(request.seed, "continued") >> 1,
+            seed=hashed(f"{request.seed}/continued") >> 1,
             max_new_tokens=left,
         )
 
@@ -386,12 +367,7 @@ def _joined(first: Response, inserted: Sequence[int], last: Response, tokenizer:
 
 def drawn_length(seed: int, cut: Interruption) -> int:
     """Return the length (tokens) at which a response is interrupted: uniform, and a function of its seed alone."""
-    return cut.lowest + _hash(seed, "interrupted") % (cut.highest - cut.lowest + 1)
-
-
-def _hash(seed: int, purpose: str) -> int:
-    """Return 64 bits that a response's seed and a purpose determine."""
-    return int.from_bytes(blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest(), "big")
+    return cut.lowest + hashed(f"{seed}/interrupted") % (cut.highest - cut.lowest + 1)
 
 
 @settings(RolloutError)

@@ -213,8 +213,12 @@ def response_seed(seed: int, phase: str, step: int, problem_id: str, sample: int
     n and the batch are not part of it, so runs that differ in these share their luck (common random numbers). The
     arguments are those of ``Sampler.sample``; ``sample`` is the index of the response among those to its problem.
     """
-    key = f"{seed}/{phase}/{step}/{problem_id}/{sample}".encode()
-    return int.from_bytes(blake2b(key, digest_size=8).digest(), "big") >> 1
+    return hashed(f"{seed}/{phase}/{step}/{problem_id}/{sample}") >> 1
+
+
+def hashed(key: str) -> int:
+    """Return 64 bits that a text determines."""
+    return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "big")
 
 
 @settings(RolloutError)

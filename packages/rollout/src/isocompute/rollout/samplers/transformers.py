@@ -7,11 +7,12 @@ are sampled by temperature, min-p, top-k and top-p, in vLLM's order and with its
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..contract.files import reason_of
 from ..errors import RolloutError, check_folder, library, not_loaded
@@ -88,23 +89,16 @@ class TransformersSampler(LocalSampler):
                 mine[name].copy_(tensor.detach())
 
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:
-        waiting: dict[int, list[tuple[int, Request]]] = {}
+        waiting: list[tuple[int, Request]] = []
         taken = 0
         while waiting or taken < len(requests):
-            for request in requests[taken:]:
-                waiting.setdefault(len(request.prompt_ids), []).append((taken, request))
-                taken += 1
+            waiting += enumerate(requests[taken:], taken)
+            taken = len(requests)
             # Shortest first: a follow-up is longer than what it follows, and waits for others of its length.
-            shortest = min(waiting)
-            together: list[tuple[int, Request]] = []
-            for length in sorted(waiting):
-                if length > self._spread * shortest or len(together) == self._batch_size:
-                    break
-                free = self._batch_size - len(together)
-                together += waiting[length][:free]
-                waiting[length] = waiting[length][free:]
-            waiting = {length: left for length, left in waiting.items() if left}
-            decoding, begun = self.decoding(), together
+            waiting.sort(key=lambda asked: len(asked[1].prompt_ids))
+            longest = self._spread * len(waiting[0][1].prompt_ids)
+            begun = [asked for asked in waiting[: self._batch_size] if len(asked[1].prompt_ids) <= longest]
+            waiting, decoding = waiting[len(begun) :], Decoding(self)
             while begun or decoding:
                 ended = False
                 for index, response in decoding.step(begun):
@@ -113,21 +107,10 @@ class TransformersSampler(LocalSampler):
                         ended = True
                         yield index, following
                     else:
-                        waiting.setdefault(len(following.prompt_ids), []).append((index, following))
+                        waiting.append((index, following))
                 begun = []
                 if not ended:
                     yield None
-
-    def decoding(self) -> Decoding:
-        """Begin to decode with the settings of now, beside whatever else is being decoded."""
-        return Decoding(
-            self._forward,
-            self.sampling,
-            tokenizer=self.tokenizer,
-            ends=frozenset(self.stop_token_ids),
-            device=self.device,
-            version=lambda: self.weights_version,
-        )
 
     def check_joins(self) -> None:
         """Refuse a model of which responses cannot begin beside others in the making."""
@@ -136,7 +119,7 @@ class TransformersSampler(LocalSampler):
                 f"the model {self.model} in {self.dtype} gives other scores beside padding (by more than {SAME:g} "
                 "nats), so that its responses cannot begin beside others; another model or dtype float32 must be given"
             )
-        layers(self._forward(*padded([[0]], self.device), None)[1])
+        layers(self.forward(*padded([[0]], self.device), None)[1])
 
     def _leaves_padding_out(self) -> bool:
         """Return whether a prompt beside a longer one gets the scores that it gets alone, and its next token, too."""
@@ -146,8 +129,8 @@ class TransformersSampler(LocalSampler):
 
         def scores(*prompts: list[int]) -> torch.Tensor:
             given, mask = padded(prompts, self.device)
-            first, cache = self._forward(given, mask, None)
-            second, _ = self._forward(given[:, -1:], with_one_more(mask), cache)
+            first, cache = self.forward(given, mask, None)
+            second, _ = self.forward(given[:, -1:], with_one_more(mask), cache)
             return torch.stack([first[-1], second[-1]]).float().log_softmax(-1)
 
         try:
@@ -156,7 +139,7 @@ class TransformersSampler(LocalSampler):
             # A model may take a mask and not such a one, or keep no cache, which sampling names.
             return False
 
-    def _forward(self, given: torch.Tensor, mask: torch.Tensor | None, cache: Any) -> tuple[torch.Tensor, Any]:
+    def forward(self, given: torch.Tensor, mask: torch.Tensor | None, cache: Any) -> tuple[torch.Tensor, Any]:
         """Return the logits after the last of some tokens, and the cache; the mask is 0 at its padding and theirs."""
         import torch
 
@@ -174,28 +157,14 @@ class TransformersSampler(LocalSampler):
 class Decoding:
     """Responses in the making, of which each step draws the next token.
 
-    The keys and values that some weights have made stay in the cache when others take their place.
-
-    Args:
-        forward: Returns the logits after the last of some tokens, and the cache (``TransformersSampler._forward``).
-        ends: Tokens at which a response ends.
-        version: Returns the version of the weights that ``forward`` has.
+    The keys and values that some weights have made stay in the cache when others take their place; the settings are
+    those of the beginning.
     """
 
-    def __init__(
-        self,
-        forward: Callable[[torch.Tensor, torch.Tensor | None, Any], tuple[torch.Tensor, Any]],
-        sampling: Sampling,
-        *,
-        tokenizer: Any,
-        ends: frozenset[int],
-        device: str,
-        version: Callable[[], int],
-    ) -> None:
-        self._forward, self._sampling, self._tokenizer = forward, sampling, tokenizer
-        self._ends, self._device, self._version = ends, device, version
+    def __init__(self, sampler: TransformersSampler) -> None:
+        self._sampler, self._sampling, self._device = sampler, sampler.sampling, sampler.device
+        self._ends = frozenset(sampler.stop_token_ids)
         self._rows: list[Row] = []
-        self._uniforms = Uniforms()
         self._cache: Any = None
         self._mask: torch.Tensor | None = None
 
@@ -217,16 +186,18 @@ class Decoding:
         if self._rows:
             last = torch.tensor([row.ids[-1:] for row in self._rows], device=self._device)
             self._mask = with_one_more(self._mask)
-            scores, self._cache = self._forward(last, self._mask, self._cache)
+            scores, self._cache = self._sampler.forward(last, self._mask, self._cache)
             logits.append(scores)
         if begun:
             logits.append(self._begin(begun))
         with torch.inference_mode():
             scores = distribution(torch.cat(logits), self._sampling)
-            greedy = self._sampling.temperature == 0
-            tokens = scores.argmax(-1) if greedy else draw(scores, self._uniforms.next())
+            if self._sampling.temperature == 0:
+                tokens = scores.argmax(-1)
+            else:
+                tokens = draw(scores, torch.tensor([row.uniforms[len(row.ids)] for row in self._rows]))
             logprobs = scores.gather(-1, tokens[:, None]).squeeze(-1)
-        finished, left, version = [], [], self._version()
+        finished, left, version = [], [], self._sampler.weights_version
         for place, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True)):
             response = self._rows[place].add(token, logprob, version)
             if response is None:
@@ -244,7 +215,7 @@ class Decoding:
         prompts: dict[tuple[int, ...], int] = {}
         prompt_of = [prompts.setdefault(tuple(request.prompt_ids), len(prompts)) for _, request in begun]
         given, mask = padded(list(prompts), self._device)
-        logits, cache = self._forward(given, mask, None)
+        logits, cache = self._sampler.forward(given, mask, None)
         if len(prompts) < len(begun):
             chosen = torch.tensor(prompt_of, device=self._device)
             logits, mask = logits[chosen], mask if mask is None else mask[chosen]
@@ -253,12 +224,11 @@ class Decoding:
         if self._rows:
             cache, mask = joined((self._cache, self._mask), (cache, mask))
         self._cache, self._mask = cache, mask
-        self._uniforms.add([request.seed for _, request in begun])
         self._rows += [self._row(index, request) for index, request in begun]
         return logits
 
     def _row(self, index: int, request: Request) -> Row:
-        stop = StopTexts(self._tokenizer, self._sampling.stop) if self._sampling.stop else None
+        stop = StopTexts(self._sampler.tokenizer, self._sampling.stop) if self._sampling.stop else None
         return Row(index, request, self._ends, stop)
 
     def _keep(self, places: Sequence[int]) -> None:
@@ -266,7 +236,6 @@ class Decoding:
         import torch
 
         self._rows = [self._rows[place] for place in places]
-        self._uniforms.keep(places)
         if not places:
             self._cache = self._mask = None
             return
@@ -302,7 +271,6 @@ class Decoding:
                 version = versions.get(at, version)
                 row.add(token, logprob, version)
             self._rows.append(row)
-            self._uniforms.add([request.seed], taken=len(response.ids))
         if self._rows:
             count = sum(name.startswith("keys.") for name in tensors)
             self._cache = cache_of([[tensors[f"{name}.{i}"].to(self._device) for name in KV] for i in range(count)])
@@ -376,50 +344,14 @@ def with_one_more(mask: torch.Tensor | None) -> torch.Tensor | None:
     return mask if mask is None else torch.nn.functional.pad(mask, (0, 1), value=1)
 
 
-class Uniforms:
-    """Uniform draws from a generator of each response's own, on the CPU: they depend on no batch and no device."""
+def uniforms(seed: int, count: int) -> NDArray[np.float64]:
+    """Return the numbers at which a response's tokens are drawn, on the CPU: they depend on no batch and no device."""
+    import torch
 
-    AHEAD = 64
-    """Numbers that are drawn at a time, since a call takes longer than its numbers; they are those of single calls."""
-
-    def __init__(self, seeds: Sequence[int] = ()) -> None:
-        import torch
-
-        self._generators: list[torch.Generator] = []
-        self._drawn = torch.empty(0, self.AHEAD, dtype=torch.float64)
-        self._taken = torch.empty(0, dtype=torch.long)
-        self.add(seeds)
-
-    def add(self, seeds: Sequence[int], *, taken: int = 0) -> None:
-        """Draw for other responses, too, of each of which so many numbers were taken before."""
-        import torch
-
-        rows = [self._drawn]
-        for seed in seeds:
-            generator, drawn = torch.Generator().manual_seed(seed), torch.empty(self.AHEAD, dtype=torch.float64)
-            for _ in range(-(-taken // self.AHEAD)):
-                drawn = torch.rand(self.AHEAD, generator=generator, dtype=torch.float64)
-            self._generators.append(generator)
-            rows.append(drawn[None])
-        self._drawn = torch.cat(rows)
-        new = torch.full((len(seeds),), (taken - 1) % self.AHEAD + 1)
-        self._taken = torch.cat([self._taken, new])
-
-    def next(self) -> torch.Tensor:
-        """Return the next number of each response, float64."""
-        import torch
-
-        for place in (self._taken == self.AHEAD).nonzero().flatten().tolist():
-            self._drawn[place] = torch.rand(self.AHEAD, generator=self._generators[place], dtype=torch.float64)
-            self._taken[place] = 0
-        numbers = self._drawn.gather(1, self._taken[:, None]).squeeze(1)
-        self._taken += 1
-        return numbers
-
-    def keep(self, places: Sequence[int]) -> None:
-        """Go on with the responses at some places."""
-        self._generators = [self._generators[place] for place in places]
-        self._drawn, self._taken = self._drawn[list(places)], self._taken[list(places)]
+    numbers: NDArray[np.float64] = torch.rand(
+        count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).numpy()
+    return numbers
 
 
 class Row:
@@ -428,6 +360,7 @@ class Row:
     def __init__(self, index: int, request: Request, ends: frozenset[int], stop: StopTexts | None) -> None:
         self.index, self.request = index, request
         self._ends, self._stop = ends, stop
+        self.uniforms = uniforms(request.seed, request.max_new_tokens)
         self.ids: list[int] = []
         self._logprobs: list[float] = []
         self._versions: list[tuple[int, int]] = []

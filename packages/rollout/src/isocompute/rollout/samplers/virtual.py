@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 
 from ..errors import RolloutError
 from .base import packed, unpacked
-from .local import Part, Scoring
+from .local import OpenGroup, Scoring
 from .sampling import ABANDONED, Draw, Request, Response
-from .transformers import TransformersSampler
+from .transformers import Decoding, TransformersSampler
 
 if TYPE_CHECKING:
     import torch
@@ -67,14 +66,12 @@ class VirtualPipe:
         self._clear()
 
     def _clear(self) -> None:
-        self._decoding = self.sampler.decoding()
-        self._scoring = Scoring(self.sampler.scorer, self.sampler.faults)
-        self._groups: dict[int, Part] = {}
+        self._decoding = Decoding(self.sampler)
+        self._scoring = Scoring(self.sampler.scorer, self.sampler.faults, self._columns)
+        self._groups: dict[int, OpenGroup] = {}
         """Groups that are not scored, in the order of their admission, by the index of their first request."""
-        self._heard: dict[int, list[tuple[int, Response]]] = {}
-        """What the engine has answered to each, with the index of the request, from which follows how far it is."""
-        self._waiting: deque[Part] = deque()
-        self._alive: dict[int, Part] = {}
+        self._waiting: deque[OpenGroup] = deque()
+        self._alive: dict[int, OpenGroup] = {}
         """The group of each request that has begun and is not finished."""
         self._following: list[tuple[int, Request]] = []
         """Requests by which interrupted responses go on at the next step."""
@@ -100,11 +97,10 @@ class VirtualPipe:
         prompts = self.sampler.checked(problems)
         # What is refused of one leaves none of them here.
         admitted = [
-            Part(self.sampler, problems[row : row + 1], [prompt], draw, first=first)
+            OpenGroup(self.sampler, problems[row : row + 1], prompt, draw, first=first)
             for row, (prompt, draw, first) in enumerate(zip(prompts, draws, firsts, strict=True))
         ]
         self._groups |= {group.first: group for group in admitted}
-        self._heard |= {group.first: [] for group in admitted}
         self._waiting.extend(admitted)
 
     def take(self, step: int) -> pl.DataFrame:
@@ -148,16 +144,14 @@ class VirtualPipe:
             if following is not None:
                 self._following.append((index, following))
 
-    def _start(self, group: Part) -> list[tuple[int, Request]]:
+    def _start(self, group: OpenGroup) -> list[tuple[int, Request]]:
         requests = list(enumerate(group.requests, group.first))
         self._alive |= {index: group for index, _ in requests}
         return requests
 
     def _hear(self, index: int, response: Response) -> Request | None:
         """Take what the engine answers to a request; returns the next one where the response goes on."""
-        group = self._alive[index]
-        self._heard[group.first].append((index, response))
-        following = group.control(index, response)
+        following = self._alive[index].control(index, response)
         if isinstance(following, Request):
             return following
         self._end(index, following)
@@ -165,10 +159,10 @@ class VirtualPipe:
 
     def _end(self, index: int, response: Response) -> None:
         """Take a finished response, and score its group where that is complete."""
-        part = self._alive.pop(index)
-        whole = part.finished(index, response)
+        group = self._alive.pop(index)
+        whole = group.finished(index, response)
         if whole is not None:
-            self._scoring.submit(whole, part.items(whole))
+            self._scoring.submit(group, whole)
 
     def _pass(self, time: float) -> None:
         """Let time pass, and count the free slots of it for which no group waited."""
@@ -179,13 +173,12 @@ class VirtualPipe:
 
     def _collect(self) -> None:
         """Wait for the verdicts on all groups that are complete."""
-        for group, verdicts in self._scoring.rest():
-            part = self._groups.pop(group.first)
-            del self._heard[group.first]
-            self._scored[part.draw.step].append(_frame([part.rows(self._columns, group, verdicts)]))
+        for group, rows in self._scoring.rest():
+            del self._groups[group.first]
+            self._scored[group.draw.step].append(pl.DataFrame(rows))
 
     def _table(self, groups: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        none = _frame([pa.RecordBatch.from_pylist([], self._columns.schema)])
+        none = pl.DataFrame(self._columns.schema.empty_table())
         return pl.concat([none, *groups]).sort("step", "problem_id", "sample")
 
     def abandon(self) -> pl.DataFrame:
@@ -196,7 +189,7 @@ class VirtualPipe:
             and count as wrong.
         """
         for index, _ in self._following:
-            so_far = dict(self._heard[self._alive[index].first])[index]
+            so_far = dict(self._alive[index].heard)[index]
             self._end(index, replace(so_far, finish_reason="aborted", failure=ABANDONED))
         for index, response in self._decoding.unfinished(ABANDONED):
             self._hear(index, response)
@@ -220,12 +213,12 @@ class VirtualPipe:
         """Return what a checkpoint must hold to go on from here to the bit: tensors, and values for JSON."""
         self._collect()
         groups = list(self._groups.values())
-        heard = list(chain.from_iterable(self._heard.values()))
+        heard = list(chain.from_iterable(group.heard for group in groups))
         tensors = self._decoding.state()
         tables = {"heard": _responses(heard), "unfinished": _responses(self._decoding.unfinished())}
         tables["scored"] = self._table(list(chain.from_iterable(self._scored.values())))
         if groups:
-            tables["problems"] = pl.concat([group.problems for group in groups])
+            tables["problems"] = pl.concat([group.problem for group in groups])
         values = {
             "clock": self.clock,
             "idle": [self._time, self._free, self._waited],
@@ -267,10 +260,6 @@ class VirtualPipe:
     def close(self) -> None:
         """Forget everything; the sampler stays open."""
         self._clear()
-
-
-def _frame(batches: Sequence[pa.RecordBatch]) -> pl.DataFrame:
-    return pl.DataFrame(pl.from_arrow(pa.Table.from_batches(batches)))
 
 
 RESPONSES: Mapping[str, Any] = {

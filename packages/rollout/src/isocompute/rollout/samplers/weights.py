@@ -4,9 +4,8 @@ An engine does not compare what it is given with its model: vLLM loads a checkpo
 the old one. So each tensor is compared here first. A bucket travels as it is in one process (``InProcess``), through
 Ray's object store (``InObjectStore``), in memory that two processes map, on a GPU by CUDA IPC and on CPU by a file
 (``InSharedMemory``), or over a process group apart from torch's default one (``Broadcast``), whose rank 0 is the sender
-and which is kept from one sync to the next while the same processes take the weights. gloo was run on CPU, CUDA IPC
-and NCCL between two processes and to vLLM on an H200. vLLM's own sender over NCCL would need the whole model's names,
-types and shapes before it begins, sends to one engine, and runs on GPUs only.
+and which is kept from one sync to the next while the same processes take the weights. vLLM's own sender over NCCL would
+need the whole model's names, types and shapes before it begins, sends to one engine, and runs on GPUs only.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,19 +77,16 @@ def manifest(model: str) -> Manifest:
     try:
         config = AutoConfig.from_pretrained(model)
         with torch.device("meta"):
-            built = AutoModelForCausalLM.from_config(config)
+            return manifest_of(AutoModelForCausalLM.from_config(config))
     except Exception as error:
         raise not_loaded(model, error) from None
-    return manifest_of(built)
 
 
 def stored_parameters(folder: str | Path) -> int | None:
     """Return the number of parameters in a model's safetensors files, of which only headers are read.
 
-    Tied tensors are stored and counted once; of quantised weights the packed values are counted.
-
-    Returns:
-        None where there are no such files, as for the name of a model on the hub, or they cannot be read.
+    Tied tensors are stored and counted once; of quantised weights the packed values are counted. None where there are
+    no such files, as for the name of a model on the hub, or they cannot be read: whoever loads the model says why.
     """
     # Some folders hold the weights twice, as consolidated.safetensors, too.
     files = sorted(Path(folder).glob("model*.safetensors"))
@@ -99,14 +95,13 @@ def stored_parameters(folder: str | Path) -> int | None:
 
     from safetensors import SafetensorError, safe_open
 
-    try:
-        total = 0
-        for file in files:
+    total = 0
+    for file in files:
+        try:
             with safe_open(file, framework="np") as stored:
                 total += sum(prod(stored.get_slice(name).get_shape()) for name in stored.keys())  # noqa: SIM118
-    except (OSError, SafetensorError):
-        # Whoever loads the model says what is wrong with it.
-        return None
+        except (OSError, SafetensorError):
+            return None
     return total
 
 
@@ -124,9 +119,6 @@ def checked(weights: Iterable[tuple[str, Any]], wanted: Manifest) -> Iterator[tu
     """Pass on the tensors of a sync, and compare each with those that the model has, as they arrive.
 
     Of tied tensors the first to come is buffered until the other does, or to the end.
-
-    Args:
-        weights: Pairs of a Hugging Face name and a tensor, read once.
 
     Raises:
         RolloutError: A tensor is missing, unknown, repeated, of another shape, or differs from the one that it is tied
@@ -147,13 +139,11 @@ def checked(weights: Iterable[tuple[str, Any]], wanted: Manifest) -> Iterator[tu
         if name in tied:
             first[name] = tensor
             for two in wanted.tied.items():
-                if name not in two or not first.keys() >= {*two}:
-                    continue
-                one, other = first[two[0]], first[two[1]]
-                if one is not other and one.data_ptr() != other.data_ptr() and not bool((one == other).all()):
-                    raise RolloutError(
-                        f"a sync brings {two[0]} and {two[1]} with different values, and the model ties them"
-                    )
+                if name in two and first.keys() >= {*two}:
+                    one, other = first[two[0]], first[two[1]]
+                    if one.data_ptr() != other.data_ptr() and not bool((one == other).all()):
+                        both = " and ".join(two)
+                        raise RolloutError(f"a sync brings {both} with different values, and the model ties them")
         yield name, tensor
     missing = [name for name in wanted.shapes if name not in seen and name not in wanted.tied]
     if missing:
@@ -211,11 +201,9 @@ class Contents:
 
 
 def buckets(weights: Iterable[tuple[str, Any]], *, size: int) -> Iterator[list[tuple[str, Any]]]:
-    """Yield tensors in buckets, in their order; of a stream only one bucket and the next tensor are buffered.
+    """Yield tensors in buckets of at most ``size`` bytes, in their order; a larger tensor has a bucket of its own.
 
-    Args:
-        weights: Pairs of a Hugging Face name and a tensor, on any device.
-        size: Most bytes in a bucket; a larger tensor has a bucket of its own.
+    Of a stream only one bucket and the next tensor are buffered.
     """
     buffered: list[tuple[str, Any]] = []
     used = 0
@@ -250,14 +238,6 @@ def _aligned(length: int) -> int:
     return -(-length // ALIGNMENT) * ALIGNMENT
 
 
-class Payload(Protocol):
-    """A bucket of weights."""
-
-    def tensors(self, device: Any) -> list[tuple[str, torch.Tensor]]:
-        """Return Hugging Face names and tensors, in the process that takes them."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class InProcess:
     """Names and tensors of this process, as they are, on any device."""
@@ -266,7 +246,6 @@ class InProcess:
 
     def tensors(self, device: Any) -> list[tuple[str, Any]]:
         """Return them."""
-        del device
         return self.pairs
 
 
@@ -332,6 +311,10 @@ class Broadcast:
         packed = torch.empty(self.contents.nbytes, dtype=torch.uint8, device=device if group.on_gpus else "cpu")
         group.broadcast(packed).wait()
         return self.contents.unpacked(packed.to(device))
+
+
+Payload = InProcess | InObjectStore | InSharedMemory | Broadcast
+"""A bucket of weights, whose method ``tensors`` returns names and tensors in the process that takes them."""
 
 
 def share(contents: Contents, packed: torch.Tensor) -> InSharedMemory:
@@ -427,7 +410,7 @@ def _aside(work: Callable[[], Any]) -> Future[Any]:
 
 
 class BroadcastGroup:
-    """This process's membership of the group; ``connect`` says what its arguments are."""
+    """This process's membership of the group; see ``connect``."""
 
     def __init__(self, key: str, rendezvous: Rendezvous, store: Any, rank: int, check: Callable[[], object]) -> None:
         self.key, self.on_gpus, self._seconds = key, rendezvous.backend == "nccl", rendezvous.seconds

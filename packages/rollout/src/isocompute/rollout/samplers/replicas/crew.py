@@ -102,13 +102,9 @@ class Crew(Generic[M]):
         self._ray.wait([member.call for member in busy], timeout=max(0.0, min(seconds, until - monotonic())))
         # Only what is not there counts as late: the caller may have been away for longer than the timeout.
         done = set(self._ray.wait([member.call for member in busy], num_returns=len(busy), timeout=0)[0])
-        ended = [member for member in busy if member.call in done]
-        now = monotonic()
+        ended, now = [m for m in busy if m.call in done], monotonic()
         late = [m for m in busy if m.call not in done and m.asked_at + m.seconds <= now]
-        return [
-            *map(self._ended, ended),
-            *(self.lose(m, self.late(m)) for m in late),
-        ]
+        return [*map(self._ended, ended), *(self.lose(m, self.late(m)) for m in late)]
 
     def late(self, member: M) -> str:
         """Say that an actor has not answered in time; begins with "it"."""

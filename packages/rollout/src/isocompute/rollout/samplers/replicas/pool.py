@@ -42,8 +42,6 @@ class Replicas(Sampler):
     that dies or hangs, the groups that it was given are answered by another, once; a new process takes its place, and
     answers only once it has the current weights: at once where these are the model's own, else from the next sync on.
 
-    Seeds belong to responses, so tokens do not depend on the number of replicas.
-
     Args:
         placement: A Ray placement group to be in, such as one shared with learner ranks; by default one of its own,
             with a bundle for each.
@@ -94,9 +92,7 @@ class Replicas(Sampler):
         self._ray = connected_ray()
         self._own_placement: Any = None
         self.pipe: Any = None
-        self._tolerance = tolerance or 0.0
         self.expected, self.sync_number = Expected(sampling.max_new_tokens), 0
-        devices = {"num_cpus": num_cpus, "num_gpus": num_gpus}
         if placement is None:
             from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -109,26 +105,23 @@ class Replicas(Sampler):
                     f"s the cluster had no room for them (it has {resources(self._ray)})"
                 )
             self._own_placement = placement
+        devices = {"num_cpus": num_cpus, "num_gpus": num_gpus}
         self._places = [{**devices, "scheduling_strategy": s} for s in _strategies(placement, bundles, replicas)]
         self._opener, self._start_seconds = opener, start_seconds
-        # Half of an answer's, so that ranks that send a bucket are not taken for dead first.
         self._bucket_bytes, self._bucket_seconds = bucket_bytes, answer_seconds / 2
         members = [ReplicaMember(index=index) for index in range(replicas)]
         self.crew = ReplicaActors(self._ray, members, self._start, seconds=answer_seconds, restarts=restarts)
         try:
-            self._open()
+            self.crew.fill()
+            opened: dict[int, Opened] = self.crew.gather(members)
+            if len(opened) < replicas:
+                raise self.crew.nobody("start")
+            self.plan, self.sleeps, self.dtype = opened[0].plan, opened[0].sleeps, opened[0].dtype
+            self._tolerance = tolerance or PROBE_TOLERANCES.get(self.dtype or "", max(PROBE_TOLERANCES.values()))
+            self._agree({index: one.probe for index, one in opened.items()})
         except BaseException:
             self.close()
             raise
-
-    def _open(self) -> None:
-        self.crew.fill()
-        opened: dict[int, Opened] = self.crew.gather(self.crew.members)
-        if len(opened) < len(self.crew.members):
-            raise self.crew.nobody("start")
-        self.plan, self.sleeps, self.dtype = opened[0].plan, opened[0].sleeps, opened[0].dtype
-        self._tolerance = self._tolerance or PROBE_TOLERANCES.get(self.dtype or "", max(PROBE_TOLERANCES.values()))
-        self._agree({index: one.probe for index, one in opened.items()})
 
     def _start(self, member: ReplicaMember) -> None:
         """Start a replica's process and let it load the model, without waiting for it."""
@@ -180,9 +173,9 @@ class Replicas(Sampler):
         """Take over weights with all replicas, of which those that die or hang meanwhile are ended.
 
         Args:
-            weights: As for ``Sampler.sync``. Where it has a method ``on_ranks``, as the weights of learner ranks do,
-                they are sent from these, and none passes through this process.
-            in_flight: As for ``Sampler.sync``, for what a pipe has in the replicas; no other stream goes on.
+            weights: Where it has a method ``on_ranks``, as the weights of learner ranks do, they are sent from these,
+                and none passes through this process.
+            in_flight: For what a pipe has in the replicas; no other stream goes on.
 
         Raises:
             RolloutError: The weights are not those of the model, a replica refuses them, not all have the same now, or
@@ -220,7 +213,7 @@ class Replicas(Sampler):
     def _sent(self, transfer: Transfer, weights: Any) -> tuple[list[ReplicaMember], int]:
         """Send weights, and end the replicas that were lost; returns the others and the number of buckets."""
         on_ranks = getattr(weights, "on_ranks", None)
-        sent = [transfer.send(0, pairs(weights))] if on_ranks is None else on_ranks(transfer)
+        sent = [transfer(0, pairs(weights))] if on_ranks is None else on_ranks(transfer)
         lost = {index: why for one in sent for index, why in one.lost.items()}
         for index, why in lost.items():
             self.crew.lose(self.crew.members[index], why)
@@ -327,7 +320,7 @@ class Replicas(Sampler):
 def _strategies(placement: Any, bundles: Sequence[int] | None, replicas: int) -> list[Any]:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    chosen = list(range(replicas)) if bundles is None else list(bundles)
+    chosen = range(replicas) if bundles is None else bundles
     if len(chosen) != replicas:
         raise RolloutError(f"bundles names {len(chosen)} bundles; it must name one for each of {replicas} replicas")
     return [
@@ -540,8 +533,7 @@ class Dispatch:
 
         In flight, weights may enter before one is finished; whoever asked with certain weights compares.
         """
-        key = _key(group)
-        problem_id = key[2]
+        _, _, problem_id = key = _key(group)
         versions, current = set(group["weights_version"].to_pylist()), self._pool.weights_version
         work = given.pop(key, None)
         if work is None or (max(versions) > current if self._in_flight else versions != {current}):
@@ -579,9 +571,8 @@ def _named(problems: object) -> str:
 def transport_of(wanted: str, *, num_gpus: float) -> str:
     """Return the way in which weights travel: of ``auto``, what the replicas' devices suggest.
 
-    Args:
-        wanted: ``auto`` or one of ``TRANSPORTS``. ``auto`` is ``object_store`` for replicas without a GPU, ``nccl`` for
-            those with GPUs of their own, and ``ipc`` for those that have a share of one, which they share with a rank.
+    ``object_store`` for replicas without a GPU, ``nccl`` for those with GPUs of their own, and ``ipc`` for those that
+    have a share of one, which they share with a rank.
     """
     if wanted not in ("auto", *TRANSPORTS):
         raise RolloutError(f"transport is {wanted!r}; it must be auto or one of {', '.join(TRANSPORTS)}")
@@ -589,9 +580,7 @@ def transport_of(wanted: str, *, num_gpus: float) -> str:
         raise RolloutError("transport is 'nccl', and the replicas have no GPU; it must be object_store or gloo")
     if wanted != "auto":
         return wanted
-    if not num_gpus:
-        return "object_store"
-    return "nccl" if num_gpus >= 1 else "ipc"
+    return "nccl" if num_gpus >= 1 else "ipc" if num_gpus else "object_store"
 
 
 def agreed(probes: dict[int, list[float]], *, tolerance: float) -> list[float]:

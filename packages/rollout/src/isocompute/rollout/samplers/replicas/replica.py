@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ...errors import EngineError, RolloutError
 from ..actor import Verifiers, resources
-from ..base import Faults, Feed
+from ..base import Feed
 from ..sampling import Draw, Sampling
 from ..weights import Manifest, Payload, place_of
 from .crew import LONGEST_WAIT, Crew, Event, Member
@@ -88,7 +88,7 @@ class Replica:
 
     def __init__(self, opener: Opener) -> None:
         self._opener = opener
-        self._sampler: Any = None
+        self._sampler: Sampler
         self._feed: Feed | None = None
         self._answers: Generator[pa.RecordBatch | None] | None = None
         self._unsent: list[pa.RecordBatch] = []
@@ -122,14 +122,12 @@ class Replica:
 
     def manifest(self) -> Manifest:
         """Return which tensors a sync must bring."""
-        manifest: Manifest = self._sampler.manifest
-        return manifest
+        return self._sampler.manifest
 
     def lengths(self, problems: pl.DataFrame, verifiers: Verifiers) -> list[int]:
         """Check problems as ``Sampler.sample`` does beforehand; return the lengths of their prompts (tokens)."""
         verifiers.adopt()
-        lengths: list[int] = self._sampler.lengths(problems)
-        return lengths
+        return self._sampler.lengths(problems)
 
     def begin(self, parts: Sequence[Part], verifiers: Verifiers, sync: int, in_flight: bool, more: bool) -> Answered:
         """Begin to answer problems; see ``go_on``.
@@ -191,9 +189,8 @@ class Replica:
         return replace(self._answered(groups, self._sampler.holds), waiting=waiting)
 
     def _answered(self, groups: list[pa.RecordBatch], room: int) -> Answered:
-        faults: Faults = self._sampler.faults
         # All replicas' are judged together, where all are known.
-        unscored, scored = faults.hand_over()
+        unscored, scored = self._sampler.faults.hand_over()
         return Answered(groups=groups, ended=self._answers is None, room=room, unscored=unscored, scored=scored)
 
     def end(self) -> None:
@@ -224,7 +221,7 @@ class Replica:
                 "sync again before sampling"
             )
         self._sampler.end_sync(version)
-        probe: list[float] = self._sampler.probe()
+        probe = self._sampler.probe()
         self._whole = True
         return Synced(sync=sync, probe=probe)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from ..weights import (
     AbsentError,
     Broadcast,
     BroadcastGroup,
-    Contents,
     InObjectStore,
     Manifest,
     Rendezvous,
@@ -74,14 +73,10 @@ class Transfer:
     seconds: float
 
     def __call__(self, rank: int, weights: Iterator[tuple[str, Any]]) -> Sent:
-        """Send the weights from one of several ranks; all of them take every tensor, since they gather it together."""
-        sent = self.send(rank, weights)
-        for _ in weights:
-            pass
-        return sent
+        """Send the weights, pairs of a Hugging Face name and a tensor, which are read once, from one of several ranks.
 
-    def send(self, rank: int, weights: Iterable[tuple[str, Any]]) -> Sent:
-        """Send the weights, pairs of a Hugging Face name and a tensor, which are read once."""
+        All ranks take every tensor, since they gather it together.
+        """
         own = list(self.receivers) if rank == 0 else []
         if self.transport == "ipc":
             here = place_of(self.device())
@@ -93,9 +88,11 @@ class Transfer:
                 sending.go(weights)
         except Exception as error:
             failure = error
-        if failure is not None and self.transport in BACKENDS:
-            # The others may be waiting for a bucket that does not come.
-            leave()
+            if self.transport in BACKENDS:
+                # The others may be waiting for a bucket that does not come.
+                leave()
+        for _ in weights:
+            pass
         return Sent(buckets=sending.count, reached=[one.index for one in own], lost=sending.lost, failure=failure)
 
     def device(self) -> str:
@@ -129,9 +126,7 @@ class _Sending:
         self.count = 0
         self.lost: dict[int, str] = {}
         self._in_flight: Any = None
-        """The bucket that the replicas read."""
-        self._underway: Underway | None = None
-        """A broadcast that goes on."""
+        """The bucket that the replicas read, or its broadcast."""
 
     @property
     def _left(self) -> list[ReplicaMember]:
@@ -139,7 +134,8 @@ class _Sending:
 
     def go(self, weights: Iterable[tuple[str, Any]]) -> None:
         """Send the weights, until no replica is left."""
-        transfer, send = self._transfer, self._send()
+        transfer = self._transfer
+        group = self._group() if transfer.transport in BACKENDS else None
         device = transfer.device()
         arriving = checked(weights, transfer.wanted)
         types = {said(one).dtype for one in self._left}
@@ -153,28 +149,18 @@ class _Sending:
             if not self._left:
                 return
             self._in_flight = packed
-            send(contents, packed)
+            if group is not None:
+                payload: Any = Broadcast(contents=contents)
+            elif transfer.transport == "ipc":
+                payload = share(contents, packed)
+            else:
+                payload = self._ray.put(InObjectStore(contents=contents, array=packed.numpy()))
+            for one in self._left:
+                self._crew.ask(one, "take", payload, transfer.number, task=transfer.task)
+            if group is not None:
+                self._in_flight = group.broadcast(packed)
             self.count += 1
         self._settle()
-
-    def _send(self) -> Callable[[Contents, Any], None]:
-        if self._transfer.transport == "object_store":
-            return lambda contents, packed: self._take(
-                self._ray.put(InObjectStore(contents=contents, array=packed.numpy()))
-            )
-        if self._transfer.transport == "ipc":
-            return lambda contents, packed: self._take(share(contents, packed))
-        group = self._group()
-
-        def broadcast(contents: Contents, packed: Any) -> None:
-            self._take(Broadcast(contents=contents))
-            self._underway = group.broadcast(packed)
-
-        return broadcast
-
-    def _take(self, payload: Any) -> None:
-        for one in self._left:
-            self._crew.ask(one, "take", payload, self._transfer.number, task=self._transfer.task)
 
     def _group(self) -> BroadcastGroup:
         """Connect this process and all workers of all replicas."""
@@ -211,9 +197,9 @@ class _Sending:
         """Wait for the replicas' answers, and let go of those that died or hang."""
         while self._crew.busy:
             self._note(self._crew.wait())
-        if self._underway is not None:
-            self._underway.wait()
-        self._in_flight = self._underway = None
+        if isinstance(self._in_flight, Underway):
+            self._in_flight.wait()
+        self._in_flight = None
 
     def _note(self, events: Sequence[Event[ReplicaMember]]) -> None:
         for event in events:

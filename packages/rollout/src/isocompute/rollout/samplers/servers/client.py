@@ -87,14 +87,19 @@ class Failed(Exception):  # noqa: N818
         """How long the server asks to be left alone."""
 
 
-class Client:
-    """Asks one server, any number of requests at a time, through a proxy where the environment names one.
+class Server:
+    """One server, asked any number of requests at a time, through a proxy where the environment names one.
 
     Args:
         base_url: The server's address, such as ``http://localhost:8000/v1``; without a path ``/v1`` is added. A user
             and password in it are sent as basic authentication where there is no key, and dropped where there is one.
         api_key: Sent as a bearer token, without blanks around it and to this address only: redirects are not followed.
         timeout_seconds: Deadline of one answer, from the request to its last byte.
+
+    Attributes:
+        refused: Optional fields of a request that it does not take (``protocols.Body``).
+        left_out_until: Until when others are asked instead.
+        busy_until: Until when it asks to be left alone.
     """
 
     def __init__(self, base_url: str, *, api_key: str | None = None, timeout_seconds: float = 600.0) -> None:
@@ -109,6 +114,12 @@ class Client:
         self._clients: dict[int, httpx2.AsyncClient] = {}
         """By process: a fork must not share its parent's connections."""
         self._http()
+        self.refused: frozenset[str] = frozenset()
+        self.in_flight = self.failures_in_a_row = 0
+        self.left_out_until = self.busy_until = 0.0
+
+    def __str__(self) -> str:
+        return f"the server at {self.base_url}"
 
     def _http(self) -> httpx2.AsyncClient:
         if os.getpid() not in self._clients:
@@ -216,36 +227,18 @@ def _address(base_url: str, *, keyed: bool) -> str:
     return str(url.copy_with(path=url.path.rstrip("/") or "/v1", query=None, fragment=None))
 
 
-class Server:
-    """One of several servers, and how it does."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self.refused: frozenset[str] = frozenset()
-        """Groups of optional fields that it does not take (``protocols.Body``)."""
-        self.in_flight = 0
-        self.left_out_until = 0.0
-        """Until when others are asked instead."""
-        self.busy_until = 0.0
-        """Until when it asks to be left alone."""
-        self.failures_in_a_row = 0
-
-
 class Servers:
     """Servers of one model."""
 
-    def __init__(self, clients: Sequence[Client]) -> None:
-        if not clients:
-            raise RolloutError("there is no server; base_urls must name at least one")
-        addresses = [client.base_url for client in clients]
+    def __init__(self, servers: Sequence[Server]) -> None:
+        addresses = [server.base_url for server in servers]
         for address in addresses:
             if addresses.count(address) > 1:
                 raise RolloutError(f"base_urls names the server {address} twice; each must be named once")
-        self.all = [Server(client) for client in clients]
+        self.all = servers
 
     def __str__(self) -> str:
-        addresses = [server.client.base_url for server in self.all]
-        return f"the server at {addresses[0]}" if len(addresses) == 1 else f"the servers at {', '.join(addresses)}"
+        return " and ".join(map(str, self.all))
 
     async def answered(self, ask: Callable[[Server], Awaitable[Result]]) -> Result:
         """Return the answer to one request, from whichever server gives it.
@@ -282,7 +275,7 @@ class Servers:
     async def close(self) -> None:
         """Close all connections."""
         for server in self.all:
-            await server.client.close()
+            await server.close()
 
     def _failed(self, server: Server, error: Failed) -> None:
         """Leave a server out that keeps failing, and leave one alone that asks for it."""
@@ -294,10 +287,10 @@ class Servers:
             return
         seconds = min(FIRST_PAUSE_SECONDS * 2.0 ** min(excess, 10), MAX_WAIT_SECONDS)
         server.left_out_until = now + seconds
-        log.warning("the server at %s is left out for %.1f s (%s)", server.client.base_url, seconds, error)
+        log.warning("%s is left out for %.1f s (%s)", server, seconds, error)
 
 
 def _said(server: Server, failures: Sequence[Failed]) -> str:
     last, count = failures[-1], len(failures)
     what = "does not answer" if last.unreachable else "failed once" if count == 1 else f"failed {count} times"
-    return f"the server at {server.client.base_url} {what} ({last})"
+    return f"{server} {what} ({last})"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +16,7 @@ from ...errors import RolloutError
 from ...scoring.scorer import Scorer
 from ..local import LocalSampler, Prompting
 from ..sampling import Continue, Finished, Request, Response, Sampling, aborted
-from .client import Client, Failed, Refused, Server, Servers, background, run
+from .client import LOOK_SECONDS, Failed, Refused, Server, Servers, background, run
 from .protocols import PROTOCOLS, WRONG_REQUEST, ask, body, read, response_of
 
 TOO_LARGE = 413
@@ -27,11 +29,9 @@ class OpenAISampler(LocalSampler):
 
     Each response is a request with its own ``seed``. Which tokens a seed gives depends on the server; vLLM gives
     those of ``VllmSampler``. Token ids come back from vLLM (``return_token_ids``); another server's text is tokenized
-    here, which may split it differently than the policy did (column ``retokenized``), and the end-of-sequence token is
-    added where it stopped, unless stop texts were asked for and the server does not say what ended it.
-    Log-probabilities are the server's, and left empty where it reports none or, for text, where its tokens are not
-    those made here. A request that fails each time is a response that was ``aborted`` with the reason in ``failure``,
-    as long as others succeed.
+    here, which may split it differently than the policy did (column ``retokenized``). Log-probabilities are the
+    server's, and left empty where it reports none or, for text, where its tokens are not those made here. A request
+    that fails each time is a response that was ``aborted`` with the reason in ``failure``, as long as others succeed.
 
     Args:
         model: Directory or name of the model whose tokenizer encodes prompts and decodes responses.
@@ -75,7 +75,7 @@ class OpenAISampler(LocalSampler):
             raise RolloutError(f"timeout_seconds is {timeout_seconds}; it must be above 0")
         _check_protocol(protocol, sampling)
         addresses = [base_url] if base_url is not None else list(base_urls)
-        self._servers = Servers([Client(a, api_key=api_key, timeout_seconds=timeout_seconds) for a in addresses])
+        self._servers = Servers([Server(a, api_key=api_key, timeout_seconds=timeout_seconds) for a in addresses])
         try:
             super().__init__(model, sampling, prompting=prompting, scorer=scorer)
             self._protocol = protocol
@@ -166,8 +166,7 @@ class OpenAISampler(LocalSampler):
         try:
             answer = await ask(server, PROTOCOLS[self._protocol], wanted)
         except Refused as error:
-            where = f"the server at {server.client.base_url}"
-            raise Refused(f"{where} refuses ({error})", status=error.status) from None
+            raise Refused(f"{server} refuses ({error})", status=error.status) from None
         return response_of(
             read(answer, request, protocol=self._protocol),
             request,
@@ -189,72 +188,49 @@ async def served_name(servers: Servers, model: str, wanted: str | None) -> str:
     """Return a model's name at servers, checked against their lists."""
     name, silent = wanted, []
     for server in servers.all:
-        url = server.client.base_url
         try:
-            answer = await Servers([server.client]).answered(lambda s: s.client.ask("models", None))
+            answer = await Servers([server]).answered(lambda s: s.ask("models", None))
             listed = [str(entry["id"]) for entry in answer["data"]]
         except Failed as error:
             silent.append(str(error))
             continue
         except Refused as error:
             if error.status != 404:
-                raise RolloutError(f"the server at {url} refuses ({error})") from None
+                raise RolloutError(f"{server} refuses ({error})") from None
             # It has no such list.
             listed = []
         except (KeyError, TypeError):
-            raise RolloutError(f"{url}/models does not answer as an OpenAI-compatible server") from None
+            raise RolloutError(f"{server.base_url}/models does not answer as an OpenAI-compatible server") from None
         if name is None:
             name = listed[0] if model not in listed and len(listed) == 1 else model
         if listed and name not in listed:
-            raise RolloutError(f"the server at {url} has no model {name} (it has {', '.join(listed)})")
+            raise RolloutError(f"{server} has no model {name} (it has {', '.join(listed)})")
     if len(silent) == len(servers.all):
         raise RolloutError(silent[0])
     return name or model
 
 
 def in_parallel(
-    count: int, work: Callable[[int], Awaitable[Result]], *, at_a_time: int
+    count: int, work: Callable[[int], Coroutine[Any, Any, Result]], *, at_a_time: int
 ) -> Generator[tuple[int, Result], None, None]:
-    """Do ``work(0)`` to ``work(count - 1)``, begun in that order.
+    """Do ``work(0)`` to ``work(count - 1)``, begun in that order, and yield indices and results as they are done.
 
-    At most twice as many results as are worked on wait to be taken: who takes them slowly is not overrun. Closing the
-    iterator ends the work.
-
-    Yields:
-        Indices and results, as they are done.
-
-    Raises:
-        BaseException: What a call of ``work`` raised, which ends the others.
+    Others begin when results are taken: who takes them slowly is not overrun. Closing the iterator, or an error of one,
+    ends the work.
     """
-    closed = False
-
-    async def begin() -> tuple[asyncio.Queue[Any], list[asyncio.Task[None]]]:
-        done: asyncio.Queue[Any] = asyncio.Queue(2 * at_a_time)
-        indices = iter(range(count))
-
-        async def go_on() -> None:
-            for index in indices:
-                try:
-                    await done.put((index, await work(index), None))
-                except BaseException as error:
-                    # Not only exceptions: a panic in Rust or a stray cancellation would be waited for without end.
-                    if closed:
-                        raise
-                    await done.put((index, None, error))
-                    if isinstance(error, asyncio.CancelledError):
-                        raise
-
-        return done, [asyncio.create_task(go_on()) for _ in range(min(at_a_time, count))]
-
-    done, workers = run(begin())
+    indices, active = iter(range(count)), dict[Future[Result], int]()
+    done = set[Future[Result]]()
     try:
-        for _ in range(count):
-            index, result, error = run(done.get())
-            if error is not None:
-                raise error
-            yield index, result
+        while True:
+            finished = [(active.pop(future), future) for future in done]
+            for index in islice(indices, at_a_time - len(active)):
+                active[asyncio.run_coroutine_threadsafe(work(index), background())] = index
+            for index, future in finished:
+                yield index, future.result()
+            if not active:
+                return
+            done = wait(active, timeout=LOOK_SECONDS, return_when=FIRST_COMPLETED).done
     finally:
-        closed = True
         # Nobody waits for their end: this may be the end of the process.
-        for worker in workers:
-            background().call_soon_threadsafe(worker.cancel)
+        for future in active:
+            future.cancel()

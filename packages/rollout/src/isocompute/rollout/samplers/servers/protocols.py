@@ -41,36 +41,33 @@ class Body:
 
     Attributes:
         fields: Those that every server must take.
-        optional: Groups of fields that a strict server may refuse, since nothing that is sampled depends on them: the
-            name of a group and its fields.
-        instead: For some groups the fields sent where they are refused.
+        optional: Those that a strict server may refuse, since nothing that is sampled depends on them.
         own: Names in ``fields`` that OpenAI's protocol does not have; what is sampled depends on them.
     """
 
     fields: Mapping[str, Any]
-    optional: Mapping[str, Mapping[str, Any]]
-    instead: Mapping[str, Mapping[str, Any]]
-    own: tuple[str, ...] = ()
+    optional: Mapping[str, Any]
+    own: tuple[str, ...]
 
     def without(self, refused: frozenset[str]) -> dict[str, Any]:
-        """Return the body without some groups."""
-        sent = dict(self.fields)
-        for group, fields in self.optional.items():
-            sent |= self.instead.get(group, {}) if group in refused else fields
+        """Return the body without some optional fields."""
+        sent = {**self.fields, **{name: value for name, value in self.optional.items() if name not in refused}}
+        if "max_tokens" in self.optional.keys() & refused:
+            # Servers that know only the newer name say so; those that know only the older would ignore the newer.
+            sent["max_completion_tokens"] = self.optional["max_tokens"]
         return sent
 
     def blamed(self, reason: str, refused: frozenset[str]) -> frozenset[str]:
-        """Return the groups to leave out next: those that a refusal names, or else all."""
-        words = set(re.findall(r"\w+", reason))
-        left = {group: fields for group, fields in self.optional.items() if group not in refused}
-        named = frozenset(group for group, fields in left.items() if words & set(fields))
+        """Return the optional fields to leave out next: those that a refusal names, or else all."""
+        words, left = set(re.findall(r"\w+", reason)), self.optional.keys() - refused
+        named = left & words
         for name in self.own:
             if name in words and not named:
                 raise RolloutError(
                     f"the server refuses {name} ({reason}), and without it the responses would be others: do not ask "
                     "for it, or use a server that knows it, such as vLLM's"
                 )
-        return named or frozenset(left)
+        return frozenset(named or left)
 
 
 def body(
@@ -93,30 +90,26 @@ def body(
     own = {name: value for name in ("top_k", "min_p") if (value := getattr(sampling, name))}
     if sampling.stop:
         fields["stop"] = list(sampling.stop)
-    optional = {name: {name: value} for name, value in NEUTRAL.items() if name not in own}
-    instead: dict[str, Mapping[str, Any]] = {}
+    optional = {name: value for name, value in NEUTRAL.items() if name not in own}
+    optional["return_token_ids"] = True
     if sampling.stop_token_ids:
         own["stop_token_ids"] = stop_token_ids
     elif stop_token_ids:
         # A server ends at its model's own end-of-sequence tokens without being told.
-        optional["stop_token_ids"] = {"stop_token_ids": stop_token_ids}
-    optional["return_token_ids"] = {"return_token_ids": True}
+        optional["stop_token_ids"] = stop_token_ids
     if protocol == "chat":
         fields["messages"] = [dict(message) for message in request.messages]
         if chat_options:
             own["chat_template_kwargs"] = dict(chat_options)
-        # Servers that know only the newer name say so; those that know only the older would ignore the newer.
-        optional["max_tokens"] = {"max_tokens": request.max_new_tokens}
-        instead["max_tokens"] = {"max_completion_tokens": request.max_new_tokens}
-        optional["logprobs"] = {"logprobs": True}
+        optional |= {"max_tokens": request.max_new_tokens, "logprobs": True}
     else:
         fields |= {"prompt": request.prompt_ids, "max_tokens": request.max_new_tokens}
-        optional["logprobs"] = {"logprobs": 1}
-    return Body(fields={**fields, **own}, optional=optional, instead=instead, own=tuple(own))
+        optional["logprobs"] = 1
+    return Body(fields={**fields, **own}, optional=optional, own=tuple(own))
 
 
 async def ask(server: Server, route: str, body: Body) -> Any:
-    """Ask a server, which remembers which groups of optional fields it refuses, without these.
+    """Ask a server, which remembers which optional fields it refuses, without these.
 
     Raises:
         RolloutError: The server refuses a field that changes what is sampled.
@@ -126,7 +119,7 @@ async def ask(server: Server, route: str, body: Body) -> Any:
     refused, first = server.refused, None
     while True:
         try:
-            answer = await server.client.ask(route, body.without(refused))
+            answer = await server.ask(route, body.without(refused))
         except Refused as error:
             first = first or error
             more = body.blamed(str(error), refused) if error.status in WRONG_REQUEST else frozenset()

@@ -92,44 +92,24 @@ class MemoryPlan:
     """The memory of an engine on each device (bytes).
 
     Attributes:
-        packed: On CPU the packed copies of the embedding and the output head.
-        activations: Of the largest forward pass.
-        logits: Logits and log-probabilities of the responses generated together, in float32.
-        overhead: Graphs and workspaces, or the process.
+        needed: All but the KV cache, by what it is for.
         kv_token: KV cache of one token.
         available: Memory that the engine may take.
         kv: KV cache that it gets.
         concurrent: Longest requests that fit into it together.
     """
 
-    device: str
-    weights: float
-    packed: float
-    activations: float
-    logits: float
-    overhead: float
+    needed: Mapping[str, float]
     kv_token: float
     available: float
     kv: float
     concurrent: int
 
-    @property
-    def fixed(self) -> float:
-        """All but the KV cache (bytes)."""
-        return self.weights + self.packed + self.activations + self.logits + self.overhead
-
     def __str__(self) -> str:
-        rows = [("weights", self.weights)]
-        rows += [("packed embedding and head", self.packed)] if self.packed else []
-        rows += [
-            ("activations of the largest pass", self.activations),
-            ("logits and log-probabilities", self.logits),
-            ("graphs and workspaces" if self.device == "cuda" else "process", self.overhead),
-            (f"KV cache (room for {self.concurrent:,} of the longest requests)", self.kv),
-            ("in all", self.fixed + self.kv),
-            ("available to the engine", self.available),
-        ]
-        return "\n".join(f"{name:<60}{size / GIB:>9.2f} GiB" for name, size in rows)
+        rows = {name: size for name, size in self.needed.items() if size}
+        rows[f"KV cache (room for {self.concurrent:,} of the longest requests)"] = self.kv
+        rows |= {"in all": sum(rows.values()), "available to the engine": self.available}
+        return "\n".join(f"{name:<60}{size / GIB:>9.2f} GiB" for name, size in rows.items())
 
 
 def estimate(size: ModelSize, engine: Engine, sampling: Sampling, *, model: str, available: float) -> MemoryPlan:
@@ -155,16 +135,23 @@ def estimate(size: ModelSize, engine: Engine, sampling: Sampling, *, model: str,
     own = "bfloat16" if size.dtype == "float32" else size.dtype
     kind = own if engine.dtype == "auto" else engine.dtype
     width, shares = TYPE_BYTES.get(kind, 2), engine.tensor_parallel
-    needed: dict[str, float] = {
-        "weights": (size.parameters * width if size.weights is None else size.weights) / shares,
-        # vLLM packs both on CPU and keeps the plain weights beside them.
-        "packed": 2.0 * size.vocabulary * size.hidden * width if engine.device == "cpu" else 0.0,
-        # At the widest: gate and up projections and their product, the residual stream and the layer's input.
-        "activations": engine.max_batched_tokens * (3 * size.intermediate / shares + 2 * size.hidden) * width,
-        # Logits in the model's type, in float32, their log-probabilities, and the sampler's copy.
-        "logits": engine.max_concurrent * size.vocabulary * (width + 3 * 4),
-        "overhead": PROCESS_BYTES if engine.device == "cpu" else GRAPH_BYTES if engine.cuda_graphs else 0.5 * GIB,
+    weights = (size.parameters * width if size.weights is None else size.weights) / shares
+    # vLLM packs both on CPU and keeps the plain weights beside them.
+    packed = 2.0 * size.vocabulary * size.hidden * width if engine.device == "cpu" else 0.0
+    # At the widest: gate and up projections and their product, the residual stream and the layer's input.
+    activations = engine.max_batched_tokens * (3 * size.intermediate / shares + 2 * size.hidden) * width
+    # Logits in the model's type, in float32, their log-probabilities, and the sampler's copy.
+    logits = engine.max_concurrent * size.vocabulary * (width + 3 * 4)
+    needed = {
+        "weights": weights,
+        "packed embedding and head": packed,
+        "activations of the largest pass": activations,
+        "logits and log-probabilities": logits,
     }
+    if engine.device == "cpu":
+        needed["process"] = PROCESS_BYTES
+    else:
+        needed["graphs and workspaces"] = GRAPH_BYTES if engine.cuda_graphs else 0.5 * GIB
     kv_token = size.layers * size.kv_values * width / shares
     blocks = ceil(longest / engine.block_tokens)
     kv_least = blocks * engine.block_tokens * kv_token
@@ -175,15 +162,15 @@ def estimate(size: ModelSize, engine: Engine, sampling: Sampling, *, model: str,
         over = total - available
         # A pass must hold the responses generated together, and without chunked prefill the longest request.
         fewest = max(engine.max_concurrent, 0 if engine.chunked_prefill else longest)
-        tokens = floor(engine.max_batched_tokens * (1 - over / needed["activations"]) / 256) * 256
-        concurrent = floor(engine.max_concurrent * (1 - over / needed["logits"]))
+        tokens = floor(engine.max_batched_tokens * (1 - over / activations) / 256) * 256
+        concurrent = floor(engine.max_concurrent * (1 - over / logits))
         if engine.kv_cache_gib is not None and over <= engine.kv_cache_gib * GIB - kv_least:
             remedy = f"kv_cache_gib must be at most {floor((engine.kv_cache_gib - over / GIB) * 100) / 100:g}"
         elif tokens >= fewest:
             remedy = f"max_batched_tokens must be at most {tokens}"
         elif concurrent >= 1:
             remedy = f"max_concurrent must be at most {concurrent}"
-        elif kind == "float32" and over < (needed["weights"] + needed["packed"]) / 2:
+        elif kind == "float32" and over < (weights + packed) / 2:
             remedy = "dtype must be bfloat16"
         elif engine.device == "cuda":
             now = f"memory_share, now {engine.memory_share:g}, or tensor_parallel, now {engine.tensor_parallel}"
@@ -207,12 +194,11 @@ def estimate(size: ModelSize, engine: Engine, sampling: Sampling, *, model: str,
         # On CUDA the engine takes all that is left: cached prefixes use it. A CPU's memory has other users.
         kv = room if engine.device == "cuda" else min(kv_least * engine.max_concurrent, max(kv_least, room / 2))
     return MemoryPlan(
-        device=engine.device,
+        needed=needed,
         kv_token=kv_token,
         available=available,
         kv=kv,
         concurrent=min(engine.max_concurrent, int(kv // kv_least)),
-        **needed,
     )
 
 
@@ -248,8 +234,6 @@ def available_to(engine: Engine) -> float:
 
 def free_bytes(root: Path = Path("/")) -> float:
     """Return the memory that this machine, or the container this process runs in, has left (bytes)."""
-    lines = (root / "proc/meminfo").read_text().splitlines()
-    sizes = {name: float(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
     group = root / "sys/fs/cgroup"
     versions = (
         ("memory.max", "memory.current", "memory.stat", "inactive_file"),
@@ -261,12 +245,11 @@ def free_bytes(root: Path = Path("/")) -> float:
         for limit, used, counts, cached in versions
         if (group / limit).is_file()
     ]
-    return max(0.0, min([sizes["MemAvailable"], *left]))
+    return max(0.0, min([1024 * _counted(root / "proc/meminfo", "MemAvailable:"), *left]))
 
 
 def _read(file: Path) -> float:
-    text = file.read_text().strip()
-    return float("inf") if text == "max" else float(text)
+    return float(file.read_text().replace("max", "inf"))
 
 
 def _counted(file: Path, name: str) -> float:
