@@ -17,8 +17,8 @@ from isocompute.rollout import RolloutError, evaluate, open_sampler
 from isocompute.rollout.cli import main
 from isocompute.rollout.commands import settings
 from isocompute.rollout.commands.run import ProgressLine, SamplingRun
+from isocompute.rollout.commands.settings import chosen
 from isocompute.rollout.commands.store import Groups
-from isocompute.rollout.commands.values import chosen
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.sampling import aborted
 

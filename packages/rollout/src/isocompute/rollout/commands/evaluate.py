@@ -12,15 +12,7 @@ from typing import Any
 import polars as pl
 
 from ..errors import RolloutError
-from ..scoring.evaluation import (
-    LARGEST_LEFT_OUT_SHARE,
-    Score,
-    differences,
-    evaluate,
-    scores,
-    successes,
-    usual_samples,
-)
+from ..scoring.evaluation import LARGEST_LEFT_OUT_SHARE, Score, differences, scores, successes, usual_samples
 from .output import DOCUMENT_FILES, SOURCE, Output, Source, add_flags, check, deliver, faults, read
 from .problems import add_set_flags, load_set
 from .run import begin
@@ -116,22 +108,12 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
                 if theirs.table.is_empty():
                     raise RolloutError(f"{theirs.address}: answers none of the {len(questions)} questions")
                 others = _others(theirs, questions, arguments, samples)
-            with contextlib.closing(sampling):
-                found = evaluate(
-                    sampling,
-                    questions,
-                    samples=samples,
-                    seed=sampling.settings.seed,
-                    at=0,
-                    run_id=sampling.run_id,
-                    phase=sampling.phase,
-                )
+            sampled = sampling.rollouts()
             params |= sampling.params
             kept = {"store": sampling.store, "dropped": sampling.dropped}
             if arguments.rollouts_out is not None:
-                besides.append(("rollouts", found.rollouts, arguments.rollouts_out))
-            k = arguments.k or [samples]
-            ours = answers_of(found.rollouts, questions, where="the responses sampled", k=k)
+                besides.append(("rollouts", sampled, arguments.rollouts_out))
+            ours = answers_of(sampled, questions, where="the responses sampled", k=arguments.k or [samples])
         else:
             given = sources["rollouts"] = read(arguments.rollouts, "rollouts")
             table = None if problems is None else problems.table

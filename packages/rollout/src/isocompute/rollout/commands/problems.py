@@ -13,7 +13,7 @@ from ..problems.named import NAMED, named_set
 from ..problems.sources import source_from
 from ..scoring.evaluation import DifficultySplit, inside, split
 from .output import SOURCE, Output, add_flags, check, deliver, read
-from .values import add_scoring, scorer_of, yaml_mappings
+from .settings import add_scoring, scorer_of, yaml_mappings
 
 EXAMPLES = 3
 """Dropped problems that are named."""

@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from types import MappingProxyType
@@ -138,7 +138,7 @@ def rule(name: str) -> Rule:
     base, *words = [*plain.split("|"), *([f"regex:{pattern}"] if bar else [])]
     partial = "partial" in words
     words = [word for word in words if word != "partial"]
-    extraction(words)
+    extraction(tuple(words))
     if base.startswith("reasoning_gym:"):
         task = base.partition(":")[2]
         check_task(task)
@@ -226,7 +226,8 @@ def check_task(task: str) -> None:
         raise RolloutError(f"reasoning-gym's task {task} is refused: {REFUSED[task]}")
 
 
-def extraction(words: Sequence[str]) -> Extraction:
+@lru_cache(maxsize=1024)
+def extraction(words: tuple[str, ...]) -> Extraction:
     """Return the function that applies words one after another."""
     steps = [_step(word) for word in words]
 

@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -292,7 +292,6 @@ class Worker:
         self._limits = limits_in(
             report, seconds=self._seconds, wall_seconds=settings["wall_seconds"], processes=PROCESSES
         )
-        self._extraction: Callable[..., Extraction] = lru_cache(maxsize=64)(lambda *words: extraction(words))
 
     def work(self) -> None:
         """Answer requests until there are no more."""
@@ -334,7 +333,7 @@ class Worker:
     ) -> None:
         try:
             score = self._prepared(base, answer, metadata)
-            extract = self._extraction(*words) if words else None
+            extract = extraction(tuple(words)) if words else None
         except RolloutError as error:
             key = "unusable" if isinstance(error, ProblemError) else "fault"
             for _ in responses:
