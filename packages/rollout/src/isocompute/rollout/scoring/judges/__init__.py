@@ -51,10 +51,6 @@ class CallableJudge(Judge):
                 self.sources = list(getattr(package, "__path__", [package.__file__]))
                 break
 
-    def executing(self, base: str) -> bool:
-        """Return True: nobody knows what it does."""
-        return True
-
     def prepare(self, base: str, answer: str, metadata: str) -> Scored:
         """See ``Judge.prepare``: the function with the problem filled in."""
         decoded = decode_metadata(metadata, where=base) if metadata else {}

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from ...errors import RolloutError
-from ..rules import EXECUTING, check_task, decode_metadata, encode_metadata
+from ..rules import check_task, decode_metadata, encode_metadata
 from . import guarded
 from .text import Judge, Scored
 
@@ -35,10 +35,6 @@ class TaskJudge(Judge):
         # Whatever the scorers evaluate, they only calculate.
         for module, name, value in guards():
             module.__dict__[name] = value
-
-    def executing(self, base: str) -> bool:
-        """Return whether a task's scorer would evaluate a text as code."""
-        return base.partition(":")[2] in EXECUTING
 
     def prepare(self, base: str, answer: str, metadata: str) -> Scored:
         """See ``Judge.prepare``: the task's scorer.

@@ -20,10 +20,6 @@ Scored = Callable[[str], float | bool]
 class Judge:
     """Scores the rules of one worker pool."""
 
-    def executing(self, base: str) -> bool:
-        """Return whether a rule may execute what a response says, so that each response needs a process of its own."""
-        return False
-
     def prepare(self, base: str, answer: str, metadata: str) -> Scored:
         """Return the function that scores responses to a problem.
 
