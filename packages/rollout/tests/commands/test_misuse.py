@@ -79,7 +79,6 @@ def files(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]
         "measured": measured,
         "rollouts": short,
         "longer": rollouts(ids, samples=3),
-        "other": rollouts([f"o{i}" for i in ids], samples=2),
         "selecting": rollouts(ids, samples=2, phase="difficulty"),
         "both": pl.concat([short, rollouts(ids, samples=2, run="s")]),
     }
