@@ -14,7 +14,7 @@ import polars as pl
 from ..errors import RolloutError
 from ..scoring.evaluation import LARGEST_LEFT_OUT_SHARE, Score, differences, scores, successes, usual_samples
 from .output import DOCUMENT_FILES, SOURCE, Output, Source, add_flags, check, deliver, faults, read
-from .problems import add_set_flags, load_set
+from .problems import add_set_flags, load_set, refuse_without_set
 from .run import begin
 from .settings import add_sampling, refuse_unused
 
@@ -62,9 +62,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise RolloutError("--problems and --set contradict each other; give one of them")
     if arguments.model is not None and arguments.problems is None and arguments.set is None:
         raise RolloutError("evaluate needs questions: --problems, or --set NAME")
-    for name in ("folder", "revision"):
-        if getattr(arguments, name) is not None and arguments.set is None:
-            raise RolloutError(f"--{name} needs --set NAME")
+    refuse_without_set(arguments)
     if arguments.k is not None and min(arguments.k) < 1:
         raise RolloutError(f"--k is {min(arguments.k)}; it must be at least 1")
     if arguments.model is None:

@@ -13,14 +13,15 @@ from .equivalence import MathJudge
 from .programs import Apart
 from .runs import RunsJudge
 from .tasks import TaskJudge
-from .text import Judge, Scored, TextJudge
+from .text import Judge, Scored
 
 
 def load(pool: str, apart: Apart | None = None) -> Judge:
     """Load the library of a pool (``Rule.pool``); programs of ``runs`` may be kept apart from this process."""
     if pool == "runs":
         return RunsJudge(apart)
-    kinds: dict[str, Callable[[], Judge]] = {"exact": TextJudge, "math": MathJudge, "reasoning_gym": TaskJudge}
+    # Only patterns bring ``exact`` here, since some responses keep them busy for ever.
+    kinds: dict[str, Callable[[], Judge]] = {"exact": Judge, "math": MathJudge, "reasoning_gym": TaskJudge}
     return kinds[pool]() if pool in kinds else CallableJudge(pool)
 
 

@@ -24,7 +24,7 @@ class Judge:
         """Return the function that scores responses to a problem.
 
         Args:
-            base: Name of the rule, without answer extraction.
+            base: Name of the rule, without answer extraction, but ``exact``, which every worker scores itself.
 
         Raises:
             RolloutError: The problem cannot be scored, whatever the response.
@@ -34,11 +34,3 @@ class Judge:
     def draw(self, task: str, settings: Mapping[str, Any], *, size: int, seed: int, index: int) -> str:
         """Generate a problem, with a generator made for ``size`` of them, as ``rules.encode_metadata`` writes it."""
         raise RolloutError(f"{task} is not a generator of problems")
-
-
-class TextJudge(Judge):
-    """Compares texts; here for patterns, which some responses keep busy for ever."""
-
-    def prepare(self, base: str, answer: str, metadata: str) -> Scored:
-        """See ``Judge.prepare``: the comparison with the answer."""
-        return lambda response: same(response, answer)

@@ -31,7 +31,7 @@ from ...errors import ProblemError, RolloutError
 from .. import running
 from ..judges import CallableJudge, load
 from ..judges.programs import Apart, spent
-from ..judges.text import Judge, Scored, TextJudge
+from ..judges.text import Judge, Scored, same
 from ..rules import Extraction, extraction, may_execute
 from . import kernel, layers
 from .frames import COMPLETE, NO_VERDICT, READ, FrameError, Reply, numbered, reply_in, said
@@ -285,7 +285,6 @@ class Worker:
         self._given, self._replies = given, replies
         self._buffered: list[bytes] = []
         self._request, self._number = 0, 0
-        self._known = TextJudge()
         self._one_by_one, self._written = False, 0.0
         self._may_execute = layers.isolated(report) or settings["allow_unisolated"]
         self._seconds: float = settings["seconds"]
@@ -369,7 +368,7 @@ class Worker:
     def _prepared(self, base: str, answer: str, metadata: str) -> Scored:
         """Return the function that scores a response, made within a time limit of its own."""
         if base == "exact":
-            return self._known.prepare(base, answer, metadata)
+            return partial(same, answer=answer)
         if may_execute(base) and not self._may_execute:
             raise RolloutError(
                 f"the verifier {base} may execute what a response says, and this machine's kernel does not let it be "
