@@ -132,7 +132,7 @@ def guards() -> Iterator[tuple[ModuleType, str, Any]]:
     for module in (binary_matrix, bitwise_arithmetic, n_queens, number_sorting, spiral_matrix, string_insertion):
         yield module, "eval", guarded.evaluate
     sympy = importlib.import_module("sympy")
-    formulas = guarded.GuardedModule(sympy, parse_expr=guarded.guarded_parser(sympy.parse_expr))
+    formulas = guarded.guarded_module(sympy, parse_expr=guarded.guarded_parser(sympy.parse_expr))
     for module, name in (
         (intermediate_integration, "sympy"),
         (simple_integration, "sympy"),
