@@ -118,7 +118,7 @@ def campaign(way: str, verifiers: list[str], attacks: list[Attack]) -> None:
     """Put attacks through verifiers in this process, which is the engine; print each as it ends."""
     if not WAYS[way].namespaces:
         refuse_namespaces()
-    from isocompute.rollout.scoring.sandbox.process import ScoringConfig, ScoringProcess
+    from isocompute.rollout.scoring.sandbox.process import ScoringConfig
     from isocompute.rollout.scoring.scorer import Scorer
     from scoring.outside import Outside
     from scoring.siege import MODULE, besiege
@@ -137,7 +137,7 @@ def campaign(way: str, verifiers: list[str], attacks: list[Attack]) -> None:
     config = ScoringConfig(**LIMITS, without=WAYS[way].without)  # type: ignore[arg-type]
     scorer, meter = Scorer(config), Meter()
     try:
-        layers = scorer._pool("runs")._put(ScoringProcess.started).result()
+        layers = scorer._pool("runs")._put(lambda process: process.started()).result()
         print(way, layers, sep=" | ", file=sys.stderr)
         if WAYS[way].wanted not in layers["files"]:
             print("runs", "", f"files are {layers['files']!r}, not {WAYS[way].wanted}", 0, 0, sep="\t", flush=True)

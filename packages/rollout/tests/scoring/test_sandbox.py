@@ -20,15 +20,7 @@ from isocompute.rollout.scoring.running import Running, descendants
 from isocompute.rollout.scoring.sandbox import layers, limits
 from isocompute.rollout.scoring.sandbox.child import in_a_child
 from isocompute.rollout.scoring.sandbox.limits import PROCESSES, Limits, Watch, counted_alone
-from isocompute.rollout.scoring.sandbox.process import (
-    ATTEMPTS,
-    LAYERS,
-    ScoringConfig,
-    ScoringProcess,
-    report,
-    scoring_from,
-    words,
-)
+from isocompute.rollout.scoring.sandbox.process import ATTEMPTS, LAYERS, ScoringConfig, report, scoring_from, words
 from isocompute.rollout.scoring.scorer import Item, Scorer
 
 pytestmark = pytest.mark.slow("sandboxes, one after another")
@@ -328,7 +320,7 @@ def test_after_two_responses_that_hang_the_others_of_their_group_wait_less(own: 
 
 def test_processes_are_limited_where_the_kernel_counts_them_by_themselves(executing: Scorer) -> None:
     name, limit = "python:scoring.user_rules:limited", str(PROCESSES)
-    alone = counted_alone(executing._pool("exact")._put(ScoringProcess.started).result())
+    alone = counted_alone(executing._pool("exact")._put(lambda process: process.started()).result())
     assert rewards(executing, items(limit, name=name)) == [alone]
     assert not counted_alone({"user": ""})
     assert not counted_alone({"user": f"uid {layers.NOBODY}"})

@@ -13,7 +13,7 @@ from isocompute.rollout.scoring.sandbox import layers
 from isocompute.rollout.scoring.sandbox.child import NO_SCORE, in_a_child
 from isocompute.rollout.scoring.sandbox.frames import said
 from isocompute.rollout.scoring.sandbox.limits import Limits
-from isocompute.rollout.scoring.sandbox.process import ScoringConfig, ScoringProcess, command, readable
+from isocompute.rollout.scoring.sandbox.process import ScoringConfig, command, readable
 from isocompute.rollout.scoring.scorer import Item, Scorer
 
 SECRET = "a-secret-of-the-working-folder"
@@ -61,7 +61,7 @@ def test_a_response_reads_the_file_of_its_rule_and_what_is_listed_and_nothing_be
     responses = [*(SEEN.format(name=name) for name in NAMES), *tells, "answer = 'aa' * bool(words)"]
     items = [Item(verifier="python:reading_rules:executes", response=text, answer="aa") for text in responses]
     verdicts = scorer.submit(items).result(timeout=120)
-    report = scorer._pool("exact")._put(ScoringProcess.started).result()
+    report = scorer._pool("exact")._put(lambda process: process.started()).result()
     scorer.close()
     if without and report["files"] != layers.MOUNTS:
         pytest.skip("no mount namespace")
