@@ -23,7 +23,7 @@ from isocompute.budget.contract import files, tables, tracking
 from isocompute.budget.contract.documents import DEEPEST, DocumentError, EndlessError, parsed
 from isocompute.budget.contract.errors import FileError, IsoComputeError, TableError, TrackingError
 from isocompute.learner.errors import LearnerError, RankError
-from isocompute.rollout.commands import values
+from isocompute.rollout.commands import settings as flags
 from isocompute.rollout.contract.deaths import death
 from isocompute.rollout.errors import EngineError, RolloutError
 
@@ -259,9 +259,9 @@ def test_what_has_no_end_is_refused_at_once(name: str) -> None:
 @pytest.mark.parametrize(
     ("file", "kind", "read"),
     [
-        ("q.yaml", RolloutError, values.yaml_mappings),
+        ("q.yaml", RolloutError, flags.yaml_mappings),
         ("params.yaml", ExperimentError, reading.load),
-        ("--engine key", RolloutError, lambda path: values.pairs([f"key={path.read_text()}"], flag="--engine")),
+        ("--engine key", RolloutError, lambda path: flags.pairs([f"key={path.read_text()}"], flag="--engine")),
     ],
 )
 def test_every_reader_of_yaml_and_json_says_so_in_a_sentence(

@@ -32,7 +32,7 @@ WRONG = {
     f"{GENERATE} --engine-config {{text}}": "must be a mapping of settings",
     "generate --model {model} --problems {problems} --out {out} --engine color=red": "engine has no setting 'color'",
     f"{GENERATE} --scoring color=red": "scoring has no setting 'color'",
-    f"{GENERATE} --few-shot {{text}}": "line 1 must be like",
+    f"{GENERATE} --few-shot {{text}}": "line 1: not JSON",
     "problems --set MATH-5000 --out {out}": "called 'MATH-5000'; there",
     "problems --set MATH-500 --folder {folder}/none --out {out}": "none: no such folder",
     # Missing files, and files that are something else.
@@ -79,7 +79,6 @@ def files(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]
         "measured": measured,
         "rollouts": short,
         "longer": rollouts(ids, samples=3),
-        "other": rollouts([f"o{i}" for i in ids], samples=2),
         "selecting": rollouts(ids, samples=2, phase="difficulty"),
         "both": pl.concat([short, rollouts(ids, samples=2, run="s")]),
     }

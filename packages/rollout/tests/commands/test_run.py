@@ -5,7 +5,6 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
@@ -13,81 +12,17 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.rollout import RolloutError, evaluate, open_sampler
+from isocompute.rollout import RolloutError, open_sampler
 from isocompute.rollout.cli import main
 from isocompute.rollout.commands import settings
-from isocompute.rollout.commands.run import ProgressLine, SamplingRun
-from isocompute.rollout.commands.store import Groups
-from isocompute.rollout.commands.values import chosen
+from isocompute.rollout.commands.run import ProgressLine
+from isocompute.rollout.commands.settings import chosen
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.sampling import aborted
 
 pytestmark = pytest.mark.slow("commands that sample")
 
-REQUEST: dict[str, Any] = {"seed": 1, "step": 0, "phase": "eval", "run_id": "r"}
 Run = Callable[..., list[int]]
-
-
-class Unsteady:
-    """A sampler whose engine loses responses or breaks down, and that remembers how many it was asked for."""
-
-    def __init__(self, inner: Any, lost: set[int] | None = None) -> None:
-        self.inner, self.lost = inner, lost or set()
-        self.generate = inner._generate
-        inner._generate = self._generate
-        self.calls: list[int] = []
-        self.breaks_after: int | None = None
-
-    def _generate(self, requests: Any, control: Any) -> Any:
-        self.calls.append(len(requests))
-        for done, (i, response) in enumerate(filter(None, self.generate(requests, control))):
-            if done == self.breaks_after:
-                raise RolloutError("the engine broke down")
-            yield i, aborted("the engine failed") if i in self.lost else response
-
-
-@pytest.fixture
-def engine(tiny: Any) -> Unsteady:
-    return Unsteady(open_sampler("transformers", str(tiny.folder), tiny.sampling))
-
-
-@contextlib.contextmanager
-def process(engine: Unsteady, out: Path) -> Iterator[SamplingRun]:
-    """The run as a process has it."""
-    unused: dict[str, Any] = dict.fromkeys(("problems", "dropped", "run_id", "phase", "complete", "params"))
-    settings: Any = SimpleNamespace(open=lambda responses: engine.inner)
-    with Groups(out, {}) as store:
-        yield SamplingRun(settings=settings, store=store, progress=ProgressLine(stream=io.StringIO()), **unused)
-
-
-def test_an_engine_that_breaks_down_loses_only_the_groups_in_flight(
-    engine: Unsteady, tiny: Any, tmp_path: Path
-) -> None:
-    out = tmp_path / "r.parquet"
-    engine.breaks_after = 14
-    with pytest.raises(RolloutError, match=r"\d of 6 groups are kept"), process(engine, out) as sampler:
-        sampler.sample(tiny.problems, samples=4, **REQUEST)
-    engine.breaks_after = None
-    with process(engine, out) as sampler:
-        found = sampler.sample(tiny.problems, samples=4, **REQUEST)
-    assert engine.calls[1] < 24
-    assert found.drop("logprobs").equals(engine.inner.sample(tiny.problems, samples=4, **REQUEST).drop("logprobs"))
-
-
-def test_an_evaluation_that_asks_lost_responses_again_is_resumed_too(
-    engine: Unsteady, tiny: Any, tmp_path: Path
-) -> None:
-    asked = {"samples": 4, "seed": 1, "at": 0, "run_id": "r"}
-    engine.lost = {1}
-    with process(engine, tmp_path / "r.parquet") as sampler:
-        first = evaluate(sampler, tiny.problems, **asked)
-    assert engine.calls == [24, 1]
-    engine.lost = set()
-    with process(engine, tmp_path / "r.parquet") as sampler:
-        second = evaluate(sampler, tiny.problems, **asked)
-    assert engine.calls == [24, 1, 4]
-    assert first.pass_rates.equals(second.pass_rates.with_columns(successes=first.pass_rates["successes"]))
-    assert (len(first.rollouts), len(second.rollouts)) == (25, 24)
 
 
 @given(st.sets(st.text(min_size=1, max_size=5), min_size=1, max_size=40), st.integers(1, 5), st.integers(1, 40))
@@ -102,17 +37,29 @@ def test_shards_are_a_partition_of_what_the_limit_leaves(ids: set[str], parts: i
 
 @pytest.fixture
 def run(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command with an engine that loses the responses to certain requests of a call."""
+    """Runs a command; returns how many responses each call of its engine was asked for.
+
+    The engine loses the responses to certain requests of a call, and may break down after some.
+    """
     tiny.problems.write_parquet(tmp_path / "problems.parquet")
     flags = ["--sampler", "transformers", "--samples", "4", "--max-new-tokens", "8", "--model", str(tiny.folder)]
 
-    def run(command: str, *more: str, lost: set[int], code: int = 0) -> list[int]:
+    def run(command: str, *more: str, lost: int | None = None, breaks_after: int | None = None, code: int = 0) -> Any:
         calls: list[int] = []
 
         def opened(*given: Any, **options: Any) -> Any:
-            engine = Unsteady(open_sampler(*given, **options), lost)
-            engine.calls = calls
-            return engine.inner
+            engine: Any = open_sampler(*given, **options)
+            generate = engine._generate
+
+            def unsteady(requests: Any, control: Any) -> Iterator[Any]:
+                calls.append(len(requests))
+                for done, (i, response) in enumerate(filter(None, generate(requests, control))):
+                    if done == breaks_after:
+                        raise RolloutError("the engine broke down")
+                    yield i, aborted("the engine failed") if i == lost else response
+
+            engine._generate = unsteady
+            return engine
 
         monkeypatch.setattr(settings, "open_sampler", opened)
         problems, out = str(tmp_path / "problems.parquet"), str(tmp_path / f"{command}.parquet")
@@ -122,21 +69,32 @@ def run(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return run
 
 
+def test_an_engine_that_breaks_down_loses_only_the_groups_in_flight(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("generate", breaks_after=14, code=2)
+    assert "of 6 groups are kept" in capsys.readouterr().err
+    assert run("generate")[0] < 24
+    found = pl.read_parquet(tmp_path / "generate.parquet")
+    assert run("generate", "--overwrite") == [24]
+    assert found.drop("logprobs").equals(pl.read_parquet(tmp_path / "generate.parquet").drop("logprobs"))
+
+
 @pytest.mark.parametrize(("command", "again"), [("generate", []), ("difficulty", ["--overwrite"])])
 def test_a_run_that_lacks_responses_says_so_and_goes_on_with_the_problems_that_lack_them(
     command: str, again: list[str], run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The first request of every call: one response of a single problem, three times.
-    assert run(command, lost={0}) == [24, 1, 1]
+    assert run(command, lost=0) == [24, 1, 1]
     assert "1 of 6 problems have fewer" in capsys.readouterr().err
-    assert run(command, *again, lost=set()) == [4]
+    assert run(command, *again) == [4]
     assert "fewer than" not in capsys.readouterr().err
     whole = pl.read_parquet(tmp_path / f"{command}.parquet")
     assert not list(tmp_path.glob("*.partial"))
     if command == "generate":
         # A finished table is this run's, and nothing of it is asked again.
-        assert run(command, lost=set()) == []
-    assert run(command, "--overwrite", lost=set()) == [24]
+        assert run(command) == []
+    assert run(command, "--overwrite") == [24]
     anew = pl.read_parquet(tmp_path / f"{command}.parquet")
     assert whole.drop("logprobs", strict=False).equals(anew.drop("logprobs", strict=False))
 
@@ -144,13 +102,13 @@ def test_a_run_that_lacks_responses_says_so_and_goes_on_with_the_problems_that_l
 def test_unfinished_work_with_other_settings_is_refused_and_stays(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run("generate", lost={0})
+    run("generate", lost=0)
     for flags in (["--temperature", "0.5"], ["--phase", "eval"]):
         before = (tmp_path / "generate.parquet").read_bytes()
-        assert run("generate", "--overwrite", *flags, lost=set(), code=2) == []
+        assert run("generate", "--overwrite", *flags, code=2) == []
         assert flags[0].strip("-").replace("temperature", "sampling") in capsys.readouterr().err
         assert (tmp_path / "generate.parquet").read_bytes() == before
-    assert run("generate", lost=set()) == [4]
+    assert run("generate") == [4]
 
 
 def test_a_kill_between_two_files_is_gone_on_from(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,10 +122,10 @@ def test_a_kill_between_two_files_is_gone_on_from(run: Run, tmp_path: Path, monk
 
     with monkeypatch.context() as patch:
         patch.setattr("isocompute.rollout.contract.tables.write", killed)
-        run("difficulty", "--rollouts-out", str(besides), lost=set(), code=130)
+        run("difficulty", "--rollouts-out", str(besides), code=130)
     before = besides.read_bytes()
-    assert run("difficulty", "--rollouts-out", str(besides), "--seed", "1", lost=set(), code=2) == []
-    assert run("difficulty", "--rollouts-out", str(besides), lost=set()) == []
+    assert run("difficulty", "--rollouts-out", str(besides), "--seed", "1", code=2) == []
+    assert run("difficulty", "--rollouts-out", str(besides)) == []
     assert besides.read_bytes() == before
     assert (tmp_path / "difficulty.parquet").exists()
 

@@ -7,21 +7,7 @@ braces are filled in by ``outside.Outside``.
 
 from dataclasses import dataclass
 
-from scoring.attacks_on_verdicts import DEPTH, EXITS, FORKS, FRAMES, LINES, PARSERS, REPLACES, STREAMS, TIME
-from scoring.attacks_outside import (
-    FILES,
-    LIMITS,
-    LINKS,
-    MEMORY,
-    PROC,
-    READS,
-    SHARED,
-    SIGNALS,
-    SOCKETS,
-    STORMS,
-    SURVIVORS,
-    TELLS,
-)
+from scoring import attacks_on_verdicts, attacks_outside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,27 +29,10 @@ class Attack:
 
 
 KINDS = {
-    "limits": LIMITS,
-    "shared memory": SHARED,
-    "memory": MEMORY,
-    "storms": STORMS,
-    "reads": READS,
-    "tells": TELLS,
-    "files": FILES,
-    "links": LINKS,
-    "frames": FRAMES,
-    "lines": LINES,
-    "forks": FORKS,
-    "sockets": SOCKETS,
-    "signals": SIGNALS,
-    "/proc": PROC,
-    "survivors": SURVIVORS,
-    "streams": STREAMS,
-    "exits": EXITS,
-    "replaces": REPLACES,
-    "time": TIME,
-    "depth": DEPTH,
-    "parsers": PARSERS,
+    name.lower(): group
+    for module in (attacks_outside, attacks_on_verdicts)
+    for name, group in vars(module).items()
+    if name.isupper() and isinstance(group, dict)
 }
 ATTACKS = tuple(
     Attack(
@@ -71,7 +40,7 @@ ATTACKS = tuple(
         kind=kind,
         text=text,
         own=kind in {"frames", "lines", "replaces"},
-        twice=name.startswith("leaves") and kind == "shared memory",
+        twice=name.startswith("leaves") and kind == "shared",
     )
     for kind, group in KINDS.items()
     for name, text in group.items()

@@ -137,7 +137,7 @@ def campaign(way: str, verifiers: list[str], attacks: list[Attack]) -> None:
     config = ScoringConfig(**LIMITS, without=WAYS[way].without)  # type: ignore[arg-type]
     scorer, meter = Scorer(config), Meter()
     try:
-        layers = scorer._pool("runs").report().result()
+        layers = scorer._pool("runs")._put(lambda process: process.started()).result()
         print(way, layers, sep=" | ", file=sys.stderr)
         if WAYS[way].wanted not in layers["files"]:
             print("runs", "", f"files are {layers['files']!r}, not {WAYS[way].wanted}", 0, 0, sep="\t", flush=True)
@@ -164,16 +164,13 @@ def campaign(way: str, verifiers: list[str], attacks: list[Attack]) -> None:
 def targets(verifiers: list[str]) -> list[tuple[str, "Target"]]:  # noqa: F821
     """The verifiers' problems; each task of reasoning-gym is one."""
     import reasoning_gym
-    from isocompute.rollout.problems.loading import candidates
-    from isocompute.rollout.problems.sources import ReasoningGymSource
     from isocompute.rollout.scoring.rules import EXECUTING, REFUSED
-    from scoring.siege import program_targets, text_target
+    from scoring.siege import program_targets, task_target, text_target
 
     found = [(name, text_target(name, answer)) for name, answer in TEXTS.items() if name in verifiers]
     for task in sorted(set(reasoning_gym.factory.DATASETS) - set(REFUSED)):
         if ("executing tasks" if task in EXECUTING else "tasks") in verifiers:
-            problem = next(iter(candidates(ReasoningGymSource(task=task, train=1, validation=1, seed=5))))
-            found.append((problem.verifier, text_target(problem.verifier, problem.answer, problem.metadata)))
+            found.append((f"reasoning_gym:{task}", task_target(task)))
     return found + [(name, target) for name, target in program_targets().items() if name in verifiers]
 
 

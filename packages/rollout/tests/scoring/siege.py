@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from isocompute.rollout import RolloutError
+from isocompute.rollout import ReasoningGymSource, RolloutError
+from isocompute.rollout.problems.loading import candidates
 from isocompute.rollout.scoring.rules import rule
 from isocompute.rollout.scoring.scorer import Item, Scorer, Verdict
 from scoring.attacks import Attack
@@ -67,6 +68,12 @@ def text_target(verifier: str, answer: str, metadata: str = "") -> Target:
     """A verifier that executes nothing."""
     right = rule(verifier).written(answer)
     return Target(item=Item(verifier=verifier, response=right, answer=answer, metadata=metadata), wrong="no answer")
+
+
+def task_target(task: str) -> Target:
+    """A task of reasoning-gym."""
+    problem = next(iter(candidates(ReasoningGymSource(task=task, train=1, validation=1, seed=5))))
+    return text_target(problem.verifier, problem.answer, problem.metadata)
 
 
 def program_targets() -> dict[str, Target]:

@@ -17,8 +17,6 @@ pytest.importorskip("math_verify")
 
 WRITTEN = {
     "math": r"\boxed{{{}}}",
-    "math|boxed": r"First 99. So \boxed{{{}}}, which was asked.",
-    "math|last_line": "It was 99 and 98.\n\n{}\n",
     "math|after:####": "99 of 98 #### {}",
     "math|regex:Answer: (.+)": "Answer: 99\nAnswer: {}",
 }

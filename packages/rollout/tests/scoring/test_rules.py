@@ -13,7 +13,6 @@ from isocompute.rollout.errors import ProblemError
 from isocompute.rollout.scoring.rules import decode_metadata, encode_metadata, extraction, register, rule
 from isocompute.rollout.scoring.sandbox.process import ScoringConfig
 from isocompute.rollout.scoring.scorer import Item, Scorer
-from scoring import user_rules
 
 pytestmark = pytest.mark.slow("sandboxes of several libraries")
 
@@ -71,7 +70,7 @@ def reward(scorer: Scorer, name: str, response: str, answer: str, metadata: str 
     ],
 )
 def test_an_answer_is_extracted_from_a_response(words: list[str], response: str, found: str | None) -> None:
-    assert extraction(words)(response) == found
+    assert extraction(tuple(words))(response) == found
 
 
 def test_extraction_stands_after_a_rule_and_a_pattern_takes_the_rest() -> None:
@@ -92,8 +91,8 @@ TEXTS = st.text("ab<>/ ", max_size=9)
 def test_a_required_mark_gives_nothing_to_a_response_without_it(mark: str, texts: list[str]) -> None:
     response = mark.join(texts)
     last = texts[-1].strip()
-    assert extraction([f"after:{mark}"])(response) == (last if len(texts) > 1 else None)
-    assert extraction([f"after?:{mark}"])(response) == last
+    assert extraction((f"after:{mark}",))(response) == (last if len(texts) > 1 else None)
+    assert extraction((f"after?:{mark}",))(response) == last
     if "|" not in mark:
         assert verifier(f"exact|after:{mark}")(response, last) == (len(texts) > 1)
         assert rule(f"exact|after:{mark}").inline
@@ -124,14 +123,13 @@ def test_verifiers_of_ones_own_are_found_by_reference_by_registration_and_by_ent
     assert reward(scorer, "contains", "it says so", "so", '{"strict":true}') == 0
     assert reward(scorer, "says", "it says so", "so") == 1
     assert reward(scorer, f"{USER}:Inner.same", "so", "so") == 1
-    register("given", user_rules.contains)
-    assert rule("given").base == f"{USER}:contains"
-    with pytest.raises(RolloutError, match="verifier called contains"):
-        register("contains", "scoring.user_rules:raises")
-    with pytest.raises(RolloutError, match=r"cannot be imported as .*<lambda>|must be python:MODULE:FUNCTION"):
-        register("lambda", lambda *_: True)
-    with pytest.raises(RolloutError, match="verifier cannot be called"):
-        register("exact", "scoring.user_rules:contains")
+    for name, function, message in (
+        ("contains", "scoring.user_rules:raises", "verifier called contains"),
+        ("lambda", "<lambda>", "must be python:MODULE:FUNCTION"),
+        ("exact", "scoring.user_rules:contains", "verifier cannot be called"),
+    ):
+        with pytest.raises(RolloutError, match=message):
+            register(name, function)
 
 
 def test_a_verifier_that_breaks_on_a_response_says_how(scorer: Scorer) -> None:

@@ -63,7 +63,7 @@ def rewards(scorer: Scorer, *responses: str, answer: str = SUM, verifier: str = 
 
 def test_bubblewrap_is_used_where_it_is_not_left_out_and_would_run_nothing_as_root(any_scorer: Scorer) -> None:
     any_scorer.check(["runs"])
-    report = any_scorer._pool("runs").report().result()
+    report = any_scorer._pool("runs")._put(lambda process: process.started()).result()
     used = layers.bubblewrap_path() and "bubblewrap" not in any_scorer.config.without
     private = os.geteuid() == 0 and report["user"].endswith(layers.READS_AS_ROOT)
     assert (report["files"] == "bubblewrap") == bool(used and not private)

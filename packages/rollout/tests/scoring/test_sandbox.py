@@ -163,18 +163,11 @@ def test_the_processes_die_with_the_one_that_started_them(killed: bool) -> None:
     # The interpreter's exit waits for no response.
     engine.communicate(None if killed else "\n", timeout=60)
     for _ in range(100):
-        if not any(alive(pid) for pid in family):
+        alive = [found for pid in family if (found := running.process(pid)) and not found.ended]
+        if not alive:
             break
         time.sleep(0.1)
-    assert not [pid for pid in family if alive(pid)]
-
-
-def alive(pid: int) -> bool:
-    """Return whether a process runs; one that only waits to be reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert not alive
 
 
 def test_children_that_have_ended_hide_none_that_runs() -> None:
@@ -183,9 +176,9 @@ def test_children_that_have_ended_hide_none_that_runs() -> None:
     program = [sys.executable, "-c", ended + runs]
     with subprocess.Popen(program, stdout=subprocess.PIPE, start_new_session=True, text=True) as ancestor:
         assert ancestor.stdout is not None
-        running = int(ancestor.stdout.readline())
+        child = int(ancestor.stdout.readline())
         try:
-            assert running in {process.pid for process in descendants(ancestor.pid)}
+            assert child in {process.pid for process in descendants(ancestor.pid)}
         finally:
             os.killpg(ancestor.pid, signal.SIGKILL)
 
@@ -327,7 +320,7 @@ def test_after_two_responses_that_hang_the_others_of_their_group_wait_less(own: 
 
 def test_processes_are_limited_where_the_kernel_counts_them_by_themselves(executing: Scorer) -> None:
     name, limit = "python:scoring.user_rules:limited", str(PROCESSES)
-    alone = counted_alone(executing._pool("exact").report().result())
+    alone = counted_alone(executing._pool("exact")._put(lambda process: process.started()).result())
     assert rewards(executing, items(limit, name=name)) == [alone]
     assert not counted_alone({"user": ""})
     assert not counted_alone({"user": f"uid {layers.NOBODY}"})
@@ -439,11 +432,8 @@ def test_settings_are_checked_when_they_are_made() -> None:
     assert scoring_from({"readable": "/usr,/bin"}).readable == ("/usr", "/bin")
     for given_settings, message in (
         ({"second": 1}, "scoring has no setting 'second'.*did you mean 'seconds'"),
-        ({"seconds": 0}, "scoring.seconds is 0; it must"),
-        ({"wall_factor": 0.5}, "scoring.wall_factor is 0.5"),
         ({"memory_bytes": 1}, "scoring.memory_bytes is 1"),
         ({"readable": "nowhere/at/all"}, "scoring.readable names 'nowhere"),
-        ({"without": ["sound"]}, "'sound'; it must be 'user', 'network', "),
     ):
         with pytest.raises(RolloutError, match=message):
             scoring_from(given_settings)

@@ -31,8 +31,6 @@ def returned(program: bytes, number: int, values: tuple[int, ...] = (), architec
             (word,) = struct.unpack_from("=I", seen, constant)
         elif code == 0x54:
             word &= constant
-        elif code == 0x05:
-            line += constant
         elif code == 0x15:
             line += true if word == constant else false
         elif code == 0x35:

@@ -61,7 +61,7 @@ def test_a_response_reads_the_file_of_its_rule_and_what_is_listed_and_nothing_be
     responses = [*(SEEN.format(name=name) for name in NAMES), *tells, "answer = 'aa' * bool(words)"]
     items = [Item(verifier="python:reading_rules:executes", response=text, answer="aa") for text in responses]
     verdicts = scorer.submit(items).result(timeout=120)
-    report = scorer._pool("exact").report().result()
+    report = scorer._pool("exact")._put(lambda process: process.started()).result()
     scorer.close()
     if without and report["files"] != layers.MOUNTS:
         pytest.skip("no mount namespace")

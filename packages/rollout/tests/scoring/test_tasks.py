@@ -90,16 +90,13 @@ class Spies:
 
 @pytest.fixture(scope="module")
 def known() -> dict[str, Candidate]:
-    """A problem of every task, refused ones and those without an answer included."""
-    found: dict[str, Candidate] = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("isocompute.rollout.problems.sources.check_task", lambda _: None)
-        for task in TASKS:
-            if task == "composite":
-                continue
-            source = ReasoningGymSource(task=task, train=1, validation=1, seed=5)
-            found[task] = next(iter(candidates(source)))
-    return found
+    """A problem of every task."""
+    return {task: next(drawn(task, seed=5)) for task in ALLOWED}
+
+
+def drawn(task: str, **settings: Any) -> Iterator[Candidate]:
+    """Problems of a task."""
+    return iter(candidates(ReasoningGymSource(task=task, train=4, validation=4, **settings)))
 
 
 def payloads(answer: str, target: Path) -> list[str]:
@@ -306,7 +303,7 @@ def test_no_constant_is_right_for_more_than_half_of_a_tasks_problems(judged: Any
     score = judged(guarded=True)
     right: Counter[tuple[str, str]] = Counter()
     for task in sorted(set(ALLOWED) - SLOW_GENERATORS):
-        for problem in islice(candidates(ReasoningGymSource(task=task, seed=3, train=4, validation=4)), PROBLEMS):
+        for problem in islice(drawn(task, seed=3), PROBLEMS):
             for text in CONSTANTS:
                 full = score(task, text.replace("{question}", problem.prompt), problem.answer, problem.metadata) == 1
                 right[task, text] += full and text != problem.answer
@@ -330,15 +327,11 @@ def test_numbers_are_right_where_the_conditions_of_a_task_are_met() -> None:
     assert verifier("reasoning_gym:spell_backward")("nan", "nan")
 
 
-def first(task: str, **settings: Any) -> Candidate:
-    return next(iter(candidates(ReasoningGymSource(task=task, settings=settings, train=1, validation=1))))
-
-
 def test_the_scorer_has_the_tasks_own_settings_and_each_entry_its_own_metadata() -> None:
     right = verifier("reasoning_gym:decimal_arithmetic")
     # The tolerance is one unit in the last place that the settings allow.
     for places, expected in ((3, True), (8, False)):
-        metadata = first("decimal_arithmetic", max_num_decimal_places=places).metadata
-        assert right("1.0005", "1", metadata) == expected
-    one, two = islice(candidates(ReasoningGymSource(task="sudoku", train=1, validation=1)), 2)
+        problem = next(drawn("decimal_arithmetic", settings={"max_num_decimal_places": places}))
+        assert right("1.0005", "1", problem.metadata) == expected
+    one, two = islice(drawn("sudoku"), 2)
     assert not verifier(one.verifier)(one.answer, two.answer, two.metadata)

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from .commands import difficulty, evaluate, problems, rollouts
+from .commands import evaluate, problems, rollouts
 from .contract import command_line
 
-COMMANDS = (problems, rollouts, evaluate, difficulty)
+COMMANDS = (problems, rollouts, evaluate)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

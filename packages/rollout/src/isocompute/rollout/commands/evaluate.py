@@ -12,17 +12,9 @@ from typing import Any
 import polars as pl
 
 from ..errors import RolloutError
-from ..scoring.evaluation import (
-    LARGEST_LEFT_OUT_SHARE,
-    Score,
-    differences,
-    evaluate,
-    scores,
-    successes,
-    usual_samples,
-)
+from ..scoring.evaluation import LARGEST_LEFT_OUT_SHARE, Score, differences, scores, successes, usual_samples
 from .output import DOCUMENT_FILES, SOURCE, Output, Source, add_flags, check, deliver, faults, read
-from .problems import add_set_flags, load_set
+from .problems import add_set_flags, load_set, refuse_without_set
 from .run import begin
 from .settings import add_sampling, refuse_unused
 
@@ -70,9 +62,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise RolloutError("--problems and --set contradict each other; give one of them")
     if arguments.model is not None and arguments.problems is None and arguments.set is None:
         raise RolloutError("evaluate needs questions: --problems, or --set NAME")
-    for name in ("folder", "revision"):
-        if getattr(arguments, name) is not None and arguments.set is None:
-            raise RolloutError(f"--{name} needs --set NAME")
+    refuse_without_set(arguments)
     if arguments.k is not None and min(arguments.k) < 1:
         raise RolloutError(f"--k is {min(arguments.k)}; it must be at least 1")
     if arguments.model is None:
@@ -116,22 +106,12 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
                 if theirs.table.is_empty():
                     raise RolloutError(f"{theirs.address}: answers none of the {len(questions)} questions")
                 others = _others(theirs, questions, arguments, samples)
-            with contextlib.closing(sampling):
-                found = evaluate(
-                    sampling,
-                    questions,
-                    samples=samples,
-                    seed=sampling.settings.seed,
-                    at=0,
-                    run_id=sampling.run_id,
-                    phase=sampling.phase,
-                )
+            sampled = sampling.rollouts()
             params |= sampling.params
             kept = {"store": sampling.store, "dropped": sampling.dropped}
             if arguments.rollouts_out is not None:
-                besides.append(("rollouts", found.rollouts, arguments.rollouts_out))
-            k = arguments.k or [samples]
-            ours = answers_of(found.rollouts, questions, where="the responses sampled", k=k)
+                besides.append(("rollouts", sampled, arguments.rollouts_out))
+            ours = answers_of(sampled, questions, where="the responses sampled", k=arguments.k or [samples])
         else:
             given = sources["rollouts"] = read(arguments.rollouts, "rollouts")
             table = None if problems is None else problems.table

@@ -13,7 +13,7 @@ from ..problems.named import NAMED, named_set
 from ..problems.sources import source_from
 from ..scoring.evaluation import DifficultySplit, inside, split
 from .output import SOURCE, Output, add_flags, check, deliver, read
-from .values import add_scoring, scorer_of, yaml_mappings
+from .settings import add_scoring, scorer_of, yaml_mappings
 
 EXAMPLES = 3
 """Dropped problems that are named."""
@@ -68,14 +68,15 @@ def add_set_flags(command: argparse.ArgumentParser) -> None:
 
 def load_set(arguments: argparse.Namespace) -> tuple[Loaded, dict[str, Any]]:
     """Load the set that the flags name, and say from where."""
-    source = named_set(
-        arguments.set,
-        folder=arguments.folder,
-        revision=arguments.revision,
-        train=getattr(arguments, "train", None),
-        validation=getattr(arguments, "validation", None),
-    )
+    source = named_set(arguments.set, **{name: getattr(arguments, name, None) for name in OF_A_SET})
     return load_checked(source, scorer=scorer_of(arguments)), {"set": source.title, "source": source.name}
+
+
+def refuse_without_set(arguments: argparse.Namespace) -> None:
+    """Refuse flags of a set where none is named."""
+    for name in OF_A_SET:
+        if arguments.set is None and getattr(arguments, name, None) is not None:
+            raise RolloutError(f"--{name} needs --set NAME")
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
@@ -83,10 +84,8 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     check(arguments)
     if (arguments.config is None) == (arguments.set is None):
         raise RolloutError("problems needs either a description of their source or --set NAME")
+    refuse_without_set(arguments)
     if arguments.set is None:
-        for name in OF_A_SET:
-            if getattr(arguments, name) is not None:
-                raise RolloutError(f"--{name} needs --set NAME")
         described, scorer = yaml_mappings(arguments.config), scorer_of(arguments)
         loaded = joined([load_checked(source_from(each), scorer=scorer) for each in described])
         settings = described[0] if len(described) == 1 else {f"sources.{i}": each for i, each in enumerate(described)}

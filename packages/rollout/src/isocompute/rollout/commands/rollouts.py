@@ -1,31 +1,27 @@
-"""``generate`` and ``score``: answer problems with a model, and verify rollouts again."""
+"""``generate``, ``difficulty`` and ``score``: answer problems, measure how often they are solved, verify again."""
 
 from __future__ import annotations
 
 import argparse
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
+import contextlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import polars as pl
 
 from ..errors import RolloutError
 from ..samplers.local import load_tokenizer
-from ..scoring.evaluation import without_unusable
+from ..scoring.evaluation import with_pass_rates, without_unusable
 from ..scoring.rules import metadata_of
 from ..scoring.sandbox.process import scoring_from
-from ..scoring.scorer import Item, Scorer, Verdict
-from .output import ROLLOUT_FILES, SOURCE, add_flags, check, deliver, read, rewarded
+from ..scoring.scorer import Item, Verdict
+from .output import ROLLOUT_FILES, SOURCE, Output, add_flags, check, deliver, faults, read, rewarded
 from .run import begin, place_shard
-from .settings import add_sampling
-from .values import add_scoring, pairs, scorer_of
+from .settings import add_sampling, add_scoring, pairs, refuse_unused, scorer_of
 
 PHASES = ("difficulty", "baseline", "eval")
 BATCH = 1024
-"""Responses handed to the scorer at a time."""
-WAITING = 4
-"""Batches handed over before the first one is waited for."""
+"""Responses that one process scores."""
 
 
 class _SandboxReport(argparse.Action):
@@ -64,6 +60,24 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_sampling(generate, required=True, samples=16, shards=True)
     add_flags(generate, out="the .parquet file to write")
     generate.set_defaults(run=run_generate, files=ROLLOUT_FILES)
+    difficulty = commands.add_parser(
+        "difficulty",
+        help="measure pass rates of problems",
+        description="Measure pass rates of problems with --model, or count them in ROLLOUTS. Killed and started again "
+        "with the same arguments, measuring continues where it stopped.",
+        epilog="example: isocompute-rollout difficulty --problems problems.parquet --model Qwen/Qwen2.5-0.5B "
+        "--out measured.parquet",
+    )
+    difficulty.add_argument("rollouts", nargs="?", help=f"responses sampled earlier: {SOURCE}")
+    difficulty.add_argument("--problems", required=True, help=SOURCE)
+    difficulty.add_argument(
+        "--fresh",
+        action="store_true",
+        help="measure problems that earlier responses selected, with seeds of their own: add fresh pass rates",
+    )
+    add_sampling(difficulty, required=False, samples=16, shards=True)
+    add_flags(difficulty)
+    difficulty.set_defaults(run=run_difficulty)
     score = commands.add_parser(
         "score",
         help="verify rollouts again",
@@ -104,6 +118,51 @@ def run_generate(arguments: argparse.Namespace) -> Iterable[str]:
         yield from deliver(arguments, output)
 
 
+def run_difficulty(arguments: argparse.Namespace) -> Iterable[str]:
+    """Measure the problems and say their mean pass rate."""
+    if (arguments.rollouts is None) == (arguments.model is None):
+        raise RolloutError("difficulty needs either rollouts to count in or --model to measure with")
+    if arguments.model is None:
+        refuse_unused(arguments)
+    else:
+        place_shard(arguments, "problems")
+    check(arguments)
+    problems = read(arguments.problems, "problems")
+    sources, params, kept = {"problems": problems}, {"fresh": arguments.fresh}, dict[str, Any]()
+    with contextlib.ExitStack() as stack:
+        if arguments.model is None:
+            sources["rollouts"] = read(arguments.rollouts, "rollouts")
+            wanted, rollouts = problems.table, sources["rollouts"].table
+        else:
+            phase = "baseline" if arguments.fresh else "difficulty"
+            sampling = stack.enter_context(begin(arguments, problems=problems, phase=phase))
+            wanted, rollouts = sampling.problems, sampling.rollouts()
+            params |= sampling.params
+            kept = {"store": sampling.finished(rollouts), "dropped": sampling.dropped}
+        measured = with_pass_rates(wanted, rollouts, fresh=arguments.fresh)
+        if measured.is_empty() and arguments.model is None:
+            raise RolloutError(f"{arguments.rollouts}: answers none of the problems of {arguments.problems}")
+        if measured.is_empty():
+            raise RolloutError(f"all {len(rollouts):,} responses were aborted: nothing was measured")
+        name = "fresh_pass_rate" if arguments.fresh else "pass_rate"
+        mean = float(measured[name].to_numpy().mean())
+        parts = [f"{len(measured):,} problems", f"mean {name.replace('_', ' ')} {mean:.3f}", *faults(rollouts)]
+        summary = ", ".join(parts)
+        if len(measured) < len(wanted):
+            summary = f"{len(wanted) - len(measured):,} problems have no responses; {summary}"
+        output = Output(
+            name="problems",
+            table=measured,
+            summary=summary,
+            metrics={f"mean_{name}": mean},
+            sources=sources,
+            params=params,
+            besides=[] if arguments.rollouts_out is None else [("rollouts", rollouts, arguments.rollouts_out)],
+            **kept,
+        )
+        yield from deliver(arguments, output)
+
+
 def run_score(arguments: argparse.Namespace) -> Iterable[str]:
     """Score the rollouts and say their mean reward."""
     check(arguments)
@@ -130,7 +189,9 @@ def run_score(arguments: argparse.Namespace) -> Iterable[str]:
         for right, text, answer, rule, note in zip(answered, texts, *columns, strict=True)
         if right
     ]
-    verdicts = _verdicts(scorer, items)
+    scorer.check(item.verifier for item in items)
+    batches = [scorer.submit(items[start : start + BATCH]) for start in range(0, len(items), BATCH)]
+    verdicts = iter([verdict for batch in batches for verdict in batch.result()])
     all_verdicts = [next(verdicts) if right else Verdict(reward=0.0) for right in answered]
     scored = rollouts.with_columns(
         reward=pl.Series([v.reward for v in all_verdicts], dtype=pl.Float32),
@@ -153,15 +214,3 @@ def _texts(rollouts: pl.DataFrame, arguments: argparse.Namespace) -> list[str]:
     tokenizer = load_tokenizer(arguments.model)
     decoded = tokenizer.batch_decode(rollouts["response_ids"].to_list(), skip_special_tokens=True)
     return [tokens if text is None else text for text, tokens in zip(texts, decoded, strict=True)]
-
-
-def _verdicts(scorer: Scorer, items: Sequence[Item]) -> Iterator[Verdict]:
-    """Score items a batch at a time, the next batches already under way."""
-    scorer.check(item.verifier for item in items)
-    waiting: deque[Future[list[Verdict]]] = deque()
-    for start in range(0, len(items), BATCH):
-        waiting.append(scorer.submit(items[start : start + BATCH]))
-        if len(waiting) == WAITING:
-            yield from waiting.popleft().result()
-    for future in waiting:
-        yield from future.result()

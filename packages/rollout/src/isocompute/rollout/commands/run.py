@@ -21,9 +21,8 @@ from ..samplers.local import PromptMaker, load_tokenizer
 from ..scoring.evaluation import lacking, sample_completed, without_unusable
 from .identity import described, run_id
 from .output import BESIDES, Source
-from .settings import RunSettings, settings_from
+from .settings import RunSettings, chosen, settings_from, shard_of
 from .store import Groups
-from .values import chosen, shard_of
 
 LOGGED = ("model", "sampler", "samples", "temperature", "top_p", "max_new_tokens", "seed")
 """Flags that are logged to MLflow."""

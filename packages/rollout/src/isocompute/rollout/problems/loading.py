@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import polars as pl
@@ -35,6 +35,7 @@ BARE = "chain_sum"
 """The task whose prompt is its bare expression, such as ``3+2-4=``, with the digits that the source allows."""
 CHUNK = 8
 """Problems generated in the sandbox at a time."""
+COLUMNS = dict.fromkeys(("problem_id", "prompt", "answer", "verifier", "source", "split", "metadata"), pl.String)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,25 +71,15 @@ def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
     whole, key = (source.whole, source.key) if isinstance(source, SetSource) else (False, source.name)
     needed = source.train + source.validation
     seen: set[str] = set()
-    kept: list[Candidate] = []
+    kept: list[dict[str, str]] = []
     dropped: list[dict[str, str]] = []
     for candidate in candidates(source, scorer):
         if candidate.key in seen:
             continue
         seen.add(candidate.key)
-        reason = _fault(candidate, scorer)
-        if not reason:
-            kept.append(candidate)
-        else:
-            dropped.append(
-                {
-                    "problem_id": problem_id(key, candidate.prompt),
-                    "prompt": candidate.prompt,
-                    "answer": candidate.answer,
-                    "verifier": candidate.verifier,
-                    "reason": reason,
-                }
-            )
+        problem = {"problem_id": problem_id(key, candidate.prompt), **asdict(candidate)}
+        if reason := _fault(candidate, scorer):
+            dropped.append({**problem, "reason": reason})
             # A problem that has no answer says nothing of the rule.
             wrong = [each for each in dropped if each["reason"] != rows.MISSING]
             # As soon as the share cannot come down to what is allowed.
@@ -97,6 +88,9 @@ def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
                     f"{source.name} is refused: {len(wrong)} of the first {len(kept) + len(wrong)} problems examined "
                     f"cannot be scored, more than 1 % of the {needed} asked for; {_such_as(wrong[-1])}"
                 )
+            continue
+        side = "validation" if whole or len(kept) < source.validation else "train"
+        kept.append({**problem, "source": source.name, "split": side})
         if len(kept) == needed and not whole:
             break
     if whole and len(dropped) > LARGEST_DROPPED_SHARE_OF_A_SET * (len(kept) + len(dropped)):
@@ -110,19 +104,8 @@ def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
             f"{source.name} has {len(kept)} distinct problems{failed}, and {source.train} training and "
             f"{source.validation} validation problems are asked for: ask for fewer, or widen the source"
         )
-    frame = pl.DataFrame(
-        {
-            "problem_id": [problem_id(key, c.prompt) for c in kept],
-            "prompt": [c.prompt for c in kept],
-            "answer": [c.answer for c in kept],
-            "verifier": [c.verifier for c in kept],
-            "source": [source.name] * len(kept),
-            "split": ["validation" if whole or i < source.validation else "train" for i in range(len(kept))],
-            "metadata": [c.metadata for c in kept],
-        }
-    )
-    checked = tables.check(frame, "problems", where=source.name)
-    return Loaded(problems=checked, dropped=pl.DataFrame(dropped, schema=DROPPED))
+    problems = tables.check(pl.DataFrame(kept, schema=COLUMNS), "problems", where=source.name)
+    return Loaded(problems=problems, dropped=pl.DataFrame(dropped, schema=DROPPED))
 
 
 def joined(parts: Sequence[Loaded]) -> Loaded:

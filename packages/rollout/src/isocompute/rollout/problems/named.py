@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..contract.files import reason_of
 from ..errors import RolloutError, library
@@ -110,19 +111,16 @@ def named_set(
         revision: Another commit, branch or tag of it; a branch or tag is replaced by its commit now.
         train: Training problems, of a training set; so are those of ``validation``.
     """
-    known = {title.lower(): title for title in NAMED}
-    if name.lower() not in known:
+    source = {title.lower(): source for title, source in NAMED.items()}.get(name.lower())
+    if source is None:
         raise RolloutError(f"there is no set called {name!r}; there are {', '.join(NAMED)}")
-    source = NAMED[known[name.lower()]]
-    if source.whole and (train, validation) != (None, None):
+    given = {"train": train, "validation": validation}
+    sides: dict[str, Any] = {side: count for side, count in given.items() if count is not None}
+    if source.whole and sides:
         raise RolloutError(
             f"the set {source.title} is taken whole; only a training set can be cut to a number of problems"
         )
-    source = replace(
-        source,
-        train=source.train if train is None else train,
-        validation=source.validation if validation is None else validation,
-    )
+    source = replace(source, **sides)
     if folder is not None:
         if revision is not None:
             raise RolloutError("--folder and --revision contradict each other; a folder has no revisions")

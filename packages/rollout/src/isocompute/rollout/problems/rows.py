@@ -43,7 +43,7 @@ def of_file(source: LocalSource) -> Iterator[tuple[int, dict[str, Any]]]:
     if path.suffix not in {".jsonl", ".parquet"}:
         raise RolloutError(f"{path}: problems are read from a .jsonl or a .parquet file")
     if path.suffix == ".jsonl":
-        rows = _lines(path)
+        rows = [row for _, row in lines_of(path)]
         used = used_columns(source, list(dict.fromkeys(name for row in rows for name in row)), where=str(path))
     else:
         try:
@@ -95,7 +95,8 @@ def used_columns(source: HubSource | LocalSource, columns: Sequence[str], *, whe
     return list(dict.fromkeys(used))
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def lines_of(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Return the objects in a .jsonl file, each with the number of its line."""
     rows = []
     try:
         with path.open(encoding="utf-8-sig") as lines:
@@ -108,9 +109,9 @@ def _lines(path: Path) -> list[dict[str, Any]]:
                         raise DocumentError("no JSON object")
                 except DocumentError as error:
                     raise RolloutError(
-                        f"{path}: line {number}: {error}; each line must be a JSON object with a problem"
+                        f'{path}: line {number}: {error}; each line must be like {{"prompt": "1+1=", "answer": "2"}}'
                     ) from None
-                rows.append(row)
+                rows.append((number, row))
     except (UnicodeDecodeError, OSError) as error:
         raise RolloutError(f"{path}: not readable as jsonl ({reason_of(error)})") from None
     return rows

@@ -433,17 +433,14 @@ def split(problems: pl.DataFrame, wanted: DifficultySplit, *, min_samples: int =
         if len(candidates) < count:
             total = len(problems.filter(pl.col("split") == side))
             mean = float(problems["pass_rate"].to_numpy().mean())
-            advice = (
-                f"generate other {side} problems (easier or harder ones), or move the interval to where problems are"
-            )
+            advice = "generate other ones (easier or harder), or move the interval to where problems are"
             if len(candidates):
                 needed = int(np.ceil(1.1 * count * total / len(candidates) / 100)) * 100
                 advice = f"generate about {needed:,} {side} problems, widen the interval, or make the set smaller"
-            called = f"the set {wanted.name}".strip()
             raise RolloutError(
-                f"{called} needs {count} {side} problems with a pass rate from {wanted.lowest:g} to "
-                f"{wanted.highest:g}, and {len(candidates)} of {total} measured ones have it (the mean pass rate "
-                f"is {mean:.2f}): {advice}"
+                f"{f'the set {wanted.name}'.strip()} needs {count} {side} problems with a pass rate from "
+                f"{wanted.lowest:g} to {wanted.highest:g}, and {len(candidates)} of {total} measured ones have it (the "
+                f"mean pass rate is {mean:.2f}): {advice}"
             )
         parts.append(candidates.head(count))
     return pl.concat(parts).sort("problem_id")
@@ -458,12 +455,9 @@ def inside(problems: pl.DataFrame, *, lowest: float, highest: float, min_samples
         raise RolloutError(f"pass rates from {lowest} to {highest} are asked for; an interval within 0 to 1 is needed")
     if min_samples < 1:
         raise RolloutError(f"min_samples is {min_samples}; it must be at least 1")
-    if min_samples > 1 and "pass_rate_samples" not in problems.columns:
-        raise RolloutError(
-            f"problems measured {min_samples} times are asked for, and the table has no column pass_rate_samples"
-        )
     if min_samples > 1:
-        most = int(problems["pass_rate_samples"].fill_null(0).to_numpy().max())
+        counted = "pass_rate_samples" in problems.columns
+        most = int(problems["pass_rate_samples"].fill_null(0).to_numpy().max()) if counted else 0
         if most < min_samples:
             raise RolloutError(
                 f"problems measured {min_samples} times are asked for, and the most that any was is {most}: measure "

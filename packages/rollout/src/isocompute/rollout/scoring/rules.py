@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from types import MappingProxyType
@@ -138,7 +138,7 @@ def rule(name: str) -> Rule:
     base, *words = [*plain.split("|"), *([f"regex:{pattern}"] if bar else [])]
     partial = "partial" in words
     words = [word for word in words if word != "partial"]
-    extraction(words)
+    extraction(tuple(words))
     if base.startswith("reasoning_gym:"):
         task = base.partition(":")[2]
         check_task(task)
@@ -174,34 +174,23 @@ def own_response(name: str, answer: str) -> tuple[str, str]:
     return found.name, found.written(answer)
 
 
-def register(name: str, function: Callable[..., Any] | str) -> None:
+def register(name: str, function: str) -> None:
     """Give a verifier of your own a name.
 
     Args:
         name: Name of the rule, for the ``verifier`` column.
-        function: A function of a module, or its ``MODULE:FUNCTION``. It is called with the response, the answer and the
-            decoded metadata (a mapping) in a process of the sandbox, which imports it by its name; it returns whether
-            the response is right, or a number from 0 to 1.
+        function: ``MODULE:FUNCTION``, called with the response, the answer and the decoded metadata (a mapping) in a
+            process of the sandbox. It returns whether the response is right, or a number from 0 to 1.
 
     Raises:
-        RolloutError: The name is taken or cannot be one, or the function cannot be imported by its name.
+        RolloutError: The name is taken or cannot be one, or the function has none.
     """
     if not re.fullmatch(r"[\w.-]+", name) or name in {"exact", "math", "partial", "runs"}:
         raise RolloutError(f"a verifier cannot be called {name!r}: a new name of letters, digits, . and - is needed")
-    reference = function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
-    _check_reference(f"python:{reference}")
-    module, _, path = reference.partition(":")
-    found: Any = sys.modules.get(module) if module != "__main__" else None
-    for part in path.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(function, str) and found is not function:
-        raise RolloutError(
-            f"the verifier {name} cannot be imported as {reference}: it must be a function "
-            "at the top level of a module, not one of __main__"
-        )
-    if _registered.get(name, reference) != reference:
+    _check_reference(f"python:{function}")
+    if _registered.get(name, function) != function:
         raise RolloutError(f"there is a verifier called {name} already: {_registered[name]}")
-    _registered[name] = reference
+    _registered[name] = function
     rule.cache_clear()
 
 
@@ -220,13 +209,20 @@ def _check_reference(base: str) -> None:
         raise RolloutError(f"the verifier {base} must be python:MODULE:FUNCTION, such as python:my_rules:judge")
 
 
+def may_execute(base: str) -> bool:
+    """Return whether a rule may execute what a response says, so that each response needs a process of its own."""
+    # Nobody knows what a function of the user's own does; what starts programs is ended with them.
+    return base == "runs" or base.startswith("python:") or base.removeprefix("reasoning_gym:") in EXECUTING
+
+
 def check_task(task: str) -> None:
     """Refuse a task that is on the list."""
     if task in REFUSED:
         raise RolloutError(f"reasoning-gym's task {task} is refused: {REFUSED[task]}")
 
 
-def extraction(words: Sequence[str]) -> Extraction:
+@lru_cache(maxsize=1024)
+def extraction(words: tuple[str, ...]) -> Extraction:
     """Return the function that applies words one after another."""
     steps = [_step(word) for word in words]
 

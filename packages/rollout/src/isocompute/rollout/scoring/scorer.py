@@ -73,8 +73,7 @@ class Scorer:
         self._buffered: list[Buffered] = []
         self._sent = 0.0
         self._own()
-        self._verdicts: dict[Problem, dict[str, Reply]] = {}
-        self._cached = 0
+        self._verdicts: dict[tuple[Problem, str], Reply] = {}
         self._checked: set[str] = set()
 
     def check(self, verifiers: Iterable[str]) -> None:
@@ -203,10 +202,9 @@ class Scorer:
 
     def _known(self, wanted: Rule, item: Item) -> Reply | None:
         if wanted.inline:
-            found = _extraction(wanted.words)(item.response)
+            found = extraction(wanted.words)(item.response)
             return float(found is not None and same(found, item.answer))
-        of_problem = self._verdicts.get(item.problem)
-        return None if of_problem is None else of_problem.get(item.response)
+        return self._verdicts.get((item.problem, item.response))
 
     def _send(self, pool: str, problems: Mapping[Problem, Sequence[Buffered]]) -> None:
         """Send buffered responses in one message, with each problem and each response to it once."""
@@ -232,14 +230,12 @@ class Scorer:
         self._pool(pool).score(groups).add_done_callback(arrived)
 
     def _keep(self, problem: Problem, verdicts: Mapping[str, Reply]) -> None:
-        """Cache replies that would be the same again, by problem: the caches of the oldest problems go first."""
-        kept = {response: reply for response, reply in verdicts.items() if _may_be_cached(response, reply)}
+        """Cache replies that would be the same again; the oldest go first."""
+        kept = {(problem, response): reply for response, reply in verdicts.items() if _may_be_cached(response, reply)}
         with self._lock:
-            own = self._verdicts.setdefault(problem, {})
-            self._cached += len(kept.keys() - own.keys())
-            own |= kept
-            while self._cached > MOST_CACHED:
-                self._cached -= len(self._verdicts.pop(next(iter(self._verdicts))))
+            self._verdicts |= kept
+            while len(self._verdicts) > MOST_CACHED:
+                del self._verdicts[next(iter(self._verdicts))]
 
 
 @cache
@@ -315,6 +311,3 @@ def verdict_of(reply: Reply, *, partial: bool) -> Verdict:
             raise RolloutError(reply["fault"])
         return Verdict(reward=0.0, error=str(reply["error"]))
     return Verdict(reward=float(reply) if partial else float(reply == 1.0))
-
-
-_extraction = cache(extraction)

@@ -13,14 +13,15 @@ from .equivalence import MathJudge
 from .programs import Apart
 from .runs import RunsJudge
 from .tasks import TaskJudge
-from .text import Judge, Scored, TextJudge
+from .text import Judge, Scored
 
 
 def load(pool: str, apart: Apart | None = None) -> Judge:
     """Load the library of a pool (``Rule.pool``); programs of ``runs`` may be kept apart from this process."""
     if pool == "runs":
         return RunsJudge(apart)
-    kinds: dict[str, Callable[[], Judge]] = {"exact": TextJudge, "math": MathJudge, "reasoning_gym": TaskJudge}
+    # Only patterns bring ``exact`` here, since some responses keep them busy for ever.
+    kinds: dict[str, Callable[[], Judge]] = {"exact": Judge, "math": MathJudge, "reasoning_gym": TaskJudge}
     return kinds[pool]() if pool in kinds else CallableJudge(pool)
 
 
@@ -50,10 +51,6 @@ class CallableJudge(Judge):
             if package.__file__ is not None:
                 self.sources = list(getattr(package, "__path__", [package.__file__]))
                 break
-
-    def executing(self, base: str) -> bool:
-        """Return True: nobody knows what it does."""
-        return True
 
     def prepare(self, base: str, answer: str, metadata: str) -> Scored:
         """See ``Judge.prepare``: the function with the problem filled in."""

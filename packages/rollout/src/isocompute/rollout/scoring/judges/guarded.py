@@ -76,16 +76,11 @@ def guarded_parser(
     return parse_expr
 
 
-class GuardedModule(ModuleType):
-    """A module that is another one but for a few names."""
-
-    def __init__(self, real: ModuleType, **names: Any) -> None:
-        super().__init__(real.__name__)
-        self.__dict__["_real"] = real
-        self.__dict__.update(names)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_real"], name)
+def guarded_module(real: ModuleType, **names: Any) -> ModuleType:
+    """Return a module that is another one but for a few names."""
+    module = ModuleType(real.__name__)
+    module.__dict__.update({**vars(real), **names})
+    return module
 
 
 def _value(node: ast.expr) -> Any:

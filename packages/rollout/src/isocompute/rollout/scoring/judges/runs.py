@@ -89,10 +89,6 @@ class RunsJudge(Judge):
             if tried.output != b"1\n":
                 raise RolloutError(f"{self._apart.command[0]} starts no program (exit code {tried.code})")
 
-    def executing(self, base: str) -> bool:
-        """Return True: the process that starts programs is ended with them."""
-        return True
-
     def prepare(self, base: str, answer: str, metadata: str) -> Scored:
         """See ``Judge.prepare``: the share of tests that a response's program passes."""
         tests, seconds = tests_of(answer) if answer else ((), None)

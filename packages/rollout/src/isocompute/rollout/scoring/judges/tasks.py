@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from ...errors import RolloutError
-from ..rules import EXECUTING, check_task, decode_metadata, encode_metadata
+from ..rules import check_task, decode_metadata, encode_metadata
 from . import guarded
 from .text import Judge, Scored
 
@@ -35,10 +35,6 @@ class TaskJudge(Judge):
         # Whatever the scorers evaluate, they only calculate.
         for module, name, value in guards():
             module.__dict__[name] = value
-
-    def executing(self, base: str) -> bool:
-        """Return whether a task's scorer would evaluate a text as code."""
-        return base.partition(":")[2] in EXECUTING
 
     def prepare(self, base: str, answer: str, metadata: str) -> Scored:
         """See ``Judge.prepare``: the task's scorer.
@@ -136,7 +132,7 @@ def guards() -> Iterator[tuple[ModuleType, str, Any]]:
     for module in (binary_matrix, bitwise_arithmetic, n_queens, number_sorting, spiral_matrix, string_insertion):
         yield module, "eval", guarded.evaluate
     sympy = importlib.import_module("sympy")
-    formulas = guarded.GuardedModule(sympy, parse_expr=guarded.guarded_parser(sympy.parse_expr))
+    formulas = guarded.guarded_module(sympy, parse_expr=guarded.guarded_parser(sympy.parse_expr))
     for module, name in (
         (intermediate_integration, "sympy"),
         (simple_integration, "sympy"),

@@ -20,15 +20,11 @@ Scored = Callable[[str], float | bool]
 class Judge:
     """Scores the rules of one worker pool."""
 
-    def executing(self, base: str) -> bool:
-        """Return whether a rule may execute what a response says, so that each response needs a process of its own."""
-        return False
-
     def prepare(self, base: str, answer: str, metadata: str) -> Scored:
         """Return the function that scores responses to a problem.
 
         Args:
-            base: Name of the rule, without answer extraction.
+            base: Name of the rule, without answer extraction, but ``exact``, which every worker scores itself.
 
         Raises:
             RolloutError: The problem cannot be scored, whatever the response.
@@ -38,11 +34,3 @@ class Judge:
     def draw(self, task: str, settings: Mapping[str, Any], *, size: int, seed: int, index: int) -> str:
         """Generate a problem, with a generator made for ``size`` of them, as ``rules.encode_metadata`` writes it."""
         raise RolloutError(f"{task} is not a generator of problems")
-
-
-class TextJudge(Judge):
-    """Compares texts; here for patterns, which some responses keep busy for ever."""
-
-    def prepare(self, base: str, answer: str, metadata: str) -> Scored:
-        """See ``Judge.prepare``: the comparison with the answer."""
-        return lambda response: same(response, answer)

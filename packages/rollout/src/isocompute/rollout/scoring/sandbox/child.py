@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -31,8 +31,8 @@ from ...errors import ProblemError, RolloutError
 from .. import running
 from ..judges import CallableJudge, load
 from ..judges.programs import Apart, spent
-from ..judges.text import Judge, Scored, TextJudge
-from ..rules import Extraction, extraction
+from ..judges.text import Judge, Scored, same
+from ..rules import Extraction, extraction, may_execute
 from . import kernel, layers
 from .frames import COMPLETE, NO_VERDICT, READ, FrameError, Reply, numbered, reply_in, said
 from .layers import tried
@@ -285,14 +285,12 @@ class Worker:
         self._given, self._replies = given, replies
         self._buffered: list[bytes] = []
         self._request, self._number = 0, 0
-        self._known = TextJudge()
         self._one_by_one, self._written = False, 0.0
         self._may_execute = layers.isolated(report) or settings["allow_unisolated"]
         self._seconds: float = settings["seconds"]
         self._limits = limits_in(
             report, seconds=self._seconds, wall_seconds=settings["wall_seconds"], processes=PROCESSES
         )
-        self._extraction: Callable[..., Extraction] = lru_cache(maxsize=64)(lambda *words: extraction(words))
 
     def work(self) -> None:
         """Answer requests until there are no more."""
@@ -314,12 +312,12 @@ class Worker:
             self._checked(base)
         groups = request.get("groups", ())
         # Known responses take the way of the others.
-        executing = any(self._judge.executing(group[0]) for group in groups)
+        executing = any(may_execute(group[0]) for group in groups)
         before, after = request.get("known", ((), ()))
         if before:
             self._scored(*before, executing=executing)
         for group in groups:
-            self._scored(*group, executing=self._judge.executing(group[0]))
+            self._scored(*group, executing=may_execute(group[0]))
         if after:
             self._scored(*after, executing=executing)
         for draw in request.get("draws", ()):
@@ -334,7 +332,7 @@ class Worker:
     ) -> None:
         try:
             score = self._prepared(base, answer, metadata)
-            extract = self._extraction(*words) if words else None
+            extract = extraction(tuple(words)) if words else None
         except RolloutError as error:
             key = "unusable" if isinstance(error, ProblemError) else "fault"
             for _ in responses:
@@ -365,14 +363,13 @@ class Worker:
             self._say(said({"fault": str(error)}))
             return
         # Where each response is scored in a process of its own, one must be able to start and to answer.
-        reply: Reply = in_a_child(lambda: said(1), self._limits) if self._judge.executing(base) else 1
-        self._say(said(reply))
+        self._say(said(in_a_child(lambda: said(1), self._limits) if may_execute(base) else 1))
 
     def _prepared(self, base: str, answer: str, metadata: str) -> Scored:
         """Return the function that scores a response, made within a time limit of its own."""
         if base == "exact":
-            return self._known.prepare(base, answer, metadata)
-        if self._judge.executing(base) and not self._may_execute:
+            return partial(same, answer=answer)
+        if may_execute(base) and not self._may_execute:
             raise RolloutError(
                 f"the verifier {base} may execute what a response says, and this machine's kernel does not let it be "
                 "cut off from the network and from writing files: score elsewhere, or set allow_unisolated if that is "

@@ -93,20 +93,3 @@ def known_responses(pool: str) -> tuple[Group, Group]:
     base = {"math": "math", "reasoning_gym": "reasoning_gym:gcd"}.get(pool, "exact")
     answer = str(number)
     return (base, [], answer, "", [answer]), (base, [], answer, "", [str(number + 1)])
-
-
-def check(pool: str, reply: Reply, *, right: bool) -> str:
-    """Return how a known response could not be scored; an empty text where it got its score.
-
-    Raises:
-        RolloutError: It got another score.
-    """
-    if isinstance(reply, dict):
-        return str(next(iter(reply.values())))
-    if (reply == 1.0) != right:
-        known = "right" if right else "wrong"
-        raise RolloutError(
-            f"the processes that score {pool} gave {reply:g} to a response known to be {known}: no verdict of theirs "
-            "can be believed; a library or a rule there has replaced what scores"
-        )
-    return ""

@@ -333,7 +333,7 @@ ARCHITECTURES = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 FIRST_RECENT = 424
 """Calls from this number on are missing in older kernels: refused as unknown, programs use others instead of them."""
 
-_LOAD, _AND, _JUMP, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x06
+_LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _ALLOW, _ERROR, _KILL = 0x7FFF_0000, 0x0005_0000, 0x8000_0000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 """Offsets in the data of a filter; arguments have eight bytes each, the lower half first."""
@@ -359,35 +359,18 @@ def compiled(calls: Calls, machine: str | None = None) -> bytes:
     if machine not in ARCHITECTURES:
         raise OSError(f"no filter is known for {machine}")
     which = 0 if machine == "x86_64" else 1
-    blocks = {NUMBERS[name][which]: _checks(values) for name, values in calls.items() if NUMBERS[name][which] >= 0}
-    # Rules from a number on, up to the next one.
-    segments: dict[int, list[Line]] = {0: [REFUSED], FIRST_RECENT: [UNKNOWN]}
-    for number in blocks:
-        segments.setdefault(number + 1, [UNKNOWN if number + 1 >= FIRST_RECENT else REFUSED])
-    segments |= blocks
-    # Neighbours that do the same are one.
-    merged: list[tuple[int, list[Line]]] = []
-    for start, block in sorted(segments.items()):
-        if not merged or merged[-1][1] != block:
-            merged.append((start, block))
     program: list[Line] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, ARCHITECTURES[machine]),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
-        *_search(merged),
     ]
+    for name, values in calls.items():
+        if (number := NUMBERS[name][which]) >= 0:
+            checks = _checks(values)
+            program += [(_EQUAL, 0, len(checks), number), *checks]
+    program += [(_AT_LEAST, 0, 1, FIRST_RECENT), UNKNOWN, REFUSED]
     return b"".join(struct.pack("=HBBI", *line) for line in program)
-
-
-def _search(segments: Sequence[tuple[int, list[Line]]]) -> list[Line]:
-    """Find a number's segment by halves."""
-    if len(segments) == 1:
-        return segments[0][1]
-    middle = len(segments) // 2
-    below, from_here = _search(segments[:middle]), _search(segments[middle:])
-    # A conditional jump reaches 255 lines only.
-    return [(_AT_LEAST, 0, 1, segments[middle][0]), (_JUMP, 0, 0, len(below)), *below, *from_here]
 
 
 def _checks(values: Sequence[Values]) -> list[Line]:

@@ -28,19 +28,7 @@ from ...errors import RolloutError
 from ..running import descendants
 from . import boot, layers
 from .child import PREPARING_SECONDS, ended
-from .frames import (
-    COMPLETE,
-    NO_VERDICT,
-    READ,
-    FrameError,
-    Group,
-    Reply,
-    check,
-    death_in,
-    known_responses,
-    number_in,
-    reply_in,
-)
+from .frames import COMPLETE, NO_VERDICT, READ, FrameError, Group, Reply, death_in, known_responses, number_in, reply_in
 from .layers import ATTEMPTS, READING, Report, isolated
 from .limits import make_group, most_processes, remove_group
 
@@ -160,10 +148,6 @@ class WorkerPool:
         """Request something else, as ``ScoringProcess.each``."""
         return self._put(lambda process: process.each(kind, values))
 
-    def report(self) -> Future[Report]:
-        """Start a process and return the layers of its sandbox."""
-        return self._put(lambda process: process.started())
-
     def close(self) -> None:
         """End the processes; a request that is not answered gets an error."""
         with self._lock:
@@ -259,15 +243,23 @@ class ScoringProcess:
         return replies
 
     def _known(self, replies: Sequence[Reply], *, right: bool) -> str:
-        """Return how a response with a known score failed, and give the process up if it did."""
-        try:
-            failed = "".join(check(self._pool, reply, right=right) for reply in replies)
-        except RolloutError:
-            self.close()
-            raise
-        if failed:
-            self.close()
-        return failed
+        """Return how a response with a known score could not be scored, if any, and give the process up.
+
+        Raises:
+            RolloutError: It got another score.
+        """
+        for reply in replies:
+            if isinstance(reply, dict):
+                self.close()
+                return str(next(iter(reply.values())))
+            if (reply == 1.0) != right:
+                self.close()
+                known = "right" if right else "wrong"
+                raise RolloutError(
+                    f"the processes that score {self._pool} gave {reply:g} to a response known to be {known}: no "
+                    "verdict of theirs can be believed; a library or a rule there has replaced what scores"
+                )
+        return ""
 
     def started(self) -> Report:
         """Start a process where none runs; return the layers of its sandbox."""
