@@ -33,7 +33,7 @@ from .counting import (
     note_no_tokens,
 )
 from .logs.log import Log, LogLayout
-from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient, product
+from .settings import Batching, Configuration, RunPlan, Settings, exact_quotient, product
 from .trainer import LogReader, Trainer
 
 METRIC = re.compile(r"^eval/(?:eval_)?(?P<set>.+)_pass(?:@)?(?P<k>\d+)$")
@@ -61,11 +61,8 @@ def _write(run: RunPlan) -> Configuration:
         notes.append(f"the prompt set must hold {samples:,} prompts or the run ends early; give --problems D if fewer")
     elif episodes > 1 and samples < run.problems:
         notes.append(f"{run.problems - samples:,} of {run.problems:,} problems are left out, so that batches are whole")
-    parallel: dict[str, Value] = {
-        "ds.tensor_parallel_size": run.parallelism.tensor,
-        "ds.ring_attn_size": run.parallelism.context,
-    }
-    if run.parallelism.context > 1:
+    tensor, context = run.parallelism.tensor, run.parallelism.context
+    if context > 1:
         notes.append("ring attention turns on ds.packing_samples, which needs vllm.num_engines")
     return Configuration(
         settings={
@@ -81,8 +78,9 @@ def _write(run: RunPlan) -> Configuration:
             "actor.num_gpus_per_node": per_node,
             "ref.num_nodes": nodes,
             "ref.num_gpus_per_node": per_node,
-            **{key: degree for key, degree in parallel.items() if degree != 1},
-            **run.learning_rate_setting("actor.adam.lr"),
+            "ds.tensor_parallel_size": tensor if tensor > 1 else None,
+            "ds.ring_attn_size": context if context > 1 else None,
+            "actor.adam.lr": run.learning_rate,
         },
         notes=tuple(notes),
     )

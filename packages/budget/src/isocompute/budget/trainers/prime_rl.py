@@ -61,8 +61,8 @@ def _write(run: RunPlan) -> Configuration:
             "orchestrator.batch_size": a.batch_rollouts,
             "orchestrator.group_size": a.rollouts_per_problem,
             **deployment,
-            **({"trainer.model.cp": run.parallelism.context} if run.parallelism.context > 1 else {}),
-            **run.learning_rate_setting("trainer.optim.lr"),
+            "trainer.model.cp": run.parallelism.context if run.parallelism.context > 1 else None,
+            "trainer.optim.lr": run.learning_rate,
         },
         notes=(
             "orchestrator.batch_size counts samples, not prompts",

@@ -43,7 +43,8 @@ def convert(name: str, run: RunPlan) -> Configuration:
     if lacking:
         has = f"it has {' and '.join(known.parallelism)} parallelism" if known.parallelism else "it has none"
         raise BudgetError(f"{known.title} trains without {' and '.join(lacking)} parallelism; {has}, so leave it out")
-    return known.write(run)
+    made = known.write(run)
+    return replace(made, settings={key: value for key, value in made.settings.items() if value is not None})
 
 
 def read(

@@ -216,17 +216,13 @@ class RunPlan:
             return self.allocation.update_steps
         return -(-self.allocation.update_steps // (self.problems // self.allocation.problems_per_batch))
 
-    def learning_rate_setting(self, key: str) -> dict[str, Value]:
-        """The learning rate under a trainer's key, or nothing."""
-        return {} if self.learning_rate is None else {key: self.learning_rate}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
     """A trainer's settings.
 
     Attributes:
-        settings: Dotted keys and their values.
+        settings: Dotted keys and their values; ``convert`` leaves out those that are None.
         notes: What the settings rest on, and what must be set elsewhere.
     """
 

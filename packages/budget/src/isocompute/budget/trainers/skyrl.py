@@ -73,7 +73,7 @@ def _write(run: RunPlan) -> Configuration:
             **_parallel(run),
             "trainer.max_training_steps": a.update_steps,
             "trainer.epochs": run.epochs,
-            **run.learning_rate_setting(f"{POLICY}.optimizer_config.lr"),
+            f"{POLICY}.optimizer_config.lr": run.learning_rate,
         },
         notes=(
             "policy_mini_batch_size counts prompts, the micro-batches count samples",

@@ -63,7 +63,7 @@ def _write(run: RunPlan) -> Configuration:
             "actor_num_nodes": nodes,
             "actor_num_gpus_per_node": per_node,
             **{key: degree for key, degree in run.parallelism.megatron("").items() if degree != 1},
-            **run.learning_rate_setting("lr"),
+            "lr": run.learning_rate,
         },
         notes=(
             "rollout-batch-size counts prompts, global-batch-size counts samples",

@@ -65,7 +65,7 @@ def _write(run: RunPlan) -> Configuration:
             "groups_per_batch": a.problems_per_batch,
             "num_substeps": 1,
             "max_steps": a.update_steps,
-            **run.learning_rate_setting("learning_rate"),
+            "learning_rate": run.learning_rate,
         },
         notes=(
             "the recipes' own names; devices are the service's",

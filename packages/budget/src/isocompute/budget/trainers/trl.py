@@ -216,7 +216,7 @@ def write(run: RunPlan) -> Configuration:
             "steps_per_generation": accumulated,
             "num_iterations": 1,
             "max_steps": a.update_steps,
-            **run.learning_rate_setting("learning_rate"),
+            "learning_rate": run.learning_rate,
         },
         notes=(
             f"start {run.world_size} process{'es' if run.world_size > 1 else ''}: "

@@ -212,12 +212,12 @@ def _write(run: RunPlan) -> Configuration:
             f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": run.pass_rollouts,
             "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": run.pass_rollouts,
             # Its default of 2 does not fit an odd number of devices.
-            **({f"{ROLLOUT}.tensor_model_parallel_size": 1} if run.world_size % 2 else {}),
+            f"{ROLLOUT}.tensor_model_parallel_size": 1 if run.world_size % 2 else None,
             "trainer.nnodes": nodes,
             "trainer.n_gpus_per_node": per_node,
             "trainer.total_training_steps": a.update_steps,
             "trainer.total_epochs": run.epochs,
-            **run.learning_rate_setting(f"{ACTOR}.optim.lr"),
+            f"{ACTOR}.optim.lr": run.learning_rate,
         },
         notes=(
             "ppo_mini_batch_size counts prompts: the trainer multiplies it by rollout.n",
