@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
 from math import floor, isclose, sqrt
 from typing import Any
 
@@ -134,41 +135,103 @@ class StepCounts:
         return cls(points=points, following=per_step, plain=plain, more={k: v for k, v in more.items() if v})
 
 
+Metrics = Mapping[str, float]
+Own = Callable[["Counting", int, Metrics], tuple[int | None, int]]
+"""Of a logged step, the rollouts that its metrics say it generated, or None, and by how much they may be wrong."""
+
+
 @dataclass(slots=True, kw_only=True)
-class Tally:
-    """Rollouts and response tokens of a run, step by step.
+class Counting:
+    """Rollouts and response tokens of a run of which every step that is logged generates a batch.
 
     Attributes:
-        per_step: Rollouts of a step whose count is not logged, where that is known.
+        per_step: Rollouts of a batch whose count is not logged, where that is known.
         reason_unknown: Why it is not known otherwise, and what a log must hold to say it.
-        episode: Steps of a pass over the problems, if its last batch is short, and the rollouts that this one lacks.
+        episode: Batches of a pass over the problems, if its last one is short, and the rollouts that this one lacks.
+        updates: Optimizer steps of a batch.
+        batch: Rollouts of a batch by the settings alone.
+        lengths: Mean tokens of a response at each row.
+        gaps: Those of batches before a row of which none tells; as of the row where there are none.
+        trains: Whether a row is of training, and not of an evaluation alone.
+        number: The batch that a logged step is of.
+        begun: The number before that of the first batch.
     """
 
-    where: str
+    log: Log
     per_step: int | None
     reason_unknown: str
+    updates: int
+    batch: int
+    lengths: Sequence[float | Fraction]
+    own: Own
+    trains: Callable[[Metrics], bool]
+    number: Callable[[int], int] = int
+    begun: int = 0
+    gaps: Sequence[float | Fraction] = ()
     episode: tuple[int, int] | None = None
-    step: int = 0
+    step: int = field(init=False)
     rollouts: int = 0
     rollouts_error: int = 0
-    tokens: float = 0.0
+    tokens: float | Fraction = 0
     sources: set[str] = field(default_factory=set)
 
-    def advance(self, step: int, own: int | None, length: float, *, error: int = 0) -> None:
-        """Count all steps up to one.
+    def __post_init__(self) -> None:
+        self.step = self.begun
+
+    def progress(self, *, one_in: int = 0) -> StepCounts:
+        """What was generated for training at each step, one in so many only as a baseline."""
+        points = []
+        for (step, metrics), length in zip(self.log.rows, self.lengths, strict=True):
+            if self.trains(metrics):
+                self._count(step, metrics, length)
+                points.append(self._at(self.number(step), logged=step))
+        baselines, plain = self.rollouts // one_in if one_in else 0, (self.step - self.begun) * self.batch
+        return StepCounts.of(points, self.per_step, plain=plain, baselines=baselines)
+
+    def evaluations(
+        self,
+        scores: Mapping[int, Mapping[str, Score]],
+        *,
+        before: Callable[[int], bool] = lambda step: False,
+        split: str = "validation",
+    ) -> list[LoggedEvaluation]:
+        """The evaluations of a run, from scores by step and problem set.
 
         Args:
-            length: Mean tokens of the responses.
-            error: Rollouts that may have been started in addition.
+            before: Whether the evaluation that is logged with a step comes before the batch of that step.
         """
+        found = []
+        rows = zip(self.log.rows, self.lengths, self.gaps or self.lengths, strict=True)
+        for (step, metrics), length, gap in rows:
+            if step > max(scores):
+                break
+            early, number = before(step), self.number(step)
+            if early and (step in scores or self.trains(metrics)):
+                self._advance(number - 1, None, gap)
+            elif not early:
+                # A run that was resumed evaluates before its first step, too.
+                self._count(step, metrics, length)
+            at = self._at(number - early, logged=step)
+            found += [LoggedEvaluation.of(score, at, name, split) for name, score in scores.get(step, {}).items()]
+            if early and self.trains(metrics):
+                self._count(step, metrics, length)
+        return found
+
+    def _count(self, step: int, metrics: Metrics, length: float | Fraction) -> None:
+        own, error = self.own(self, step, metrics)
+        self._advance(self.number(step), own, length, error=error)
+
+    def _advance(self, step: int, own: int | None, length: float | Fraction, *, error: int = 0) -> None:
+        """Count all batches up to one; ``error`` is of the rollouts that may have been started in addition."""
         if step <= self.step:
             return
+        where = self.log.name
         if own is not None and not 0 <= own < LARGEST_COUNT:
-            raise BudgetError(f"{self.where}: step {step} is logged with {own:g} rollouts, which is impossible")
+            raise BudgetError(f"{where}: step {step} is logged with {own:g} rollouts, which is impossible")
         missing = step - self.step - (own is not None)
         if missing and self.per_step is None:
             raise BudgetError(
-                f"{self.where}: how many rollouts step {self.step + 1} generated is not known: {self.reason_unknown}; "
+                f"{where}: how many rollouts step {self.step + 1} generated is not known: {self.reason_unknown}; "
                 "log or export it, or give --set rollouts_per_step=NUMBER for such steps"
             )
         self.sources |= ({"formula"} if missing else set()) | ({"log"} if own is not None else set())
@@ -181,70 +244,15 @@ class Tally:
         self.rollouts_error += error
         self.tokens += new * length
 
-    def at(self, step: int, *, logged: int | None = None) -> StepCount:
-        """Return what has been counted so far; ``logged`` is the step by the trainer's own count, if another."""
+    def _at(self, number: int, *, logged: int) -> StepCount:
         return StepCount(
-            logged=step if logged is None else logged,
-            step=step,
+            logged=logged,
+            step=(number - self.begun) * self.updates,
             rollouts=self.rollouts,
             rollouts_error=self.rollouts_error,
             tokens=int(self.tokens),
             count_source="formula" if self.sources != {"log"} else "log",
         )
-
-    def evaluations(self, scores: Mapping[str, Score], step: int, split: str = "validation") -> list[LoggedEvaluation]:
-        """The evaluations of a step, from scores by problem set."""
-        return [LoggedEvaluation.of(score, self.at(step), name, split) for name, score in scores.items()]
-
-
-Metrics = Mapping[str, float]
-Own = Callable[[int, Metrics], tuple[int | None, int]]
-"""Of a logged step, the rollouts that its metrics say it generated, or None, and by how much they may be wrong."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counting:
-    """The count of a run whose every row is of one step, with the evaluation after it.
-
-    Attributes:
-        updates: Optimizer steps of each logged step.
-        batch: Rollouts of a logged step by the settings alone.
-        lengths: Mean tokens of a response at each row.
-        trains: Whether a row is of training, and not of an evaluation alone.
-    """
-
-    log: Log
-    tally: Tally
-    updates: int
-    batch: int
-    lengths: Sequence[float]
-    own: Own
-    trains: Callable[[Metrics], bool]
-
-    def progress(self, *, one_in: int = 0) -> StepCounts:
-        """What was generated for training at each step, one in so many only as a baseline."""
-        points = []
-        for (step, metrics), length in zip(self.log.rows, self.lengths, strict=True):
-            if self.trains(metrics):
-                self._advance(step, metrics, length)
-                points.append(self.tally.at(step * self.updates, logged=step))
-        baselines = self.tally.rollouts // one_in if one_in else 0
-        return StepCounts.of(points, self.tally.per_step, plain=self.tally.step * self.batch, baselines=baselines)
-
-    def evaluations(self, scores: Mapping[int, Mapping[str, Score]]) -> list[LoggedEvaluation]:
-        """The evaluations of a run."""
-        found = []
-        for (step, metrics), tokens in zip(self.log.rows, self.lengths, strict=True):
-            if step > max(scores):
-                break
-            # A run that was resumed evaluates before its first step, too.
-            self._advance(step, metrics, tokens)
-            found += self.tally.evaluations(scores.get(step, {}), step * self.updates)
-        return found
-
-    def _advance(self, step: int, metrics: Metrics, length: float) -> None:
-        own, error = self.own(step, metrics)
-        self.tally.advance(step, own, length, error=error)
 
 
 MOST_UNEXPLAINED = 3
