@@ -63,39 +63,35 @@ def read_logs(source: str, layout: LogLayout, *, step_column: str | None = None)
         TrackingError: MLflow does not have it.
     """
     path = Path(source)
-    if not path.exists() and tracking.is_of_mlflow(source):
-        _refuse_column(source, step_column)
-        return read_store(source, layout)
-    require_regular(path)
-    with path.open("rb") as stream:
-        first = stream.read(64)
-    if path.name.startswith(STATE):
-        _refuse_column(source, step_column)
-        return [read_state(path, layout)]
-    if path.name.startswith(EVENTS):
-        _refuse_column(source, step_column)
-        return read_events([p for p in path.parent.iterdir() if p.name.startswith(EVENTS) and p.is_file()], layout)
-    if EVENTS_BEGIN in first:
-        _refuse_column(source, step_column)
-        return read_events([path], layout)
-    if first.startswith(SQLITE) or path.suffix == ".db":
-        _refuse_column(source, step_column)
-        return read_database(path, layout)
+    stored = not path.exists() and tracking.is_of_mlflow(source)
+    first = b""
+    if not stored:
+        require_regular(path)
+        with path.open("rb") as stream:
+            first = stream.read(64)
+    events = path.name.startswith(EVENTS)
+    database = first.startswith(SQLITE) or path.suffix == ".db"
+    if stored or path.name.startswith(STATE) or events or EVENTS_BEGIN in first or database:
+        if step_column is not None:
+            raise BudgetError(f"{source}: has no column {step_column!r}; step_column is for tables and JSON lines")
+        if stored:
+            return read_store(source, layout)
+        if path.name.startswith(STATE):
+            return [read_state(path, layout)]
+        if events:
+            return read_events([p for p in path.parent.iterdir() if p.name.startswith(EVENTS) and p.is_file()], layout)
+        return read_events([path], layout) if EVENTS_BEGIN in first else read_database(path, layout)
     data, suffix = content(path), name_of(path).suffix.lower()
     if data.startswith(WANDB) or suffix == ".wandb":
-        return [log for log in (read_wandb(path, layout, step_column),) if log is not None]
+        log = read_wandb(path, layout, step_column)
+        return [] if log is None else [log]
     if data.startswith(b"PAR1") or suffix == ".parquet":
         return read_table(path, data, layout, step_column)
     text = text_of(path, data)
-    lines = suffix in LINES or text.lstrip().startswith("{")
-    if suffix not in TABLES and is_console(text) and not (text.lstrip().startswith("{") and suffix in LINES):
+    is_json = text.lstrip().startswith("{")
+    if suffix not in TABLES and is_console(text) and not (is_json and suffix in LINES):
         return read_console(path, data, layout, step_column)
-    return (read_lines if lines else read_table)(path, data, layout, step_column)
-
-
-def _refuse_column(source: str, step_column: str | None) -> None:
-    if step_column is not None:
-        raise BudgetError(f"{source}: has no column {step_column!r}; step_column is for tables and JSON lines")
+    return (read_lines if is_json or suffix in LINES else read_table)(path, data, layout, step_column)
 
 
 def last_states(path: Path) -> list[Path]:
