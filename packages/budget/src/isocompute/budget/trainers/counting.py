@@ -487,12 +487,7 @@ def best_samples(scores: Mapping[str, Any]) -> int | None:
 
 
 def whole_of(log: Log, seconds: str, rate: str) -> int | None:
-    """Return a number of things from how long they took and how many a second: both are logged rounded.
-
-    Args:
-        seconds: Metric of the time, to four digits.
-        rate: Metric of how many a second, to three.
-    """
+    """Return a number of things from how long they took, to four digits, and how many a second, to three."""
     low, high = 0.0, float("inf")
     for _, metrics in log.rows:
         time, each = metrics.get(seconds), metrics.get(rate)
@@ -511,11 +506,7 @@ MOST_RESPONSES = 100_000
 def success_rates(
     evaluations: Sequence[LoggedEvaluation], declared: str, *, where: str
 ) -> tuple[list[LoggedEvaluation], list[str]]:
-    """Evaluations with success rates for scores, each set on a scale of its own, and notes on scales other than 0, 1.
-
-    Raises:
-        MissingSettingError: They may be of rewards -1 and 1, which nothing proves.
-    """
+    """Evaluations with success rates for scores, each set on a scale of its own, and notes on scales but 0, 1."""
     if declared not in ("", *SCALES):
         raise BudgetError(f"{where}: scale is {declared!r}; it must be {', '.join(SCALES)}")
     notes, scales = [], {}

@@ -22,15 +22,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from ..errors import BudgetError
-from .counting import (
-    LARGEST_COUNT,
-    Counting,
-    LoggedEvaluation,
-    Score,
-    Spread,
-    lengths,
-    note_no_tokens,
-)
+from .counting import LARGEST_COUNT, Counting, LoggedEvaluation, Score, Spread, lengths, note_no_tokens
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings, exact_quotient, product
 from .trainer import LogReader, Trainer

@@ -86,11 +86,7 @@ def _parse_open_instruct(settings: Settings) -> Batching:
     if batch and ranks and batch < ranks:
         settings.inconsistent.append(f"a batch of {batch:,} rollouts is less than one for each of {ranks} ranks")
     return settings.batching(
-        problems_generated=problems,
-        rollouts_per_problem=n,
-        generations=steps,
-        updates=parts * passes,
-        passes=passes,
+        problems_generated=problems, rollouts_per_problem=n, generations=steps, updates=parts * passes, passes=passes
     )
 
 

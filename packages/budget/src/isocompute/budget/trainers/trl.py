@@ -366,10 +366,7 @@ def _allows(metrics: Metrics, batch: int, generations: int) -> bool:
 def _agrees(tokens: float, each: float, scatter: float, batches: int) -> bool | None:
     """Judge whether so many batches explain the tokens of some steps: None if they cannot, False if it is unlikely.
 
-    Args:
-        tokens: Counted in these steps.
-        each: Usual tokens of a batch.
-        scatter: By how much tokens may well miss what is expected.
+    A batch usually has ``each`` tokens, and ``scatter`` is by how much all may well miss that.
     """
     if (tokens > 0) != (batches > 0):
         return None

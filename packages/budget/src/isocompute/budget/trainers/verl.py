@@ -434,7 +434,6 @@ VERL = Trainer(
         evaluations=evaluations,
         progress=_progress,
         understands=("metric", "rollouts_per_step"),
-        former={"val/test_score/": "veRL before 0.3"},
     ),
     parallelism=("tensor", "pipeline", "context"),
 )
