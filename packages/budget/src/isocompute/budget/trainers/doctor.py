@@ -655,15 +655,7 @@ MOST_NAMED = 3
 
 
 def nothing_read(log: Log) -> str:
-    """Say what a run logged of which no evaluation is read."""
-    names = sorted(log.keys)
-    evaluations = [name for name in names if EVALUATION.match(name)]
-    rewards = [name for name in names if REWARD.match(name)]
-    if evaluations:
-        return f"no evaluation is read: {_listed(evaluations)} logged"
-    return f"no evaluations; {_listed(rewards)} logged" if rewards else "it logged neither evaluations nor rewards"
-
-
-def _listed(names: Sequence[str]) -> str:
+    """Say what a run logged of which no evaluation is read, likely ones first."""
+    names = sorted(log.keys, key=lambda name: (not EVALUATION.match(name), not REWARD.match(name), name))
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"{', '.join(names[:MOST_NAMED])}{more} {'is' if len(names) == 1 else 'are'}"
+    return f"no evaluation is read of what it logged: {', '.join(names[:MOST_NAMED])}{more}"
