@@ -116,8 +116,8 @@ def test_a_cell_reaches_the_engine_through_22_files(store: Path, monkeypatch: py
 
 
 @pytest.mark.usefixtures("short_chains")
-def test_a_log_becomes_an_answer_through_31_files(tmp_path: Path) -> None:
-    with walked("The way of a log line", 31, "isocompute.budget.cli:main", "isocompute.frontier.cli:main"):
+def test_a_log_becomes_an_answer_through_30_files(tmp_path: Path) -> None:
+    with walked("The way of a log line", 30, "isocompute.budget.cli:main", "isocompute.frontier.cli:main"):
         assert budget(["doctor", str(ROOT / "packages/budget/docs/trl"), "--out", str(tmp_path / "tables")]) == 0
         assert frontier(["fit", str(tmp_path / "tables"), "--out", str(tmp_path / "fitted")]) == 0
 

@@ -1,5 +1,10 @@
 """What was logged of each step: cumulative rollouts and tokens, and means of rewards that are success rates.
 
+Batches that are generated every so many micro-steps, as by TRL, are counted where logs say in which steps that was. A
+process generates in its first micro-step and then after every ``every`` of them, so that a restart begins anew.
+``count`` finds the histories with the fewest restarts that fit all that a log says, what follows for every step, and
+what would follow if there had been more restarts of which nothing was logged.
+
 A mean is a success rate where all that a trainer logged of it can be of successes and failures alone: its value and
 those of the best and the worst of k, how many successes that makes, and the spread. Rewards of 0 and 1 are taken for
 granted where nothing contradicts them; others are declared (``scale``), unless a spread leaves no doubt.
@@ -7,8 +12,9 @@ granted where nothing contradicts them; others are declared (``scale``), unless 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
 from math import floor, isclose, sqrt
 from typing import Any
 
@@ -129,41 +135,103 @@ class StepCounts:
         return cls(points=points, following=per_step, plain=plain, more={k: v for k, v in more.items() if v})
 
 
+Metrics = Mapping[str, float]
+Own = Callable[["Counting", int, Metrics], tuple[int | None, int]]
+"""Of a logged step, the rollouts that its metrics say it generated, or None, and by how much they may be wrong."""
+
+
 @dataclass(slots=True, kw_only=True)
-class Tally:
-    """Rollouts and response tokens of a run, step by step.
+class Counting:
+    """Rollouts and response tokens of a run of which every step that is logged generates a batch.
 
     Attributes:
-        per_step: Rollouts of a step whose count is not logged, where that is known.
+        per_step: Rollouts of a batch whose count is not logged, where that is known.
         reason_unknown: Why it is not known otherwise, and what a log must hold to say it.
-        episode: Steps of a pass over the problems, if its last batch is short, and the rollouts that this one lacks.
+        episode: Batches of a pass over the problems, if its last one is short, and the rollouts that this one lacks.
+        updates: Optimizer steps of a batch.
+        batch: Rollouts of a batch by the settings alone.
+        lengths: Mean tokens of a response at each row.
+        gaps: Those of batches before a row of which none tells; as of the row where there are none.
+        trains: Whether a row is of training, and not of an evaluation alone.
+        number: The batch that a logged step is of.
+        begun: The number before that of the first batch.
     """
 
-    where: str
+    log: Log
     per_step: int | None
     reason_unknown: str
+    updates: int
+    batch: int
+    lengths: Sequence[float | Fraction]
+    own: Own
+    trains: Callable[[Metrics], bool]
+    number: Callable[[int], int] = int
+    begun: int = 0
+    gaps: Sequence[float | Fraction] = ()
     episode: tuple[int, int] | None = None
-    step: int = 0
+    step: int = field(init=False)
     rollouts: int = 0
     rollouts_error: int = 0
-    tokens: float = 0.0
+    tokens: float | Fraction = 0
     sources: set[str] = field(default_factory=set)
 
-    def advance(self, step: int, own: int | None, length: float, *, error: int = 0) -> None:
-        """Count all steps up to one.
+    def __post_init__(self) -> None:
+        self.step = self.begun
+
+    def progress(self, *, one_in: int = 0) -> StepCounts:
+        """What was generated for training at each step, one in so many only as a baseline."""
+        points = []
+        for (step, metrics), length in zip(self.log.rows, self.lengths, strict=True):
+            if self.trains(metrics):
+                self._count(step, metrics, length)
+                points.append(self._at(self.number(step), logged=step))
+        baselines, plain = self.rollouts // one_in if one_in else 0, (self.step - self.begun) * self.batch
+        return StepCounts.of(points, self.per_step, plain=plain, baselines=baselines)
+
+    def evaluations(
+        self,
+        scores: Mapping[int, Mapping[str, Score]],
+        *,
+        before: Callable[[int], bool] = lambda step: False,
+        split: str = "validation",
+    ) -> list[LoggedEvaluation]:
+        """The evaluations of a run, from scores by step and problem set.
 
         Args:
-            length: Mean tokens of the responses.
-            error: Rollouts that may have been started in addition.
+            before: Whether the evaluation that is logged with a step comes before the batch of that step.
         """
+        found = []
+        rows = zip(self.log.rows, self.lengths, self.gaps or self.lengths, strict=True)
+        for (step, metrics), length, gap in rows:
+            if step > max(scores):
+                break
+            early, number = before(step), self.number(step)
+            if early and (step in scores or self.trains(metrics)):
+                self._advance(number - 1, None, gap)
+            elif not early:
+                # A run that was resumed evaluates before its first step, too.
+                self._count(step, metrics, length)
+            at = self._at(number - early, logged=step)
+            found += [LoggedEvaluation.of(score, at, name, split) for name, score in scores.get(step, {}).items()]
+            if early and self.trains(metrics):
+                self._count(step, metrics, length)
+        return found
+
+    def _count(self, step: int, metrics: Metrics, length: float | Fraction) -> None:
+        own, error = self.own(self, step, metrics)
+        self._advance(self.number(step), own, length, error=error)
+
+    def _advance(self, step: int, own: int | None, length: float | Fraction, *, error: int = 0) -> None:
+        """Count all batches up to one; ``error`` is of the rollouts that may have been started in addition."""
         if step <= self.step:
             return
+        where = self.log.name
         if own is not None and not 0 <= own < LARGEST_COUNT:
-            raise BudgetError(f"{self.where}: step {step} is logged with {own:g} rollouts, which is impossible")
+            raise BudgetError(f"{where}: step {step} is logged with {own:g} rollouts, which is impossible")
         missing = step - self.step - (own is not None)
         if missing and self.per_step is None:
             raise BudgetError(
-                f"{self.where}: how many rollouts step {self.step + 1} generated is not known: {self.reason_unknown}; "
+                f"{where}: how many rollouts step {self.step + 1} generated is not known: {self.reason_unknown}; "
                 "log or export it, or give --set rollouts_per_step=NUMBER for such steps"
             )
         self.sources |= ({"formula"} if missing else set()) | ({"log"} if own is not None else set())
@@ -176,70 +244,221 @@ class Tally:
         self.rollouts_error += error
         self.tokens += new * length
 
-    def at(self, step: int, *, logged: int | None = None) -> StepCount:
-        """Return what has been counted so far; ``logged`` is the step by the trainer's own count, if another."""
+    def _at(self, number: int, *, logged: int) -> StepCount:
         return StepCount(
-            logged=step if logged is None else logged,
-            step=step,
+            logged=logged,
+            step=(number - self.begun) * self.updates,
             rollouts=self.rollouts,
             rollouts_error=self.rollouts_error,
             tokens=int(self.tokens),
             count_source="formula" if self.sources != {"log"} else "log",
         )
 
-    def evaluations(self, scores: Mapping[str, Score], step: int, split: str = "validation") -> list[LoggedEvaluation]:
-        """The evaluations of a step, from scores by problem set."""
-        return [LoggedEvaluation.of(score, self.at(step), name, split) for name, score in scores.items()]
 
+MOST_UNEXPLAINED = 3
+"""More restarts, or entries at odds with the tokens generated, are a contradiction; one in 20 entries in long runs."""
+SLACK = 2
+"""Histories that need so many more restarts than the best one are possible, too."""
+MOST_STATES = 300_000
+"""States that are kept of all steps (some 500 bytes each): what is not logged for long leaves as many as its square."""
 
-Metrics = Mapping[str, float]
-Own = Callable[[int, Metrics], tuple[int | None, int]]
-"""Of a logged step, the rollouts that its metrics say it generated, or None, and by how much they may be wrong."""
+Range = tuple[int, int]
+"""The least and the greatest of a number."""
+
+State = tuple[int, int, int, int]
+"""Residue of the micro-steps that generate; batches since the last entry or start, and since the last count of tokens;
+starts from a checkpoint that are known to have happened."""
+
+Layer = dict[State, tuple[int, set[State]]]
+"""The states that a step may have, each with the restarts that it takes to get there and the states before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counting:
-    """The count of a run whose every row is of one step, with the evaluation after it.
+class Schedule:
+    """When a trainer generates.
 
     Attributes:
-        updates: Optimizer steps of each logged step.
-        batch: Rollouts of a logged step by the settings alone.
-        lengths: Mean tokens of a response at each row.
-        trains: Whether a row is of training, and not of an evaluation alone.
+        every: Micro-steps from one generation batch to the next.
+        accumulation: Micro-steps of an optimizer step.
+        batches: Generation batches in an epoch, whose last optimizer step may be short; None for one endless epoch.
     """
 
-    log: Log
-    tally: Tally
-    updates: int
-    batch: int
-    lengths: Sequence[float]
-    own: Own
-    trains: Callable[[Metrics], bool]
+    every: int
+    accumulation: int
+    batches: int | None = None
 
-    def progress(self, *, one_in: int = 0) -> StepCounts:
-        """What was generated for training at each step, one in so many only as a baseline."""
-        points = []
-        for (step, metrics), length in zip(self.log.rows, self.lengths, strict=True):
-            if self.trains(metrics):
-                self._advance(step, metrics, length)
-                points.append(self.tally.at(step * self.updates, logged=step))
-        baselines = self.tally.rollouts // one_in if one_in else 0
-        return StepCounts.of(points, self.tally.per_step, plain=self.tally.step * self.batch, baselines=baselines)
+    @property
+    def epoch_steps(self) -> int | None:
+        """Optimizer steps of an epoch."""
+        return None if self.batches is None else -(-self.batches * self.every // self.accumulation)
 
-    def evaluations(self, scores: Mapping[int, Mapping[str, Score]]) -> list[LoggedEvaluation]:
-        """The evaluations of a run."""
-        found = []
-        for (step, metrics), tokens in zip(self.log.rows, self.lengths, strict=True):
-            if step > max(scores):
-                break
-            # A run that was resumed evaluates before its first step, too.
-            self._advance(step, metrics, tokens)
-            found += self.tally.evaluations(scores.get(step, {}), step * self.updates)
-        return found
+    def micro(self, step: int) -> int:
+        """Micro-steps taken up to and including an optimizer step."""
+        if self.batches is None or not self.epoch_steps:
+            return step * self.accumulation
+        epochs, rest = divmod(step, self.epoch_steps)
+        whole = self.batches * self.every
+        return epochs * whole + min(rest * self.accumulation, whole)
 
-    def _advance(self, step: int, metrics: Metrics, length: float) -> None:
-        own, error = self.own(step, metrics)
-        self.tally.advance(step, own, length, error=error)
+    def between(self, residue: int, start: int, stop: int) -> int:
+        """Batches generated in the optimizer steps after ``start``, up to and including ``stop``."""
+        return -(-(self.micro(stop) - residue) // self.every) + (residue - self.micro(start)) // self.every
+
+    def generations(self, start: int, stop: int) -> int:
+        """Batches that a process generates which starts after one optimizer step and ends with another."""
+        return self.between(self.micro(start), start, stop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Evidence of a log at an optimizer step.
+
+    Attributes:
+        entry: Whether the values logged can be of so many batches, those since the last entry or start; None where
+            nothing was logged.
+        tokens: Whether the tokens counted agree with so many batches since the last count: False where they are only
+            unlikely to, None where they cannot; None itself where tokens were not counted.
+    """
+
+    entry: Callable[[int], bool] | None = None
+    tokens: Callable[[int], bool | None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """The fewest and the most batches generated up to and including each optimizer step, from 0 on.
+
+    Attributes:
+        likely: With the fewest restarts that explain the log.
+        possible: With up to two more.
+        unexplained: Restarts, or entries at odds with the tokens generated, that had to be assumed.
+    """
+
+    likely: Sequence[Range]
+    possible: Sequence[Range]
+    unexplained: int
+
+
+def count(
+    schedule: Schedule, last: int, evidence: Mapping[int, Evidence], restarts: Sequence[Range], *, where: str
+) -> Count:
+    """Count the batches generated, as far as a log shows it.
+
+    Args:
+        restarts: Of each start from a checkpoint that is known, the first and the last step that it may have been from.
+    """
+    layers = _layers(schedule, last, evidence, restarts, where=where, unlogged=True)
+    slack = 0
+    if layers is None:
+        # A restart that nothing was logged of generates anew at once, so that it adds a batch at the most.
+        layers, slack = _layers(schedule, last, evidence, restarts, where=where, unlogged=False), SLACK
+    if layers is None:
+        raise BudgetError(f"{where}: too little of its {last:,} optimizer steps is logged to say where it began anew")
+    allowed = _allowed(evidence)
+    costs = {state: cost for state, (cost, _) in layers[-1].items() if state[3] == len(restarts)}
+    least = min(costs.values(), default=allowed + 1)
+    if least > allowed:
+        raise BudgetError(f"{where}: its log shows more starts from a checkpoint than can be told apart")
+    likely, (start, *possible) = (
+        _ranges(schedule, layers, {state for state, cost in costs.items() if cost <= most})
+        for most in (least, least + SLACK)
+    )
+    possible = [start, *((low, high + slack) for low, high in possible)]
+    return Count(likely=likely, possible=possible, unexplained=least)
+
+
+def _allowed(evidence: Mapping[int, Evidence]) -> int:
+    return MOST_UNEXPLAINED + len(evidence) // 20
+
+
+def _layers(
+    schedule: Schedule,
+    last: int,
+    evidence: Mapping[int, Evidence],
+    restarts: Sequence[Range],
+    *,
+    where: str,
+    unlogged: bool,
+) -> list[Layer] | None:
+    """The states that each step may have, with restarts unlogged or not; None where they are too many to keep."""
+    layers: list[Layer] = [{(0, 0, 0, 0): (0, set())}]
+    kept = 0
+    for step in range(1, last + 1):
+        reached = _reached(schedule, step, layers[-1], evidence.get(step, Evidence()), restarts, unlogged=unlogged)
+        layer: Layer = {}
+        for state, cost, origin in reached:
+            old, origins = layer.get(state, (cost + 1, set()))
+            if cost < old:
+                layer[state] = (cost, {origin})
+            elif cost == old:
+                origins.add(origin)
+        best = min((cost for cost, _ in layer.values()), default=0)
+        most = min(best + SLACK, _allowed(evidence))
+        layer = {state: least for state, least in layer.items() if least[0] <= most}
+        if not layer:
+            sparse = "" if unlogged else "; or it began anew, and too little is logged to say where"
+            raise BudgetError(
+                f"{where}: its log contradicts its settings at step {step:,}: generating every {schedule.every:,} "
+                f"micro-steps, {schedule.accumulation:,} to an optimizer step, does not give what is logged "
+                f"there{sparse}"
+            )
+        layers.append(layer)
+        kept += len(layer)
+        if kept > MOST_STATES + last:
+            return None
+    return layers
+
+
+def _reached(
+    schedule: Schedule, step: int, before: Layer, said: Evidence, restarts: Sequence[Range], *, unlogged: bool
+) -> Iterator[tuple[State, int, State]]:
+    """The states after a step and what may follow it, each with the restarts that it takes and the state before."""
+    for origin, (cost, _) in before.items():
+        residue, seen, total, starts = origin
+        made = schedule.between(residue, step - 1, step)
+        seen, total = seen + made, total + made
+        if said.entry is not None:
+            if not said.entry(seen):
+                continue
+            seen = 0
+        if said.tokens is not None:
+            agrees = said.tokens(total)
+            if agrees is None:
+                continue
+            cost, total = cost + (not agrees), 0
+        first, end = restarts[starts] if starts < len(restarts) else (step + 1, step)
+        if end < step:
+            continue
+        yield (residue, seen, total, starts), cost, origin
+        anew = schedule.micro(step) % schedule.every
+        if first <= step:
+            yield (anew, 0, total, starts + 1), cost, origin
+        if unlogged and (anew != residue or seen):
+            yield (anew, 0, total, starts), cost + 1, origin
+
+
+def _ranges(schedule: Schedule, layers: Sequence[Layer], ends: set[State]) -> list[Range]:
+    """The fewest and the most batches by step, over the histories that end in some states of the last step."""
+    kept = [ends]
+    for layer in reversed(layers[1:]):
+        kept.append({before for state in kept[-1] for before in layer[state][1]})
+    found, reached = [(0, 0)], dict.fromkeys(kept.pop(), (0, 0))
+    for step, states in enumerate(reversed(kept), 1):
+        before = reached
+        reached = {}
+        for state in states:
+            origins = [
+                (before[origin], schedule.between(origin[0], step - 1, step)) for origin in layers[step][state][1]
+            ]
+            reached[state] = hull((low + made, high + made) for (low, high), made in origins)
+        found.append(hull(reached.values()))
+    return found
+
+
+def hull(ranges: Iterable[Range]) -> Range:
+    """The range that holds some."""
+    lows, highs = zip(*ranges, strict=True)
+    return min(lows), max(highs)
 
 
 def note_no_tokens(log: Log, settings: Settings, evaluations: Sequence[LoggedEvaluation], *names: str) -> None:
@@ -268,12 +487,7 @@ def best_samples(scores: Mapping[str, Any]) -> int | None:
 
 
 def whole_of(log: Log, seconds: str, rate: str) -> int | None:
-    """Return a number of things from how long they took and how many a second: both are logged rounded.
-
-    Args:
-        seconds: Metric of the time, to four digits.
-        rate: Metric of how many a second, to three.
-    """
+    """Return a number of things from how long they took, to four digits, and how many a second, to three."""
     low, high = 0.0, float("inf")
     for _, metrics in log.rows:
         time, each = metrics.get(seconds), metrics.get(rate)
@@ -292,11 +506,7 @@ MOST_RESPONSES = 100_000
 def success_rates(
     evaluations: Sequence[LoggedEvaluation], declared: str, *, where: str
 ) -> tuple[list[LoggedEvaluation], list[str]]:
-    """Evaluations with success rates for scores, each set on a scale of its own, and notes on scales other than 0, 1.
-
-    Raises:
-        MissingSettingError: They may be of rewards -1 and 1, which nothing proves.
-    """
+    """Evaluations with success rates for scores, each set on a scale of its own, and notes on scales but 0, 1."""
     if declared not in ("", *SCALES):
         raise BudgetError(f"{where}: scale is {declared!r}; it must be {', '.join(SCALES)}")
     notes, scales = [], {}

@@ -48,19 +48,9 @@ PLAIN = LogLayout(steps=("step", "global_step", "steps", "iteration"), needed=re
 
 
 def course_of(
-    log: Log,
-    known: Trainer | None = None,
-    *,
-    rows: Sequence[Mapping[str, Any]] = (),
-    settings: Settings | None = None,
+    log: Log, known: Trainer | None = None, *, rows: Sequence[Mapping[str, Any]] = (), settings: Settings | None = None
 ) -> Course:
-    """What a log says of the course of its run.
-
-    Args:
-        known: Whose log it is; None for a plain table.
-        settings: Of the run, where its trainer is known.
-        rows: Its evaluations, as rows of ``evals``.
-    """
+    """What a log says of the course of its run; ``rows`` are its evaluations, as of ``evals``."""
     training = [(step, metrics) for step, metrics in log.rows if not all(map(EVALUATED.match, metrics))]
     names = sorted({name for _, metrics in training for name in metrics if not EVALUATED.match(name)})
     functions = [name for name in names if OF_ONE_FUNCTION.match(name)]

@@ -148,11 +148,7 @@ def progress_of(
 
 
 def foreseen(known: Trainer, source: str, shared: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
-    """The settings that a log must hold to be counted, and what each may be, before anything is logged.
-
-    Raises:
-        BudgetError: A name that is given looks like a misspelling of a setting.
-    """
+    """The settings that a log must hold to be counted, and what each may be, before anything is logged."""
     read: set[str] = set()
     missing = _missing(lambda said: _progress(known, Log(name=source, rows=[]), shared, said, read), given)
     if wrong := _misspelt(known, read, given):
@@ -460,12 +456,7 @@ class Patient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What was found.
-
-    Attributes:
-        unread: What looks like a log and was not read.
-        files: How many look like logs, these included.
-    """
+    """The runs that were found, what looks like a log and was not read, and how many files look like logs."""
 
     patients: list[Patient]
     unread: list[Unread]
@@ -546,10 +537,8 @@ def ingest(
     """Turn a trainer's logs into an ``evals`` table, all of them or none.
 
     Args:
-        sources: Files, folders, ``runs:/ID``, ``mlflow:EXPERIMENT`` or tracking URIs; each run found stays a run of
-            its own.
-        constants: What neither says, such as ``questions`` or a setting by the trainer's own name; these take
-            precedence over both.
+        sources: Files, folders, ``runs:/ID``, ``mlflow:EXPERIMENT`` or tracking URIs.
+        constants: Settings by the trainer's own names, and ``questions`` and the like, which go before logs and config.
 
     Returns:
         The table, and notes on which defaults of the trainer were used and what is biased.
@@ -635,7 +624,7 @@ def _examine(known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping
         training=training,
         read=frozenset(read | {*SHARED}),
         notes=(*patient.notes, *notes),
-        problem="" if rows else nothing_read(known, log),
+        problem="" if rows else nothing_read(log),
     )
 
 
@@ -665,17 +654,8 @@ EVALUATION, REWARD = re.compile(r"(?:val|eval|test)(?:[-_/]|uation)"), re.compil
 MOST_NAMED = 3
 
 
-def nothing_read(known: Trainer, log: Log) -> str:
-    """Say what a run logged of which no evaluation is read."""
-    names = sorted(log.keys)
-    evaluations = [name for name in names if EVALUATION.match(name)]
-    rewards = [name for name in names if REWARD.match(name)]
-    if evaluations:
-        former = next((who for prefix, who in reader_of(known).former.items() if evaluations[0].startswith(prefix)), "")
-        return f"no evaluation is read: {_listed(evaluations)} logged{former and f', under names of {former}'}"
-    return f"no evaluations; {_listed(rewards)} logged" if rewards else "it logged neither evaluations nor rewards"
-
-
-def _listed(names: Sequence[str]) -> str:
+def nothing_read(log: Log) -> str:
+    """Say what a run logged of which no evaluation is read, likely ones first."""
+    names = sorted(log.keys, key=lambda name: (not EVALUATION.match(name), not REWARD.match(name), name))
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"{', '.join(names[:MOST_NAMED])}{more} {'is' if len(names) == 1 else 'are'}"
+    return f"no evaluation is read of what it logged: {', '.join(names[:MOST_NAMED])}{more}"

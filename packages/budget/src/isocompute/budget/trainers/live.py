@@ -32,12 +32,7 @@ class Look:
 
 
 class LiveLog:
-    """A log that a trainer's logger still writes, and which may not be there yet.
-
-    Attributes:
-        source: A folder, a file, ``mlflow:EXPERIMENT``, ``runs:/ID`` or a tracking URI.
-        trainer: That writes it, once it is known.
-    """
+    """A log that a trainer's logger still writes, and which may not be there yet; its trainer, once that is known."""
 
     def __init__(self, source: str, trainer: Trainer | None = None, *, step_column: str | None = None) -> None:
         if trainer is not None:

@@ -22,18 +22,9 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from ..errors import BudgetError
-from .counting import (
-    LARGEST_COUNT,
-    Counting,
-    LoggedEvaluation,
-    Score,
-    Spread,
-    Tally,
-    lengths,
-    note_no_tokens,
-)
+from .counting import LARGEST_COUNT, Counting, LoggedEvaluation, Score, Spread, lengths, note_no_tokens
 from .logs.log import Log, LogLayout
-from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient, product
+from .settings import Batching, Configuration, RunPlan, Settings, exact_quotient, product
 from .trainer import LogReader, Trainer
 
 METRIC = re.compile(r"^eval/(?:eval_)?(?P<set>.+)_pass(?:@)?(?P<k>\d+)$")
@@ -61,11 +52,8 @@ def _write(run: RunPlan) -> Configuration:
         notes.append(f"the prompt set must hold {samples:,} prompts or the run ends early; give --problems D if fewer")
     elif episodes > 1 and samples < run.problems:
         notes.append(f"{run.problems - samples:,} of {run.problems:,} problems are left out, so that batches are whole")
-    parallel: dict[str, Value] = {
-        "ds.tensor_parallel_size": run.parallelism.tensor,
-        "ds.ring_attn_size": run.parallelism.context,
-    }
-    if run.parallelism.context > 1:
+    tensor, context = run.parallelism.tensor, run.parallelism.context
+    if context > 1:
         notes.append("ring attention turns on ds.packing_samples, which needs vllm.num_engines")
     return Configuration(
         settings={
@@ -81,8 +69,9 @@ def _write(run: RunPlan) -> Configuration:
             "actor.num_gpus_per_node": per_node,
             "ref.num_nodes": nodes,
             "ref.num_gpus_per_node": per_node,
-            **{key: degree for key, degree in parallel.items() if degree != 1},
-            **run.learning_rate_setting("actor.adam.lr"),
+            "ds.tensor_parallel_size": tensor if tensor > 1 else None,
+            "ds.ring_attn_size": context if context > 1 else None,
+            "actor.adam.lr": run.learning_rate,
         },
         notes=tuple(notes),
     )
@@ -156,7 +145,8 @@ def _counting(log: Log, settings: Settings) -> Counting:
     problems = settings.required("rollout.batch_size", "rollout_batch_size")
     train = settings.required("train.batch_size", "train_batch_size")
     epochs = settings.required("train.max_epochs", "max_epochs", default=1)
-    tally, share = _tally(log, settings, n, problems)
+    per_step, reason_unknown, share = _unlogged(log, settings, n, problems)
+    episode = None
     logged: Mapping[int, tuple[int | None, int]] = {}
     if settings.problems is None:
         settings.notes.append("an episode's last batch may hold fewer prompts; give --set problems=NUMBER to count it")
@@ -167,14 +157,16 @@ def _counting(log: Log, settings: Settings) -> Counting:
     elif settings.problems is None:
         logged = _short(log, settings, (problems - 1) * n)
     elif settings.problems % problems:
-        tally.episode = -(-settings.problems // problems), (problems - settings.problems % problems) * n
+        episode = -(-settings.problems // problems), (problems - settings.problems % problems) * n
     return Counting(
         log=log,
-        tally=tally,
+        per_step=per_step,
+        reason_unknown=reason_unknown,
+        episode=episode,
         updates=max(problems * n // train, 1) * epochs,
         batch=problems * n,
         lengths=lengths(log, LENGTH),
-        own=lambda step, _: logged.get(step, (None, 0)),
+        own=lambda _, step, __: logged.get(step, (None, 0)),
         trains=lambda metrics: any(key.startswith("train/") and key != "train/global_step" for key in metrics),
     )
 
@@ -221,8 +213,8 @@ def _taken(log: Log, whole: int | None, n: int, batch: int, share: float) -> dic
     return counts
 
 
-def _tally(log: Log, settings: Settings, n: int, problems: int) -> tuple[Tally, float | None]:
-    """The run's count, and what its pass rate is where every prompt passes; None where no rate is logged."""
+def _unlogged(log: Log, settings: Settings, n: int, problems: int) -> tuple[int | None, str, float | None]:
+    """Rollouts of a step and why they are not known, and the pass rate where every prompt passes, if one is logged."""
     rates = [metrics[RATE] for _, metrics in log.rows if RATE in metrics]
     at_once = settings.whole("rollout.vllm_generate_batch_size", "vllm_generate_batch_size") or problems
     given = settings.whole("rollouts_per_step")
@@ -235,8 +227,7 @@ def _tally(log: Log, settings: Settings, n: int, problems: int) -> tuple[Tally, 
         share = 100.0 * (n if _is_of_responses(settings, rates, n) else 1)
     elif settings.required_switch("algo.dynamic_filtering_enable", "dynamic_filtering"):
         reason_unknown = f"prompts were filtered and replaced, and {RATE} is not logged"
-    per_step = given or (None if reason_unknown else problems * n)
-    return Tally(where=log.name, per_step=per_step, reason_unknown=reason_unknown), share
+    return given or (None if reason_unknown else problems * n), reason_unknown, share
 
 
 def _is_of_responses(settings: Settings, rates: list[float], n: int) -> bool:

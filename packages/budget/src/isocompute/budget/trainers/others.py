@@ -27,6 +27,7 @@ def _write_open_instruct(run: RunPlan) -> Configuration:
     a = run.allocation
     nodes, per_node = run.nodes
     learners: list[Value] = [per_node] * nodes
+    sequences = run.parallelism.context if run.parallelism.context > 1 else None
     return Configuration(
         settings={
             "num_unique_prompts_rollout": a.problems_per_batch,
@@ -37,13 +38,10 @@ def _write_open_instruct(run: RunPlan) -> Configuration:
             "async_steps": 1,
             "num_learners_per_node": learners,
             # open-instruct refuses to filter groups of one, all of which it would drop.
-            **({"filter_zero_std_samples": False} if a.rollouts_per_problem == 1 else {}),
-            **(
-                {"sequence_parallel_size": run.parallelism.context, "deepspeed_stage": 3}
-                if run.parallelism.context > 1
-                else {}
-            ),
-            **run.learning_rate_setting("learning_rate"),
+            "filter_zero_std_samples": False if a.rollouts_per_problem == 1 else None,
+            "sequence_parallel_size": sequences,
+            "deepspeed_stage": sequences and 3,
+            "learning_rate": run.learning_rate,
         },
         notes=(
             "total_episodes counts rollouts",
@@ -88,11 +86,7 @@ def _parse_open_instruct(settings: Settings) -> Batching:
     if batch and ranks and batch < ranks:
         settings.inconsistent.append(f"a batch of {batch:,} rollouts is less than one for each of {ranks} ranks")
     return settings.batching(
-        problems_generated=problems,
-        rollouts_per_problem=n,
-        generations=steps,
-        updates=parts * passes,
-        passes=passes,
+        problems_generated=problems, rollouts_per_problem=n, generations=steps, updates=parts * passes, passes=passes
     )
 
 
@@ -138,13 +132,13 @@ def _degrees(run: RunPlan) -> dict[str, Value]:
             f"{DTENSOR}.enabled": False,
             f"{MEGATRON}.enabled": True,
             **p.megatron(f"{MEGATRON}."),
-            **run.learning_rate_setting(f"{MEGATRON}.optimizer.lr"),
+            f"{MEGATRON}.optimizer.lr": run.learning_rate,
         }
-    degrees: dict[str, Value] = {
-        f"{DTENSOR}.tensor_parallel_size": p.tensor,
-        f"{DTENSOR}.context_parallel_size": p.context,
+    return {
+        f"{DTENSOR}.tensor_parallel_size": p.tensor if p.devices > 1 else None,
+        f"{DTENSOR}.context_parallel_size": p.context if p.devices > 1 else None,
+        "policy.optimizer.kwargs.lr": run.learning_rate,
     }
-    return {**(degrees if p.devices > 1 else {}), **run.learning_rate_setting("policy.optimizer.kwargs.lr")}
 
 
 def _parse_nemo_rl(settings: Settings) -> Batching:

@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping
 
 from ..errors import BudgetError
-from .counting import LoggedEvaluation, Score, Spread, StepCounts, Tally, best_samples
+from .counting import Counting, LoggedEvaluation, Metrics, Score, Spread, best_samples
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient, product
 from .trainer import LogReader, Trainer
@@ -31,7 +31,7 @@ METRIC = re.compile(
     r"(?P<what>avg@|pass@|pass\^)(?P<k>\d+)$"
 )
 COLUMNS = {"avg@": "avg", "pass@": "best", "pass^": "worst"}
-ROLLOUTS = "progress/rollouts"
+ROLLOUTS, SHIPPED = "progress/rollouts", "progress/samples"
 GROUP = ("orchestrator.group_size", "group_size", "orchestrator.rollouts_per_example", "rollouts_per_example")
 CANCELLED = re.compile(
     r"dispatcher/cancelled(?:_rollouts|_train_rollouts|/train)$|(?P<groups>scheduler|batch)/cancelled_rollouts$"
@@ -61,8 +61,8 @@ def _write(run: RunPlan) -> Configuration:
             "orchestrator.batch_size": a.batch_rollouts,
             "orchestrator.group_size": a.rollouts_per_problem,
             **deployment,
-            **({"trainer.model.cp": run.parallelism.context} if run.parallelism.context > 1 else {}),
-            **run.learning_rate_setting("trainer.optim.lr"),
+            "trainer.model.cp": run.parallelism.context if run.parallelism.context > 1 else None,
+            "trainer.optim.lr": run.learning_rate,
         },
         notes=(
             "orchestrator.batch_size counts samples, not prompts",
@@ -145,22 +145,13 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
 
     An evaluation logged at step s began when the batches of the steps before s had been shipped.
     """
-    scored = {step: scores for step, scores in ((s, _scores(metrics)) for s, metrics in log.rows) if scores}
-    if not scored:
-        return []
-    n = _required_group(log, settings, batching)
-    tally, first = _counting(log, settings, min(scored))
-    evals: list[LoggedEvaluation] = []
-    with_prompts = False
+    found: dict[int, dict[str, Score]] = {}
     for step, metrics in log.rows:
-        if step > max(scored):
-            break
-        tally.advance(step - 1, None, 0.0)
-        for env, (subset, scores) in scored.get(step, {}).items():
+        for env, (subset, scores) in _scores(metrics).items():
             if subset:
                 settings.notes.append(f"of each evaluation the {subset} rollouts are read")
             samples = best_samples({f"avg_at_{name.split('_')[2]}": 0 for name in scores}) or 1
-            score = Score(
+            found.setdefault(step, {})[env] = Score(
                 samples=samples,
                 scores=scores,
                 metric=f"eval/{env}/avg@{samples}",
@@ -169,30 +160,15 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
                 # It computes them where all rewards are 0 or 1, and only there.
                 binary=any(not name.startswith("avg") for name in scores),
             )
-            evals.append(LoggedEvaluation.of(score, tally.at(step - first), env))
-        if ROLLOUTS in metrics:
-            length, exact = _length(metrics)
-            with_prompts |= not exact
-            tally.advance(step, int(metrics[ROLLOUTS]), length, error=_cancelled(metrics, n))
-    if tally.rollouts_error:
+    if not found:
+        return []
+    counting = _counting(log, settings, batching, min(found))
+    evals = counting.evaluations(found, before=lambda step: True)
+    if counting.rollouts_error:
         settings.notes.append("rollouts cancelled on their way are not counted, and are the count's error")
-    if with_prompts:
+    if any(ROLLOUTS in metrics and not _length(metrics)[1] for step, metrics in log.rows if step <= max(found)):
         settings.notes.append("tokens are progress/tokens, which counts prompts too")
     return evals
-
-
-def _progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
-    n = _required_group(log, settings, batching)
-    tally, first = _counting(log, settings, 1)
-    points = []
-    for step, metrics in log.rows:
-        if ROLLOUTS in metrics or "progress/samples" in metrics:
-            own = int(metrics[ROLLOUTS]) if ROLLOUTS in metrics else None
-            length = _length(metrics)[0] if ROLLOUTS in metrics else 0.0
-            tally.advance(step, own, length, error=_cancelled(metrics, n))
-            points.append(tally.at(step - first + 1, logged=step))
-    plain = points[-1].step * (batching.batch_rollouts or 0) if points else 0
-    return StepCounts.of(points, tally.per_step, plain=plain)
 
 
 def _required_group(log: Log, settings: Settings, batching: Batching) -> int:
@@ -224,20 +200,35 @@ def _cancelled(metrics: Mapping[str, float], n: int) -> int:
     return int(sum(v * (n if m["groups"] else 1) for k, v in metrics.items() if (m := CANCELLED.match(k))))
 
 
-def _counting(log: Log, settings: Settings, evaluated: int) -> tuple[Tally, int]:
-    """The run's count, and its first step: 0 before prime-rl 0.7, then 1.
+def _counting(log: Log, settings: Settings, batching: Batching, evaluated: int = 1) -> Counting:
+    """The run's count, from the first step that was trained or ``evaluated``: 0 before prime-rl 0.7, then 1.
 
     A batch takes what trains; groups whose rewards are all equal are discarded and replaced, so that more is
     generated than the batch holds.
     """
-    logged = log.keys
+    n, logged = _required_group(log, settings, batching), log.keys
     reason_unknown = f"its log holds no {ROLLOUTS}, which counts discarded groups too, where the batch does not"
-    if ROLLOUTS not in logged and "progress/samples" in logged:
-        reason_unknown = f"progress/samples is what was trained on, and {ROLLOUTS} (since prime-rl 0.7) is not logged"
-    trained = [step for step, metrics in log.rows if ROLLOUTS in metrics or "progress/samples" in metrics]
-    first = min([evaluated, *trained, 1])
-    per_step = settings.whole("rollouts_per_step")
-    return Tally(where=log.name, per_step=per_step, reason_unknown=reason_unknown, step=first - 1), first
+    if ROLLOUTS not in logged and SHIPPED in logged:
+        reason_unknown = f"{SHIPPED} is what was trained on, and {ROLLOUTS} (since prime-rl 0.7) is not logged"
+
+    def trains(metrics: Metrics) -> bool:
+        return ROLLOUTS in metrics or SHIPPED in metrics
+
+    def own(_: Counting, __: int, metrics: Metrics) -> tuple[int | None, int]:
+        return int(metrics[ROLLOUTS]) if ROLLOUTS in metrics else None, _cancelled(metrics, n)
+
+    return Counting(
+        log=log,
+        per_step=settings.whole("rollouts_per_step"),
+        reason_unknown=reason_unknown,
+        updates=1,
+        batch=batching.batch_rollouts or 0,
+        lengths=[_length(metrics)[0] if ROLLOUTS in metrics else 0.0 for _, metrics in log.rows],
+        gaps=[0.0] * len(log.rows),
+        own=own,
+        trains=trains,
+        begun=min([evaluated, 1, *(step for step, metrics in log.rows if trains(metrics))]) - 1,
+    )
 
 
 def _scores(metrics: Mapping[str, float]) -> dict[str, tuple[str, dict[str, float]]]:
@@ -264,7 +255,7 @@ PRIME_RL = Trainer(
         seeds=("orchestrator.seed",),
         learning_rates=("trainer.optim.lr", "optim.lr"),
         evaluations=evaluations,
-        progress=_progress,
+        progress=lambda log, settings, batching: _counting(log, settings, batching).progress(),
         understands=("rollouts_per_step",),
     ),
     parallelism=("context",),

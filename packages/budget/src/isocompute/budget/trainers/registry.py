@@ -43,7 +43,8 @@ def convert(name: str, run: RunPlan) -> Configuration:
     if lacking:
         has = f"it has {' and '.join(known.parallelism)} parallelism" if known.parallelism else "it has none"
         raise BudgetError(f"{known.title} trains without {' and '.join(lacking)} parallelism; {has}, so leave it out")
-    return known.write(run)
+    made = known.write(run)
+    return replace(made, settings={key: value for key, value in made.settings.items() if value is not None})
 
 
 def read(
@@ -72,13 +73,7 @@ def read(
 
 
 def noticed(title: str, values: Mapping[str, Value], batching: Batching, read: Set[str]) -> Batching:
-    """The batches, with the settings that nothing was read from, and those of them that look misspelt.
-
-    Args:
-        title: The trainer's.
-        values: As they were given: a trainer's reader may add to them.
-        read: Names that were looked for.
-    """
+    """The batches, with the settings given that are not among those ``read``, and those of them that look misspelt."""
     given = {key for key, value in values.items() if value is not None}
     ignored = tuple(key for key in values if key in given - read)
     misspelt = [

@@ -6,11 +6,10 @@ holds none of a trainer's metrics is something else.
 
 from __future__ import annotations
 
-import codecs
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -20,7 +19,7 @@ from typing import Any
 
 from ..contract.tracking import is_of_mlflow
 from ..errors import BudgetError, DamagedLogError, reason
-from .logs.log import LOG_CALLS, OPENERS, PACKED, ZIP, ZSTD, Log, LogLayout, content, name_of, text_of
+from .logs.log import LOG_CALLS, OPENERS, PACKED, Log, LogLayout, content, name_of, text_of
 from .logs.records import WANDB
 from .logs.sources import (
     EVENTS,
@@ -125,7 +124,7 @@ def _source_of(path: Path) -> str | None:
         return str(path) if mentioned(path) else None
     if _named_like_a_log(path) or _kind(path):
         return str(path)
-    if _is_packed(path) and name_of(path).suffix.lower() in LOGS and not any(_texts(path)):
+    if _is_packed(path) and name_of(path).suffix.lower() in LOGS and not _text(path):
         return str(path)
     return str(path) if not NO_LOGS.fullmatch(path.name) and mentioned(path) else None
 
@@ -158,9 +157,7 @@ def _kind(path: Path) -> str:
 
 
 LONGEST = 2**26
-"""Characters of a text that are searched for metrics."""
-SMALL = 2**20
-"""Bytes of a file that is searched as a whole, in whatever encoding."""
+"""Bytes of a text that are searched for metrics."""
 KEYS = (
     # JSON, veRL's console and the first row of a table.
     re.compile(r"\"([^\"\\\n]{3,200})\"\s*:\s*(?:-?\d|null|NaN)"),
@@ -185,21 +182,14 @@ def mentioned(path: Path) -> set[str]:
     if footer:
         # Names of columns are plain text there; polars may not survive a damaged one.
         return set().union(*map(_trainers_of, re.findall(r"[\w@./-]+", footer.decode("utf-8", "replace"))))
-    found: set[str] = set()
-    head = True
-    for text in _texts(path):
-        if path.suffix.lower() == ".json" and head and not re.match(r"\s*\{.+\}\s*\n|[^\0]*\"log_history\"", text):
-            # A document, such as the results at a run's end, and no log.
-            return set()
-        keys = {key for pattern in KEYS for key in pattern.findall(text)}
-        if head:
-            cells = re.split(r"[,;\t]", next(iter(text.strip("\ufeff\n\r ").splitlines()), ""))
-            keys |= {cell.strip("\" '").rpartition(" - ")[2] for cell in cells} if len(cells) > 1 else set()
-        found |= set().union(*map(_trainers_of, keys))
-        if found:
-            break
-        head = False
-    return found
+    text = _text(path)
+    if path.suffix.lower() == ".json" and not re.match(r"\s*\{.+\}\s*\n|[^\0]*\"log_history\"", text):
+        # A document, such as the results at a run's end, and no log.
+        return set()
+    keys = {key for pattern in KEYS for key in pattern.findall(text)}
+    cells = re.split(r"[,;\t]", text.strip("\ufeff\n\r ").partition("\n")[0])
+    keys |= {cell.strip("\" '\r").rpartition(" - ")[2] for cell in cells} if len(cells) > 1 else set()
+    return set().union(*map(_trainers_of, keys))
 
 
 def _footer(path: Path) -> bytes:
@@ -214,31 +204,23 @@ def _footer(path: Path) -> bytes:
 
 
 def _is_packed(path: Path) -> bool:
-    return path.suffix.lower() in PACKED or _head(path).startswith((*OPENERS, ZIP, ZSTD))
+    return path.suffix.lower() in PACKED or _head(path).startswith((*OPENERS,))
 
 
-def _texts(path: Path) -> Iterator[str]:
-    """A text in pieces of whole lines; nothing of what cannot be unpacked or is no text."""
+def _text(path: Path) -> str:
+    """The beginning of a text; empty where it cannot be unpacked or is none."""
     if _is_packed(path):
-        if name_of(path).suffix.lower() in (*LOGS, ".json", ""):
-            with suppress(BudgetError):
-                yield text_of(path, content(path))
-        return
-    with suppress(OSError):
-        if path.stat().st_size < SMALL or _head(path).startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            try:
-                yield text_of(path, content(path))
-            except BudgetError:
-                yield path.read_bytes().decode("utf-8", "replace")
-            return
-        plain = _head(path).decode("utf-8", "replace")
-        if plain.count("\ufffd") + plain.count("\0") > len(plain) / 2:
-            return
-        with path.open(encoding="utf-8", errors="replace") as stream:
-            read = 0
-            while read < LONGEST and (lines := stream.readlines(2**22)):
-                read += sum(map(len, lines))
-                yield "".join(lines)
+        with suppress(BudgetError):
+            if name_of(path).suffix.lower() in (*LOGS, ".json", ""):
+                return text_of(path, content(path))
+        return ""
+    begin = _head(path)
+    if begin.count(0) + begin.decode("utf-8", "replace").count("\ufffd") > 0.6 * len(begin):
+        return ""
+    data = _head(path, LONGEST)
+    with suppress(BudgetError):
+        return text_of(path, data)
+    return data.decode("utf-8", "replace")
 
 
 def read_source(
@@ -315,7 +297,7 @@ def _is_decided(path: Path) -> bool:
     if path.name == STATE or name_of(path).suffix.lower() in (".wandb", ".db"):
         return True
     named = _named_like_a_log(path) or _is_packed(path)
-    return named and not any("\n" in text.strip() for text in _texts(path))
+    return named and "\n" not in _text(path).strip()
 
 
 @cache

@@ -36,7 +36,6 @@ class Batching:
         generations: How often that happens in the whole run.
         updates: Optimizer steps of what is generated at once; below 1 where a step takes several such batches.
         baseline_rollouts: Responses for each problem in addition to n and not trained on (veRL's remax: 1).
-        data_parallel: Copies of the model that share a batch.
         unknown: What the settings leave open, and how to state it.
         inconsistent: Contradictions, and settings that do not do what they seem to.
         notes: Defaults that were assumed, and what is generated in addition.
@@ -105,10 +104,8 @@ def _check_devices(number: int, name: str) -> None:
 class Parallelism:
     """The devices that share one copy of the model while it is trained.
 
-    Attributes:
-        tensor: Devices that share each layer's matrices.
-        pipeline: Devices that hold different layers.
-        context: Devices that share each sequence (context, ring-attention or Ulysses sequence parallelism).
+    They share each layer's matrices (tensor), its layers (pipeline) or each sequence (context, ring-attention or
+    Ulysses sequence parallelism).
     """
 
     tensor: int = 1
@@ -216,19 +213,10 @@ class RunPlan:
             return self.allocation.update_steps
         return -(-self.allocation.update_steps // (self.problems // self.allocation.problems_per_batch))
 
-    def learning_rate_setting(self, key: str) -> dict[str, Value]:
-        """The learning rate under a trainer's key, or nothing."""
-        return {} if self.learning_rate is None else {key: self.learning_rate}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """A trainer's settings.
-
-    Attributes:
-        settings: Dotted keys and their values.
-        notes: What the settings rest on, and what must be set elsewhere.
-    """
+    """A trainer's settings by dotted keys, what they rest on, and what must be set elsewhere."""
 
     settings: Mapping[str, Value]
     notes: tuple[str, ...] = ()
@@ -423,9 +411,7 @@ class Settings:
     """A trainer's settings while they are read, with remarks gathered on the way.
 
     Attributes:
-        world_size: Devices that train, as the caller knows them.
-        devices: Devices that train, as the settings say.
-        data_parallel: Copies of the model that share a batch, once ``ranks`` found them.
+        world_size: Devices that train, as the caller knows them; ``devices``, as the settings say.
         given: Names that the user says, against logs and files.
         has_defaults: Whether what is left out has the trainer's default: not where there is no configuration.
         read: Names that were looked for.
@@ -459,11 +445,7 @@ class Settings:
         return matched
 
     def whole(self, *names: str, default: int | None = None) -> int | None:
-        """A whole number of at least 1, under the first of its names that is set.
-
-        Args:
-            default: The trainer's own, assumed and noted when the setting is missing.
-        """
+        """A whole number of at least 1, under the first of its names that is set, else the default, which is noted."""
         name, value = self.find(*names)
         if value is None:
             if default is not None and not self.has_defaults:

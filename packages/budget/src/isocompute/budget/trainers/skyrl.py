@@ -30,7 +30,6 @@ from .counting import (
     LoggedEvaluation,
     Metrics,
     Score,
-    Tally,
     lengths,
     mean_scores,
     metric_of_successes,
@@ -73,7 +72,7 @@ def _write(run: RunPlan) -> Configuration:
             **_parallel(run),
             "trainer.max_training_steps": a.update_steps,
             "trainer.epochs": run.epochs,
-            **run.learning_rate_setting(f"{POLICY}.optimizer_config.lr"),
+            f"{POLICY}.optimizer_config.lr": run.learning_rate,
         },
         notes=(
             "policy_mini_batch_size counts prompts, the micro-batches count samples",
@@ -165,7 +164,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     counting = _counting(log, settings)
     evals = counting.evaluations(scores)
     note_no_tokens(log, settings, evals, *LENGTHS)
-    if counting.tally.rollouts_error:
+    if counting.rollouts_error:
         settings.notes.append("rollouts that were generated ahead of their step are the count's error")
     return evals
 
@@ -192,22 +191,18 @@ def _counting(log: Log, settings: Settings) -> Counting:
     if sampling and given is None:
         because = f"dynamic_sampling.type is {sampling}, and how many batches of {problems * n:,} it took is not logged"
         raise settings.missing("rollouts_per_step", because=because)
-    tally = Tally(
-        where=log.name,
-        per_step=given or (None if DROPPED in logged else problems * n),
-        reason_unknown=f"groups were dropped, which is logged as {DROPPED}",
-    )
     ahead = 0
     if any(key.startswith("async/") for key in logged):
         ahead = settings.required("trainer.fully_async.max_staleness_steps", default=4) * problems * n
 
-    def own(step: int, metrics: Metrics) -> tuple[int | None, int]:
+    def own(counting: Counting, _: int, metrics: Metrics) -> tuple[int | None, int]:
         dropped = (problems + int(metrics[DROPPED])) * n if DROPPED in metrics else None
-        return dropped, ahead if tally.step == 0 else 0
+        return dropped, ahead if counting.step == 0 else 0
 
     return Counting(
         log=log,
-        tally=tally,
+        per_step=given or (None if DROPPED in logged else problems * n),
+        reason_unknown=f"groups were dropped, which is logged as {DROPPED}",
         updates=updates,
         batch=problems * n,
         lengths=_lengths(log, settings),

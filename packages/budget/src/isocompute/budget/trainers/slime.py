@@ -22,14 +22,13 @@ Read in ``train.py``, ``train_async.py``, ``slime/utils/{arguments,misc}.py``, `
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from ..errors import BudgetError
 from .counting import (
+    Counting,
     LoggedEvaluation,
+    Metrics,
     Score,
-    StepCounts,
-    Tally,
     lengths,
     mean_scores,
     metric_of_successes,
@@ -63,7 +62,7 @@ def _write(run: RunPlan) -> Configuration:
             "actor_num_nodes": nodes,
             "actor_num_gpus_per_node": per_node,
             **{key: degree for key, degree in run.parallelism.megatron("").items() if degree != 1},
-            **run.learning_rate_setting("lr"),
+            "lr": run.learning_rate,
         },
         notes=(
             "rollout-batch-size counts prompts, global-batch-size counts samples",
@@ -108,49 +107,49 @@ def _updates(settings: Settings, batch: int | None) -> int | None:
     return steps
 
 
-class RolloutCounting:
-    """The count of a run's rollouts, by the steps of its tally.
+def _counting(log: Log, settings: Settings) -> Counting:
+    """The run's count of rollouts."""
+    n = settings.required("n_samples_per_prompt", default=1)
+    problems, updates = settings.required("rollout_batch_size"), settings.whole("num_steps_per_rollout")
+    if updates is None:
+        updates = max(problems * n // settings.required("global_batch_size"), 1)
+    logged, path = any(map(DROPPED.match, log.keys)), settings.find(FILTER)[1]
+    if path is None and not (logged or settings.has_defaults or FILTER in settings.given):
+        raise settings.missing(FILTER, choices="a path, or none")
+    given = settings.whole("rollouts_per_step")
+    if path is not None and not logged and OWN_FILTERS not in str(path) and given is None:
+        because = f"{FILTER} is {path}, which gave no reasons, so that what it dropped is not logged"
+        raise settings.missing("rollouts_per_step", because=because)
+    filters = (logged or path is not None) and given is None
+    clock = _clock(settings, updates)
+    at_once = max(settings.whole("over_sampling_batch_size") or problems, problems)
 
-    Attributes:
-        updates: Optimizer steps of a rollout.
-        clock: What the trainer's step counts in a rollout: 1, or its optimizer steps.
-    """
-
-    def __init__(self, log: Log, settings: Settings) -> None:
-        """Begin before the first rollout."""
-        self.n = settings.required("n_samples_per_prompt", default=1)
-        self.problems, updates = settings.required("rollout_batch_size"), settings.whole("num_steps_per_rollout")
-        if updates is None:
-            updates = max(self.problems * self.n // settings.required("global_batch_size"), 1)
-        self.updates = updates
-        logged, path = any(map(DROPPED.match, log.keys)), settings.find(FILTER)[1]
-        if path is None and not (logged or settings.has_defaults or FILTER in settings.given):
-            raise settings.missing(FILTER, choices="a path, or none")
-        per_step = settings.whole("rollouts_per_step")
-        unknown = path is not None and not logged and OWN_FILTERS not in str(path)
-        if unknown and per_step is None:
-            because = f"{FILTER} is {path}, which gave no reasons, so that what it dropped is not logged"
-            raise settings.missing("rollouts_per_step", because=because)
-        self.filters = logged or path is not None
-        self.tally = Tally(
-            where=log.name,
-            per_step=per_step or (None if self.filters else self.problems * self.n),
-            reason_unknown="groups that were dropped are logged with a rollout, and that one is not",
-        )
-        self.clock = self.updates if settings.is_on("wandb_always_use_train_step") else 1
-        self.at_once = max(settings.whole("over_sampling_batch_size") or self.problems, self.problems)
-
-    def advance(self, logged: int, metrics: Mapping[str, float], length: float) -> None:
-        """Count the rollout that a row is of, if it is of one."""
+    def own(_: Counting, __: int, metrics: Metrics) -> tuple[int | None, int]:
         if not _is_rollout(metrics):
-            return
-        groups = self.problems + sum(int(v) for k, v in metrics.items() if DROPPED.match(k))
-        under_way = -(-groups // self.at_once) * self.at_once - groups
-        own = groups * self.n if self.filters and self.tally.per_step is None else None
-        self.tally.advance(logged // self.clock + 1, own, length, error=under_way * self.n)
+            return None, 0
+        groups = problems + sum(int(v) for k, v in metrics.items() if DROPPED.match(k))
+        under_way = -(-groups // at_once) * at_once - groups
+        return groups * n if filters else None, under_way * n
+
+    return Counting(
+        log=log,
+        per_step=given or (None if filters else problems * n),
+        reason_unknown="groups that were dropped are logged with a rollout, and that one is not",
+        updates=updates,
+        batch=problems * n,
+        lengths=lengths(log, LENGTH),
+        own=own,
+        trains=_is_rollout,
+        number=lambda step: step // clock + 1,
+    )
 
 
-def _is_rollout(metrics: Mapping[str, float]) -> bool:
+def _clock(settings: Settings, updates: int) -> int:
+    """What the trainer's step counts in a rollout: 1, or its optimizer steps."""
+    return updates if settings.is_on("wandb_always_use_train_step") else 1
+
+
+def _is_rollout(metrics: Metrics) -> bool:
     return any(key.startswith(TRAINED) for key in metrics)
 
 
@@ -159,34 +158,21 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     scores = _scores(log, settings)
     if not scores:
         return []
-    counting = RolloutCounting(log, settings)
-    interval = settings.required("eval_interval")
-    evals: list[LoggedEvaluation] = []
-    for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
-        at = step // counting.clock
+    counting = _counting(log, settings)
+    interval, clock, rows = settings.required("eval_interval"), _clock(settings, counting.updates), dict(log.rows)
+
+    def before(step: int) -> bool:
+        if step not in scores and not _is_rollout(rows[step]):
+            return True
         # An epoch's end is evaluated too, but there are epochs only where there is no num_rollout.
-        after = (at + 1) % interval == 0 or (at > 0 and settings.whole("num_rollout") is None)
-        if after:
-            counting.advance(step, metrics, length)
-        if step in scores:
-            taken = at + after
-            counting.tally.advance(taken, None, length)
-            evals += counting.tally.evaluations(scores[step], taken * counting.updates)
-        counting.advance(step, metrics, length)
+        ends_epoch = step >= clock and settings.whole("num_rollout") is None
+        return (step // clock + 1) % interval != 0 and not ends_epoch
+
+    evals = counting.evaluations(scores, before=before)
     note_no_tokens(log, settings, evals, LENGTH)
-    if counting.tally.rollouts_error:
+    if counting.rollouts_error:
         settings.notes.append("groups that were aborted because a batch was full are the count's error")
     return evals
-
-
-def _progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
-    counting = RolloutCounting(log, settings)
-    tally, points = counting.tally, []
-    for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
-        if _is_rollout(metrics):
-            counting.advance(step, metrics, length)
-            points.append(tally.at(tally.step * counting.updates, logged=step))
-    return StepCounts.of(points, tally.per_step, plain=tally.step * counting.problems * counting.n)
 
 
 def _scores(log: Log, settings: Settings) -> dict[int, dict[str, Score]]:
@@ -232,7 +218,7 @@ SLIME = Trainer(
         seeds=("rollout_seed", "seed"),
         learning_rates=("lr",),
         evaluations=evaluations,
-        progress=_progress,
+        progress=lambda log, settings, _: _counting(log, settings).progress(),
         understands=("metric", "rollouts_per_step"),
     ),
     parallelism=("tensor", "pipeline", "context"),

@@ -29,11 +29,7 @@ from .settings import Batching, Configuration, RunPlan, Settings
 from .trainer import LogReader, Trainer
 
 MICRO_BATCHES = ("per_device_train_batch_size", "per_device_eval_batch_size")
-PROCESSES = {
-    "num_processes": ("global_world_size",),
-    "nproc_per_node": ("NPROC_PER_NODE",),
-    "nnodes": ("NNODES",),
-}
+PROCESSES = {"num_processes": ("global_world_size",), "nproc_per_node": ("NPROC_PER_NODE",), "nnodes": ("NNODES",)}
 """TRL's names of the launcher's settings, and ms-swift's."""
 
 

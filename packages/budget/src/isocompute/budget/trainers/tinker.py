@@ -26,13 +26,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import isclose, isfinite
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from ..errors import BudgetError, reason
-from .counting import TRAINING_REWARD, LoggedEvaluation, Score, Spread, StepCounts, Tally
+from .counting import TRAINING_REWARD, Counting, LoggedEvaluation, Metrics, Score, Spread
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings
 from .trainer import LogReader, Trainer
@@ -65,7 +66,7 @@ def _write(run: RunPlan) -> Configuration:
             "groups_per_batch": a.problems_per_batch,
             "num_substeps": 1,
             "max_steps": a.update_steps,
-            **run.learning_rate_setting("learning_rate"),
+            "learning_rate": run.learning_rate,
         },
         notes=(
             "the recipes' own names; devices are the service's",
@@ -162,82 +163,87 @@ def _with_a_spread(of: Sequence[Trajectory]) -> list[Trajectory]:
     return [t for group in kept or every[:1] for t in group]
 
 
-class IterationCounting:
-    """The count of a run while its lines are read; ``failed`` is what had failed, by metric, before a line."""
+def _counting(log: Log, settings: Settings) -> Counting:
+    """The run's count of iterations."""
+    n, logged = settings.required(*GROUP), log.keys
+    batch, ahead = n * settings.required(*GROUPS), _is_ahead(log, settings)
+    # Groups are generated ahead, or dropped before they are counted, where training is asynchronous or streams.
+    streams = ahead or "sampling_client/step_max" in logged
+    given, reason_unknown = settings.whole("rollouts_per_step"), ""
+    if ahead and _removes(log, settings):
+        reason_unknown = "groups without a spread of rewards were replaced"
+        if given is None and SKIPPED not in logged:
+            raise settings.missing("rollouts_per_step", because=f"{reason_unknown}, and how many is not logged")
+    per_step = given or (None if reason_unknown else batch)
+    failed = dict[str, float]()
+    generated = {step: _generated(log, step, metrics) for step, metrics in log.rows if _is_iteration(metrics)}
 
-    def __init__(self, log: Log, settings: Settings) -> None:
-        """Begin before the first iteration."""
-        self.log, self.settings, logged = log, settings, log.keys
-        self.n, self.batch = settings.required(*GROUP), settings.required(*GROUP) * settings.required(*GROUPS)
-        # Groups are generated ahead, or dropped before they are counted: the lines of asynchronous training alone have
-        # the first metric, and those of streaming the second, too.
-        self.ahead = "training_client/step" in logged or bool(settings.matching(ASYNC))
-        self.streams = self.ahead or "sampling_client/step_max" in logged
-        given, reason_unknown = settings.whole("rollouts_per_step"), ""
-        if self.ahead and _removes(log, settings):
-            reason_unknown = "groups without a spread of rewards were replaced"
-            if given is None and SKIPPED not in logged:
-                raise settings.missing("rollouts_per_step", because=f"{reason_unknown}, and how many is not logged")
-        per_step = given or (None if reason_unknown else self.batch)
-        self.tally = Tally(where=log.name, per_step=per_step, reason_unknown=reason_unknown)
-        self.logs_episodes, self.failed = EPISODES in logged, dict[str, float]()
-        self.length = next((m[TOKENS] / m[EPISODES] for _, m in log.rows if m.get(EPISODES) and TOKENS in m), 0.0)
-
-    def until(self, step: int) -> None:
-        """Count the iterations before one."""
-        self._advance(step, None, self.length, 0)
-
-    def iteration(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Count an iteration, and those before it."""
-        whole = trajectories(self.log, step, "train")
-        episodes, tokens = metrics.get(EPISODES), metrics.get(TOKENS)
-        if whole:
-            self._compare(step, whole, episodes, tokens)
-            episodes, tokens = len(whole), sum(t.tokens for t in whole)
-        if episodes and tokens is not None:
-            self.length = tokens / episodes
-        errors, skipped = self._new(ERRORS, metrics), self._new(SKIPPED, metrics)
-        if episodes is not None and not 0 <= episodes == int(episodes):
-            raise BudgetError(f"{self.log.name}: step {step} is logged with {episodes:g} trajectories")
-        own = None if episodes is None else int(episodes)
-        complete = not self.ahead and (own == self.batch or (bool(whole) and not self.streams))
-        if own is not None and not complete and _removes(self.log, self.settings):
-            # What had no spread is not in it. Its length is taken to be that of the rest.
-            own = own + skipped * self.n if self.tally.per_step is None else None
-            skipped = 0
-        elif own is None and self.logs_episodes:
-            # Everything failed.
-            own, skipped = 0, self.batch // self.n
-        self.until(step)
-        ahead = self.batch if self.ahead and not self.tally.rollouts_error else 0
-        self._advance(step + 1, own, self.length, errors + skipped * self.n + ahead)
-
-    def _advance(self, step: int, own: int | None, length: float, error: int) -> None:
-        self.tally.advance(step, own, length, error=error)
-        # Means of whole numbers, times their number.
-        self.tally.tokens = round(self.tally.tokens, 3)
-
-    def _new(self, name: str, metrics: Mapping[str, float]) -> int:
+    def new(name: str, metrics: Metrics) -> int:
         """What failed in an iteration: the counters begin anew with every start of the process."""
-        value, before = metrics.get(name), self.failed.get(name, 0.0)
+        value, before = metrics.get(name), failed.get(name, 0.0)
         if value is None:
             return 0
-        self.failed[name] = value
+        failed[name] = value
         return int(value - before if value >= before else value)
 
-    def _compare(self, step: int, whole: Sequence[Trajectory], episodes: float | None, tokens: float | None) -> None:
-        for part in (whole, _with_a_spread(whole)):
-            if episodes in (None, len(part)) and tokens in (None, sum(t.tokens for t in part)):
-                return
+    def own(counting: Counting, step: int, metrics: Metrics) -> tuple[int | None, int]:
+        episodes, _, whole = generated[step]
+        errors, skipped = new(ERRORS, metrics), new(SKIPPED, metrics)
+        if episodes is not None and not 0 <= episodes == int(episodes):
+            raise BudgetError(f"{log.name}: step {step} is logged with {episodes:g} trajectories")
+        made = None if episodes is None else int(episodes)
+        complete = not ahead and (made == batch or (whole and not streams))
+        if made is not None and not complete and _removes(log, settings):
+            # What had no spread is not in it. Its length is taken to be that of the rest.
+            made = made + skipped * n if per_step is None else None
+            skipped = 0
+        elif made is None and EPISODES in logged:
+            # Everything failed.
+            made, skipped = 0, batch // n
+        under_way = batch if ahead and not counting.rollouts_error else 0
+        return made, errors + skipped * n + under_way
+
+    length = next((Fraction(m[TOKENS]) / int(m[EPISODES]) for _, m in log.rows if m.get(EPISODES) and TOKENS in m), 0)
+    lengths = [length]
+    for step, _ in log.rows:
+        episodes, tokens, _ = generated.get(step, (None, None, False))
+        length = Fraction(tokens) / Fraction(episodes) if episodes and tokens is not None else length
+        lengths.append(length)
+    return Counting(
+        log=log,
+        per_step=per_step,
+        reason_unknown=reason_unknown,
+        updates=settings.whole("num_substeps") or 1,
+        batch=batch,
+        lengths=lengths[1:],
+        gaps=lengths[:-1],
+        own=own,
+        trains=_is_iteration,
+        number=lambda step: step + 1,
+    )
+
+
+def _generated(log: Log, step: int, metrics: Metrics) -> tuple[float | None, float | None, bool]:
+    """Trajectories of an iteration and their tokens, and whether its summary says it, which must be of one run."""
+    episodes, tokens, whole = metrics.get(EPISODES), metrics.get(TOKENS), trajectories(log, step, "train")
+    for part in (whole, _with_a_spread(whole)) if whole else ():
+        if episodes in (None, len(part)) and tokens in (None, sum(t.tokens for t in part)):
+            return len(whole), sum(t.tokens for t in whole), True
+    if whole:
         raise BudgetError(
-            f"{self.log.name}: step {step} has {episodes or 0:g} trajectories and {tokens or 0:g} tokens, its summary "
+            f"{log.name}: step {step} has {episodes or 0:g} trajectories and {tokens or 0:g} tokens, its summary "
             f"in iteration_{step:06d} {len(whole):,} and {sum(t.tokens for t in whole):,}: they are not of one run"
         )
+    return episodes, tokens, False
+
+
+def _is_ahead(log: Log, settings: Settings) -> bool:
+    """Return whether training is asynchronous: only its lines have the metric."""
+    return "training_client/step" in log.keys or bool(settings.matching(ASYNC))
 
 
 def _removes(log: Log, settings: Settings) -> bool:
     """Return whether groups without a spread of rewards are removed."""
-    settings.read.add(REMOVES)
     mixed = "env/all/by_group/frac_mixed"
     # Some of what was trained on had no spread.
     return not any(0 < m.get(mixed, 1.0) < 1 for _, m in log.rows) and settings.required_switch(REMOVES)
@@ -253,30 +259,13 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     scores = _training_scores(log, settings) if training else _scores(log, settings)
     if not scores:
         return []
-    counting, substeps = IterationCounting(log, settings), settings.whole("num_substeps") or 1
-    evals: list[LoggedEvaluation] = []
-    for step, metrics in log.rows:
-        counting.until(step)
-        evals += counting.tally.evaluations(
-            scores.get(step, {}), step * substeps, "train" if training else "validation"
-        )
-        if _is_iteration(metrics):
-            counting.iteration(step, metrics)
-    if counting.ahead:
+    counting = _counting(log, settings)
+    evals = counting.evaluations(scores, before=lambda step: True, split="train" if training else "validation")
+    if _is_ahead(log, settings):
         settings.notes.append("groups under way are the count's error; stale ones that were discarded are not counted")
-    elif counting.tally.rollouts_error:
+    elif counting.rollouts_error:
         settings.notes.append("rollouts that failed are the count's error")
     return evals
-
-
-def _progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
-    counting, points = IterationCounting(log, settings), []
-    substeps = settings.whole("num_substeps") or 1
-    for step, metrics in log.rows:
-        if _is_iteration(metrics):
-            counting.iteration(step, metrics)
-            points.append(counting.tally.at((step + 1) * substeps, logged=step))
-    return StepCounts.of(points, counting.tally.per_step, plain=counting.tally.step * counting.batch)
 
 
 Scores = dict[int, dict[str, Score]]
@@ -392,8 +381,8 @@ TINKER = Trainer(
         seeds=("seed", "dataset_builder.seed"),
         learning_rates=("learning_rate",),
         evaluations=evaluations,
-        progress=_progress,
-        understands=("metric", "rollouts_per_step", "train_reward"),
+        progress=lambda log, settings, _: _counting(log, settings).progress(),
+        understands=("metric", "rollouts_per_step", "train_reward", REMOVES),
         beside=re.compile(r".*_rollout_summaries\.jsonl|(?:checkpoints|timing_spans|trace_events)\.jsonl"),
     ),
 )

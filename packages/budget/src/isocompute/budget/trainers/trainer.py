@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from .counting import LoggedEvaluation, StepCounts
 from .logs.log import Log, LogLayout
@@ -20,7 +20,6 @@ class LogReader:
         marks: Metrics that no other trainer logs, and settings that none but it keeps with them.
         evaluations: The evaluations of a run with scores as they are logged, none where it has none. Raises a
             BudgetError where a setting that is needed is missing, or a count or a metric in the log is impossible.
-        former: Names with which evaluations began that are no longer read, and whose names they are.
         progress: What a run generated for training, step by step. Raises a BudgetError likewise.
         understands: Settings that it reads by, beside the trainer's own and those of every reader (``doctor.SHARED``).
         beside: Names of the files that lie with its logs and are none themselves.
@@ -34,17 +33,11 @@ class LogReader:
     progress: Callable[[Log, Settings, Batching], StepCounts]
     understands: tuple[str, ...] = ()
     beside: re.Pattern[str] | None = None
-    former: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """A trainer.
-
-    Attributes:
-        logs: None where only its settings are known.
-        parallelism: The kinds of parallelism that it supports, by their names in ``Parallelism``.
-    """
+    """A trainer: how it is written and read, and the kinds of ``Parallelism`` that it supports."""
 
     name: str
     title: str

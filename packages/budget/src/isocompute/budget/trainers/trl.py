@@ -23,20 +23,54 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import permutations
+from functools import partial
+from itertools import pairwise, permutations
 from math import isclose
 from operator import mul
+from statistics import median
+from typing import NamedTuple
 
 from ..errors import BudgetError, shorten
-from .counting import TRAINING_REWARD, LoggedEvaluation, Score, Spread, StepCounts, whole_of
+from .counting import (
+    TRAINING_REWARD,
+    Evidence,
+    LoggedEvaluation,
+    Metrics,
+    Schedule,
+    Score,
+    Spread,
+    StepCount,
+    StepCounts,
+    count,
+    hull,
+    lengths,
+    whole_of,
+)
 from .logs.log import Log, LogLayout
-from .schedule import ENTRY, LENGTH, TOKENS, Generated, Schedule, possible
 from .settings import Batching, Configuration, RunPlan, Settings, exact_quotient, product
 from .trainer import LogReader, Trainer
 
 LAUNCHED = ("num_processes", "nproc_per_node", "nnodes")
 MOST_PERMUTED = 5
 """Weights of so many reward functions are tried in every order, because the log does not say which is whose."""
+
+
+ENTRY, LENGTH = "loss", "completions/mean_length"
+"""TRL's names of what every entry of training has, also where nothing was generated, and of the mean response."""
+TOKENS = ("num_tokens", "trainer_state.num_tokens")
+"""Tokens generated up to the step, prompts included: where an entry has them, and where a checkpoint has."""
+WHOLES = ("completions/min_length", "completions/max_length")
+"""Means of whole numbers, one for each generation batch."""
+SHARES = ("completions/clipped_ratio", "frac_reward_zero_std")
+"""Means of counts over the responses of a generation batch."""
+OTHER_SIZES = (1 / 8, 1 / 4, 1 / 3, 1 / 2, 2, 3, 4, 8)
+"""Batches of so many times the responses are looked for where a run may have changed its settings."""
+MOST_STEPS = 1_000_000
+"""Optimizer steps of the longest run that is taken for one: each costs about a kilobyte."""
+FORMER_LENGTH = "completion_length"
+FORMER = re.compile(rf"^((?:eval_(?:[^/]+_)?)?)(?:{FORMER_LENGTH}|(rewards/[^/]+))$")
+"""Names of metrics up to 0.16."""
+RUNTIME = re.compile(r"eval[_/](?:(?P<set>.+)_)?runtime$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,85 +157,6 @@ def _processes(settings: Settings) -> int | None:
     return settings.whole("world_size") or settings.world_size
 
 
-def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
-    """Count what each step of a run generated for training."""
-    logged = [s for s, m in log.rows if s and (ENTRY in m or LENGTH in m or TOKENS[0] in m)]
-    if not logged:
-        _required(log, settings)
-        return StepCounts(points=(), following=batching.batch_rollouts)
-    counted, schedules = count(log, settings)
-    points = [counted.at(step) for step in logged]
-    schedule, steps = schedules[0], logged[-1]
-    endless = replace(schedule, batches=None)
-    plain = steps * counted.batch * schedule.accumulation // schedule.every
-    whole = [s.generations(0, steps) * counted.batch for s in (endless, schedule)]
-    more = {
-        "whole batches": whole[0] - plain,
-        "short epochs": whole[1] - whole[0],
-        "resume": points[-1].rollouts - whole[1],
-    }
-    return StepCounts(
-        points=points,
-        following=_following(log, logged, schedules) * counted.batch,
-        plain=plain,
-        more={name: rollouts for name, rollouts in more.items() if rollouts},
-    )
-
-
-def _following(log: Log, logged: Sequence[int], schedules: Sequence[Schedule]) -> int:
-    """Batches that the step after the last one generates, the most where a start may have been at several steps."""
-    first = log.restarts[-1] if log.restarts else 1
-    before = max((step for step in logged if step < first), default=0)
-    return max(
-        schedule.between(schedule.micro(start), logged[-1], logged[-1] + 1)
-        for schedule in schedules
-        for start in range(before, first)
-    )
-
-
-def count(log: Log, settings: Settings) -> tuple[Generated, Sequence[Schedule]]:
-    """Count what a run generated, by optimizer step, and return the schedules by which it may have."""
-    if FORMER_LENGTH in log.keys:
-        raise BudgetError(
-            f"{log.name}: logs {FORMER_LENGTH} without {TOKENS[0]}, as TRL did before 0.16, whose "
-            "per_device_train_batch_size counts prompts (0.14) or completions (0.15): it is not read"
-        )
-    sizes, batch, every, accumulated = _required(log, settings)
-    batches = settings.problems // (batch // sizes.n) if settings.problems and sizes.n else None
-    if batches is None and every % accumulated and not any(m.get("epoch") for _, m in log.rows):
-        raise settings.missing("problems")
-    steps = settings.whole("trainer_state.max_steps", "max_steps") if settings.find("max_steps")[1] != -1 else None
-    schedules = possible(log, every, accumulated, batches, steps)
-    counted = Generated(log, schedules, batch)
-    settings.notes += counted.notes
-    if LENGTH not in log.keys:
-        settings.notes.append(f"{LENGTH} is not logged: tokens are 0 ({TOKENS[0]} counts prompts too)")
-    return counted, schedules
-
-
-def _required(log: Log, settings: Settings) -> tuple[BatchSizes, int, int, int]:
-    """The sizes of batches; of them the responses and the passes of one, and the passes of an optimizer step."""
-    settings.required("per_device_train_batch_size", "trainer_state.train_batch_size", default=8)
-    accumulated = settings.required("gradient_accumulation_steps", default=1)
-    known = Settings(values=settings.values, where=settings.where, given=settings.given)
-    sizes = batch_sizes(known)
-    if known.inconsistent:
-        raise BudgetError(f"{log.name}: {'; '.join(known.inconsistent)}")
-    batch, every = sizes.batch, sizes.every
-    if batch is None or every is None or sizes.world is None:
-        if any("parallelism" in remark for remark in known.unknown):
-            raise BudgetError(f"{log.name}: {'; '.join(known.unknown)}")
-        both = "generation_batch_size and steps_per_generation, which say it, are not both logged or configured"
-        raise settings.missing("world_size", because=both)
-    return sizes, batch, every, accumulated
-
-
-FORMER_LENGTH = "completion_length"
-FORMER = re.compile(rf"^((?:eval_(?:[^/]+_)?)?)(?:{FORMER_LENGTH}|(rewards/[^/]+))$")
-"""Names of metrics up to 0.16."""
-RUNTIME = re.compile(r"eval[_/](?:(?P<set>.+)_)?runtime$")
-
-
 def write(run: RunPlan) -> Configuration:
     """Settings for a run."""
     a = run.allocation
@@ -216,7 +171,7 @@ def write(run: RunPlan) -> Configuration:
             "steps_per_generation": accumulated,
             "num_iterations": 1,
             "max_steps": a.update_steps,
-            **run.learning_rate_setting("learning_rate"),
+            "learning_rate": run.learning_rate,
         },
         notes=(
             f"start {run.world_size} process{'es' if run.world_size > 1 else ''}: "
@@ -263,6 +218,235 @@ def parse(settings: Settings) -> Batching:
     )
 
 
+class Generated:
+    """Rollouts and tokens of a run by optimizer step, as its log and a schedule say; ``notes`` has unnamed starts."""
+
+    def __init__(self, log: Log, schedules: Sequence[Schedule], batch: int) -> None:
+        """Count them in batches of so many rollouts."""
+        last = max(step for step, _ in log.rows)
+        if last > MOST_STEPS:
+            raise BudgetError(f"{log.name}: it logs step {last:,}, and no run has more than {MOST_STEPS:,} steps")
+        restarts = [(max((s for s, _ in log.rows if s < r), default=0), r) for r in log.restarts]
+        counts, refused, says = [], None, False
+        for schedule in schedules:
+            evidence = _evidence(log, schedule, batch)
+            says = bool(evidence)
+            try:
+                counts.append(count(schedule, last, evidence, restarts, where=log.name))
+            except BudgetError as error:
+                refused = error
+        if not counts:
+            raise refused or BudgetError(f"{log.name}: no schedule is known by which it could have generated")
+        unexplained = min(c.unexplained for c in counts)
+        best = [c for c in counts if c.unexplained == unexplained]
+        # What the schedules that explain the most leave open, together.
+        self._likely = [hull(at) for at in zip(*(c.likely for c in best), strict=True)]
+        self._possible = [hull(at) for at in zip(*(c.possible for c in best), strict=True)]
+        # An entry's mean is of the steps before it.
+        marks = [(s, m[LENGTH]) for s, m in log.rows if LENGTH in m] or [(last, 0.0)]
+        lengths(log, LENGTH)
+        mark, tokens = 0, [0.0]
+        for step in range(1, last + 1):
+            mark += mark + 1 < len(marks) and step > marks[mark][0]
+            made = sum(self._likely[step]) - sum(self._likely[step - 1])
+            tokens.append(tokens[-1] + made / 2 * batch * marks[mark][1])
+        self.batch, self.notes = batch, list[str]()
+        self._tokens, self._source = [int(t + 1e-6) for t in tokens], "log and formula" if says else "formula"
+        if unexplained:
+            starts = "a start" if unexplained == 1 else f"{unexplained} starts"
+            self.notes.append(f"{log.name}: its log shows {starts} from within a generation batch, which is then lost")
+
+    def at(self, step: int) -> StepCount:
+        """What was generated up to and including a step; wrong if up to two starts left no trace in the log."""
+        rollouts = sum(self._likely[step]) * self.batch // 2
+        fewest, greatest = self._possible[step]
+        return StepCount(
+            logged=step,
+            step=step,
+            rollouts=rollouts,
+            rollouts_error=max(greatest * self.batch - rollouts, rollouts - fewest * self.batch),
+            tokens=self._tokens[step],
+            count_source=self._source,
+        )
+
+
+def possible(log: Log, every: int, accumulation: int, batches: int | None, steps: int | None) -> list[Schedule]:
+    """The schedules that a run may have had, from the epochs that are logged."""
+    logged = [(s, m["epoch"]) for s, m in log.rows if s and m.get("epoch")]
+    if not logged:
+        return [Schedule(every=every, accumulation=accumulation, batches=batches)]
+    step, epoch = logged[-1]
+    # An epoch of S micro-steps takes ⌈S / a⌉ steps, so that S lies in (s·a − (k+1)·a, s·a] / epoch after k epochs.
+    most = int(step * accumulation * (1 + 1e-5) / epoch // every)
+    least = int((step - epoch - 1) * accumulation * (1 - 1e-5) / epoch // every)
+    if most - least > MOST_STEPS:
+        raise BudgetError(f"{log.name}: epoch is {epoch:g} after {step:,} steps, which says nothing of a batch")
+    few = logged[:: max(1, len(logged) // 100)]
+    fitting = [
+        Schedule(every=every, accumulation=accumulation, batches=each)
+        for each in range(max(1, least), most + 1)
+        if batches in (None, each)
+    ]
+    fitting = [
+        f for f in fitting if all(isclose(f.micro(s) / (f.batches or 1) / every, e, rel_tol=1e-5) for s, e in few)
+    ]
+    if fitting:
+        return fitting
+    if steps and all(isclose(s / steps, e, rel_tol=1e-5) for s, e in few):
+        # A stream of problems, whose one epoch is the run.
+        return [Schedule(every=every, accumulation=accumulation)]
+    raise BudgetError(
+        f"{log.name}: epoch is {epoch:g} after {step:,} optimizer steps, which a generation batch every {every:,} "
+        f"micro-steps, {accumulation:,} to an optimizer step, cannot give: its settings are not those of this log"
+    )
+
+
+class Span(NamedTuple):
+    """What was generated between two counts of tokens, with the rollouts that the schedule makes."""
+
+    stop: int
+    tokens: float
+    rollouts: int
+    length: float
+
+
+def _evidence(log: Log, schedule: Schedule, batch: int) -> dict[int, Evidence]:
+    """Collect a log's evidence of the batches generated: none in an entry that lacks what every generation logs."""
+    own, saved = TOKENS
+    totals = [(s, m.get(own, m.get(saved, 0.0))) for s, m in log.rows if own in m or saved in m]
+    logged = {s: m for s, m in log.rows if ENTRY in m or own in m or LENGTH in m}
+    says = any(own in m or LENGTH in m for m in logged.values())
+    spans = [
+        # The mean length of the first entry that the steps are in.
+        Span(b, new - old, schedule.between(0, a, b) * batch, _first_length(log, a))
+        for (a, old), (b, new) in pairwise([(0, 0.0), *totals])
+    ]
+    _check_one_size(log, [span for span in spans if own in logged.get(span.stop, {}) and span.rollouts > 0], batch)
+    known = [span for span in spans if span.rollouts and span.tokens > 0]
+    prompt = max(median(s.tokens / s.rollouts - s.length for s in known), 0.0) if known else 0.0
+    scatter = median(abs(s.tokens - s.rollouts * (s.length + prompt)) for s in known) if known else 0.0
+    tokens = {s.stop: partial(_agrees, s.tokens, batch * (s.length + prompt), 7.5 * scatter) for s in spans}
+    entries = {s: partial(_allows, m, batch) for s, m in logged.items() if says}
+    return {s: Evidence(entry=entries.get(s), tokens=tokens.get(s)) for s in entries.keys() | tokens.keys() if s}
+
+
+def _first_length(log: Log, start: int) -> float:
+    return next((m[LENGTH] for s, m in log.rows if s > start and LENGTH in m), 0.0)
+
+
+def _check_one_size(log: Log, spans: Sequence[Span], batch: int) -> None:
+    """Check that batches kept their size: of another one, tokens are as many times those of the last steps.
+
+    That is seen where responses are longer than prompts, whose lengths differ from batch to batch.
+    """
+    each = [(span.tokens / span.rollouts, span.length) for span in spans]
+    prompt = median(tokens - length for tokens, length in each[-2:]) if len(each) > 3 else 0.0
+    for size in OTHER_SIZES:
+        alike = [
+            2 * prompt < length and abs(tokens / size - length - prompt) <= 0.3 * prompt + 1 for tokens, length in each
+        ]
+        found = next((k for k, (one, two) in enumerate(pairwise(alike)) if one and two and prompt > 0), None)
+        if found is not None:
+            raise BudgetError(
+                f"{log.name}: {TOKENS[0]} of step {spans[found].stop:,} is of batches of {batch * size:g} responses "
+                f"where its settings make {batch:,}, so that it is no run of one n and one batch"
+            )
+
+
+def _allows(metrics: Metrics, batch: int, generations: int) -> bool:
+    """Return whether an entry's means over so many generation batches can be of whole numbers."""
+    if (generations > 0) != (TOKENS[0] in metrics or LENGTH in metrics):
+        return False
+    wholes = [metrics[name] * generations for name in WHOLES if name in metrics]
+    wholes += [metrics[name] * generations * batch for name in (LENGTH, *SHARES) if name in metrics]
+    # Up to single precision; large sums say nothing.
+    return all(value >= 1e5 or abs(value - round(value)) < 1e-3 + 1e-6 * value for value in wholes)
+
+
+def _agrees(tokens: float, each: float, scatter: float, batches: int) -> bool | None:
+    """Judge whether so many batches explain the tokens of some steps: None if they cannot, False if it is unlikely.
+
+    A batch usually has ``each`` tokens, and ``scatter`` is by how much all may well miss that.
+    """
+    if (tokens > 0) != (batches > 0):
+        return None
+    off = abs(tokens - batches * each)
+    return each <= 0 or off < each / 2 or off < scatter
+
+
+def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
+    """Count what each step of a run generated for training."""
+    logged = [s for s, m in log.rows if s and (ENTRY in m or LENGTH in m or TOKENS[0] in m)]
+    if not logged:
+        _required(log, settings)
+        return StepCounts(points=(), following=batching.batch_rollouts)
+    counted, schedules = generated(log, settings)
+    points = [counted.at(step) for step in logged]
+    schedule, steps = schedules[0], logged[-1]
+    endless = replace(schedule, batches=None)
+    plain = steps * counted.batch * schedule.accumulation // schedule.every
+    whole = [s.generations(0, steps) * counted.batch for s in (endless, schedule)]
+    more = {
+        "whole batches": whole[0] - plain,
+        "short epochs": whole[1] - whole[0],
+        "resume": points[-1].rollouts - whole[1],
+    }
+    return StepCounts(
+        points=points,
+        following=_following(log, logged, schedules) * counted.batch,
+        plain=plain,
+        more={name: rollouts for name, rollouts in more.items() if rollouts},
+    )
+
+
+def _following(log: Log, logged: Sequence[int], schedules: Sequence[Schedule]) -> int:
+    """Batches that the step after the last one generates, the most where a start may have been at several steps."""
+    first = log.restarts[-1] if log.restarts else 1
+    before = max((step for step in logged if step < first), default=0)
+    return max(
+        schedule.between(schedule.micro(start), logged[-1], logged[-1] + 1)
+        for schedule in schedules
+        for start in range(before, first)
+    )
+
+
+def generated(log: Log, settings: Settings) -> tuple[Generated, Sequence[Schedule]]:
+    """Count what a run generated, by optimizer step, and return the schedules by which it may have."""
+    if FORMER_LENGTH in log.keys:
+        raise BudgetError(
+            f"{log.name}: logs {FORMER_LENGTH} without {TOKENS[0]}, as TRL did before 0.16, whose "
+            "per_device_train_batch_size counts prompts (0.14) or completions (0.15): it is not read"
+        )
+    sizes, batch, every, accumulated = _required(log, settings)
+    batches = settings.problems // (batch // sizes.n) if settings.problems and sizes.n else None
+    if batches is None and every % accumulated and not any(m.get("epoch") for _, m in log.rows):
+        raise settings.missing("problems")
+    steps = settings.whole("trainer_state.max_steps", "max_steps") if settings.find("max_steps")[1] != -1 else None
+    schedules = possible(log, every, accumulated, batches, steps)
+    counted = Generated(log, schedules, batch)
+    settings.notes += counted.notes
+    if LENGTH not in log.keys:
+        settings.notes.append(f"{LENGTH} is not logged: tokens are 0 ({TOKENS[0]} counts prompts too)")
+    return counted, schedules
+
+
+def _required(log: Log, settings: Settings) -> tuple[BatchSizes, int, int, int]:
+    """The sizes of batches; of them the responses and the passes of one, and the passes of an optimizer step."""
+    settings.required("per_device_train_batch_size", "trainer_state.train_batch_size", default=8)
+    accumulated = settings.required("gradient_accumulation_steps", default=1)
+    known = Settings(values=settings.values, where=settings.where, given=settings.given)
+    sizes = batch_sizes(known)
+    if known.inconsistent:
+        raise BudgetError(f"{log.name}: {'; '.join(known.inconsistent)}")
+    batch, every = sizes.batch, sizes.every
+    if batch is None or every is None or sizes.world is None:
+        if any("parallelism" in remark for remark in known.unknown):
+            raise BudgetError(f"{log.name}: {'; '.join(known.unknown)}")
+        both = "generation_batch_size and steps_per_generation, which say it, are not both logged or configured"
+        raise settings.missing("world_size", because=both)
+    return sizes, batch, every, accumulated
+
+
 def entry(metrics: Mapping[str, float]) -> Mapping[str, float]:
     """One entry with Trainer's names in the form of its own state, and its evaluation set in TRL's metrics."""
     plain = {re.sub(r"^train/|^eval/", lambda m: "" if m[0] == "train/" else "eval_", k): v for k, v in metrics.items()}
@@ -293,7 +477,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
         return []
     n, own = settings.required("num_generations", default=8), settings.whole("num_generations_eval")
     samples = n if training or own is None else own
-    counts, each = count(log, settings)[0], settings.whole("per_device_eval_batch_size", default=8)
+    counts, each = generated(log, settings)[0], settings.whole("per_device_eval_batch_size", default=8)
     evals = []
     for prefix, name in logged.items():
         kind = prefix.removeprefix("eval_").removesuffix("_") or ("train" if training else "eval")

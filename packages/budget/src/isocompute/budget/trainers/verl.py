@@ -37,7 +37,6 @@ from .counting import (
     Score,
     Spread,
     StepCounts,
-    Tally,
     best_samples,
     lengths,
     note_no_tokens,
@@ -81,7 +80,7 @@ def _counting(log: Log, settings: Settings, batching: Batching, tokens: Sequence
     n = settings.required(f"{ROLLOUT}.n")
     mini = settings.required(f"{ACTOR}.ppo_mini_batch_size")
     if _is_fully_async(settings):
-        tally, own, updates = _versions(log, settings, mini, n)
+        per_step, reason_unknown, own, updates = _versions(settings, mini, n)
         batch = batching.batch_rollouts or 0
     else:
         if settings.find("data.train_batch_size")[1] in (None, 0) and GENERATED in log.keys:
@@ -89,9 +88,18 @@ def _counting(log: Log, settings: Settings, batching: Batching, tokens: Sequence
         problems = settings.required("data.train_batch_size")
         updates = max(problems // mini, 1) * settings.required(f"{ACTOR}.ppo_epochs", default=1)
         _check_one_batch(log)
-        tally, own = _prompts(log, settings, problems, n + batching.baseline_rollouts)
+        per_step, reason_unknown, own = _prompts(log, settings, problems, n + batching.baseline_rollouts)
         batch = problems * n
-    return Counting(log=log, tally=tally, updates=updates, batch=batch, lengths=tokens, own=own, trains=_trains)
+    return Counting(
+        log=log,
+        per_step=per_step,
+        reason_unknown=reason_unknown,
+        updates=updates,
+        batch=batch,
+        lengths=tokens,
+        own=own,
+        trains=_trains,
+    )
 
 
 def _trains(metrics: Metrics) -> bool:
@@ -109,28 +117,27 @@ def _fetches(settings: Settings) -> tuple[int, int]:
     return fetches, settings.whole(f"{ASYNC}.require_batches", default=1) or 1
 
 
-def _versions(log: Log, settings: Settings, mini: int, n: int) -> tuple[Tally, Own, int]:
-    """The count of a fully asynchronous run, whose steps are versions of the parameters."""
+def _versions(settings: Settings, mini: int, n: int) -> tuple[int | None, str, Own, int]:
+    """The count of a fully asynchronous run, whose steps are versions of the parameters, and their optimizer steps."""
     fetches, batches = _fetches(settings)
     each = mini * fetches * batches * n
     given = settings.whole("rollouts_per_step")
-    tally = Tally(where=log.name, per_step=given or each, reason_unknown="")
     stale = settings.find(f"{ASYNC}.staleness_threshold")[1]
     settings.notes.append(f"a step is a version of the parameters, of {each:,} responses; those ahead are the error")
 
-    def own(step: int, metrics: Metrics) -> tuple[int | None, int]:
-        if given is not None or step <= tally.step:
+    def own(counting: Counting, step: int, metrics: Metrics) -> tuple[int | None, int]:
+        if given is not None or step <= counting.step:
             return None, 0
         # What waits to be trained on is bounded, not logged.
-        tally.rollouts_error = int((1 + (stale if isinstance(stale, int | float) else 0.1)) * each)
+        counting.rollouts_error = int((1 + (stale if isinstance(stale, int | float) else 0.1)) * each)
         generated = metrics.get(GENERATED)
         if generated is None or not 0 <= generated * n < LARGEST_COUNT:
             return None, 0
         # A run that was resumed counts anew.
         total = max(int(generated) * n, step * each)
-        return max(total - tally.rollouts - (step - tally.step - 1) * each, 0), 0
+        return max(total - counting.rollouts - (step - counting.step - 1) * each, 0), 0
 
-    return tally, own, fetches * batches * settings.required(f"{ACTOR}.ppo_epochs", default=1)
+    return given or each, "", own, fetches * batches * settings.required(f"{ACTOR}.ppo_epochs", default=1)
 
 
 def _check_one_batch(log: Log) -> None:
@@ -148,7 +155,7 @@ def _check_one_batch(log: Log) -> None:
         )
 
 
-def _prompts(log: Log, settings: Settings, problems: int, responses: int) -> tuple[Tally, Own]:
+def _prompts(log: Log, settings: Settings, problems: int, responses: int) -> tuple[int | None, str, Own]:
     """Find where a run's prompts are counted, each with all its responses, since a filter may have replaced some."""
     logged, key = log.keys, "data.gen_batch_size"
     generated = settings.whole(key)
@@ -171,7 +178,7 @@ def _prompts(log: Log, settings: Settings, problems: int, responses: int) -> tup
         # The V1 trainer fetches a training batch in pieces of gen_batch_size; the former one trains on what it fetched.
         reason_unknown = f"gen_batch_size is {generated}, train_batch_size {problems}, and {BATCHES} is not logged"
 
-    def own(step: int, metrics: Metrics) -> tuple[int | None, int]:
+    def own(_: Counting, __: int, metrics: Metrics) -> tuple[int | None, int]:
         if BATCHES in logged:
             return int(metrics[BATCHES]) * generated * responses if BATCHES in metrics else None, 0
         if evicts and _trains(metrics):
@@ -179,7 +186,7 @@ def _prompts(log: Log, settings: Settings, problems: int, responses: int) -> tup
         return None, 0
 
     per_step = settings.whole("rollouts_per_step") or (None if reason_unknown else problems * responses)
-    return Tally(where=log.name, per_step=per_step, reason_unknown=reason_unknown), own
+    return per_step, reason_unknown, own
 
 
 def is_v1(settings: Settings) -> bool:
@@ -212,12 +219,12 @@ def _write(run: RunPlan) -> Configuration:
             f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": run.pass_rollouts,
             "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": run.pass_rollouts,
             # Its default of 2 does not fit an odd number of devices.
-            **({f"{ROLLOUT}.tensor_model_parallel_size": 1} if run.world_size % 2 else {}),
+            f"{ROLLOUT}.tensor_model_parallel_size": 1 if run.world_size % 2 else None,
             "trainer.nnodes": nodes,
             "trainer.n_gpus_per_node": per_node,
             "trainer.total_training_steps": a.update_steps,
             "trainer.total_epochs": run.epochs,
-            **run.learning_rate_setting(f"{ACTOR}.optim.lr"),
+            f"{ACTOR}.optim.lr": run.learning_rate,
         },
         notes=(
             "ppo_mini_batch_size counts prompts: the trainer multiplies it by rollout.n",
@@ -427,7 +434,6 @@ VERL = Trainer(
         evaluations=evaluations,
         progress=_progress,
         understands=("metric", "rollouts_per_step"),
-        former={"val/test_score/": "veRL before 0.3"},
     ),
     parallelism=("tensor", "pipeline", "context"),
 )

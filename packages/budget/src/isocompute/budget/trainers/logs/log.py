@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from io import BufferedIOBase
+from itertools import count
 from pathlib import Path, PurePath
 from typing import IO, Any
 
@@ -255,14 +256,14 @@ MOST_KEYS = 100_000
 def flat(document: Mapping[Any, Any], where: Path | str) -> dict[str, Any]:
     """Nested mappings as one, with dotted keys, lists of mappings by index and W&B's ``{"value": …}`` as its value."""
     out: dict[str, Any] = {}
-    visited = 0
-    left = [("", iter(document.items()))]
-    while left:
-        prefix, items = left[-1]
-        for key, value in items:
+    visited = count(1)
+
+    def add(prefix: str, mapping: Mapping[Any, Any], depth: int) -> None:
+        if depth > DEEPEST:
+            raise BudgetError(f"{where}: is nested more than {DEEPEST} deep, or contains itself")
+        for key, value in mapping.items():
             name = prefix + (key if isinstance(key, str) else shorten(key))
-            visited += 1
-            if visited > MOST_KEYS:
+            if next(visited) > MOST_KEYS:
                 raise BudgetError(f"{where}: holds more than {MOST_KEYS:,} keys")
             if len(name) > LONGEST_KEY:
                 raise BudgetError(f"{where}: holds a key of more than {LONGEST_KEY:,} characters")
@@ -271,13 +272,11 @@ def flat(document: Mapping[Any, Any], where: Path | str) -> dict[str, Any]:
             if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
                 value = dict(enumerate(value))
             if isinstance(value, Mapping):
-                left.append((f"{name}.", iter(value.items())))
-                break
-            out[name] = value
-        else:
-            left.pop()
-        if len(left) > DEEPEST:
-            raise BudgetError(f"{where}: is nested more than {DEEPEST} deep, or contains itself")
+                add(f"{name}.", value, depth + 1)
+            else:
+                out[name] = value
+
+    add("", document, 1)
     return out
 
 
@@ -292,13 +291,33 @@ def fields_of(document: Mapping[str, Any], layout: LogLayout, where: Path | str)
 LARGEST = 2**31
 """Bytes to which a compressed file may unpack."""
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
-OPENERS: dict[bytes, Callable[[IO[bytes]], BufferedIOBase]] = {
+
+
+def _only_member(stream: IO[bytes]) -> IO[bytes]:
+    """The only file of an archive."""
+    archive = zipfile.ZipFile(stream)
+    names = [name for name in archive.namelist() if not name.endswith("/")]
+    if "xl/workbook.xml" in names:
+        raise BudgetError("is a workbook: save its sheet as CSV")
+    if len(names) != 1:
+        raise BudgetError(f"is an archive of {len(names)} files: unpack it")
+    return archive.open(names[0])
+
+
+def _zstd(stream: IO[bytes]) -> IO[bytes]:
+    raise BudgetError(f"is compressed by zstd: unpack it with zstd -d {Path(stream.name).name}")
+
+
+OPENERS: dict[bytes, Callable[[IO[bytes]], BufferedIOBase | IO[bytes]]] = {
     b"\x1f\x8b": lambda stream: gzip.GzipFile(fileobj=stream),
     b"BZh": bz2.BZ2File,
     b"\xfd7zXZ\x00": lzma.LZMAFile,
+    b"PK\x03\x04": _only_member,
+    b"\x28\xb5\x2f\xfd": _zstd,
 }
 """What unpacks a file that begins so."""
-ZIP, ZSTD = b"PK\x03\x04", b"\x28\xb5\x2f\xfd"
+UNPACKING = (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, RuntimeError, KeyError)
+"""What a damaged archive raises, beside an OSError and a ValueError; one with a password is a RuntimeError."""
 BOMS = {
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF32_LE: "utf-32",
@@ -328,43 +347,24 @@ def require_regular(path: Path) -> None:
 def content(path: Path) -> bytes:
     """What a file holds, unpacked."""
     require_regular(path)
+    opener = None
     try:
         with path.open("rb") as stream:
             first = stream.read(8)
             stream.seek(0)
-            if first.startswith(ZSTD):
-                raise BudgetError(f"{path}: is compressed by zstd: unpack it with zstd -d {path.name}")
             opener = next((o for mark, o in OPENERS.items() if first.startswith(mark)), None)
-            if opener is not None:
-                return _unpacked(path, opener(stream).read)
-            return _member(path, stream) if first.startswith(ZIP) else stream.read()
-    except OSError as error:
-        raise BudgetError(f"{path}: cannot be read ({reason(error)})") from None
-
-
-def _unpacked(path: Path, read: Callable[[int], bytes]) -> bytes:
-    try:
-        data = read(LARGEST + 1)
-    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, zipfile.BadZipFile, OSError, ValueError) as error:
+            if opener is None:
+                return stream.read()
+            data = opener(stream).read(LARGEST + 1)
+    except BudgetError as error:
+        raise BudgetError(f"{path}: {error}") from None
+    except (*UNPACKING, OSError, ValueError) as error:
+        if opener is None:
+            raise BudgetError(f"{path}: cannot be read ({reason(error)})") from None
         raise DamagedLogError(f"{path}: is damaged: it cannot be unpacked ({reason(error)})") from None
     if len(data) > LARGEST:
         raise BudgetError(f"{path}: unpacks to more than {LARGEST:,} bytes")
     return data
-
-
-def _member(path: Path, stream: IO[bytes]) -> bytes:
-    """The only file of an archive."""
-    try:
-        with zipfile.ZipFile(stream) as archive:
-            names = [name for name in archive.namelist() if not name.endswith("/")]
-            if path.suffix == ".xlsx":
-                raise BudgetError(f"{path}: is a workbook: save its sheet as CSV")
-            if len(names) != 1:
-                raise BudgetError(f"{path}: is an archive of {len(names)} files: unpack it")
-            with archive.open(names[0]) as member:
-                return _unpacked(path, member.read)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, KeyError, UnicodeDecodeError) as error:
-        raise DamagedLogError(f"{path}: is damaged, or no archive that can be read ({reason(error)})") from None
 
 
 def text_of(path: Path, data: bytes) -> str:

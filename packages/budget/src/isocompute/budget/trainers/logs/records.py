@@ -32,19 +32,18 @@ class Message:
         position = 0
         while position < len(message):
             key, position = _varint(message, position)
-            kind, value = key & 7, 0
-            if kind == 0:
-                value, position = _varint(message, position)
-                self._fields.setdefault(key >> 3, []).append(value)
-                continue
-            if kind not in (1, 2, 5):
+            kind, values = key & 7, self._fields.setdefault(key >> 3, [])
+            if kind not in (0, 1, 2, 5):
                 raise ValueError(f"the wire type {kind} is not used by protocol buffers")
-            length = 8 if kind == 1 else 4
-            if kind == 2:
+            length = {1: 8, 5: 4}.get(kind, 0)
+            if kind in (0, 2):
                 length, position = _varint(message, position)
+            if kind == 0:
+                values.append(length)
+                continue
             if position + length > len(message):
                 raise ValueError("a field is longer than its message")
-            self._fields.setdefault(key >> 3, []).append(message[position : position + length])
+            values.append(message[position : position + length])
             position += length
 
     def __contains__(self, number: int) -> bool:

@@ -54,8 +54,7 @@ def read_logs(source: str, layout: LogLayout, *, step_column: str | None = None)
     """Read the runs of a source, one by one; none where it holds nothing that is read.
 
     Args:
-        source: A file (one of TensorBoard's stands for all of its folder), ``runs:/ID``, ``mlflow:EXPERIMENT`` or a
-            tracking URI.
+        source: A file (one of TensorBoard's stands for all of its folder) or what MLflow keeps.
         step_column: Column that counts the trainer's steps, where a file's own say something else.
 
     Raises:
@@ -63,39 +62,35 @@ def read_logs(source: str, layout: LogLayout, *, step_column: str | None = None)
         TrackingError: MLflow does not have it.
     """
     path = Path(source)
-    if not path.exists() and tracking.is_of_mlflow(source):
-        _refuse_column(source, step_column)
-        return read_store(source, layout)
-    require_regular(path)
-    with path.open("rb") as stream:
-        first = stream.read(64)
-    if path.name.startswith(STATE):
-        _refuse_column(source, step_column)
-        return [read_state(path, layout)]
-    if path.name.startswith(EVENTS):
-        _refuse_column(source, step_column)
-        return read_events([p for p in path.parent.iterdir() if p.name.startswith(EVENTS) and p.is_file()], layout)
-    if EVENTS_BEGIN in first:
-        _refuse_column(source, step_column)
-        return read_events([path], layout)
-    if first.startswith(SQLITE) or path.suffix == ".db":
-        _refuse_column(source, step_column)
-        return read_database(path, layout)
+    stored = not path.exists() and tracking.is_of_mlflow(source)
+    first = b""
+    if not stored:
+        require_regular(path)
+        with path.open("rb") as stream:
+            first = stream.read(64)
+    events = path.name.startswith(EVENTS)
+    database = first.startswith(SQLITE) or path.suffix == ".db"
+    if stored or path.name.startswith(STATE) or events or EVENTS_BEGIN in first or database:
+        if step_column is not None:
+            raise BudgetError(f"{source}: has no column {step_column!r}; step_column is for tables and JSON lines")
+        if stored:
+            return read_store(source, layout)
+        if path.name.startswith(STATE):
+            return [read_state(path, layout)]
+        if events:
+            return read_events([p for p in path.parent.iterdir() if p.name.startswith(EVENTS) and p.is_file()], layout)
+        return read_events([path], layout) if EVENTS_BEGIN in first else read_database(path, layout)
     data, suffix = content(path), name_of(path).suffix.lower()
     if data.startswith(WANDB) or suffix == ".wandb":
-        return [log for log in (read_wandb(path, layout, step_column),) if log is not None]
+        log = read_wandb(path, layout, step_column)
+        return [] if log is None else [log]
     if data.startswith(b"PAR1") or suffix == ".parquet":
         return read_table(path, data, layout, step_column)
     text = text_of(path, data)
-    lines = suffix in LINES or text.lstrip().startswith("{")
-    if suffix not in TABLES and is_console(text) and not (text.lstrip().startswith("{") and suffix in LINES):
+    is_json = text.lstrip().startswith("{")
+    if suffix not in TABLES and is_console(text) and not (is_json and suffix in LINES):
         return read_console(path, data, layout, step_column)
-    return (read_lines if lines else read_table)(path, data, layout, step_column)
-
-
-def _refuse_column(source: str, step_column: str | None) -> None:
-    if step_column is not None:
-        raise BudgetError(f"{source}: has no column {step_column!r}; step_column is for tables and JSON lines")
+    return (read_lines if is_json or suffix in LINES else read_table)(path, data, layout, step_column)
 
 
 def last_states(path: Path) -> list[Path]:
@@ -141,13 +136,8 @@ def read_state(path: Path, layout: LogLayout) -> Log:
 
 
 def _state(path: Path) -> dict[str, Any]:
-    try:
-        state = json.loads(text_of(path, content(path)))
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, BudgetError):
-            raise
-        state = None
-    if not isinstance(state, dict):
+    state = _object(text_of(path, content(path)))
+    if state is None:
         raise DamagedLogError(f"{path}: is not the trainer_state.json of a transformers Trainer, or is damaged")
     return state
 
@@ -304,27 +294,32 @@ def read_database(path: Path, layout: LogLayout) -> list[Log]:
 
 def _projects(path: Path, database: sqlite3.Connection, layout: LogLayout) -> list[Log]:
     """The runs of a project of Trackio's."""
+
+    def parsed(what: str, text: Any) -> dict[str, Any]:
+        document = _object(text)
+        if document is None:
+            raise DamagedLogError(f"{path}: {what} is no JSON object")
+        return document
+
     configured = database.execute("SELECT run_id, config FROM configs").fetchall()
-    configs = {run: flat(_object(path, f"the configuration of {run}", text), path) for run, text in configured}
+    configs = {run: flat(parsed(f"the configuration of {run}", text), path) for run, text in configured}
     names: dict[str, str] = {}
     rows: dict[str, list[Row]] = {}
     logged = database.execute("SELECT id, run_id, run_name, metrics FROM metrics ORDER BY id").fetchall()
     for number, run, name, document in logged:
-        where = f"{path}: entry {number} ({name})"
-        entry = fields_of(_object(path, f"entry {number} ({name})", document), layout, where)
+        what = f"entry {number} ({name})"
+        entry = fields_of(parsed(what, document), layout, f"{path}: {what}")
         names[run] = name
-        row = row_of(entry, step_columns(entry, layout, None, str(path)), layout, where)
+        row = row_of(entry, step_columns(entry, layout, None, str(path)), layout, f"{path}: {what}")
         if row is not None:
             rows.setdefault(run, []).append(row)
     return [join(f"{path} ({names[run]})", [entries], layout, configs.get(run)) for run, entries in rows.items()]
 
 
-def _object(path: Path, what: str, text: Any) -> dict[str, Any]:
-    """A JSON object."""
+def _object(text: Any) -> dict[str, Any] | None:
+    """A JSON object, or None."""
     try:
         document = json.loads(text)
-        if isinstance(document, dict):
-            return document
     except (ValueError, TypeError, RecursionError):
-        pass
-    raise DamagedLogError(f"{path}: {what} is no JSON object")
+        return None
+    return document if isinstance(document, dict) else None
