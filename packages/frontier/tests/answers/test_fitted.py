@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from isocompute.frontier import Frontier, FrontierError
+from isocompute.frontier import Fit, Frontier, FrontierError
 from isocompute.frontier.answers.answer import left_out_of
-from isocompute.frontier.answers.fitted import Fitted
 from isocompute.frontier.answers.next import plan, plan_lines, rates_to_open
-from isocompute.frontier.notebook import load_fitted, save
 from isocompute.frontier.posterior.runs import Setting
 
 from ..conftest import TRUTH, evals, quick
@@ -21,11 +19,11 @@ pytestmark = pytest.mark.slow("many fits")
 
 
 @pytest.fixture(scope="module")
-def fitted() -> Fitted:
+def fitted() -> Fit:
     return quick(evals(seeds=3, between=0.005))
 
 
-def test_it_covers_the_curves_that_the_table_was_made_of(fitted: Fitted) -> None:
+def test_it_covers_the_curves_that_the_table_was_made_of(fitted: Fit) -> None:
     compute = np.array([4_000.0, 20_480.0])
     low, high = np.quantile(fitted.posterior.reward(compute), [0.005, 0.995], axis=0)
     for k, cell in enumerate(fitted.cells):
@@ -34,14 +32,14 @@ def test_it_covers_the_curves_that_the_table_was_made_of(fitted: Fitted) -> None
         assert ((low[k] <= truth) & (truth <= high[k])).all()
 
 
-def test_the_better_n_is_chosen_at_each_end(fitted: Fitted) -> None:
+def test_the_better_n_is_chosen_at_each_end(fitted: Fit) -> None:
     assert fitted.best(1_500).cell.rollouts_per_problem == 4
     table = fitted.regret(20_480)
     assert table["rollouts_per_problem"].to_list() == [16, 4]
     assert table["regret"].is_sorted()
 
 
-def test_the_answer_says_which_n_at_which_budget_how_sure_and_what_is_not_in_it(fitted: Fitted) -> None:
+def test_the_answer_says_which_n_at_which_budget_how_sure_and_what_is_not_in_it(fitted: Fit) -> None:
     lines = fitted.answer().lines()
     assert lines[0] == "2 values of n × 3 seeds × 20 evaluations to 20.5k rollouts; 6 runs"
     assert lines[1].startswith("At 20.5k rollouts use n = 16, B_p = 8, 160 steps")
@@ -66,13 +64,13 @@ def test_a_run_that_died_does_not_change_the_choice_and_is_named() -> None:
     assert "1 of 3 did" in "\n".join(lines)
 
 
-def test_a_budget_in_tokens_buys_as_many_rollouts_as_responses_are_long(fitted: Fitted) -> None:
+def test_a_budget_in_tokens_buys_as_many_rollouts_as_responses_are_long(fitted: Fit) -> None:
     # Ten tokens each.
     tokens, rollouts = fitted.decide(204_800, unit="tokens"), fitted.decide(20_480)
     assert tokens.chosen.reward == pytest.approx(rollouts.chosen.reward)
 
 
-def test_what_an_n_reaches_is_predicted_with_its_interval_whether_it_was_run_or_not(fitted: Fitted) -> None:
+def test_what_an_n_reaches_is_predicted_with_its_interval_whether_it_was_run_or_not(fitted: Fit) -> None:
     start, asymptote, tau = TRUTH[16]
     own = fitted.predict([5_000, 20_480], n=16)
     truth = start + (asymptote - start) * (1 - np.exp(-own["compute"].to_numpy() / tau))
@@ -111,25 +109,25 @@ def test_rates_seeds_and_rewards_that_limit_the_answer_are_named() -> None:
         assert any(said in missing for missing in left_out_of(rated, fitted.posterior, caveats=()))
 
 
-def test_a_damaged_posterior_is_refused_in_one_sentence(fitted: Fitted, tmp_path: Path) -> None:
+def test_a_damaged_posterior_is_refused_in_one_sentence(fitted: Fit, tmp_path: Path) -> None:
     with pytest.raises(FrontierError, match=r"holds no posterior\.json"):
-        load_fitted(tmp_path)
-    save(fitted, tmp_path)
+        Frontier.load(tmp_path)
+    fitted.save(tmp_path)
     document = json.loads((tmp_path / "posterior.json").read_text())
     del document["priors"]["falling"]
     (tmp_path / "posterior.json").write_text(json.dumps(document))
     with pytest.raises(FrontierError, match="priors lack falling"):
-        load_fitted(tmp_path)
-    save(fitted, tmp_path)
+        Frontier.load(tmp_path)
+    fitted.save(tmp_path)
     pl.DataFrame({"x0": [0.0]}).write_parquet(tmp_path / "draws.parquet")
     with pytest.raises(FrontierError, match=r"damaged .*\(1 columns"):
-        load_fitted(tmp_path)
+        Frontier.load(tmp_path)
     (tmp_path / "posterior.json").write_text("[" * 100_000)
     with pytest.raises(FrontierError, match=r"damaged .*recursion"):
-        load_fitted(tmp_path)
+        Frontier.load(tmp_path)
 
 
-def test_what_to_run_next_is_ranked_by_its_value_per_rollout(fitted: Fitted) -> None:
+def test_what_to_run_next_is_ranked_by_its_value_per_rollout(fitted: Fit) -> None:
     found = plan(fitted, 60_000)
     assert [a.rate for a in found.actions] == sorted((a.rate for a in found.actions), reverse=True)
     kinds = {a.kind for a in found.actions}
@@ -162,7 +160,7 @@ def test_next_opens_another_rate_of_the_chosen_n_where_that_may_be_better() -> N
     assert any("n = 16 at rate 0.0008, which is new" in line for line in plan_lines(found, "rollouts", most=99))
 
 
-def test_next_says_how_many_seeds_tell_two_n_apart(fitted: Fitted) -> None:
+def test_next_says_how_many_seeds_tell_two_n_apart(fitted: Fit) -> None:
     by_default, given = plan(fitted, 20_480), plan(fitted, 20_480, tell=(4, 16))
     assert [c.rollouts_per_problem for c in given.pair or ()] == [4, 16]
     assert given.difference == by_default.difference == pytest.approx(0.1, abs=0.02)
@@ -181,7 +179,7 @@ def test_of_settings_that_look_alike_next_names_no_number_of_seeds() -> None:
 
 
 @pytest.mark.parametrize("tell", [(4, 5), (4, 4)])
-def test_only_two_n_that_were_run_can_be_told_apart(fitted: Fitted, tell: tuple[int, int]) -> None:
+def test_only_two_n_that_were_run_can_be_told_apart(fitted: Fit, tell: tuple[int, int]) -> None:
     with pytest.raises(FrontierError, match=r"different n of 4, 16"):
         plan(fitted, 20_480, tell=tell)
 

@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from isocompute.frontier import Frontier, FrontierError
+from isocompute.frontier import Fit, Frontier, FrontierError
 from isocompute.frontier.answers.answer import as_run, of_data, of_risk, rounded
 from isocompute.frontier.answers.fitted import Fitted, at_n
 from isocompute.frontier.answers.next import plan, plan_lines
-from isocompute.frontier.notebook import load_fitted, save
 from isocompute.frontier.posterior.decision import Ending, Misfit
 from isocompute.frontier.posterior.health import Failures
 from isocompute.frontier.posterior.runs import Setting
@@ -31,9 +30,9 @@ KEPT = {"trl": 100, "playbook-easy": 50, "sudden": 50}
 
 
 @cache
-def read(name: str) -> Fitted:
+def read(name: str) -> Fit:
     """One of the fixtures."""
-    return load_fitted(FIXTURES / name)
+    return Frontier.load(FIXTURES / name)
 
 
 def sudden() -> pl.DataFrame:
@@ -312,4 +311,4 @@ if __name__ == "__main__":
         whole = (Frontier(sudden()) if table == "sudden" else Frontier.read(DOCS / f"{table}.csv")).fit()
         theta = whole.posterior.theta
         few = replace(whole.posterior, theta=theta[np.linspace(0, len(theta) - 1, draws, dtype=int)].round(2))
-        save(replace(whole, posterior=few), FIXTURES / table)
+        replace(whole, posterior=few).save(FIXTURES / table)

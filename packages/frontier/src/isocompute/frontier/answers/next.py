@@ -22,7 +22,7 @@ DOMINATED = 0.01
 """P(best) below which a setting is not worth another rollout."""
 
 
-def plan(fitted: Fitted, compute: float, *, tell: tuple[int, int] | None = None) -> Plan:
+def plan(fitted: Fitted, compute: float, *, tell: Sequence[int] | None = None) -> Plan:
     """Rank what could be run for a decision at a budget.
 
     Args:
@@ -78,7 +78,7 @@ def _at_the_same_hours(fitted: Fitted, decision: Decision) -> Decision | None:
     return fitted.decide(hours, unit="gpu_hours", guess=True)
 
 
-def _pair(decision: Decision, tell: tuple[int, int] | None) -> tuple[Setting, Setting] | None:
+def _pair(decision: Decision, tell: Sequence[int] | None) -> tuple[Setting, Setting] | None:
     """The settings to be told apart, of several of one n that of least regret; None where there is one setting."""
     options = [o.cell for o in decision.options]
     if tell is None:

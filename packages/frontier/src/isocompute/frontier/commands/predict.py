@@ -70,11 +70,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print the fit and its extension, or the recipes by the compute that they need.
-
-    Raises:
-        FrontierError: An option needs another one, or the curve cannot be read, fitted or drawn.
-    """
+    """Print the fit and its extension, or the recipes by the compute that they need."""
     if arguments.series:
         yield from _compare_recipes(arguments)
         return
@@ -101,11 +97,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def _compare_recipes(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print the recipes by the compute that each needs for one reward, the least first.
-
-    Raises:
-        FrontierError: R0 is not given, or the curves cannot be read, compared or drawn.
-    """
+    """Print the recipes by the compute that each needs for one reward, the least first."""
     if arguments.r0 is None:
         raise FrontierError("--series compares recipes from one reward before training: give --r0")
     series = read_series(
