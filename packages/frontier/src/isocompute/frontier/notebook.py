@@ -156,7 +156,6 @@ class Frontier:
 
     Args:
         evals: An ``evals`` table as a data frame of pandas, polars, pyarrow or whatever narwhals reads.
-        metric: Metric column.
         group: A further column that tells runs apart, such as a recipe.
         population: Columns whose values are draws, as far as there are such columns: the answer is for another base
             model like those that were run. ``("base_model", "problem_set")`` takes problem sets as draws too.
@@ -190,11 +189,7 @@ class Frontier:
 
     @classmethod
     def read(cls, *sources: str | Path, **settings: Any) -> Frontier:
-        """Read files, folders, tracking URIs, ``mlflow:EXPERIMENT`` or ``runs:/RUN_ID``.
-
-        Args:
-            settings: As of the class.
-        """
+        """Read files, folders, tracking URIs, ``mlflow:EXPERIMENT`` or ``runs:/RUN_ID``, with settings of the class."""
         wanted = {name: settings[name] for name in ("metric", "unit", "group") if name in settings}
         return cls(read_evals(sources, **wanted), **settings)
 
@@ -242,11 +237,7 @@ class Frontier:
         )
 
     def fit_separately(self, *, priors: Priors | None = None, seed: int = 0) -> dict[Setting, Posterior]:
-        """Fit each setting alone, so that none learns from another: nothing is decided from this.
-
-        Args:
-            priors: As of ``fit``.
-        """
+        """Fit each setting alone, so that none learns from another: nothing is decided from this."""
         runs = self._prepared(None)[1].runs
         alone = [runs.only(np.flatnonzero(runs.cell == k)) for k in range(len(runs.cells))]
         return {own.cells[0]: posterior(own, priors=priors, seed=seed) for own in alone}

@@ -157,9 +157,6 @@ def rows_of(sweeps: Sequence[Sweep]) -> list[Row]:
 def advise(question: Question, sweeps: Sequence[Sweep]) -> Advice:
     """What to begin with, by all sources and by all but each.
 
-    Args:
-        sweeps: At least one.
-
     Raises:
         FrontierError: The batch limit or the budget cannot hold the smallest run that a source has.
     """

@@ -45,12 +45,7 @@ MOST_LISTED = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmeasured:
-    """A number of rollouts per problem that was not run, against the chosen setting at the budget.
-
-    Attributes:
-        gain: Expected gain if the better of the two were known.
-        probability: That it is better.
-    """
+    """An n that was not run: the gain to expect were the better of it and the chosen one known, and P(better)."""
 
     rollouts_per_problem: int
     gain: float
@@ -62,19 +57,14 @@ class Answer:
     """The sixty-second answer: what to use at a budget, what the others lose, how sure that is, and what is not in it.
 
     Attributes:
-        data: The sentence about the runs.
         unit: Of the budget.
         compute: What the chosen setting gets for the budget, in the unit of the fit.
         factor: The budget over the largest that was measured.
         misfits: Settings whose runs are not as their curves say and that could be best.
         endings: Where the runs of every setting were measured to end, the highest first.
         earlier: At a quarter of it, where that was measured.
-        path: n* over the compute that was measured.
         path_unit: Unit of the fit.
         beyond: The largest multiple of the budget at which the same n is still chosen, and its P(best) there.
-        of_training: Whether the rewards are those of training.
-        risk: The sentence about failures.
-        missing: What the answer leaves out.
     """
 
     data: str
@@ -437,11 +427,7 @@ def of_data(prepared: Prepared, unit: str) -> str:
 
 
 def of_risk(prepared: Prepared, failing: Array) -> str:
-    """The sentence about failures.
-
-    Args:
-        failing: Probability that the next run of each cell fails, shape ``(cells,)``.
-    """
+    """The sentence about failures; ``failing`` has the probability of one of each cell, shape ``(cells,)``."""
     every, cells = prepared.failures, prepared.runs.cells
     count, total = sum(f.failed for f in every.values()), sum(f.runs for f in every.values())
     if not count:
