@@ -14,8 +14,12 @@ from ..contract.files import write_text
 from ..errors import FrontierError
 
 
-def assignment(text: str) -> tuple[str, str]:
-    """An argument such as ``NAME=VALUE``."""
+def add_assignments(parser: argparse.ArgumentParser, option: str, dest: str, *, like: str, words: str) -> None:
+    """Add an option that is given any number of times, each like ``NAME=VALUE``."""
+    parser.add_argument(option, dest=dest, action="append", default=[], type=_assignment, metavar=like, help=words)
+
+
+def _assignment(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals or not value:
         raise argparse.ArgumentTypeError(f"{text!r} must look like NAME=VALUE")

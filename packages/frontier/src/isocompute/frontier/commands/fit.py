@@ -27,7 +27,7 @@ from ..posterior.runs import POPULATION
 from ..show.drawing import save
 from ..show.panels import gap_panel
 from ..show.paper import paper_figures
-from .arguments import assignment, positive, write_json
+from .arguments import add_assignments, positive, write_json
 
 FOREVER = 1e15
 """Compute at which every curve has levelled off."""
@@ -92,24 +92,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="none: every setting is fitted alone, and nothing is decided",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the posterior's draws (default: 0)")
-    parser.add_argument(
-        "--column",
-        dest="columns",
-        action="append",
-        default=[],
-        type=assignment,
-        metavar="NAME=COLUMN",
-        help="our name for a column of the source, such as rollouts=C",
-    )
-    parser.add_argument(
-        "--set",
-        dest="constants",
-        action="append",
-        default=[],
-        type=assignment,
-        metavar="NAME=VALUE",
-        help="a value for all rows, such as problems_per_batch=32",
-    )
+    said = "our name for a column of the source, such as rollouts=C"
+    add_assignments(parser, "--column", "columns", like="NAME=COLUMN", words=said)
+    said = "a value for all rows, such as problems_per_batch=32"
+    add_assignments(parser, "--set", "constants", like="NAME=VALUE", words=said)
     paper = parser.add_argument_group("the paper's method")
     paper.add_argument(
         "--method",
@@ -137,17 +123,22 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         raise FrontierError(f"the seed is {arguments.seed}; it must be 0 or more")
     if arguments.method == "paper":
         yield from _as_paper(arguments, PaperConfig(**rows, **given))
-        yield from _not_read(arguments)
-        return
-    if given:
-        option = "--" + next(iter(given)).replace("_", "-")
-        raise FrontierError(f"{option} belongs to the paper's method: add --method paper, or leave it out")
-    frontier = Frontier(_evals(arguments), population=tuple(arguments.draws_of), **rows)
-    priors = Priors() if arguments.seed_deviation is None else Priors(seed_amplitude=arguments.seed_deviation)
-    if arguments.pooling == "none":
-        yield from _separately(frontier, priors, arguments.seed)
-        yield from _not_read(arguments)
-        return
+    else:
+        if given:
+            option = "--" + next(iter(given)).replace("_", "-")
+            raise FrontierError(f"{option} belongs to the paper's method: add --method paper, or leave it out")
+        frontier = Frontier(_evals(arguments), population=tuple(arguments.draws_of), **rows)
+        priors = Priors() if arguments.seed_deviation is None else Priors(seed_amplitude=arguments.seed_deviation)
+        if arguments.pooling == "none":
+            yield from _separately(frontier, priors, arguments.seed)
+        else:
+            yield from _together(frontier, priors, arguments)
+    # What is not in the tables, since it was not read when they were made.
+    yield from (f"note: {lost}" for lost in not_read(arguments.source))
+
+
+def _together(frontier: Frontier, priors: Priors, arguments: argparse.Namespace) -> Iterable[str]:
+    """All settings as one posterior, with its answer."""
     pass_rates = None if arguments.pass_rates is None else tables.read(arguments.pass_rates, "pass_rates")
     timings = None if arguments.timings is None else tables.read(arguments.timings, "timings")
     fitted = frontier.fit(priors=priors, seed=arguments.seed, pass_rates=pass_rates, timings=timings)
@@ -160,21 +151,14 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     if arguments.check:
         found = left_out(fitted)
         yield left_out_line(found) if found else "note: fewer than four n, so that none can be left out"
-    with _together(arguments.out) as folder:
+    with _at_once(arguments.out) as folder:
         _write(fitted, frontier, arguments, folder)
     yield f"report: {arguments.out / 'report.html'}"
-    if arguments.json is not None:
-        write_json(answer.as_dict(), arguments.json)
-    yield from _not_read(arguments)
-
-
-def _not_read(arguments: argparse.Namespace) -> Iterable[str]:
-    """What is not in the tables, since it was not read when they were made."""
-    return (f"note: {lost}" for lost in not_read(arguments.source))
+    write_json(answer.as_dict(), arguments.json)
 
 
 @contextmanager
-def _together(folder: Path) -> Iterator[Path]:
+def _at_once(folder: Path) -> Iterator[Path]:
     """A folder whose files take their places in another at the end: none of one fit beside some of another."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     where = folder if folder.exists() else folder.parent
@@ -216,7 +200,7 @@ def _as_paper(arguments: argparse.Namespace, config: PaperConfig) -> Iterable[st
     if arguments.pass_rates is not None:
         raise FrontierError("the paper's method has no intervals: leave out --pass-rates")
     fits = fit_as_paper(_evals(arguments), config)
-    with _together(arguments.out) as folder:
+    with _at_once(arguments.out) as folder:
         fits.save(folder)
         paper_figures(fits, folder)
     yield from fits.summary().splitlines()

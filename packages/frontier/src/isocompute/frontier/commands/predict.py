@@ -14,7 +14,7 @@ from ..data.reading import one_run, read_columns, read_series
 from ..errors import FrontierError
 from ..show.drawing import save
 from ..show.panels import efficiency_panel, forecast_panel
-from .arguments import assignment, positive, write_json
+from .arguments import add_assignments, positive, write_json
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,14 +27,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("curve", type=Path, help="CSV, Parquet or JSON lines")
     parser.add_argument("--x", required=True, metavar="COLUMN", help="column of compute")
     parser.add_argument("--y", required=True, metavar="COLUMN", help="column of reward, within 0 to 1")
-    parser.add_argument(
-        "--where",
-        action="append",
-        default=[],
-        type=assignment,
-        metavar="COLUMN=VALUE",
-        help="only these rows, where the file holds several curves",
-    )
+    said = "only these rows, where the file holds several curves"
+    add_assignments(parser, "--where", "where", like="COLUMN=VALUE", words=said)
     parser.add_argument("--r0", type=float, help="reward before training, held fixed")
     parser.add_argument("--fit-min", type=positive, default=0.0, metavar="X", help="least compute fitted")
     parser.add_argument("--fit-max", type=positive, default=math.inf, metavar="X", help="most; beyond is the extension")
