@@ -396,24 +396,19 @@ class Fitted:
             found = (budget, float(leads.mean()))
         return found
 
-    def _unmeasured(self, decision: Decision, compute: float) -> tuple[Unmeasured, ...]:
-        """The next smaller and the next larger n, at the chosen B_p and group, each at the measured spacing."""
+    def _unmeasured(self, decision: Decision, compute: float) -> Unmeasured:
+        """The next smaller or larger n, at the chosen B_p and group, whichever is expected to gain more."""
         chosen = decision.chosen.cell
-        own = sorted(
-            {c.rollouts_per_problem for c in self.settings if c.problems_per_batch == chosen.problems_per_batch}
-        )
+        own = [c.rollouts_per_problem for c in self.settings if c.problems_per_batch == chosen.problems_per_batch]
         rng = np.random.default_rng([self.seed, 2])
         known = self.healthy(np.array([compute]))[:, self.settings.index(chosen), 0]
         found = []
-        for n in (own[0] // 2, own[-1] * 2):
-            if n < 2:
-                continue
-            new = self.posterior.reward_of((at_n(chosen, n),), compute, rng=rng)[:, 0, 0]
-            gain = np.maximum(new - known, 0.0)
-            found.append(
-                Unmeasured(rollouts_per_problem=n, gain=float(gain.mean()), probability=float((gain > 0).mean()))
-            )
-        return tuple(found)
+        for n in (min(own) // 2, max(own) * 2):
+            if n >= 2:
+                gain = self.posterior.reward_of((at_n(chosen, n),), compute, rng=rng)[:, 0, 0] - known
+                mean, share = float(np.maximum(gain, 0.0).mean()), float((gain > 0).mean())
+                found.append(Unmeasured(rollouts_per_problem=n, gain=mean, probability=share))
+        return max(found, key=lambda each: each.gain)
 
 
 def at_n(cell: Setting, n: int) -> Setting:

@@ -36,13 +36,11 @@ def plan(fitted: Fitted, compute: float, *, tell: Sequence[int] | None = None) -
     rng = np.random.default_rng([fitted.seed, 3])
     opened = (*opening(fitted), *rates_to_open(fitted.cells, decision.chosen.cell))
     known = fitted.whole(np.array([compute]))[:, :, 0]
-    fresh = fitted.posterior.reward_of(opened, compute, rng=rng)[:, :, 0] if opened else known[:, :0]
-    rewards = np.concatenate([known, fresh], axis=1)
+    rewards = np.concatenate([known, fitted.posterior.reward_of(opened, compute, rng=rng)[:, :, 0]], axis=1)
     # What was not run is a choice only once it is measured.
     actions = [*_of_measured(fitted, compute, known, rng), *_of_opened(fitted, compute, opened, rewards, rng)]
     actions = [replace(a, hours=_hours(fitted, a)) for a in actions]
-    shares = {o.cell: o for o in decision.options}
-    chosen = decision.chosen
+    chosen, others = decision.chosen, decision.options[1:]
     pair = _pair(decision, tell)
     first, second = (known[:, fitted.settings.index(c)] for c in pair or (chosen.cell, chosen.cell))
     # Its mean would be drawn towards 0 by all that is not known yet.
@@ -50,7 +48,7 @@ def plan(fitted: Fitted, compute: float, *, tell: Sequence[int] | None = None) -
     return Plan(
         compute=compute,
         actions=tuple(sorted(actions, key=lambda a: -a.rate)),
-        dominated=tuple(c for c, o in shares.items() if o.probability_best < DOMINATED and o is not chosen),
+        dominated=tuple(o.cell for o in others if o.probability_best < DOMINATED),
         pair=pair,
         difference=difference,
         seeds=seeds_to_tell(difference, float(_run_noise(fitted, known).mean())),
