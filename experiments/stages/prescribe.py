@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from math import inf
+from math import inf, sqrt
 from typing import Any
 
+import numpy as np
 import polars as pl
-from isocompute.frontier import Comparison, Frontier, compare, notebook
+from isocompute.frontier import Frontier, notebook
+from isocompute.frontier.fitting.intervals import t_quantile
 from isocompute.frontier.posterior.runs import Setting
 from isocompute.rollout.contract import tables
+from numpy.typing import NDArray
 
+from ..errors import ExperimentError
 from ..running.cell_folder import OUT, write_json
 from ..running.schedule import Schedule, workers
 from ..running.tracker import log
@@ -76,16 +80,23 @@ def sentence(
     # A pair shares base model and seed.
     ended = evals.filter(~pl.col("run_id").is_in(diverged)).with_columns(seed=pl.format("{} {}", "base_model", "seed"))
     others = sorted({state["rollouts_per_problem"] for state in states} - {chosen})
-    said = [_difference(each) for each in compare(ended, prescribed=chosen, baselines=others, metric=metric)]
+    last = ended.sort("rollouts").group_by("rollouts_per_problem", "seed", maintain_order=True).last()
+    if last["rollouts"].n_unique() > 1:
+        raise ExperimentError(f"the runs end at different rollouts ({sorted(set(last['rollouts']))}): no equal budgets")
+    own = last.filter(rollouts_per_problem=chosen).select("seed", own=metric)
+    said = []
+    for n in others:
+        pairs = own.join(last.filter(rollouts_per_problem=n), on="seed")
+        said.append(_difference(n, (pairs["own"] - pairs[metric]).to_numpy()))
     lost = f"; {len(diverged)} of {len(states)} runs diverged" if diverged else ""
     against = ", ".join(said) or "no other"
     return f"trained at {rollouts:,} rollouts with fresh seeds, n = {chosen} against {against}{lost}"
 
 
-def _difference(found: Comparison) -> str:
-    """A comparison of which the pairs are counted; without bounds where there is one."""
-    if found.mean is None:
-        return f"n = {found.baseline}: no pair was trained to the end"
-    low, high = found.interval or (-inf, inf)
-    pairs = len(found.differences)
-    return f"n = {found.baseline}: {found.mean:+.3f} (95 %: {low:+.3f} to {high:+.3f}, {pairs} pairs)"
+def _difference(n: int, pairs: NDArray[np.float64]) -> str:
+    """The mean difference of pairs with its 95 % interval by Student's t; without bounds where there is one."""
+    if not len(pairs):
+        return f"n = {n}: no pair was trained to the end"
+    half = t_quantile(len(pairs) - 1) * pairs.std(ddof=1) / sqrt(len(pairs)) if len(pairs) > 1 else inf
+    mean = pairs.mean()
+    return f"n = {n}: {mean:+.3f} (95 %: {mean - half:+.3f} to {mean + half:+.3f}, {len(pairs)} pairs)"

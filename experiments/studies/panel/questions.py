@@ -9,10 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from isocompute.frontier.answers.comparison import holm
-
 from .measures import AS_PINNED, Number
-from .statistics import TAIL, Estimate, Rule, Verdict, over_units
+from .statistics import TAIL, Estimate, Rule, Verdict, holm, over_units
 from .study import STUDY, UNITS
 
 PINNED = Path(__file__).with_name("pinned.json")

@@ -138,6 +138,15 @@ class Rule:
         ]
 
 
+def holm(ps: Mapping[str, float]) -> dict[str, float]:
+    """Holm's adjusted p of each hypothesis of a family."""
+    adjusted, largest = {}, 0.0
+    for rank, (name, p) in enumerate(sorted(ps.items(), key=lambda item: item[1])):
+        largest = max(largest, min(1.0, (len(ps) - rank) * p))
+        adjusted[name] = largest
+    return adjusted
+
+
 def clopper_pearson(count: int, of: int) -> tuple[float, float]:
     """The exact 95 % interval of a share."""
     ends = stats.binomtest(count, of).proportion_ci(LEVEL, method="exact")

@@ -134,31 +134,28 @@ def written(path: Path) -> Path:
     return path
 
 
-def test_rows_of_several_runs_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table, (compute, reward) = tmp_path / "curves.csv", run()
-    rows = [
-        f"{c},{r + 0.01 * s},{n},{s}" for n in (4, 16) for s in (0, 1) for c, r in zip(compute, reward, strict=True)
-    ]
-    table.write_text("c,r,rollouts_per_problem,seed\n" + "\n".join(rows) + "\n")
-    common = ["predict", str(table), "--x", "c", "--y", "r", "--r0", "0.4", "--method", "paper"]
-    assert main(common) == 2
-    assert "rollouts_per_problem = 4, 16; seed = 0, 1" in capsys.readouterr().err
-    assert main([*common, "--where", "rollouts_per_problem=4"]) == 2
-    assert "--where seed=VALUE" in capsys.readouterr().err
-    assert main([*common, "--where", "rollouts_per_problem=4", "--where", "seed=1"]) == 0
-    recipes = ["predict", str(table), "--x", "c", "--y", "r", "--series", "rollouts_per_problem", "--r0", "0.4"]
-    assert main(recipes) == 2
-    assert "seed = 0, 1" in capsys.readouterr().err
-    assert main([*recipes, "--where", "seed=0"]) == 0
-    # A column of any name that tells rows of one compute apart, and none at all.
-    named = tmp_path / "named.csv"
-    named.write_text(table.read_text().replace("rollouts_per_problem", "variant").replace("seed", "repeat"))
-    assert main(["predict", str(named), *common[2:]]) == 2
-    assert "variant" in capsys.readouterr().err
-    bare = tmp_path / "bare.csv"
-    bare.write_text("\n".join(",".join(line.split(",")[:2]) for line in table.read_text().splitlines()) + "\n")
-    assert main(["predict", str(bare), *common[2:]]) == 2
-    assert "occur more than once" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("names", "arguments", "said"),
+    [
+        ("c,r,rollouts_per_problem,seed", "", "rollouts_per_problem = 4, 16; seed = 0, 1"),
+        ("c,r,rollouts_per_problem,seed", "--where rollouts_per_problem=4", "--where seed=VALUE"),
+        ("c,r,rollouts_per_problem,seed", "--series rollouts_per_problem", "seed = 0, 1"),
+        # A column of any name that tells rows of one compute apart, and none at all.
+        ("c,r,variant,repeat", "", "variant"),
+        ("c,r", "", "occur more than once"),
+        ("c,r,rollouts_per_problem,seed", "--where rollouts_per_problem=4 --where seed=1", ""),
+        ("c,r,rollouts_per_problem,seed", "--series rollouts_per_problem --where seed=0", ""),
+    ],
+)
+def test_rows_of_several_runs_are_refused(
+    names: str, arguments: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [(c, r + 0.01 * seed, n, seed) for n in (4, 16) for seed in (0, 1) for c, r in zip(*run(), strict=True)]
+    columns = names.split(",")
+    pl.DataFrame([row[: len(columns)] for row in runs], schema=columns, orient="row").write_csv(tmp_path / "curves.csv")
+    command = ["predict", str(tmp_path / "curves.csv"), "--x", "c", "--y", "r", "--r0", "0.4", "--method", "paper"]
+    assert main([*command, *arguments.split()]) == (2 if said else 0)
+    assert said in capsys.readouterr().err
 
 
 def test_the_command_prints_writes_and_draws_what_was_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

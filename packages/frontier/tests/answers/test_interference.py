@@ -11,21 +11,11 @@ from isocompute.frontier.cli import main
 RESULTS = Path(__file__).parents[4] / "experiments/studies/panel/results/hard-0"
 
 
-def table(successes: dict[int, list[int]], samples: int = 8) -> pl.DataFrame:
-    rows = [
-        {"run_id": "r", "step": step, "problem_id": f"p{i}", "successes": value, "samples": samples}
-        for step, values in successes.items()
-        for i, value in enumerate(values)
-    ]
-    return pl.DataFrame(rows)
-
-
-def evals_of(pass_rates: pl.DataFrame, n: dict[str, int]) -> pl.DataFrame:
-    """Evaluations of the same runs at B_p = 8."""
-    runs = pass_rates.select("run_id", "step").unique().sort("run_id", "step")
-    return runs.with_columns(
-        rollouts_per_problem=pl.col("run_id").replace_strict(n, return_dtype=pl.Int64), problems_per_batch=pl.lit(8)
-    ).with_columns(rollouts=pl.col("step") * 8 * pl.col("rollouts_per_problem"))
+def measured(rates: pl.DataFrame) -> pl.DataFrame:
+    """Measures of runs at B_p = 8, each named by its n."""
+    evals = rates.select("run_id", "step", rollouts_per_problem=pl.col("run_id").str.slice(1).cast(pl.Int64))
+    rollouts = pl.col("step") * 8 * pl.col("rollouts_per_problem")
+    return interference(rates, evals.unique(maintain_order=True).with_columns(rollouts=rollouts, problems_per_batch=8))
 
 
 def polarised(n: int, share_at: dict[int, float]) -> pl.DataFrame:
@@ -44,29 +34,41 @@ def polarised(n: int, share_at: dict[int, float]) -> pl.DataFrame:
 def test_runs_are_compared_at_equal_rollouts_and_not_at_equal_steps() -> None:
     # At 4,096 rollouts n = 16 is the less polarised; at its own 32 steps n = 4 has seen 1,024 and is less so still.
     rates = pl.concat([polarised(4, {1024: 0.1, 4096: 0.8}), polarised(16, {1024: 0.0, 4096: 0.4, 16384: 0.9})])
-    measures = interference(rates, evals_of(rates, {"n4": 4, "n16": 16}))
+    measures = measured(rates)
     assert measures["rollouts"].to_list() == [1024, 4096, 1024, 4096, 16384]
     matched = at_equal_rollouts(measures)
     assert matched["rollouts"].to_list() == [4096, 4096]
     assert matched["rollouts_per_problem"].to_list() == [4, 16]
     assert matched["dispersion"][1] < matched["dispersion"][0]
     assert matched["zero_fraction"].to_list() == [0.4, 0.2]
-
-
-def test_runs_that_share_no_compute_are_not_compared() -> None:
-    rates = pl.concat([polarised(4, {1024: 0.1}), polarised(16, {16384: 0.9})])
-    measures = interference(rates, evals_of(rates, {"n4": 4, "n16": 16}))
     with pytest.raises(FrontierError, match="within 10 %"):
-        at_equal_rollouts(measures)
+        at_equal_rollouts(measured(pl.concat([polarised(4, {1024: 0.1}), polarised(16, {16384: 0.9})])))
 
 
-def test_no_pass_rates_and_an_evaluation_whose_rollouts_are_not_known_are_errors() -> None:
-    rates = polarised(4, {1024: 0.1, 4096: 0.8})
-    evals = evals_of(rates, {"n4": 4}).filter(pl.col("step") < 100)
-    with pytest.raises(FrontierError, match="run n4 at step 128"):
-        interference(rates, evals)
-    with pytest.raises(FrontierError, match="no pass rates"):
-        interference(pl.DataFrame(), pl.DataFrame())
+def test_files_are_measured_and_drawn_and_what_cannot_be_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = pl.concat([polarised(n, {0: 0.0, 4096: 0.5}) for n in (4, 16)])
+    evals = swept({"n4": (4, 1e-4, 0, 0.5), "n16": (16, 1e-4, 0, 0.6)})
+    rates.write_csv(tmp_path / "pass_rates.csv")
+    evals.with_columns(tokens=pl.col("rollouts")).write_csv(tmp_path / "evals.csv")
+    out = ["--out", str(tmp_path / "out")]
+    command = ["interference", str(tmp_path / "pass_rates.csv")]
+    assert main([*command, "--evals", str(tmp_path / "evals.csv"), *out]) == 0
+    printed = capsys.readouterr().out
+    assert "100 problems, at 4,096 rollouts" in printed
+    assert "n =   16: mean 0.500, never solved 25.0%" in printed
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written == {"interference.parquet", "interference.svg", "interference.png"}
+    assert main([*command, *out]) == 2
+    assert "name them with --evals" in capsys.readouterr().err
+    for tables, said in (
+        ((rates, swept({"x": (4, 1e-4, 0, 0.5)})), "have no run in common"),
+        ((rates, evals.filter(pl.col("step") < 100)), "run n4 at step 128"),
+        ((pl.DataFrame(), evals), "no pass rates"),
+    ):
+        with pytest.raises(FrontierError, match=said):
+            interference(*tables)
 
 
 @pytest.mark.slow
@@ -123,8 +125,7 @@ def test_runs_that_are_compared_differ_in_n_alone() -> None:
 
 
 def test_problems_that_are_always_or_never_solved_are_as_uneven_as_can_be() -> None:
-    rates = table({0: [4, 4, 4, 4], 10: [8, 8, 0, 0]})
-    found = interference(rates, evals_of(rates, {"r": 4}))
+    found = measured(polarised(4, {0: 0.0, 320: 1.0}))
     assert found["mean"].to_list() == [0.5, 0.5]
     assert found["zero_fraction"].to_list() == [0.0, 0.5]
     assert found["one_fraction"].to_list() == [0.0, 0.5]

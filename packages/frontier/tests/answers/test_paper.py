@@ -156,21 +156,3 @@ def test_a_curve_of_two_evaluations_has_a_reason(sweep: pl.DataFrame, tmp_path: 
     found = fitted(sweep.filter(pl.col("rollouts") <= 8192), tmp_path)
     assert all(c["params"] is None and c["reason"] for c in found["curves"])
     assert found["segments"] == []
-
-
-@pytest.mark.skipif(not RESULTS.exists(), reason="the panel is in the repository and not in the package")
-@pytest.mark.parametrize(
-    ("metric", "unit"), [("avg_at_4", "rollouts"), ("best_at_4", "tokens"), ("worst_at_4", "update_steps")]
-)
-def test_the_panel_of_the_repository(metric: str, unit: str) -> None:
-    # The middle learning rate of each n, as `cells.json` has them.
-    rates: dict[int, list[tuple[float, str]]] = {}
-    for c in json.loads((RESULTS / "cells.json").read_text())["cells"]:
-        if c["purpose"] == "sweep" and c["branch_of"] is None:
-            rates.setdefault(c["rollouts_per_problem"], []).append((c["learning_rate"], c["run_id"]))
-    middle = [sorted(own)[1][1] for own in rates.values()]
-    evals = pl.read_parquet(RESULTS / "evals.parquet").filter(pl.col("run_id").is_in(middle))
-    found = fit_as_paper(evals, PaperConfig(metric=metric, unit=unit))
-    assert [c.curve.rollouts_per_problem for c in found.fitted] == [2, 4, 8, 16, 32]
-    assert (np.diff(found.reached.max(axis=0)) >= 0).all()
-    assert found.segments()[-1][1] is found.fitted[found.best[-1]]

@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from isocompute.frontier import Frontier, FrontierError
-from isocompute.frontier.answers.answer import as_run, of_data, of_risk, rounded
+from isocompute.frontier import Fit, Frontier, FrontierError
+from isocompute.frontier.answers.answer import as_run, rounded
 from isocompute.frontier.answers.fitted import Fitted, at_n
 from isocompute.frontier.answers.next import plan, plan_lines
-from isocompute.frontier.notebook import load_fitted, save
 from isocompute.frontier.posterior.decision import Ending, Misfit
 from isocompute.frontier.posterior.health import Failures
 from isocompute.frontier.posterior.runs import Setting
@@ -31,9 +30,9 @@ KEPT = {"trl": 100, "playbook-easy": 50, "sudden": 50}
 
 
 @cache
-def read(name: str) -> Fitted:
+def read(name: str) -> Fit:
     """One of the fixtures."""
-    return load_fitted(FIXTURES / name)
+    return Frontier.load(FIXTURES / name)
 
 
 def sudden() -> pl.DataFrame:
@@ -118,30 +117,51 @@ def test_a_budget_that_nothing_can_be_said_of_is_refused_but_not_what_to_run_bef
             wide.decide(budget, unit=unit)
 
 
-def test_a_headline_names_n_how_sure_that_is_and_what_the_next_n_would_cost() -> None:
-    for leads, factor, said in (
-        (90, 1, "Use 16 rollouts per problem × 4 problems per batch: 90 % likely the best of 4 and 16; n = 4, B"),
+def test_headline_and_words_say_which_n_how_sure_that_is_and_what_the_next_one_costs() -> None:
+    for leads, factor, *said in (
         # Of a hundred draws the other one is 0.1 better in ten, and 0.1 worse in the others.
-        (90, 1, "_p = 16 instead would cost 0.07 avg_at_4 (95 %: −0.09 to 0.09)"),
+        (
+            90,
+            1,
+            "Use 16 rollouts per problem × 4 problems per batch: 90 % likely",
+            "would cost 0.07 avg_at_4",
+            "−0.09 to",
+        ),
+        (90, 1, "At 7.68k rollouts use n = 16, ", "   P(best) 90 %"),
+        (99, 1, "   P(best) >95 %"),
         (
             77,
             1,
-            "Undecided between n = 4, B_p = 16 and n = 16, B_p = 4: 25 % and 75 % likely the best of 4 and 16; n = ",
+            "Undecided between n = 4, B_p = 16 and n = 16, B_p = 4: 25 % and 75 % likely",
+            "0.05 avg_at_4 (95 %: −0.0",
         ),
-        (77, 1, "; n = 4, B_p = 16 in place of n = 16, B_p = 4 would cost 0.05 avg_at_4 (95 %: −0.09 to 0.09)"),
-        (90, 4.3, "16 rollouts per problem × 4 problems per batch if no curve turns"),
+        (77, 1, "7.68k rollouts undecided between n = 4, B_p = 16 and n = 16, B_p = 4; the least expected "),
+        (90, 4.1, ", 4.1 times beyond the data, use n = 16,"),
+        (
+            90,
+            4.3,
+            "16 rollouts per problem × 4 problems per batch if no curve turns",
+            "4.3 times beyond the data, and if no",
+        ),
     ):
         fitted = told(leading(leads))
-        assert said in fitted.answer(factor * fitted.largest).headline()
-    fitted = told(leading(90))
-    vars(fitted)["misfits"] = (Misfit(cell=fitted.cells[0], evidence="it jumps"),)
-    misfit = fitted.answer()
-    assert misfit.headline().startswith("Undecided: the curves do not fit n = ")
-    document = misfit.as_dict()
-    assert (document["standing"], document["rollouts_per_problem"]) == ("misfit", None)
-    assert document["measured"][0]["reward"] > 0.2
-    trained = replace(read("trl"), of_training=True).answer()
+        answer = fitted.answer(factor * fitted.largest)
+        text = f"{answer.headline()}\n{answer.lines()[1]}"
+        assert all(part in text for part in said)
+    trained = replace(fitted, of_training=True).answer()
     assert trained.headline().startswith("By rewards of training: ")
+    assert trained.lines()[1].startswith("By rewards of training: at 7.68k ")
+
+
+def test_of_one_n_nothing_is_said_of_others_but_what_its_rates_lose() -> None:
+    answer = told(leading(90)).answer()
+    alone = replace(answer, decision=replace(answer.decision, options=answer.decision.options[:1])).lines()
+    assert "nothing is compared, for one n was run: n = 16," in alone[1]
+    assert not any("P(best) " in line or line.startswith(("n*: ", "Beyond: ")) for line in alone)
+    only = answer.decision.chosen
+    slower = replace(only, cell=replace(only.cell, learning_rate=2e-5), loss=0.03)
+    rates = replace(answer, decision=replace(answer.decision, options=(only, slower))).lines()
+    assert rates[2] == "  no other n was run; at 2e-05 it gets 0.030 less"
 
 
 def test_next_says_stop_where_no_run_is_expected_to_gain_and_what_runs_cost_where_timings_are_known() -> None:
@@ -157,7 +177,6 @@ def test_next_says_stop_where_no_run_is_expected_to_gain_and_what_runs_cost_wher
     with pytest.raises(FrontierError, match="--timings"):
         plan_lines(torn, "rollouts", price=2.0)
     # A rollout of n = 4 takes three times as long, and the budget in hours buys fewer of them.
-    timed = plan(told(leading(50)), sure.largest)
     hours = replace(told(leading(50)), hours_per_rollout=(1e-3, 3e-3))
     vars(hours).update({name: vars(told(leading(50)))[name] for name in ("gained", "last", "healthy")})
     timed = plan(hours, sure.largest)
@@ -168,38 +187,19 @@ def test_next_says_stop_where_no_run_is_expected_to_gain_and_what_runs_cost_wher
     assert "GPU-hours" in plan_lines(timed, "rollouts", price=2.0)[-1]
 
 
-def test_the_words_say_what_an_answer_amounts_to() -> None:
-    for leads, factor, said in (
-        (90, 1, "At 7.68k rollouts use n = 16, "),
-        (90, 1, "   P(best) 90 %"),
-        (99, 1, "   P(best) >95 %"),
-        (77, 1, "7.68k rollouts undecided between n = 4, B_p = 16 and n = 16, B_p = 4; the least expected "),
-        (90, 4.1, ", 4.1 times beyond the data, use n = 16,"),
-        (90, 4.3, ", 4.3 times beyond the data, and if no curve turns in a way that none has shown, the least"),
-    ):
-        fitted = told(leading(leads))
-        assert said in fitted.answer(factor * fitted.largest).lines()[1]
-    assert replace(fitted, of_training=True).answer().lines()[1].startswith("By rewards of training: at 7.68k ")
-    answer = fitted.answer()
-    alone = replace(answer, decision=replace(answer.decision, options=answer.decision.options[:1])).lines()
-    assert "nothing is compared, for one n was run: n = 16," in alone[1]
-    assert not any("P(best) " in line or line.startswith(("n*: ", "Beyond: ")) for line in alone)
-    only = answer.decision.chosen
-    slower = replace(only, cell=replace(only.cell, learning_rate=2e-5), loss=0.03)
-    rates = replace(answer, decision=replace(answer.decision, options=(only, slower))).lines()
-    assert rates[2] == "  no other n was run; at 2e-05 it gets 0.030 less"
-
-
 def test_a_misfit_of_an_n_that_could_be_best_leaves_the_measured_ends_as_the_answer() -> None:
     sixteen, four = read("trl").cells
     astray = (Misfit(cell=four, evidence="an evaluation lies 0.30 above its curve"),)
     for leads, top, doubtful in ((99, 0.3, False), (97, 0.3, True), (99, 0.7, True)):
         tops = ((four, top), (sixteen, 0.25))
         ends = tuple(Ending(cell=c, reward=r, interval=(0.2, r), compute=1.0) for c, r in tops)
-        lines = told(leading(leads), misfits=astray, endings=ends).answer().lines()
+        answer = told(leading(leads), misfits=astray, endings=ends).answer()
+        lines, document = answer.lines(), answer.as_dict()
         assert ("the curves do not fit n = 4, B_p = 16 (an evaluation lies 0.30" in lines[1]) == doubtful
         assert (f"n = 4, B_p = 16 at rate 0.0005: {top:.3f} (95 %: 0.200–{top:.3f}); n = 16" in lines[1]) == doubtful
         assert any(line.startswith("n*: ") for line in lines) != doubtful
+        assert answer.headline().startswith("Undecided: the curves do not fit n = ") == doubtful
+        assert (document["standing"] == "misfit") == (document["rollouts_per_problem"] is None) == doubtful
 
 
 def test_what_was_best_earlier_is_said_of_a_quarter_of_the_budget() -> None:
@@ -278,15 +278,6 @@ def test_an_n_whose_runs_all_failed_is_in_the_decision() -> None:
     assert plan(fitted, fitted.largest, tell=(16, 64)).pair == (trl.cells[0], lost)
 
 
-def test_one_of_a_thing_is_said_in_the_singular() -> None:
-    trl = read("trl")
-    runs, (first, _) = trl.prepared.runs.only(np.array([0])), trl.prepared.failures.items()
-    alone = replace(trl.prepared, runs=runs, health=trl.prepared.health[:1], failures=dict([first]))
-    assert of_data(alone, "rollouts") == "1 value of n × 1 seed × 30 evaluations to 7.68k rollouts; 1 run"
-    assert of_risk(alone, np.array([0.1])).startswith("none of 1 run failed")
-    assert ", 1 step, " in trl.answer(64).lines()[1]
-
-
 def test_a_probability_is_said_to_five_points_and_a_rate_as_it_ran() -> None:
     shares = [0.0, 0.024, 0.026, 0.774, 0.776, 0.974, 0.976]
     assert [rounded(share) for share in shares] == ["<5 %", "<5 %", "5 %", "75 %", "80 %", "95 %", ">95 %"]
@@ -312,4 +303,4 @@ if __name__ == "__main__":
         whole = (Frontier(sudden()) if table == "sudden" else Frontier.read(DOCS / f"{table}.csv")).fit()
         theta = whole.posterior.theta
         few = replace(whole.posterior, theta=theta[np.linspace(0, len(theta) - 1, draws, dtype=int)].round(2))
-        save(replace(whole, posterior=few), FIXTURES / table)
+        replace(whole, posterior=few).save(FIXTURES / table)

@@ -6,11 +6,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from isocompute.frontier import FrontierError
-from isocompute.frontier.answers.fitted import Fitted
+from isocompute.frontier import Fit, FrontierError
 from isocompute.frontier.answers.steps import three_steps
 from isocompute.frontier.cli import main
-from isocompute.frontier.notebook import save
 
 from ..conftest import TRUTH, quick, run
 
@@ -35,11 +33,11 @@ def sweep(*sizes: int, failing: int = 0) -> pl.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def fitted() -> Fitted:
+def fitted() -> Fit:
     return quick(sweep(*SIZES, failing=2))
 
 
-def test_the_smallest_batch_of_which_no_run_failed_gets_the_rest_of_the_budget(fitted: Fitted) -> None:
+def test_the_smallest_batch_of_which_no_run_failed_gets_the_rest_of_the_budget(fitted: Fit) -> None:
     found = three_steps(fitted, 20_480)
     assert found.n_star == 16
     assert found.probability_best > 0.9
@@ -57,7 +55,7 @@ def test_the_smallest_batch_of_which_no_run_failed_gets_the_rest_of_the_budget(f
 
 
 def test_its_probability_of_failure_has_an_interval_which_is_wider_than_a_point_where_none_failed(
-    fitted: Fitted,
+    fitted: Fit,
 ) -> None:
     sizes = three_steps(fitted, 20_480).sizes
     for size in sizes:
@@ -68,7 +66,7 @@ def test_its_probability_of_failure_has_an_interval_which_is_wider_than_a_point_
     assert sizes[1].failure_interval[1] > 0.1
 
 
-def test_a_budget_in_tokens_leaves_as_many_steps_as_its_rollouts(fitted: Fitted) -> None:
+def test_a_budget_in_tokens_leaves_as_many_steps_as_its_rollouts(fitted: Fit) -> None:
     assert three_steps(fitted, 204_800, unit="tokens").used.update_steps == 320
 
 
@@ -97,9 +95,9 @@ def test_steps_of_a_fit_in_tokens_are_refused() -> None:
 
 
 def test_one_command_prints_them_and_writes_them(
-    fitted: Fitted, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fitted: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    save(fitted, tmp_path)
+    fitted.save(tmp_path)
     out = tmp_path / "answer.json"
     assert main(["prescribe", str(tmp_path), "--budget", "20480", "--three-steps", "--json", str(out)]) == 0
     written = json.loads(out.read_text())

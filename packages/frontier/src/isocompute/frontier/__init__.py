@@ -1,6 +1,5 @@
 """What does a budget buy, and how should it be split? Compute-optimal frontiers of LLM reinforcement learning."""
 
-from .answers.comparison import Comparison, compare
 from .answers.fitted import Fitted
 from .answers.forecast import Forecast, ForecastConfig, Verdict, forecast
 from .answers.interference import interference, train_validation_gap
@@ -15,7 +14,6 @@ from .posterior.density import Priors
 
 __all__ = [
     "MEANING",
-    "Comparison",
     "Fit",
     "Fitted",
     "Flag",
@@ -27,7 +25,6 @@ __all__ = [
     "PaperFits",
     "Priors",
     "Verdict",
-    "compare",
     "efficiency",
     "fit_as_paper",
     "fit_points",

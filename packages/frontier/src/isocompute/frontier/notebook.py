@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from .answers import paper
-from .answers.fitted import BestRates, Fitted, LeftOut, best_rates, left_out
+from .answers.fitted import BestRates, Fitted, best_rates
 from .answers.next import plan
 from .contract.files import write_text
 from .data.curves import UNITS
@@ -32,6 +32,10 @@ from .posterior.runs import POPULATION, Run, Runs, Setting, padded, runs_of
 from .show.drawing import draw_best, draw_frontier, draw_regret
 from .show.report import write_report
 
+DOCUMENT, DRAWS, RUNS = "posterior.json", "draws.parquet", "runs.parquet"
+PLAIN = ("metric", "unit", "seed", "tokens_per_rollout", "hours_per_rollout", "caveats", "of_training", "about")
+"""Attributes of a fit that its document holds as they are."""
+
 
 class Fit(Fitted):
     """The fit of a sweep, with what a notebook does with it; the attributes are those of ``Fitted``."""
@@ -43,10 +47,6 @@ class Fit(Fitted):
             tell: Two n that seeds are to tell apart; by default those of the first two settings.
         """
         return plan(self, compute, tell=tell)
-
-    def left_out(self) -> tuple[LeftOut, ...]:
-        """Each n predicted from the runs of the others; takes as many short fits."""
-        return left_out(self)
 
     def best_rates(self, compute: float) -> BestRates | None:
         """The best learning rate of each n, and how it grows with B; None where each n was run at one."""
@@ -74,8 +74,81 @@ class Fit(Fitted):
         return write_report(self, folder, budget=budget, facts=facts)
 
     def save(self, folder: str | Path) -> None:
-        """Write it, to be read by ``Frontier.load``; the same fit gives the same bytes."""
-        save(self, folder)
+        """Write it, to be read by ``Frontier.load``; the same fit gives the same bytes.
+
+        Raises:
+            FrontierError: The folder cannot be written to.
+        """
+        folder = Path(folder)
+        model, luck = self.posterior.model, self.posterior.luck
+        document = {name: getattr(self, name) for name in PLAIN} | {
+            "split_r_hat": self.posterior.split_r_hat,
+            "error_is_known": model.runs.error_is_known,
+            "priors": asdict(model.priors),
+            "cells": [asdict(c) for c in model.runs.cells],
+            "bases": model.runs.bases,
+            "notes": self.prepared.notes,
+            "health": [{**asdict(h), "spikes": [int(k) for k in h.spikes]} for h in self.prepared.health],
+            "failures": [
+                {"cell": asdict(c), "failed": f.failed, "runs": int(f.runs), "reward": f.reward}
+                for c, f in self.prepared.failures.items()
+            ],
+            "questions_sampled": luck is not None,
+        }
+        columns = {f"x{k}": values for k, values in enumerate(self.posterior.theta.T)}
+        if luck is not None:
+            columns |= {f"luck{k}": values for k, values in enumerate(luck.reshape(len(luck), -1).T)}
+        write_parquet(pl.DataFrame(columns), folder / DRAWS)
+        write_parquet(_runs_table(model.runs), folder / RUNS)
+        # Last, since it says that the others are there.
+        write_text(folder / DOCUMENT, json.dumps(document, indent=1, sort_keys=True) + "\n", error=FrontierError)
+
+
+def load_fitted(folder: str | Path) -> Fit:
+    """A fit that was saved.
+
+    Raises:
+        FrontierError: The folder holds no fit, or a damaged one.
+    """
+    folder = Path(folder)
+    if not (folder / DOCUMENT).is_file() and (folder / paper.DOCUMENT).is_file():
+        raise FrontierError(f"{folder}: the paper's method has no intervals to prescribe from: fit without it")
+    if not (folder / DOCUMENT).is_file():
+        what = f"holds no {DOCUMENT}" if folder.is_dir() else "is no folder" if folder.exists() else "is not there"
+        raise FrontierError(
+            f"{folder}: {what}; a fit is a folder that `isocompute-frontier fit RUNS --out FOLDER` wrote"
+        )
+    try:
+        document = json.loads((folder / DOCUMENT).read_text())
+        if absent := [each.name for each in fields(Priors) if each.name not in document["priors"]]:
+            # Draws of another model would be read as of this one.
+            raise ValueError(f"priors lack {', '.join(absent)}, which are those of other curves")
+        priors = Priors(**{name: _frozen(value) for name, value in document["priors"].items()})
+        runs = _runs(pl.read_parquet(folder / RUNS), document)
+        model = Model(runs=runs, priors=priors)
+        draws = pl.read_parquet(folder / DRAWS)
+        theta, luck = draws.select(pl.col("^x.*$")).to_numpy(), None
+        if document["questions_sampled"]:
+            luck = draws.select(pl.col("^luck.*$")).to_numpy().reshape(len(draws), 2, -1)
+        if theta.shape[1] != model.size:
+            raise ValueError(f"{theta.shape[1]} columns of draws for {model.size} numbers")
+        prepared = Prepared(
+            runs=runs,
+            health=tuple(_health(h) for h in document["health"]),
+            notes=_frozen(document["notes"]),
+            failures={
+                Setting(**f["cell"]): Failures(failed=f["failed"], runs=f["runs"], reward=f["reward"])
+                for f in document["failures"]
+            },
+        )
+        return Fit(
+            prepared=prepared,
+            posterior=Posterior(model=model, theta=theta, split_r_hat=document["split_r_hat"], luck=luck),
+            **{name: _frozen(document[name]) for name in PLAIN},
+        )
+    except (OSError, KeyError, TypeError, ValueError, RecursionError, pl.exceptions.PolarsError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+        raise FrontierError(f"{folder}: the posterior is damaged or of another version ({what}): fit again") from None
 
 
 class Frontier:
@@ -83,7 +156,6 @@ class Frontier:
 
     Args:
         evals: An ``evals`` table as a data frame of pandas, polars, pyarrow or whatever narwhals reads.
-        metric: Metric column.
         group: A further column that tells runs apart, such as a recipe.
         population: Columns whose values are draws, as far as there are such columns: the answer is for another base
             model like those that were run. ``("base_model", "problem_set")`` takes problem sets as draws too.
@@ -111,27 +183,17 @@ class Frontier:
                 "Frontier.read(PATH)"
             ) from None
         self.evals = frame.to_polars()
-        self.metric, self.unit, self.split, self.problem_set, self.group = metric, unit, split, problem_set, group
-        self.population = population
+        self.metric, self.unit, self.problem_set = metric, unit, problem_set
+        chosen = {"metric": metric, "unit": unit, "split": split, "problem_set": problem_set, "group": group}
+        self._chosen: dict[str, Any] = {**chosen, "population": population}
 
     @classmethod
     def read(cls, *sources: str | Path, **settings: Any) -> Frontier:
-        """Read files, folders, tracking URIs, ``mlflow:EXPERIMENT`` or ``runs:/RUN_ID``.
-
-        Args:
-            settings: As of the class.
-        """
+        """Read files, folders, tracking URIs, ``mlflow:EXPERIMENT`` or ``runs:/RUN_ID``, with settings of the class."""
         wanted = {name: settings[name] for name in ("metric", "unit", "group") if name in settings}
         return cls(read_evals(sources, **wanted), **settings)
 
-    @staticmethod
-    def load(folder: str | Path) -> Fit:
-        """A fit that was saved.
-
-        Raises:
-            FrontierError: The folder holds no fit, or a damaged one.
-        """
-        return load_fitted(folder)
+    load = staticmethod(load_fitted)
 
     def fit(
         self,
@@ -158,6 +220,9 @@ class Frontier:
             used = [run for run, health in zip(runs, prepared.health, strict=True) if health.fitted]
             luck = luck_of(used, fitted, rng=np.random.default_rng([seed, 4]))
             fitted = replace(fitted, luck=luck)
+        hours: tuple[float, ...] = ()
+        if timings is not None and self.unit == "rollouts":
+            hours = self._per_rollout(with_gpu_hours(self.evals, timings), "gpu_hours", prepared.runs.cells)
         return Fit(
             metric=self.metric,
             unit=self.unit,
@@ -165,33 +230,20 @@ class Frontier:
             seed=seed,
             posterior=fitted,
             tokens_per_rollout=self._per_rollout(self.evals, "tokens", prepared.runs.cells),
-            hours_per_rollout=self._hours(timings, prepared.runs.cells),
+            hours_per_rollout=hours,
             caveats=("problems that are not trained on: these rewards are of training",) if self._of_training else (),
             of_training=self._of_training,
             about=self._about(),
         )
 
     def fit_separately(self, *, priors: Priors | None = None, seed: int = 0) -> dict[Setting, Posterior]:
-        """Fit each setting alone, so that none learns from another: nothing is decided from this.
-
-        Args:
-            priors: As of ``fit``.
-        """
+        """Fit each setting alone, so that none learns from another: nothing is decided from this."""
         runs = self._prepared(None)[1].runs
         alone = [runs.only(np.flatnonzero(runs.cell == k)) for k in range(len(runs.cells))]
         return {own.cells[0]: posterior(own, priors=priors, seed=seed) for own in alone}
 
     def _prepared(self, pass_rates: pl.DataFrame | None) -> tuple[list[Run], Prepared]:
-        runs = runs_of(
-            self.evals,
-            metric=self.metric,
-            unit=self.unit,
-            split=self.split,
-            problem_set=self.problem_set,
-            group=self.group,
-            population=self.population,
-            pass_rates=pass_rates,
-        )
+        runs = runs_of(self.evals, pass_rates=pass_rates, **self._chosen)
         return runs, prepare(runs, unit=self.unit)
 
     def _about(self) -> tuple[tuple[str, str], ...]:
@@ -215,23 +267,16 @@ class Frontier:
         """Whether the rewards are those of training, of other problems at each point."""
         return set(self.evals["split"]) == {"train"}
 
-    def _hours(self, timings: pl.DataFrame | None, cells: tuple[Setting, ...]) -> tuple[float, ...]:
-        """GPU-hours of a rollout of each setting, without evaluation."""
-        if timings is None or self.unit != "rollouts":
-            return ()
-        return self._per_rollout(with_gpu_hours(self.evals, timings), "gpu_hours", cells)
-
     def _per_rollout(self, evals: pl.DataFrame, column: str, cells: tuple[Setting, ...]) -> tuple[float, ...]:
         """Mean of a cost for each rollout over all runs of an n and B_p; nothing where one of them has no count."""
         if not {column, "rollouts"} <= set(evals.columns):
             return ()
-        keys = ["rollouts_per_problem", "problems_per_batch"]
         whole = (
             evals.filter(pl.col("rollouts") > 0)
-            .group_by(keys)
-            .agg((pl.col(column).sum() / pl.col("rollouts").sum()).alias("each"))
+            .group_by("rollouts_per_problem", "problems_per_batch")
+            .agg(pl.col(column).sum() / pl.col("rollouts").sum())
         )
-        known = {(n, batch): each for n, batch, each in whole.select(*keys, "each").iter_rows() if each}
+        known = {(n, batch): each for n, batch, each in whole.iter_rows() if each}
         costs = [known.get((c.rollouts_per_problem, c.problems_per_batch)) for c in cells]
         return tuple(x for x in costs if x is not None) if None not in costs else ()
 
@@ -250,99 +295,6 @@ def _on(ax: Any, draw: Any, fitted: Fitted, **given: Any) -> Any:
     from matplotlib import pyplot
 
     return draw(fitted, pyplot.subplots(figsize=(6.2, 3.9), layout="constrained")[1], **given)
-
-
-DOCUMENT, DRAWS, RUNS = "posterior.json", "draws.parquet", "runs.parquet"
-
-
-def save(fitted: Fitted, folder: str | Path) -> None:
-    """Write a posterior; the same one gives the same bytes.
-
-    Raises:
-        FrontierError: The folder cannot be written to.
-    """
-    folder = Path(folder)
-    prepared, model = fitted.prepared, fitted.posterior.model
-    document = {
-        "metric": fitted.metric,
-        "unit": fitted.unit,
-        "seed": fitted.seed,
-        "split_r_hat": fitted.posterior.split_r_hat,
-        "error_is_known": model.runs.error_is_known,
-        "priors": asdict(model.priors),
-        "cells": [asdict(c) for c in model.runs.cells],
-        "bases": model.runs.bases,
-        "notes": prepared.notes,
-        "health": [{**asdict(h), "spikes": [int(k) for k in h.spikes]} for h in prepared.health],
-        "failures": [
-            {"cell": asdict(c), "failed": f.failed, "runs": int(f.runs), "reward": f.reward}
-            for c, f in prepared.failures.items()
-        ],
-        "tokens_per_rollout": fitted.tokens_per_rollout,
-        "hours_per_rollout": fitted.hours_per_rollout,
-        "caveats": fitted.caveats,
-        "of_training": fitted.of_training,
-        "about": fitted.about,
-        "questions_sampled": fitted.posterior.luck is not None,
-    }
-    columns = {f"x{k}": values for k, values in enumerate(fitted.posterior.theta.T)}
-    if fitted.posterior.luck is not None:
-        flat = fitted.posterior.luck.reshape(len(fitted.posterior.luck), -1)
-        columns |= {f"luck{k}": values for k, values in enumerate(flat.T)}
-    write_parquet(pl.DataFrame(columns), folder / DRAWS)
-    write_parquet(_runs_table(model.runs), folder / RUNS)
-    # Last, since it says that the others are there.
-    write_text(folder / DOCUMENT, json.dumps(document, indent=1, sort_keys=True) + "\n", error=FrontierError)
-
-
-def load_fitted(folder: str | Path) -> Fit:
-    """Load a saved posterior.
-
-    Raises:
-        FrontierError: The folder holds no posterior, or a damaged one.
-    """
-    folder = Path(folder)
-    if not (folder / DOCUMENT).is_file() and (folder / paper.DOCUMENT).is_file():
-        raise FrontierError(f"{folder}: the paper's method has no intervals to prescribe from: fit without it")
-    if not (folder / DOCUMENT).is_file():
-        what = f"holds no {DOCUMENT}" if folder.is_dir() else "is no folder" if folder.exists() else "is not there"
-        raise FrontierError(
-            f"{folder}: {what}; a fit is a folder that `isocompute-frontier fit RUNS --out FOLDER` wrote"
-        )
-    try:
-        document = json.loads((folder / DOCUMENT).read_text())
-        runs = _runs(pl.read_parquet(folder / RUNS), document)
-        model = Model(runs=runs, priors=_priors(document["priors"]))
-        draws = pl.read_parquet(folder / DRAWS)
-        theta, luck = draws.select(pl.col("^x.*$")).to_numpy(), None
-        if document["questions_sampled"]:
-            luck = draws.select(pl.col("^luck.*$")).to_numpy().reshape(len(draws), 2, -1)
-        if theta.shape[1] != model.size:
-            raise ValueError(f"{theta.shape[1]} columns of draws for {model.size} numbers")
-        prepared = Prepared(
-            runs=runs,
-            health=tuple(_health(h) for h in document["health"]),
-            notes=tuple(document["notes"]),
-            failures={
-                Setting(**f["cell"]): Failures(failed=f["failed"], runs=f["runs"], reward=f["reward"])
-                for f in document["failures"]
-            },
-        )
-        return Fit(
-            metric=document["metric"],
-            unit=document["unit"],
-            prepared=prepared,
-            seed=document["seed"],
-            posterior=Posterior(model=model, theta=theta, split_r_hat=document["split_r_hat"], luck=luck),
-            tokens_per_rollout=tuple(document["tokens_per_rollout"]),
-            hours_per_rollout=tuple(document["hours_per_rollout"]),
-            caveats=tuple(document["caveats"]),
-            of_training=document["of_training"],
-            about=tuple((name, value) for name, value in document["about"]),
-        )
-    except (OSError, KeyError, TypeError, ValueError, RecursionError, pl.exceptions.PolarsError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-        raise FrontierError(f"{folder}: the posterior is damaged or of another version ({what}): fit again") from None
 
 
 def _runs_table(runs: Runs) -> pl.DataFrame:
@@ -381,12 +333,9 @@ def _runs(table: pl.DataFrame, document: dict[str, Any]) -> Runs:
     )
 
 
-def _priors(values: dict[str, Any]) -> Priors:
-    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    if absent := [each.name for each in fields(Priors) if each.name not in plain]:
-        # Draws of another model would be read as of this one.
-        raise ValueError(f"priors lack {', '.join(absent)}, which are those of other curves")
-    return Priors(**plain)
+def _frozen(value: Any) -> Any:
+    """A value of a document, whose lists were tuples."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _health(values: dict[str, Any]) -> Health:

@@ -76,6 +76,12 @@ class Cell:
         """What it generates."""
         return self.n * self.problems_per_batch * self.steps
 
+    def flags(self, trainer: str) -> str:
+        """Flags of a trainer, a key of ``FLAGS``."""
+        batch, steps = self.problems_per_batch, self.steps
+        numbers = {"n": self.n, "batch": batch, "steps": steps, "rollouts": self.n * batch, "problems": batch * steps}
+        return FLAGS[trainer].format(**numbers, rate=self.learning_rate)
+
     def as_dict(self) -> dict[str, Any]:
         """For ``--json``, by the names of the tables."""
         return {
@@ -133,28 +139,23 @@ class Advice:
         }
 
 
-def row_of(sweep: Sweep) -> Row:
-    """A sweep as a row of the regression."""
-    return Row(
-        source=sweep.source,
-        problem_set=f"{sweep.problem_set}, {sweep.model}",
-        budget=sweep.budget,
-        pass_rate=sweep.pass_rate,
-        log2_n=sweep.log2_n,
-        deviation=sweep.deviation,
-    )
-
-
 def rows_of(sweeps: Sequence[Sweep]) -> list[Row]:
     """Sweeps as rows of the regression."""
-    return [row_of(sweep) for sweep in sweeps]
+    return [
+        Row(
+            source=each.source,
+            problem_set=f"{each.problem_set}, {each.model}",
+            budget=each.budget,
+            pass_rate=each.pass_rate,
+            log2_n=each.log2_n,
+            deviation=each.deviation,
+        )
+        for each in sweeps
+    ]
 
 
 def advise(question: Question, sweeps: Sequence[Sweep]) -> Advice:
     """What to begin with, by all sources and by all but each.
-
-    Args:
-        sweeps: At least one.
 
     Raises:
         FrontierError: The batch limit or the budget cannot hold the smallest run that a source has.
@@ -164,10 +165,11 @@ def advise(question: Question, sweeps: Sequence[Sweep]) -> Advice:
     between = _between(tuple(rows))
     interval = _interval(between, question)
     low, middle, high = interval
-    least, largest = min(row.budget for row in rows) / BEYOND, max(row.budget for row in rows) * BEYOND
+    least, largest = min(row.budget for row in rows), max(row.budget for row in rows)
     cannot = ""
-    if not least <= budget <= largest:
-        cannot = f"{short(budget)} rollouts are more than {BEYOND:g} times beyond the sources', {_span(rows)}"
+    if not least / BEYOND <= budget <= largest * BEYOND:
+        sources = f"{short(least)} to {short(largest)}"
+        cannot = f"{short(budget)} rollouts are more than {BEYOND:g} times beyond the sources', {sources}"
     elif min(high, most) > WIDEST * low:
         cannot = (
             f"the sources leave n between {_n(low)} and {_n(high)}, {high / low:.0f} × apart (at most {WIDEST:g} ×)"
@@ -224,12 +226,6 @@ def problems_per_batch(question: Question, n: int, budget: float) -> int:
     limits += [question.max_batch / n] if question.max_batch else []
     limits += [question.problems] if question.problems else []
     return max(LEAST_PROBLEMS, _power(min(limits), down=True))
-
-
-def learning_rate(question: Question, batch: int) -> float:
-    """√B from the rate that worked, or from the Playbook's."""
-    rate, at = question.anchor or (RATE, RATE_BATCH)
-    return rate * sqrt(batch / at)
 
 
 def lines(advice: Advice, trainer: str, *, cost: float | None = None) -> Iterator[str]:
@@ -358,45 +354,24 @@ def _narrow(advice: Advice, trainer: str, cost: float | None) -> Iterator[str]:
     )
     for cell in advice.pilots:
         price = f", {cell.rollouts / cost:,.3g} GPU-hours" if cost else ""
-        yield f"  n = {cell.n}, {short(cell.rollouts)} rollouts{price}: {FLAGS[trainer](cell)}"
+        yield f"  n = {cell.n}, {short(cell.rollouts)} rollouts{price}: {cell.flags(trainer)}"
     yield (
         "  isocompute-budget convert writes all settings for your devices and problems; then isocompute-frontier fit "
         "reads what they logged, and next says what to add."
     )
 
 
-def _trl(cell: Cell) -> str:
-    return (
-        f"--num_generations {cell.n} --per_device_train_batch_size {cell.n} --gradient_accumulation_steps "
-        f"{cell.problems_per_batch} --max_steps {cell.steps} --learning_rate {cell.learning_rate:.3g}"
-    )
-
-
-def _verl(cell: Cell) -> str:
-    actor, batch = "actor_rollout_ref.actor", cell.problems_per_batch
-    return (
-        f"data.train_batch_size={batch} actor_rollout_ref.rollout.n={cell.n} {actor}.ppo_mini_batch_size={batch} "
-        f"trainer.total_training_steps={cell.steps} trainer.total_epochs={cell.steps} {actor}.optim.lr="
-        f"{cell.learning_rate:.3g}"
-    )
-
-
-def _openrlhf(cell: Cell) -> str:
-    batch = cell.problems_per_batch
-    return (
-        f"--rollout.batch_size {batch} --rollout.n_samples_per_prompt {cell.n} --train.batch_size {cell.n * batch} "
-        f"--data.max_samples {batch * cell.steps} --actor.adam.lr {cell.learning_rate:.3g}"
-    )
-
-
-def _prime_rl(cell: Cell) -> str:
-    return (
-        f"--orchestrator.batch_size {cell.n * cell.problems_per_batch} --orchestrator.group_size {cell.n} --max_steps "
-        f"{cell.steps} --trainer.optim.lr {cell.learning_rate:.3g}"
-    )
-
-
-FLAGS = {"trl": _trl, "verl": _verl, "openrlhf": _openrlhf, "prime-rl": _prime_rl}
+FLAGS = {
+    "trl": "--num_generations {n} --per_device_train_batch_size {n} --gradient_accumulation_steps {batch} "
+    "--max_steps {steps} --learning_rate {rate:.3g}",
+    "verl": "data.train_batch_size={batch} actor_rollout_ref.rollout.n={n} "
+    "actor_rollout_ref.actor.ppo_mini_batch_size={batch} trainer.total_training_steps={steps} "
+    "trainer.total_epochs={steps} actor_rollout_ref.actor.optim.lr={rate:.3g}",
+    "openrlhf": "--rollout.batch_size {batch} --rollout.n_samples_per_prompt {n} --train.batch_size {rollouts} "
+    "--data.max_samples {problems} --actor.adam.lr {rate:.3g}",
+    "prime-rl": "--orchestrator.batch_size {rollouts} --orchestrator.group_size {n} --max_steps {steps} "
+    "--trainer.optim.lr {rate:.3g}",
+}
 """A cell as flags of a trainer (TRL's for one device), as ``isocompute-budget convert --from`` reads them."""
 
 
@@ -411,14 +386,17 @@ def _sizes(octaves: Mixture) -> tuple[float, float, float]:
     return low, middle, high
 
 
-@lru_cache(maxsize=16)
-def _between(rows: tuple[Row, ...]) -> Between:
-    return Between(rows)
+_between = lru_cache(maxsize=16)(Between)
 
 
 def _cell(question: Question, n: int, batch: int, budget: float) -> Cell:
-    rate = learning_rate(question, n * batch)
-    return Cell(n=n, problems_per_batch=batch, steps=floor(budget / (n * batch)), learning_rate=rate)
+    rate, at = question.anchor or (RATE, RATE_BATCH)
+    return Cell(
+        n=n,
+        problems_per_batch=batch,
+        steps=floor(budget / (n * batch)),
+        learning_rate=rate * sqrt(n * batch / at),
+    )
 
 
 def _around(n: int, most: float) -> list[int]:
@@ -450,10 +428,6 @@ def _said(interval: tuple[float, float, float]) -> str:
     low, middle, high = interval
     said = f"n = {_power(middle)} ({_n(low)} to {_n(high)})"
     return said if high <= WIDEST * low else f"cannot say ({_n(low)} to {_n(high)})"
-
-
-def _span(rows: Sequence[Row]) -> str:
-    return f"{short(min(row.budget for row in rows))} to {short(max(row.budget for row in rows))}"
 
 
 def _rates(sweeps: Sequence[Sweep]) -> str:

@@ -45,12 +45,7 @@ MOST_LISTED = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmeasured:
-    """A number of rollouts per problem that was not run, against the chosen setting at the budget.
-
-    Attributes:
-        gain: Expected gain if the better of the two were known.
-        probability: That it is better.
-    """
+    """An n that was not run: the gain to expect were the better of it and the chosen one known, and P(better)."""
 
     rollouts_per_problem: int
     gain: float
@@ -62,19 +57,14 @@ class Answer:
     """The sixty-second answer: what to use at a budget, what the others lose, how sure that is, and what is not in it.
 
     Attributes:
-        data: The sentence about the runs.
         unit: Of the budget.
         compute: What the chosen setting gets for the budget, in the unit of the fit.
         factor: The budget over the largest that was measured.
         misfits: Settings whose runs are not as their curves say and that could be best.
         endings: Where the runs of every setting were measured to end, the highest first.
         earlier: At a quarter of it, where that was measured.
-        path: n* over the compute that was measured.
         path_unit: Unit of the fit.
         beyond: The largest multiple of the budget at which the same n is still chosen, and its P(best) there.
-        of_training: Whether the rewards are those of training.
-        risk: The sentence about failures.
-        missing: What the answer leaves out.
     """
 
     data: str
@@ -87,7 +77,7 @@ class Answer:
     path_unit: str
     cells: tuple[Setting, ...]
     beyond: tuple[float, float] | None
-    unmeasured: tuple[Unmeasured, ...]
+    unmeasured: Unmeasured
     risk: str
     missing: tuple[str, ...]
     factor: float = 1.0
@@ -113,8 +103,10 @@ class Answer:
 
     def headline(self) -> str:
         """The decision in one sentence: what to use, how likely that is right, and what the next one would cost."""
-        several = len({c.problems_per_batch for c in self.cells}) > 1
-        said = self._decided(several)
+        return self._of_training(self._decided(differing(self.cells)[0]))
+
+    def _of_training(self, said: str) -> str:
+        """A sentence, which begins with what the rewards are where they are those of training."""
         return f"By rewards of training: {said[0].lower()}{said[1:]}" if self.of_training else said
 
     def _decided(self, several: bool) -> str:
@@ -180,15 +172,11 @@ class Answer:
 
     def lines(self) -> list[str]:
         """The answer, a line each; of an n and B_p at several rates only the best one is named."""
-        several = len({c.problems_per_batch for c in self.cells}) > 1
-        lines = [self.data, self._use(several)]
+        several = differing(self.cells)[0]
+        lines = [self.data, self._of_training(self._use(several))]
         if self.standing is not Standing.MISFIT:
-            lines.append("  " + self._losses(several))
-            if self.decision.rivals:
-                lines.append(self._path(several))
-            if self._beyond():
-                lines.append(self._beyond())
-        return [*lines, f"Risk: {self.risk}", f"Not in this: {'; '.join(self.missing)}"]
+            lines += ["  " + self._losses(several), self._path(several) if self.decision.rivals else "", self._beyond()]
+        return [*filter(None, lines), f"Risk: {self.risk}", f"Not in this: {'; '.join(self.missing)}"]
 
     def _use(self, several: bool) -> str:
         where = f"At {short(self.decision.compute)} {self.unit}"
@@ -196,8 +184,6 @@ class Answer:
             where += f", {self.factor:.2g} times beyond the data,"
         if self.compute < (first := float(self.path.compute[0])) / (1 + SLACK):
             where += f", before the first evaluation at {short(first)},"
-        if self.of_training:
-            where = f"By rewards of training: at{where[2:]}"
         if self.standing is Standing.MISFIT:
             return f"{where} {self._misfit(several)}"
         chosen = self.decision.chosen
@@ -226,9 +212,8 @@ class Answer:
     def _setting(self) -> str:
         cell = self.decision.chosen.cell
         rate = f", learning rate {as_run(cell.learning_rate)}" if cell.learning_rate else ""
-        steps = (
-            f", {counted(round(self.compute / cell.batch_rollouts), 'step')}" if self.path_unit == "rollouts" else ""
-        )
+        count = counted(round(self.compute / cell.batch_rollouts), "step")
+        steps = f", {count}" if self.path_unit == "rollouts" else ""
         group = f", {cell.group}" if cell.group else ""
         return f"n = {cell.rollouts_per_problem}, B_p = {cell.problems_per_batch}{steps}{rate}{group}"
 
@@ -247,24 +232,21 @@ class Answer:
         said = f"undecided: the curves do not fit {called(first.cell, several=several)} ({first.evidence})"
         if others:
             said += f", nor {', '.join(name(m.cell, several) for m in others[:MOST_NAMED])}"
-        measured = []
-        for ending in self.endings[:MOST_ENDS]:
-            low, high = ending.interval
-            measured.append(
-                f"{called(ending.cell, several=several, rated=True)}: {ending.reward:.3f} (95 %: {low:.3f}–{high:.3f})"
-            )
+        measured = [
+            f"{called(end.cell, several=several, rated=True)}: {end.reward:.3f} "
+            f"(95 %: {end.interval[0]:.3f}–{end.interval[1]:.3f})"
+            for end in self.endings[:MOST_ENDS]
+        ]
         return f"{said}. Measured best at the end of the runs, {self.metric}: {'; '.join(measured)}"
 
     def _losses(self, several: bool) -> str:
         known = [o for o in self.decision.options if o.known]
         others = at_best_rates(known)[1:]
         if not others and not self.decision.unknown:
-            rates = [
-                f"at {as_run(o.cell.learning_rate)} it gets {o.loss:.3f} less"
-                for o in known[1:]
-                if o.cell.learning_rate
-            ]
-            return "; ".join(["no other n was run", *rates])
+            rated = [(o.cell.learning_rate, o.loss) for o in known[1:] if o.cell.learning_rate]
+            return "; ".join(
+                ["no other n was run", *(f"at {as_run(at)} it gets {loss:.3f} less" for at, loss in rated)]
+            )
         near = [o for o in at_best_rates(self.decision.near()) if o.known]
         said = _alike(self.decision, near, several)
         far = [o for o in others if o not in near]
@@ -307,33 +289,27 @@ class Answer:
         if self.beyond is not None and self.decision.rivals:
             until, share = self.beyond
             said.append(f"Beyond: {chosen} to at least {short(until)} (P(best) {rounded(share)}).")
-        worth = [u for u in self.unmeasured if u.gain > 0.001]
-        if worth:
-            best = max(worth, key=lambda u: u.gain)
-            at = short(self.decision.compute)
+        new = self.unmeasured
+        if new.gain > 0.001:
             said.append(
-                f"n = {best.rollouts_per_problem} was not run: by extrapolation it is better than {chosen} at {at} "
-                f"with probability {rounded(best.probability)} (expected improvement from trying it: {best.gain:.3f})."
+                f"n = {new.rollouts_per_problem} was not run: by extrapolation it is better than {chosen} at "
+                f"{short(self.decision.compute)} with probability {rounded(new.probability)} (expected improvement "
+                f"from trying it: {new.gain:.3f})."
             )
         return " ".join(said)
 
 
 def option_row(option: Option) -> dict[str, object]:
     """An option as a row of a table."""
-    low, high = option.interval
-    loss_low, loss_high = option.loss_interval
     return {
-        "rollouts_per_problem": option.cell.rollouts_per_problem,
-        "problems_per_batch": option.cell.problems_per_batch,
-        "learning_rate": option.cell.learning_rate,
-        "group": option.cell.group,
+        **asdict(option.cell),
         "reward": option.reward,
-        "reward_low": low,
-        "reward_high": high,
+        "reward_low": option.interval[0],
+        "reward_high": option.interval[1],
         "regret": option.regret,
         "loss": option.loss,
-        "loss_low": loss_low,
-        "loss_high": loss_high,
+        "loss_low": option.loss_interval[0],
+        "loss_high": option.loss_interval[1],
         "probability_best": option.probability_best,
         "failure": option.failure,
         "reach": option.reach,
@@ -344,19 +320,15 @@ def _alike(decision: Decision, near: Sequence[Option], several: bool) -> list[st
     """The sentence about settings that are as good as the first, if there are any."""
     if len(near) == 1:
         return []
-    shown = sorted(near[1:], key=lambda option: option.cell.key)
-    shares = ", ".join(rounded(decision.probability_of(o.cell)) for o in shown)
+    shares = ", ".join(rounded(decision.probability_of(o.cell)) for o in sorted(near[1:], key=lambda o: o.cell.key))
     verb = "are" if len(near) > 2 else "is"
-    return [f"{listed(shown, several)} {verb} within {NEAR} of that (P(best) {shares})"]
+    return [f"{listed(near[1:], several)} {verb} within {NEAR} of that (P(best) {shares})"]
 
 
 def name(cell: Setting, several: bool, rated: bool = False) -> str:
     """A setting to be printed: its n alone, or "n = 8, B_p = 4" where settings differ in B_p; the rate on demand."""
-    text = (
-        f"n = {cell.rollouts_per_problem}, B_p = {cell.problems_per_batch}"
-        if several
-        else f"{cell.rollouts_per_problem}"
-    )
+    n = cell.rollouts_per_problem
+    text = f"n = {n}, B_p = {cell.problems_per_batch}" if several else f"{n}"
     text += f" at rate {cell.learning_rate:.3g}" if rated and cell.learning_rate else ""
     return f"{text} {cell.group}".strip()
 
@@ -437,11 +409,7 @@ def of_data(prepared: Prepared, unit: str) -> str:
 
 
 def of_risk(prepared: Prepared, failing: Array) -> str:
-    """The sentence about failures.
-
-    Args:
-        failing: Probability that the next run of each cell fails, shape ``(cells,)``.
-    """
+    """The sentence about failures; ``failing`` has the probability of one of each cell, shape ``(cells,)``."""
     every, cells = prepared.failures, prepared.runs.cells
     count, total = sum(f.failed for f in every.values()), sum(f.runs for f in every.values())
     if not count:

@@ -62,7 +62,6 @@ class Fitted:
     """The posterior of a sweep.
 
     Attributes:
-        unit: Of compute.
         tokens_per_rollout: Mean tokens of a response of each setting; empty where the table does not say.
         hours_per_rollout: GPU-hours of a rollout of each setting; empty without timings.
         caveats: Limits of the answer beside those that the runs show.
@@ -83,11 +82,9 @@ class Fitted:
     about: tuple[tuple[str, str], ...] = ()
 
     def __repr__(self) -> str:
-        decision = self.decide(self.largest)
+        decision, at = self.decide(self.largest), f"{short(self.largest)} {self.unit}"
         n, share = decision.chosen.cell.rollouts_per_problem, rounded(decision.probability_of(decision.chosen.cell))
-        return (
-            f"Fitted({len(self.prepared.health)} runs; n = {n} at {short(self.largest)} {self.unit}, P(best) {share})"
-        )
+        return f"Fitted({len(self.prepared.health)} runs; n = {n} at {at}, P(best) {share})"
 
     def _repr_html_(self) -> str:
         answer = self.answer()
@@ -208,11 +205,8 @@ class Fitted:
         if budget < (least := self._least * lengths).max() * (1 - TOLERANCE):
             cell = self.settings[int(least.argmax())]
             step = f"one step of n = {cell.rollouts_per_problem} and B_p = {cell.problems_per_batch}"
-            why = (
-                step
-                if self._least.max() > self.path_start / FARTHEST
-                else f"a {FARTHEST:.0f}th of the first evaluation"
-            )
+            first = f"a {FARTHEST:.0f}th of the first evaluation"
+            why = step if self._least.max() > self.path_start / FARTHEST else first
             raise FrontierError(
                 f"{short(budget)} {unit or self.unit} is too little to compare: the least is {least.max():,.10g}, {why}"
             )
@@ -350,11 +344,7 @@ class Fitted:
         return path_of(self.path_start, self.largest, self.settings, self.decide, self.whole)
 
     def answer(self, budget: float | None = None, *, unit: str | None = None) -> Answer:
-        """The sixty-second answer at a budget, by default the largest that was measured.
-
-        Args:
-            unit: As of ``decide``.
-        """
+        """The sixty-second answer at a budget, by default the largest that was measured; units as of ``decide``."""
         whole = self.largest if budget is None else budget
         decision = self.decide(whole, unit=unit)
         compute = self.compute_of(decision.chosen.cell, whole, unit or self.unit)
@@ -406,24 +396,19 @@ class Fitted:
             found = (budget, float(leads.mean()))
         return found
 
-    def _unmeasured(self, decision: Decision, compute: float) -> tuple[Unmeasured, ...]:
-        """The next smaller and the next larger n, at the chosen B_p and group, each at the measured spacing."""
+    def _unmeasured(self, decision: Decision, compute: float) -> Unmeasured:
+        """The next smaller or larger n, at the chosen B_p and group, whichever is expected to gain more."""
         chosen = decision.chosen.cell
-        own = sorted(
-            {c.rollouts_per_problem for c in self.settings if c.problems_per_batch == chosen.problems_per_batch}
-        )
+        own = [c.rollouts_per_problem for c in self.settings if c.problems_per_batch == chosen.problems_per_batch]
         rng = np.random.default_rng([self.seed, 2])
         known = self.healthy(np.array([compute]))[:, self.settings.index(chosen), 0]
         found = []
-        for n in (own[0] // 2, own[-1] * 2):
-            if n < 2:
-                continue
-            new = self.posterior.reward_of((at_n(chosen, n),), compute, rng=rng)[:, 0, 0]
-            gain = np.maximum(new - known, 0.0)
-            found.append(
-                Unmeasured(rollouts_per_problem=n, gain=float(gain.mean()), probability=float((gain > 0).mean()))
-            )
-        return tuple(found)
+        for n in (min(own) // 2, max(own) * 2):
+            if n >= 2:
+                gain = self.posterior.reward_of((at_n(chosen, n),), compute, rng=rng)[:, 0, 0] - known
+                mean, share = float(np.maximum(gain, 0.0).mean()), float((gain > 0).mean())
+                found.append(Unmeasured(rollouts_per_problem=n, gain=mean, probability=share))
+        return max(found, key=lambda each: each.gain)
 
 
 def at_n(cell: Setting, n: int) -> Setting:
@@ -452,36 +437,18 @@ WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """One n, predicted from the runs of the others.
-
-    Attributes:
-        reward: Mean of its fitted reward at the end of its data, with its own runs.
-        interval: 95 % interval of the prediction without them.
-    """
-
-    rollouts_per_problem: int
-    reward: float
-    interval: tuple[float, float]
-
-    @property
-    def inside(self) -> bool:
-        """Return whether the prediction holds."""
-        return self.interval[0] <= self.reward <= self.interval[1]
-
-
-def left_out(fitted: Fitted) -> tuple[LeftOut, ...]:
+def left_out(fitted: Fitted) -> dict[int, tuple[float, float, float]]:
     """Leave out each n in turn, with all its settings, and predict it from the others; nothing with fewer than four n.
 
     Of several settings of an n the one of highest reward is predicted.
+
+    Returns:
+        By n the mean of its fitted reward at the end of its data, and the 95 % interval predicted without its runs.
     """
     runs = fitted.prepared.runs
     ns = sorted({c.rollouts_per_problem for c in fitted.cells})
-    if len(ns) < 4:
-        return ()
-    found = []
-    for n in ns:
+    found = {}
+    for n in ns if len(ns) >= 4 else ():
         own = [k for k, c in enumerate(fitted.cells) if c.rollouts_per_problem == n]
         last = float(fitted.last[own].min())
         rewards = fitted.posterior.reward(last)[:, own, 0].mean(axis=0)
@@ -490,19 +457,19 @@ def left_out(fitted: Fitted) -> tuple[LeftOut, ...]:
         others = posterior(rest, priors=fitted.posterior.model.priors, seed=fitted.seed, size=QUICK)
         drawn = others.reward_of((fitted.cells[best],), last, rng=np.random.default_rng(fitted.seed))[:, 0, 0]
         low, high = np.quantile(drawn, [0.025, 0.975])
-        found.append(LeftOut(rollouts_per_problem=n, reward=float(rewards.max()), interval=(float(low), float(high))))
-    return tuple(found)
+        found[n] = (float(rewards.max()), float(low), float(high))
+    return found
 
 
-def left_out_line(found: tuple[LeftOut, ...]) -> str:
+def left_out_line(found: dict[int, tuple[float, float, float]]) -> str:
     """Summarise leaving out in a line."""
-    inside = sum(f.inside for f in found)
     missed = [
-        f"n = {f.rollouts_per_problem}: {f.reward:.3f}, predicted {f.interval[0]:.3f}–{f.interval[1]:.3f}"
-        for f in found
-        if not f.inside
+        f"n = {n}: {reward:.3f}, predicted {low:.3f}–{high:.3f}"
+        for n, (reward, low, high) in found.items()
+        if not low <= reward <= high
     ]
-    text = f"Each n left out and predicted from the others: {inside} of {len(found)} inside the 95 % interval"
+    inside = f"{len(found) - len(missed)} of {len(found)} inside the 95 % interval"
+    text = f"Each n left out and predicted from the others: {inside}"
     return text + (f" (not {'; '.join(missed)})" if missed else "")
 
 
@@ -524,12 +491,10 @@ class BestRates:
     """The best learning rate of each n at one budget.
 
     Attributes:
-        rollouts_per_problem: Every n at the chosen B_p.
         rate: Median of the best rate of each.
         interval: Their 95 % intervals; one that reaches an end of what is searched is open there.
         exponent: Of B in the best rate, median: ½ is the √B rule.
         exponent_interval: Its 95 % interval.
-        searched: Lowest and highest rate.
     """
 
     rollouts_per_problem: tuple[int, ...]
@@ -537,7 +502,6 @@ class BestRates:
     interval: tuple[tuple[float, float], ...]
     exponent: float
     exponent_interval: tuple[float, float]
-    searched: tuple[float, float]
 
     def line(self) -> str:
         """Summarise the rates in a line."""
@@ -548,12 +512,9 @@ class BestRates:
 
 
 def best_rates(fitted: Fitted, compute: float) -> BestRates | None:
-    """The best learning rate of each n; None where no n was run at several rates, or there is one n.
+    """The best learning rate of each n at a budget; None where no n was run at several rates, or there is one n.
 
     Curves of rates that were not run are those expected of them, without departures.
-
-    Args:
-        compute: The budget, in the unit of the fit.
     """
     chosen = fitted.best(compute).cell
     own = [c for c in fitted.cells if (c.problems_per_batch, c.group) == (chosen.problems_per_batch, chosen.group)]
@@ -576,5 +537,4 @@ def best_rates(fitted: Fitted, compute: float) -> BestRates | None:
         interval=tuple(zip(*ends.tolist(), strict=True)),
         exponent=float(np.median(slopes)),
         exponent_interval=(float(low), float(high)),
-        searched=(float(grid[0]), float(grid[-1])),
     )

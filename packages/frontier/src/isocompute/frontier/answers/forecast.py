@@ -14,7 +14,6 @@ from ..data.curves import Array
 from ..data.reading import counted, short
 from ..errors import MEANING, Flag, FrontierError
 from ..fitting.intervals import LEVEL, ends
-from ..fitting.point import Parameters
 from ..posterior.health import Kind, judge, prepare
 from ..posterior.runs import POINTS, Run, Setting, off_neighbours, position
 from ..posterior.single import Drawn, expected, single
@@ -89,8 +88,7 @@ class Extension:
     """A forecast compared with what came beyond its cut (ScaleRL, section 4).
 
     Attributes:
-        points: Points beyond the cut.
-        rmse: Root mean squared error.
+        points: Those beyond the cut.
         bias: Mean of prediction minus measurement; above 0 where the forecast was too optimistic.
         coverage: Share of the points inside the 95 % interval for evaluations; None by the paper's method.
     """
@@ -100,10 +98,6 @@ class Extension:
     bias: float
     coverage: float | None
     verdict: Verdict
-
-    def as_dict(self) -> dict[str, Any]:
-        """As ``predict --json`` writes it."""
-        return {**asdict(self), "verdict": str(self.verdict)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,10 +109,7 @@ class Forecast:
         parameters: A, R0, C_mid and B, by the names of ScaleRL: means, of C_mid and B medians; none after a collapse.
         intervals: 95 % interval of each; none by the paper's method.
         compute: Of every evaluation that was given, with 2 times the cut, rising.
-        reward: Expected there.
-        low: Lower end of the 95 % interval of the curve there.
-        high: Its upper end.
-        fitted: Points fitted.
+        reward: Expected there, with the 95 % interval of the curve from ``low`` to ``high``.
         support: Least and most compute fitted.
     """
 
@@ -143,19 +134,10 @@ class Forecast:
 
     def as_dict(self) -> dict[str, Any]:
         """As ``predict --json`` writes it."""
-        lists = {name: getattr(self, name).tolist() for name in ("compute", "reward", "low", "high")}
-        return {
-            "method": self.method,
-            "state": str(self.state),
-            "evidence": self.evidence,
-            "params": self.parameters,
-            "intervals": {k: list(v) for k, v in self.intervals.items()},
-            "fitted": self.fitted,
-            "support": list(self.support),
-            "curve": lists,
-            "flags": [str(f) for f in self.flags],
-            "extension": None if self.extension is None else self.extension.as_dict(),
-        }
+        plain = asdict(self)
+        plain["params"] = plain.pop("parameters")
+        plain["curve"] = {name: plain.pop(name).tolist() for name in ("compute", "reward", "low", "high")}
+        return plain
 
     def summary(self) -> str:
         """Lines to be printed: state, parameters with intervals, the extension, and the meaning of the flags."""
@@ -182,7 +164,6 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig | None = None
     """Judge one run up to a cut, extend its curve, and judge the extension.
 
     Args:
-        reward: Its reward, within 0 to 1.
         unit: Of compute, to be printed.
 
     Raises:
@@ -207,11 +188,18 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig | None = None
     points, measured = np.searchsorted(at, compute[later]), reward[later]
     named: dict[str, float] = {}
     intervals: dict[str, tuple[float, float]] = {}
+    extension = None
     if config.method == "paper":
-        curve = _sigmoid(config, x, y)
+        before = y[x == 0]
+        if config.r0 is None and not len(before):
+            raise FrontierError("the paper's method needs the reward before training: give r0")
+        curve = fit_scalerl(x[x > 0], y[x > 0], float(before.mean()) if config.r0 is None else config.r0)
         state, evidence, named = State.RISING, "", curve.named()
         mean = low = high = curve(at)
-        extension = _within_margin(mean[points] - measured) if later.any() else None
+        if later.any():
+            # There is no interval.
+            held = abs(mean[points[-1]] - measured[-1]) <= PAPER_MARGIN
+            extension = _judged(mean[points] - measured, Verdict.HELD if held else Verdict.FAILED, None)
     else:
         run = as_run(x, y, config.r0)
         state, evidence = _state(run, unit)
@@ -224,9 +212,8 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig | None = None
             low_end, high_end = (float(end) for end in ends(values))
             named[name], intervals[name] = float(np.clip(centre, low_end, high_end)), (low_end, high_end)
         gained = float(np.ptp(y if state is State.COLLAPSED else mean[at <= x[-1]]))
-        extension = (
-            _extension(drawn, points, mean[points] - measured, measured, gained, config.seed) if later.any() else None
-        )
+        if later.any():
+            extension = _extension(drawn, points, mean[points], measured, gained, config.seed)
     return Forecast(
         method=config.method,
         state=state,
@@ -244,22 +231,9 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig | None = None
     )
 
 
-def _sigmoid(config: ForecastConfig, x: Array, y: Array) -> Parameters:
-    """ScaleRL's curve."""
-    before = y[x == 0]
-    if config.r0 is None and not len(before):
-        raise FrontierError("the paper's method needs the reward before training: give r0")
-    return fit_scalerl(x[x > 0], y[x > 0], float(before.mean()) if config.r0 is None else config.r0)
-
-
-def _within_margin(miss: Array) -> Extension:
-    """Judge an extension by the paper's margin, as its method has no interval."""
-    verdict = Verdict.HELD if abs(miss[-1]) <= PAPER_MARGIN else Verdict.FAILED
-    return Extension(points=len(miss), rmse=_rmse(miss), bias=float(miss.mean()), coverage=None, verdict=verdict)
-
-
-def _rmse(miss: Array) -> float:
-    return float(np.sqrt((miss**2).mean()))
+def _judged(miss: Array, verdict: Verdict, coverage: float | None) -> Extension:
+    rmse = float(np.sqrt((miss**2).mean()))
+    return Extension(points=len(miss), rmse=rmse, bias=float(miss.mean()), coverage=coverage, verdict=verdict)
 
 
 def as_run(x: Array, y: Array, r0: float | None) -> Run:
@@ -340,13 +314,11 @@ def _draws(run: Run, state: State, at: Array, config: ForecastConfig) -> Drawn:
 
 
 def _extension(
-    drawn: Drawn, points: NDArray[np.int64], miss: Array, reward: Array, gained: float, seed: int
+    drawn: Drawn, points: NDArray[np.int64], mean: Array, reward: Array, gained: float, seed: int
 ) -> Extension:
-    """Compare what came after a cut with the forecast.
+    """Compare what came after a cut, at some columns of the draws, with the forecast.
 
     Args:
-        points: Columns of the draws.
-        miss: Forecast minus reward.
         gained: What the run had gained before the cut.
     """
     phi, later = drawn.autocorrelation, drawn.reward[:, points]
@@ -362,9 +334,7 @@ def _extension(
         verdict = Verdict.UNINFORMATIVE if float((high - low).mean()) > gained else Verdict.HELD
     elif inside < np.quantile(simulated, 1 - LEVEL, method="inverted_cdf"):
         verdict = Verdict.FAILED
-    return Extension(
-        points=len(reward), rmse=_rmse(miss), bias=float(miss.mean()), coverage=inside / len(reward), verdict=verdict
-    )
+    return _judged(mean - reward, verdict, inside / len(reward))
 
 
 def _flags(

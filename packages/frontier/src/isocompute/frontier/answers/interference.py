@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import polars as pl
 
@@ -46,25 +44,24 @@ def interference(pass_rates: pl.DataFrame, evals: pl.DataFrame, *, bins: int = 1
     )
     unknown = own.filter(pl.col("rollouts").is_null())
     if not unknown.is_empty():
-        run_id, step = unknown.row(0, named=True)["run_id"], unknown.row(0, named=True)["step"]
+        run_id, step = unknown.select("run_id", "step").row(0)
         raise FrontierError(
             f"no evaluation of run {run_id} at step {step} says how many rollouts it had been trained on"
         )
-    rows, first = [], dict[str, Array]()
-    for keys, part in own.group_by(*RUN, "step", "rollouts", maintain_order=True):
-        row: dict[str, Any] = dict(zip((*RUN, "step", "rollouts"), keys, strict=True))
+    rows, first, columns = [], dict[str, Array](), (*RUN, "step", "rollouts")
+    for keys, part in own.group_by(columns, maintain_order=True):
         samples = part["samples"].to_numpy().astype(np.float64)
         rate = part["successes"].to_numpy() / samples
         share = histogram(rate, bins)
         rows.append(
             {
-                **row,
+                **dict(zip(columns, keys, strict=True)),
                 "problems": len(part),
                 "mean": float(rate.mean()),
                 "zero_fraction": float((rate == 0).mean()),
                 "one_fraction": float((rate == 1).mean()),
                 "dispersion": dispersion(rate, samples),
-                "distance_to_start": wasserstein(share, first.setdefault(row["run_id"], share)),
+                "distance_to_start": wasserstein(share, first.setdefault(str(keys[0]), share)),
             }
         )
     moved = pl.when(pl.len().over("run_id") > 1).then("distance_to_start")
@@ -151,14 +148,11 @@ def at_equal_rollouts(measures: pl.DataFrame) -> pl.DataFrame:
 
 
 def dispersion(rate: Array, samples: Array) -> float:
-    """Variance of true pass rates over p(1−p); the binomial variance of measuring them is taken off.
+    """Variance of true pass rates over p(1−p), within 0 to 1; the binomial variance of measuring them is taken off.
 
     Args:
         rate: Pass rates measured, shape ``(problems,)``.
         samples: Samples of each problem, shape ``(problems,)``.
-
-    Returns:
-        The dispersion, within 0 to 1.
     """
     mean = float(rate.mean())
     largest = mean * (1 - mean)
@@ -171,33 +165,18 @@ def dispersion(rate: Array, samples: Array) -> float:
 
 
 def histogram(rate: Array, bins: int) -> Array:
-    """Share of problems by pass rate, in equal bins over [0, 1].
-
-    Args:
-        rate: Pass rates, shape ``(problems,)``.
-
-    Returns:
-        Shares that sum to 1, shape ``(bins,)``.
-    """
+    """Shares of problems, shape ``(bins,)``, by pass rate, shape ``(problems,)``, in equal bins over [0, 1]."""
     counts, _ = np.histogram(rate, bins=bins, range=(0.0, 1.0))
     return np.asarray(counts / max(len(rate), 1))
 
 
 def wasserstein(a: Array, b: Array) -> float:
-    """Earth mover's distance of two histograms over [0, 1].
-
-    Args:
-        a: Shares of one histogram, shape ``(bins,)``.
-    """
+    """Earth mover's distance of two histograms over [0, 1], shares of shape ``(bins,)``."""
     return float(np.abs(np.cumsum(a - b)).sum() / len(a))
 
 
 def train_validation_gap(evals: pl.DataFrame, metric: str = "avg_at_4") -> pl.DataFrame:
     """Train minus validation reward wherever a run was evaluated on both: what was memorised.
-
-    Args:
-        evals: An ``evals`` table of both splits.
-        metric: Metric column compared.
 
     Returns:
         One row per evaluation of both: its keys, ``train``, ``validation`` and ``gap``.
@@ -206,10 +185,8 @@ def train_validation_gap(evals: pl.DataFrame, metric: str = "avg_at_4") -> pl.Da
         FrontierError: No run was evaluated on both splits at one step.
     """
     keys = ["run_id", "problem_set", "step", "rollouts", "rollouts_per_problem", "problems_per_batch", "seed"]
-    sides = {
-        s: evals.filter(pl.col("split") == s).select(*keys, pl.col(metric).alias(s)) for s in ("train", "validation")
-    }
-    both = sides["train"].join(sides["validation"], on=keys)
+    train, validation = (evals.filter(split=s).select(*keys, pl.col(metric).alias(s)) for s in ("train", "validation"))
+    both = train.join(validation, on=keys)
     if both.is_empty():
         raise FrontierError("no run was evaluated on both train and validation at one step")
     return both.with_columns(gap=pl.col("train") - pl.col("validation")).sort(keys)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
@@ -22,7 +22,7 @@ DOMINATED = 0.01
 """P(best) below which a setting is not worth another rollout."""
 
 
-def plan(fitted: Fitted, compute: float, *, tell: tuple[int, int] | None = None) -> Plan:
+def plan(fitted: Fitted, compute: float, *, tell: Sequence[int] | None = None) -> Plan:
     """Rank what could be run for a decision at a budget.
 
     Args:
@@ -36,13 +36,11 @@ def plan(fitted: Fitted, compute: float, *, tell: tuple[int, int] | None = None)
     rng = np.random.default_rng([fitted.seed, 3])
     opened = (*opening(fitted), *rates_to_open(fitted.cells, decision.chosen.cell))
     known = fitted.whole(np.array([compute]))[:, :, 0]
-    fresh = fitted.posterior.reward_of(opened, compute, rng=rng)[:, :, 0] if opened else known[:, :0]
-    rewards = np.concatenate([known, fresh], axis=1)
+    rewards = np.concatenate([known, fitted.posterior.reward_of(opened, compute, rng=rng)[:, :, 0]], axis=1)
     # What was not run is a choice only once it is measured.
-    actions = _of_measured(fitted, compute, known, rng) + _of_opened(fitted, compute, opened, rewards, rng)
+    actions = [*_of_measured(fitted, compute, known, rng), *_of_opened(fitted, compute, opened, rewards, rng)]
     actions = [replace(a, hours=_hours(fitted, a)) for a in actions]
-    shares = {o.cell: o for o in decision.options}
-    chosen = decision.chosen
+    chosen, others = decision.chosen, decision.options[1:]
     pair = _pair(decision, tell)
     first, second = (known[:, fitted.settings.index(c)] for c in pair or (chosen.cell, chosen.cell))
     # Its mean would be drawn towards 0 by all that is not known yet.
@@ -50,7 +48,7 @@ def plan(fitted: Fitted, compute: float, *, tell: tuple[int, int] | None = None)
     return Plan(
         compute=compute,
         actions=tuple(sorted(actions, key=lambda a: -a.rate)),
-        dominated=tuple(c for c, o in shares.items() if o.probability_best < DOMINATED and o is not chosen),
+        dominated=tuple(o.cell for o in others if o.probability_best < DOMINATED),
         pair=pair,
         difference=difference,
         seeds=seeds_to_tell(difference, float(_run_noise(fitted, known).mean())),
@@ -78,7 +76,7 @@ def _at_the_same_hours(fitted: Fitted, decision: Decision) -> Decision | None:
     return fitted.decide(hours, unit="gpu_hours", guess=True)
 
 
-def _pair(decision: Decision, tell: tuple[int, int] | None) -> tuple[Setting, Setting] | None:
+def _pair(decision: Decision, tell: Sequence[int] | None) -> tuple[Setting, Setting] | None:
     """The settings to be told apart, of several of one n that of least regret; None where there is one setting."""
     options = [o.cell for o in decision.options]
     if tell is None:
@@ -110,15 +108,9 @@ def rates_to_open(cells: Sequence[Setting], chosen: Setting) -> tuple[Setting, .
         return ()
     here = [c.learning_rate for c in cells if replace(c, learning_rate=chosen.learning_rate) == chosen]
     own = sorted(rate for rate in here if rate)
-    steps = [high / low for low, high in pairwise(own)]
-    step = min(steps, default=2.0)
-    index = own.index(chosen.learning_rate)
-    found = []
-    if index == 0:
-        found.append(chosen.learning_rate / step)
-    if index == len(own) - 1:
-        found.append(chosen.learning_rate * step)
-    return tuple(replace(chosen, learning_rate=rate) for rate in found)
+    step = min((high / low for low, high in pairwise(own)), default=2.0)
+    beyond = ((own[0], chosen.learning_rate / step), (own[-1], chosen.learning_rate * step))
+    return tuple(replace(chosen, learning_rate=rate) for end, rate in beyond if end == chosen.learning_rate)
 
 
 def _run_noise(fitted: Fitted, rewards: Array) -> Array:
@@ -132,43 +124,35 @@ def _run_noise(fitted: Fitted, rewards: Array) -> Array:
     return np.asarray(np.sqrt(variance * gain**2 + error**2))
 
 
-def _of_measured(fitted: Fitted, compute: float, rewards: Array, rng: np.random.Generator) -> list[Action]:
+def _of_measured(fitted: Fitted, compute: float, rewards: Array, rng: np.random.Generator) -> Iterator[Action]:
     noise = _run_noise(fitted, rewards)
     counts = np.bincount(fitted.prepared.runs.cell, minlength=len(fitted.cells))
-    found = []
     for k, cell in enumerate(fitted.cells):
         last = float(fitted.last[k])
         if last < compute * 0.999:
             value = value_of(rewards, rewards[:, k], noise / np.sqrt(counts[k]), rng=rng)
             cost = float(counts[k] * (compute - last))
-            found.append(Action(kind="extend", cell=cell, until=compute, rollouts=cost, value=value))
+            yield Action(kind="extend", cell=cell, until=compute, rollouts=cost, value=value)
         value = value_of(rewards, rewards[:, k], noise, rng=rng)
-        found.append(Action(kind="seed", cell=cell, until=compute, rollouts=compute, value=value))
-    return found
+        yield Action(kind="seed", cell=cell, until=compute, rollouts=compute, value=value)
 
 
 def _of_opened(
     fitted: Fitted, compute: float, opened: tuple[Setting, ...], rewards: Array, rng: np.random.Generator
-) -> list[Action]:
+) -> Iterator[Action]:
     noise, known = _run_noise(fitted, rewards), len(fitted.settings)
-    found = []
     for k, cell in enumerate(opened, start=known):
         own = rewards[:, [*range(known), k]]
         # Opening it adds a choice, whose value now is that of not knowing it: nobody uses what was never run.
         now = float(rewards[:, :known].mean(axis=0).max())
         value = value_of(own, own[:, -1], noise, rng=rng) + float(own.mean(axis=0).max()) - now
-        found.append(Action(kind="open", cell=cell, until=compute, rollouts=compute, value=value))
-    return found
+        yield Action(kind="open", cell=cell, until=compute, rollouts=compute, value=value)
 
 
 def plan_lines(
     found: Plan, unit: str, *, metric: str = "reward", most: int = 5, price: float | None = None
 ) -> list[str]:
-    """A plan to be printed.
-
-    Args:
-        metric: What rewards are called.
-        price: Of a GPU-hour.
+    """A plan to be printed; the price is of a GPU-hour.
 
     Raises:
         FrontierError: A price is given and no timings are known.
@@ -191,11 +175,8 @@ def plan_lines(
         lines.append(f"  run no more of {called(*found.dominated, several=several)}: P(best) below {DOMINATED:.0%}")
     if found.pair:
         first, second = (called(c, several=several) for c in found.pair)
-        count = (
-            f"{MOST_SEEDS} seeds of each would not"
-            if found.seeds is None
-            else f"about {counted(found.seeds, 'seed')} of each"
-        )
+        enough = found.seeds and f"about {counted(found.seeds, 'seed')} of each"
+        count = enough or f"{MOST_SEEDS} seeds of each would not"
         lines.append(f"  {count} tell {first} from {second}, should they differ by {found.difference:.3f} {metric}")
     if found.same_hours is not None:
         best = found.same_hours.chosen

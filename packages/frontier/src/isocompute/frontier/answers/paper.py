@@ -30,7 +30,10 @@ FORM = "exp"
 """As in the paper's figures: R = A − D·exp(−C/τ)."""
 FALL = 0.05
 """A run whose last quarter of evaluations lies this much below its best quarter has collapsed."""
+STABLE = 0.01
+"""Largest loss of reward that is accepted."""
 GRID_POINTS = 120
+TOO_FEW = "fewer than three evaluations at different compute"
 DOCUMENT = "fits.json"
 
 
@@ -78,7 +81,6 @@ class PaperCurve:
     """One curve as the paper fits it.
 
     Attributes:
-        curve: All its evaluations.
         parameters: The fit; None where there are too few evaluations.
         records_gap: How far above a fit of all points one of the records lies, at the last record.
     """
@@ -94,30 +96,29 @@ class PaperCurve:
         reward = self.parameters(np.minimum(compute, last))
         return np.asarray(np.where(not_beyond(first, compute), reward, -np.inf))
 
+    @property
+    def setting(self) -> dict[str, Any]:
+        """Its n and B_p, by the names of the tables."""
+        return {name: getattr(self.curve, name) for name in ("rollouts_per_problem", "problems_per_batch")}
+
     def as_dict(self) -> dict[str, Any]:
         """As in ``fits.json``."""
-        own = self.curve
         return {
-            "rollouts_per_problem": own.rollouts_per_problem,
-            "problems_per_batch": own.problems_per_batch,
-            "group": own.group or None,
-            "seeds": own.seeds,
-            "evaluations": len(own.compute),
-            "support": list(own.support),
-            "form": self.parameters.form if self.parameters else None,
-            "params": self.parameters.named() if self.parameters else None,
+            **self.setting,
+            "group": self.curve.group or None,
+            "seeds": self.curve.seeds,
+            "evaluations": len(self.curve.compute),
+            "support": self.curve.support,
+            "form": self.parameters and self.parameters.form,
+            "params": self.parameters and self.parameters.named(),
             "records_gap": self.records_gap,
-            "reason": "" if self.parameters else "fewer than three evaluations at different compute",
+            "reason": "" if self.parameters else TOO_FEW,
         }
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperFits:
-    """A sweep as the paper fits it.
-
-    Attributes:
-        curves: One per (n, B_p) and group.
-    """
+    """A sweep as the paper fits it: a curve per (n, B_p) and group."""
 
     config: PaperConfig
     curves: tuple[PaperCurve, ...]
@@ -160,14 +161,11 @@ class PaperFits:
         begins = np.flatnonzero(np.diff(self.best, prepend=-1))
         return [(float(self.compute[k]), self.fitted[self.best[k]]) for k in begins]
 
-    def smallest_stable(self, tolerance: float = 0.01) -> dict[int, int | None]:
+    def smallest_stable(self) -> dict[int, int | None]:
         """For every n of several B_p the smallest B_p that is stable, or None where every one collapses (Appendix C).
 
-        Stable is one that does not collapse, and at the compute that all B_p of this n reach is within the tolerance
-        of the best.
-
-        Args:
-            tolerance: Largest loss of reward that is accepted.
+        Stable is one that does not collapse, and at the compute that all B_p of this n reach is within 0.01 of the
+        best.
         """
         found: dict[int, int | None] = {}
         for n in sorted({c.curve.rollouts_per_problem for c in self.fitted}):
@@ -180,7 +178,7 @@ class PaperFits:
             ]
             best = max((reward for _, reward in steady), default=0.0)
             if len({c.curve.problems_per_batch for c in own}) > 1:
-                found[n] = min((size for size, reward in steady if best - reward <= tolerance), default=None)
+                found[n] = min((size for size, reward in steady if best - reward <= STABLE), default=None)
         return found
 
     def frontier_table(self) -> pl.DataFrame:
@@ -189,18 +187,10 @@ class PaperFits:
         ``carried`` says whether that setting's data have ended; ``update_steps`` is M = C/(B_p·n), in rollouts only.
         """
         own = [self.fitted[k] for k in self.best]
-        table = pl.DataFrame(
-            {
-                "compute": self.compute,
-                "reward": self.reached.max(axis=0),
-                "rollouts_per_problem": [c.curve.rollouts_per_problem for c in own],
-                "problems_per_batch": [c.curve.problems_per_batch for c in own],
-                "group": [c.curve.group for c in own],
-                "carried": [
-                    not not_beyond(compute, c.curve.support[1]) for c, compute in zip(own, self.compute, strict=True)
-                ],
-            }
-        )
+        last = np.array([c.curve.support[1] for c in own])
+        table = pl.DataFrame({"compute": self.compute, "reward": self.reached.max(axis=0)})
+        table = table.hstack(pl.DataFrame([{**c.setting, "group": c.curve.group} for c in own]))
+        table = table.with_columns(carried=~not_beyond(self.compute, last))
         batch = pl.col("rollouts_per_problem") * pl.col("problems_per_batch")
         return table.with_columns(update_steps=pl.col("compute") / batch) if self.config.unit == "rollouts" else table
 
@@ -216,7 +206,7 @@ class PaperFits:
             head = f"{c.curve.rollouts_per_problem:4d} {c.curve.problems_per_batch:4d}  {c.curve.group}".rstrip()
             gap = "no fit" if c.records_gap is None else f"{c.records_gap:+.3f}"
             fit = c.parameters and f"{c.parameters.form:6} {c.parameters.asymptote:9.3f}   {gap}"
-            lines.append(f"{head}  {fit or 'no fit: ' + c.as_dict()['reason']}")
+            lines.append(f"{head}  {fit or f'no fit: {TOO_FEW}'}")
         if not self.fitted:
             return "\n".join(lines)
         lines += ["", f"   from {config.unit:>12}   n*   B_p   reward there"]
@@ -241,15 +231,7 @@ class PaperFits:
             "points": self.config.points,
             "curves": [c.as_dict() for c in self.curves],
             "n_star": self.n_star.as_dict(),
-            "segments": [
-                {
-                    "compute": compute,
-                    "rollouts_per_problem": c.curve.rollouts_per_problem,
-                    "problems_per_batch": c.curve.problems_per_batch,
-                    "reward": float(c.reached(compute)),
-                }
-                for compute, c in self.segments()
-            ],
+            "segments": [{"compute": at, **c.setting, "reward": float(c.reached(at))} for at, c in self.segments()],
             "smallest_stable": {str(n): size for n, size in self.smallest_stable().items()},
         }
         text = json.dumps(document, indent=1, sort_keys=True) + "\n"
@@ -265,15 +247,8 @@ def fit_as_paper(evals: pl.DataFrame, config: PaperConfig | None = None) -> Pape
         FrontierError: The table holds no such curve at all, or mixes problem sets.
     """
     config = config or PaperConfig()
-    whole = curves(
-        evals,
-        metric=config.metric,
-        unit=config.unit,
-        split=config.split,
-        problem_set=config.problem_set,
-        group=config.group,
-    )
-    return PaperFits(config=config, curves=tuple(_fitted(curve, config) for curve in whole))
+    rows = {name: getattr(config, name) for name in ("metric", "unit", "split", "problem_set", "group")}
+    return PaperFits(config=config, curves=tuple(_fitted(curve, config) for curve in curves(evals, **rows)))
 
 
 def _fitted(whole: Curve, config: PaperConfig) -> PaperCurve:
@@ -298,8 +273,6 @@ def _least_squares(form: str, curve: Curve) -> Parameters | None:
 
 def _collapses(curve: Curve) -> bool:
     """Return whether a run of the curve ends far below its best quarter of evaluations."""
-    for seed in range(curve.seeds):
-        quarters = [float(q.mean()) for q in np.array_split(curve.reward[curve.seed == seed], 4) if len(q)]
-        if max(quarters) - quarters[-1] > FALL:
-            return True
-    return False
+    each = [np.array_split(curve.reward[curve.seed == seed], 4) for seed in range(curve.seeds)]
+    quarters = [[float(q.mean()) for q in own if len(q)] for own in each]
+    return any(max(own) - own[-1] > FALL for own in quarters)

@@ -26,7 +26,7 @@ def fit_scalerl(compute: Array, reward: Array, r0: float) -> Parameters:
     where the paper's are fixed to its own runs.
 
     Args:
-        compute: Compute of each point, above 0.
+        compute: Above 0.
         r0: Reward before training.
     """
     asymptotes = np.arange(np.ceil((r0 + STEP) / STEP), np.floor(1.0 / STEP) + 1) * STEP
@@ -78,27 +78,14 @@ class Efficiency:
 
     def as_dict(self) -> dict[str, Any]:
         """As ``predict --json`` writes it."""
-        return {
-            "series": self.name,
-            "params": self.parameters.named(),
-            "intervals": {k: list(v) for k, v in self.intervals.items()},
-            "target": self.target,
-            "needed": self.needed,
-            "needed_interval": list(self.needed_interval),
-            "standing": self.standing,
-        }
+        same = {name: getattr(self, name) for name in ("intervals", "target", "needed", "needed_interval", "standing")}
+        return {"series": self.name, "params": self.parameters.named(), **same}
 
 
 def efficiency(parameters: Parameters, compute: Array, reward: Array) -> tuple[Array, Array]:
     """F(R) = (R − R0)/(A − R) against C, a line of slope B in logarithms.
 
     Points outside (R0, A), where F has no logarithm, are left out.
-
-    Args:
-        compute: Compute of each point, shape ``(points,)``.
-
-    Returns:
-        Compute and F of the points kept.
     """
     inside = (reward > parameters.start) & (reward < parameters.asymptote) & (compute > 0)
     kept = reward[inside]
@@ -178,8 +165,7 @@ def _recipe(
 ) -> Efficiency:
     """One recipe, with t intervals that count autocorrelated points for what they are worth."""
     residual = best.fun
-    squares = float((residual**2).sum())
-    lagged = float((residual[1:] * residual[:-1]).sum())
+    squares, lagged = float((residual**2).sum()), float((residual[1:] * residual[:-1]).sum())
     phi = 0.0
     if squares > 0:
         # That of the residuals is lower by about (p − 1/2 + 4φ)/N, since a curve follows part of the noise.

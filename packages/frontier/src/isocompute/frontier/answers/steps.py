@@ -25,12 +25,10 @@ class BatchSize:
     """One B_p of n*, at its best learning rate.
 
     Attributes:
-        failed: Runs that failed, of ``runs``.
         failure: Probability that the next run fails.
         failure_interval: Its 95 % interval.
         loss: Mean reward that it lacks of the setting which the fit chooses at the budget, failures included.
         loss_interval: Its 95 % interval.
-        update_steps: M that the budget leaves.
     """
 
     problems_per_batch: int
@@ -60,7 +58,6 @@ class ThreeSteps:
     """A budget split by the paper's three steps.
 
     Attributes:
-        budget: In ``unit``.
         doubt: Why n* is not sure; empty where it is.
         probability_best: That a setting of n* is the best at the budget.
         sizes: Every B_p of n* that was run, the smallest first.
@@ -147,10 +144,7 @@ class ThreeSteps:
 
 
 def three_steps(fitted: Fitted, budget: float, *, unit: str = "rollouts") -> ThreeSteps:
-    """Split a budget by the paper's three steps.
-
-    Args:
-        unit: As of ``Fitted.decide``.
+    """Split a budget by the paper's three steps; units as of ``Fitted.decide``.
 
     Raises:
         FrontierError: The fit is not in rollouts, or nothing can be said at the budget.
@@ -160,11 +154,8 @@ def three_steps(fitted: Fitted, budget: float, *, unit: str = "rollouts") -> Thr
     answer = fitted.answer(budget, unit=unit)
     decision, chosen = answer.decision, answer.decision.chosen.cell
     # The options are in the order of regret, so that the first of a B_p has its best rate.
-    first: dict[int, Option] = {}
-    for option in decision.options:
-        if (option.cell.rollouts_per_problem, option.cell.group) == (chosen.rollouts_per_problem, chosen.group):
-            first.setdefault(option.cell.problems_per_batch, option)
     same_n = [o for o in decision.options if o.cell.rollouts_per_problem == chosen.rollouts_per_problem]
+    first = {o.cell.problems_per_batch: o for o in reversed(same_n) if o.cell.group == chosen.group}
     return ThreeSteps(
         budget=budget,
         unit=unit,

@@ -57,11 +57,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print what to begin with, and where each part of it is from.
-
-    Raises:
-        FrontierError: The budget is in a unit of which the rate is not given, a table cannot be read, or no run fits.
-    """
+    """Print what to begin with, and where each part of it is from."""
     if (arguments.anchor is None) != (arguments.anchor_batch is None):
         raise FrontierError("a rate that worked did so at a batch: give --anchor and --anchor-batch together")
     sweeps = read_sweeps(FILE) + (read_sweeps(arguments.also) if arguments.also else ())

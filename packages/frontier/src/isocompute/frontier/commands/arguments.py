@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ..contract.command_line import amount
 from ..contract.files import write_text
 from ..errors import FrontierError
 
 
-def assignment(text: str) -> tuple[str, str]:
-    """An argument such as ``NAME=VALUE``.
+def add_assignments(parser: argparse.ArgumentParser, option: str, dest: str, *, like: str, words: str) -> None:
+    """Add an option that is given any number of times, each like ``NAME=VALUE``."""
+    parser.add_argument(option, dest=dest, action="append", default=[], type=_assignment, metavar=like, help=words)
 
-    Raises:
-        argparse.ArgumentTypeError: It does not look like that.
-    """
+
+def _assignment(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals or not value:
         raise argparse.ArgumentTypeError(f"{text!r} must look like NAME=VALUE")
@@ -28,25 +27,14 @@ def assignment(text: str) -> tuple[str, str]:
 
 
 def positive(text: str) -> float:
-    """A finite amount above 0, such as 50000, 2k, 16M or 1.5B.
-
-    Raises:
-        argparse.ArgumentTypeError: It is not such an amount.
-    """
+    """A finite amount above 0, such as 50000, 2k, 16M or 1.5B."""
     value = float(amount(text))
-    if not (np.isfinite(value) and value > 0):
+    if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not an amount above 0, such as 50000, 2k, 16M or 1.5B")
     return value
 
 
 def write_json(document: Mapping[str, Any], path: Path | None) -> None:
-    """Write a document where a path is given.
-
-    Args:
-        path: The file, or None to write nothing.
-
-    Raises:
-        FrontierError: The file cannot be written.
-    """
+    """Write a document where a path is given."""
     if path is not None:
         write_text(path, json.dumps(document, indent=1, sort_keys=True) + "\n", error=FrontierError)

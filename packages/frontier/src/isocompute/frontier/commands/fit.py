@@ -27,10 +27,12 @@ from ..posterior.runs import POPULATION
 from ..show.drawing import save
 from ..show.panels import gap_panel
 from ..show.paper import paper_figures
-from .arguments import assignment, positive, write_json
+from .arguments import add_assignments, positive, write_json
 
 FOREVER = 1e15
 """Compute at which every curve has levelled off."""
+OF_PAPER = ("form", "points", "bin_width", "window")
+"""Options of the paper's method alone."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -90,24 +92,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="none: every setting is fitted alone, and nothing is decided",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the posterior's draws (default: 0)")
-    parser.add_argument(
-        "--column",
-        dest="columns",
-        action="append",
-        default=[],
-        type=assignment,
-        metavar="NAME=COLUMN",
-        help="our name for a column of the source, such as rollouts=C",
-    )
-    parser.add_argument(
-        "--set",
-        dest="constants",
-        action="append",
-        default=[],
-        type=assignment,
-        metavar="NAME=VALUE",
-        help="a value for all rows, such as problems_per_batch=32",
-    )
+    said = "our name for a column of the source, such as rollouts=C"
+    add_assignments(parser, "--column", "columns", like="NAME=COLUMN", words=said)
+    said = "a value for all rows, such as problems_per_batch=32"
+    add_assignments(parser, "--set", "constants", like="NAME=VALUE", words=said)
     paper = parser.add_argument_group("the paper's method")
     paper.add_argument(
         "--method",
@@ -124,14 +112,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Fit, write what was found with its figures and its report, and print the answer.
-
-    Raises:
-        FrontierError: The evaluations cannot be read or fitted, an option belongs to the other method, or a file
-            cannot be written.
-    """
-    chosen = {key: getattr(arguments, key) for key in ("form", "points", "bin_width", "window")}
-    given = {key: value for key, value in chosen.items() if value is not None}
+    """Fit, write what was found with its figures and its report, and print the answer."""
+    given = {key: value for key in OF_PAPER if (value := getattr(arguments, key)) is not None}
+    rows = {key: getattr(arguments, key) for key in ("metric", "unit", "split", "problem_set", "group")}
     if arguments.out.exists() and not arguments.out.is_dir():
         raise FrontierError(f"--out {arguments.out}: is a file, and no folder")
     if (where := arguments.json) is not None and where.parent != arguments.out and not where.parent.is_dir():
@@ -139,26 +122,23 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     if arguments.seed < 0:
         raise FrontierError(f"the seed is {arguments.seed}; it must be 0 or more")
     if arguments.method == "paper":
-        yield from _as_paper(arguments, given)
-        yield from _not_read(arguments)
-        return
-    if given:
-        option = "--" + next(iter(given)).replace("_", "-")
-        raise FrontierError(f"{option} belongs to the paper's method: add --method paper, or leave it out")
-    frontier = Frontier(
-        _evals(arguments),
-        metric=arguments.metric,
-        unit=arguments.unit,
-        split=arguments.split,
-        group=arguments.group,
-        problem_set=arguments.problem_set,
-        population=tuple(arguments.draws_of),
-    )
-    priors = Priors() if arguments.seed_deviation is None else Priors(seed_amplitude=arguments.seed_deviation)
-    if arguments.pooling == "none":
-        yield from _separately(frontier, priors, arguments.seed)
-        yield from _not_read(arguments)
-        return
+        yield from _as_paper(arguments, PaperConfig(**rows, **given))
+    else:
+        if given:
+            option = "--" + next(iter(given)).replace("_", "-")
+            raise FrontierError(f"{option} belongs to the paper's method: add --method paper, or leave it out")
+        frontier = Frontier(_evals(arguments), population=tuple(arguments.draws_of), **rows)
+        priors = Priors() if arguments.seed_deviation is None else Priors(seed_amplitude=arguments.seed_deviation)
+        if arguments.pooling == "none":
+            yield from _separately(frontier, priors, arguments.seed)
+        else:
+            yield from _together(frontier, priors, arguments)
+    # What is not in the tables, since it was not read when they were made.
+    yield from (f"note: {lost}" for lost in not_read(arguments.source))
+
+
+def _together(frontier: Frontier, priors: Priors, arguments: argparse.Namespace) -> Iterable[str]:
+    """All settings as one posterior, with its answer."""
     pass_rates = None if arguments.pass_rates is None else tables.read(arguments.pass_rates, "pass_rates")
     timings = None if arguments.timings is None else tables.read(arguments.timings, "timings")
     fitted = frontier.fit(priors=priors, seed=arguments.seed, pass_rates=pass_rates, timings=timings)
@@ -171,26 +151,14 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     if arguments.check:
         found = left_out(fitted)
         yield left_out_line(found) if found else "note: fewer than four n, so that none can be left out"
-    yield from _written(fitted, frontier, arguments)
-    if arguments.json is not None:
-        write_json(answer.as_dict(), arguments.json)
-    yield from _not_read(arguments)
-
-
-def _not_read(arguments: argparse.Namespace) -> Iterable[str]:
-    """What is not in the tables, since it was not read when they were made."""
-    return (f"note: {lost}" for lost in not_read(arguments.source))
-
-
-def _written(fitted: Fit, frontier: Frontier, arguments: argparse.Namespace) -> Iterable[str]:
-    """Save the fit, its report, and train minus validation where the runs were evaluated on both."""
-    with _together(arguments.out) as folder:
+    with _at_once(arguments.out) as folder:
         _write(fitted, frontier, arguments, folder)
     yield f"report: {arguments.out / 'report.html'}"
+    write_json(answer.as_dict(), arguments.json)
 
 
 @contextmanager
-def _together(folder: Path) -> Iterator[Path]:
+def _at_once(folder: Path) -> Iterator[Path]:
     """A folder whose files take their places in another at the end: none of one fit beside some of another."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     where = folder if folder.exists() else folder.parent
@@ -202,6 +170,7 @@ def _together(folder: Path) -> Iterator[Path]:
 
 
 def _write(fitted: Fit, frontier: Frontier, arguments: argparse.Namespace, folder: Path) -> None:
+    """Save the fit, its report, and train minus validation where the runs were evaluated on both."""
     fitted.save(folder)
     evals = frontier.evals
     if {"train", "validation"} <= set(evals["split"].unique()) and "run_id" in evals.columns:
@@ -226,20 +195,12 @@ def _separately(frontier: Frontier, priors: Priors, seed: int) -> Iterable[str]:
         yield f"  {called(cell, several=several, rated=rated):16} {parts[0]} at {short(last)}   A {parts[1]}"
 
 
-def _as_paper(arguments: argparse.Namespace, given: dict[str, object]) -> Iterable[str]:
+def _as_paper(arguments: argparse.Namespace, config: PaperConfig) -> Iterable[str]:
     """The paper's method."""
     if arguments.pass_rates is not None:
         raise FrontierError("the paper's method has no intervals: leave out --pass-rates")
-    config = PaperConfig(
-        metric=arguments.metric,
-        unit=arguments.unit,
-        split=arguments.split,
-        problem_set=arguments.problem_set,
-        group=arguments.group,
-        **given,  # type: ignore[arg-type]
-    )
     fits = fit_as_paper(_evals(arguments), config)
-    with _together(arguments.out) as folder:
+    with _at_once(arguments.out) as folder:
         fits.save(folder)
         paper_figures(fits, folder)
     yield from fits.summary().splitlines()

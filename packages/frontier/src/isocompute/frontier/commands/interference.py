@@ -39,11 +39,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Write the measures and their figure, and print those of every n at equal rollouts.
-
-    Raises:
-        FrontierError: The rollouts of the runs are not known, or a file cannot be written.
-    """
+    """Write the measures and their figure, and print those of every n at equal rollouts."""
     source = arguments.source
     if arguments.evals is None and Path(source).is_file():
         raise FrontierError("runs are compared at equal rollouts, which their evaluations know: name them with --evals")

@@ -14,7 +14,7 @@ from ..data.reading import read_curve, read_series
 from ..errors import FrontierError
 from ..show.drawing import save
 from ..show.panels import efficiency_panel, forecast_panel
-from .arguments import assignment, positive, write_json
+from .arguments import add_assignments, positive, write_json
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,14 +27,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("curve", type=Path, help="CSV, Parquet or JSON lines")
     parser.add_argument("--x", required=True, metavar="COLUMN", help="column of compute")
     parser.add_argument("--y", required=True, metavar="COLUMN", help="column of reward, within 0 to 1")
-    parser.add_argument(
-        "--where",
-        action="append",
-        default=[],
-        type=assignment,
-        metavar="COLUMN=VALUE",
-        help="only these rows, where the file holds several curves",
-    )
+    said = "only these rows, where the file holds several curves"
+    add_assignments(parser, "--where", "where", like="COLUMN=VALUE", words=said)
     parser.add_argument("--r0", type=float, help="reward before training, held fixed")
     parser.add_argument("--fit-min", type=positive, default=0.0, metavar="X", help="least compute fitted")
     parser.add_argument("--fit-max", type=positive, default=math.inf, metavar="X", help="most; beyond is the extension")
@@ -70,11 +64,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print the fit and its extension, or the recipes by the compute that they need.
-
-    Raises:
-        FrontierError: An option needs another one, or the curve cannot be read, fitted or drawn.
-    """
+    """Print the fit and its extension, or the recipes by the compute that they need."""
     if arguments.series:
         yield from _compare_recipes(arguments)
         return
@@ -97,11 +87,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def _compare_recipes(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print the recipes by the compute that each needs for one reward, the least first.
-
-    Raises:
-        FrontierError: R0 is not given, or the curves cannot be read, compared or drawn.
-    """
+    """Print the recipes by the compute that each needs for one reward, the least first."""
     if arguments.r0 is None:
         raise FrontierError("--series compares recipes from one reward before training: give --r0")
     series = read_series(

@@ -47,11 +47,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def prescribe(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print the answer at a budget.
-
-    Raises:
-        FrontierError: The budget is in tokens of a fit that does not know them, or nothing can be said of it.
-    """
+    """Print the answer at a budget."""
     fitted = load_fitted(arguments.folder)
     budget, unit = arguments.budget, arguments.unit
     if arguments.tokens_per_rollout is not None:
@@ -65,7 +61,6 @@ def prescribe(arguments: argparse.Namespace) -> Iterable[str]:
 def what_next(arguments: argparse.Namespace) -> Iterable[str]:
     """Print the actions, the most useful per unit of compute first."""
     fitted = load_fitted(arguments.folder)
-    tell = (arguments.tell[0], arguments.tell[1]) if arguments.tell else None
-    found = plan(fitted, arguments.budget or fitted.largest, tell=tell)
+    found = plan(fitted, arguments.budget or fitted.largest, tell=arguments.tell)
     yield from plan_lines(found, fitted.unit, metric=fitted.metric, most=arguments.most, price=arguments.price)
     write_json(plan_document(found, fitted.unit), arguments.json)

@@ -15,7 +15,7 @@ import numpy as np
 from ..answers.answer import called
 from ..answers.fitted import Fitted
 from ..contract.files import atomic_write
-from ..data.curves import Array
+from ..data.curves import Array, Curve
 from ..data.reading import short
 from ..errors import FrontierError
 from ..posterior.decision import at_best_rates
@@ -53,12 +53,7 @@ def subplots(rows: int = 1, columns: int = 1, *, figsize: tuple[float, float], *
 
 
 def panels(count: int, *, height: float, more: float = 0.0) -> tuple[Any, list[Any]]:
-    """A figure of as many panels of one scale, three in a row, and their axes.
-
-    Args:
-        height: Of a panel (inches).
-        more: Height of the figure beyond that of its panels.
-    """
+    """A figure of as many panels of one scale and height (inches), three in a row, and their axes."""
     columns = min(3, count)
     rows = -(-count // columns)
     size = (3.2 * columns, height * rows + more)
@@ -68,9 +63,14 @@ def panels(count: int, *, height: float, more: float = 0.0) -> tuple[Any, list[A
     return figure, list(axes.flat[:count])
 
 
-def styles_by_key(keys: Iterable[Any]) -> dict[object, dict[str, Any]]:
-    """``line_styles`` of distinct keys, each an n or the name of a group: numbers first, then names."""
-    return line_styles(sorted(set(keys), key=lambda key: (isinstance(key, str), key)))
+def styles_of(settings: Iterable[Setting | Curve]) -> dict[object, dict[str, Any]]:
+    """``line_styles`` by n, or by the grouping column where there is one: numbers first, then names."""
+    return line_styles(sorted(set(map(key, settings)), key=lambda each: (isinstance(each, str), each)))
+
+
+def key(setting: Setting | Curve) -> Any:
+    """The value that a setting's colour stands for."""
+    return setting.group or setting.rollouts_per_problem
 
 
 def line_styles(values: Sequence[object]) -> dict[object, dict[str, Any]]:
@@ -130,7 +130,7 @@ def curve_panels(fitted: Fitted) -> Any:
     """A panel per setting: its runs, one marker a run, and its mean curve with the 95 % interval (Figures 5, 15)."""
     cells = fitted.cells[:MOST_PANELS]
     figure, axes = panels(len(cells), height=2.4, more=0.4)
-    styles, runs = styles_of(fitted), fitted.prepared.runs
+    styles, runs = styles_of(fitted.cells), fitted.prepared.runs
     several, rated = fitted.differing
     for k, (cell, axis) in enumerate(zip(cells, axes, strict=True)):
         look = styles[key(cell)]
@@ -140,21 +140,12 @@ def curve_panels(fitted: Fitted) -> Any:
         axis.plot(grid, drawn.mean(axis=0), color="black", linewidth=1.2)
         for i, run in enumerate(np.flatnonzero(runs.cell == k)):
             after = runs.seen[run] & (runs.compute[run] > 0)
-            axis.plot(
-                runs.compute[run, after], runs.reward[run, after], "osDv^"[i % 5], color=look["color"], ms=3, alpha=0.7
-            )
+            at, reward = runs.compute[run, after], runs.reward[run, after]
+            axis.plot(at, reward, "osDv^"[i % 5], color=look["color"], ms=3, alpha=0.7)
         axis.set_title(called(cell, several=several, rated=rated), fontsize=9)
         compute_axis(axis, "")
     figure.supxlabel(f"compute in {fitted.unit.replace('_', ' ')}")
     figure.supylabel(fitted.metric)
-    return figure
-
-
-@styled
-def frontier_figure(fitted: Fitted) -> Any:
-    """``draw_frontier`` on a figure of its own."""
-    figure, axes = subplots(figsize=(6.2, 3.9))
-    draw_frontier(fitted, axes)
     return figure
 
 
@@ -163,41 +154,22 @@ def draw_frontier(fitted: Fitted, axes: Any) -> Any:
 
     The band is the 95 % interval of the chosen setting alone.
     """
-    styles, path, runs = styles_of(fitted), fitted.path(), fitted.prepared.runs
+    styles, path, runs = styles_of(fitted.cells), fitted.path(), fitted.prepared.runs
     drawn = fitted.healthy(path.compute)
     chosen = np.stack([drawn[:, k, p] for p, k in enumerate(path.chosen)])
     axes.fill_between(path.compute, *np.quantile(chosen, [0.025, 0.975], axis=1), color="0.88", lw=0)
     axes.plot(path.compute, chosen.mean(axis=1), color="0.65", lw=5, solid_capstyle="round", label="chosen at a budget")
-    options = at_best_rates(fitted.decide(fitted.largest).options)
+    options, several = at_best_rates(fitted.decide(fitted.largest).options), fitted.differing[0]
     for k in sorted(fitted.cells.index(o.cell) for o in options if o.cell in fitted.cells):
-        cell, grid, own = fitted.cells[k], _grid(fitted, k), runs.cell == k
-        look = styles[key(cell)]
-        mean = fitted.posterior.reward(grid)[:, k].mean(axis=0)
-        axes.plot(
-            grid,
-            mean,
-            color=look["color"],
-            linestyle=look["linestyle"],
-            label=called(cell, several=fitted.differing[0]),
-        )
-        after = runs.seen[own] & (runs.compute[own] > 0)
-        axes.plot(
-            runs.compute[own][after], runs.reward[own][after], look["marker"], color=look["color"], ms=2.5, alpha=0.6
-        )
+        grid, look = _grid(fitted, k), styles[key(fitted.cells[k])]
+        mean, label = fitted.posterior.reward(grid)[:, k].mean(axis=0), called(fitted.cells[k], several=several)
+        axes.plot(grid, mean, color=look["color"], linestyle=look["linestyle"], label=label)
+        own = runs.seen & (runs.compute > 0) & (runs.cell == k)[:, None]
+        axes.plot(runs.compute[own], runs.reward[own], look["marker"], color=look["color"], ms=2.5, alpha=0.6)
     compute_axis(axes, f"compute in {fitted.unit}")
     axes.set(ylabel=fitted.metric, title="Reward by compute, and what is chosen")
     axes.legend(frameon=False, fontsize=8)
     return axes
-
-
-def styles_of(fitted: Fitted) -> dict[object, dict[str, Any]]:
-    """Colour, marker and line of each setting: by n, or by the grouping column where there is one."""
-    return styles_by_key(map(key, fitted.cells))
-
-
-def key(cell: Setting) -> Any:
-    """The value that a setting's colour stands for."""
-    return cell.group or cell.rollouts_per_problem
 
 
 def _grid(fitted: Fitted, k: int) -> Array:
@@ -210,12 +182,13 @@ def _grid(fitted: Fitted, k: int) -> Array:
 BUDGETS = (1.0, 0.5, 0.25, 0.125)
 """Of the decision's budget: itself, and how it was at smaller ones."""
 PALER = ("#2b6cb0", "#63b3ed", "#bee3f8")
-NAMES = {"rollouts_per_problem": "n", "problems_per_batch": "B_p"}
-WORDS = {"rollouts_per_problem": "rollouts per problem n", "problems_per_batch": "problems per batch B_p"}
+ROLLOUTS, PROBLEMS = "rollouts_per_problem", "problems_per_batch"
+NAMES = {ROLLOUTS: "n", PROBLEMS: "B_p"}
+WORDS = {ROLLOUTS: "rollouts per problem n", PROBLEMS: "problems per batch B_p"}
 
 
 @styled
-def decision_figure(fitted: Fitted, setting: str = "rollouts_per_problem", *, budget: float | None = None) -> Any:
+def decision_figure(fitted: Fitted, setting: str = ROLLOUTS, *, budget: float | None = None) -> Any:
     """Both panels beside each other.
 
     Args:
@@ -229,16 +202,14 @@ def decision_figure(fitted: Fitted, setting: str = "rollouts_per_problem", *, bu
 
 
 @styled
-def alone(draw: Callable[..., Any], fitted: Fitted, *, budget: float) -> Any:
+def alone(draw: Callable[..., Any], fitted: Fitted, *, size: tuple[float, float] = (4.8, 3.6), **given: Any) -> Any:
     """One panel on a figure of its own, which a phone can show."""
-    figure, axes = subplots(figsize=(4.8, 3.6))
-    draw(fitted, axes, budget=budget)
+    figure, axes = subplots(figsize=size)
+    draw(fitted, axes, **given)
     return figure
 
 
-def draw_regret(
-    fitted: Fitted, axes: Any, setting: str = "rollouts_per_problem", *, budget: float | None = None
-) -> Any:
+def draw_regret(fitted: Fitted, axes: Any, setting: str = ROLLOUTS, *, budget: float | None = None) -> Any:
     """Expected regret at some budgets (IsoCompute Playbook, Figure 10); ``decision_figure`` has the arguments."""
     asked = budget or fitted.largest
     values = sorted({getattr(c, setting) for c in fitted.settings})
@@ -268,7 +239,7 @@ def draw_regret(
 def draw_best(
     fitted: Fitted,
     axes: Any,
-    setting: str = "rollouts_per_problem",
+    setting: str = ROLLOUTS,
     *,
     budget: float | None = None,
     batch_rollouts: int | None = None,

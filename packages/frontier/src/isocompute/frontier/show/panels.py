@@ -12,7 +12,6 @@ from ..answers.forecast import Forecast, State
 from ..answers.interference import at_equal_rollouts, histogram, interference
 from ..answers.recipes import Efficiency, efficiency
 from ..data.curves import Array
-from ..errors import FrontierError
 from .drawing import ACCENT, line_styles, styled, subplots
 
 BINS = 10
@@ -64,11 +63,7 @@ def _histograms(
 
 @styled
 def gap_panel(gap: pl.DataFrame, unit: str, metric: str) -> Any:
-    """Train minus validation reward against compute, by n; seeds averaged, with their range.
-
-    Args:
-        gap: From ``train_validation_gap``, with the unit's column.
-    """
+    """The gap of ``train_validation_gap`` against a column of compute, by n; seeds averaged, with their range."""
     styles = line_styles(sorted(gap["rollouts_per_problem"].unique().to_list()))
     figure, axis = subplots(figsize=(6, 3.4))
     for n, look in styles.items():
@@ -90,11 +85,7 @@ def _draw_range(axis: Any, rows: pl.DataFrame, x: str, y: str, *, label: str, lo
 
 @styled
 def forecast_panel(found: Forecast, compute: Array, reward: Array, x: str, y: str) -> Any:
-    """A curve fitted up to a cut and its extension, with the points of both.
-
-    Args:
-        compute: Compute of every evaluation, shape ``(points,)``.
-    """
+    """A curve fitted up to a cut and its extension, with the points of both."""
     figure, axis = subplots(figsize=(6, 3.6))
     cut = found.support[1]
     used = (compute >= found.support[0]) & (compute <= cut)
@@ -115,16 +106,7 @@ def forecast_panel(found: Forecast, compute: Array, reward: Array, x: str, y: st
 
 @styled
 def efficiency_panel(found: Sequence[Efficiency], x: str) -> Any:
-    """F(R) = (R − R0)/(A − R) against compute with a line of slope B for each recipe (ScaleRL, leave-one-out).
-
-    Args:
-        found: From ``leave_one_out``.
-
-    Raises:
-        FrontierError: There is nothing to draw.
-    """
-    if not found:
-        raise FrontierError("there are no recipes to compare")
+    """F(R) = (R − R0)/(A − R) against compute with a line of slope B for each recipe of ``leave_one_out``."""
     figure, axis = subplots(figsize=(6, 4))
     for e, look in zip(found, line_styles([e.name for e in found]).values(), strict=True):
         compute, value = efficiency(e.parameters, e.compute, e.reward)

@@ -8,9 +8,22 @@ from typing import Any
 import numpy as np
 
 from ..answers.paper import PaperCurve, PaperFits
-from ..data.curves import Array, isotonic, of_records
+from ..data.curves import isotonic, of_records
 from ..fitting.nstar import sigmoid
-from .drawing import ACCENT, compute_axis, panels, save, styled, styles_by_key, subplots
+from .drawing import (
+    ACCENT,
+    NAMES,
+    PROBLEMS,
+    ROLLOUTS,
+    WORDS,
+    compute_axis,
+    key,
+    panels,
+    save,
+    styled,
+    styles_of,
+    subplots,
+)
 
 
 def paper_figures(fits: PaperFits, folder: str | Path) -> list[Path]:
@@ -21,9 +34,9 @@ def paper_figures(fits: PaperFits, folder: str | Path) -> list[Path]:
     """
     if not fits.fitted:
         return []
-    wanted = {"curves": curve_panels(fits), "frontier": frontier(fits), "n_star": best_setting(fits, "n")}
+    wanted = {"curves": curve_panels(fits), "frontier": frontier(fits), "n_star": best_setting(fits, ROLLOUTS)}
     if len({c.curve.problems_per_batch for c in fits.fitted}) > 1:
-        wanted["b_p_star"] = best_setting(fits, "B_p")
+        wanted["b_p_star"] = best_setting(fits, PROBLEMS)
     return [path for name, figure in wanted.items() for path in save(figure, Path(folder) / name)]
 
 
@@ -34,21 +47,13 @@ def name(c: PaperCurve, fits: PaperFits) -> str:
     return f"{named}, {c.curve.group}" if c.curve.group else named
 
 
-def _styles(fits: PaperFits) -> dict[object, dict[str, Any]]:
-    return styles_by_key(map(_key, fits.curves))
-
-
-def _key(c: PaperCurve) -> Any:
-    return c.curve.group or c.curve.rollouts_per_problem
-
-
 @styled
 def curve_panels(fits: PaperFits) -> Any:
     """One panel per curve: evaluations, ringed records by bins of reward, an isotonic fit (grey steps), and the fit."""
-    fitted, styles = fits.fitted, _styles(fits)
+    fitted, styles = fits.fitted, styles_of(c.curve for c in fits.curves)
     figure, axes = panels(len(fitted), height=2.6)
     for axis, c in zip(axes, fitted, strict=True):
-        own, look = c.curve, styles[_key(c)]
+        own, look = c.curve, styles[key(c.curve)]
         assert c.parameters is not None
         grid = np.linspace(float(own.compute.min()), own.support[1], 200)
         axis.plot(own.compute, own.reward, look["marker"], color=look["color"], markersize=3, alpha=0.7)
@@ -68,10 +73,10 @@ def curve_panels(fits: PaperFits) -> Any:
 def frontier(fits: PaperFits) -> Any:
     """All curves over their support, with the envelope (Figure 6)."""
     figure, axis = subplots(figsize=(6, 3.8))
-    styles = _styles(fits)
+    styles = styles_of(c.curve for c in fits.curves)
     axis.plot(fits.compute, fits.reached.max(axis=0), color="0.75", lw=5, label="envelope", solid_capstyle="round")
     for c in fits.fitted:
-        look = styles[_key(c)]
+        look = styles[key(c.curve)]
         assert c.parameters is not None
         grid = np.geomspace(*c.curve.support, 200)
         axis.plot(grid, c.parameters(grid), color=look["color"], linestyle=look["linestyle"], label=name(c, fits))
@@ -84,30 +89,19 @@ def frontier(fits: PaperFits) -> Any:
 
 
 @styled
-def best_setting(fits: PaperFits, what: str) -> Any:
+def best_setting(fits: PaperFits, setting: str) -> Any:
     """n* or B_p* of the envelope against compute; of n* also the log2-sigmoid (Figures 7, 21, 22, 24)."""
     figure, axis = subplots(figsize=(6, 3.4))
-    field = {"n": "rollouts_per_problem", "B_p": "problems_per_batch"}[what]
-    values = np.array([getattr(c.curve, field) for c in fits.fitted])
+    values = np.array([getattr(c.curve, setting) for c in fits.fitted])
     levels = np.unique(values)
-    axis.step(
-        fits.compute,
-        np.searchsorted(levels, values[fits.best]),
-        where="mid",
-        color="black",
-        lw=2,
-        label=f"{what} of the envelope",
-    )
-    if what == "n" and fits.n_star.params is not None:
-        line = _rank(2.0 ** sigmoid(np.log10(fits.compute), fits.n_star.params), levels)
+    best, label = np.searchsorted(levels, values[fits.best]), f"{NAMES[setting]} of the envelope"
+    axis.step(fits.compute, best, where="mid", color="black", lw=2, label=label)
+    if setting == ROLLOUTS and fits.n_star.params is not None:
+        # On an axis on which the levels are 0, 1, 2, … by logarithm.
+        line = np.interp(sigmoid(np.log10(fits.compute), fits.n_star.params), np.log2(levels), np.arange(len(levels)))
         axis.plot(fits.compute, line, color=ACCENT, linestyle="--", linewidth=1.5, label="log2-sigmoid")
     axis.set(yticks=range(len(levels)), yticklabels=[f"{v:,}" for v in levels], ylim=(-0.6, len(levels) - 0.4))
-    axis.set(ylabel={"n": "rollouts per problem n", "B_p": "problems per batch B_p"}[what], title=f"{what}*(C)")
+    axis.set(ylabel=WORDS[setting], title=f"{NAMES[setting]}*(C)")
     compute_axis(axis, f"compute in {fits.config.unit}")
     axis.legend(framealpha=0.9, edgecolor="none", loc="upper left", fontsize=8)
     return figure
-
-
-def _rank(values: Array, levels: np.ndarray) -> Array:
-    """Positions of values on an axis on which the levels are 0, 1, 2, … by logarithm."""
-    return np.asarray(np.interp(np.log2(values), np.log2(levels), np.arange(len(levels))))

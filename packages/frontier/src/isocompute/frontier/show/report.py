@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -21,20 +20,17 @@ from ..errors import FrontierError
 from ..posterior.decision import Decision
 from ..posterior.posterior import AGREED
 from .drawing import (
+    PROBLEMS,
     alone,
     curve_panels,
     decision_figure,
     draw_best,
+    draw_frontier,
     draw_regret,
-    frontier_figure,
     save,
     trade_figure,
     write_svg,
 )
-
-HASH, HASH_SHOWN = re.compile(r"[0-9a-f]{40,}"), 12
-"""A hash in a fact, and how much of it the first screen shows; the answer with its numbers has all of it."""
-
 
 SYMBOLS = (
     "n: rollouts (responses) per problem. B_p: problems per batch. n*: the n that is expected to lose least. "
@@ -44,12 +40,7 @@ SYMBOLS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table of the page.
-
-    Attributes:
-        head: Titles of the columns.
-        rows: Text, one row each.
-    """
+    """A table of the page."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -62,7 +53,6 @@ class Section:
     Attributes:
         figures: Pictures as data URIs, each with what it shows.
         wide: Whether a picture is so wide that a phone scrolls it.
-        lines: A list.
         folded: Whether the table is shown when it is asked for.
     """
 
@@ -100,25 +90,16 @@ def write_report(
     """
     folder = Path(folder)
     answer = fitted.answer(budget)
-    sections = [
-        _decision(fitted, answer.decision, folder),
-        *_other_settings(fitted, answer.decision.compute, folder),
-        _curves(fitted, folder),
-        _rests_on(fitted),
-    ]
-    template = files(__package__).joinpath("report.html").read_text()
-    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
-        template
-    )
-    facts = [*fitted.about, *facts]
+    language = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    page = language.from_string(files(__package__).joinpath("report.html").read_text())
     text = page.render(
         title=answer.headline(),
         setting=_setting(answer),
         rate=answer.decision.chosen.cell.learning_rate and as_run(answer.decision.chosen.cell.learning_rate),
         symbols=f"{SYMBOLS} {fitted.metric}: {_of_metric(fitted.metric)}.",
-        facts=[(name, HASH.sub(lambda found: found[0][:HASH_SHOWN], value)) for name, value in facts],
-        answer=[*answer.lines(), *(f"{name}: {value}" for name, value in facts if HASH.search(value))],
-        sections=[*sections, _runs(fitted), *further],
+        facts=[*fitted.about, *facts],
+        answer=answer.lines(),
+        sections=[*_sections(fitted, answer.decision, folder), *further],
     )
     return write_text(folder / "report.html", text + "\n", error=FrontierError)
 
@@ -137,69 +118,55 @@ def _of_metric(metric: str) -> str:
     """A metric in words, where its name is one of ours."""
     kind, _, count = metric.partition("_at_")
     # The mean is one quantity, of however many responses a table has it.
-    means = {
-        "avg": "mean score of the responses",
-        "best": "best score of {} responses",
-        "worst": "worst of {} responses",
-    }
-    return f"{means[kind].format(count)} to a problem" if kind in means and count.isdigit() else "the reward"
+    of = {"avg": "mean score of the", "best": f"best score of {count}", "worst": f"worst of {count}"}
+    return f"{of[kind]} responses to a problem" if kind in of and count.isdigit() else "the reward"
 
 
-def _decision(fitted: Fitted, decision: Decision, folder: Path) -> Section:
+def _sections(fitted: Fitted, decision: Decision, folder: Path) -> Iterator[Section]:
+    """The sections of a fit; their figures are saved."""
     budget = decision.compute
     save(decision_figure(fitted, budget=budget), folder / "decision")
     panels = (draw_regret, "Expected regret of each n at some budgets"), (draw_best, "n* over compute, over P(best)")
-    return Section(
+    yield Section(
         title="The decision",
         text="Expected regret is what a setting loses on average to the best one. All at "
-        f"{short(decision.compute)} {fitted.unit}; the reward is of a run that does not fail, with its interval; "
+        f"{short(budget)} {fitted.unit}; the reward is of a run that does not fail, with its interval; "
         "learning rates are as they ran, to be copied.",
         figures=tuple((_embedded(alone(draw, fitted, budget=budget)), text) for draw, text in panels),
         table=options_table(decision),
     )
-
-
-def _other_settings(fitted: Fitted, budget: float, folder: Path) -> list[Section]:
-    """Problems per batch, where they differ: alone, or against n at one batch."""
-    if len({c.problems_per_batch for c in fitted.cells}) < 2:
-        return []
-    text = "Expected regret by problems per batch, and B_p* over compute"
-    drawn = [_figure(decision_figure(fitted, "problems_per_batch", budget=budget), folder / "b_p_star", text)]
-    batches = {c.batch_rollouts for c in fitted.cells}
-    if len(batches) == 1 and fitted.unit == "rollouts":
-        shown = "Rollouts per problem against problems per batch, at one batch"
-        drawn.append(_figure(trade_figure(fitted, batches.pop()), folder / "trade", shown))
-    return [Section(title="Problems per batch", figures=tuple(drawn), wide=True)]
-
-
-def _curves(fitted: Fitted, folder: Path) -> Section:
-    return Section(
+    if len({c.problems_per_batch for c in fitted.cells}) > 1:
+        text = "Expected regret by problems per batch, and B_p* over compute"
+        drawn = [_figure(decision_figure(fitted, PROBLEMS, budget=budget), folder / "b_p_star", text)]
+        batches = {c.batch_rollouts for c in fitted.cells}
+        if len(batches) == 1 and fitted.unit == "rollouts":
+            text = "Rollouts per problem against problems per batch, at one batch"
+            drawn.append(_figure(trade_figure(fitted, batches.pop()), folder / "trade", text))
+        yield Section(title="Problems per batch", figures=tuple(drawn), wide=True)
+    frontier = alone(draw_frontier, fitted, size=(6.2, 3.9))
+    yield Section(
         title="Curves",
         text="Lines are means of the posterior, bands 95 % intervals of a setting over seeds; a marker is an "
         "evaluation, its shape the run.",
         figures=(
-            _figure(frontier_figure(fitted), folder / "frontier", "Curves, and the setting chosen at each budget"),
+            _figure(frontier, folder / "frontier", "Curves, and the setting chosen at each budget"),
             _figure(curve_panels(fitted), folder / "curves", "Every setting with its runs"),
         ),
         wide=True,
     )
-
-
-def _rests_on(fitted: Fitted) -> Section:
-    """The section on the intervals' foundations."""
-    priors, rates = fitted.posterior.model.priors, best_rates(fitted, fitted.largest)
-    lines = [] if rates is None else [rates.line()]
-    lines += [
-        f"Before the data, seeds were expected to differ by {100 * priors.seed_amplitude:.0f} % of the gain.",
-        f"Chains agree to a split R̂ of {fitted.posterior.split_r_hat:.2f} (1 where they agree perfectly; above "
-        f"{AGREED} they do not).",
-        *(f"Against expectation: {line}." for line in conflicts(fitted)),
-    ]
-    return Section(title="What it rests on", lines=tuple(lines))
-
-
-def _runs(fitted: Fitted) -> Section:
-    return Section(
+    rates = best_rates(fitted, fitted.largest)
+    yield Section(
+        title="What it rests on",
+        lines=(
+            *([] if rates is None else [rates.line()]),
+            f"Before the data, seeds were expected to differ by "
+            f"{100 * fitted.posterior.model.priors.seed_amplitude:.0f} % of the gain.",
+            f"Chains agree to a split R̂ of {fitted.posterior.split_r_hat:.2f} (1 where they agree perfectly; above "
+            f"{AGREED} they do not).",
+            *(f"Against expectation: {line}." for line in conflicts(fitted)),
+        ),
+    )
+    yield Section(
         title="Runs",
         text="Every run was judged before the fit.",
         folded=True,
