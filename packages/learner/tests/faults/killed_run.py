@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 from isocompute.budget import Ledger, Limits, Meter
 from isocompute.learner.config import BatchConfig, LearnerConfig, ObjectiveConfig
+from isocompute.learner.ranks.group import LearnerGroup
 from isocompute.learner.saving.checkpoint import Checkpoints
 from isocompute.learner.saving.export import save_policy
 from isocompute.learner.training import loop
@@ -26,28 +27,22 @@ CONFIG = LearnerConfig(
 )
 
 
-class Counted(Replay):
-    """A sampler that writes down how many rollouts it answers with, a line for each call, whatever is charged."""
+def count(sampler: Any, answers: Path) -> None:
+    """Write down how many rollouts a sampler has answered with, a line for each call, whatever is charged."""
+    answered = sampler.sample
 
-    def __init__(self, model: Path, answers: Path) -> None:
-        super().__init__(model)
-        self._answers = answers
-
-    def sample(self, problems: pl.DataFrame, **asked: Any) -> pl.DataFrame:
-        found = super().sample(problems, **asked)
-        with self._answers.open("a") as file:
+    def sample(problems: pl.DataFrame, **asked: Any) -> pl.DataFrame:
+        found: pl.DataFrame = answered(problems, **asked)
+        with answers.open("a") as file:
             file.write(f"{len(found)}\n")
         return found
 
+    sampler.sample = sample
 
-def run(home: Path, model: Path, dies_at: int = 0) -> None:
-    """Run to the end, or what is left of it, and write down what is compared.
 
-    Args:
-        dies_at: The call among those that write, at which the process is killed; 0 for none.
-    """
-    calls = counted_writes(pytest.MonkeyPatch(), dies_at, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    learner, sampler = Learner(model, CONFIG), Counted(model, home / "answers")
+def run(home: Path, model: Path, learner: Any, sampler: Any) -> None:
+    """Run to the end, or what is left of it, and write down what is compared."""
+    count(sampler, home / "answers")
     store = Checkpoints(home / "checkpoints", every_steps=EVERY, keep=2)
     progress = restore(learner=learner, checkpoints=store, run=RUN, problems=PROBLEMS)
     opened: dict[str, Any] = {"run_id": "r", "resumed_from": progress.step}
@@ -74,4 +69,25 @@ def run(home: Path, model: Path, dies_at: int = 0) -> None:
     save_policy(learner.weights(), model, home / "policy")
     (home / "evals.json").write_text(json.dumps(ended.evals))
     (home / "totals.json").write_text(json.dumps(totals))
+
+
+def alone(home: Path, model: Path, dies_at: int = 0) -> None:
+    """Run in this process with one rank.
+
+    Args:
+        home: The run's folder.
+        model: The base model.
+        dies_at: The call among those that write, at which the process is killed; 0 for none.
+    """
+    calls = counted_writes(pytest.MonkeyPatch(), dies_at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    run(home, model, Learner(model, CONFIG), Replay(model))
     (home / "writes").write_text(str(calls()))
+
+
+def drive(home: Path, model: Path, address: str, environment: dict[str, str]) -> None:
+    """Drive two ranks in a cluster that is there; its variables are those of the process that started it."""
+    os.environ.update(environment)
+    import ray
+
+    ray.init(address=address, log_to_driver=False)
+    run(home, model, LearnerGroup(model, CONFIG, world_size=2, grace=1), Replay(model))
