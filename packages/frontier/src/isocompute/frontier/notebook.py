@@ -194,6 +194,7 @@ class Frontier:
         return cls(read_evals(sources, **wanted), **settings)
 
     load = staticmethod(load_fitted)
+    """A fit that was saved to a folder."""
 
     def fit(
         self,
