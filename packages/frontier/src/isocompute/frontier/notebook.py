@@ -90,8 +90,7 @@ class Fit(Fitted):
             "notes": self.prepared.notes,
             "health": [{**asdict(h), "spikes": [int(k) for k in h.spikes]} for h in self.prepared.health],
             "failures": [
-                {"cell": asdict(c), "failed": f.failed, "runs": int(f.runs), "reward": f.reward}
-                for c, f in self.prepared.failures.items()
+                {"cell": asdict(c), **asdict(f), "runs": int(f.runs)} for c, f in self.prepared.failures.items()
             ],
             "questions_sampled": luck is not None,
         }
@@ -136,10 +135,7 @@ def load_fitted(folder: str | Path) -> Fit:
             runs=runs,
             health=tuple(_health(h) for h in document["health"]),
             notes=_frozen(document["notes"]),
-            failures={
-                Setting(**f["cell"]): Failures(failed=f["failed"], runs=f["runs"], reward=f["reward"])
-                for f in document["failures"]
-            },
+            failures={Setting(**f.pop("cell")): Failures(**f) for f in document["failures"]},
         )
         return Fit(
             prepared=prepared,
