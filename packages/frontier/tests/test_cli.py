@@ -130,17 +130,6 @@ def test_an_error_that_is_not_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch
         main(["prescribe", str(tmp_path), "--budget", "8"])
 
 
-@slow
-def test_a_figure_that_cannot_be_written_is_one_line_and_exit_code_2(
-    table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table.filter(pl.col("run_id") == "n4s0").write_csv(tmp_path / "curve.csv")
-    (tmp_path / "f.svg").mkdir()
-    arguments = ["--x", "rollouts", "--y", "avg_at_4", "--figure", str(tmp_path / "f")]
-    assert main(["predict", str(tmp_path / "curve.csv"), *arguments]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'f.svg'}: cannot be written (")
-
-
 WITHOUT_POSIX = """
 import os, sys
 sys.modules["fcntl"] = sys.modules["resource"] = None

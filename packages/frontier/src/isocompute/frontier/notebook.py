@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from .answers import paper
-from .answers.fitted import BestRates, Fitted, best_rates
+from .answers.fitted import Fitted
 from .answers.next import plan
 from .contract.files import write_text
 from .data.curves import UNITS
@@ -48,10 +48,6 @@ class Fit(Fitted):
         """
         return plan(self, compute, tell=tell)
 
-    def best_rates(self, compute: float) -> BestRates | None:
-        """The best learning rate of each n, and how it grows with B; None where each n was run at one."""
-        return best_rates(self, compute)
-
     def plot_frontier(self, ax: Any = None) -> Any:
         """Curves, and the setting chosen at each budget; draws on these axes and returns them."""
         return _on(ax, draw_frontier, self)
@@ -65,12 +61,7 @@ class Fit(Fitted):
         return _on(ax, draw_best, self)
 
     def report(self, folder: str | Path, *, budget: float | None = None, facts: Sequence[tuple[str, str]] = ()) -> Path:
-        """Write the figures and ``report.html``.
-
-        Args:
-            budget: Of the answer, in the unit of the fit; by default the largest that was measured.
-            facts: What else tells this report from others, such as a date.
-        """
+        """Write the figures and ``report.html``, with the answer at a budget and facts such as a date."""
         return write_report(self, folder, budget=budget, facts=facts)
 
     def save(self, folder: str | Path) -> None:
