@@ -245,9 +245,8 @@ class Frontier:
         unit = UNITS[self.unit]
         if "run_id" in evals.columns:
             spent = float(evals.group_by("run_id").agg(pl.col(unit).max())[unit].sum())
-            found.append(
-                ("spent", f"{short(spent)} {self.unit.replace('_', ' ')} by {evals['run_id'].n_unique()} runs")
-            )
+            count = evals["run_id"].n_unique()
+            found.append(("spent", f"{short(spent)} {self.unit.replace('_', ' ')} by {count} runs"))
         return tuple(found)
 
     @property
