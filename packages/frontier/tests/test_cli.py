@@ -121,14 +121,6 @@ def test_what_is_no_fit_is_said_to_be_none_with_the_command_that_makes_one(
         assert all(part in said for part in (str(tmp_path / name), what, "isocompute-frontier fit"))
 
 
-def test_no_line_that_is_printed_ends_in_a_blank(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(cli.prescribe, "prescribe", lambda _: ["n = 4   ", "  n = 16"])
-    assert main(["prescribe", "fitted", "--budget", "8"]) == 0
-    assert capsys.readouterr().out == "n = 4\n  n = 16\n"
-
-
 def test_an_error_that_is_not_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ValueError("a bug")
@@ -136,17 +128,6 @@ def test_an_error_that_is_not_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(cli.prescribe, "load_fitted", broken)
     with pytest.raises(ValueError, match="a bug"):
         main(["prescribe", str(tmp_path), "--budget", "8"])
-
-
-@slow
-def test_a_figure_that_cannot_be_written_is_one_line_and_exit_code_2(
-    table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table.filter(pl.col("run_id") == "n4s0").write_csv(tmp_path / "curve.csv")
-    (tmp_path / "f.svg").mkdir()
-    arguments = ["--x", "rollouts", "--y", "avg_at_4", "--figure", str(tmp_path / "f")]
-    assert main(["predict", str(tmp_path / "curve.csv"), *arguments]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'f.svg'}: cannot be written (")
 
 
 WITHOUT_POSIX = """

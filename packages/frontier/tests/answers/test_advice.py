@@ -28,19 +28,20 @@ def question(budget: float = 4e5, **other: Any) -> Question:
     st.one_of(st.none(), st.integers(16, 4096)),
     st.one_of(st.none(), st.integers(8, 20_000)),
     st.sampled_from(["avg", "best"]),
+    st.sampled_from([None, (3e-6, 256.0)]),
 )
 def test_every_run_that_is_named_fits_the_budget_the_batch_the_problems_and_the_least_updates(
-    budget: float, limit: int | None, problems: int | None, metric: str
+    budget: float, limit: int | None, problems: int | None, metric: str, anchor: tuple[float, float] | None
 ) -> None:
-    asked = question(budget, max_batch=limit, problems=problems, metric=metric)
-    found = advise(asked, SWEEPS)
+    asked = question(budget, max_batch=limit, problems=problems, metric=metric, anchor=anchor)
+    found, (rate, at) = advise(asked, SWEEPS), anchor or (1e-6, 1024)
     for run in (*([found.start] if found.start else []), *found.pilots):
         assert run.rollouts <= budget
         assert run.n & (run.n - 1) == 0
         assert 8 <= run.problems_per_batch <= min(32, problems or 32)
         assert run.n * run.problems_per_batch <= (limit or 1e9)
         assert run.steps >= 64
-        assert run.learning_rate == pytest.approx(1e-6 * sqrt(run.n * run.problems_per_batch / 1024))
+        assert run.learning_rate == pytest.approx(rate * sqrt(run.n * run.problems_per_batch / at))
     assert sum(run.rollouts for run in found.pilots) <= 1.5 * budget
     assert (found.start is None) == bool(found.cannot)
     assert (min(found.interval[2], found.forbidden) > WIDEST * found.interval[0]) == (found.start is None)
@@ -66,12 +67,6 @@ def test_sources_that_agree_say_more_than_sources_that_do_not() -> None:
     assert advise(question(), agree).ratio < advise(question(), SWEEPS).ratio
     apart = [replace(s, log2_n=2.0 if s.source == "panel" else 9.0) for s in agree]
     assert advise(question(), apart).cannot
-
-
-def test_the_anchor_is_scaled_by_the_root_of_the_batch() -> None:
-    start = advise(question(anchor=(3e-6, 256)), SWEEPS).start
-    assert start is not None
-    assert start.learning_rate == pytest.approx(3e-6 * sqrt(start.n * start.problems_per_batch / 256))
 
 
 def test_each_source_is_cited_and_left_out_and_nothing_is_called_best() -> None:

@@ -120,29 +120,13 @@ def test_a_budget_that_nothing_can_be_said_of_is_refused_but_not_what_to_run_bef
 def test_headline_and_words_say_which_n_how_sure_that_is_and_what_the_next_one_costs() -> None:
     for leads, factor, *said in (
         # Of a hundred draws the other one is 0.1 better in ten, and 0.1 worse in the others.
-        (
-            90,
-            1,
-            "Use 16 rollouts per problem × 4 problems per batch: 90 % likely",
-            "would cost 0.07 avg_at_4",
-            "−0.09 to",
-        ),
+        (90, 1, "Use 16 rollouts per problem × 4 problems per batch: 90 % likely", "cost 0.07 avg_at_4 (95 %: −0.09"),
         (90, 1, "At 7.68k rollouts use n = 16, ", "   P(best) 90 %"),
         (99, 1, "   P(best) >95 %"),
-        (
-            77,
-            1,
-            "Undecided between n = 4, B_p = 16 and n = 16, B_p = 4: 25 % and 75 % likely",
-            "0.05 avg_at_4 (95 %: −0.0",
-        ),
+        (77, 1, "Undecided between n = 4, B_p = 16 and n = 16, B_p = 4: 25 % and 75 % likely", "cost 0.05 avg_at_4"),
         (77, 1, "7.68k rollouts undecided between n = 4, B_p = 16 and n = 16, B_p = 4; the least expected "),
         (90, 4.1, ", 4.1 times beyond the data, use n = 16,"),
-        (
-            90,
-            4.3,
-            "16 rollouts per problem × 4 problems per batch if no curve turns",
-            "4.3 times beyond the data, and if no",
-        ),
+        (90, 4.3, "4 problems per batch if no curve turns", ", 4.3 times beyond the data, and if no curve turns"),
     ):
         fitted = told(leading(leads))
         answer = fitted.answer(factor * fitted.largest)

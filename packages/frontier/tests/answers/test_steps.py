@@ -1,6 +1,7 @@
 """The Playbook's three steps of a fitted sweep: n*, the smallest B_p of which no run failed, the rest to M."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -41,17 +42,15 @@ def test_the_smallest_batch_of_which_no_run_failed_gets_the_rest_of_the_budget(f
     found = three_steps(fitted, 20_480)
     assert found.n_star == 16
     assert found.probability_best > 0.9
-    assert [(size.problems_per_batch, size.failed, size.runs) for size in found.sizes] == [
-        (2, 1, 3),
-        (4, 0, 3),
-        (8, 0, 3),
-    ]
+    assert [(s.problems_per_batch, s.failed, s.runs) for s in found.sizes] == [(2, 1, 3), (4, 0, 3), (8, 0, 3)]
     assert found.smallest is not None
     assert (found.smallest.problems_per_batch, found.smallest.update_steps) == (4, 320)
     assert found.lines()[-1] == "At 20.5k rollouts use n = 16, B_p = 4, M = 320"
     assert "not stable: 2 (1 of 3 runs failed" in found.lines()[1]
     # A smaller one than one that failed is not worth a run.
     assert found.to_run == ()
+    # Ten tokens each.
+    assert three_steps(fitted, 204_800, unit="tokens").used.update_steps == 320
 
 
 def test_its_probability_of_failure_has_an_interval_which_is_wider_than_a_point_where_none_failed(
@@ -64,10 +63,6 @@ def test_its_probability_of_failure_has_an_interval_which_is_wider_than_a_point_
     assert sizes[0].failure > sizes[1].failure
     # Of three runs without a failure a rate of a tenth cannot be excluded.
     assert sizes[1].failure_interval[1] > 0.1
-
-
-def test_a_budget_in_tokens_leaves_as_many_steps_as_its_rollouts(fitted: Fit) -> None:
-    assert three_steps(fitted, 204_800, unit="tokens").used.update_steps == 320
 
 
 def test_of_one_batch_the_second_step_is_not_answered_and_its_cells_are_named() -> None:
@@ -89,9 +84,9 @@ def test_where_every_batch_had_a_failure_none_is_called_stable() -> None:
     assert found.lines()[-1].endswith("none is stable")
 
 
-def test_steps_of_a_fit_in_tokens_are_refused() -> None:
+def test_steps_of_a_fit_in_tokens_are_refused(fitted: Fit) -> None:
     with pytest.raises(FrontierError, match="fit is in tokens"):
-        three_steps(quick(sweep(8), unit="tokens"), 204_800)
+        three_steps(replace(fitted, unit="tokens"), 204_800)
 
 
 def test_one_command_prints_them_and_writes_them(

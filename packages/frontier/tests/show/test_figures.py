@@ -39,14 +39,23 @@ def test_the_same_fit_is_drawn_the_same_and_without_a_date(fit: Fit, tmp_path: P
     assert all(b"<dc:date>" not in content for content in first.values())
 
 
-def test_problems_per_batch_are_drawn_where_they_differ(table: pl.DataFrame, tmp_path: Path) -> None:
+def test_a_report_has_the_setting_first_all_digits_below_and_problems_per_batch_where_they_differ(
+    table: pl.DataFrame, tmp_path: Path
+) -> None:
     # n = 4 with B_p = 32 and n = 16 with B_p = 8 are both batches of 128.
     traded = joint(table).filter(pl.col("rollouts_per_problem") * pl.col("problems_per_batch") == 128)
-    quick(traded).report(tmp_path)
+    fit = quick(traded.with_columns(learning_rate=pl.col("rollouts_per_problem").sqrt() * pl.lit(2.83885e-5)))
+    fit.report(tmp_path, facts=[("made", "today")])
     assert names(tmp_path) == {"curves", "frontier", "decision", "b_p_star", "trade"}
     page = (tmp_path / "report.html").read_text()
-    assert page.count("data:image/svg") == 6
-    assert "<script" not in page
+    assert (page.count("data:image/svg"), "<script" in page) == (6, False)
+    first, _, below = page.partition("<details")
+    chosen = fit.best(fit.largest)
+    low, high = chosen.interval
+    assert "n = 16, B_p = 8, learning rate 0.000114, for " in first
+    assert f"{chosen.reward:.3f} (95\u00a0%: {low:.3f} to {high:.3f})" in first
+    assert "<dd>today</dd>" in first
+    assert "<td>0.000113554</td>" in below
 
 
 def test_figures_draw_on_axes_of_a_notebook_and_leave_its_settings_alone(fit: Fit) -> None:
@@ -59,21 +68,6 @@ def test_figures_draw_on_axes_of_a_notebook_and_leave_its_settings_alone(fit: Fi
     for draw in (fit.plot_frontier, fit.plot_regret, fit.plot_n_star):
         assert draw().get_title()
     assert (dict(mpl.rcParams), mpl.get_backend()) == (before, backend)
-
-
-def test_the_first_screen_has_the_setting_with_its_interval_and_all_digits_stand_below(
-    table: pl.DataFrame, tmp_path: Path
-) -> None:
-    rated = joint(table).with_columns(learning_rate=pl.col("rollouts_per_problem").sqrt() * pl.lit(2.83885e-5))
-    fit = quick(rated)
-    fit.report(tmp_path, facts=[("made", "today")])
-    first, _, below = (tmp_path / "report.html").read_text().partition("<details")
-    chosen = fit.best(fit.largest)
-    low, high = chosen.interval
-    assert f"n = 16, B_p = {chosen.cell.problems_per_batch}, learning rate 0.000114, for " in first
-    assert f"{chosen.reward:.3f} (95\u00a0%: {low:.3f} to {high:.3f})" in first
-    assert "<td>0.000113554</td>" in below
-    assert "<dd>today</dd>" in first
 
 
 def test_regret_is_drawn_at_the_budget_that_is_decided_about(fit: Fit) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from .answers import paper
-from .answers.fitted import BestRates, Fitted, best_rates
+from .answers.fitted import Fitted
 from .answers.next import plan
 from .contract.files import write_text
 from .data.curves import UNITS
@@ -48,10 +48,6 @@ class Fit(Fitted):
         """
         return plan(self, compute, tell=tell)
 
-    def best_rates(self, compute: float) -> BestRates | None:
-        """The best learning rate of each n, and how it grows with B; None where each n was run at one."""
-        return best_rates(self, compute)
-
     def plot_frontier(self, ax: Any = None) -> Any:
         """Curves, and the setting chosen at each budget; draws on these axes and returns them."""
         return _on(ax, draw_frontier, self)
@@ -65,12 +61,7 @@ class Fit(Fitted):
         return _on(ax, draw_best, self)
 
     def report(self, folder: str | Path, *, budget: float | None = None, facts: Sequence[tuple[str, str]] = ()) -> Path:
-        """Write the figures and ``report.html``.
-
-        Args:
-            budget: Of the answer, in the unit of the fit; by default the largest that was measured.
-            facts: What else tells this report from others, such as a date.
-        """
+        """Write the figures and ``report.html``, with the answer at a budget and facts such as a date."""
         return write_report(self, folder, budget=budget, facts=facts)
 
     def save(self, folder: str | Path) -> None:
@@ -90,8 +81,7 @@ class Fit(Fitted):
             "notes": self.prepared.notes,
             "health": [{**asdict(h), "spikes": [int(k) for k in h.spikes]} for h in self.prepared.health],
             "failures": [
-                {"cell": asdict(c), "failed": f.failed, "runs": int(f.runs), "reward": f.reward}
-                for c, f in self.prepared.failures.items()
+                {"cell": asdict(c), **asdict(f), "runs": int(f.runs)} for c, f in self.prepared.failures.items()
             ],
             "questions_sampled": luck is not None,
         }
@@ -136,10 +126,7 @@ def load_fitted(folder: str | Path) -> Fit:
             runs=runs,
             health=tuple(_health(h) for h in document["health"]),
             notes=_frozen(document["notes"]),
-            failures={
-                Setting(**f["cell"]): Failures(failed=f["failed"], runs=f["runs"], reward=f["reward"])
-                for f in document["failures"]
-            },
+            failures={Setting(**f.pop("cell")): Failures(**f) for f in document["failures"]},
         )
         return Fit(
             prepared=prepared,
@@ -194,6 +181,7 @@ class Frontier:
         return cls(read_evals(sources, **wanted), **settings)
 
     load = staticmethod(load_fitted)
+    """A fit that was saved to a folder."""
 
     def fit(
         self,
@@ -257,9 +245,8 @@ class Frontier:
         unit = UNITS[self.unit]
         if "run_id" in evals.columns:
             spent = float(evals.group_by("run_id").agg(pl.col(unit).max())[unit].sum())
-            found.append(
-                ("spent", f"{short(spent)} {self.unit.replace('_', ' ')} by {evals['run_id'].n_unique()} runs")
-            )
+            count = evals["run_id"].n_unique()
+            found.append(("spent", f"{short(spent)} {self.unit.replace('_', ' ')} by {count} runs"))
         return tuple(found)
 
     @property

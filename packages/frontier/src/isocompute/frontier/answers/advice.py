@@ -243,12 +243,16 @@ def lines(advice: Advice, trainer: str, *, cost: float | None = None) -> Iterato
         to = short(max(cell.rollouts for cell in advice.pilots))
         yield f"Cannot say: measure n = {sizes} to {to} rollouts each; {advice.cannot}"
     else:
-        batch, steps = start.problems_per_batch, start.steps
+        rate, at = question.anchor or (RATE, RATE_BATCH)
+        whose = "from the one that worked" if question.anchor else "a 7B model's; no source for other sizes"
         # What no batch holds, or leaves too few updates, cannot be chosen, however far apart sources are.
         ends = f"({_n(low)} to {_n(high)}, of which at most {advice.forbidden} fits)"
         if advice.forbidden >= high:
             ends = f"({_n(low)} to {_n(high)})"
-        yield f"Begin with n = {start.n} {ends}, B_p = {batch}, {steps:,} steps, rate {_rate_said(question, start)}"
+        yield (
+            f"Begin with n = {start.n} {ends}, B_p = {start.problems_per_batch}, {start.steps:,} steps, rate "
+            f"{start.learning_rate:.2g} = {rate:g}·√(B/{at:,.0f}) ({whose})"
+        )
     count = len({(s.problem_set, s.model) for s in advice.sweeps})
     sigma, tau = (2**each for each in advice.between.deviations)
     slope, error = advice.between.slope
@@ -278,11 +282,11 @@ def _sources(advice: Advice) -> Iterator[str]:
         at = _nearest(advice, source)
         if len(at) > 3:
             found, one = [2**s.log2_n for s in at], at[0]
-            what = (
-                f"{len(at)} sets and models ({short(one.parameters)} parameters, {_rates(at)}): n* {_n(min(found))} to "
+            yield (
+                f"  {source}, {len(at)} sets and models ({short(one.parameters)} parameters, {_rates(at)}): n* "
+                f"{_n(min(found))} to {_n(max(found))}, median {_n(median(found))}, at {short(one.budget)}, {one.held}"
+                f"{_lost(at)} [{one.citation}]"
             )
-            what += f"{_n(max(found))}, median {_n(median(found))}, at {short(one.budget)}"
-            yield f"  {source}, {what}, {one.held}{_lost(at)} [{one.citation}]"
             continue
         for s in at:
             ends = (2 ** (s.log2_n + sign * 1.28 * s.deviation) for sign in (-1, 1))
@@ -406,12 +410,6 @@ def _around(n: int, most: float) -> list[int]:
     low, high = max(place - 2, 0), min(place + 2, len(ladder) - 1)
     middle = place if low < place < high else (low + high) // 2
     return sorted({ladder[low], ladder[middle], ladder[high]})
-
-
-def _rate_said(question: Question, start: Cell) -> str:
-    rate, at = question.anchor or (RATE, RATE_BATCH)
-    whose = "from the one that worked" if question.anchor else "a 7B model's; no source for other sizes"
-    return f"{start.learning_rate:.2g} = {rate:g}·√(B/{at:,.0f}) ({whose})"
 
 
 def _power(value: float, *, down: bool = False) -> int:

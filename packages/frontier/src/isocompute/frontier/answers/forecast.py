@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -69,7 +70,7 @@ class ForecastConfig:
     fit_min: float = 0.0
     fit_max: float = float("inf")
     method: str = "posterior"
-    without: tuple[str, ...] = ()
+    without: Sequence[str] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:

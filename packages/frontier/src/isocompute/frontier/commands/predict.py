@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 
 from ..answers.forecast import METHODS, ForecastConfig, forecast
@@ -70,14 +71,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         return
     if arguments.efficiency or arguments.asymptote is not None or arguments.reward is not None:
         raise FrontierError("--efficiency, --asymptote and --reward compare recipes: name their column with --series")
-    config = ForecastConfig(
-        r0=arguments.r0,
-        fit_min=arguments.fit_min,
-        fit_max=arguments.fit_max,
-        method=arguments.method,
-        without=tuple(arguments.without),
-        seed=arguments.seed,
-    )
+    config = ForecastConfig(**{each.name: getattr(arguments, each.name) for each in fields(ForecastConfig)})
     x, y = read_curve(arguments.curve, arguments.x, arguments.y, where=dict(arguments.where))
     found = forecast(x, y, config, unit=arguments.x)
     yield from found.summary().splitlines()
@@ -90,20 +84,11 @@ def _compare_recipes(arguments: argparse.Namespace) -> Iterable[str]:
     """Print the recipes by the compute that each needs for one reward, the least first."""
     if arguments.r0 is None:
         raise FrontierError("--series compares recipes from one reward before training: give --r0")
-    series = read_series(
-        arguments.curve,
-        arguments.x,
-        arguments.y,
-        by=arguments.series,
-        where=dict(arguments.where),
-        least=arguments.fit_min,
-        most=arguments.fit_max,
-    )
+    path, x, y, by, where = arguments.curve, arguments.x, arguments.y, arguments.series, dict(arguments.where)
+    series = read_series(path, x, y, by=by, where=where, least=arguments.fit_min, most=arguments.fit_max)
     found = leave_one_out(series, r0=arguments.r0, asymptote=arguments.asymptote, target=arguments.reward)
     held = found[0].parameters
-    yield (
-        f"A = {held.asymptote:.4f} and R0 = {held.start:g} held for all; {arguments.x} needed for {found[0].target:.3f}"
-    )
+    yield f"A = {held.asymptote:.4f} and R0 = {held.start:g} held for all; {x} needed for {found[0].target:.3f}"
     for e in found:
         low, high = e.needed_interval
         if high is None:
@@ -115,6 +100,6 @@ def _compare_recipes(arguments: argparse.Namespace) -> Iterable[str]:
         yield f"  {e.name:24} {needed}  B {e.parameters.shape:.3f}  C_mid {e.parameters.scale:,.5g}"
     yield "one run each: the intervals leave out how seeds differ"
     if arguments.efficiency:
-        save(efficiency_panel(found, arguments.x), arguments.efficiency)
+        save(efficiency_panel(found, x), arguments.efficiency)
     document = {"asymptote": held.asymptote, "r0": held.start, "series": [e.as_dict() for e in found]}
     write_json(document, arguments.json)

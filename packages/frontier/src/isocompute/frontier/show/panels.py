@@ -39,26 +39,21 @@ def interference_panels(pass_rates: pl.DataFrame, evals: pl.DataFrame, *, of: st
             _draw_range(axis, own, "rollouts", column, label=f"n = {n}", look=look)
         axis.set(xscale="log", xlabel="rollouts", ylabel=label)
     axes[0][0].legend(frameon=False, fontsize=8)
-    _histograms(axes[1][1], pass_rates, measures, styles, bins, of)
-    return figure
-
-
-def _histograms(
-    axis: Any, pass_rates: pl.DataFrame, measures: pl.DataFrame, styles: Mapping[object, Any], bins: int, of: str
-) -> None:
+    last = axes[1][1]
     centres = (np.arange(bins) + 0.5) / bins
     matched = at_equal_rollouts(measures)
     rates = pass_rates.with_columns(rate=pl.col("successes") / pl.col("samples"))
     # Not the first of every run: a branch begins where another run has been.
     begun = measures.filter(pl.col("rollouts") == pl.col("rollouts").min())
     before = histogram(rates.join(begun, on=["run_id", "step"])["rate"].to_numpy(), bins)
-    axis.bar(centres, before, width=0.9 / bins, color="0.85", label="at the first evaluation")
+    last.bar(centres, before, width=0.9 / bins, color="0.85", label="at the first evaluation")
     rates = rates.join(matched.select("run_id", "step", "rollouts_per_problem"), on=["run_id", "step"])
     for n, look in styles.items():
         after = histogram(rates.filter(pl.col("rollouts_per_problem") == n)["rate"].to_numpy(), bins)
-        axis.plot(centres, after, **look, markersize=3)
-    axis.set(xlabel=f"pass rate at {max(matched['rollouts'].to_list()):,} rollouts", ylabel=f"share of {of}")
-    axis.legend(frameon=False, fontsize=8)
+        last.plot(centres, after, **look, markersize=3)
+    last.set(xlabel=f"pass rate at {max(matched['rollouts'].to_list()):,} rollouts", ylabel=f"share of {of}")
+    last.legend(frameon=False, fontsize=8)
+    return figure
 
 
 @styled
