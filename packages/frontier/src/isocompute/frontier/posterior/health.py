@@ -17,7 +17,7 @@ from ..data.curves import Array
 from ..data.reading import short
 from ..errors import FrontierError
 from .posterior import Posterior
-from .runs import POINTS, SPIKE, Run, Runs, Setting, binned, excess, padded
+from .runs import POINTS, SPIKE, Run, Runs, Setting, binned, excess
 from .siblings import SIGNIFICANT, Level, Siblings, View, other_scale, view
 
 
@@ -243,7 +243,7 @@ def prepare(runs: Sequence[Run], *, unit: str = "rollouts") -> Prepared:
         first = f"{health[0].name} {health[0].evidence}"
         raise FrontierError(f"none of the {len(runs)} runs can be fitted ({first}): a fit needs one that trained")
     failures = _failures(runs, health, fitted)
-    return Prepared(runs=_arrays(kept), health=health, failures=failures, notes=_notes(runs, health, failures))
+    return Prepared(runs=Runs.of(kept), health=health, failures=failures, notes=_notes(runs, health, failures))
 
 
 def _as_fitted(run: Run, health: Health) -> Run:
@@ -265,25 +265,6 @@ def _widened(run: Run, where: Sequence[int]) -> Run:
         few = np.clip(expected * (1 - expected) / wide**2, 1.0, trials)
         trials = np.where(good, trials, few)
     return replace(run, error=wide, trials=trials)
-
-
-def _arrays(runs: Sequence[Run]) -> Runs:
-    cells = tuple(dict.fromkeys(run.cell for run in runs))
-    bases = tuple(dict.fromkeys(run.base for run in runs))
-    trials = [run.trials for run in runs if run.trials is not None]
-    lengths = np.array([len(run.compute) for run in runs])
-    return Runs(
-        cells=cells,
-        cell=np.array([cells.index(run.cell) for run in runs], dtype=np.int64),
-        compute=padded([run.compute for run in runs], 1.0),
-        reward=padded([run.reward for run in runs], 0.0),
-        error=padded([run.error for run in runs], 1.0),
-        seen=np.arange(lengths.max()) < lengths[:, None],
-        trials=padded(trials, 1.0) if len(trials) == len(runs) else None,
-        error_is_known=all(run.error_is_known for run in runs),
-        bases=bases,
-        base=np.array([bases.index(run.base) for run in runs], dtype=np.int64),
-    )
 
 
 def _failures(runs: Sequence[Run], health: Sequence[Health], fitted: Sequence[bool]) -> dict[Setting, Failures]:
