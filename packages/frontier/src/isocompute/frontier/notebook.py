@@ -333,5 +333,5 @@ def _frozen(value: Any) -> Any:
 
 
 def _health(values: dict[str, Any]) -> Health:
-    findings = tuple(Finding(**{**f, "kind": Kind(f["kind"])}) for f in values["findings"])
+    findings = tuple(Finding(kind=Kind(f["kind"]), evidence=f["evidence"]) for f in values["findings"])
     return Health(**{**values, "findings": findings, "spikes": tuple(values["spikes"])})
