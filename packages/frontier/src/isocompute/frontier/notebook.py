@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from .answers import paper
-from .answers.fitted import BestRates, Fitted, best_rates
+from .answers.fitted import Fitted
 from .answers.next import plan
 from .contract.files import write_text
 from .data.curves import UNITS
@@ -47,10 +47,6 @@ class Fit(Fitted):
             tell: Two n that seeds are to tell apart; by default those of the first two settings.
         """
         return plan(self, compute, tell=tell)
-
-    def best_rates(self, compute: float) -> BestRates | None:
-        """The best learning rate of each n, and how it grows with B; None where each n was run at one."""
-        return best_rates(self, compute)
 
     def plot_frontier(self, ax: Any = None) -> Any:
         """Curves, and the setting chosen at each budget; draws on these axes and returns them."""
@@ -88,11 +84,8 @@ class Fit(Fitted):
             "cells": [asdict(c) for c in model.runs.cells],
             "bases": model.runs.bases,
             "notes": self.prepared.notes,
-            "health": [{**asdict(h), "spikes": [int(k) for k in h.spikes]} for h in self.prepared.health],
-            "failures": [
-                {"cell": asdict(c), "failed": f.failed, "runs": int(f.runs), "reward": f.reward}
-                for c, f in self.prepared.failures.items()
-            ],
+            "health": [asdict(h) for h in self.prepared.health],
+            "failures": [{"cell": asdict(c), **asdict(f)} for c, f in self.prepared.failures.items()],
             "questions_sampled": luck is not None,
         }
         columns = {f"x{k}": values for k, values in enumerate(self.posterior.theta.T)}
@@ -137,10 +130,7 @@ def load_fitted(folder: str | Path) -> Fit:
             runs=runs,
             health=tuple(_health(h) for h in document["health"]),
             notes=_frozen(document["notes"]),
-            failures={
-                Setting(**f["cell"]): Failures(failed=f["failed"], runs=f["runs"], reward=f["reward"])
-                for f in document["failures"]
-            },
+            failures={Setting(**f.pop("cell")): Failures(**f) for f in document["failures"]},
         )
         return Fit(
             prepared=prepared,

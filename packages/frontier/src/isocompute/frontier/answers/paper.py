@@ -97,9 +97,9 @@ class PaperCurve:
     records_gap: float | None = None
 
     @property
-    def seeds(self) -> int:
-        """Number of runs."""
-        return int(self.seed.max()) + 1
+    def runs(self) -> list[NDArray[np.int64]]:
+        """Indices of the evaluations of each run."""
+        return [np.flatnonzero(self.seed == s) for s in range(int(self.seed.max()) + 1)]
 
     @property
     def support(self) -> tuple[float, float]:
@@ -107,8 +107,7 @@ class PaperCurve:
         positive = self.compute[self.compute > 0]
         if not len(positive):
             return (0.0, 0.0)
-        last = min(float(self.compute[self.seed == s].max()) for s in range(self.seeds))
-        return float(positive.min()), last
+        return float(positive.min()), min(float(self.compute[run].max()) for run in self.runs)
 
     def records(self, *, bin_width: float, window: int = 1) -> tuple[Array, Array]:
         """Compute and reward of the record-breaking points of each run, and of those at zero compute.
@@ -118,8 +117,8 @@ class PaperCurve:
         """
         rewards = self.reward.copy()
         kept = [np.flatnonzero(self.compute == 0)]
-        for s in range(self.seeds):
-            own = np.flatnonzero((self.seed == s) & (self.compute > 0))
+        for run in self.runs:
+            own = run[self.compute[run] > 0]
             rewards[own] = smoothed(self.reward[own], window)
             kept.append(own[records(self.compute[own], rewards[own], bin_width=bin_width)])
         chosen = np.unique(np.concatenate(kept))
@@ -142,7 +141,7 @@ class PaperCurve:
         return {
             **self.setting,
             "group": self.cell.group or None,
-            "seeds": self.seeds,
+            "seeds": len(self.runs),
             "evaluations": len(self.compute),
             "support": self.support,
             "form": self.parameters and self.parameters.form,
@@ -325,6 +324,6 @@ def _least_squares(form: str, compute: Array, reward: Array) -> Parameters | Non
 
 def _collapses(curve: PaperCurve) -> bool:
     """Return whether a run of the curve ends far below its best quarter of evaluations."""
-    each = [np.array_split(curve.reward[curve.seed == seed], 4) for seed in range(curve.seeds)]
+    each = [np.array_split(curve.reward[run], 4) for run in curve.runs]
     quarters = [[float(q.mean()) for q in own if len(q)] for own in each]
     return any(max(own) - own[-1] > FALL for own in quarters)

@@ -229,7 +229,7 @@ def prepare(runs: Sequence[Run], *, unit: str = "rollouts") -> Prepared:
     if not runs:
         raise FrontierError("there is no run to fit: the table has no evaluation")
     health = judge(runs, unit=unit)
-    fitted = [h.fitted and run.compute[-1] > 0 for run, h in zip(runs, health, strict=True)]
+    fitted = [h.fitted and run.last > 0 for run, h in zip(runs, health, strict=True)]
     kept = [_as_fitted(run, h) for run, h, f in zip(runs, health, fitted, strict=True) if f]
     if not kept:
         first = f"{health[0].name} {health[0].evidence}"

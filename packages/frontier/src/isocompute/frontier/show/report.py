@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from ..answers.answer import Answer, Standing, as_run, called, interval, rounded
-from ..answers.fitted import Fitted, best_rates, conflicts
+from ..answers.fitted import Fitted, conflicts
 from ..contract.files import write_text
 from ..data.reading import short
 from ..errors import FrontierError
@@ -154,7 +154,7 @@ def _sections(fitted: Fitted, decision: Decision, folder: Path) -> Iterator[Sect
         ),
         wide=True,
     )
-    rates = best_rates(fitted, fitted.largest)
+    rates = fitted.best_rates(fitted.largest)
     yield Section(
         title="What it rests on",
         lines=(
