@@ -80,6 +80,8 @@ def frontier(tree: Path, old: Path) -> Iterator[tuple[str, Any]]:
         yield f"answer, {name}", command(tree, "frontier", "fit", *words, "--out", name)
         saved = json.loads(Path(name, "posterior.json").read_text())
         saved["split_r_hat"] = saved.get("split_r_hat") or saved.pop("spread")
+        for finding in (found for health in saved["health"] for found in health["findings"]):
+            finding.pop("handling", None)
         yield f"posterior, {name}", saved
         yield f"draws, {name}", table(Path(name, "draws.parquet"))
 

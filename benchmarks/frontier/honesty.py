@@ -69,7 +69,7 @@ def one(kind: str, number: int) -> dict[str, float]:
 
 def of_paper(fits: PaperFits, compute: float) -> int:
     """The n whose curve attains the envelope of the paper's fit; beyond the data each offers its last reward."""
-    return max(fits.fitted, key=lambda c: float(c.reached(compute))).curve.rollouts_per_problem
+    return max(fits.fitted, key=lambda c: float(c.reached(compute))).cell.rollouts_per_problem
 
 
 def answered(fitted: Any, compute: float) -> tuple[int, float]:

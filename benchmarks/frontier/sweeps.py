@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from isocompute.frontier import Frontier
-from isocompute.frontier.answers.advice import LEVEL, rows_of
+from isocompute.frontier.answers.advice import LEVEL
 from isocompute.frontier.data.sweeps import Sweep, read_sweeps
 from isocompute.frontier.fitting.nstar import sigmoid
 from isocompute.frontier.posterior.between import Between, without
@@ -85,17 +85,16 @@ def _row(name: str, budget: int, octaves: float, deviation: float, lost: dict[in
 
 def tables(sweeps: Sequence[Sweep]) -> Iterator[str]:
     """The tables of the page."""
-    every = rows_of(sweeps)
-    whole = Between(every)
+    whole = Between(sweeps)
     sigma, tau = whole.deviations
     yield f"sources differ by {sigma:.2f} octaves, sets of a source by {tau:.2f}; n* per octave of C {_pm(whole.slope)}"
     yield f"per unit of logit p {_pm(whole.difficulty)}"
     yield "| left out | rows | inside 80 % | inside 50 % | mean error, octaves |"
-    sources = [*dict.fromkeys(row.source for row in every)]
+    sources = [*dict.fromkeys(row.source for row in sweeps)]
     covered = []
     for source in sources:
-        rest = Between(without(every, source))
-        own = [row for row in every if row.source == source]
+        rest = Between(without(sweeps, source))
+        own = [row for row in sweeps if row.source == source]
         found = [rest.at(row.budget, row.pass_rate).widened(row.deviation) for row in own]
         inside = [
             [
@@ -108,13 +107,12 @@ def tables(sweeps: Sequence[Sweep]) -> Iterator[str]:
         covered.append([float(np.mean(each)) for each in inside])
         yield f"| {source} | {len(own)} | {sum(inside[0])} | {sum(inside[1])} | {np.mean(error):+.2f} |"
     shares = np.mean(covered, axis=0)
-    yield f"| each source alike | {len(every)} | {shares[0]:.0%} | {shares[1]:.0%} | |"
+    yield f"| each source alike | {len(sweeps)} | {shares[0]:.0%} | {shares[1]:.0%} | |"
     yield from regrets(sweeps)
 
 
 def regrets(sweeps: Sequence[Sweep]) -> Iterator[str]:
     """Reward lost by our choice, with the source left out, beside rules of thumb and the source's own rule."""
-    every = rows_of(sweeps)
     yield "| sweep | budget | our n | ours | its own | n = 2 | n = 8 | n = 16 | the largest |"
     groups: dict[tuple[str, str, float], list[Sweep]] = {}
     for sweep in sweeps:
@@ -124,7 +122,7 @@ def regrets(sweeps: Sequence[Sweep]) -> Iterator[str]:
                 sweep
             )
     for (source, name, budget), own in groups.items():
-        rest, cells, chosen = Between(without(every, source)), [], set()
+        rest, cells, chosen = Between(without(sweeps, source)), [], set()
         for sweep in own:
             n = 2 ** round(rest.at(sweep.budget, sweep.pass_rate).quantile(0.5))
             chosen.add(n)

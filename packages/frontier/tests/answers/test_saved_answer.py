@@ -196,8 +196,6 @@ def test_what_was_best_earlier_is_said_of_a_quarter_of_the_budget() -> None:
 def test_the_path_is_the_answer_at_every_budget() -> None:
     paper = read("playbook-easy")
     path = paper.path()
-    own = paper.settings[path.chosen[np.abs(np.log(path.compute / 250e3)).argmin()]]
-    assert paper.answer(250e3).decision.chosen.cell == own
     assert [paper.decide(float(c)).chosen.cell for c in path.compute] == [paper.settings[k] for k in path.chosen]
 
 

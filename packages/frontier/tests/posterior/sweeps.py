@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
-from isocompute.frontier.posterior.runs import Runs, Setting, padded
+from isocompute.frontier.posterior.runs import Runs, Setting
 
 TRIALS = 1200
 
@@ -31,7 +31,7 @@ def sweep(
             truth = curve(compute)
             truth = truth[0] + (truth - truth[0]) * (1 + deviation * rng.standard_normal())
             rows.append(rng.binomial(TRIALS, np.clip(truth, 0, 1)) / TRIALS)
-    reward = padded(rows, 0.0)
+    reward = np.array(rows)
     rate = (reward * TRIALS + 0.5) / (TRIALS + 1)
     return Runs(
         cells=tuple(curves),

@@ -4,15 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from isocompute.frontier.data.sweeps import Sweep, read_sweeps
 from isocompute.frontier.posterior import between
-from isocompute.frontier.posterior.between import Between, Mixture, Row
+from isocompute.frontier.posterior.between import Between, Mixture
+
+KNOWN = read_sweeps()[0]
 
 
 def row(
     source: str = "a", problem_set: str = "s", budget: float = 2.0**17, octaves: float = 4.0, **other: float
-) -> Row:
-    rates = {"pass_rate": 0.3, "deviation": 0.5, **other}
-    return Row(source=source, problem_set=problem_set, budget=budget, log2_n=octaves, **rates)
+) -> Sweep:
+    numbers = {"pass_rate": 0.3, "deviation": 0.5, **other}
+    return replace(KNOWN, source=source, problem_set=problem_set, budget=budget, log2_n=octaves, **numbers)
 
 
 ROWS = [
@@ -25,11 +28,11 @@ ROWS = [
 
 
 def conditioned(
-    rows: list[Row], budget: float, pass_rate: float, at: tuple[float, float, float]
+    rows: list[Sweep], budget: float, pass_rate: float, at: tuple[float, float, float]
 ) -> tuple[float, float]:
     """Mean and variance of a new set's log2 n*, of the joint normal of rows and new value, at σ, τ and ℓ."""
     sigma, tau, memory = at
-    new = Row(source="?", problem_set="?", budget=budget, pass_rate=pass_rate, log2_n=0.0, deviation=1e-9)
+    new = row("?", "?", budget, 0.0, pass_rate=pass_rate, deviation=1e-9)
     every = [*rows, new]
     logits = [np.log(r.pass_rate / (1 - r.pass_rate)) + 1 for r in every]
     x = np.array([[1.0, np.log2(r.budget) - 17, each] for r, each in zip(every, logits, strict=True)])

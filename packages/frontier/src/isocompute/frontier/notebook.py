@@ -28,7 +28,7 @@ from .posterior.density import Priors
 from .posterior.health import Failures, Finding, Health, Kind, Prepared, luck_of, prepare
 from .posterior.model import Model
 from .posterior.posterior import Posterior, posterior
-from .posterior.runs import POPULATION, Run, Runs, Setting, padded, runs_of
+from .posterior.runs import POPULATION, Run, Runs, Setting, runs_of
 from .show.drawing import draw_best, draw_frontier, draw_regret
 from .show.report import write_report
 
@@ -114,7 +114,8 @@ def load_fitted(folder: str | Path) -> Fit:
             # Draws of another model would be read as of this one.
             raise ValueError(f"priors lack {', '.join(absent)}, which are those of other curves")
         priors = Priors(**{name: _frozen(value) for name, value in document["priors"].items()})
-        runs = _runs(pl.read_parquet(folder / RUNS), document)
+        each = pl.read_parquet(folder / RUNS).partition_by("run", maintain_order=True)
+        runs = Runs.of([_run(own, document) for own in each])
         model = Model(runs=runs, priors=priors)
         draws = pl.read_parquet(folder / DRAWS)
         theta, luck = draws.select(pl.col("^x.*$")).to_numpy(), None
@@ -133,7 +134,7 @@ def load_fitted(folder: str | Path) -> Fit:
             posterior=Posterior(model=model, theta=theta, split_r_hat=document["split_r_hat"], luck=luck),
             **{name: _frozen(document[name]) for name in PLAIN},
         )
-    except (OSError, KeyError, TypeError, ValueError, RecursionError, pl.exceptions.PolarsError) as error:
+    except (OSError, LookupError, TypeError, ValueError, RecursionError, pl.exceptions.PolarsError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
         raise FrontierError(f"{folder}: the posterior is damaged or of another version ({what}): fit again") from None
 
@@ -299,24 +300,17 @@ def _runs_table(runs: Runs) -> pl.DataFrame:
     return pl.DataFrame(columns)
 
 
-def _runs(table: pl.DataFrame, document: dict[str, Any]) -> Runs:
-    each = table.partition_by("run", maintain_order=True)
-    lengths = np.array([len(own) for own in each])
-
-    def column(name: str, fill: float) -> np.ndarray:
-        return padded([own[name].to_numpy() for own in each], fill)
-
-    return Runs(
-        cells=tuple(Setting(**c) for c in document["cells"]),
-        cell=np.array([own["cell"][0] for own in each]),
-        compute=column("compute", 1.0),
-        reward=column("reward", 0.0),
-        error=column("error", 1.0),
-        seen=np.arange(lengths.max()) < lengths[:, None],
-        trials=column("trials", 1.0) if "trials" in table.columns else None,
+def _run(own: pl.DataFrame, document: dict[str, Any]) -> Run:
+    """The part of a saved run that its curve is of."""
+    arrays = {name: own[name].to_numpy() for name in ("compute", "reward", "error", "trials") if name in own.columns}
+    return Run(
+        name="",
+        run_id=None,
+        cell=Setting(**document["cells"][own["cell"][0]]),
+        seed=0,
         error_is_known=document["error_is_known"],
-        bases=tuple(document["bases"]),
-        base=np.array([own["base"][0] for own in each]),
+        base=document["bases"][own["base"][0]],
+        **arrays,
     )
 
 
@@ -326,5 +320,5 @@ def _frozen(value: Any) -> Any:
 
 
 def _health(values: dict[str, Any]) -> Health:
-    findings = tuple(Finding(**{**f, "kind": Kind(f["kind"])}) for f in values["findings"])
+    findings = tuple(Finding(kind=Kind(f["kind"]), evidence=f["evidence"]) for f in values["findings"])
     return Health(**{**values, "findings": findings, "spikes": tuple(values["spikes"])})

@@ -16,7 +16,7 @@ from typing import Any
 from ..data.reading import short
 from ..data.sweeps import Sweep
 from ..errors import FrontierError
-from ..posterior.between import Between, Mixture, Row, without
+from ..posterior.between import Between, Mixture, without
 from .signal import Spread
 
 LEVEL = 0.8
@@ -139,33 +139,18 @@ class Advice:
         }
 
 
-def rows_of(sweeps: Sequence[Sweep]) -> list[Row]:
-    """Sweeps as rows of the regression."""
-    return [
-        Row(
-            source=each.source,
-            problem_set=f"{each.problem_set}, {each.model}",
-            budget=each.budget,
-            pass_rate=each.pass_rate,
-            log2_n=each.log2_n,
-            deviation=each.deviation,
-        )
-        for each in sweeps
-    ]
-
-
 def advise(question: Question, sweeps: Sequence[Sweep]) -> Advice:
     """What to begin with, by all sources and by all but each.
 
     Raises:
         FrontierError: The batch limit or the budget cannot hold the smallest run that a source has.
     """
-    rows, budget = rows_of(sweeps), question.budget
+    budget = question.budget
     most = largest_n(question)
-    between = _between(tuple(rows))
+    between = _between(tuple(sweeps))
     interval = _interval(between, question)
     low, middle, high = interval
-    least, largest = min(row.budget for row in rows), max(row.budget for row in rows)
+    least, largest = min(s.budget for s in sweeps), max(s.budget for s in sweeps)
     cannot = ""
     if not least / BEYOND <= budget <= largest * BEYOND:
         sources = f"{short(least)} to {short(largest)}"
@@ -190,9 +175,9 @@ def advise(question: Question, sweeps: Sequence[Sweep]) -> Advice:
         interval=interval,
         cannot=cannot,
         left_out={
-            name: _interval(_between(tuple(without(rows, name))), question)
-            for name in dict.fromkeys(row.source for row in rows)
-            if without(rows, name)
+            name: _interval(_between(rest), question)
+            for name in dict.fromkeys(s.source for s in sweeps)
+            if (rest := without(sweeps, name))
         },
         pilots=tuple(_cell(question, size, batch, pilot) for size in sizes),
         ratio_after=narrowed[2] / narrowed[0],

@@ -18,13 +18,15 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from ..contract.files import write_text
-from ..data.curves import Array, Curve, curves, not_beyond, of_records
+from ..data.curves import UNITS, Array, chosen_rows, not_beyond, records, refuse, smoothed
 from ..data.reading import amount, short, write_parquet
 from ..errors import Flag, FrontierError
 from ..fitting.nstar import Sigmoid, fit_n_star
 from ..fitting.point import FORMS, Parameters, fit_form
+from ..posterior.runs import Setting
 
 FORM = "exp"
 """As in the paper's figures: R = A − D·exp(−C/τ)."""
@@ -35,6 +37,7 @@ STABLE = 0.01
 GRID_POINTS = 120
 TOO_FEW = "fewer than three evaluations at different compute"
 DOCUMENT = "fits.json"
+SIZES = ("rollouts_per_problem", "problems_per_batch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,37 +81,69 @@ class PaperConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperCurve:
-    """One curve as the paper fits it.
+    """The evaluations of all runs of one setting, sorted by seed and compute, as the paper fits them.
 
     Attributes:
+        seed: Which run an evaluation is of, as 0, 1, …
         parameters: The fit; None where there are too few evaluations.
         records_gap: How far above a fit of all points one of the records lies, at the last record.
     """
 
-    curve: Curve
-    parameters: Parameters | None
-    records_gap: float | None
+    cell: Setting
+    compute: Array
+    reward: Array
+    seed: NDArray[np.int64]
+    parameters: Parameters | None = None
+    records_gap: float | None = None
+
+    @property
+    def runs(self) -> list[NDArray[np.int64]]:
+        """Indices of the evaluations of each run."""
+        return [np.flatnonzero(self.seed == s) for s in range(int(self.seed.max()) + 1)]
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """Compute of the first evaluation after the start, and of the last that every seed reached."""
+        positive = self.compute[self.compute > 0]
+        if not len(positive):
+            return (0.0, 0.0)
+        return float(positive.min()), min(float(self.compute[run].max()) for run in self.runs)
+
+    def records(self, *, bin_width: float, window: int = 1) -> tuple[Array, Array]:
+        """Compute and reward of the record-breaking points of each run, and of those at zero compute.
+
+        With a window they are records of the running mean, and carry it: a smoothed curve has less noise to break
+        records with.
+        """
+        rewards = self.reward.copy()
+        kept = [np.flatnonzero(self.compute == 0)]
+        for run in self.runs:
+            own = run[self.compute[run] > 0]
+            rewards[own] = smoothed(self.reward[own], window)
+            kept.append(own[records(self.compute[own], rewards[own], bin_width=bin_width)])
+        chosen = np.unique(np.concatenate(kept))
+        return self.compute[chosen], rewards[chosen]
 
     def reached(self, compute: Array | float) -> Array:
         """Best reward up to some compute: −∞ before its first evaluation, its last one after its end."""
         assert self.parameters is not None
-        first, last = self.curve.support
+        first, last = self.support
         reward = self.parameters(np.minimum(compute, last))
         return np.asarray(np.where(not_beyond(first, compute), reward, -np.inf))
 
     @property
     def setting(self) -> dict[str, Any]:
         """Its n and B_p, by the names of the tables."""
-        return {name: getattr(self.curve, name) for name in ("rollouts_per_problem", "problems_per_batch")}
+        return {name: getattr(self.cell, name) for name in SIZES}
 
     def as_dict(self) -> dict[str, Any]:
         """As in ``fits.json``."""
         return {
             **self.setting,
-            "group": self.curve.group or None,
-            "seeds": self.curve.seeds,
-            "evaluations": len(self.curve.compute),
-            "support": self.curve.support,
+            "group": self.cell.group or None,
+            "seeds": len(self.runs),
+            "evaluations": len(self.compute),
+            "support": self.support,
             "form": self.parameters and self.parameters.form,
             "params": self.parameters and self.parameters.named(),
             "records_gap": self.records_gap,
@@ -131,7 +166,7 @@ class PaperFits:
     @cached_property
     def compute(self) -> Array:
         """Grid of compute, log-uniform over the support of all curves together, shape ``(points,)``."""
-        first, last = np.array([c.curve.support for c in self.fitted]).T
+        first, last = np.array([c.support for c in self.fitted]).T
         return np.geomspace(first.min(), last.max(), GRID_POINTS)
 
     @cached_property
@@ -149,7 +184,7 @@ class PaperFits:
         """The log2-sigmoid of n*(C)."""
         if not self.fitted:
             return Sigmoid(params=None, intervals={}, flags=(Flag.FIT_FAILED,))
-        n = np.array([c.curve.rollouts_per_problem for c in self.fitted], dtype=np.float64)
+        n = np.array([c.cell.rollouts_per_problem for c in self.fitted], dtype=np.float64)
         found = fit_n_star(self.compute, n[self.best])
         at_largest = n[self.best[-1]] == n.max() > n.min()
         return replace(found, flags=(*found.flags, Flag.AT_LARGEST_N)) if at_largest else found
@@ -168,16 +203,16 @@ class PaperFits:
         best.
         """
         found: dict[int, int | None] = {}
-        for n in sorted({c.curve.rollouts_per_problem for c in self.fitted}):
-            own = [c for c in self.fitted if c.curve.rollouts_per_problem == n]
-            shared = min(c.curve.support[1] for c in own)
+        for n in sorted({c.cell.rollouts_per_problem for c in self.fitted}):
+            own = [c for c in self.fitted if c.cell.rollouts_per_problem == n]
+            shared = min(c.support[1] for c in own)
             steady = [
-                (c.curve.problems_per_batch, float(c.parameters(shared)))
+                (c.cell.problems_per_batch, float(c.parameters(shared)))
                 for c in own
-                if c.parameters and not _collapses(c.curve)
+                if c.parameters and not _collapses(c)
             ]
             best = max((reward for _, reward in steady), default=0.0)
-            if len({c.curve.problems_per_batch for c in own}) > 1:
+            if len({c.cell.problems_per_batch for c in own}) > 1:
                 found[n] = min((size for size, reward in steady if best - reward <= STABLE), default=None)
         return found
 
@@ -187,9 +222,9 @@ class PaperFits:
         ``carried`` says whether that setting's data have ended; ``update_steps`` is M = C/(B_p·n), in rollouts only.
         """
         own = [self.fitted[k] for k in self.best]
-        last = np.array([c.curve.support[1] for c in own])
+        last = np.array([c.support[1] for c in own])
         table = pl.DataFrame({"compute": self.compute, "reward": self.reached.max(axis=0)})
-        table = table.hstack(pl.DataFrame([{**c.setting, "group": c.curve.group} for c in own]))
+        table = table.hstack(pl.DataFrame([{**c.setting, "group": c.cell.group} for c in own]))
         table = table.with_columns(carried=~not_beyond(self.compute, last))
         batch = pl.col("rollouts_per_problem") * pl.col("problems_per_batch")
         return table.with_columns(update_steps=pl.col("compute") / batch) if self.config.unit == "rollouts" else table
@@ -203,7 +238,7 @@ class PaperFits:
             "   n  B_p  form   asymptote   records would say",
         ]
         for c in self.curves:
-            head = f"{c.curve.rollouts_per_problem:4d} {c.curve.problems_per_batch:4d}  {c.curve.group}".rstrip()
+            head = f"{c.cell.rollouts_per_problem:4d} {c.cell.problems_per_batch:4d}  {c.cell.group}".rstrip()
             gap = "no fit" if c.records_gap is None else f"{c.records_gap:+.3f}"
             fit = c.parameters and f"{c.parameters.form:6} {c.parameters.asymptote:9.3f}   {gap}"
             lines.append(f"{head}  {fit or f'no fit: {TOO_FEW}'}")
@@ -211,7 +246,7 @@ class PaperFits:
             return "\n".join(lines)
         lines += ["", f"   from {config.unit:>12}   n*   B_p   reward there"]
         for compute, c in self.segments():
-            cell = f"{c.curve.rollouts_per_problem:4d} {c.curve.problems_per_batch:5d}"
+            cell = f"{c.cell.rollouts_per_problem:4d} {c.cell.problems_per_batch:5d}"
             lines.append(f"   {amount(compute):>17} {cell} {float(c.reached(compute)):14.3f}")
         lines.append(self.n_star.summary(last=short(float(self.compute[-1])) if config.unit == "rollouts" else ""))
         for n, size in self.smallest_stable().items():
@@ -247,32 +282,48 @@ def fit_as_paper(evals: pl.DataFrame, config: PaperConfig | None = None) -> Pape
         FrontierError: The table holds no such curve at all, or mixes problem sets.
     """
     config = config or PaperConfig()
-    rows = {name: getattr(config, name) for name in ("metric", "unit", "split", "problem_set", "group")}
-    return PaperFits(config=config, curves=tuple(_fitted(curve, config) for curve in curves(evals, **rows)))
+    asked = {name: getattr(config, name) for name in ("metric", "unit", "split", "problem_set", "group")}
+    rows = chosen_rows(evals, **asked)
+    metric, unit = config.metric, UNITS[config.unit]
+    refuse(rows, {f"{metric} lies outside 0 to 1": ~pl.col(metric).is_between(0, 1)}, metric, unit)
+    found = []
+    for key, part in rows.group_by(*SIZES, *([config.group] if config.group else []), maintain_order=True):
+        # The metric last, so that even points of equal compute have one order.
+        own = part.sort("seed", unit, metric)
+        group = f"{config.group} = {key[2]}" if config.group else ""
+        whole = PaperCurve(
+            cell=Setting(**dict(zip(SIZES, key[:2], strict=True)), group=group),
+            compute=own[unit].to_numpy().astype(np.float64),
+            reward=own[metric].to_numpy().astype(np.float64),
+            seed=(own["seed"].rank("dense").to_numpy() - 1).astype(np.int64),
+        )
+        found.append(_fitted(whole, config))
+    found.sort(key=lambda c: (c.cell.problems_per_batch, c.cell.rollouts_per_problem, c.cell.group))
+    return PaperFits(config=config, curves=tuple(found))
 
 
-def _fitted(whole: Curve, config: PaperConfig) -> PaperCurve:
+def _fitted(whole: PaperCurve, config: PaperConfig) -> PaperCurve:
     """One curve by least squares."""
-    records = of_records(whole, bin_width=config.bin_width, window=config.window)
-    everything, of_best = _least_squares(config.form, whole), _least_squares(config.form, records)
-    chosen = of_best if config.points == "records" else everything
+    compute, reward = whole.records(bin_width=config.bin_width, window=config.window)
+    everything = _least_squares(config.form, whole.compute, whole.reward)
+    of_best = _least_squares(config.form, compute, reward)
     gap = None
     if everything and of_best:
         # Not at the end of the run: where the last record is early, a fit of records says nothing of the end.
-        last = float(records.compute.max())
+        last = float(compute.max())
         gap = float(of_best(last) - everything(last))
-    return PaperCurve(curve=whole, parameters=chosen, records_gap=gap)
+    return replace(whole, parameters=of_best if config.points == "records" else everything, records_gap=gap)
 
 
-def _least_squares(form: str, curve: Curve) -> Parameters | None:
-    if len(np.unique(curve.compute[curve.compute > 0])) < 3:
+def _least_squares(form: str, compute: Array, reward: Array) -> Parameters | None:
+    if len(np.unique(compute[compute > 0])) < 3:
         return None
     # Rewards lie within 1 of each other, so that with this error the robust loss of `fit_form` is a plain square.
-    return fit_form(form, curve.compute, curve.reward, np.full(len(curve.compute), 1 / 3), None)
+    return fit_form(form, compute, reward, np.full(len(compute), 1 / 3), None)
 
 
-def _collapses(curve: Curve) -> bool:
+def _collapses(curve: PaperCurve) -> bool:
     """Return whether a run of the curve ends far below its best quarter of evaluations."""
-    each = [np.array_split(curve.reward[curve.seed == seed], 4) for seed in range(curve.seeds)]
+    each = [np.array_split(curve.reward[run], 4) for run in curve.runs]
     quarters = [[float(q.mean()) for q in own if len(q)] for own in each]
     return any(max(own) - own[-1] > FALL for own in quarters)

@@ -205,7 +205,7 @@ def _as_paper(arguments: argparse.Namespace, config: PaperConfig) -> Iterable[st
         paper_figures(fits, folder)
     yield from fits.summary().splitlines()
     if arguments.budget is not None:
-        last = max(float(curve.curve.compute.max()) for curve in fits.fitted or fits.curves)
+        last = max(float(curve.compute.max()) for curve in fits.fitted or fits.curves)
         beyond = f" (beyond what was measured, up to {last:,.0f})" if arguments.budget > last else ""
         yield f"n*({arguments.budget:,.0f}) = {float(fits.n_star.at(np.array(arguments.budget))):,.0f}{beyond}"
 

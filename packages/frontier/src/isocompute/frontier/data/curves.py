@@ -1,4 +1,4 @@
-"""Curves and errors: the evaluations of one (n, B_p) in one unit of compute, and how exactly each measures its metric.
+"""The rows of evaluations that a fit is of, records among them, and how exactly each measures its metric.
 
 Errors are those of sampling responses: what would differ if the same questions were asked again. The luck of which
 questions are asked is another matter (``posterior/health.py``).
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import comb
 from typing import Any
 
@@ -32,78 +31,6 @@ TOLERANCE = 1e-9
 def not_beyond(compute: Array | float, last: Array | float) -> Mask:
     """Return whether data that end at some compute reach another one; broadcasts over its arguments."""
     return np.asarray(compute <= last * (1 + TOLERANCE), dtype=np.bool_)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """The evaluations of all runs of one setting, sorted by seed and compute.
-
-    Attributes:
-        seed: Which run it belongs to, as 0, 1, …
-        group: Value of the grouping column, or empty without one.
-        whole: Support of the runs where the points are only some of theirs, as records are; else None.
-    """
-
-    rollouts_per_problem: int
-    problems_per_batch: int
-    compute: Array
-    reward: Array
-    seed: NDArray[np.int64]
-    group: str = ""
-    whole: tuple[float, float] | None = None
-
-    @property
-    def label(self) -> str:
-        """Its name to be printed: n, and the group where there is one."""
-        return f"n = {self.rollouts_per_problem}" + (f", {self.group}" if self.group else "")
-
-    @property
-    def seeds(self) -> int:
-        """Number of runs."""
-        return int(self.seed.max()) + 1
-
-    @property
-    def support(self) -> tuple[float, float]:
-        """Compute of the first evaluation after the start, and of the last that every seed reached."""
-        if self.whole is not None:
-            return self.whole
-        positive = self.compute[self.compute > 0]
-        if not len(positive):
-            return (0.0, 0.0)
-        last = min(float(self.compute[self.seed == s].max()) for s in range(self.seeds))
-        return float(positive.min()), last
-
-
-def curves(
-    evals: pl.DataFrame, *, metric: str, unit: str, split: str, problem_set: str | None = None, group: str | None = None
-) -> list[Curve]:
-    """Group an ``evals`` table into curves, sorted by B_p and n, and by the grouping column where there is one.
-
-    Args:
-        group: A further column, such as the recipe: runs that differ in it are curves of their own.
-
-    Raises:
-        FrontierError: The metric, unit, split, problem set or grouping column is not there, several problem sets
-            are mixed, or a reward lies outside 0 to 1.
-    """
-    rows = chosen_rows(evals, metric=metric, unit=unit, split=split, problem_set=problem_set, group=group)
-    _refuse(rows, {f"{metric} lies outside 0 to 1": ~pl.col(metric).is_between(0, 1)}, metric, UNITS[unit])
-    keys = ["problems_per_batch", "rollouts_per_problem", *([group] if group else [])]
-    found = []
-    for key, part in rows.group_by(keys, maintain_order=True):
-        # The metric last, so that even points of equal compute have one order.
-        own = part.sort("seed", UNITS[unit], metric)
-        found.append(
-            Curve(
-                rollouts_per_problem=int(key[1]),
-                problems_per_batch=int(key[0]),
-                compute=own[UNITS[unit]].to_numpy().astype(np.float64),
-                reward=own[metric].to_numpy().astype(np.float64),
-                seed=(own["seed"].rank("dense").to_numpy() - 1).astype(np.int64),
-                group=f"{group} = {key[2]}" if group else "",
-            )
-        )
-    return sorted(found, key=lambda c: (c.problems_per_batch, c.rollouts_per_problem, c.group))
 
 
 TAKEN = frozenset({"seed", "rollouts_per_problem", "problems_per_batch", *UNITS.values()})
@@ -162,11 +89,11 @@ def chosen_rows(
         f"{UNITS[unit]} is negative": compute < 0,
         f"{metric} is not a finite number": reward.is_null() | ~reward.is_finite(),
     }
-    _refuse(rows, wrong, metric, UNITS[unit])
+    refuse(rows, wrong, metric, UNITS[unit])
     return rows
 
 
-def _refuse(rows: pl.DataFrame, wrong: Mapping[str, pl.Expr], metric: str, column: str) -> None:
+def refuse(rows: pl.DataFrame, wrong: Mapping[str, pl.Expr], metric: str, column: str) -> None:
     """Refuse impossible values: what is wrong, and in which rows."""
     for what, bad in wrong.items():
         found = rows.filter(bad)
@@ -255,24 +182,6 @@ def smoothed(values: Array, window: int) -> Array:
     index = np.arange(len(values))
     low, high = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
     return np.asarray((sums[high] - sums[low]) / (high - low))
-
-
-def of_records(curve: Curve, *, bin_width: float, window: int = 1) -> Curve:
-    """The record-breaking points of each run, and those at zero compute.
-
-    With a window they are records of the running mean, and carry it: a smoothed curve has less noise to break
-    records with.
-    """
-    rewards = curve.reward.copy()
-    kept = [np.flatnonzero(curve.compute == 0)]
-    for s in range(curve.seeds):
-        own = np.flatnonzero((curve.seed == s) & (curve.compute > 0))
-        rewards[own] = smoothed(curve.reward[own], window)
-        kept.append(own[records(curve.compute[own], rewards[own], bin_width=bin_width)])
-    chosen = np.unique(np.concatenate(kept))
-    return replace(
-        curve, compute=curve.compute[chosen], reward=rewards[chosen], seed=curve.seed[chosen], whole=curve.support
-    )
 
 
 def isotonic(compute: Array, reward: Array) -> Array:

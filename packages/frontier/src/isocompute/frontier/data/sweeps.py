@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ class Sweep:
         budget: Rollouts.
         n_least, n_most: Of the grid.
         log2_n: n*, octaves.
-        deviation: Its standard deviation within the source, octaves.
+        deviation: Its standard deviation within the source, octaves, above 0.
         lost: Reward lost by n, next to the best n; empty where the source has no numbers.
         citation: Where the numbers stand.
         command: What makes the row again, or how n* was read.
@@ -47,7 +47,7 @@ class Sweep:
     n_most: float
     log2_n: float
     deviation: float
-    lost: dict[int, float]
+    lost: dict[int, float] = field(hash=False)
     citation: str
     command: str
 

@@ -23,6 +23,7 @@ import numpy as np
 from scipy.special import logit, ndtr
 
 from ..data.curves import Array
+from ..data.sweeps import Sweep
 
 CENTRE = 17.0
 """log2 of the budget at which α is meant: 131,072 rollouts."""
@@ -35,27 +36,6 @@ DEVIATIONS = np.linspace(0.05, 2.75, 10)
 MEMORIES = (2.0, 4.0, 8.0)
 UNREACHABLE = 40.0
 """Octaves from 0 between which quantiles are sought."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """n* of one problem set and model at one budget.
-
-    Attributes:
-        source: The paper, page or panel that trained it.
-        problem_set: Problem set and model, which deviate together at all budgets.
-        budget: Rollouts, above 0.
-        pass_rate: Of the base model on the set, between 0 and 1.
-        log2_n: Octaves.
-        deviation: Of log2 n* within the source, octaves, above 0.
-    """
-
-    source: str
-    problem_set: str
-    budget: float
-    pass_rate: float
-    log2_n: float
-    deviation: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +70,12 @@ class Mixture:
 class Between:
     """The posterior of the regression on one row or more."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.rows = tuple(rows)
+    def __init__(self, rows: Sequence[Sweep]) -> None:
         grid = np.array([*product(DEVIATIONS, DEVIATIONS, MEMORIES)])
         self._between, self._within, self._memory = grid.T
         self._x = np.array([_design(row.budget, row.pass_rate) for row in rows])
         same_source = _same([row.source for row in rows])
-        same_set = _same([f"{row.source}\n{row.problem_set}" for row in rows])
+        same_set = _same([(row.source, row.problem_set, row.model) for row in rows])
         distance = np.abs(self._x[:, None, 1] - self._x[None, :, 1])
         kept = np.exp(-distance / self._memory[:, None, None])
         effects = self._between[:, None, None] ** 2 * same_source + self._within[:, None, None] ** 2 * same_set
@@ -168,14 +147,14 @@ class Between:
         return np.asarray(np.einsum("i,gij,j->g", first, self._inverse, second))
 
 
-def without(rows: Sequence[Row], source: str) -> list[Row]:
+def without(rows: Sequence[Sweep], source: str) -> tuple[Sweep, ...]:
     """The rows of all other sources."""
-    return [row for row in rows if row.source != source]
+    return tuple(row for row in rows if row.source != source)
 
 
 def _design(budget: float, pass_rate: float) -> Array:
     return np.array([1.0, np.log2(budget) - CENTRE, float(logit(np.clip(pass_rate, 0.01, 0.99))) + 1.0])
 
 
-def _same(names: Sequence[str]) -> Array:
+def _same(names: Sequence[object]) -> Array:
     return np.array([[float(a == b) for b in names] for a in names])

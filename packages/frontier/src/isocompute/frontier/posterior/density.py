@@ -486,12 +486,12 @@ class Families:
     @cached_property
     def deviations(self) -> Index:
         """Indices of the deviations of all families, one for each row, shape ``(rows,)``."""
-        return np.concatenate([_places(self.parts[name + "_sd"]) for name in self.families])
+        return np.asarray(np.r_[tuple(self.parts[name + "_sd"] for name in self.families)])
 
     @cached_property
     def numbers(self) -> Index:
         """Indices of the numbers of all families, shape ``(numbers,)``."""
-        return np.concatenate([_places(self.parts[name]) for name in self.families])
+        return np.asarray(np.r_[tuple(self.parts[name] for name in self.families)])
 
     @cached_property
     def _counts(self) -> list[int]:
@@ -583,10 +583,6 @@ class Families:
     def _rows(self, numbers: Array, name: str) -> Array:
         """One family of all numbers, shape ``(chains, rows, members)``."""
         return numbers[:, self.own[name]].reshape(len(numbers), len(self.families[name].median), -1)
-
-
-def _places(part: slice) -> Index:
-    return np.arange(part.start, part.stop)
 
 
 def _taken(columns: Array, which: Index) -> Array:

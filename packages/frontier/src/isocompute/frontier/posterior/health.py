@@ -1,4 +1,4 @@
-"""The health of each run of a sweep, judged before the fit: what is unusual about it, on what evidence, what follows.
+"""The health of each run of a sweep, judged before the fit: what is unusual about it, on what evidence.
 
 Every judgement is relative: to the noise of evaluations, and to the gain of the sweep's other runs by the same compute.
 Where no run gained, none failed.
@@ -17,7 +17,7 @@ from ..data.curves import Array
 from ..data.reading import short
 from ..errors import FrontierError
 from .posterior import Posterior
-from .runs import POINTS, SPIKE, Run, Runs, Setting, binned, excess, padded
+from .runs import POINTS, SPIKE, Run, Runs, Setting, binned, excess
 from .siblings import SIGNIFICANT, Level, Siblings, View, other_scale, view
 
 
@@ -50,11 +50,10 @@ EARLY = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A kind of a run, the evidence in numbers, and what was done about it."""
+    """A kind of a run, and the evidence in numbers."""
 
     kind: Kind
     evidence: str
-    handling: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +117,7 @@ def _judge_together(runs: Sequence[Run], unit: str) -> list[Health]:
             outcome = _outcome(own, others.start_of(own), others.usual_gain(own), unit)
             odd = (0, *own.spikes) if others.bad_start(own, SPIKE) else own.spikes
         else:
-            outcome, odd = Finding(kind=Kind.RESCALED, evidence=scale, handling="left out"), ()
+            outcome, odd = Finding(kind=Kind.RESCALED, evidence=scale), ()
         found.append(_health(own, others, outcome, odd, unit))
     return found
 
@@ -135,29 +134,23 @@ def _outcome(own: View, start: Level, usual: float | None, unit: str) -> Finding
         before = f"rose from {start.reward:.3f} to {own.reward[peak]:.3f} at {_at(own.compute[peak], unit)}, then"
         if not rose:
             before = f"never rose above its start of {start.reward:.3f} and"
-        return _failed(Kind.COLLAPSED, f"{before} fell to {own.mean(low).reward:.3f} by {last}")
+        evidence = f"{before} fell to {own.mean(low).reward:.3f} by {last}"
+        return Finding(kind=Kind.COLLAPSED, evidence=evidence)
     said = f"from {start.reward:.3f} to {own.reward[-1]:.3f} by {last}"
     # A run whose first evaluation comes late may have made its gain before, and one of great noise may have gained.
     most = end.reward - start.reward + SIGNIFICANT / 2 * float(np.hypot(end.error, start.error))
     if not rose and usual is not None and most < HALF * usual:
-        return _failed(Kind.NEVER_TOOK_OFF, f"went {said}, where others had gained {usual:.3f}")
-    count = len(own.run.compute)
-    handling = f"its {count} evaluations are in the curves" if count > 1 else "its evaluation is in the curves"
-    return Finding(kind=Kind.TRAINED, evidence=f"{'rose' if rose else 'went'} {said}", handling=handling)
-
-
-def _failed(kind: Kind, evidence: str) -> Finding:
-    return Finding(kind=kind, evidence=evidence, handling="left out of the curves and counted as a failure")
+        evidence = f"went {said}, where others had gained {usual:.3f}"
+        return Finding(kind=Kind.NEVER_TOOK_OFF, evidence=evidence)
+    return Finding(kind=Kind.TRAINED, evidence=f"{'rose' if rose else 'went'} {said}")
 
 
 def _health(own: View, others: Siblings, outcome: Finding, odd: tuple[int, ...], unit: str) -> Health:
     """All findings of a run, the outcome first."""
-    run, used, planned = own.run, outcome.kind is Kind.TRAINED, others.planned_end(own)
-    absent = others.missing_points(own)
-    further = [_end(run, planned, unit, used), _spiky(run, odd, unit, used), _missing(absent, unit)]
+    run, planned = own.run, others.planned_end(own)
+    further = [_end(run, planned, unit), _spiky(run, odd, unit), _missing(others.missing_points(own), unit)]
     if len(run.compute) > POINTS:
-        handling = f"averaged to {len(own.compute)} points" if used else ""
-        further.append(Finding(kind=Kind.DENSE, evidence=f"{len(run.compute):,} evaluations", handling=handling))
+        further.append(Finding(kind=Kind.DENSE, evidence=f"{len(run.compute):,} evaluations"))
     longest = others.longest(own)
     if planned is None and run.last < EARLY * longest:
         outcome = replace(outcome, evidence=f"{outcome.evidence}, and ended there; another reached {short(longest)}")
@@ -165,14 +158,14 @@ def _health(own: View, others: Siblings, outcome: Finding, odd: tuple[int, ...],
     return Health(name=run.name, run_id=run.run_id, findings=findings, ended_at=own.end.reward, spikes=odd)
 
 
-def _end(run: Run, planned: tuple[float, int] | None, unit: str, used: bool) -> Finding | None:
+def _end(run: Run, planned: tuple[float, int] | None, unit: str) -> Finding | None:
     if planned is None or run.last >= EARLY * planned[0]:
         return None
     said = f"ended at {short(run.last)} of the {_at(planned[0], unit)} that {planned[1]} others reached"
-    return Finding(kind=Kind.ENDED_EARLY, evidence=said, handling="nothing is assumed after its end" if used else "")
+    return Finding(kind=Kind.ENDED_EARLY, evidence=said)
 
 
-def _spiky(run: Run, where: Sequence[int], unit: str, used: bool) -> Finding | None:
+def _spiky(run: Run, where: Sequence[int], unit: str) -> Finding | None:
     if not where:
         return None
     first, last = where[0], len(run.reward) - 1
@@ -180,8 +173,7 @@ def _spiky(run: Run, where: Sequence[int], unit: str, used: bool) -> Finding | N
     said += "at the end after " if first == last else "beside "
     said += " and ".join(f"{run.reward[i]:.3f}" for i in (first - 1, first + 1) if 0 <= i <= last and i not in where)
     more = f", and {len(where) - 1} more far from their neighbours" if len(where) > 1 else ""
-    handling = "such evaluations count as far less sure" if used else ""
-    return Finding(kind=Kind.SPIKY, evidence=said + more, handling=handling)
+    return Finding(kind=Kind.SPIKY, evidence=said + more)
 
 
 def _missing(absent: Array, unit: str) -> Finding | None:
@@ -189,7 +181,7 @@ def _missing(absent: Array, unit: str) -> Finding | None:
         return None
     said = f"lacks the evaluation at {_at(float(absent[0]), unit)}"
     said += f" and {len(absent) - 1} more that others have" if len(absent) > 1 else " that others have"
-    return Finding(kind=Kind.MISSING_EVALUATIONS, evidence=said, handling="nothing is filled in")
+    return Finding(kind=Kind.MISSING_EVALUATIONS, evidence=said)
 
 
 def _at(compute: float, unit: str) -> str:
@@ -237,13 +229,13 @@ def prepare(runs: Sequence[Run], *, unit: str = "rollouts") -> Prepared:
     if not runs:
         raise FrontierError("there is no run to fit: the table has no evaluation")
     health = judge(runs, unit=unit)
-    fitted = [h.fitted and run.compute[-1] > 0 for run, h in zip(runs, health, strict=True)]
+    fitted = [h.fitted and run.last > 0 for run, h in zip(runs, health, strict=True)]
     kept = [_as_fitted(run, h) for run, h, f in zip(runs, health, fitted, strict=True) if f]
     if not kept:
         first = f"{health[0].name} {health[0].evidence}"
         raise FrontierError(f"none of the {len(runs)} runs can be fitted ({first}): a fit needs one that trained")
     failures = _failures(runs, health, fitted)
-    return Prepared(runs=_arrays(kept), health=health, failures=failures, notes=_notes(runs, health, failures))
+    return Prepared(runs=Runs.of(kept), health=health, failures=failures, notes=_notes(runs, health, failures))
 
 
 def _as_fitted(run: Run, health: Health) -> Run:
@@ -265,25 +257,6 @@ def _widened(run: Run, where: Sequence[int]) -> Run:
         few = np.clip(expected * (1 - expected) / wide**2, 1.0, trials)
         trials = np.where(good, trials, few)
     return replace(run, error=wide, trials=trials)
-
-
-def _arrays(runs: Sequence[Run]) -> Runs:
-    cells = tuple(dict.fromkeys(run.cell for run in runs))
-    bases = tuple(dict.fromkeys(run.base for run in runs))
-    trials = [run.trials for run in runs if run.trials is not None]
-    lengths = np.array([len(run.compute) for run in runs])
-    return Runs(
-        cells=cells,
-        cell=np.array([cells.index(run.cell) for run in runs], dtype=np.int64),
-        compute=padded([run.compute for run in runs], 1.0),
-        reward=padded([run.reward for run in runs], 0.0),
-        error=padded([run.error for run in runs], 1.0),
-        seen=np.arange(lengths.max()) < lengths[:, None],
-        trials=padded(trials, 1.0) if len(trials) == len(runs) else None,
-        error_is_known=all(run.error_is_known for run in runs),
-        bases=bases,
-        base=np.array([bases.index(run.base) for run in runs], dtype=np.int64),
-    )
 
 
 def _failures(runs: Sequence[Run], health: Sequence[Health], fitted: Sequence[bool]) -> dict[Setting, Failures]:

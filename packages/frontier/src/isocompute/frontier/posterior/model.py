@@ -183,11 +183,6 @@ class Model:
         return np.arange(part.start, part.stop).reshape(2, -1).T
 
     @cached_property
-    def _log_compute(self) -> Array:
-        with np.errstate(divide="ignore"):
-            return np.log(self.runs.compute)
-
-    @cached_property
     def middle(self) -> float:
         """Logarithm of a compute at which half of the gain may be made, before the data are seen."""
         return float(np.log(self._positive).mean())
@@ -313,13 +308,13 @@ class Model:
 
     def curves(self, theta: Array) -> Array:
         """Fitted reward of every run at its evaluations, shape ``(chains, runs, points)``."""
-        made = self._made_of(theta)[0]
+        made, log_compute = self._made_of(theta)[0], self._likelihood.log_compute
         start, gain, shape, timing = (each[:, :, None] for each in made[:4])
         slope, onset = (each[:, self.runs.cell, None] for each in made[4:6])
         tail, height, when, speed, fall = (each[:, None, None] for each in made[6:11])
-        share = rise(shape * (self._log_compute - timing), tail)
-        risen = bent(share, slope, self._log_compute - onset, speed, fall)
-        return np.asarray(start + height * step_share(self._log_compute - when) + gain * risen)
+        share = rise(shape * (log_compute - timing), tail)
+        risen = bent(share, slope, log_compute - onset, speed, fall)
+        return np.asarray(start + height * step_share(log_compute - when) + gain * risen)
 
     @cached_property
     def _likelihood(self) -> Likelihood:

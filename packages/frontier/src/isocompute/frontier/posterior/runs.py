@@ -79,6 +79,26 @@ class Runs:
     error_is_known: bool = True
     bases: tuple[str, ...] = ("",)
 
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> Runs:
+        """Some runs, one or more; trials count where all have them."""
+        cells = tuple(dict.fromkeys(run.cell for run in runs))
+        bases = tuple(dict.fromkeys(run.base for run in runs))
+        trials = [run.trials for run in runs if run.trials is not None]
+        lengths = np.array([len(run.compute) for run in runs])
+        return cls(
+            cells=cells,
+            cell=np.array([cells.index(run.cell) for run in runs], dtype=np.int64),
+            compute=padded([run.compute for run in runs], 1.0),
+            reward=padded([run.reward for run in runs], 0.0),
+            error=padded([run.error for run in runs], 1.0),
+            seen=np.arange(lengths.max()) < lengths[:, None],
+            trials=padded(trials, 1.0) if len(trials) == len(runs) else None,
+            error_is_known=all(run.error_is_known for run in runs),
+            bases=bases,
+            base=np.array([bases.index(run.base) for run in runs], dtype=np.int64),
+        )
+
     @property
     def last(self) -> Array:
         """Compute of the last evaluation of each run, shape ``(runs,)``."""

@@ -15,7 +15,7 @@ import numpy as np
 from ..answers.answer import called
 from ..answers.fitted import Fitted
 from ..contract.files import atomic_write
-from ..data.curves import Array, Curve
+from ..data.curves import Array
 from ..data.reading import short
 from ..errors import FrontierError
 from ..posterior.decision import at_best_rates
@@ -63,12 +63,12 @@ def panels(count: int, *, height: float, more: float = 0.0) -> tuple[Any, list[A
     return figure, list(axes.flat[:count])
 
 
-def styles_of(settings: Iterable[Setting | Curve]) -> dict[object, dict[str, Any]]:
+def styles_of(settings: Iterable[Setting]) -> dict[object, dict[str, Any]]:
     """``line_styles`` by n, or by the grouping column where there is one: numbers first, then names."""
     return line_styles(sorted(set(map(key, settings)), key=lambda each: (isinstance(each, str), each)))
 
 
-def key(setting: Setting | Curve) -> Any:
+def key(setting: Setting) -> Any:
     """The value that a setting's colour stands for."""
     return setting.group or setting.rollouts_per_problem
 

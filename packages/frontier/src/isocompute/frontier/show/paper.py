@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..answers.paper import PaperCurve, PaperFits
-from ..data.curves import isotonic, of_records
+from ..answers.answer import called, differing
+from ..answers.paper import PaperFits
+from ..data.curves import isotonic
 from ..fitting.nstar import sigmoid
 from .drawing import (
     ACCENT,
@@ -35,35 +36,28 @@ def paper_figures(fits: PaperFits, folder: str | Path) -> list[Path]:
     if not fits.fitted:
         return []
     wanted = {"curves": curve_panels(fits), "frontier": frontier(fits), "n_star": best_setting(fits, ROLLOUTS)}
-    if len({c.curve.problems_per_batch for c in fits.fitted}) > 1:
+    if differing([c.cell for c in fits.fitted])[0]:
         wanted["b_p_star"] = best_setting(fits, PROBLEMS)
     return [path for name, figure in wanted.items() for path in save(figure, Path(folder) / name)]
-
-
-def name(c: PaperCurve, fits: PaperFits) -> str:
-    """The name of a curve, to be printed: n, and B_p and the group where they tell it from others."""
-    several = len({o.curve.problems_per_batch for o in fits.fitted}) > 1
-    named = f"n = {c.curve.rollouts_per_problem}" + (f", B_p = {c.curve.problems_per_batch}" if several else "")
-    return f"{named}, {c.curve.group}" if c.curve.group else named
 
 
 @styled
 def curve_panels(fits: PaperFits) -> Any:
     """One panel per curve: evaluations, ringed records by bins of reward, an isotonic fit (grey steps), and the fit."""
-    fitted, styles = fits.fitted, styles_of(c.curve for c in fits.curves)
+    fitted, styles = fits.fitted, styles_of(c.cell for c in fits.curves)
     figure, axes = panels(len(fitted), height=2.6)
     for axis, c in zip(axes, fitted, strict=True):
-        own, look = c.curve, styles[key(c.curve)]
+        look = styles[key(c.cell)]
         assert c.parameters is not None
-        grid = np.linspace(float(own.compute.min()), own.support[1], 200)
-        axis.plot(own.compute, own.reward, look["marker"], color=look["color"], markersize=3, alpha=0.7)
-        order = np.argsort(own.compute, kind="stable")
-        axis.step(own.compute[order], isotonic(own.compute, own.reward)[order], where="post", color="0.45", lw=0.7)
+        grid = np.linspace(float(c.compute.min()), c.support[1], 200)
+        axis.plot(c.compute, c.reward, look["marker"], color=look["color"], markersize=3, alpha=0.7)
+        order = np.argsort(c.compute, kind="stable")
+        axis.step(c.compute[order], isotonic(c.compute, c.reward)[order], where="post", color="0.45", lw=0.7)
         axis.plot(grid, c.parameters(grid), color="black", linestyle="-", linewidth=1.2)
-        kept = of_records(own, bin_width=fits.config.bin_width)
-        record = kept.compute > 0
-        axis.plot(kept.compute[record], kept.reward[record], "o", ms=6, fillstyle="none", color="black", mew=0.6)
-        axis.set_title(f"{own.label}, B_p = {own.problems_per_batch}", fontsize=9)
+        compute, reward = c.records(bin_width=fits.config.bin_width)
+        record = compute > 0
+        axis.plot(compute[record], reward[record], "o", ms=6, fillstyle="none", color="black", mew=0.6)
+        axis.set_title(called(c.cell, several=True), fontsize=9)
     figure.supxlabel(f"compute in {fits.config.unit.replace('_', ' ')}")
     figure.supylabel(fits.config.metric)
     return figure
@@ -73,15 +67,21 @@ def curve_panels(fits: PaperFits) -> Any:
 def frontier(fits: PaperFits) -> Any:
     """All curves over their support, with the envelope (Figure 6)."""
     figure, axis = subplots(figsize=(6, 3.8))
-    styles = styles_of(c.curve for c in fits.curves)
+    styles, (several, _) = styles_of(c.cell for c in fits.curves), differing([c.cell for c in fits.fitted])
     axis.plot(fits.compute, fits.reached.max(axis=0), color="0.75", lw=5, label="envelope", solid_capstyle="round")
     for c in fits.fitted:
-        look = styles[key(c.curve)]
+        look = styles[key(c.cell)]
         assert c.parameters is not None
-        grid = np.geomspace(*c.curve.support, 200)
-        axis.plot(grid, c.parameters(grid), color=look["color"], linestyle=look["linestyle"], label=name(c, fits))
-        after = c.curve.compute > 0
-        axis.plot(c.curve.compute[after], c.curve.reward[after], look["marker"], color=look["color"], ms=2.5, alpha=0.6)
+        grid = np.geomspace(*c.support, 200)
+        axis.plot(
+            grid,
+            c.parameters(grid),
+            color=look["color"],
+            linestyle=look["linestyle"],
+            label=called(c.cell, several=several),
+        )
+        after = c.compute > 0
+        axis.plot(c.compute[after], c.reward[after], look["marker"], color=look["color"], ms=2.5, alpha=0.6)
     compute_axis(axis, f"compute in {fits.config.unit}")
     axis.set(ylabel=fits.config.metric, title="The paper's method: curves and their envelope")
     axis.legend(frameon=False, fontsize=8)
@@ -92,7 +92,7 @@ def frontier(fits: PaperFits) -> Any:
 def best_setting(fits: PaperFits, setting: str) -> Any:
     """n* or B_p* of the envelope against compute; of n* also the log2-sigmoid (Figures 7, 21, 22, 24)."""
     figure, axis = subplots(figsize=(6, 3.4))
-    values = np.array([getattr(c.curve, setting) for c in fits.fitted])
+    values = np.array([getattr(c.cell, setting) for c in fits.fitted])
     levels = np.unique(values)
     best, label = np.searchsorted(levels, values[fits.best]), f"{NAMES[setting]} of the envelope"
     axis.step(fits.compute, best, where="mid", color="black", lw=2, label=label)
