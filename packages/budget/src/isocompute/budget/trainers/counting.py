@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from math import floor, isclose, sqrt
-from typing import Any
 
 from ..errors import BudgetError
 from .logs.log import Log
@@ -479,22 +478,6 @@ def lengths(log: Log, *names: str) -> list[float]:
         last = last if value is None else value
         out.append(last)
     return out
-
-
-def best_samples(scores: Mapping[str, Any]) -> int | None:
-    """The largest k of the ``avg_at_k`` among metric columns."""
-    return max((int(name.split("_")[2]) for name in scores if name.startswith("avg")), default=None)
-
-
-def whole_of(log: Log, seconds: str, rate: str) -> int | None:
-    """Return a number of things from how long they took, to four digits, and how many a second, to three."""
-    low, high = 0.0, float("inf")
-    for _, metrics in log.rows:
-        time, each = metrics.get(seconds), metrics.get(rate)
-        if time and each:
-            low = max(low, (time - 6e-5) * (each - 6e-4) * (1 - 1e-6))
-            high = min(high, (time + 6e-5) * (each + 6e-4) * (1 + 1e-6))
-    return round(high) if high < float("inf") and low <= round(high) <= high and high - low < 1 else None
 
 
 SCALES = {"rate": (0.0, 1.0), "sign": (-1.0, 1.0), "percent": (0.0, 100.0)}

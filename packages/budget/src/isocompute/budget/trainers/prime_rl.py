@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping
 
 from ..errors import BudgetError
-from .counting import Counting, LoggedEvaluation, Metrics, Score, Spread, best_samples
+from .counting import Counting, LoggedEvaluation, Metrics, Score, Spread
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient, product
 from .trainer import LogReader, Trainer
@@ -150,7 +150,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
         for env, (subset, scores) in _scores(metrics).items():
             if subset:
                 settings.notes.append(f"of each evaluation the {subset} rollouts are read")
-            samples = best_samples({f"avg_at_{name.split('_')[2]}": 0 for name in scores}) or 1
+            samples = max(int(name.split("_")[2]) for name in scores)
             found.setdefault(step, {})[env] = Score(
                 samples=samples,
                 scores=scores,

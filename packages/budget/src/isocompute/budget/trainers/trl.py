@@ -44,7 +44,6 @@ from .counting import (
     count,
     hull,
     lengths,
-    whole_of,
 )
 from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings, exact_quotient, product
@@ -485,7 +484,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
         if in_part and not training and settings.find(f"questions.{kind}", "questions")[1] is None:
             part = f"{prefix}reward is not the sum of {', '.join(in_part)}, which scored a part only"
             raise settings.missing("questions", because=part)
-        questions = whole_of(log, f"{prefix}runtime", f"{prefix}samples_per_second")
+        questions = _whole_of(log, f"{prefix}runtime", f"{prefix}samples_per_second")
         # What is logged are means over batches, each over the responses that were scored.
         size = None if training or in_part else product(each, batching.world_size)
         deviation = name[: -len("mean")] + "std" if name.endswith("/mean") else f"{name}_std"
@@ -508,6 +507,17 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     if training:
         settings.notes.append(TRAINING_REWARD)
     return sorted(evals, key=lambda e: (e.count.step, e.problem_set))
+
+
+def _whole_of(log: Log, seconds: str, rate: str) -> int | None:
+    """Return a number of things from how long they took, to four digits, and how many a second, to three."""
+    low, high = 0.0, float("inf")
+    for _, metrics in log.rows:
+        time, each = metrics.get(seconds), metrics.get(rate)
+        if time and each:
+            low = max(low, (time - 6e-5) * (each - 6e-4) * (1 - 1e-6))
+            high = min(high, (time + 6e-5) * (each + 6e-4) * (1 + 1e-6))
+    return round(high) if high < float("inf") and low <= round(high) <= high and high - low < 1 else None
 
 
 def _scored_in_part(log: Log, settings: Settings, prefix: str) -> list[str]:

@@ -37,7 +37,6 @@ from .counting import (
     Score,
     Spread,
     StepCounts,
-    best_samples,
     lengths,
     note_no_tokens,
 )
@@ -361,7 +360,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     if any(name.endswith("_biased") for step in scored.values() for of in step.values() for name in of):
         settings.notes.append(BIASED)
     found = {
-        step: {source: _score(f"{source}/{kinds[source]}", of) for source, of in by_source.items() if best_samples(of)}
+        step: {s: score for s, of in by_source.items() if (score := _score(f"{s}/{kinds[s]}", of)) is not None}
         for step, by_source in scored.items()
     }
     evals = counting.evaluations(found)
@@ -369,8 +368,11 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     return evals
 
 
-def _score(name: str, scores: Mapping[str, float]) -> Score:
-    samples = best_samples(scores) or 1
+def _score(name: str, scores: Mapping[str, float]) -> Score | None:
+    """The score of a variable; None where no mean is logged."""
+    samples = max((int(column.split("_")[2]) for column in scores if column.startswith("avg")), default=0)
+    if not samples:
+        return None
     return Score(
         samples=samples,
         scores={column: score for column, score in scores.items() if not column.startswith("std")},

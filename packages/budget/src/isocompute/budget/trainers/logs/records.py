@@ -172,8 +172,7 @@ def _tfrecords(path: Path, left_out: list[str]) -> Iterator[tuple[int, bytes, in
             return
         if rest >= 12:
             length, check = struct.unpack_from("<QI", data, position)
-            if check != _checksum(data[position : position + 8]):
-                raise _mismatch(path, position)
+            _verify(path, position, data[position : position + 8], check)
         if rest < 12 or rest < length + 16:
             left_out.append(f"{path}: its last record, of {rest:,} bytes, is incomplete and is left out")
             return
@@ -192,14 +191,11 @@ def _ends_in_zeros(path: Path, data: bytes, position: int, left_out: list[str]) 
     return zeros
 
 
-def _verify(path: Path, position: int, payload: bytes, check: int) -> None:
-    if check != _checksum(payload):
-        raise _mismatch(path, position)
-
-
-def _mismatch(path: Path, position: int) -> DamagedLogError:
+def _verify(path: Path, position: int, data: bytes, check: int) -> None:
+    if check == _checksum(data):
+        return
     rest = f"what is before it can be read from a copy (head -c {position})" if position else "or it is no event file"
-    return DamagedLogError(f"{path}: is damaged at byte {position:,}: the checksum of a record does not match; {rest}")
+    raise DamagedLogError(f"{path}: is damaged at byte {position:,}: the checksum of a record does not match; {rest}")
 
 
 def _checksum(data: bytes) -> int:
