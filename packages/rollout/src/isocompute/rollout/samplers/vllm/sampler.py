@@ -226,15 +226,14 @@ def engine_arguments(engine: Engine, plan: MemoryPlan | None) -> dict[str, Any]:
         # Within a stream it is the order of arrival.
         "scheduling_policy": "priority",
         "tensor_parallel_size": engine.tensor_parallel,
+        # In a Ray placement group vLLM would choose Ray for several GPUs, and refuse a bundle that has them all.
+        "distributed_executor_backend": "uni" if engine.tensor_parallel == 1 else "mp",
+        "enable_sleep_mode": engine.sleep > 0,
     }
     if engine.float32_head:
         arguments["hf_overrides"] = {"head_dtype": "float32"}
     if engine.async_scheduling is not None:
         arguments["async_scheduling"] = engine.async_scheduling
-    # In a Ray placement group vLLM would choose Ray for several GPUs, and refuse a bundle that has them all.
-    arguments["distributed_executor_backend"] = "uni" if engine.tensor_parallel == 1 else "mp"
-    if engine.sleep:
-        arguments["enable_sleep_mode"] = True
     if engine.device == "cuda":
         arguments["gpu_memory_utilization"] = engine.memory_share
     # With a size given, vLLM on CPU skips a warm-up that eager engines have no use for.
