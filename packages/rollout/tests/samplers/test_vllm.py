@@ -6,9 +6,9 @@ vLLM on CPU frees no memory when it sleeps, but keeps account of what sleeps and
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
-from typing import Any, get_args
+from types import SimpleNamespace
+from typing import Any
 
 import polars as pl
 import pytest
@@ -17,7 +17,7 @@ from every_sync import *  # noqa: F403
 from isocompute.rollout import RolloutError, Sampling, open_sampler
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.sampling import EngineConfig
-from isocompute.rollout.samplers.vllm.sampler import STEPS, Event, Sleep, State
+from isocompute.rollout.samplers.vllm.sampler import Sleep
 
 # Not imported here: that takes seconds in every process that collects.
 pytestmark = [
@@ -131,17 +131,11 @@ def test_a_model_that_transformers_has_no_language_model_for_gets_a_cache_of_a_u
     assert given["kv_cache_memory_bytes"] == 4 * 2**30
 
 
-def test_every_event_in_every_state_is_a_step_or_an_error() -> None:
-    every = set(product(get_args(State), get_args(Event)))
-    assert every - STEPS.keys() == {("loading", "sleep"), ("loading", "sample"), ("asleep", "loaded")}
-    sleep = Sleep(None, level=1, name="the engine")
-    for sleep.state, event in every - STEPS.keys():
-        with pytest.raises(RolloutError, match=r"^the engine is .*must"):
-            sleep.on(event)
-    # Discarded weights answer nothing before a sync.
-    sleep.state, sleep.level = "asleep", 2
+def test_discarded_weights_answer_nothing_before_a_sync() -> None:
+    sleep = Sleep(SimpleNamespace(sleep=lambda level: None), level=2, name="the engine")
+    sleep.sleep()
     with pytest.raises(RolloutError, match="engine sleep must be 1"):
-        sleep.on("sample")
+        sleep.wake_to_sample()
 
 
 def test_what_did_not_wake_is_woken_by_the_next_try() -> None:
@@ -158,12 +152,12 @@ def test_what_did_not_wake_is_woken_by_the_next_try() -> None:
             return len(woken) == 2
 
     sleep = Sleep(Engine(), level=1, name="the engine")
-    sleep.on("sleep")
-    for event in ("load", "loaded"):
+    sleep.sleep()
+    for tag in ("weights", "kv_cache"):
         with pytest.raises(MemoryError):
-            sleep.on(event)  # type: ignore[arg-type]
-        sleep.on(event)  # type: ignore[arg-type]
-    assert (woken, sleep.state) == ([("weights",), ("kv_cache",)], "awake")
+            sleep.wake(tag)
+        sleep.wake(tag)
+    assert (woken, sleep.asleep) == ([("weights",), ("kv_cache",)], [])
 
 
 def test_an_engine_sleeps_after_a_training_batch_and_wakes_for_a_sync_and_for_samples(
@@ -191,11 +185,11 @@ def test_an_engine_sleeps_after_a_training_batch_and_wakes_for_a_sync_and_for_sa
     policy = tiny.save(tmp_path, seed=5)
     with pytest.raises(RolloutError, match="a sync lacks the tensor"):
         sampler.sync(dict(list(policy.state_dict().items())[:3]), version + 1)
-    assert (told, sampler._sleep.state) == ([("weights",)], "loading")
+    assert (told, sampler._sleep.asleep) == ([("weights",)], ["kv_cache"])
     sampler.sync(policy.state_dict(), version + 1)
     assert told == [("weights",), ("kv_cache",)]
     assert not engine.is_sleeping()
     assert tiny.largest_difference(policy, tiny.sample(sampler)) < 1e-4
     sampler.sync(tiny.save(tmp_path, seed=0).state_dict(), version + 2)
     assert tiny.sample(sampler)["response_ids"].to_list() == before["response_ids"].to_list()
-    sampler._sleep.on("sample")
+    sampler._sleep.wake_to_sample()

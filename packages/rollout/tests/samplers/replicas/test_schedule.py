@@ -160,7 +160,7 @@ def test_a_group_is_expected_to_be_as_long_as_the_problems_last_one() -> None:
     assert expected.costs({"a": 10, "b": 4}, 8) == {"a": 8 * 14, "b": 8 * 8}
     expected.learn("b", [10])
     expected.learn("a", [6])
-    assert [expected.of(name) for name in ("a", "b", "c")] == [6, 10, 8]
+    assert expected.costs({"a": 0, "b": 0, "c": 0}, 1) == {"a": 6, "b": 10, "c": 8}
 
 
 def test_the_transport_follows_the_replicas_devices_and_an_impossible_one_is_refused() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
-import numpy as np
 import polars as pl
 
 from ..sampling import Draw
@@ -41,28 +41,23 @@ class QueuedGroup:
 
 
 class Expected:
-    """Expected tokens of the responses to a problem: the mean of its latest group, ``longest`` before there is one."""
+    """Expected tokens of the responses to a problem: the mean of its latest group.
+
+    Of a problem that was not answered yet it is the mean over those that were, and ``longest`` before there is one.
+    """
 
     def __init__(self, longest: int) -> None:
         self._longest = float(longest)
         self._means: dict[str, float] = {}
-        self._total = 0.0
 
     def learn(self, problem_id: str, lengths: Sequence[int]) -> None:
         """Note the lengths of a group's responses (tokens)."""
-        mean = float(np.mean(lengths)) if len(lengths) else 0.0
-        self._total += mean - self._means.get(problem_id, 0.0)
-        self._means[problem_id] = mean
-
-    def of(self, problem_id: str) -> float:
-        """Tokens of a response; of a problem that was not answered yet, the mean over those that were."""
-        if problem_id in self._means or not self._means:
-            return self._means.get(problem_id, self._longest)
-        return self._total / len(self._means)
+        self._means[problem_id] = fmean(lengths)
 
     def costs(self, prompts: Mapping[str, int], samples: int) -> dict[str, float]:
         """Return the tokens that the groups of problems take, from those of prompts: samples × (prompt + response)."""
-        return {name: samples * (length + self.of(name)) for name, length in prompts.items()}
+        other = fmean(self._means.values()) if self._means else self._longest
+        return {name: samples * (length + self._means.get(name, other)) for name, length in prompts.items()}
 
 
 class Queue:

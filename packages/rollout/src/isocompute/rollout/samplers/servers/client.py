@@ -15,7 +15,6 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
-from itertools import starmap
 from typing import Any, TypeVar
 
 import httpx2
@@ -269,8 +268,13 @@ class Servers:
                 return answer
             finally:
                 server.in_flight -= 1
+        said = []
+        for server, errors in failures.items():
+            last, count = errors[-1], len(errors)
+            what = "does not answer" if last.unreachable else "failed once" if count == 1 else f"failed {count} times"
+            said.append(f"{server} {what} ({last})")
         unreachable = all(error.unreachable for errors in failures.values() for error in errors)
-        raise Failed("; ".join(starmap(_said, failures.items())), unreachable=unreachable)
+        raise Failed("; ".join(said), unreachable=unreachable)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -288,9 +292,3 @@ class Servers:
         seconds = min(FIRST_PAUSE_SECONDS * 2.0 ** min(excess, 10), MAX_WAIT_SECONDS)
         server.left_out_until = now + seconds
         log.warning("%s is left out for %.1f s (%s)", server, seconds, error)
-
-
-def _said(server: Server, failures: Sequence[Failed]) -> str:
-    last, count = failures[-1], len(failures)
-    what = "does not answer" if last.unreachable else "failed once" if count == 1 else f"failed {count} times"
-    return f"{server} {what} ({last})"

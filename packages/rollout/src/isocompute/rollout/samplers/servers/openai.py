@@ -17,7 +17,7 @@ from ...scoring.scorer import Scorer
 from ..local import LocalSampler, Prompting
 from ..sampling import Continue, Finished, Request, Response, Sampling, aborted
 from .client import LOOK_SECONDS, Failed, Refused, Server, Servers, background, run
-from .protocols import PROTOCOLS, WRONG_REQUEST, ask, body, read, response_of
+from .protocols import NEUTRAL, PROTOCOLS, WRONG_REQUEST, Body, ask, read, response_of
 
 TOO_LARGE = 413
 
@@ -155,16 +155,8 @@ class OpenAISampler(LocalSampler):
             # Without a chat template here, the whole text is the user's.
             text = self.tokenizer.decode(request.prompt_ids)
             request = replace(request, messages=({"role": "user", "content": text},))
-        wanted = body(
-            self.sampling,
-            request,
-            protocol=self._protocol,
-            served_model=self.served_model,
-            stop_token_ids=self.stop_token_ids,
-            chat_options=self._prompting.chat_options,
-        )
         try:
-            answer = await ask(server, PROTOCOLS[self._protocol], wanted)
+            answer = await ask(server, PROTOCOLS[self._protocol], self._body(request))
         except Refused as error:
             raise Refused(f"{server} refuses ({error})", status=error.status) from None
         return response_of(
@@ -175,6 +167,36 @@ class OpenAISampler(LocalSampler):
             ends=self.stop_token_ids,
             stops=bool(self.sampling.stop),
         )
+
+    def _body(self, request: Request) -> Body:
+        """Return what to send for a request; a prompt of ``completions`` was rendered with the chat options here."""
+        sampling = self.sampling
+        fields: dict[str, Any] = {
+            "model": self.served_model,
+            "seed": request.seed,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "n": 1,
+        }
+        if sampling.stop:
+            fields["stop"] = list(sampling.stop)
+        own = {name: value for name in ("top_k", "min_p") if (value := getattr(sampling, name))}
+        optional = {name: value for name, value in NEUTRAL.items() if name not in own}
+        optional["return_token_ids"] = True
+        if sampling.stop_token_ids:
+            own["stop_token_ids"] = self.stop_token_ids
+        elif self.stop_token_ids:
+            # A server ends at its model's own end-of-sequence tokens without being told.
+            optional["stop_token_ids"] = self.stop_token_ids
+        if self._protocol == "chat":
+            fields["messages"] = [dict(message) for message in request.messages]
+            if self._prompting.chat_options:
+                own["chat_template_kwargs"] = dict(self._prompting.chat_options)
+            optional |= {"max_tokens": request.max_new_tokens, "logprobs": True}
+        else:
+            fields |= {"prompt": request.prompt_ids, "max_tokens": request.max_new_tokens}
+            optional["logprobs"] = 1
+        return Body(fields={**fields, **own}, optional=optional, own=tuple(own))
 
 
 def _check_protocol(protocol: str, sampling: Sampling) -> None:

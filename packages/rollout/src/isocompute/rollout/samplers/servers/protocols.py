@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import RolloutError
-from ..sampling import Request, Response, Sampling
+from ..sampling import Request, Response
 from .client import Failed, Refused, Server
 
 PROTOCOLS = {"completions": "completions", "chat": "chat/completions"}
@@ -68,44 +68,6 @@ class Body:
                     "for it, or use a server that knows it, such as vLLM's"
                 )
         return frozenset(named or left)
-
-
-def body(
-    sampling: Sampling,
-    request: Request,
-    *,
-    protocol: str,
-    served_model: str,
-    stop_token_ids: list[int],
-    chat_options: Mapping[str, Any],
-) -> Body:
-    """Return what to send for a request; a prompt of ``completions`` was rendered with the chat options here."""
-    fields: dict[str, Any] = {
-        "model": served_model,
-        "seed": request.seed,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "n": 1,
-    }
-    own = {name: value for name in ("top_k", "min_p") if (value := getattr(sampling, name))}
-    if sampling.stop:
-        fields["stop"] = list(sampling.stop)
-    optional = {name: value for name, value in NEUTRAL.items() if name not in own}
-    optional["return_token_ids"] = True
-    if sampling.stop_token_ids:
-        own["stop_token_ids"] = stop_token_ids
-    elif stop_token_ids:
-        # A server ends at its model's own end-of-sequence tokens without being told.
-        optional["stop_token_ids"] = stop_token_ids
-    if protocol == "chat":
-        fields["messages"] = [dict(message) for message in request.messages]
-        if chat_options:
-            own["chat_template_kwargs"] = dict(chat_options)
-        optional |= {"max_tokens": request.max_new_tokens, "logprobs": True}
-    else:
-        fields |= {"prompt": request.prompt_ids, "max_tokens": request.max_new_tokens}
-        optional["logprobs"] = 1
-    return Body(fields={**fields, **own}, optional=optional, own=tuple(own))
 
 
 async def ask(server: Server, route: str, body: Body) -> Any:

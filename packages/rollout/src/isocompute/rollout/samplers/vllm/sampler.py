@@ -17,11 +17,11 @@ import logging
 import os
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -143,7 +143,7 @@ class VllmSampler(LocalSampler):
         return estimate(size, self.engine, self._opened, model=self.model, available=available)
 
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:
-        self._sleep.on("sample")
+        self._sleep.wake_to_sample()
         return self._loop.run(requests, control, sampling=self.sampling, stop_token_ids=self.stop_token_ids)
 
     def join(self, rendezvous: Rendezvous, rank: int) -> None:
@@ -151,7 +151,7 @@ class VllmSampler(LocalSampler):
         self._worker("join_broadcast", {"rendezvous": rendezvous, "rank": rank})
 
     def _begin_load(self) -> None:
-        self._sleep.on("load")
+        self._sleep.wake("weights")
         self._loop.end_step()
         self._worker("begin_weights", {})
 
@@ -166,7 +166,7 @@ class VllmSampler(LocalSampler):
 
     def _end_load(self) -> None:
         self._worker("end_weights", {})
-        self._sleep.on("loaded")
+        self._sleep.wake("kv_cache")
         self._loop.forget_prompts()
 
     def _stamp(self, version: int) -> None:
@@ -178,7 +178,7 @@ class VllmSampler(LocalSampler):
 
     def sleep(self) -> None:
         """Leave the GPU to others; see ``EngineConfig.sleep``."""
-        self._sleep.on("sleep")
+        self._sleep.sleep()
 
     def abandon(self) -> bool:
         """End all responses where they are; see ``Sampler.abandon``."""
@@ -187,7 +187,7 @@ class VllmSampler(LocalSampler):
 
     def close(self) -> None:
         """Free the engine."""
-        if self._sleep.state != "awake":
+        if self._sleep.asleep:
             # On CUDA vLLM would free once more what a sleeping engine has freed.
             with suppress(Exception):
                 self._llm.wake_up()
@@ -226,15 +226,14 @@ def engine_arguments(engine: Engine, plan: MemoryPlan | None) -> dict[str, Any]:
         # Within a stream it is the order of arrival.
         "scheduling_policy": "priority",
         "tensor_parallel_size": engine.tensor_parallel,
+        # In a Ray placement group vLLM would choose Ray for several GPUs, and refuse a bundle that has them all.
+        "distributed_executor_backend": "uni" if engine.tensor_parallel == 1 else "mp",
+        "enable_sleep_mode": engine.sleep > 0,
     }
     if engine.float32_head:
         arguments["hf_overrides"] = {"head_dtype": "float32"}
     if engine.async_scheduling is not None:
         arguments["async_scheduling"] = engine.async_scheduling
-    # In a Ray placement group vLLM would choose Ray for several GPUs, and refuse a bundle that has them all.
-    arguments["distributed_executor_backend"] = "uni" if engine.tensor_parallel == 1 else "mp"
-    if engine.sleep:
-        arguments["enable_sleep_mode"] = True
     if engine.device == "cuda":
         arguments["gpu_memory_utilization"] = engine.memory_share
     # With a size given, vLLM on CPU skips a warm-up that eager engines have no use for.
@@ -418,52 +417,38 @@ def _response(output: Any) -> Response:
     )
 
 
-State = Literal["awake", "asleep", "loading"]
-Event = Literal["sleep", "sample", "load", "loaded"]
-"""A training batch is answered; something is to be sampled; a sync begins; it has ended."""
-
-STEPS: Mapping[tuple[State, Event], tuple[State, tuple[str, ...]]] = {
-    ("awake", "sleep"): ("asleep", ()),
-    ("awake", "sample"): ("awake", ()),
-    ("awake", "load"): ("awake", ()),
-    ("awake", "loaded"): ("awake", ()),
-    ("asleep", "sleep"): ("asleep", ()),
-    ("asleep", "sample"): ("awake", ("weights", "kv_cache")),
-    ("asleep", "load"): ("loading", ("weights",)),
-    # After a sync that was cut off.
-    ("loading", "load"): ("loading", ()),
-    ("loading", "loaded"): ("awake", ("kv_cache",)),
-}
-"""From a state and what happens in it, the next state and vLLM's names for what returns to the GPU."""
-
-
 class Sleep:
-    """Lets an engine sleep and wakes it, at the level of ``EngineConfig.sleep``."""
+    """Lets an engine sleep and wakes it, at the level of ``EngineConfig.sleep``.
+
+    Attributes:
+        asleep: vLLM's names of what is not on the GPU.
+    """
 
     def __init__(self, llm: Any, *, level: int, name: str) -> None:
-        self._llm, self.level, self._name = llm, level, name
-        self.state: State = "awake"
+        self._llm, self._level, self._name = llm, level, name
+        self.asleep: list[str] = []
 
-    def on(self, event: Event) -> None:
-        """Do what an event asks for."""
-        if not self.level:
-            return
-        if (self.state, event, self.level) == ("asleep", "sample", 2):
+    def sleep(self) -> None:
+        """Take all from the GPU, unless a sync has begun to bring it back."""
+        if self._level and not self.asleep:
+            self._llm.sleep(level=self._level)
+            self.asleep = ["weights", "kv_cache"]
+
+    def wake(self, *tags: str) -> None:
+        """Bring back what sleeps of some tags; where vLLM fails, the next try does."""
+        waking, left = [tag for tag in self.asleep if tag in tags], [tag for tag in self.asleep if tag not in tags]
+        if waking and self._llm.wake_up(tags=waking) == bool(left):
+            raise RolloutError(f"{self._name} did not wake ({', '.join(waking)}); open another sampler")
+        self.asleep = left
+
+    def wake_to_sample(self) -> None:
+        """Bring back all; refused where the weights were discarded."""
+        if self._level == 2 and "weights" in self.asleep:
             raise RolloutError(
                 f"{self._name} was asked for responses before a sync, and its weights were discarded when it went to "
                 "sleep; engine sleep must be 1"
             )
-        if (self.state, event) not in STEPS:
-            raise RolloutError(
-                f"{self._name} is {self.state}, where {event!r} has no meaning; a sync must begin, and end, before it"
-            )
-        after, tags = STEPS[self.state, event]
-        if tags and self._llm.wake_up(tags=list(tags)) != (after == "awake"):
-            raise RolloutError(f"{self._name} did not wake ({', '.join(tags)}); open another sampler")
-        if after == "asleep" and self.state == "awake":
-            self._llm.sleep(level=self.level)
-        # Where vLLM has failed, the same event tries again; it skips what has woken.
-        self.state = after
+        self.wake("weights", "kv_cache")
 
 
 class WeightWorker:
