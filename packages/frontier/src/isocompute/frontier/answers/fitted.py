@@ -371,34 +371,6 @@ class Fitted:
         """n* over the compute that was measured."""
         return path_of(self.path_start, self.largest, self.settings, self.decide, self.whole)
 
-    def best_rates(self, compute: float) -> BestRates | None:
-        """The best learning rate of each n at a budget; None where no n was run at several rates, or there is one n.
-
-        Curves of rates that were not run are those expected of them, without departures.
-        """
-        chosen = self.best(compute).cell
-        own = [c for c in self.cells if (c.problems_per_batch, c.group) == (chosen.problems_per_batch, chosen.group)]
-        ns = sorted({c.rollouts_per_problem for c in own})
-        rates = [c.learning_rate for c in own if c.learning_rate]
-        if not self.posterior.model.rates or len(ns) < 2 or not rates:
-            return None
-        grid = np.geomspace(min(rates) / BEYOND, max(rates) * BEYOND, RATES)
-        best = np.empty((len(self.posterior.theta), len(ns)))
-        for k, n in enumerate(ns):
-            cells = tuple(replace(chosen, rollouts_per_problem=n, learning_rate=float(rate)) for rate in grid)
-            best[:, k] = grid[self.posterior.reward_of(cells, compute)[:, :, 0].argmax(axis=1)]
-        at = np.log2(ns) - np.mean(np.log2(ns))
-        slopes = (np.log2(best) @ at) / (at @ at)
-        low, high = np.quantile(slopes, [0.025, 0.975])
-        ends = np.quantile(best, [0.025, 0.975], axis=0)
-        return BestRates(
-            rollouts_per_problem=tuple(ns),
-            rate=tuple(np.median(best, axis=0).tolist()),
-            interval=tuple(zip(*ends.tolist(), strict=True)),
-            exponent=float(np.median(slopes)),
-            exponent_interval=(float(low), float(high)),
-        )
-
     def answer(self, budget: float | None = None, *, unit: str | None = None) -> Answer:
         """The sixty-second answer at a budget, by default the largest that was measured; units as of ``decide``."""
         whole = self.largest if budget is None else budget
