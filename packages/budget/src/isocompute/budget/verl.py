@@ -156,7 +156,6 @@ class Budget(Hook):
         step, only = trainer.global_steps, trainer.config.trainer.get("val_only", False)
         self.open("last" if only else step)
         self.devices = self._devices or trainer._get_n_gpus_for_throughput()
-        self.start_clock()
         if not only:
             restored = self._restore(trainer.replay_buffer)
             self.ledger.charge_lost(step, restored=self._groups["train"].rollouts)

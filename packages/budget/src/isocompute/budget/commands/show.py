@@ -108,7 +108,7 @@ def budget_lines(history: History) -> Iterable[str]:
     if history.limits is None:
         return
     standing = Standing.of(history.limits, history.totals(), history.device_seconds)
-    used, lost, spent, limits = standing.used, standing.lost, history.device_seconds, history.limits
+    used, lost, limits = standing.used, standing.lost, history.limits
     for name in ("rollouts", "response_tokens"):
         limit = getattr(limits, name)
         if limit is not None:
@@ -118,13 +118,10 @@ def budget_lines(history: History) -> Iterable[str]:
             if limits.counted == "used":
                 line = f"paid {paid:,} {said}: {own:,} used, of {limit:,} ({own / limit:.1%}), and {gone:,} lost"
             yield line + _overshoot(getattr(standing.counted, name) - limit, ",")
-    if limits.device_seconds is not None:
-        line = f"paid {spent:,.0f} of {limits.device_seconds:,.0f} device-seconds ({spent / limits.device_seconds:.1%})"
-        yield line + _overshoot(spent - limits.device_seconds, ",.0f")
-    if limits.money is not None:
-        cost = standing.money
-        line = f"paid {cost:,.2f} of {limits.money:,.2f} in money ({cost / limits.money:.1%})"
-        yield line + _overshoot(cost - limits.money, ",.2f")
+    of_devices = (limits.device_seconds, standing.device_seconds, ",.0f", "device-seconds")
+    for limit, cost, form, unit in (of_devices, (limits.money, standing.money, ",.2f", "in money")):
+        if limit is not None:
+            yield f"paid {cost:{form}} of {limit:{form}} {unit} ({cost / limit:.1%}){_overshoot(cost - limit, form)}"
 
 
 def _overshoot(over: float, form: str) -> str:

@@ -12,6 +12,8 @@ from .fold import Totals
 Counted = Literal["paid", "used"]
 LIMITS = ("rollouts", "response_tokens", "device_hours", "money", "price_per_device_hour", "counted")
 """Names of what ``Limits.given`` takes."""
+LIMITED = ("rollouts", "response_tokens", "device_seconds", "money")
+"""What ``Limits`` may limit, whole numbers first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,22 +43,18 @@ class Limits:
     def __post_init__(self) -> None:
         if self.counted not in get_args(Counted):
             raise BudgetError(f"the limits count {self.counted!r}; they count 'paid' or 'used'")
-        for name in ("rollouts", "response_tokens"):
-            value = getattr(self, name)
+        for name in (*LIMITED, "price_per_device_hour"):
+            value, said = getattr(self, name), f"the limit on {name}" if name in LIMITED else name
             if value is not None:
-                object.__setattr__(self, name, whole(value, f"the limit on {name}", least=1))
-        for name in ("device_seconds", "money", "price_per_device_hour"):
-            value = getattr(self, name)
-            if value is not None:
-                said = name if name == "price_per_device_hour" else f"the limit on {name}"
-                object.__setattr__(self, name, finite(value, said))
+                checked = whole(value, said, least=1) if name in LIMITED[:2] else finite(value, said)
+                object.__setattr__(self, name, checked)
         if self.money is not None and self.price_per_device_hour is None:
             raise BudgetError("a limit on money needs price_per_device_hour, the price of an hour of a device")
 
     @classmethod
     def given(cls, *, device_hours: float | None = None, **limits: Any) -> Limits:
         """Limits as they are given to a trainer, at least one: hours of devices, whole numbers also as 1e6."""
-        for name in ("rollouts", "response_tokens"):
+        for name in LIMITED[:2]:
             value = limits.get(name)
             limits[name] = int(value) if isinstance(value, float) and value.is_integer() else value
         seconds = None if device_hours is None else finite(device_hours, "the limit on device_hours") * 3600
@@ -66,7 +64,7 @@ class Limits:
 
     def require_one(self) -> None:
         """Refuse to hold a run to nothing."""
-        if all(limit is None for limit in (self.rollouts, self.response_tokens, self.device_seconds, self.money)):
+        if all(getattr(self, name) is None for name in LIMITED):
             raise BudgetError("there is no limit to hold the run to: no rollouts, response_tokens, time or money")
 
 

@@ -182,26 +182,22 @@ def _check(limits: Constraints, problems: int, n: int) -> Split | LeftOut:
     batch = problems * n
     steps, over = limits.rollouts // batch, batch % limits.world_size
     epochs = problems * steps / limits.problems if limits.problems else None
-    exceeded = None
     if batch > limits.max_batch:
-        exceeded = f"batches above {limits.max_batch:,} rollouts", f"a batch of {batch:,} rollouts"
+        limit, reason = f"batches above {limits.max_batch:,} rollouts", f"a batch of {batch:,} rollouts"
     elif limits.problems is not None and problems > limits.problems:
-        exceeded = f"more problems in a batch than the {limits.problems:,} there are", f"{problems:,} problems"
+        limit, reason = f"more problems in a batch than the {limits.problems:,} there are", f"{problems:,} problems"
     elif over:
-        whole_batches = f"batches that cannot be split evenly over {limits.world_size} devices"
-        exceeded = whole_batches, f"{batch:,} rollouts leave {over} over"
+        limit = f"batches that cannot be split evenly over {limits.world_size} devices"
+        reason = f"{batch:,} rollouts leave {over} over"
     elif steps < limits.min_steps:
-        exceeded = (
-            f"fewer than {plural(limits.min_steps, 'step')}",
-            f"the budget pays for {plural(steps, 'step')} of {batch:,}",
-        )
+        limit = f"fewer than {plural(limits.min_steps, 'step')}"
+        reason = f"the budget pays for {plural(steps, 'step')} of {batch:,}"
     elif limits.max_epochs is not None and epochs is not None and epochs > limits.max_epochs:
-        exceeded = f"more than {limits.max_epochs:g} epochs", f"each problem would be visited {epochs:,.1f} times"
-    if exceeded is not None:
-        limit, reason = exceeded
-        return LeftOut(problems_per_batch=problems, rollouts_per_problem=n, limit=limit, reason=reason)
-    allocation = Allocation(problems_per_batch=problems, rollouts_per_problem=n, update_steps=steps)
-    return Split(allocation=allocation, unused=limits.rollouts - allocation.rollouts, epochs=epochs)
+        limit, reason = f"more than {limits.max_epochs:g} epochs", f"each problem would be visited {epochs:,.1f} times"
+    else:
+        allocation = Allocation(problems_per_batch=problems, rollouts_per_problem=n, update_steps=steps)
+        return Split(allocation=allocation, unused=limits.rollouts - allocation.rollouts, epochs=epochs)
+    return LeftOut(problems_per_batch=problems, rollouts_per_problem=n, limit=limit, reason=reason)
 
 
 SPREAD = 0.25
