@@ -5,11 +5,8 @@ import sys
 from datetime import datetime, timedelta
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from isocompute.budget import Counts, Ledger, Limits, Meter
 from isocompute.budget.cli import main
-from isocompute.budget.commands import text as text_module
 
 
 @pytest.fixture
@@ -48,12 +45,6 @@ def test_a_reader_that_stops_reading_gets_no_traceback(ledger):
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait() == 0
-
-
-def test_a_table_of_mlflow_without_it_says_what_to_install(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    assert main(["show", "mlflow:sweep"]) == 2
-    assert 'pip install "isocompute-budget[mlflow]"' in capsys.readouterr().err
 
 
 def test_show_tells_time_and_money_and_when_and_where_attempts_began(tmp_path, capsys, monkeypatch):
@@ -109,14 +100,6 @@ def test_convert_carries_the_learning_rate_from_the_batch_it_was_tuned_at(capsys
     ):
         assert main((split + more).split()) == 0
         assert f"--learning_rate {rate}\n" in capsys.readouterr().out
-
-
-@given(st.integers(1, 10**6), st.sampled_from(["K", "M", "B"]))
-def test_a_suffix_is_an_exact_factor(number, suffix):
-    scale = {"K": 3, "M": 6, "B": 9}[suffix]
-    assert text_module.whole(f"{number}{suffix}") == number * 10**scale
-    assert text_module.whole(f"{number / 1000}{suffix}") == number * 10 ** (scale - 3)
-    assert text_module.whole(f"{number}e{scale}") == number * 10**scale
 
 
 PLAN = ["plan", "--rollouts", "1.6e6", "--max-batch", "16384", "--problems", "6000", "--max-epochs", "30"]

@@ -114,15 +114,12 @@ PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 
 class Command:
-    """A command, the processes of its group, and their orderly end: a signal, SIGTERM, SIGKILL; ``sent`` names them."""
+    """A command, the processes of its group, and their orderly end by signals, whose names are in ``sent``.
+
+    These are ``first``, after ``grace`` seconds SIGTERM, and after as many again SIGKILL.
+    """
 
     def __init__(self, words: Sequence[str], *, first: signal.Signals, grace: float) -> None:
-        """Take what is to be started.
-
-        Args:
-            first: Signal that asks the command to end.
-            grace: Seconds that it has to do so before SIGTERM, and then again before SIGKILL.
-        """
         self.words, self.sent = list(words), list[str]()
         self._left = list(dict.fromkeys((first, signal.SIGTERM, signal.SIGKILL)))
         self._grace, self._next = grace, 0.0
@@ -391,9 +388,9 @@ class Charging(Hook):
         return super().open(resumed_from)
 
     def _unlock(self) -> None:
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            lock.release()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def _with_beginning(self, log: Log) -> Log:
         """A log with the beginning of its run, where an earlier attempt logged that to another or an older file."""

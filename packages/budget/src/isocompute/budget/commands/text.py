@@ -19,9 +19,6 @@ from ..trainers.live import LiveLog
 from ..trainers.logs.log import Log
 from ..trainers.registry import READERS, trainer
 
-SOURCES = "a ledger, a folder of ledgers, or a ledger table (Parquet, CSV, mlflow:EXPERIMENT, runs:/RUN_ID)"
-"""The sources that ``account`` reads, for help texts."""
-
 
 def whole(text: str) -> int:
     """A whole number, also as 2e6, 24_576 or 1M."""

@@ -130,12 +130,7 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """One feasible split, with as many steps as the budget pays for.
-
-    Attributes:
-        unused: Rollouts of the budget that make no further step.
-        epochs: Visits to each problem, or None when their number is not known.
-    """
+    """One feasible split, with as many steps as the budget pays for; the rollouts ``unused`` make no further step."""
 
     allocation: Allocation
     unused: int
