@@ -20,10 +20,8 @@ COST = "plan --rollouts 1e5 --max-batch 64 --response-tokens 100 --model-paramet
 
 FILES = {
     "circle.yaml": "a: &a {b: *a}",
-    "tag.yaml": "a: !!python/object/apply:os.system [true]",
     "day.yaml": "max_steps: 2026-01-01",
     "huge.yaml": "max_steps: 0x" + "f" * 5_000,
-    "digits.json": '{"max_steps": ' + "9" * 5_000 + "}",
     "escape.json": '{"max_steps": "\\u001b[31mred"}',
     "list.json": "[1]",
     "train.py": "import trl  # --max_steps 5",
@@ -60,10 +58,8 @@ WRONG = [
     (f"convert --from verl {SPLIT}", "goes with --to"),
     (f"convert --to verl {SPLIT} circle.yaml", "and no settings"),
     ("convert --from trl circle.yaml", "nested more than 100 deep, or contains itself"),
-    ("convert --from trl tag.yaml", "not YAML ("),
     ("convert --from trl day.yaml", "max_steps is datetime.date(2026, 1, 1); it must be a whole number"),
     ("convert --from trl huge.yaml", "max_steps is a whole number of 20,000 bits; it must be a whole number"),
-    ("convert --from trl digits.json", "not JSON ("),
     ("convert --from trl escape.json", "max_steps is '\\x1b[31mred'"),
     ("convert --from trl list.json", "its top level must be keys with values"),
     ("convert --from trl train.py", "settings are not read from .py files; give YAML"),

@@ -42,15 +42,15 @@ SHORTEST, LONGEST, SHARE = 0.2, 5.0, 5
 """Seconds between two looks at the log: at least and at most so many, and so many times what the last look took."""
 
 
-def follow(command: Command, charging: Charging, *, silence: float) -> tuple[int, str, str]:
+def follow(command: Command, charging: Charging, *, silence: float) -> tuple[int, str]:
     """Run a command until it ends or its next step does not fit.
 
     Args:
         silence: Seconds without a new entry in the log after which a warning is said.
 
     Returns:
-        Its exit status, or the negative number of the signal that ended it; why it was ended at its budget, or an empty
-        text; and the signals that it was sent.
+        Its exit status, or the negative number of the signal that ended it; and why it was ended at its budget, or an
+        empty text.
 
     Raises:
         BudgetError: Nothing was started, since nothing could be counted or no step fits; or the command was ended,
@@ -78,7 +78,7 @@ def follow(command: Command, charging: Charging, *, silence: float) -> tuple[int
             charging.close()
 
 
-def _watch(command: Command, charging: Charging, silence: float) -> tuple[int, str, str]:
+def _watch(command: Command, charging: Charging, silence: float) -> tuple[int, str]:
     reason, problem, lagged = "", None, False
     heard, interval = time.monotonic(), SHORTEST
     while (status := command.wait(interval)) is None:
@@ -106,7 +106,7 @@ def _watch(command: Command, charging: Charging, silence: float) -> tuple[int, s
         interval = min(max(SHORTEST, SHARE * (time.monotonic() - began)), SHORTEST if command.sent else LONGEST)
     if problem is not None:
         raise problem
-    return status, reason, ", then ".join(command.sent)
+    return status, reason
 
 
 PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
@@ -498,11 +498,12 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     if name not in signal.Signals.__members__:
         raise BudgetError(f"--signal is {arguments.signal}; it must be the name of a signal, such as SIGINT")
     command = Command(arguments.command, first=signal.Signals[name], grace=grace)
-    status, why, sent = follow(command, charging, silence=finite(arguments.silence, "--silence"))
+    status, why = follow(command, charging, silence=finite(arguments.silence, "--silence"))
     # As a shell would have it: 128 plus a signal's number.
     arguments.exit_status = AT_BUDGET if why else status if status >= 0 else 128 - status
     after = "before anything was logged" if charging.last is None else f"after step {charging.last:,}"
     how = f"status {status}" if status >= 0 else signal.Signals(-status).name
+    sent = ", then ".join(command.sent)
     said = f"ended at its budget {after} ({sent}; the command ended with {how}): {why}"
     yield f"{arguments.ledger}: {said if why else f'the command ended by itself {after}, with {how}'}"
     yield from budget_lines(History.read(arguments.ledger))

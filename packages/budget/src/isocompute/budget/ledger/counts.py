@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -83,15 +82,11 @@ def split(counts: Counts, shares: Sequence[int]) -> list[Counts]:
 
 def charged_counts(charged: Mapping[str, Counts] | pl.DataFrame) -> Mapping[str, Counts]:
     """Return a charge as counts by cohort: it is that, or a table as ``counts_by_cohort`` takes it."""
-    if isinstance(charged, Mapping):
-        for unknown in (cohort for cohort in charged if cohort not in COHORTS):
-            raise BudgetError(_no_cohort(unknown))
-        return charged
-    # A caller with a polars table has loaded polars; a run that charges plain counts never needs it.
-    polars = sys.modules.get("polars")
-    if polars is None or not isinstance(charged, polars.DataFrame):
-        raise BudgetError(f"what is charged is {shorten(charged)}; it must be counts by cohort or a rollouts table")
-    return counts_by_cohort(charged)
+    if not isinstance(charged, Mapping):
+        return counts_by_cohort(charged)
+    for unknown in (cohort for cohort in charged if cohort not in COHORTS):
+        raise BudgetError(_no_cohort(unknown))
+    return charged
 
 
 def counts_by_cohort(rollouts: pl.DataFrame) -> dict[str, Counts]:
@@ -104,8 +99,11 @@ def counts_by_cohort(rollouts: pl.DataFrame) -> dict[str, Counts]:
     Raises:
         BudgetError: A column is missing or of the wrong type, a cohort is null or unknown, or a list is null.
     """
+    # A run that charges plain counts does not need it.
     import polars as pl
 
+    if not isinstance(rollouts, pl.DataFrame):
+        raise BudgetError(f"what is charged is {shorten(rollouts)}; it must be counts by cohort or a rollouts table")
     if rollouts.is_empty():
         return {}
     missing = [name for name in ("cohort", *TOKEN_COLUMNS) if name not in rollouts.columns]

@@ -148,27 +148,21 @@ class Standing:
             rollouts: Rollouts that the step would generate for training; 0 in a step that goes on with what it has,
                 which only device time and money can refuse.
         """
-        reason, limits = "", self.limits
+        limits, taken, tokens = self.limits, self.held.rollouts, self.held.response_tokens
         # Where nothing was lost, what was used and what was paid for are one.
         with_lost = limits.counted == "paid" and bool(self.lost)
-        taken, tokens = self.held.rollouts, self.held.response_tokens
+        lost, lost_tokens = (f" ({n:,} of them lost)" if with_lost else "" for n in self.lost.each[::2])
         if limits.rollouts is not None and rollouts and taken + rollouts > limits.rollouts:
-            reason = (
-                f"step {step} would take the run from {taken:,}"
-                f"{f' ({self.lost.rollouts:,} of them lost)' if with_lost else ''} to {taken + rollouts:,} rollouts"
-                f"{' paid for' if with_lost else ''}, and the budget is {limits.rollouts:,}"
-            )
+            then = f"{taken + rollouts:,} rollouts{' paid for' if with_lost else ''}"
+            reason, most = f"step {step} would take the run from {taken:,}{lost} to {then}", f"{limits.rollouts:,}"
         elif limits.response_tokens is not None and rollouts and tokens >= limits.response_tokens:
-            reason = (
-                f"the run has generated {tokens:,} response tokens"
-                f"{f' ({self.lost.response_tokens:,} of them lost)' if with_lost else ''} before step {step}, and the "
-                f"budget is {limits.response_tokens:,}"
-            )
+            reason = f"the run has generated {tokens:,} response tokens{lost_tokens} before step {step}"
+            most = f"{limits.response_tokens:,}"
         elif limits.device_seconds is not None and self.device_seconds >= limits.device_seconds:
-            reason = (
-                f"the run has taken {self.device_seconds:,.0f} device-seconds before step {step}, and the budget is "
-                f"{limits.device_seconds:,.0f}"
-            )
+            reason = f"the run has taken {self.device_seconds:,.0f} device-seconds before step {step}"
+            most = f"{limits.device_seconds:,.0f}"
         elif limits.money is not None and self.money >= limits.money:
-            reason = f"the run has cost {self.money:,.2f} before step {step}, and the budget is {limits.money:,.2f}"
-        return Admission(admitted=not reason, reason=reason)
+            reason, most = f"the run has cost {self.money:,.2f} before step {step}", f"{limits.money:,.2f}"
+        else:
+            return Admission(admitted=True)
+        return Admission(admitted=False, reason=f"{reason}, and the budget is {most}")
