@@ -121,7 +121,7 @@ class Standing:
     @property
     def money(self) -> float:
         """The price of the device time; 0 without one."""
-        return self.device_seconds / 3600 * (self.limits.price_per_device_hour or 0.0)
+        return self.device_seconds * (self.limits.price_per_device_hour or 0.0) / 3600
 
     def metrics(self) -> dict[str, float]:
         """Metrics for a trainer's log: rollouts used and paid for, and how far the nearest limit is used up."""
