@@ -155,14 +155,14 @@ def test_what_was_charged_and_comes_back_with_a_checkpoint_is_paid_for_once(tmp_
                 ledger.take_back(1, restored=64)
                 assert (
                     ledger.used.rollouts,
-                    ledger.totals.lost_training.rollouts,
-                    ledger.totals.lost_training.response_tokens,
+                    ledger.lost.rollouts,
+                    ledger.lost.response_tokens,
                 ) == (32, 0, 0)
             ledger.charge(2, STEP)
     # Of one batch that was charged, and one that was not, a checkpoint brings back 48: 16 were made in vain.
     with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
         ledger.charge_lost(1, restored=48)
         ledger.take_back(1, restored=48)
-        assert (ledger.used.rollouts, ledger.totals.lost_training.rollouts) == (32, 16)
+        assert (ledger.used.rollouts, ledger.lost.rollouts) == (32, 16)
         assert ledger.lost_work()["rollouts"].min() > 0
         assert ledger.history().totals() == ledger.totals

@@ -141,7 +141,7 @@ def test_a_charge_that_was_cut_short_anywhere_is_undone_by_whoever_opens_the_fil
         assert History.read(path).totals().paid.rollouts == 32
         with Ledger.open(path, run_id="run", resumed_from=0) as ledger:
             ledger.charge(1, STEP)
-            assert (ledger.used.rollouts, ledger.totals.lost_training.rollouts) == (32, 32)
+            assert (ledger.used.rollouts, ledger.lost.rollouts) == (32, 32)
     assert not list(tmp_path.glob("*-*"))
 
 

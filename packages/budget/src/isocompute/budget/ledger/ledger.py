@@ -109,6 +109,11 @@ class Ledger:
         return self.totals.used
 
     @property
+    def lost(self) -> Counts:
+        """Generated for training, paid for, and lost when earlier attempts ended."""
+        return self.totals.lost_training
+
+    @property
     def totals(self) -> Totals:
         """Sums by cohort so far, canonical and lost."""
         return self._sums()[0]
