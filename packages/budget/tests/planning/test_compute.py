@@ -164,15 +164,12 @@ limits = st.builds(
 
 @given(limits)
 def test_every_planned_cell_spends_no_more_than_the_budget_and_keeps_every_limit(constraints):
-    found = grid(constraints)
-    looked_at = len(constraints.problems_per_batch) * len(constraints.rollouts_per_problem)
-    assert len(found.splits) + len(found.left_out) == looked_at
-    for cell in found.splits:
-        a = cell.allocation
+    splits, left_out = grid(constraints)
+    assert len(splits) + len(left_out) == len(constraints.problems_per_batch) * len(constraints.rollouts_per_problem)
+    for a in splits:
         assert a.rollouts == a.problems_per_batch * a.rollouts_per_problem * a.update_steps
-        assert a.rollouts + cell.unused == constraints.rollouts
-        assert 0 <= cell.unused < a.batch_rollouts <= constraints.max_batch
+        assert 0 <= constraints.rollouts - a.rollouts < a.batch_rollouts <= constraints.max_batch
         assert a.update_steps >= constraints.min_steps
         assert a.batch_rollouts % constraints.world_size == 0
         assert a.problems_per_batch <= constraints.problems
-        assert cell.epochs == a.epochs(constraints.problems) <= (constraints.max_epochs or cell.epochs)
+        assert constraints.max_epochs is None or a.epochs(constraints.problems) <= constraints.max_epochs

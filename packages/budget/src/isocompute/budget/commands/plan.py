@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any
@@ -13,12 +14,11 @@ from ..planning.compute import (
     DEVICES,
     GIBIBYTE,
     SPREAD,
+    Allocation,
     Constraints,
-    Grid,
     Lengths,
     Model,
     Setting,
-    Split,
     Utilisation,
     device,
     grid,
@@ -70,21 +70,27 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     if arguments.max_batch is None and not (per_problem and per_batch):
         raise BudgetError("give --max-batch, or values of --rollouts-per-problem and of --problems-per-batch")
     most = max(1, max(per_problem) * max(per_batch)) if arguments.max_batch is None else arguments.max_batch
-    plan = grid(Constraints(**{**_given(Constraints, arguments), "max_batch": most}))
-    if not plan.splits:
-        left_out = "; ".join(f"{plural(count, 'split')} with {limit}" for limit, count in plan.limits)
+    splits, left_out = grid(Constraints(**{**_given(Constraints, arguments), "max_batch": most}))
+    counted = Counter(out.limit for out in left_out).most_common()
+    reasons = [f"{plural(count, 'split')} with {limit}" for limit, count in counted]
+    if not splits:
         none = f"no power of two from 2 is a group for batches of at most {most:,}"
-        raise BudgetError(f"no split of {arguments.rollouts:,} rollouts can be run: {left_out or none}")
+        raise BudgetError(f"no split of {arguments.rollouts:,} rollouts can be run: {'; '.join(reasons) or none}")
     setting = _setting(arguments)
-    rows = [_row(split, setting, arguments) for split in plan.splits]
-    yield from _lines(plan, rows, setting, arguments)
+    rows = [_row(split, setting, arguments) for split in splits]
+    yield (
+        f"{arguments.rollouts:,} rollouts, batches up to {most:,}: {plural(len(splits), 'split')} of "
+        f"{len(splits) + len(left_out):,} can be run"
+    )
+    yield ""
+    yield from _lines(rows, reasons, setting, arguments)
     if arguments.json is not None:
         document = {
             "rollouts": arguments.rollouts,
             "max_batch": most,
             "cells": [{name: value for name, value in row.items() if name != "assumptions"} for row in rows],
             "assumptions": list(rows[0].get("assumptions", ())),
-            "left_out": [asdict(out) for out in plan.left_out],
+            "left_out": [asdict(out) for out in left_out],
         }
         write_json(document, arguments.json)
 
@@ -168,12 +174,11 @@ INTERVALS = ("seconds_per_step", "device_hours", "cost")
 """Columns of low, likely and high."""
 
 
-def _row(split: Split, setting: Setting | None, arguments: argparse.Namespace) -> dict[str, Any]:
+def _row(a: Allocation, setting: Setting | None, arguments: argparse.Namespace) -> dict[str, Any]:
     """Values of one split by column; the learning rate and times only where the arguments ask for them."""
-    a = split.allocation
-    row: dict[str, Any] = {**{name: getattr(a, name) for name in COUNTS}, "unused": split.unused}
-    if split.epochs is not None:
-        row["epochs"] = split.epochs
+    row: dict[str, Any] = {name: getattr(a, name) for name in COUNTS} | {"unused": arguments.rollouts - a.rollouts}
+    if arguments.problems is not None:
+        row["epochs"] = a.epochs(arguments.problems)
     if arguments.anchor is not None:
         row["learning_rate"] = a.learning_rate(
             anchor=arguments.anchor, anchor_batch=arguments.anchor_batch, scaling=arguments.scaling
@@ -190,15 +195,9 @@ def _row(split: Split, setting: Setting | None, arguments: argparse.Namespace) -
 
 
 def _lines(
-    plan: Grid, rows: list[dict[str, Any]], setting: Setting | None, arguments: argparse.Namespace
+    rows: list[dict[str, Any]], reasons: list[str], setting: Setting | None, arguments: argparse.Namespace
 ) -> Iterable[str]:
-    """The splits and what was left out, as lines."""
-    limits = plan.constraints
-    yield (
-        f"{limits.rollouts:,} rollouts, batches up to {limits.max_batch:,}: "
-        f"{plural(len(plan.splits), 'split')} of {len(plan.splits) + len(plan.left_out):,} can be run"
-    )
-    yield ""
+    """The splits, why others were left out, and what they cost, as lines."""
     if arguments.cells or setting is not None or arguments.anchor is not None:
         header = ["B_p", "n", "batch", "steps", "rollouts", "unused"]
         header += [name.replace("_", " ") for name in ("epochs", "learning_rate", *INTERVALS) if name in rows[0]]
@@ -209,13 +208,12 @@ def _lines(
         yield "update steps of each split, problems per batch down and rollouts per problem across"
         cells = [[b, *(steps.get((b, n), "-") for n in across)] for b in down]
         yield from aligned_table(["B_p \\ n", *map(str, across)], cells)
-    if plan.limits or setting is not None:
+    if reasons or setting is not None:
         yield ""
-    for limit, count in plan.limits:
-        yield f"left out: {plural(count, 'split')} with {limit}"
+    yield from (f"left out: {reason}" for reason in reasons)
     if setting is not None:
         needed = setting.memory(world_size=arguments.world_size, micro_batch=arguments.micro_batch)
-        tokens = setting.lengths.tokens_of(limits.rollouts)
+        tokens = setting.lengths.tokens_of(arguments.rollouts)
         yield f"response tokens: {tokens.likely:,.0f} ({tokens.low:,.0f}-{tokens.high:,.0f})"
         left_out = "" if needed.activations else ", without activations (give the layers and the width)"
         verdict = "" if needed.total <= setting.device.memory else ", which does not fit"
